@@ -1,0 +1,1 @@
+"""Facts per chip: one folder a chip."""

@@ -1,0 +1,116 @@
+"""Buffers: memory a device can reach, and slices of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hcq.errors import BadArgument, Closed
+from hcq.memory import Placement, VirtAddr
+
+if TYPE_CHECKING:
+    from hcq.device import Device
+
+
+class Buffer:
+    """`size` bytes at device address `address`. Made by Device.alloc, freed by `close` (idempotent).
+
+    view: the bytes themselves where the host can reach them (HOST placement), else None.
+    handle: what the driver needs to free it; opaque to everyone else.
+    `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        address: VirtAddr,
+        size: int,
+        placement: Placement,
+        view: memoryview | None = None,
+        handle: object = None,
+        owner: Buffer | None = None,
+    ) -> None:
+        self.device = device
+        self.address = address
+        self.size = size
+        self.placement = placement
+        self.view = view
+        self.handle = handle
+        self.owner = owner  # the buffer this is a slice of
+        self.closed = False
+
+    def __getitem__(self, part: slice) -> Buffer:
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise BadArgument("a buffer slice is contiguous", step=step)
+        size = max(0, stop - start)
+        view = None if self.view is None else self.view[start : start + size]
+        return Buffer(
+            self.device,
+            VirtAddr(self.address + start),
+            size,
+            self.placement,
+            view,
+            owner=self.owner or self,
+        )
+
+    def __len__(self) -> int:
+        return self.size
+
+    def copy_from(self, data: Any) -> None:  # anything with the buffer protocol or __array__
+        """Copy an array (C order) or bytes into the start of the buffer; returns when it is there."""
+        source = _as_bytes(data)
+        if len(source) > self.size:
+            raise BadArgument("more data than the buffer holds", data=len(source), size=self.size)
+        self._check_open()
+        self.device.copy_in(self, source)
+
+    def copy_to(self, out: NDArray[Any]) -> None:
+        """Copy the start of the buffer into `out` (contiguous); waits for the device's work."""
+        target = memoryview(out).cast("B")
+        if len(target) > self.size:
+            raise BadArgument("more wanted than the buffer holds", want=len(target), size=self.size)
+        self._check_open()
+        self.device.copy_out(self, target)
+
+    def numpy(self, dtype: DTypeLike = np.uint8, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+        """Copy out as a new array; default shape: all that fits."""
+        kind = np.dtype(dtype)
+        array = np.empty(shape if shape is not None else (self.size // kind.itemsize,), kind)
+        if array.size:
+            self.copy_to(array)
+        return array
+
+    def fill(self, value: int = 0) -> None:
+        """Fill with a 32-bit value; the size must be a multiple of 4."""
+        self._check_open()
+        if self.size % 4:
+            raise BadArgument("fill works on multiples of 4 bytes", size=self.size)
+        self.device.fill(self, value & 0xFFFF_FFFF)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if self.owner is None:
+                self.device.free(self)
+
+    def _check_open(self) -> None:
+        if self.closed or (self.owner is not None and self.owner.closed):
+            raise Closed("buffer used after close", address=int(self.address))
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Buffer {self.size} bytes at {self.address:#x} {self.placement.value}>"
+
+
+def _as_bytes(data: Any) -> memoryview:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return memoryview(data).cast("B")
+    return memoryview(np.ascontiguousarray(data)).cast("B") if np.size(data) else memoryview(b"")

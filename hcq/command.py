@@ -1,0 +1,191 @@
+"""Commands, and command buffers: object files of words plus relocations.
+
+A queue's encoder turns a list of commands into one CommandBuffer: an image of 32-bit words whose
+first part is what the hardware queue executes and whose rest is data it refers to (kernel arguments).
+Whatever is not known when the image is made is a relocation: where, which symbol, and how to insert.
+Submitting applies the relocations (`CommandBuffer.patch`, vectorised) and rings the doorbell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.errors import BadArgument
+
+if TYPE_CHECKING:
+    from hcq.buffer import Buffer
+    from hcq.program import Kernel
+    from hcq.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Run `kernel` over `grid` groups of `block` threads; `kernarg` is its packed argument block.
+
+    `relocations` say which bytes of kernarg are addresses or scalars not known yet.
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    kernarg: bytes
+    references: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Bytes [offset, offset+width) of a kernarg block take the value of `symbol`."""
+
+    offset: int
+    width: int  # 4 or 8
+    symbol: Symbol
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy `size` bytes between buffers, or within one (ranges must not overlap)."""
+
+    destination: Symbol
+    source: Symbol
+    size: int
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Fill `size` bytes (a multiple of 4) with a repeated 32-bit value."""
+
+    destination: Symbol
+    value: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Stall the queue until `timeline` has reached `value` (a symbol or a plain number)."""
+
+    timeline: Timeline
+    value: Symbol
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Raise `timeline` to `value` after all earlier commands have finished and are visible."""
+
+    timeline: Timeline
+    value: Symbol
+
+
+@dataclass(frozen=True)
+class Timestamp:
+    """Write the device clock (64-bit ticks, see Device.clock_hertz) after all earlier commands."""
+
+    destination: Symbol
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """Order: later commands start after earlier ones have finished and their writes are visible."""
+
+
+Command = Launch | Copy | Fill | Wait | Signal | Timestamp | Barrier
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A 64-bit value known at submission: base (by kind) plus addend.
+
+    kind "constant": the addend alone. "image": the device address of the command buffer's own image.
+    "buffer": the address of `buffer`. "parameter": slot number `slot` of a graph, a plain number.
+    "signal": the value that this submission's timeline point `slot` gets.
+    """
+
+    kind: str
+    addend: int = 0
+    slot: int = 0
+    buffer: Buffer | None = None
+
+    @staticmethod
+    def constant(value: int) -> Symbol:
+        return Symbol("constant", addend=value)
+
+    @staticmethod
+    def image(offset: int = 0) -> Symbol:
+        return Symbol("image", addend=offset)
+
+    @staticmethod
+    def of(buffer: Buffer, offset: int = 0) -> Symbol:
+        return Symbol("buffer", addend=offset, buffer=buffer)
+
+    def plus(self, offset: int) -> Symbol:
+        return Symbol(self.kind, self.addend + offset, self.slot, self.buffer)
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """Insert `((symbol + addend) >> shift) << lsb`, masked to `width` bits, into word `word`."""
+
+    word: int
+    symbol: Symbol
+    shift: int = 0
+    lsb: int = 0
+    width: int = 32
+
+
+class CommandBuffer:
+    """An image of 32-bit words with relocations.
+
+    words: the whole image; the first `command_words` are commands, the rest data.
+    patch() writes the final image; its cost is a few vector operations, whatever the number of commands.
+    """
+
+    def __init__(
+        self, words: NDArray[np.uint32], command_words: int, relocations: Sequence[Relocation]
+    ) -> None:
+        self.words = np.ascontiguousarray(words, np.uint32)
+        self.command_words = command_words
+        self.relocations = tuple(relocations)
+        bases: dict[tuple[str, int, int], int] = {}
+        self.symbols: list[Symbol] = []  # distinct bases, addend 0; `patch` takes a value for each
+        index: list[int] = []
+        for relocation in self.relocations:
+            if not 0 <= relocation.word < len(self.words):
+                raise BadArgument("relocation outside the image", word=relocation.word)
+            symbol = relocation.symbol
+            key = (symbol.kind, symbol.slot, id(symbol.buffer))
+            if key not in bases:
+                bases[key] = len(self.symbols)
+                self.symbols.append(Symbol(symbol.kind, 0, symbol.slot, symbol.buffer))
+            index.append(bases[key])
+        self._index = np.array(index, np.int64)
+        self._word = np.array([r.word for r in self.relocations], np.int64)
+        self._addend = np.array(
+            [r.symbol.addend & 0xFFFF_FFFF_FFFF_FFFF for r in self.relocations], np.uint64
+        )
+        self._shift = np.array([r.shift for r in self.relocations], np.uint64)
+        self._lsb = np.array([r.lsb for r in self.relocations], np.uint64)
+        self._mask = np.array(
+            [((1 << r.width) - 1) << r.lsb for r in self.relocations], np.uint64
+        ).astype(np.uint32)
+        self._unique = len(set(self._word.tolist())) == len(self._word)
+
+    def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
+        """Write the image into `out` (len(words) words), symbol i of `symbols` having values[i]."""
+        out[:] = self.words
+        self.repatch(out, values)
+
+    def repatch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
+        """As patch, but `out` already holds this image: only the relocated words are written."""
+        if not len(self._word):
+            return
+        value = (values[self._index] + self._addend) >> self._shift
+        inserted = (value << self._lsb).astype(np.uint32) & self._mask
+        if self._unique:
+            out[self._word] = (out[self._word] & ~self._mask) | inserted
+            return
+        np.bitwise_and.at(out, self._word, ~self._mask)
+        np.bitwise_or.at(out, self._word, inserted)

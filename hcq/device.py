@@ -1,0 +1,261 @@
+"""Device: what users open. Drivers subclass it and provide the hooks.
+
+Life: made by hcq.open (registry) -> used -> `close`. A failure the hardware reports (ChipError,
+LinkError, FirmwareError) is raised to whoever waits and kept in `failure`: everything submitted
+afterwards raises it again, until `reset` brings the device back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.buffer import Buffer
+from hcq.command import Command, CommandBuffer, Signal, Symbol
+from hcq.errors import BadArgument, Closed, DeviceHang, UgpuError
+from hcq.graph import Capture
+from hcq.memory import Placement
+from hcq.program import Program
+from hcq.queue import HardwareQueue, Queue, QueueKind
+from hcq.target import TargetSpec
+from hcq.telemetry import Sensor
+from hcq.timeline import Timeline
+from hcq.transfer import Transfer
+
+log = logging.getLogger(__name__)
+
+
+class Device(ABC):
+    """A device that runs kernels. Thread-safe: one lock serialises submissions.
+
+    limit_s: how long a wait may take where its caller does not say (seconds).
+    clock_hertz: rate of the ticks that Queue.timestamp writes.
+    """
+
+    name: str
+    target: TargetSpec
+    clock_hertz: float
+    limit_s: float = 30.0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closed = False
+        self.failure: UgpuError | None = None
+        self.lock = threading.RLock()
+        self.capturing: Capture | None = None
+        self._transfer: Transfer | None = None
+
+    # ---- hooks a driver provides -------------------------------------------------------------
+
+    @abstractmethod
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        """Allocate and map `size` bytes (at least; 256-byte aligned). OutOfMemory when used up."""
+
+    @abstractmethod
+    def free_memory(self, buffer: Buffer) -> None:
+        """Unmap and release; called once per buffer, with no work in flight on it."""
+
+    @abstractmethod
+    def load_program(self, image: bytes) -> Program:
+        """Check a code object (BadCodeObject) and place it in memory."""
+
+    @abstractmethod
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        """The queues of a kind, at least one each."""
+
+    @abstractmethod
+    def poll(self) -> UgpuError | None:
+        """Look for failures the device has reported (drain interrupts); cheap, never blocks."""
+
+    @abstractmethod
+    def pause(self, limit_s: float) -> None:
+        """Block until something may have happened (an interrupt), at most about `limit_s`."""
+
+    @abstractmethod
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        """What the device says of itself when `timeline` does not reach `value`."""
+
+    @abstractmethod
+    def recover(self) -> None:
+        """Bring the hardware back after a failure, by the mildest step that works."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop the hardware and release everything; called once, also after failures."""
+
+    @abstractmethod
+    def info(self) -> dict[str, object]:
+        """Facts of the device for people and for --json: chip, memory, firmware, link."""
+
+    def sensors(self) -> Sequence[Sensor]:
+        """What the device measures of itself."""
+        return ()
+
+    # ---- what users call ---------------------------------------------------------------------
+
+    def alloc(self, size: int, *, placement: Placement = Placement.DEVICE) -> Buffer:
+        """Allocate a buffer; its content is undefined. Owned by the caller."""
+        if size < 0:
+            raise BadArgument("negative size", size=size)
+        with self.lock:
+            self.check_usable()
+            return self.allocate_memory(size, placement)
+
+    def free(self, buffer: Buffer) -> None:
+        """Buffer.close calls this: waits for work in flight, then releases."""
+        with self.lock:
+            if self.closed:
+                return
+            if self.failure is None:
+                self.synchronize()
+            self.free_memory(buffer)
+
+    def load(self, image: bytes) -> Program:
+        """Load a code object of this device's target; kernels are in it by name."""
+        with self.lock:
+            self.check_usable()
+            return self.load_program(bytes(image))
+
+    def queue(self, kind: QueueKind = QueueKind.COMPUTE, index: int = 0) -> Queue:
+        """A recorder for hardware queue `index` of a kind."""
+        self.check_usable()
+        queues = self.hardware_queues(kind)
+        if not 0 <= index < len(queues):
+            raise BadArgument(f"no {kind.value} queue {index}", have=len(queues))
+        return Queue(queues[index])
+
+    def capture(self) -> Capture:
+        """Record instead of run: `with device.capture() as graph:`; then `graph.replay()`."""
+        self.check_usable()
+        return Capture(self)
+
+    def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
+        """Encode and run `commands`; returns the value of hardware.timeline that marks their end."""
+        with self.lock:
+            self.check_usable()
+            if self.capturing is not None:
+                return self.capturing.record(hardware, commands)
+            timeline = hardware.timeline
+            end = Signal(timeline, Symbol("signal"))
+            encoded = hardware.encode([*commands, end])
+            value = timeline.last + 1
+            hardware.submit(encoded, self.values_of(encoded, value))
+            timeline.last = value
+            return value
+
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Wait until all queues are idle; raises what the device reported meanwhile."""
+        for kind in QueueKind:
+            for hardware in self.hardware_queues(kind):
+                hardware.timeline.wait(limit_s=limit_s)
+        self.check_failures()
+
+    def wait_for(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
+        """See Timeline.wait."""
+        limit = self.limit_s if limit_s is None else limit_s
+        self.check_usable()
+        if timeline.value >= value:
+            return
+        start = time.monotonic()
+        while timeline.value < value:
+            self.check_failures()
+            elapsed = time.monotonic() - start
+            if elapsed > limit:
+                self.failure = DeviceHang(
+                    f"{self.name}: {timeline.name} did not reach {value} within {limit} s",
+                    timeline=timeline.name,
+                    reached=timeline.value,
+                    limit_s=limit,
+                    **self.diagnose(timeline, value),
+                )
+                raise self.failure
+            self.pause(min(1e-3, limit - elapsed))
+
+    def check_failures(self) -> None:
+        """Raise, and remember, what the device has reported since the last look."""
+        if self.failure is None:
+            self.failure = self.poll()
+        if self.failure is not None:
+            raise self.failure
+
+    def check_usable(self) -> None:
+        if self.closed:
+            raise Closed(f"{self.name} is closed")
+        if self.failure is not None:
+            raise self.failure
+
+    def reset(self) -> None:
+        """Bring the device back after a failure. Work in flight is lost; programs stay loaded, and
+        buffers keep their addresses, and their content where the chip kept its memory."""
+        with self.lock:
+            if self.closed:
+                raise Closed(f"{self.name} is closed")
+            self.recover()
+            for kind in QueueKind:
+                for hardware in self.hardware_queues(kind):
+                    hardware.timeline.restart()
+            self.failure = None
+
+    def values_of(self, encoded: CommandBuffer, signal: int) -> NDArray[np.uint64]:
+        """Values of a command buffer's symbols for immediate submission."""
+        values = np.zeros(len(encoded.symbols), np.uint64)
+        for position, symbol in enumerate(encoded.symbols):
+            if symbol.kind == "signal":
+                values[position] = signal
+            elif symbol.kind == "buffer":
+                assert symbol.buffer is not None
+                values[position] = int(symbol.buffer.address)
+            elif symbol.kind == "parameter":
+                raise BadArgument("a Parameter has a value only in a captured graph")
+        return values
+
+    def copy_in(self, buffer: Buffer, data: memoryview) -> None:
+        """Buffer.copy_from: synchronous upload."""
+        self.transfer.upload(buffer, data)
+
+    def copy_out(self, buffer: Buffer, out: memoryview) -> None:
+        """Buffer.copy_to: synchronous download."""
+        self.transfer.download(buffer, out)
+
+    def fill(self, buffer: Buffer, value: int) -> None:
+        """Buffer.fill: synchronous."""
+        with self.lock:
+            self.synchronize()
+            with self.queue(QueueKind.COPY) as queue:
+                queue.fill(buffer, value)
+            self.synchronize()
+
+    @property
+    def transfer(self) -> Transfer:
+        """The staging buffers between host and device, made on first use."""
+        with self.lock:
+            self.check_usable()
+            if self._transfer is None:
+                self._transfer = Transfer(self)
+            return self._transfer
+
+    def close(self) -> None:
+        """Shut down; idempotent. Never raises what the device reported before."""
+        with self.lock:
+            if self.closed:
+                return
+            try:
+                self.shutdown()
+            finally:
+                self.closed = True
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "failed" if self.failure else "open"
+        return f"<Device {self.name} {self.target.name} {state}>"

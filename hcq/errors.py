@@ -1,0 +1,156 @@
+"""The tree of everything this project raises; a class names the party at fault.
+
+    UgpuError
+    ├── UsageError            the caller: wrong argument, shape, name, format of a file handed in
+    │   ├── DeviceNotFound        no device of that name
+    │   ├── BadArgument           a value outside what is allowed (also a ValueError)
+    │   ├── BadCodeObject         a code object that is truncated, foreign or inconsistent
+    │   ├── Closed                used after close()
+    │   └── MissingDependency     an optional package is needed; carries the install command
+    ├── HostError             this machine: what must change outside our process
+    │   ├── AccessDenied          carries the command that grants access
+    │   ├── DeviceBusy            carries who holds the device
+    │   └── OutOfMemory           host, device or address space is used up
+    ├── LinkError             the way to the chip
+    │   ├── DeviceLost            all-ones: unplugged, or fallen off the bus
+    │   └── TransportError        a transfer was refused or cut short
+    ├── ChipError             the chip: what its hardware reports
+    │   ├── DiscoveryError        the chip's own description of itself is invalid
+    │   ├── UnitTimeout           a block did not reach the awaited state in its limit
+    │   ├── PageFault             an access that the page tables do not permit
+    │   ├── IllegalInstruction    a wave met an instruction it cannot execute
+    │   ├── BadPacket             a queue met a packet its command processor refuses
+    │   └── DeviceHang            work did not end within its limit
+    └── FirmwareError         the chip's firmware, or its images
+        ├── FirmwareNotFound      carries the paths that were searched
+        ├── FirmwareInvalid       an image is truncated or malformed; found before it is sent
+        ├── FirmwareRejected      the chip refused an image; carries image, stage and status
+        └── FirmwareSilent        a firmware mailbox does not answer
+    NotSupported              us: an honest gap (also a NotImplementedError)
+
+Every error carries its facts as attributes (given as keywords) and shows them in its text.
+"""
+
+from __future__ import annotations
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return str(value)
+    return str(value) if -1000 < value < 1000 else f"{value:#x}"
+
+
+class UgpuError(Exception):
+    """Base of the tree. `facts` holds the keywords; each is an attribute too."""
+
+    def __init__(self, message: str, **facts: object) -> None:
+        self.message = message
+        self.facts = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+        shown = ", ".join(f"{name}={_show(value)}" for name, value in facts.items())
+        super().__init__(f"{message} ({shown})" if shown else message)
+
+
+class UsageError(UgpuError):
+    """The caller asked for something that cannot be."""
+
+
+class DeviceNotFound(UsageError, LookupError):
+    """No device answers to the name."""
+
+
+class BadArgument(UsageError, ValueError):
+    """A value is outside what is allowed."""
+
+
+class BadCodeObject(UsageError, ValueError):
+    """A code object is truncated, foreign or inconsistent."""
+
+
+class Closed(UsageError):
+    """The object was closed before."""
+
+
+class MissingDependency(UsageError, ImportError):
+    """An optional package is not installed; `install` is the command that installs it."""
+
+
+class HostError(UgpuError):
+    """Something on this machine, outside our process, must change."""
+
+
+class AccessDenied(HostError, PermissionError):
+    """The system forbids it; `remedy` is the command that grants access."""
+
+
+class DeviceBusy(HostError):
+    """Another process or driver holds the device; `holder` names it."""
+
+
+class OutOfMemory(HostError, MemoryError):
+    """Memory or address space is used up."""
+
+
+class LinkError(UgpuError):
+    """The way to the chip failed."""
+
+
+class DeviceLost(LinkError):
+    """The chip no longer answers: it reads as all ones."""
+
+
+class TransportError(LinkError):
+    """A transfer was refused or cut short."""
+
+
+class ChipError(UgpuError):
+    """The chip's hardware reports a failure."""
+
+
+class DiscoveryError(ChipError):
+    """The chip's own description of itself is invalid."""
+
+
+class UnitTimeout(ChipError, TimeoutError):
+    """A block did not reach the awaited state; carries unit, waiting_for, limit_s, state."""
+
+
+class PageFault(ChipError):
+    """An access the page tables do not permit; carries address, access, client, vmid."""
+
+
+class IllegalInstruction(ChipError):
+    """A wave met an instruction it cannot execute."""
+
+
+class BadPacket(ChipError):
+    """A command processor refused a packet."""
+
+
+class DeviceHang(ChipError, TimeoutError):
+    """Submitted work did not end within its limit; carries what the device says about itself."""
+
+
+class FirmwareError(UgpuError):
+    """The chip's firmware or its images."""
+
+
+class FirmwareNotFound(FirmwareError, FileNotFoundError):
+    """An image is not installed; carries name and the folders searched."""
+
+
+class FirmwareInvalid(FirmwareError, ValueError):
+    """An image is truncated or malformed."""
+
+
+class FirmwareRejected(FirmwareError):
+    """The chip refused an image; carries image, stage and status."""
+
+
+class FirmwareSilent(FirmwareError, TimeoutError):
+    """A firmware mailbox does not answer within its limit."""
+
+
+class NotSupported(UgpuError, NotImplementedError):
+    """We have not built this; never replaced by a silent fallback."""

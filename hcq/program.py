@@ -1,0 +1,145 @@
+"""Programs and kernels loaded on a device, and how kernel arguments are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hcq.buffer import Buffer
+from hcq.command import Reference, Symbol
+from hcq.errors import BadArgument
+
+if TYPE_CHECKING:
+    from hcq.device import Device
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One explicit kernel argument as the code object declares it. Bytes."""
+
+    offset: int
+    size: int
+    name: str = ""
+    is_address: bool = False
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A scalar argument left open at capture: its value is given at each replay.
+
+    slot: position among the graph's parameters; width: 4 or 8 bytes.
+    """
+
+    slot: int
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """An entry point of a loaded program; valid until the program is closed.
+
+    arguments: None where the code object does not declare them (then only the total is checked).
+    local_size: static local memory; private_size: scratch per thread. Bytes.
+    details: what the driver that loaded it needs to launch it.
+    """
+
+    name: str
+    program: Program
+    address: int
+    kernarg_size: int
+    arguments: tuple[Argument, ...] | None
+    local_size: int = 0
+    private_size: int = 0
+    details: Any = None  # driver-specific: opaque to everyone else
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name} at {self.address:#x}, {self.kernarg_size} bytes of arguments>"
+
+
+class Program(Mapping[str, Kernel]):
+    """A code object loaded on a device: kernels by name. Owns its memory; a context manager."""
+
+    def __init__(self, device: Device, memory: Buffer | None) -> None:
+        self.device = device
+        self.memory = memory
+        self.kernels: dict[str, Kernel] = {}
+
+    def __getitem__(self, name: str) -> Kernel:
+        try:
+            return self.kernels[name]
+        except KeyError:
+            have = ", ".join(sorted(self.kernels)) or "none"
+            raise BadArgument(f"no kernel {name!r} in this program; it has: {have}") from None
+
+    def __iter__(self) -> Any:  # Iterator[str]; Mapping's own signature
+        return iter(self.kernels)
+
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    def close(self) -> None:
+        """Free the code. Kernels must not be running; idempotent."""
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def pack_arguments(
+    kernel: Kernel, args: Sequence[object]
+) -> tuple[bytes, tuple[Reference, ...]]:
+    """Lay `args` out at natural alignment and check them against what the kernel declares.
+
+    A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole that
+    a graph's replay fills. Plain int, float and bool are refused: their width would be a guess.
+    """
+    block = bytearray()
+    references: list[Reference] = []
+    if kernel.arguments is not None and len(args) != len(kernel.arguments):
+        raise BadArgument(
+            f"{kernel.name} takes {len(kernel.arguments)} arguments, {len(args)} given"
+        )
+    for position, value in enumerate(args):
+        if isinstance(value, Buffer):
+            size, data = 8, bytes(8)
+        elif isinstance(value, Parameter):
+            size, data = value.width, bytes(value.width)
+        elif isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            data = value.tobytes()
+            size = len(data)
+        else:
+            raise BadArgument(
+                f"argument {position} of {kernel.name} is a {type(value).__name__}; pass a Buffer "
+                "or a NumPy scalar such as np.uint32(7), whose width is known"
+            )
+        block += bytes(-len(block) % size)
+        if kernel.arguments is not None:
+            declared = kernel.arguments[position]
+            if declared.size != size or declared.is_address != isinstance(value, Buffer):
+                kind = "an address" if declared.is_address else "a scalar"
+                raise BadArgument(
+                    f"argument {position} {declared.name!r} of {kernel.name} is {kind} of "
+                    f"{declared.size} bytes; a {type(value).__name__} of {size} bytes was given"
+                )
+            block += bytes(max(0, declared.offset - len(block)))
+        if isinstance(value, Buffer):
+            references.append(Reference(len(block), 8, Symbol.of(value)))
+        elif isinstance(value, Parameter):
+            references.append(Reference(len(block), size, Symbol("parameter", slot=value.slot)))
+        block += data
+    if len(block) > kernel.kernarg_size or (
+        kernel.arguments is None and len(block) + 7 < kernel.kernarg_size
+    ):
+        raise BadArgument(
+            f"{kernel.name} takes {kernel.kernarg_size} bytes of arguments, {len(block)} given"
+        )
+    block += bytes(kernel.kernarg_size - len(block))
+    return bytes(block), tuple(references)

@@ -1,0 +1,205 @@
+"""Queues: what users record commands on, and what a driver provides beneath."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.buffer import Buffer
+from hcq.command import (
+    Barrier,
+    Command,
+    CommandBuffer,
+    Copy,
+    Fill,
+    Launch,
+    Signal,
+    Symbol,
+    Timestamp,
+    Wait,
+)
+from hcq.errors import BadArgument
+from hcq.program import Kernel, pack_arguments
+from hcq.timeline import Timeline
+
+if TYPE_CHECKING:
+    from hcq.device import Device
+
+
+class QueueKind(enum.Enum):
+    """What a queue can execute: COMPUTE everything, COPY everything but Launch."""
+
+    COMPUTE = "compute"
+    COPY = "copy"
+
+
+class Resident(ABC):
+    """A command buffer's image placed in memory for good, for replay. Owned by a graph.
+
+    words: the writable image; address: where the device sees it.
+    """
+
+    words: NDArray[np.uint32]
+    address: int
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class HardwareQueue(ABC):
+    """One hardware queue, provided by the driver. Submissions execute in order.
+
+    Only the owning device's lock holder calls these.
+    """
+
+    device: Device
+    kind: QueueKind
+    name: str
+    timeline: Timeline
+
+    @abstractmethod
+    def encode(self, commands: Sequence[Command]) -> CommandBuffer:
+        """Encode; pure: touches no hardware. Raises BadArgument for what this queue cannot do."""
+
+    @abstractmethod
+    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        """Place the image in transient memory, patch it and ring the doorbell.
+
+        values[i] belongs to buffer.symbols[i], except that of kind "image", which the queue fills in
+        itself. Blocks only while the ring or the transient memory is full.
+        """
+
+    @abstractmethod
+    def place(self, buffer: CommandBuffer) -> Resident:
+        """Give a captured image memory of its own (unpatched)."""
+
+    @abstractmethod
+    def submit_resident(self, resident: Resident, command_words: int) -> None:
+        """Execute a placed, patched image: one ring entry, one doorbell. Allocates nothing."""
+
+
+class Queue:
+    """Records commands for one hardware queue; `submit`, or leaving `with`, sends them.
+
+    Recording touches no hardware. Leaving `with` by an exception drops what was recorded. Each
+    submission signals the queue's timeline; `submit` returns that value, to be awaited with
+    `timeline.wait(value)` or on another queue with `wait`.
+    """
+
+    def __init__(self, hardware: HardwareQueue) -> None:
+        self.hardware = hardware
+        self.commands: list[Command] = []
+
+    @property
+    def device(self) -> Device:
+        return self.hardware.device
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.hardware.timeline
+
+    def launch(
+        self,
+        kernel: Kernel,
+        *,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[object] = (),
+    ) -> Queue:
+        """Run `kernel` over grid (groups) x block (threads per group); see pack_arguments for args."""
+        if kernel.program.device is not self.device:
+            raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
+        if self.hardware.kind is not QueueKind.COMPUTE:
+            raise BadArgument("a copy queue launches no kernels", queue=self.hardware.name)
+        full_grid, full_block = _three("grid", grid), _three("block", block)
+        threads = full_block[0] * full_block[1] * full_block[2]
+        most = self.device.target.max_threads_per_group
+        if threads > most or 0 in full_block:
+            raise BadArgument("bad group size", block=full_block, at_most=most)
+        block_bytes, references = pack_arguments(kernel, args)
+        for value in args:
+            if isinstance(value, Buffer):
+                self._check(value)
+        self.commands.append(Launch(kernel, full_grid, full_block, block_bytes, references))
+        return self
+
+    def copy(self, destination: Buffer, source: Buffer, size: int | None = None) -> Queue:
+        """Copy `size` bytes (default: all of source). Overlapping ranges are refused."""
+        count = source.size if size is None else size
+        self._check(destination)
+        self._check(source)
+        if count > source.size or count > destination.size:
+            raise BadArgument(
+                "copy beyond a buffer", size=count, source=source.size, destination=destination.size
+            )
+        low, high = sorted((destination.address, source.address))
+        if count and low + count > high:
+            raise BadArgument("copy ranges overlap", destination=destination, source=source)
+        if count:
+            self.commands.append(Copy(Symbol.of(destination), Symbol.of(source), count))
+        return self
+
+    def fill(self, destination: Buffer, value: int = 0) -> Queue:
+        """Fill with a repeated 32-bit value; the size must be a multiple of 4."""
+        self._check(destination)
+        if destination.size % 4:
+            raise BadArgument("fill works on multiples of 4 bytes", size=destination.size)
+        if destination.size:
+            self.commands.append(Fill(Symbol.of(destination), value, destination.size))
+        return self
+
+    def wait(self, timeline: Timeline, value: int | None = None) -> Queue:
+        """Stall until `timeline` reaches `value` (default: the last handed out)."""
+        self.commands.append(
+            Wait(timeline, Symbol.constant(timeline.last if value is None else value))
+        )
+        return self
+
+    def signal(self, timeline: Timeline, value: int) -> Queue:
+        """Raise `timeline` to `value` when all before has finished."""
+        self.commands.append(Signal(timeline, Symbol.constant(value)))
+        return self
+
+    def timestamp(self, destination: Buffer, offset: int = 0) -> Queue:
+        """Write the device clock's 64-bit tick count to destination[offset:] (8-byte aligned)."""
+        self._check(destination)
+        if offset % 8 or offset + 8 > destination.size:
+            raise BadArgument("a timestamp takes 8 aligned bytes", offset=offset)
+        self.commands.append(Timestamp(Symbol.of(destination, offset)))
+        return self
+
+    def barrier(self) -> Queue:
+        """Later commands see the results of earlier ones."""
+        self.commands.append(Barrier())
+        return self
+
+    def submit(self) -> int:
+        """Send what was recorded; returns the timeline value that marks its end."""
+        commands, self.commands = self.commands, []
+        return self.device.submit(self.hardware, commands)
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.commands.clear()
+        elif self.commands:
+            self.submit()
+
+    def _check(self, buffer: Buffer) -> None:
+        if buffer.device is not self.device:
+            raise BadArgument("the buffer lives on another device", buffer=buffer)
+        buffer._check_open()
+
+
+def _three(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
+    full = (*(int(size) for size in sizes), 1, 1, 1)[:3]
+    if not 1 <= len(sizes) <= 3 or any(not 0 <= size < 1 << 31 for size in full):
+        raise BadArgument(f"{what} is one to three sizes below 2^31", **{what: tuple(sizes)})
+    return full[0], full[1], full[2]

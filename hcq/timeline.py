@@ -1,0 +1,53 @@
+"""Timelines: monotonically rising 64-bit counters in memory that queues signal and anyone awaits."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hcq.buffer import Buffer
+    from hcq.device import Device
+
+SIZE = 16  # bytes of memory a timeline takes: the value, then 8 bytes the device may use
+
+
+class Timeline:
+    """A counter the device raises. `memory` is a HOST buffer of SIZE bytes, owned by the timeline.
+
+    `last` is the highest value handed out by `advance`; `value` is what the device has reached.
+    """
+
+    def __init__(self, device: Device, memory: Buffer, name: str) -> None:
+        self.device = device
+        self.memory = memory
+        self.name = name
+        self.last = 0
+        assert memory.view is not None
+        self._view = memory.view
+        struct.pack_into("<QQ", self._view, 0, 0, 0)
+
+    @property
+    def value(self) -> int:
+        """What the device has reached; one read of host memory."""
+        return int(struct.unpack_from("<Q", self._view, 0)[0])
+
+    def advance(self) -> int:
+        """Hand out the next value; whoever takes it must see to it that it is signalled."""
+        self.last += 1
+        return self.last
+
+    def wait(self, value: int | None = None, *, limit_s: float | None = None) -> None:
+        """Block until `value` (default: `last`) is reached.
+
+        Raises what the device reports meanwhile (PageFault, IllegalInstruction, ...), DeviceLost, or
+        after `limit_s` (default: the device's) DeviceHang with the device's own diagnosis.
+        """
+        self.device.wait_for(self, self.last if value is None else value, limit_s)
+
+    def restart(self) -> None:
+        """After a reset: count everything handed out as reached, since nobody will signal it."""
+        struct.pack_into("<Q", self._view, 0, self.last)
+
+    def __repr__(self) -> str:
+        return f"<Timeline {self.name} {self.value}/{self.last}>"

@@ -1,0 +1,130 @@
+"""The transport protocol: the only way a driver touches hardware.
+
+A transport is one PCI function (or what stands for one): configuration space, windows (BARs), DMA
+memory with its bus addresses, interrupts, reset, and "is it still there". A driver is given one and
+never looks for one. One thread at a time may use a transport, except `Interrupts.wait`, which may
+block in a thread of its own, and `close`, which may come from any thread.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from hcq.memory import BusAddr
+
+
+@dataclass(frozen=True)
+class PciIdentity:
+    """Who sits behind a transport, as its configuration space says."""
+
+    vendor: int
+    device: int
+    revision: int = 0
+    subsystem_vendor: int = 0
+    subsystem_device: int = 0
+    class_code: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+
+@dataclass(frozen=True)
+class DmaSegment:
+    """A run of DMA memory that is contiguous on the bus."""
+
+    address: BusAddr
+    size: int
+
+
+class ResetKind(enum.Enum):
+    """How far a reset reaches; a transport refuses the kinds it cannot do with NotSupported."""
+
+    FUNCTION = "function"  # FLR
+    BUS = "bus"  # secondary bus reset
+    POWER = "power"
+
+
+class Window(Protocol):
+    """A BAR. Offsets and sizes are bytes; accesses must be naturally aligned and inside `size`.
+
+    read32 and friends are exactly one bus access each. `read` and `write` move blocks (multiples of
+    4 bytes at 4-byte aligned offsets) in whatever pieces the transport finds best; use them for
+    memory only, never for registers with side effects. Raises BadArgument for a bad offset or size,
+    DeviceLost when the transport knows that the device is gone (a read may also just give all ones).
+    """
+
+    index: int
+    size: int
+
+    def read32(self, offset: int) -> int: ...
+    def write32(self, offset: int, value: int) -> None: ...
+    def read64(self, offset: int) -> int: ...
+    def write64(self, offset: int, value: int) -> None: ...
+    def read(self, offset: int, size: int) -> bytes: ...
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None: ...
+
+
+class DmaMemory(Protocol):
+    """Host memory that the device can reach; owned by the caller, freed by `close` (idempotent).
+
+    `view` is writable, coherent, zero-filled at first. `segments` cover it in order.
+    """
+
+    size: int
+    view: memoryview
+    segments: Sequence[DmaSegment]
+
+    def close(self) -> None: ...
+
+
+class Interrupts(Protocol):
+    """Message-signalled interrupts of the function."""
+
+    def wait(self, limit_s: float) -> bool:
+        """Block until an interrupt came since the last call; False after `limit_s`."""
+        ...
+
+
+class Transport(Protocol):
+    """One function. A context manager; `close` is idempotent and releases all windows and memory."""
+
+    name: str
+    identity: PciIdentity
+
+    def config_read(self, offset: int, width: int = 4) -> int:
+        """Read 1, 2 or 4 bytes of configuration space."""
+        ...
+
+    def config_write(self, offset: int, value: int, width: int = 4) -> None: ...
+
+    def window(self, index: int) -> Window:
+        """Open BAR `index` (0 to 5). The same object each time. BadArgument if there is none."""
+        ...
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> DmaMemory:
+        """Allocate `size` bytes (rounded up to 4096) of device-reachable host memory."""
+        ...
+
+    @property
+    def interrupts(self) -> Interrupts | None:
+        """None where the transport cannot deliver interrupts; the driver then polls."""
+        ...
+
+    def reset(self, kind: ResetKind) -> None: ...
+
+    def present(self) -> bool:
+        """Whether the function still answers in configuration space."""
+        ...
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

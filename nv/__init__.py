@@ -1,0 +1,1 @@
+"""NVIDIA drivers; not built yet."""

@@ -1,0 +1,1 @@
+"""Qualcomm Adreno driver; not built yet."""

@@ -1,0 +1,1 @@
+"""From vendor headers to register tables and struct layouts."""
