@@ -1,0 +1,53 @@
+# The two commands of the README are `make demo` and `make test`; each sets up all it needs by itself.
+#
+#   make demo        a virtual GPU comes up, classifies real digits, and is checked against NumPy
+#   make test        the fast test suite, on all cores
+#   make test-slow   the slow tests
+#   make check       lint, types, layers, file sizes, generated files untouched
+#   make bench       measure the figures; writes build/bench.json
+#   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
+#   make golden      rewrite the golden files; read the diff before you commit it
+#   make clean       remove the virtual environment and build products
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+SETUP := tools/house/setup.sh $(VENV)
+
+.PHONY: demo test test-slow check bench regen golden clean
+
+demo:
+	@$(SETUP) demo
+	@$(PYTHON) -m tools.cli demo
+
+test:
+	@$(SETUP) demo dev firmware regen
+	$(PYTHON) -m pytest -q -n auto -m "not slow and not hardware" tests
+
+test-slow:
+	@$(SETUP) demo dev firmware regen
+	$(PYTHON) -m pytest -q -n auto -m "slow and not hardware" tests
+
+check:
+	@$(SETUP) demo dev firmware regen
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy am compiler hcq nv qcom tools usbgpu
+	$(PYTHON) -m tools.house.layers
+	$(PYTHON) -m tools.house.sizes
+	$(PYTHON) -m tools.clang2py --check
+
+bench:
+	@$(SETUP) demo dev bench
+	$(PYTHON) -m tests.bench
+
+regen:
+	@$(SETUP) dev regen
+	$(PYTHON) -m tools.clang2py
+	git diff --exit-code --stat -- am/regs hcq/uapi
+
+golden:
+	@$(SETUP) demo dev
+	$(PYTHON) -m pytest -q -m golden --update-golden tests
+	git diff --stat -- tests/golden
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

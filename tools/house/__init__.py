@@ -1,0 +1,1 @@
+"""What keeps the house in order: set-up, layer and size checks."""
