@@ -1,0 +1,40 @@
+"""Options and fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the files under tests/golden instead of comparing with them",
+    )
+
+
+class Golden:
+    """Compares text with a committed file; `make golden` rewrites the files instead."""
+
+    def __init__(self, update: bool) -> None:
+        self.update = update
+
+    def check(self, name: str, text: str) -> None:
+        """Compare `text` with tests/golden/<name>. A missing file fails."""
+        path = ROOT / "tests" / "golden" / name
+        if self.update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.exists(), f"golden file {name} is missing; `make golden` writes it"
+        assert text == path.read_text(encoding="utf-8"), f"differs from golden {name}"
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Mark users with @pytest.mark.golden so that `make golden` finds them."""
+    return Golden(bool(request.config.getoption("--update-golden")))
