@@ -1,0 +1,85 @@
+"""The `ugpu` command. Verbs: ls, info, demo, doctor; every verb takes --json.
+
+Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from hcq.errors import UgpuError, UsageError
+from tools import devices, doctor
+from tools.console import Output
+
+MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="ugpu", description="User-space GPU drivers in Python.")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="print JSON instead of text")
+    shared.add_argument("-v", "--verbose", action="count", default=0, help="log; twice for more")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("ls", parents=[shared], help="list the devices that can be opened")
+    info = verbs.add_parser("info", parents=[shared], help="open a device and show its facts")
+    info.add_argument("device", help="a name that `ugpu ls` shows, e.g. virtual:navi31")
+    demo = verbs.add_parser("demo", parents=[shared], help="classify digits on a device")
+    demo.add_argument("--device", default="virtual:navi31", help="default: %(default)s")
+    verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
+    return top
+
+
+def run_doctor(out: Output) -> int:
+    """Show the findings; 1 if one of them stands between this machine and real hardware."""
+    findings = doctor.Doctor().findings()
+    for finding in findings:
+        mark, style = MARKS[finding.state]
+        out.say(f"{mark:>8}  {finding.check}: {finding.detail}", style=style)
+        if finding.remedy:
+            out.say(f"          {finding.remedy}")
+    report = doctor.as_json(findings)
+    out.result(report)
+    return 0 if report["ready"] else 1
+
+
+def run_demo(device: str, out: Output) -> int:
+    # Loads the compiler, which the other verbs do not need.
+    from tools import demo
+
+    return demo.run(device, out)
+
+
+def dispatch(arguments: argparse.Namespace, out: Output) -> int:
+    match arguments.verb:
+        case "ls":
+            return devices.run_ls(out)
+        case "info":
+            return devices.run_info(arguments.device, out)
+        case "demo":
+            return run_demo(arguments.device, out)
+        case "doctor":
+            return run_doctor(out)
+    raise AssertionError(arguments.verb)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    logging.basicConfig(level=levels[min(arguments.verbose, 2)], format="%(name)s: %(message)s")
+    out = Output(arguments.json)
+    try:
+        return dispatch(arguments, out)
+    except UgpuError as error:
+        print(f"ugpu: {type(error).__name__}: {error}", file=sys.stderr)
+        out.result({"error": type(error).__name__, "message": str(error), **error.facts})
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("ugpu: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

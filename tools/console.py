@@ -1,0 +1,66 @@
+"""How the programs speak: text for people, JSON for programs, progress where there is a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+
+class Output:
+    """Writes to stdout. With `as_json`, `say` and `table` are silent and `result` prints JSON."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.console = Console(highlight=False, soft_wrap=True)
+
+    def say(self, line: str = "", style: str = "") -> None:
+        """Print a line for people; plain where stdout is no terminal."""
+        if not self.as_json:
+            self.console.print(Text(line, style=style))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        if self.as_json:
+            return
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            table.add_row(*(Text(str(cell)) for cell in row))
+        self.console.print(table)
+
+    def result(self, value: object) -> None:
+        """Print the machine-readable result; only with --json."""
+        if self.as_json:
+            json.dump(value, sys.stdout, indent=2, default=str)
+            sys.stdout.write("\n")
+
+    @contextmanager
+    def steps(self, title: str, total: int) -> Iterator[Progress | None]:
+        """A progress bar over `total` steps on a terminal; one plain line elsewhere.
+
+        Yields the Progress (task 0 is the bar), or None where nothing is drawn.
+        """
+        if self.as_json or not self.console.is_terminal:
+            self.say(f"{title} ...")
+            yield None
+            return
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            progress.add_task(title, total=total)
+            yield progress
+
+
+def human_size(size: float) -> str:
+    """Bytes as people read them: 24 GiB, 256 MiB, 17 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if size == int(size) else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")

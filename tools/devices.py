@@ -1,0 +1,49 @@
+"""`ugpu ls` and `ugpu info`: which devices there are, and what one of them is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import hcq
+from tools.console import Output
+
+
+def run_ls(out: Output) -> int:
+    """List every device name that hcq.open takes on this machine."""
+    listed = hcq.list_devices()
+    out.table(
+        ("device", "what it is", "state"),
+        ((entry.name, entry.description, entry.state) for entry in listed),
+    )
+    out.result([asdict(entry) for entry in listed])
+    return 0
+
+
+def run_info(name: str, out: Output) -> int:
+    """Open a device and show what it says of itself and what its sensors read."""
+    with hcq.open(name) as device:
+        facts: dict[str, object] = {"name": device.name, "target": device.target.name}
+        facts |= device.info()
+        sensors = [
+            {"name": s.name, "label": s.label, "unit": s.unit, "value": s.read()}
+            for s in device.sensors()
+        ]
+    rows = list(_flat(facts))
+    rows += [
+        (f"sensor.{s['name']}{'.' + str(s['label']) if s['label'] else ''}",
+         f"{s['value']:.6g} {s['unit']}")
+        for s in sensors
+    ]
+    out.table(("fact", "value"), rows)
+    out.result({**facts, "sensors": sensors})
+    return 0
+
+
+def _flat(facts: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((prefix + key, value))
+    return rows

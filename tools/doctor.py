@@ -1,0 +1,240 @@
+"""`ugpu doctor`: what this machine lacks to reach real hardware, each finding with its remedy.
+
+Reads sysfs and procfs below a root that tests replace; changes nothing, touches no device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from am.chips.navi31 import facts as navi31
+
+VFIO_RULE = 'SUBSYSTEM=="vfio", OWNER="root", GROUP="vfio", MODE="0660"'
+SMALL_BAR = 256 << 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. state: "ok", "missing" (stops hardware from working) or "note"."""
+
+    check: str
+    state: str
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class PciFunction:
+    """A display-class function found in sysfs."""
+
+    address: str
+    vendor: int
+    device: int
+    driver: str | None
+    group: str | None
+    bar_sizes: tuple[int, ...]
+
+    @property
+    def known(self) -> bool:
+        """Whether a driver of ours takes it."""
+        return (self.vendor, self.device) in navi31.PCI_IDS
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text().strip(), 0)
+
+
+def pci_functions(root: Path) -> Iterator[PciFunction]:
+    """Yield the AMD and NVIDIA display-class functions below root/sys/bus/pci/devices."""
+    folder = root / "sys/bus/pci/devices"
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            vendor, device = _number(entry / "vendor"), _number(entry / "device")
+            kind = _number(entry / "class")
+            lines = (entry / "resource").read_text().splitlines()
+        except OSError:
+            continue  # hot-unplugged while we looked
+        if kind >> 16 != 0x03 and kind >> 8 != 0x1200:  # display; processing accelerator
+            continue
+        if vendor not in (0x1002, 0x10DE):
+            continue
+        bars = []
+        for line in lines[:6]:
+            start, end = (int(word, 16) for word in line.split()[:2])
+            bars.append(end - start + 1 if end else 0)
+        driver, group = entry / "driver", entry / "iommu_group"
+        yield PciFunction(
+            entry.name,
+            vendor,
+            device,
+            driver.resolve().name if driver.exists() else None,
+            group.resolve().name if group.exists() else None,
+            tuple(bars),
+        )
+
+
+class Doctor:
+    """Looks at one machine. `root` stands for "/"; `home_packages` names modules to look for."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+
+    def findings(self) -> list[Finding]:
+        functions = list(pci_functions(self.root))
+        return [
+            *self.packages(),
+            *self.devices(functions),
+            *self.iommu(),
+            *self.vfio(),
+            *self.memory_lock(),
+            *self.firmware(),
+            *(item for function in functions if function.known for item in self.function(function)),
+        ]
+
+    def packages(self) -> Iterator[Finding]:
+        for module, extra, purpose in (
+            ("sklearn", "demo", "the digits of `ugpu demo`"),
+            ("zstandard", "firmware", "firmware images compressed by zstd"),
+        ):
+            if importlib.util.find_spec(module):
+                yield Finding("python package", "ok", f"{module} is installed")
+            else:
+                yield Finding(
+                    "python package",
+                    "note",
+                    f"{module} is not installed; needed for {purpose}",
+                    f"pip install 'ugpu[{extra}]'",
+                )
+
+    def devices(self, functions: list[PciFunction]) -> Iterator[Finding]:
+        if not functions:
+            yield Finding(
+                "device",
+                "note",
+                "no AMD or NVIDIA GPU on the PCI bus; virtual devices work without one",
+                "lspci -nn | grep -Ei 'vga|display|accelerator'",
+            )
+        for function in functions:
+            name = f"pci:{function.address} {function.vendor:04x}:{function.device:04x}"
+            if function.known:
+                yield Finding("device", "ok", f"{name} is a chip we drive")
+            else:
+                yield Finding("device", "note", f"{name} is not a chip we drive yet")
+
+    def iommu(self) -> Iterator[Finding]:
+        groups = self.root / "sys/kernel/iommu_groups"
+        if groups.is_dir() and any(groups.iterdir()):
+            yield Finding("iommu", "ok", "the IOMMU is on")
+            return
+        yield Finding(
+            "iommu",
+            "missing",
+            "the IOMMU is off; VFIO needs it to keep the device's DMA inside our memory",
+            "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&intel_iommu=on iommu=pt /' /etc/default/grub && "
+            "sudo update-grub && sudo reboot   # AMD hosts: enable IOMMU in the BIOS",
+        )
+
+    def vfio(self) -> Iterator[Finding]:
+        if not (self.root / "sys/bus/pci/drivers/vfio-pci").is_dir():
+            yield Finding(
+                "vfio-pci", "missing", "the vfio-pci driver is not loaded", "sudo modprobe vfio-pci"
+            )
+        else:
+            yield Finding("vfio-pci", "ok", "vfio-pci is loaded")
+        control = self.root / "dev/vfio/vfio"
+        if not control.exists():
+            yield Finding(
+                "vfio access", "missing", "/dev/vfio/vfio does not exist", "sudo modprobe vfio"
+            )
+        elif not os.access(control, os.R_OK | os.W_OK):
+            yield Finding(
+                "vfio access",
+                "missing",
+                "/dev/vfio/vfio may not be opened by this user",
+                f"echo '{VFIO_RULE}' | sudo tee /etc/udev/rules.d/70-vfio.rules && "
+                "sudo groupadd -f vfio && sudo usermod -aG vfio $USER && "
+                "sudo udevadm control --reload && sudo udevadm trigger   # then log in again",
+            )
+        else:
+            yield Finding("vfio access", "ok", "/dev/vfio/vfio may be opened")
+
+    def memory_lock(self) -> Iterator[Finding]:
+        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        if soft != resource.RLIM_INFINITY and soft < 1 << 30 and os.geteuid() != 0:
+            yield Finding(
+                "locked memory",
+                "missing",
+                f"only {soft >> 10} KiB may be locked; DMA buffers are locked memory",
+                f"echo \"$USER - memlock unlimited\" | sudo tee /etc/security/limits.d/ugpu.conf"
+                "   # then log in again",
+            )
+        else:
+            yield Finding("locked memory", "ok", "enough memory may be locked for DMA")
+
+    def firmware(self) -> Iterator[Finding]:
+        folder = self.root / "lib/firmware/amdgpu"
+        missing = [
+            name
+            for name in navi31.FIRMWARE_FILES
+            if not any((folder / (name + suffix)).is_file() for suffix in ("", ".xz", ".zst"))
+        ]
+        if missing:
+            yield Finding(
+                "firmware",
+                "missing",
+                f"Navi31 images not in {folder}: {', '.join(missing)}",
+                "sudo apt install firmware-amd-graphics   # Debian, non-free-firmware; "
+                "Ubuntu: sudo apt install linux-firmware",
+            )
+        else:
+            yield Finding("firmware", "ok", f"all Navi31 images are in {folder}")
+
+    def function(self, function: PciFunction) -> Iterator[Finding]:
+        """What stands between us and one device that we drive."""
+        check = f"pci:{function.address}"
+        if function.driver == "vfio-pci":
+            yield Finding(check, "ok", "bound to vfio-pci")
+        else:
+            holder = f"held by the kernel driver {function.driver}" if function.driver else "unbound"
+            yield Finding(check, "missing", f"{holder}; must be bound to vfio-pci", bind(function))
+        vram = function.bar_sizes[0]
+        if vram == 0:
+            yield Finding(
+                check,
+                "missing",
+                "the VRAM BAR has no address; the bridge above it has no room",
+                "add pci=realloc to the kernel command line, or plug the card in before booting",
+            )
+        elif vram <= SMALL_BAR:
+            yield Finding(
+                check,
+                "note",
+                f"the VRAM BAR is {vram >> 20} MiB; uploads go through a small window",
+                "enable Resizable BAR (Above 4G decoding) in the BIOS",
+            )
+        else:
+            yield Finding(check, "ok", f"the VRAM BAR is {vram >> 30} GiB")
+        if function.group is None:
+            yield Finding(check, "missing", "the device is in no IOMMU group; see iommu above")
+
+
+def bind(function: PciFunction) -> str:
+    """The command that hands a function to vfio-pci."""
+    path = f"/sys/bus/pci/devices/{function.address}"
+    unbind = f"echo {function.address} > {path}/driver/unbind; " if function.driver else ""
+    return (
+        f"sudo sh -c 'modprobe vfio-pci; echo vfio-pci > {path}/driver_override; {unbind}"
+        f"echo {function.address} > /sys/bus/pci/drivers_probe'"
+    )
+
+
+def as_json(findings: list[Finding]) -> dict[str, object]:
+    return {
+        "ready": all(finding.state != "missing" for finding in findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
