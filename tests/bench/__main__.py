@@ -1,0 +1,67 @@
+"""`make bench`: run every benchmark, print a table, write build/bench.json.
+
+A benchmark is a module tests/bench/bench_<subject>.py with `measure() -> list[dict]`, each dict
+{name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run. Each module
+runs in a process of its own, so that none profits or suffers from what another has loaded.
+`python -m tests.bench start boot` runs only the named subjects.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+LIMIT_S = 900
+
+RUN_ONE = "import json, sys, importlib; sys.stdout = sys.stderr; m = importlib.import_module(sys.argv[1])\n"
+RUN_ONE += "out = m.measure(); sys.__stdout__.write(json.dumps(out))"
+
+
+def subjects() -> list[str]:
+    return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+
+
+def run(subject: str) -> list[dict[str, object]]:
+    """Measure one subject; a subject that fails stops the whole run."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ONE, f"tests.bench.bench_{subject}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    results: list[dict[str, object]] = json.loads(done.stdout)
+    return results
+
+
+def show(result: dict[str, object]) -> str:
+    line = f"{result['name']!s:<62} {result['value']:>14.6g} {result['unit']}"
+    if "peer" in result:
+        line += f"   {result['peer']}: {result['peer_value']:.6g} (ratio {result['ratio']:.3g})"
+    return line
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or subjects()
+    unknown = sorted(set(wanted) - set(subjects()))
+    if unknown:
+        print(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(subjects())}")
+        return 2
+    results = []
+    for subject in wanted:
+        for result in run(subject):
+            results.append(result)
+            print(show(result), flush=True)
+    target = ROOT / "build" / "bench.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {target.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""`ugpu doctor` on made-up machines: every finding has its remedy, and a whole machine is ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from am.chips.navi31 import facts as navi31
+from tools import doctor
+
+
+class Machine:
+    """A file tree that looks like the parts of sysfs, /dev and /lib that the doctor reads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "sys/bus/pci/devices").mkdir(parents=True)
+        (root / "sys/bus/pci/drivers").mkdir(parents=True)
+
+    def add_gpu(
+        self,
+        address: str = "0000:03:00.0",
+        ident: tuple[int, int] = (0x1002, 0x744C),
+        driver: str | None = "vfio-pci",
+        vram_bar: int = 32 << 30,
+        group: bool = True,
+    ) -> None:
+        entry = self.root / "sys/bus/pci/devices" / address
+        entry.mkdir()
+        (entry / "vendor").write_text(f"{ident[0]:#06x}\n")
+        (entry / "device").write_text(f"{ident[1]:#06x}\n")
+        (entry / "class").write_text("0x030000\n")
+        base = 0x80_0000_0000
+        first = f"{base:#018x} {base + vram_bar - 1:#018x} 0x14220c" if vram_bar else "0x0 0x0 0x0"
+        (entry / "resource").write_text("\n".join([first] + ["0x0 0x0 0x0"] * 12) + "\n")
+        if driver is not None:
+            folder = self.root / "sys/bus/pci/drivers" / driver
+            folder.mkdir(exist_ok=True)
+            (entry / "driver").symlink_to(folder)
+        if group:
+            folder = self.root / "sys/kernel/iommu_groups/7"
+            folder.mkdir(parents=True, exist_ok=True)
+            (entry / "iommu_group").symlink_to(folder)
+
+    def add_vfio(self) -> None:
+        (self.root / "sys/bus/pci/drivers/vfio-pci").mkdir(exist_ok=True)
+        (self.root / "dev/vfio").mkdir(parents=True)
+        (self.root / "dev/vfio/vfio").touch()
+
+    def add_firmware(self, suffix: str = ".xz") -> None:
+        folder = self.root / "lib/firmware/amdgpu"
+        folder.mkdir(parents=True)
+        for name in navi31.FIRMWARE_FILES:
+            (folder / (name + suffix)).touch()
+
+    def findings(self) -> list[doctor.Finding]:
+        return doctor.Doctor(self.root).findings()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def missing(findings: list[doctor.Finding]) -> set[str]:
+    return {finding.check for finding in findings if finding.state == "missing"}
+
+
+def test_a_whole_machine_is_ready(machine: Machine) -> None:
+    machine.add_vfio()
+    machine.add_gpu()
+    machine.add_firmware()
+    assert missing(machine.findings()) <= {"locked memory"}  # that one asks the real process
+
+
+def test_an_empty_machine_names_everything_with_a_command(machine: Machine) -> None:
+    findings = machine.findings()
+    assert {"iommu", "vfio-pci", "vfio access", "firmware"} <= missing(findings)
+    assert all(finding.remedy for finding in findings if finding.state != "ok")
+    assert doctor.as_json(findings)["ready"] is False
+
+
+def test_a_card_held_by_its_kernel_driver(machine: Machine) -> None:
+    machine.add_gpu(driver="amdgpu")
+    held = [f for f in machine.findings() if "amdgpu" in f.detail and f.state == "missing"]
+    assert len(held) == 1 and "0000:03:00.0/driver/unbind" in held[0].remedy
+
+
+def test_a_card_nobody_holds_is_bound_without_unbinding(machine: Machine) -> None:
+    machine.add_gpu(driver=None)
+    found = [f for f in machine.findings() if "unbound" in f.detail]
+    assert len(found) == 1 and "driver/unbind" not in found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("size", "state", "word"),
+    [(256 << 20, "note", "256 MiB"), (0, "missing", "no address"), (32 << 30, "ok", "32 GiB")],
+)
+def test_bar_sizes(machine: Machine, size: int, state: str, word: str) -> None:
+    machine.add_gpu(vram_bar=size)
+    assert [f.state for f in machine.findings() if word in f.detail] == [state]
+
+
+def test_unknown_and_foreign_cards(machine: Machine) -> None:
+    machine.add_gpu(address="0000:04:00.0", ident=(0x1002, 0x1478))
+    machine.add_gpu(address="0000:05:00.0", ident=(0x8086, 0x56A0))
+    details = [f.detail for f in machine.findings() if f.check == "device"]
+    assert len(details) == 1 and "not a chip we drive yet" in details[0]
+
+
+def test_no_group(machine: Machine) -> None:
+    machine.add_gpu(group=False)
+    assert any("no IOMMU group" in f.detail for f in machine.findings())
