@@ -1,0 +1,113 @@
+"""Read AMD register headers: a fast tokenizer, because they are tens of megabytes of literal defines.
+
+Two headers describe one block (Linux, drivers/gpu/drm/amd/include/asic_reg):
+
+    <block>_offset.h     regNAME offset, regNAME_BASE_IDX segment; ixNAME for registers behind an index register;
+                         cfgNAME for PCI configuration space in bytes, which is not a register of the block
+    <block>_sh_mask.h    NAME__FIELD__SHIFT and NAME__FIELD_MASK
+
+The vendor makes mistakes. The bits of a field come from its mask; each place where the shift says something else is
+listed in the catalogue with what is known, so that a new contradiction stops the generator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from hcq.fields import REGISTER_BITS, Field, Register
+
+_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+(0[xX][0-9a-fA-F]+|\d+)[uUlL]*[ \t\r]*(?://.*)?$", re.M)
+_ANY_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+\S", re.M)
+_MASK = "_MASK"
+_SHIFT = "__SHIFT"
+_SEGMENT = "_BASE_IDX"
+
+
+class VendorError(Exception):
+    """A header says something that cannot be, and the catalogue does not know of it."""
+
+
+@dataclass(frozen=True)
+class RegisterSource:
+    """What is peculiar about one block's headers, beyond their text."""
+
+    #: fields (NAME__FIELD) whose shift contradicts the mask; the mask is believed
+    wrong_shifts: Collection[str] = ()
+    #: registers the header gives no segment, and the segment that is believed
+    missing_segments: Mapping[str, int] | None = None
+
+
+def defines(text: str) -> dict[str, int]:
+    """All literal defines of a header; a define of another shape is a VendorError."""
+    found = {match[1]: int(match[2], 0) for match in _DEFINE.finditer(text)}
+    strange = {match[1] for match in _ANY_DEFINE.finditer(text)} - found.keys()
+    if strange:
+        raise VendorError(f"not literal numbers: {sorted(strange)[:5]}")
+    return found
+
+
+def _places(offsets: Mapping[str, int], prefix: str, source: RegisterSource) -> dict[str, tuple[int, int]]:
+    """Name (without prefix) to offset and segment."""
+    places = {}
+    believed = source.missing_segments or {}
+    for name, offset in offsets.items():
+        if not name.startswith(prefix) or name.endswith(_SEGMENT):
+            continue
+        plain = name.removeprefix(prefix)
+        segment = offsets.get(name + _SEGMENT, believed.get(plain))
+        if segment is None:
+            if prefix != "ix":
+                raise VendorError(f"{name} has no {_SEGMENT}")
+            segment = 0
+        places[plain] = (offset, segment)
+    return places
+
+
+def _split(name: str, registers: Mapping[str, object]) -> tuple[str, str] | None:
+    """Split REGISTER__FIELD where the left part is a register; both may hold double underscores."""
+    at = name.find("__")
+    while at > 0:
+        if name[:at] in registers:
+            return name[:at], name[at + 2 :]
+        at = name.find("__", at + 1)
+    return None
+
+
+def _fields(
+    masks: Mapping[str, int], places: Mapping[str, object], source: RegisterSource
+) -> dict[str, list[Field]]:
+    """Fields of each register that has a place; fields of registers without one are dropped."""
+    fields: dict[str, list[Field]] = {}
+    for macro, mask in masks.items():
+        if not macro.endswith(_MASK) or macro.endswith(_SHIFT):
+            continue
+        full_name = macro.removesuffix(_MASK)
+        owner = _split(full_name, places)
+        if owner is None:
+            continue
+        lsb = (mask & -mask).bit_length() - 1
+        width = mask.bit_length() - lsb
+        if mask == 0 or mask >> lsb != (1 << width) - 1 or lsb + width > REGISTER_BITS:
+            raise VendorError(f"{macro} {mask:#x} is not a field of a {REGISTER_BITS}-bit register")
+        shift = masks.get(full_name + _SHIFT)
+        if shift != lsb and full_name not in source.wrong_shifts:
+            raise VendorError(f"{full_name}: mask {mask:#x} starts at bit {lsb}, shift says {shift}")
+        fields.setdefault(owner[0], []).append(Field(owner[1], lsb, width))
+    return fields
+
+
+def read_registers(
+    offset_text: str, mask_text: str, *, prefix: str = "reg", source: RegisterSource | None = None
+) -> list[Register]:
+    """Read one block's registers whose macros start with `prefix`, sorted by name."""
+    source = source or RegisterSource()
+    places = _places(defines(offset_text), prefix, source)
+    fields = _fields(defines(mask_text), places, source)
+    registers = []
+    for name in sorted(places):
+        offset, segment = places[name]
+        own = sorted(fields.get(name, ()), key=lambda field: (field.lsb, field.width, field.name))
+        registers.append(Register(name, offset, segment, own))
+    return registers
