@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Buffer:
-    """`size` bytes at device address `address`. Made by Device.alloc, freed by `close` (idempotent).
+    """`size` bytes at device address `address`. Made by Device.alloc, freed by `close`
+    (idempotent).
 
     view: the bytes themselves where the host can reach them (HOST placement), else None.
     handle: what the driver needs to free it; opaque to everyone else.
@@ -60,7 +61,8 @@ class Buffer:
         return self.size
 
     def copy_from(self, data: Any) -> None:  # anything with the buffer protocol or __array__
-        """Copy an array (C order) or bytes into the start of the buffer; returns when it is there."""
+        """Copy an array (C order) or bytes into the start of the buffer; returns when it is
+        there."""
         source = _as_bytes(data)
         if len(source) > self.size:
             raise BadArgument("more data than the buffer holds", data=len(source), size=self.size)
@@ -69,13 +71,17 @@ class Buffer:
 
     def copy_to(self, out: NDArray[Any]) -> None:
         """Copy the start of the buffer into `out` (contiguous); waits for the device's work."""
-        target = memoryview(out).cast("B")
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            raise BadArgument("copy_to fills contiguous, writable arrays", strides=out.strides)
+        target = out.reshape(-1).view(np.uint8).data
         if len(target) > self.size:
             raise BadArgument("more wanted than the buffer holds", want=len(target), size=self.size)
         self._check_open()
         self.device.copy_out(self, target)
 
-    def numpy(self, dtype: DTypeLike = np.uint8, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+    def numpy(
+        self, dtype: DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
+    ) -> NDArray[Any]:
         """Copy out as a new array; default shape: all that fits."""
         kind = np.dtype(dtype)
         array = np.empty(shape if shape is not None else (self.size // kind.itemsize,), kind)
@@ -110,7 +116,7 @@ class Buffer:
         return f"<Buffer {self.size} bytes at {self.address:#x} {self.placement.value}>"
 
 
-def _as_bytes(data: Any) -> memoryview:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return memoryview(data).cast("B")
-    return memoryview(np.ascontiguousarray(data)).cast("B") if np.size(data) else memoryview(b"")
+def _as_bytes(data: Any) -> memoryview:  # anything with the buffer protocol or __array__
+    if isinstance(data, bytes | bytearray):
+        return memoryview(data)
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data

@@ -1,9 +1,10 @@
 """Commands, and command buffers: object files of words plus relocations.
 
 A queue's encoder turns a list of commands into one CommandBuffer: an image of 32-bit words whose
-first part is what the hardware queue executes and whose rest is data it refers to (kernel arguments).
-Whatever is not known when the image is made is a relocation: where, which symbol, and how to insert.
-Submitting applies the relocations (`CommandBuffer.patch`, vectorised) and rings the doorbell.
+first part is what the hardware queue executes and whose rest is data it refers to (kernel
+arguments). Whatever is not known when the image is made is a relocation: where, which symbol, and
+how to insert. Submitting applies the relocations (`CommandBuffer.patch`, vectorised) and rings the
+doorbell.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ Command = Launch | Copy | Fill | Wait | Signal | Timestamp | Barrier
 class Symbol:
     """A 64-bit value known at submission: base (by kind) plus addend.
 
-    kind "constant": the addend alone. "image": the device address of the command buffer's own image.
-    "buffer": the address of `buffer`. "parameter": slot number `slot` of a graph, a plain number.
-    "signal": the value that this submission's timeline point `slot` gets.
+    kind "constant": the addend alone. "image": the device address of the command buffer's own
+    image. "buffer": the address of `buffer`. "parameter": slot number `slot` of a graph, a plain
+    number. "signal": the value that this submission's timeline point `slot` gets.
     """
 
     kind: str
@@ -140,7 +141,8 @@ class CommandBuffer:
     """An image of 32-bit words with relocations.
 
     words: the whole image; the first `command_words` are commands, the rest data.
-    patch() writes the final image; its cost is a few vector operations, whatever the number of commands.
+    patch() writes the final image; its cost is a few vector operations, whatever the number of
+    commands.
     """
 
     def __init__(
@@ -171,7 +173,9 @@ class CommandBuffer:
         self._mask = np.array(
             [((1 << r.width) - 1) << r.lsb for r in self.relocations], np.uint64
         ).astype(np.uint32)
-        self._unique = len(set(self._word.tolist())) == len(self._word)
+        self._whole_words = bool((self._mask == 0xFFFF_FFFF).all()) and len(
+            np.unique(self._word)
+        ) == len(self._word)
 
     def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """Write the image into `out` (len(words) words), symbol i of `symbols` having values[i]."""
@@ -180,12 +184,28 @@ class CommandBuffer:
 
     def repatch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """As patch, but `out` already holds this image: only the relocated words are written."""
-        if not len(self._word):
+        self._insert(out, values, slice(None))
+
+    def update(
+        self, out: NDArray[np.uint32], values: NDArray[np.uint64], changed: NDArray[np.bool_]
+    ) -> None:
+        """As repatch, but write only the words of those symbols that `changed` says."""
+        self._insert(out, values, np.flatnonzero(changed[self._index]))
+
+    def _insert(
+        self,
+        out: NDArray[np.uint32],
+        values: NDArray[np.uint64],
+        which: slice | NDArray[np.intp],
+    ) -> None:
+        word = self._word[which]
+        if not len(word):
             return
-        value = (values[self._index] + self._addend) >> self._shift
-        inserted = (value << self._lsb).astype(np.uint32) & self._mask
-        if self._unique:
-            out[self._word] = (out[self._word] & ~self._mask) | inserted
+        value = (values[self._index[which]] + self._addend[which]) >> self._shift[which]
+        inserted = (value << self._lsb[which]).astype(np.uint32)
+        if self._whole_words:
+            out[word] = inserted
             return
-        np.bitwise_and.at(out, self._word, ~self._mask)
-        np.bitwise_or.at(out, self._word, inserted)
+        mask = self._mask[which]
+        np.bitwise_and.at(out, word, ~mask)
+        np.bitwise_or.at(out, word, inserted & mask)

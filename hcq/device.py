@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -18,8 +19,16 @@ from numpy.typing import NDArray
 
 from hcq.buffer import Buffer
 from hcq.command import Command, CommandBuffer, Signal, Symbol
-from hcq.errors import BadArgument, Closed, DeviceHang, UgpuError
-from hcq.graph import Capture
+from hcq.errors import (
+    BadArgument,
+    ChipError,
+    Closed,
+    DeviceHang,
+    FirmwareError,
+    LinkError,
+    UgpuError,
+)
+from hcq.graph import CAPTURED, Capture
 from hcq.memory import Placement
 from hcq.program import Program
 from hcq.queue import HardwareQueue, Queue, QueueKind
@@ -49,6 +58,7 @@ class Device(ABC):
         self.failure: UgpuError | None = None
         self.lock = threading.RLock()
         self.capturing: Capture | None = None
+        self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
         self._transfer: Transfer | None = None
 
     # ---- hooks a driver provides -------------------------------------------------------------
@@ -108,12 +118,14 @@ class Device(ABC):
             return self.allocate_memory(size, placement)
 
     def free(self, buffer: Buffer) -> None:
-        """Buffer.close calls this: waits for work in flight, then releases."""
+        """Buffer.close calls this: waits for work in flight, then releases. Raises nothing that the
+        device reports meanwhile: that is kept for those who wait for the work."""
+        self.settle()
         with self.lock:
             if self.closed:
                 return
-            if self.failure is None:
-                self.synchronize()
+            for graph in list(self.graphs):
+                graph.forget(buffer)
             self.free_memory(buffer)
 
     def load(self, image: bytes) -> Program:
@@ -136,10 +148,11 @@ class Device(ABC):
         return Capture(self)
 
     def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
-        """Encode and run `commands`; returns the value of hardware.timeline that marks their end."""
+        """Encode and run `commands`; returns the value of hardware.timeline that marks their
+        end."""
         with self.lock:
             self.check_usable()
-            if self.capturing is not None:
+            if self.capturing is not None and self.capturing.is_mine:
                 return self.capturing.record(hardware, commands)
             timeline = hardware.timeline
             end = Signal(timeline, Symbol("signal"))
@@ -150,37 +163,73 @@ class Device(ABC):
             return value
 
     def synchronize(self, limit_s: float | None = None) -> None:
-        """Wait until all queues are idle; raises what the device reported meanwhile."""
-        for kind in QueueKind:
-            for hardware in self.hardware_queues(kind):
-                hardware.timeline.wait(limit_s=limit_s)
+        """Wait until all queues are idle; raises what the device reported meanwhile.
+
+        limit_s holds for each queue. The lock is not held while waiting.
+        """
+        for hardware in self._all_queues():
+            hardware.timeline.wait(limit_s=limit_s)
         self.check_failures()
+
+    def settle(self) -> None:
+        """Wait until the device is idle or has failed; raises neither that nor anything later."""
+        try:
+            if not self.closed and self.failure is None and not self.idle:
+                self.synchronize()
+        except (ChipError, LinkError, FirmwareError, Closed) as error:
+            log.debug("%s: while settling: %s", self.name, error)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was submitted has ended; costs a few reads of host memory."""
+        return all(hw.timeline.value >= hw.timeline.last for hw in self._all_queues())
+
+    def _all_queues(self) -> list[HardwareQueue]:
+        return [hardware for kind in QueueKind for hardware in self.hardware_queues(kind)]
+
+    def last_value(self, timeline: Timeline) -> int:
+        """The value that marks the end of all submitted to `timeline` so far, for a queue's
+        wait."""
+        capturing = self.capturing
+        if capturing is not None and capturing.is_mine:
+            return capturing.last(timeline)
+        return timeline.last
 
     def wait_for(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
         """See Timeline.wait."""
         limit = self.limit_s if limit_s is None else limit_s
+        if value >= CAPTURED:
+            raise BadArgument("a captured submission has no value to wait for; use Graph.wait")
         self.check_usable()
-        if timeline.value >= value:
-            return
         start = time.monotonic()
         while timeline.value < value:
             self.check_failures()
             elapsed = time.monotonic() - start
             if elapsed > limit:
-                self.failure = DeviceHang(
-                    f"{self.name}: {timeline.name} did not reach {value} within {limit} s",
-                    timeline=timeline.name,
-                    reached=timeline.value,
-                    limit_s=limit,
-                    **self.diagnose(timeline, value),
-                )
-                raise self.failure
+                self._report_hang(timeline, value, limit)
+                return
             self.pause(min(1e-3, limit - elapsed))
+
+    def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        with self.lock:
+            # One last look: this thread may have overslept a limit that the device kept.
+            if timeline.value >= value:
+                return
+            self.check_usable()
+            self.failure = DeviceHang(
+                f"{self.name}: {timeline.name} did not reach {value} within {limit_s} s",
+                timeline=timeline.name,
+                reached=timeline.value,
+                limit_s=limit_s,
+                **self.diagnose(timeline, value),
+            )
+            raise self.failure
 
     def check_failures(self) -> None:
         """Raise, and remember, what the device has reported since the last look."""
-        if self.failure is None:
-            self.failure = self.poll()
+        with self.lock:
+            if self.failure is None and not self.closed:
+                self.failure = self.poll()
         if self.failure is not None:
             raise self.failure
 
@@ -197,9 +246,8 @@ class Device(ABC):
             if self.closed:
                 raise Closed(f"{self.name} is closed")
             self.recover()
-            for kind in QueueKind:
-                for hardware in self.hardware_queues(kind):
-                    hardware.timeline.restart()
+            for hardware in self._all_queues():
+                hardware.timeline.restart()
             self.failure = None
 
     def values_of(self, encoded: CommandBuffer, signal: int) -> NDArray[np.uint64]:
@@ -217,19 +265,24 @@ class Device(ABC):
 
     def copy_in(self, buffer: Buffer, data: memoryview) -> None:
         """Buffer.copy_from: synchronous upload."""
+        self._refuse_in_capture("copy_from")
         self.transfer.upload(buffer, data)
 
     def copy_out(self, buffer: Buffer, out: memoryview) -> None:
         """Buffer.copy_to: synchronous download."""
+        self._refuse_in_capture("copy_to")
         self.transfer.download(buffer, out)
 
     def fill(self, buffer: Buffer, value: int) -> None:
         """Buffer.fill: synchronous."""
-        with self.lock:
-            self.synchronize()
-            with self.queue(QueueKind.COPY) as queue:
-                queue.fill(buffer, value)
-            self.synchronize()
+        self._refuse_in_capture("fill")
+        self.synchronize()
+        queue = self.queue(QueueKind.COPY).fill(buffer, value)
+        queue.timeline.wait(queue.submit())
+
+    def _refuse_in_capture(self, what: str) -> None:
+        if self.capturing is not None and self.capturing.is_mine:
+            raise BadArgument(f"{what} is synchronous: a graph records queue.copy and queue.fill")
 
     @property
     def transfer(self) -> Transfer:
@@ -241,7 +294,9 @@ class Device(ABC):
             return self._transfer
 
     def close(self) -> None:
-        """Shut down; idempotent. Never raises what the device reported before."""
+        """Wait for work in flight, then shut down; idempotent. Never raises what the device reports
+        of that work, or reported before."""
+        self.settle()
         with self.lock:
             if self.closed:
                 return

@@ -24,8 +24,8 @@ def wait_until(
     """Call `probe` until it returns something other than None or False, and return that.
 
     `probe` raises DeviceLost by itself when it reads all ones. After `limit_s` seconds UnitTimeout
-    carries `unit`, `waiting_for` and what `state()` says then. Spins for the first 50 us, since most
-    answers are immediate, then sleeps with growing pauses of at most 1 ms.
+    carries `unit`, `waiting_for` and what `state()` says then. Spins for the first 50 us, since
+    most answers are immediate, then sleeps with growing pauses of at most 1 ms.
     """
     start = clock()
     pause = 1e-5

@@ -98,8 +98,9 @@ def pack_arguments(
 ) -> tuple[bytes, tuple[Reference, ...]]:
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
-    A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole that
-    a graph's replay fills. Plain int, float and bool are refused: their width would be a guess.
+    A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole
+    that a graph's replay fills. Plain int, float and bool are refused: their width would be a
+    guess.
     """
     block = bytearray()
     references: list[Reference] = []

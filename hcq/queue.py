@@ -23,7 +23,7 @@ from hcq.command import (
     Timestamp,
     Wait,
 )
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, NotSupported
 from hcq.program import Kernel, pack_arguments
 from hcq.timeline import Timeline
 
@@ -70,8 +70,9 @@ class HardwareQueue(ABC):
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
         """Place the image in transient memory, patch it and ring the doorbell.
 
-        values[i] belongs to buffer.symbols[i], except that of kind "image", which the queue fills in
-        itself. Blocks only while the ring or the transient memory is full.
+        values[i] belongs to buffer.symbols[i], except that of kind "image", which the queue fills
+        in itself. Blocks only while the ring or the transient memory is full, looking for failures
+        (device.check_failures) meanwhile.
         """
 
     @abstractmethod
@@ -111,7 +112,8 @@ class Queue:
         block: Sequence[int],
         args: Sequence[object] = (),
     ) -> Queue:
-        """Run `kernel` over grid (groups) x block (threads per group); see pack_arguments for args."""
+        """Run `kernel` over grid (groups) x block (threads per group); see pack_arguments for
+        args."""
         if kernel.program.device is not self.device:
             raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
         if self.hardware.kind is not QueueKind.COMPUTE:
@@ -154,14 +156,17 @@ class Queue:
         return self
 
     def wait(self, timeline: Timeline, value: int | None = None) -> Queue:
-        """Stall until `timeline` reaches `value` (default: the last handed out)."""
-        self.commands.append(
-            Wait(timeline, Symbol.constant(timeline.last if value is None else value))
-        )
+        """Stall until `timeline` reaches `value` (default: all submitted to it so far)."""
+        if timeline.device is not self.device:
+            raise NotSupported("a queue waits for timelines of its own device only", queue=self)
+        awaited = self.device.last_value(timeline) if value is None else value
+        self.commands.append(Wait(timeline, Symbol.constant(awaited)))
         return self
 
     def signal(self, timeline: Timeline, value: int) -> Queue:
         """Raise `timeline` to `value` when all before has finished."""
+        if timeline.device is not self.device:
+            raise NotSupported("a queue signals timelines of its own device only", queue=self)
         self.commands.append(Signal(timeline, Symbol.constant(value)))
         return self
 
@@ -182,6 +187,9 @@ class Queue:
         """Send what was recorded; returns the timeline value that marks its end."""
         commands, self.commands = self.commands, []
         return self.device.submit(self.hardware, commands)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.hardware.name} of {self.device.name}: {len(self.commands)} recorded>"
 
     def __enter__(self) -> Queue:
         return self

@@ -15,7 +15,8 @@ class TargetSpec:
     - "host": relocatable ELF for this machine. A kernel is
       `void name(ptr kernarg, ptr launch)`, where launch points to hcq.cpu's HostLaunch
       {u64 first_group, u64 last_group, u32 grid[3], u32 block[3]}; it runs the flat group numbers
-      [first, last), x fastest. A data symbol `<name>.ugpu` {u32 version=1, u32 kernarg_size} marks it.
+      [first, last), x fastest. A data symbol `<name>.ugpu` {u32 version=1, u32 kernarg_size} marks
+      it.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""Timelines: monotonically rising 64-bit counters in memory that queues signal and anyone awaits."""
+"""Timelines: monotonically rising 64-bit counters in memory that queues signal and anyone
+awaits."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class Timeline:
     def wait(self, value: int | None = None, *, limit_s: float | None = None) -> None:
         """Block until `value` (default: `last`) is reached.
 
-        Raises what the device reports meanwhile (PageFault, IllegalInstruction, ...), DeviceLost, or
-        after `limit_s` (default: the device's) DeviceHang with the device's own diagnosis.
+        Raises what the device reports meanwhile (PageFault, IllegalInstruction, ...), DeviceLost,
+        or after `limit_s` (default: the device's) DeviceHang with the device's own diagnosis.
         """
         self.device.wait_for(self, self.last if value is None else value, limit_s)
 

@@ -54,7 +54,8 @@ class Window(Protocol):
     read32 and friends are exactly one bus access each. `read` and `write` move blocks (multiples of
     4 bytes at 4-byte aligned offsets) in whatever pieces the transport finds best; use them for
     memory only, never for registers with side effects. Raises BadArgument for a bad offset or size,
-    DeviceLost when the transport knows that the device is gone (a read may also just give all ones).
+    DeviceLost when the transport knows that the device is gone (a read may also just give all
+    ones).
     """
 
     index: int
@@ -90,7 +91,8 @@ class Interrupts(Protocol):
 
 
 class Transport(Protocol):
-    """One function. A context manager; `close` is idempotent and releases all windows and memory."""
+    """One function. A context manager; `close` is idempotent and releases all windows and
+    memory."""
 
     name: str
     identity: PciIdentity

@@ -1,0 +1,413 @@
+"""Graphs: commands of all queues of a device, captured once, replayed with new inputs.
+
+Capturing does all work that grows with the number of commands: each queue's commands become one
+image resident in device-reachable memory. Replaying computes the values of the graph's symbols,
+patches the words whose symbols changed in one vectorised step, and rings one doorbell per queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.command import (
+    Barrier,
+    Command,
+    CommandBuffer,
+    Copy,
+    Fill,
+    Launch,
+    Signal,
+    Symbol,
+    Timestamp,
+    Wait,
+)
+from hcq.errors import BadArgument, Closed
+
+if TYPE_CHECKING:
+    from hcq.buffer import Buffer
+    from hcq.device import Device
+    from hcq.queue import HardwareQueue, Resident
+    from hcq.timeline import Timeline
+
+# Timeline values that submissions get while they are captured: no timeline ever reaches them. Bits
+# 32 and up hold the capture's serial number, so that a value of another capture is recognised.
+CAPTURED = 1 << 62
+_serials = itertools.count(1)
+
+
+@dataclass
+class _Image:
+    """One queue's part of a graph. captured: its symbols' values at capture; current: as patched
+    now."""
+
+    hardware: HardwareQueue
+    encoded: CommandBuffer
+    resident: Resident
+    captured: NDArray[np.uint64]
+    current: NDArray[np.uint64]
+    signals: NDArray[np.intp]  # positions among the symbols, and which point each is
+    signal_points: NDArray[np.intp]
+    parameters: NDArray[np.intp]
+    parameter_slots: NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """Where the addresses inside one replaceable buffer sit: per image, symbols and their
+    offsets."""
+
+    positions: tuple[NDArray[np.intp], ...]
+    offsets: tuple[NDArray[np.uint64], ...]
+    size: int  # bytes the graph uses of it
+
+
+class Capture:
+    """Records what its thread submits to the device between entering and leaving; then replays it.
+
+        with device.capture() as graph:
+            with device.queue() as queue:
+                queue.launch(kernel, grid=..., block=..., args=(out, x, Parameter(0, 4)))
+        graph.replay(inputs={x: y}, parameters=[7])
+
+    Submissions of other threads run as ever. A submission's value may be awaited by queues inside
+    the same graph, and by nobody else. The graph keeps programs and buffers it uses referenced, not
+    open: after one is closed, `replay` raises Closed. Owned by the caller: `close` frees the
+    images.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.closed = False
+        self._serial = next(_serials)
+        self._lock = threading.Lock()  # one replay at a time
+        self._thread: int | None = None
+        self._commands: dict[HardwareQueue, list[Command]] = {}
+        self._submissions: dict[Timeline, int] = {}
+        self._images: list[_Image] = []
+        self._timelines: list[Timeline] = []
+        self._point_timeline = np.zeros(0, np.intp)  # per point: which timeline, and how far it
+        self._point_step = np.zeros(0, np.uint64)  # rises above that timeline's value before
+        self._rises: list[int] = []
+        self._ends: list[int] = []
+        self._widths: dict[int, int] = {}
+        self._roots: dict[int, Buffer] = {}
+        self._bindings: dict[tuple[int, int, int], _Binding] = {}
+        self._ready = False
+        self._lost: str | None = None
+
+    # ---- capture -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Capture:
+        with self.device.lock:
+            if self._thread is not None or self._ready or self.closed:
+                raise BadArgument("a graph is captured once")
+            if self.device.capturing is not None:
+                raise BadArgument(f"{self.device.name} is already capturing a graph")
+            self._thread = threading.get_ident()
+            self.device.capturing = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self.device.lock:
+            self.device.capturing = None
+            if kind is not None:
+                self.closed = True
+                return
+            try:
+                self._build()
+            except BaseException:
+                self._release()
+                raise
+            self.device.graphs.add(self)
+            self._ready = True
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is the one whose submissions are recorded."""
+        return self._thread == threading.get_ident()
+
+    def record(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
+        """Take one submission; returns a stand-in for its timeline value, good inside this
+        graph."""
+        number = self._submissions.get(hardware.timeline, 0) + 1
+        self._submissions[hardware.timeline] = number
+        value = CAPTURED | self._serial << 32 | number
+        end = Signal(hardware.timeline, Symbol.constant(value))
+        self._commands.setdefault(hardware, []).extend([*commands, end])
+        return value
+
+    def last(self, timeline: Timeline) -> int:
+        """What a wait for all submitted so far means: the last recorded value, or the last real
+        one."""
+        number = self._submissions.get(timeline)
+        return timeline.last if number is None else CAPTURED | self._serial << 32 | number
+
+    # ---- replay ------------------------------------------------------------------------------
+
+    def replay(
+        self,
+        inputs: Mapping[Buffer, Buffer] | None = None,
+        parameters: Sequence[int | np.generic] = (),
+    ) -> None:
+        """Run the graph; returns when its queues have been told, see `wait`.
+
+        inputs: captured buffer (or slice) -> the one to use in its place this time, at least as
+        large as what the graph touches. parameters: a value for each Parameter slot: an int, or a
+        NumPy scalar whose bits are taken. Blocks while this graph's previous replay still runs.
+        Raises BadArgument before anything is touched, Closed, or the device's failure.
+        """
+        with self._lock:
+            self._check()
+            bound = self._bind(inputs) if inputs else ()
+            scalars = self._scalars(parameters)
+            self._wait(None)
+            with self.device.lock:
+                self.device.check_usable()
+                self._check()
+                before = [timeline.last for timeline in self._timelines]
+                points = np.array(before, np.uint64)[self._point_timeline] + self._point_step
+                for number, image in enumerate(self._images):
+                    values = image.captured.copy()
+                    values[image.parameters] = scalars[image.parameter_slots]
+                    values[image.signals] = points[image.signal_points]
+                    for binding, address in bound:
+                        values[binding.positions[number]] = address + binding.offsets[number]
+                    image.encoded.update(image.resident.words, values, values != image.current)
+                    image.current = values
+                self._ends = [value + rise for value, rise in zip(before, self._rises, strict=True)]
+                for timeline, value in zip(self._timelines, self._ends, strict=True):
+                    timeline.last = value
+                for image in self._images:
+                    image.hardware.submit_resident(image.resident, image.encoded.command_words)
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Block until the last replay has finished; raises as Timeline.wait does."""
+        self._wait(limit_s)
+
+    def forget(self, buffer: Buffer) -> None:
+        """The device frees `buffer`: replaying would use memory that is not there any more."""
+        if id(buffer) in self._roots:
+            self._lost = f"{buffer!r}, which this graph uses, has been closed"
+
+    def close(self) -> None:
+        """Free the images once the last replay has ended; idempotent."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            if not self.device.closed:
+                self.device.settle()
+            with self.device.lock:
+                self._release()
+
+    def __repr__(self) -> str:
+        words = sum(image.encoded.command_words for image in self._images)
+        state = "closed" if self.closed else "ready" if self._ready else "empty"
+        return f"<Graph on {self.device.name}: {len(self._images)} queues, {words} words, {state}>"
+
+    # ---- how ---------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.closed:
+            raise Closed("graph used after close")
+        if not self._ready:
+            raise BadArgument("a graph replays after its capture has ended")
+        if self._lost is not None:
+            raise Closed(self._lost)
+
+    def _wait(self, limit_s: float | None) -> None:
+        for timeline, value in zip(self._timelines, self._ends, strict=False):
+            if timeline.value < value:
+                timeline.wait(value, limit_s=limit_s)
+
+    def _release(self) -> None:
+        self.closed = True
+        for image in self._images:
+            image.resident.close()
+        self._images = []
+        self._commands.clear()
+        self._roots.clear()
+        self.device.graphs.discard(self)
+
+    def _build(self) -> None:
+        points = self._number_points()
+        for hardware, commands in self._commands.items():
+            final = CAPTURED | self._serial << 32 | self._submissions[hardware.timeline]
+            encoded = hardware.encode(self._resolve(commands, points, (hardware.timeline, final)))
+            self._images.append(self._place(hardware, encoded))
+        self._commands.clear()
+
+    def _number_points(self) -> dict[tuple[Timeline, int], int]:
+        """Give a number to each (timeline, value) that the graph raises and somebody awaits."""
+        raised: set[tuple[Timeline, int]] = set()
+        awaited: set[tuple[Timeline, int]] = set()
+        for hardware, commands in self._commands.items():
+            final = CAPTURED | self._serial << 32 | self._submissions[hardware.timeline]
+            awaited.add((hardware.timeline, final))
+            for command in commands:
+                if isinstance(command, Signal):
+                    raised.add((command.timeline, command.value.addend))
+                    if command.value.addend < CAPTURED:
+                        awaited.add((command.timeline, command.value.addend))
+                elif isinstance(command, Wait):
+                    awaited.add((command.timeline, command.value.addend))
+        for timeline, value in awaited - raised:
+            if value >= CAPTURED:
+                raise BadArgument(f"{timeline.name}: a wait for a value of another capture")
+        ordered = sorted(raised & awaited, key=lambda point: point[1])
+        self._timelines = list(dict.fromkeys(timeline for timeline, _ in ordered))
+        steps = dict.fromkeys(self._timelines, 0)
+        step_of = []
+        for timeline, _ in ordered:
+            steps[timeline] += 1
+            step_of.append(steps[timeline])
+        self._point_timeline = np.array([self._timelines.index(t) for t, _ in ordered], np.intp)
+        self._point_step = np.array(step_of, np.uint64)
+        self._rises = list(steps.values())
+        return {point: number for number, point in enumerate(ordered)}
+
+    def _resolve(
+        self,
+        commands: Sequence[Command],
+        points: Mapping[tuple[Timeline, int], int],
+        final: tuple[Timeline, int],
+    ) -> list[Command]:
+        """Turn values of this graph into symbols; signals nobody awaits become mere barriers."""
+        resolved: list[Command] = []
+        for command in commands:
+            if isinstance(command, Signal | Wait):
+                point = (command.timeline, command.value.addend)
+                if point in points:
+                    command = replace(command, value=Symbol("signal", slot=points[point]))
+                elif isinstance(command, Signal):
+                    command = Barrier()
+            self._note(command)
+            resolved.append(command)
+            if isinstance(command, Signal) and point != final:
+                resolved.append(Barrier())  # submissions execute in order, also inside one image
+        return resolved
+
+    def _note(self, command: Command) -> None:
+        """Remember the buffers and parameters that `command` depends on."""
+        symbols: list[Symbol] = []
+        if isinstance(command, Launch):
+            symbols = [reference.symbol for reference in command.references]
+            for reference in command.references:
+                if reference.symbol.kind == "parameter":
+                    slot = reference.symbol.slot
+                    if self._widths.setdefault(slot, reference.width) != reference.width:
+                        raise BadArgument("a parameter slot has one width", slot=slot)
+            if command.kernel.program.memory is not None:
+                self._hold(command.kernel.program.memory)
+        elif isinstance(command, Copy):
+            symbols = [command.destination, command.source]
+        elif isinstance(command, Fill | Timestamp):
+            symbols = [command.destination]
+        elif isinstance(command, Wait | Signal):
+            self._hold(command.timeline.memory)
+        for symbol in symbols:
+            if symbol.buffer is not None:
+                self._hold(symbol.buffer)
+
+    def _hold(self, buffer: Buffer) -> None:
+        root = buffer.owner or buffer
+        self._roots[id(root)] = root
+
+    def _place(self, hardware: HardwareQueue, encoded: CommandBuffer) -> _Image:
+        resident = hardware.place(encoded)
+        captured = np.zeros(len(encoded.symbols), np.uint64)
+        where: dict[str, list[int]] = {"signal": [], "parameter": [], "image": [], "buffer": []}
+        for position, symbol in enumerate(encoded.symbols):
+            where.setdefault(symbol.kind, []).append(position)
+            if symbol.kind == "image":
+                captured[position] = resident.address
+            elif symbol.buffer is not None:
+                captured[position] = int(symbol.buffer.address)
+        slots = [encoded.symbols[position].slot for position in where["parameter"]]
+        points = [encoded.symbols[position].slot for position in where["signal"]]
+        encoded.patch(resident.words, captured)
+        return _Image(
+            hardware=hardware,
+            encoded=encoded,
+            resident=resident,
+            captured=captured,
+            current=captured.copy(),
+            signals=np.array(where["signal"], np.intp),
+            signal_points=np.array(points, np.intp),
+            parameters=np.array(where["parameter"], np.intp),
+            parameter_slots=np.array(slots, np.intp),
+        )
+
+    def _scalars(self, parameters: Sequence[int | np.generic]) -> NDArray[np.uint64]:
+        count = max(self._widths, default=-1) + 1
+        if len(parameters) != count:
+            raise BadArgument(f"the graph takes {count} parameters, {len(parameters)} given")
+        bits = [
+            _bits(value, self._widths.get(slot, 8), slot) for slot, value in enumerate(parameters)
+        ]
+        return np.array(bits, np.uint64)
+
+    def _bind(self, inputs: Mapping[Buffer, Buffer]) -> list[tuple[_Binding, np.uint64]]:
+        bound = []
+        for old, new in inputs.items():
+            if new.device is not self.device:
+                raise BadArgument("the buffer lives on another device", buffer=new)
+            new._check_open()
+            key = (id(old.owner or old), int(old.address), old.size)
+            if key not in self._bindings:
+                self._bindings[key] = self._find(old)
+            binding = self._bindings[key]
+            if new.size < binding.size:
+                raise BadArgument(
+                    "the new buffer is smaller than what the graph uses",
+                    need=binding.size,
+                    size=new.size,
+                )
+            bound.append((binding, np.uint64(new.address)))
+        return bound
+
+    def _find(self, old: Buffer) -> _Binding:
+        """Collect the symbols whose memory lies in `old`."""
+        root, low, high = old.owner or old, int(old.address), int(old.address) + old.size
+        positions: list[NDArray[np.intp]] = []
+        offsets: list[NDArray[np.uint64]] = []
+        size = found = 0
+        for image in self._images:
+            inside = []
+            for position, symbol in enumerate(image.encoded.symbols):
+                used = symbol.buffer
+                if used is None or (used.owner or used) is not root:
+                    continue
+                start, end = int(used.address), int(used.address) + used.size
+                if end <= low or start >= high:
+                    continue
+                if start < low or end > high:
+                    raise BadArgument("the graph uses more than this slice", slice=old, uses=used)
+                inside.append((position, start - low))
+                size = max(size, end - low)
+            found += len(inside)
+            positions.append(np.array([position for position, _ in inside], np.intp))
+            offsets.append(np.array([offset for _, offset in inside], np.uint64))
+        if not found:
+            raise BadArgument("the graph does not use this buffer", buffer=old)
+        return _Binding(tuple(positions), tuple(offsets), size)
+
+
+def _bits(value: int | np.generic, width: int, slot: int) -> int:
+    """The unsigned number whose `width` bytes are the value's."""
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize == width:
+        return int.from_bytes(value.tobytes(), "little")
+    if isinstance(value, int) and not isinstance(value, bool):
+        if -(1 << 8 * width - 1) <= value < 1 << 8 * width:
+            return value & (1 << 8 * width) - 1
+        raise BadArgument(f"parameter {slot} takes {width} bytes", value=value)
+    raise BadArgument(
+        f"parameter {slot} takes an int or a NumPy scalar of {width} bytes, not {value!r}"
+    )

@@ -1,0 +1,92 @@
+"""Synchronous copies between host memory and device buffers, through staging buffers."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from hcq.memory import Placement
+from hcq.queue import QueueKind
+
+if TYPE_CHECKING:
+    from hcq.buffer import Buffer
+    from hcq.device import Device
+    from hcq.queue import Queue
+
+STAGING_SIZE = 4 << 20  # bytes of each of the two staging buffers
+
+
+class Transfer:
+    """Two HOST staging buffers, so that the device copies one while the host fills the other.
+
+    Both directions wait for all work submitted before, and return when the data has arrived. Where
+    there are several copy queues, the two staging buffers use different ones. Thread-safe: one
+    transfer at a time; the device's lock is not held while waiting.
+    """
+
+    def __init__(self, device: Device, staging_size: int = STAGING_SIZE) -> None:
+        self.device = device
+        self.staging_size = staging_size
+        self._lock = threading.Lock()
+        self._staging: list[Buffer] = []
+
+    def upload(self, destination: Buffer, data: memoryview) -> None:
+        """Copy `data` (bytes) to the start of `destination`."""
+        self.device.synchronize()
+        if destination.view is not None:
+            destination.view[: len(data)] = data
+            return
+        with self._lock:
+            staging, queues = self._lanes()
+            pending = [0] * len(staging)
+            for number, start in enumerate(range(0, len(data), self.staging_size)):
+                lane = number % len(staging)
+                chunk = data[start : start + self.staging_size]
+                queues[lane].timeline.wait(pending[lane])
+                view = staging[lane].view
+                assert view is not None
+                view[: len(chunk)] = chunk
+                part = destination[start : start + len(chunk)]
+                pending[lane] = queues[lane].copy(part, staging[lane], len(chunk)).submit()
+            for queue, value in zip(queues, pending, strict=True):
+                queue.timeline.wait(value)
+
+    def download(self, source: Buffer, out: memoryview) -> None:
+        """Copy the start of `source` to `out` (bytes, writable)."""
+        self.device.synchronize()
+        if source.view is not None:
+            out[:] = source.view[: len(out)]
+            return
+        with self._lock:
+            staging, queues = self._lanes()
+            starts = range(0, len(out), self.staging_size)
+            pending = [0] * len(starts)
+            for number in range(-1, len(starts)):
+                ahead = number + 1
+                if ahead < len(starts):
+                    lane = ahead % len(staging)
+                    part = source[starts[ahead] : min(starts[ahead] + self.staging_size, len(out))]
+                    pending[ahead] = queues[lane].copy(staging[lane], part).submit()
+                if number < 0:
+                    continue
+                lane = number % len(staging)
+                queues[lane].timeline.wait(pending[number])
+                chunk = out[starts[number] : starts[number] + self.staging_size]
+                view = staging[lane].view
+                assert view is not None
+                chunk[:] = view[: len(chunk)]
+
+    def close(self) -> None:
+        """Free the staging buffers; they come back at the next transfer."""
+        with self._lock:
+            for buffer in self._staging:
+                buffer.close()
+            self._staging = []
+
+    def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
+        if not self._staging:
+            self._staging = [
+                self.device.alloc(self.staging_size, placement=Placement.HOST) for _ in range(2)
+            ]
+        count = len(self.device.hardware_queues(QueueKind.COPY))
+        return self._staging, [self.device.queue(QueueKind.COPY, lane % count) for lane in range(2)]
