@@ -1,7 +1,7 @@
 """The decoded instruction: every field of every gfx1100 encoding under one roof.
 
-Names are LLVM's mnemonics (LLVM 22, gfx1100) without the _e32, _e64, _dpp suffix: the encoding is in
-`Instruction.format` and `Instruction.dpp`. Source: RDNA3 ISA document, chapter "Microcode formats".
+Names are LLVM's mnemonics (LLVM 22, gfx1100) without the _e32, _e64, _dpp suffix: the encoding is
+in `Instruction.format` and `Instruction.dpp`. Source: RDNA3 ISA document, chapter "Microcode formats".
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Instruction:
 
     dst: vector, or scalar for SOP*, SMEM and the readlane family; None when nothing is written.
     For memory operations dst is the returned data (None for stores and atomics without return).
-    sdst: the lane mask of VOPC (VCC, a scalar register, or EXEC for v_cmpx) and the carry or flag of
-    VOP3SD and of the carry forms of VOP2 (VCC).
+    sdst: the lane mask of VOPC (VCC, a scalar register, or EXEC for v_cmpx) and the carry or flag
+    of VOP3SD and of the carry forms of VOP2 (VCC).
     srcs: in LLVM's textual order. Literals of fmaak/fmamk included; a VCC that the text shows
     (v_cndmask_b32, v_add_co_ci_u32, ...) is the last source. Accumulators that are tied to dst
     (v_fmac, v_dot2acc) and the VCC read by v_div_fmas are not listed. For SMEM: (sbase,). Empty for
@@ -87,7 +87,7 @@ class Instruction:
     `Operand.high` and also raw in `op_sel` (bit 3 of VOP3: the destination's half).
     addr, data, data1, saddr: vector memory. addr is None for "off". saddr None for "off".
     srsrc, soffset: MUBUF; soffset also SMEM (None when absent).
-    offset: bytes, signed where the encoding is. offset0, offset1: DS two-address forms (in elements).
+    offset: bytes, signed where the encoding is. offset0, offset1: DS two-address forms, in elements.
     x, y: the halves of a VOPD, each an Instruction of format VOPD with its own dst and srcs.
     """
 

@@ -68,8 +68,8 @@ class Operand:
 
     index: register number (see `Kind`). width: 32-bit registers it covers (1 for a 16-bit value).
     value: for INTEGER, FLOAT and LITERAL the bits that the instruction sees, already converted to
-    the operand's `type` (1.0 is 0x3C00 in an F16 operand, 0x3FF0000000000000 in an F64 one; integers
-    are sign-extended to the type's size; a literal of a 64-bit float is its high half).
+    the operand's `type` (1.0 is 0x3C00 in an F16 operand, 0x3FF0000000000000 in an F64 one;
+    integers are sign-extended to the type's size; a literal of a 64-bit float is its high half).
     high: a 16-bit operand is bits 16..31 of its register (true16 encodings and VOP3 op_sel alike).
     neg, absolute: VOP3 and DPP source modifiers (absolute is taken first). Packed instructions keep
     theirs in `Instruction.neg_lo`, `neg_hi`, `op_sel`, `op_sel_hi`.
