@@ -1,0 +1,78 @@
+"""A page format for tests, and memory that tables live in: both decode for themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.errors import OutOfMemory
+from hcq.pagetable import Level
+
+VALID, TABLE, ADDRESS = 1, 2, 0x0000_FFFF_FFFF_F000
+
+
+@dataclass
+class ThreeLevels:
+    """2 MB and 1 GB leaves above 4 KB pages; bit 0 valid, bit 1 table, bits 48.. the fragment."""
+
+    levels: tuple[Level, ...] = (Level(30, 4), Level(21, 9), Level(12, 9))
+    leaf_levels: tuple[int, ...] = (0, 1, 2)
+    max_fragment: int = 9
+
+    def leaf(
+        self, level: int, physical: NDArray[np.uint64], flags: int, fragment: NDArray[np.uint64]
+    ) -> NDArray[np.uint64]:
+        entries = physical | np.uint64(VALID | flags) | (fragment << np.uint64(48))
+        return np.asarray(entries, np.uint64)
+
+    def table(self, level: int, physical: int) -> int:
+        return physical | VALID | TABLE
+
+    def physical(self, level: int, entry: int) -> int:
+        return entry & ADDRESS
+
+
+@dataclass
+class PlainMemory:
+    """Tables at addresses of our choosing; checks every access. writes counts calls of `write`."""
+
+    limit: int = 1 << 30
+    tables: dict[int, NDArray[np.uint64]] = field(default_factory=dict)
+    freed: list[int] = field(default_factory=list)
+    next_address: int = 0x10_0000
+    writes: int = 0
+
+    def allocate(self, size: int) -> int:
+        if len(self.tables) >= self.limit:
+            raise OutOfMemory("no more tables")
+        address = self.next_address
+        self.next_address += max(4096, size)
+        self.tables[address] = np.zeros(size // 8, np.uint64)
+        return address
+
+    def free(self, physical: int) -> None:
+        del self.tables[physical]
+        self.freed.append(physical)
+
+    def write(self, physical: int, entries: NDArray[np.uint64]) -> None:
+        self.writes += 1
+        base = physical & ~0xFFF
+        start = (physical - base) // 8
+        table = self.tables[base]
+        assert start + len(entries) <= len(table), "a write beyond its table"
+        table[start : start + len(entries)] = entries
+
+    def walk(self, root: int, page_format: ThreeLevels, va: int) -> tuple[int, int] | None:
+        """Translate as the hardware would: (physical, entry) or None."""
+        base = root
+        for level in page_format.levels:
+            entry = int(self.tables[base][va >> level.shift & (1 << level.bits) - 1])
+            if not entry & VALID:
+                return None
+            if entry & TABLE:
+                base = entry & ADDRESS
+                continue
+            return (entry & ADDRESS) + (va & (1 << level.shift) - 1), entry
+        raise AssertionError("a table below the last level")
