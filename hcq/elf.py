@@ -1,0 +1,370 @@
+"""Relocatable ELF objects, as compilers emit them: read with every bound checked, laid out, linked.
+
+Only 64-bit little-endian ET_REL files; whatever is wrong with one is a BadCodeObject. Facts: the
+System V ABI (gABI), chapters 4 "Object Files"; processor specifics are given by the caller.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hcq.errors import BadCodeObject
+
+ET_REL = 1
+SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_RELA, SHT_NOTE, SHT_NOBITS, SHT_REL = 1, 2, 3, 4, 7, 8, 9
+SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR, SHF_TLS, SHF_COMPRESSED = 1, 2, 4, 0x400, 0x800
+SHN_UNDEF, SHN_LORESERVE, SHN_ABS = 0, 0xFF00, 0xFFF1
+STB_WEAK = 2
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_RELA = struct.Struct("<QQq")
+_NOTE = struct.Struct("<III")
+
+MAX_SIZE = 1 << 30  # of an object, and of what it unfolds to in memory
+MAX_ALIGN = 1 << 16
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section. data is empty for SHT_NOBITS, whose bytes are zeros."""
+
+    index: int
+    name: str
+    kind: int
+    flags: int
+    size: int
+    align: int
+    data: bytes = field(repr=False)
+    link: int
+    info: int
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self.flags & SHF_ALLOC) and self.kind != SHT_NOTE
+
+
+@dataclass(frozen=True)
+class ElfSymbol:
+    """A symbol; section is None where undefined or absolute (then value is the address)."""
+
+    name: str
+    value: int
+    size: int
+    section: int | None
+    is_defined: bool
+    is_weak: bool
+
+
+@dataclass(frozen=True)
+class ElfRelocation:
+    """Patch section `section` at `offset` according to `kind` with symbol number `symbol`."""
+
+    section: int
+    offset: int
+    kind: int
+    symbol: int
+    addend: int
+
+
+@dataclass(frozen=True)
+class ElfObject:
+    """A checked object: every section, symbol and relocation lies where it says."""
+
+    machine: int
+    os_abi: int
+    abi_version: int
+    flags: int
+    sections: tuple[Section, ...]
+    symbols: tuple[ElfSymbol, ...]
+    relocations: tuple[ElfRelocation, ...]
+
+    def find(self, name: str) -> ElfSymbol | None:
+        """The defined symbol of that name."""
+        return next((s for s in self.symbols if s.name == name and s.is_defined), None)
+
+    def notes(self) -> list[tuple[str, int, bytes]]:
+        """(owner, type, description) of all notes; BadCodeObject for a malformed one."""
+        found = []
+        for section in self.sections:
+            if section.kind != SHT_NOTE:
+                continue
+            at = 0
+            while at + _NOTE.size <= len(section.data):
+                name_size, size, kind = _NOTE.unpack_from(section.data, at)
+                name_at = at + _NOTE.size
+                data_at = name_at + (name_size + 3 & ~3)
+                at = data_at + (size + 3 & ~3)
+                if data_at + size > len(section.data):
+                    raise BadCodeObject("a note reaches beyond its section", section=section.name)
+                owner = section.data[name_at : name_at + name_size].rstrip(b"\0")
+                found.append(
+                    (owner.decode("ascii", "replace"), kind, section.data[data_at : data_at + size])
+                )
+        return found
+
+
+def read_object(image: bytes) -> ElfObject:
+    """Read and check an object; BadCodeObject says what is wrong with it."""
+    if len(image) < _HEADER.size or len(image) > MAX_SIZE:
+        raise BadCodeObject("not an ELF object", size=len(image))
+    (
+        ident,
+        kind,
+        machine,
+        version,
+        _,
+        _,
+        table,
+        flags,
+        header_size,
+        _,
+        _,
+        entry_size,
+        count,
+        names,
+    ) = _HEADER.unpack_from(image)
+    if ident[:4] != b"\x7fELF":
+        raise BadCodeObject("not an ELF object: wrong magic", magic=ident[:4].hex())
+    if ident[4:7] != b"\x02\x01\x01" or version != 1:
+        raise BadCodeObject("not a 64-bit little-endian ELF of version 1", ident=ident[:8].hex())
+    if kind != ET_REL:
+        raise BadCodeObject("not a relocatable object (ET_REL)", type=kind)
+    if header_size != _HEADER.size or entry_size != _SECTION.size or not count:
+        raise BadCodeObject("odd header sizes", header=header_size, section=entry_size, count=count)
+    if table % 8 or table + count * _SECTION.size > len(image):
+        raise BadCodeObject("the section table reaches beyond the file", offset=table, count=count)
+    sections = _read_sections(image, table, count, names)
+    symbols = _read_symbols(sections)
+    relocations = _read_relocations(sections, len(symbols))
+    return ElfObject(machine, ident[7], ident[8], flags, sections, symbols, relocations)
+
+
+def _read_sections(image: bytes, table: int, count: int, names: int) -> tuple[Section, ...]:
+    raw = [_SECTION.unpack_from(image, table + number * _SECTION.size) for number in range(count)]
+    contents = []
+    for number, (_, kind, flags, _, offset, size, _, _, align, _) in enumerate(raw):
+        if kind in (0, SHT_NOBITS):
+            contents.append(b"")
+        elif offset + size > len(image):
+            raise BadCodeObject("a section reaches beyond the file", section=number, size=size)
+        else:
+            contents.append(image[offset : offset + size])
+        if size > MAX_SIZE or align > MAX_ALIGN or align & (align - 1):
+            raise BadCodeObject("odd section size or alignment", section=number, align=align)
+        if flags & (SHF_TLS | SHF_COMPRESSED):
+            raise BadCodeObject("thread-local and compressed sections are foreign", section=number)
+    if names >= count or raw[names][1] != SHT_STRTAB:
+        raise BadCodeObject("no table of section names", index=names)
+    return tuple(
+        Section(
+            number,
+            _string(contents[names], row[0], "section name"),
+            row[1],
+            row[2],
+            row[5],
+            max(1, row[8]),
+            contents[number],
+            row[6],
+            row[7],
+        )
+        for number, row in enumerate(raw)
+    )
+
+
+def _read_symbols(sections: tuple[Section, ...]) -> tuple[ElfSymbol, ...]:
+    tables = [section for section in sections if section.kind == SHT_SYMTAB]
+    if len(tables) != 1:
+        raise BadCodeObject("an object has one symbol table", found=len(tables))
+    table = tables[0]
+    if table.size % _SYMBOL.size:
+        raise BadCodeObject("the symbol table is cut off", size=table.size)
+    if table.link >= len(sections) or sections[table.link].kind != SHT_STRTAB:
+        raise BadCodeObject("no table of symbol names", link=table.link)
+    names = sections[table.link].data
+    symbols = []
+    for name, info, _, index, value, size in _SYMBOL.iter_unpack(table.data):
+        text = _string(names, name, "symbol name")
+        section = None
+        if SHN_UNDEF < index < SHN_LORESERVE:
+            if index >= len(sections):
+                raise BadCodeObject("a symbol of a section that is not there", symbol=text)
+            section = index
+            if value + size > sections[index].size:
+                raise BadCodeObject("a symbol reaches beyond its section", symbol=text, value=value)
+        elif index not in (SHN_UNDEF, SHN_ABS) and info & 15 != 4:  # STT_FILE
+            raise BadCodeObject("a symbol of an unknown kind of section", symbol=text, index=index)
+        symbols.append(
+            ElfSymbol(text, value, size, section, index != SHN_UNDEF, info >> 4 == STB_WEAK)
+        )
+    return tuple(symbols)
+
+
+def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfRelocation, ...]:
+    found = []
+    for section in sections:
+        if section.kind == SHT_REL:
+            raise BadCodeObject("relocations without addends are foreign", section=section.name)
+        if section.kind != SHT_RELA:
+            continue
+        if section.size % _RELA.size or not 0 < section.info < len(sections):
+            raise BadCodeObject("odd relocation section", section=section.name)
+        target = sections[section.info]
+        for offset, info, addend in _RELA.iter_unpack(section.data):
+            if info >> 32 >= symbols or offset >= len(target.data):
+                raise BadCodeObject(
+                    "a relocation points nowhere", section=target.name, offset=offset
+                )
+            found.append(
+                ElfRelocation(target.index, offset, info & 0xFFFF_FFFF, info >> 32, addend)
+            )
+    return tuple(found)
+
+
+def _string(table: bytes, at: int, what: str) -> str:
+    end = table.find(b"\0", at)
+    if at >= len(table) or end < 0:
+        raise BadCodeObject(f"a {what} lies outside its table", offset=at)
+    try:
+        return table[at:end].decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadCodeObject(f"a {what} is not text", offset=at) from None
+
+
+# ---- layout and linking --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one relocation type computes its bytes. Facts come from the processor's ABI supplement.
+
+    width: bytes patched. relative: the place's own address is subtracted. through: "symbol" takes
+    the symbol's address, "slot" the address of an 8-byte slot that holds it, "call" may go through
+    a jump. shift: bits dropped from the low end. signed: None where the value is truncated on
+    purpose.
+    """
+
+    width: int
+    relative: bool = False
+    through: str = "symbol"
+    shift: int = 0
+    signed: bool | None = None
+
+
+@dataclass
+class Layout:
+    """Where the loaded sections, slots and jumps of an object lie, relative to its base.
+
+    offsets: by section number. slots: by symbol number, 8 bytes each. jumps: by symbol number.
+    """
+
+    elf: ElfObject
+    rules: Mapping[int, Rule]
+    size: int = 0
+    align: int = 1
+    offsets: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    jumps: dict[int, int] = field(default_factory=dict)
+
+
+def lay_out(elf: ElfObject, rules: Mapping[int, Rule], jump_size: int = 0) -> Layout:
+    """Place code first, then data, then slots for addresses and jumps to symbols defined elsewhere.
+
+    BadCodeObject for relocation types that `rules` does not know, and for undefined symbols where
+    there are no jumps (jump_size 0).
+    """
+    layout = Layout(elf, rules)
+    loaded = [section for section in elf.sections if section.is_loaded]
+    for section in sorted(loaded, key=lambda section: not section.flags & SHF_EXECINSTR):
+        start = -(-layout.size // section.align) * section.align
+        layout.offsets[section.index] = start
+        layout.size = start + section.size
+        layout.align = max(layout.align, section.align)
+        if layout.size > MAX_SIZE:
+            raise BadCodeObject("the object unfolds to more than is sensible", size=layout.size)
+    for relocation in elf.relocations:
+        if relocation.section not in layout.offsets:
+            continue  # debugging information: not loaded, so not linked
+        rule = rules.get(relocation.kind)
+        symbol = elf.symbols[relocation.symbol]
+        if rule is None:
+            raise BadCodeObject("unknown relocation type", type=relocation.kind, symbol=symbol.name)
+        if relocation.offset + rule.width > len(elf.sections[relocation.section].data):
+            raise BadCodeObject("a relocation reaches beyond its section", type=relocation.kind)
+        if symbol.section is not None and symbol.section not in layout.offsets:
+            raise BadCodeObject("a relocation to what is not loaded", symbol=symbol.name)
+        outside = not symbol.is_defined and relocation.symbol != 0
+        if outside and not jump_size:
+            raise BadCodeObject(f"the symbol {symbol.name!r} is not defined", symbol=symbol.name)
+        if rule.through == "slot":
+            layout.slots.setdefault(relocation.symbol, 0)
+        elif rule.through == "call" and outside:
+            layout.jumps.setdefault(relocation.symbol, 0)
+    for places, size in ((layout.slots, 8), (layout.jumps, jump_size)):
+        for number in places:
+            places[number] = -(-layout.size // 16) * 16
+            layout.size = places[number] + size
+    return layout
+
+
+def link(
+    layout: Layout,
+    base: int,
+    outside: Mapping[str, int] | None = None,
+    jump: Callable[[int], bytes] | None = None,
+) -> bytes:
+    """The image for address `base`. outside: addresses of symbols defined elsewhere.
+
+    jump(address) makes code that goes to an address anywhere. BadCodeObject for values out of
+    range.
+    """
+    if base % layout.align:
+        raise BadCodeObject("the base is not aligned", base=base, align=layout.align)
+    image = bytearray(layout.size)
+    elf = layout.elf
+    for index, offset in layout.offsets.items():
+        data = elf.sections[index].data
+        image[offset : offset + len(data)] = data
+
+    def address(number: int) -> int:
+        symbol = elf.symbols[number]
+        if symbol.section is not None:
+            return base + layout.offsets[symbol.section] + symbol.value
+        if symbol.is_defined or number == 0:
+            return symbol.value
+        return (outside or {})[symbol.name]
+
+    for number, offset in layout.slots.items():
+        image[offset : offset + 8] = (address(number) & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
+    for number, offset in layout.jumps.items():
+        assert jump is not None
+        code = jump(address(number))
+        image[offset : offset + len(code)] = code
+    for relocation in elf.relocations:
+        if relocation.section not in layout.offsets:
+            continue
+        rule = layout.rules[relocation.kind]
+        if rule.through == "slot":
+            target = base + layout.slots[relocation.symbol]
+        elif rule.through == "call" and relocation.symbol in layout.jumps:
+            target = base + layout.jumps[relocation.symbol]
+        else:
+            target = address(relocation.symbol)
+        place = layout.offsets[relocation.section] + relocation.offset
+        value = target + relocation.addend - (base + place if rule.relative else 0)
+        image[place : place + rule.width] = _encode(value, rule, relocation)
+    return bytes(image)
+
+
+def _encode(value: int, rule: Rule, relocation: ElfRelocation) -> bytes:
+    bits = 8 * rule.width
+    if rule.signed is not None:
+        low, high = (-(1 << bits - 1), 1 << bits - 1) if rule.signed else (0, 1 << bits)
+        if not low <= value < high:
+            raise BadCodeObject(
+                "a relocated value does not fit", type=relocation.kind, offset=relocation.offset
+            )
+    return (value >> rule.shift & (1 << bits) - 1).to_bytes(rule.width, "little")
