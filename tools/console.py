@@ -1,4 +1,4 @@
-"""How the programs speak: text for people, JSON for programs, progress where there is a terminal."""
+"""How the programs speak: text for people, JSON for programs, progress on a terminal."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`ugpu demo`: bring a GPU up, classify real handwritten digits on it, and check the answer.
 
 The 1,797 8x8 digits that ship inside scikit-learn are classified by their nearest neighbour among
-the other 1,796: all pairwise squared distances by matmul, the digit itself left out, argmin. Pixels
-are whole numbers from 0 to 16, so every distance is exact in float32 and the labels must equal those
-NumPy finds, to the last one.
+the other 1,796: all pairwise squared distances by matmul, the digit itself left out, argmin.
+Pixels are whole numbers from 0 to 16, so every distance is exact in float32 and the labels must
+equal those NumPy finds, to the last one.
 """
 
 from __future__ import annotations

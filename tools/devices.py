@@ -12,11 +12,15 @@ def run_ls(out: Output) -> int:
     """List every device name that hcq.open takes on this machine."""
     listed = hcq.list_devices()
     out.table(
-        ("device", "what it is", "state"),
-        ((entry.name, entry.description, entry.state) for entry in listed),
+        ("device", "what it is", "facts"),
+        ((entry.name, entry.description, _facts(entry.facts)) for entry in listed),
     )
     out.result([asdict(entry) for entry in listed])
     return 0
+
+
+def _facts(facts: dict[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
 
 
 def run_info(name: str, out: Output) -> int:

@@ -42,7 +42,7 @@ class PciFunction:
     @property
     def known(self) -> bool:
         """Whether a driver of ours takes it."""
-        return (self.vendor, self.device) in navi31.PCI_IDS
+        return self.vendor == navi31.VENDOR and self.device in navi31.PCI_IDS
 
 
 def _number(path: Path) -> int:
@@ -135,8 +135,8 @@ class Doctor:
             "iommu",
             "missing",
             "the IOMMU is off; VFIO needs it to keep the device's DMA inside our memory",
-            "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&intel_iommu=on iommu=pt /' /etc/default/grub && "
-            "sudo update-grub && sudo reboot   # AMD hosts: enable IOMMU in the BIOS",
+            "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&intel_iommu=on iommu=pt /' /etc/default/grub "
+            "&& sudo update-grub && sudo reboot   # AMD hosts: enable IOMMU in the BIOS",
         )
 
     def vfio(self) -> Iterator[Finding]:
@@ -170,7 +170,7 @@ class Doctor:
                 "locked memory",
                 "missing",
                 f"only {soft >> 10} KiB may be locked; DMA buffers are locked memory",
-                f"echo \"$USER - memlock unlimited\" | sudo tee /etc/security/limits.d/ugpu.conf"
+                "echo \"$USER - memlock unlimited\" | sudo tee /etc/security/limits.d/ugpu.conf"
                 "   # then log in again",
             )
         else:
@@ -200,7 +200,9 @@ class Doctor:
         if function.driver == "vfio-pci":
             yield Finding(check, "ok", "bound to vfio-pci")
         else:
-            holder = f"held by the kernel driver {function.driver}" if function.driver else "unbound"
+            holder = "unbound"
+            if function.driver is not None:
+                holder = f"held by the kernel driver {function.driver}"
             yield Finding(check, "missing", f"{holder}; must be bound to vfio-pci", bind(function))
         vram = function.bar_sizes[0]
         if vram == 0:

@@ -1,8 +1,8 @@
 """`make bench`: run every benchmark, print a table, write build/bench.json.
 
 A benchmark is a module tests/bench/bench_<subject>.py with `measure() -> list[dict]`, each dict
-{name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run. Each module
-runs in a process of its own, so that none profits or suffers from what another has loaded.
+{name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run. Each
+module runs in a process of its own, so that none profits or suffers from what another has loaded.
 `python -m tests.bench start boot` runs only the named subjects.
 """
 
@@ -17,8 +17,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIMIT_S = 900
 
-RUN_ONE = "import json, sys, importlib; sys.stdout = sys.stderr; m = importlib.import_module(sys.argv[1])\n"
-RUN_ONE += "out = m.measure(); sys.__stdout__.write(json.dumps(out))"
+# The module's own output goes to stderr; stdout carries the results alone.
+RUN_ONE = """
+import importlib, json, sys
+sys.stdout = sys.stderr
+results = importlib.import_module(sys.argv[1]).measure()
+sys.__stdout__.write(json.dumps(results))
+"""
 
 
 def subjects() -> list[str]:

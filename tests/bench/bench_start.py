@@ -36,6 +36,8 @@ def measure() -> list[dict[str, object]]:
     return [
         {"name": "import hcq", "value": _import_ms("hcq"), "unit": "ms"},
         {"name": "import compiler", "value": _import_ms("compiler"), "unit": "ms"},
-        {"name": "demo on virtual:navi31, second run", "value": _demo_s("virtual:navi31"), "unit": "s"},
-        {"name": "demo on cpu, second run", "value": _demo_s("cpu"), "unit": "s"},
+        *(
+            {"name": f"demo on {device}, second run", "value": _demo_s(device), "unit": "s"}
+            for device in ("virtual:navi31", "cpu")
+        ),
     ]

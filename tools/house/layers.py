@@ -38,7 +38,7 @@ class Import:
 
 
 def imports_of(file: Path, root: Path) -> Iterator[Import]:
-    """Yield every absolute import of a file, wherever it stands; `from a import b` gives a and a.b."""
+    """Yield every import of a file, wherever it stands; `from a import b` gives a and a.b."""
     tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     where = file.relative_to(root)
     for node in ast.walk(tree):
