@@ -1,12 +1,13 @@
 """Registers by name, with fields: maps read lazily from text tables, and maps bound to a bus.
 
-A table is text, one register a line, sorted by name; lines that start with `#` are remarks at the top:
+A table is text, one register a line, sorted by name; lines that start with `#` are remarks at the
+top:
 
     NAME offset segment [FIELD:lsb:width ...]
 
-`offset` is hexadecimal, in dwords within `segment`; `segment` picks the base address that the chip's discovery
-table gives to the block. A line is parsed when its register is first asked for, so that loading a table of
-thousands of registers costs one read of a file.
+`offset` is hexadecimal, in dwords within `segment`; `segment` picks the base address that the
+chip's discovery table gives to the block. A line is parsed when its register is first asked for, so
+that loading a table of thousands of registers costs one read of a file.
 
     gc = RegisterBlock(load("gc_11_0_0"), bases, bus)
     gc.CP_HQD_PQ_CONTROL.write(QUEUE_SIZE=9, RPTR_BLOCK_SIZE=5)
@@ -63,7 +64,7 @@ class Field:
         return (value >> self.lsb) & self.maximum
 
     def insert(self, value: int, field: int) -> int:
-        """Return the word `value` with this field set to `field`; BadArgument where it does not fit."""
+        """Return `value` with this field set to `field`; BadArgument where it does not fit."""
         if not 0 <= field <= self.maximum:
             raise BadArgument(
                 f"field {self.name} holds 0 to {self.maximum:#x}", field=self.name, value=field
@@ -103,7 +104,7 @@ class Register:
         return found
 
     def insert(self, value: int, fields: Mapping[str, int]) -> int:
-        """Return `value` with `fields` set; BadArgument for a foreign field or a value too large."""
+        """Return `value` with `fields` set; BadArgument if one is unknown or too large."""
         if not 0 <= value <= _ALL_ONES:
             raise BadArgument("a register holds 32 bits", register=self.name, value=value)
         for name, content in fields.items():
@@ -124,7 +125,7 @@ class Register:
 
 
 class RegisterValue(int):
-    """What a register holds: a plain int whose fields are attributes, or items where names are computed."""
+    """What a register holds: an int whose fields are attributes, or items by name."""
 
     register: Register
 
@@ -166,8 +167,8 @@ class RegisterValue(int):
 class RegisterMap:
     """All registers of one block, by name, from the text of its table.
 
-    `map.CP_STAT` and `map["CP_STAT"]` give the Register; an unknown name raises AttributeError or KeyError with
-    the nearest names. Iterating gives the names. Safe to share between threads.
+    `map.CP_STAT` and `map["CP_STAT"]` give the Register; an unknown name raises AttributeError or
+    KeyError with the nearest names. Iterating gives the names. Safe to share between threads.
     """
 
     def __init__(self, text: str, name: str) -> None:
@@ -278,7 +279,7 @@ class BoundRegister:
         return RegisterValue(self.register, self.bus.read32(self.index))
 
     def write(self, value: int = 0, /, **fields: int) -> None:
-        """Write `value` with `fields` inserted: exactly one bus write, none if a field is refused."""
+        """Write `value` with `fields` inserted: one bus write; none if a field is refused."""
         self.bus.write32(self.index, int(self.register.insert(value, fields)))
 
     def update(self, **fields: int) -> RegisterValue:
@@ -295,7 +296,8 @@ class BoundRegister:
 class RegisterBlock:
     """A register map at its place in a chip: `block.NAME` is a BoundRegister.
 
-    `bases` holds the dword address of each segment, as the chip's discovery table lists them for this block.
+    `bases` holds the dword address of each segment, as the chip's discovery table lists them for
+    this block.
     """
 
     def __init__(self, map: RegisterMap, bases: Sequence[int], bus: Bus) -> None:
@@ -325,7 +327,7 @@ class RegisterBlock:
         return found if isinstance(found, BoundRegister) else self._bind(self.map[name])
 
     def at(self, name: str) -> BoundRegister:
-        """Find a register whose name is computed; KeyError with the nearest names if there is none."""
+        """Find a register by a computed name; KeyError with near names if there is none."""
         return self[name]
 
     def find(self, index: int) -> BoundRegister | None:

@@ -1,15 +1,19 @@
-"""Folders of generated tables: registers, constants and struct layouts, read when first asked for.
+"""Folders of generated tables: registers, structures and constants, read when first asked for.
 
 A folder such as am/regs holds text files written by tools/clang2py: `NAME.txt` for registers,
-`NAME.constants.txt` and `NAME.structs.txt` for what C headers define. A table is read once per process.
+`NAME.structs.txt` and `NAME.constants.txt` for what a C header defines. A table is read once per
+process. BadArgument for a name without a table lists the tables there are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from hcq.constants import Constants
 from hcq.errors import BadArgument
-from hcq.fields import RegisterMap
+from hcq.fields import Bus, RegisterBlock, RegisterMap
+from hcq.layout import Layouts
 
 
 class Tables:
@@ -18,21 +22,41 @@ class Tables:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._registers: dict[str, RegisterMap] = {}
+        self._structs: dict[str, Layouts] = {}
+        self._constants: dict[str, Constants] = {}
 
-    def _read(self, name: str, suffix: str) -> str:
+    def _read(self, name: str, kind: str) -> str:
+        suffix = f".{kind}.txt" if kind else ".txt"
         try:
             return (self.folder / f"{name}{suffix}").read_text(encoding="ascii")
         except FileNotFoundError:
-            known = sorted(
-                path.name.removesuffix(suffix)
-                for path in self.folder.glob(f"*{suffix}")
-                if "." not in path.name.removesuffix(suffix)
-            )
-            raise BadArgument(f"no table {name}{suffix}; there are {', '.join(known)}") from None
+            stems = (path.name.removesuffix(suffix) for path in self.folder.glob(f"*{suffix}"))
+            known = sorted(stem for stem in stems if "." not in stem and stem != "MANIFEST")
+            raise BadArgument(
+                f"no table of {kind or 'registers'} {name}; there are {', '.join(known)}"
+            ) from None
 
     def load(self, name: str) -> RegisterMap:
-        """The registers of a block, for example `gc_11_0_0`; BadArgument names the tables there are."""
+        """The registers of a block, for example `gc_11_0_0`."""
         found = self._registers.get(name)
         if found is None:
-            found = self._registers[name] = RegisterMap(self._read(name, ".txt"), name)
+            found = self._registers[name] = RegisterMap(self._read(name, ""), name)
+        return found
+
+    def block(self, name: str, bases: Sequence[int], bus: Bus) -> RegisterBlock:
+        """The registers of a block in a chip; `bases` holds each segment's dword address."""
+        return RegisterBlock(self.load(name), bases, bus)
+
+    def structs(self, name: str) -> Layouts:
+        """The structures of a C header, for example `v11_structs`."""
+        found = self._structs.get(name)
+        if found is None:
+            found = self._structs[name] = Layouts(self._read(name, "structs"), name)
+        return found
+
+    def constants(self, name: str) -> Constants:
+        """The macros and enumerators of a C header, for example `nvd`."""
+        found = self._constants.get(name)
+        if found is None:
+            found = self._constants[name] = Constants(self._read(name, "constants"), name)
         return found

@@ -77,7 +77,7 @@ def test_every_field_lies_in_its_register(table: str) -> None:
 
 
 def test_the_absolute_index_of_the_psp_mailbox() -> None:
-    """MP0's first segment is at dword 0x16000 on Navi31: the boot status register is dword 0x16091."""
+    """MP0's first segment is at dword 0x16000 on Navi31."""
 
     class Silent:
         def read32(self, index: int) -> int:

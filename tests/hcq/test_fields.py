@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -63,7 +64,7 @@ words = st.integers(0, 2**32 - 1)
 def disjoint_registers(draw: st.DrawFn) -> Register:
     """A register whose fields do not overlap."""
     edges = sorted(draw(st.sets(st.integers(0, 32), min_size=2, max_size=10)))
-    fields = [Field(f"F{i}", a, b - a) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False))]
+    fields = [Field(f"F{i}", a, b - a) for i, (a, b) in enumerate(itertools.pairwise(edges))]
     return Register("R", draw(st.integers(0, 0xFFFF)), draw(st.integers(0, 5)), fields)
 
 
@@ -74,7 +75,9 @@ def test_decoding_and_encoding_are_inverse(register: Register, word: int) -> Non
 
 
 @given(disjoint_registers(), words, st.data())
-def test_replacing_a_field_leaves_the_others(register: Register, word: int, data: st.DataObject) -> None:
+def test_replacing_a_field_leaves_the_others(
+    register: Register, word: int, data: st.DataObject
+) -> None:
     name = data.draw(st.sampled_from(sorted(register.fields)))
     content = data.draw(st.integers(0, register.fields[name].maximum))
     before = register.decode(word)
@@ -90,7 +93,9 @@ def test_a_line_survives_parsing(register: Register) -> None:
     assert again.fields == register.fields
 
 
-@given(st.sets(st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,12}", fullmatch=True), max_size=40), st.text())
+@given(
+    st.sets(st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,12}", fullmatch=True), max_size=40), st.text()
+)
 def test_bisection_finds_what_is_there_and_nothing_else(names: set[str], other: str) -> None:
     text = "# top\n" + "".join(f"{name} 0x1 0\n" for name in sorted(names))
     found = RegisterMap(text, "any")

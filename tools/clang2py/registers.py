@@ -1,13 +1,15 @@
-"""Read AMD register headers: a fast tokenizer, because they are tens of megabytes of literal defines.
+"""Read AMD register headers: a fast tokenizer, as they are tens of megabytes of literal defines.
 
 Two headers describe one block (Linux, drivers/gpu/drm/amd/include/asic_reg):
 
-    <block>_offset.h     regNAME offset, regNAME_BASE_IDX segment; ixNAME for registers behind an index register;
-                         cfgNAME for PCI configuration space in bytes, which is not a register of the block
+    <block>_offset.h     regNAME offset, regNAME_BASE_IDX segment; ixNAME for registers behind an
+                         index register; cfgNAME for PCI configuration space in bytes, which is
+                         reached by another way and read here by nobody
     <block>_sh_mask.h    NAME__FIELD__SHIFT and NAME__FIELD_MASK
 
-The vendor makes mistakes. The bits of a field come from its mask; each place where the shift says something else is
-listed in the catalogue with what is known, so that a new contradiction stops the generator.
+The vendor makes mistakes. The bits of a field come from its mask; each place where the shift says
+something else is listed in the catalogue with what is known, so that a new contradiction stops the
+generator.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from hcq.errors import UsageError
 from hcq.fields import REGISTER_BITS, Field, Register
 
-_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+(0[xX][0-9a-fA-F]+|\d+)[uUlL]*[ \t\r]*(?://.*)?$", re.M)
+_DEFINE = re.compile(
+    r"^#define[ \t]+(\w+)[ \t]+(0[xX][0-9a-fA-F]+|\d+)[uUlL]*[ \t\r]*(?://.*)?$", re.M
+)
 _ANY_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+\S", re.M)
 _MASK = "_MASK"
 _SHIFT = "__SHIFT"
 _SEGMENT = "_BASE_IDX"
 
 
-class VendorError(Exception):
+class VendorError(UsageError):
     """A header says something that cannot be, and the catalogue does not know of it."""
 
 
@@ -48,7 +53,9 @@ def defines(text: str) -> dict[str, int]:
     return found
 
 
-def _places(offsets: Mapping[str, int], prefix: str, source: RegisterSource) -> dict[str, tuple[int, int]]:
+def _places(
+    offsets: Mapping[str, int], prefix: str, source: RegisterSource
+) -> dict[str, tuple[int, int]]:
     """Name (without prefix) to offset and segment."""
     places = {}
     believed = source.missing_segments or {}
@@ -93,7 +100,9 @@ def _fields(
             raise VendorError(f"{macro} {mask:#x} is not a field of a {REGISTER_BITS}-bit register")
         shift = masks.get(full_name + _SHIFT)
         if shift != lsb and full_name not in source.wrong_shifts:
-            raise VendorError(f"{full_name}: mask {mask:#x} starts at bit {lsb}, shift says {shift}")
+            raise VendorError(
+                f"{full_name}: mask {mask:#x} starts at bit {lsb}, shift says {shift}"
+            )
         fields.setdefault(owner[0], []).append(Field(owner[1], lsb, width))
     return fields
 

@@ -1,0 +1,81 @@
+"""Regenerate the tables (`make regen`), or check that nobody edited them (`make check`).
+
+python -m tools.clang2py                      fetch Debian's kernel source, generate everything
+python -m tools.clang2py --kernel-src DIR     generate from an unpacked Linux 6.12 tree
+python -m tools.clang2py --check              compare the tables with their manifests; no
+network
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from pathlib import Path
+
+from hcq.errors import UgpuError
+from tools.clang2py.catalogue import FOLDERS, INPUTS, PACKAGE
+from tools.clang2py.manifest import complaints
+from tools.clang2py.sources import debian_tree, given_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check(root: Path) -> int:
+    """Compare every generated file with its manifest; 0 if all are as generated."""
+    said = [line for folder in FOLDERS for line in complaints(root / folder)]
+    for line in said:
+        print(f"regen: {line}", file=sys.stderr)
+    if not said:
+        print(f"regen: tables in {', '.join(FOLDERS)} are as generated")
+    return 1 if said else 0
+
+
+def regenerate(root: Path, kernel: Path | None, cache: Path) -> int:
+    """Generate everything below `root` and say what changed; 0 unless it could not be done."""
+    try:
+        # Only this needs libclang, an optional package, so it is not imported on top.
+        regen = importlib.import_module("tools.clang2py.regen")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("clang"):
+            raise
+        print("regen: needs libclang: pip install 'libclang>=18,<19'", file=sys.stderr)
+        return 2
+    begin = time.monotonic()
+    try:
+        tree = given_tree(kernel, INPUTS) if kernel else debian_tree(cache, PACKAGE, INPUTS)
+        changed = regen.write(tree, root)
+    except UgpuError as error:
+        print(f"regen: {error}", file=sys.stderr)
+        return 2
+    for path in changed:
+        print(f"regen: changed {path.relative_to(root)}")
+    if not changed:
+        print("regen: no difference")
+    print(f"regen: {len(INPUTS)} headers of {tree.origin} in {time.monotonic() - begin:.1f} s")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; the exit code is 0, 1 (a table was edited) or 2 (cannot generate)."""
+    parser = argparse.ArgumentParser(prog="python -m tools.clang2py", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--check", action="store_true", help="only compare with the manifests")
+    parser.add_argument("--kernel-src", type=Path, metavar="DIR", help="an unpacked Linux tree")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        default=ROOT / "build" / "clang2py",
+        help="where downloads are kept",
+    )
+    parser.add_argument("--root", type=Path, metavar="DIR", default=ROOT, help="where to write")
+    options = parser.parse_args(arguments)
+    if options.check:
+        return check(options.root)
+    return regenerate(options.root, options.kernel_src, options.cache)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
