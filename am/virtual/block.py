@@ -1,0 +1,82 @@
+"""What every block of the virtual chip has: its registers by name, and resets that reach it."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Protocol
+
+from am.virtual.registers import Reader, Writer
+from hcq.fields import RegisterValue
+
+if TYPE_CHECKING:
+    from am.virtual.chip import Chip
+
+
+class Reset(enum.IntEnum):
+    """How far a reset reaches; a larger one includes the smaller."""
+
+    GFX = 1  # mode2, GRBM: graphics and SDMA; engines call it on themselves
+    MODE1 = 2  # everything but the bus interface
+    BUS = 3  # FLR or secondary bus reset
+    POWER = 4
+
+
+class Block:
+    """A part of the chip. All methods run under `chip.lock`.
+
+    `block` names the register table: "gc", "mmhub", "nbio", "mp", "osssys", "hdp", "smuio", "thm".
+    """
+
+    def __init__(self, chip: Chip, block: str) -> None:
+        self.chip = chip
+        self.block = block
+
+    def index(self, name: str) -> int:
+        """Return the absolute dword index of a register."""
+        return self.chip.space.index(self.block, name)
+
+    def get(self, name: str) -> int:
+        """Read a latch, without behaviour."""
+        return self.chip.space.peek(self.chip.space.index(self.block, name))
+
+    def fields(self, name: str) -> RegisterValue:
+        """Read a latch as a value with fields."""
+        return self.chip.space.register(self.block, name).decode(self.get(name))
+
+    def set(self, name: str, value: int | None = None, **fields: int) -> None:
+        """Set a latch, without behaviour; without `value` only `fields` change."""
+        base = self.get(name) if value is None else value
+        if fields:
+            base = self.chip.space.register(self.block, name).insert(base, fields)
+        self.chip.space.poke(self.index(name), base)
+
+    def on_read(self, name: str, reader: Reader) -> None:
+        """Let `reader` answer reads of a register."""
+        self.chip.space.on_read(self.block, name, reader)
+
+    def on_write(self, name: str, writer: Writer) -> None:
+        """Call `writer` with each value written, after it was latched."""
+        self.chip.space.on_write(self.block, name, writer)
+
+    def reset(self, scope: Reset) -> None:
+        """Take the state that a reset of this reach leaves. The latches were cleared before."""
+
+    def stop(self) -> None:
+        """Stop for good or until the next reset: the card is gone, or loses power. Idempotent.
+
+        Called with `chip.lock` held: signal threads, do not join them.
+        """
+
+    def close(self) -> None:
+        """Release threads and memory at the end of the chip's life. Called without the lock."""
+
+
+class DoorbellTarget(Protocol):
+    """An engine that listens to doorbells."""
+
+    def doorbell(self, dword: int, value: int) -> bool:
+        """Take a write of the 64-bit `value` at this dword of BAR2; False if no queue matches.
+
+        Called with `chip.lock` held, at each write; a pair of 32-bit writes makes two calls.
+        """
+        ...

@@ -1,0 +1,155 @@
+"""The IP discovery binary that the board's firmware leaves near the end of VRAM.
+
+Facts: Linux 6.12 include/discovery.h (layout, signatures), amdgpu_discovery.c (checksums),
+soc15_hw_ip.h (hardware ids). Written out by hand here, so that a wrong generated layout shows.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from am.chips.navi31 import facts
+from am.virtual.options import ChipOptions
+
+_BINARY_SIGNATURE = 0x28211407
+_IPS_SIGNATURE = 0x53445049
+_GC_SIGNATURE = 0x4347
+_HARVEST_SIGNATURE = 0x56524148
+_BINARY_HEADER = 0x0C + 6 * 8
+_BASES = facts.TYPICAL_BASES
+# hardware id, instance, version, bases. Ids 12, 36, 37, 46, 70, 91, 150, 271 and 28 are blocks that
+# compute does not use; a driver passes over what it does not know (999 is nobody's).
+_IPS: tuple[tuple[int, int, tuple[int, int, int], tuple[int, ...]], ...] = (
+    (1, 0, (13, 0, 0), _BASES["MP1"]),
+    (3, 0, (13, 0, 6), _BASES["THM"]),
+    (4, 0, (13, 0, 6), _BASES["SMUIO"]),
+    (11, 0, (11, 0, 0), _BASES["GC"]),
+    (12, 0, (4, 0, 0), (0x7800, 0x7E00, 0x2403000)),
+    (12, 1, (4, 0, 0), (0x7A00, 0x9000, 0x2403800)),
+    (28, 0, (5, 0, 0), ()),
+    (34, 0, (3, 0, 0), _BASES["MMHUB"]),
+    (35, 0, (3, 0, 0), (0xC00, 0x2408C00)),
+    (40, 0, (6, 0, 0), _BASES["OSSSYS"]),
+    (41, 0, (6, 0, 0), _BASES["HDP"]),
+    (42, 0, (6, 0, 0), _BASES["SDMA0"]),
+    (43, 0, (6, 0, 0), _BASES["SDMA1"]),
+    (46, 0, (4, 3, 0), (0x7000, 0x240B800, 0x7C0)),
+    (91, 0, (6, 0, 0), (0x45000, 0x2441C00)),
+    (108, 0, (4, 3, 0), _BASES["NBIF"]),
+    (150, 0, (8, 10, 0), (0x14000, 0x2425800)),
+    (150, 2, (8, 10, 0), (0x54000, 0x2425C00)),
+    (255, 0, (13, 0, 0), _BASES["MP0"]),
+    (271, 0, (3, 2, 0), (0x12, 0xC0, 0x34C0, 0x9000)),
+    (999, 7, (1, 2, 3), (0xABCDE,)),
+)
+
+
+def byte_sum(data: bytes) -> int:
+    """The checksum of the format: the sum of all bytes, 16 bits."""
+    return sum(data) & 0xFFFF
+
+
+def _ip_table(version: int, start: int) -> bytes:
+    """Table 0: one die with all IPs; `start` is its offset in the binary."""
+    wide = version >= 4
+    header_size = 0x0E + 16 * 4 + 2
+    entries = b""
+    for hardware_id, instance, (major, minor, revision), bases in _IPS:
+        entries += struct.pack(
+            "<HBBBBBB", hardware_id, instance, len(bases), major, minor, revision, 0
+        )
+        entries += struct.pack(f"<{len(bases)}{'Q' if wide else 'I'}", *bases)
+    die = struct.pack("<HH", 0, len(_IPS)) + entries
+    dies = struct.pack("<HH", 0, start + header_size) + bytes(15 * 4)
+    header = struct.pack("<IHHIH", _IPS_SIGNATURE, version, header_size + len(die), 0x12345678, 1)
+    return header + dies + struct.pack("<H", 1 if wide else 0) + die
+
+
+def _gc_table(options: ChipOptions) -> bytes:
+    """Table 1, version 1.2: sizes of the shader array (gc_info_v1_2)."""
+    fields = (
+        options.shader_engines,
+        options.wgps_per_array,  # WGP0 per array
+        0,  # WGP1 per array
+        4,  # render backends per engine
+        24,  # GL2 channels
+        1536,  # GPRs
+        32,  # geometry threads
+        32,
+        1024,
+        1024,
+        1,
+        32,  # wave size
+        16,  # waves per SIMD
+        32,  # scratch slots per CU
+        64,  # LDS in KB
+        1,
+        options.arrays_per_engine,
+        1,
+        4,
+        # 1.1
+        8,
+        2,
+        96,
+        # 1.2
+        2,
+        32,
+        1,
+        32,
+        16,
+        1,
+        256,
+        6144,
+    )
+    return struct.pack(f"<IHHI{len(fields)}I", _GC_SIGNATURE, 1, 2, 12 + 4 * len(fields), *fields)
+
+
+def _harvest_table(options: ChipOptions) -> bytes:
+    entries = b"".join(struct.pack("<HBB", *pair, 0) for pair in options.harvested)
+    return struct.pack("<II", _HARVEST_SIGNATURE, 0) + entries.ljust(32 * 4, b"\x00")
+
+
+def build_discovery(options: ChipOptions) -> bytes:
+    """Make the binary; `options.discovery_flaw` damages one part of it."""
+    ips = _ip_table(options.discovery_version, _BINARY_HEADER)
+    gc_start = -(-(_BINARY_HEADER + len(ips)) // 8) * 8
+    gc = _gc_table(options)
+    harvest_start = -(-(gc_start + len(gc)) // 8) * 8
+    harvest = _harvest_table(options)
+    size = harvest_start + len(harvest)
+    image = bytearray(size)
+    tables = ((_BINARY_HEADER, ips), (gc_start, gc), (harvest_start, harvest))
+    for slot, (start, table) in enumerate(tables):
+        image[start : start + len(table)] = table
+        struct.pack_into("<HHHH", image, 0x0C + 8 * slot, start, byte_sum(table), len(table), 0)
+    struct.pack_into("<IHHHH", image, 0, _BINARY_SIGNATURE, 1, 3, 0, size)
+    _damage(image, options, gc_start, harvest_start)
+    struct.pack_into("<H", image, 8, byte_sum(bytes(image[0x0A:])))
+    if options.discovery_flaw == "checksum":
+        image[8] ^= 0x01
+    if options.discovery_flaw == "signature":
+        image[0] ^= 0x01
+    return bytes(image)
+
+
+def _damage(image: bytearray, options: ChipOptions, gc_start: int, harvest_start: int) -> None:
+    """Spoil a table; the checksum over the whole stays right, as the flaw is inside."""
+    match options.discovery_flaw:
+        case "table signature":
+            image[_BINARY_HEADER] ^= 0x01
+            struct.pack_into("<H", image, 0x0E, _sum_of(image, 0))
+        case "table checksum":
+            image[_BINARY_HEADER + 0x60] ^= 0x10
+        case "gc checksum":
+            image[gc_start + 12] ^= 0x01
+        case "harvest":
+            image[harvest_start + 9] ^= 0x01
+        case "size":
+            struct.pack_into("<H", image, 0x0A, 0xFFF0)
+        case _:
+            pass
+
+
+def _sum_of(image: bytearray, slot: int) -> int:
+    start, _, size = struct.unpack_from("<HHH", image, 0x0C + 8 * slot)
+    return byte_sum(bytes(image[start : start + size]))

@@ -1,0 +1,134 @@
+"""Host memory that the card reaches, and the IOMMU between them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+from collections.abc import Callable, Sequence
+
+from hcq.errors import BadArgument, OutOfMemory
+from hcq.memory import BusAddr
+from hcq.transport.base import DmaSegment
+
+PAGE = 4096
+_SLOT_SHIFT = 21  # bus space is dealt out in slots of 2 MiB
+_SLOT = 1 << _SLOT_SHIFT
+_FIRST_SLOT = (1 << 40) >> _SLOT_SHIFT
+_LAST_SLOT = (1 << 44) >> _SLOT_SHIFT  # gfx11 reaches 44 bits of bus address
+
+
+class Iommu:
+    """Bus address -> host address, for memory that is alive. Made-up bus addresses, seeded.
+
+    Slots are never used twice, so that a stale bus address is always caught.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> (bus start, bus end, host)
+        self._next = _FIRST_SLOT + self._random.randrange(1 << 10)
+
+    def _deal(self, count: int) -> int:
+        first = self._next
+        self._next += count + self._random.randrange(1, 4)
+        if self._next >= _LAST_SLOT:
+            raise OutOfMemory("the virtual IOMMU has no bus addresses left")
+        return first
+
+    def map(self, host: int, size: int, *, contiguous: bool) -> list[DmaSegment]:
+        """Give bus addresses to `size` bytes of host memory: one run, or runs of 2 MiB at most."""
+        segments: list[DmaSegment] = []
+        whole = self._deal(-(-size // _SLOT)) if contiguous else 0
+        for start in range(0, size, _SLOT):
+            length = min(_SLOT, size - start)
+            slot = whole + start // _SLOT if contiguous else self._deal(1)
+            bus = slot << _SLOT_SHIFT
+            self._slots[slot] = (bus, bus + length, host + start)
+            if contiguous and segments:
+                segments = [DmaSegment(segments[0].address, start + length)]
+            else:
+                segments.append(DmaSegment(BusAddr(bus), length))
+        return segments
+
+    def unmap(self, segments: Sequence[DmaSegment]) -> None:
+        """Make the addresses invalid."""
+        for segment in segments:
+            for bus in range(segment.address, segment.address + segment.size, _SLOT):
+                self._slots.pop(bus >> _SLOT_SHIFT, None)
+
+    def translate(self, bus: int, size: int) -> tuple[int, int] | None:
+        """Return (host address, bytes in one piece, at most `size`); None if refused."""
+        slot = self._slots.get(bus >> _SLOT_SHIFT)
+        if slot is None or bus >= slot[1]:
+            return None
+        return slot[2] + bus - slot[0], min(size, slot[1] - bus)
+
+
+class HostMemory:
+    """One allocation of device-reachable memory; implements `hcq.transport.base.DmaMemory`."""
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        size: int,
+        segments: Sequence[DmaSegment],
+        release: Callable[[HostMemory], None],
+    ) -> None:
+        self.size = size
+        self.segments = segments
+        self.memory = memory
+        self.view = memoryview(memory)
+        self._release: Callable[[HostMemory], None] | None = release
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back."""
+        return self._release is None
+
+    def close(self) -> None:
+        """Take the memory from the device; idempotent."""
+        release, self._release = self._release, None
+        if release is not None:
+            release(self)
+
+    def __repr__(self) -> str:
+        return f"<HostMemory {self.size:#x} bytes in {len(self.segments)} runs>"
+
+
+class DmaPool:
+    """Host memory of a virtual chip.
+
+    A worker thread of a shader core may be between its translation and its access when memory is
+    given back. So nothing is ever unmapped from the process while the chip lives: what was given
+    back reads as zeros at once and is lent again later.
+    """
+
+    def __init__(self, iommu: Iommu, revoked: Callable[[int, int], None]) -> None:
+        self._iommu = iommu
+        self._revoked = revoked  # (host address, size): forget translations to it
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._lost: list[mmap.mmap] = []
+
+    def allocate(self, size: int, *, contiguous: bool) -> HostMemory:
+        """Allocate zeroed memory, rounded up to pages."""
+        if size <= 0:
+            raise BadArgument("a DMA allocation has at least one byte", size=size)
+        size = -(-size // PAGE) * PAGE
+        spare = self._free.get(size)
+        memory = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+        host = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        segments = self._iommu.map(host, size, contiguous=contiguous)
+        return HostMemory(memory, size, segments, self._give_back)
+
+    def _give_back(self, lent: HostMemory) -> None:
+        self._iommu.unmap(lent.segments)
+        host = ctypes.addressof(ctypes.c_char.from_buffer(lent.memory))
+        self._revoked(host, lent.size)
+        try:
+            lent.view.release()
+        except BufferError:  # arrays of the caller still look at it: theirs, but never ours again
+            self._lost.append(lent.memory)
+            return
+        lent.memory.madvise(mmap.MADV_DONTNEED)
+        self._free.setdefault(lent.size, []).append(lent.memory)

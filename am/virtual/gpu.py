@@ -1,0 +1,43 @@
+"""The door to the virtual Navi31: what `hcq.open("virtual:navi31")` finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from am.virtual.chip import Chip
+from am.virtual.options import ChipOptions, FaultPlan
+from am.virtual.pci import VirtualTransport
+from hcq.errors import BadArgument
+from hcq.registry import Attachment
+
+
+def build_chip(options: ChipOptions | None = None) -> Chip:
+    """Build a whole card and switch it on. The caller closes it."""
+    return Chip(options)
+
+
+def attach(
+    chip: Chip | None = None,
+    *,
+    options: ChipOptions | None = None,
+    vram: int | None = None,
+    seed: int | None = None,
+    faults: FaultPlan | None = None,
+) -> Attachment:
+    """Plug a transport into `chip`, which stays the caller's, or into a new chip of its own.
+
+    vram (bytes), seed and faults change single fields of `options`.
+    """
+    if chip is not None:
+        if options is not None or vram is not None or seed is not None or faults is not None:
+            raise BadArgument("a chip that exists cannot be given other options")
+        return Attachment(VirtualTransport(chip), chip=chip)
+    built = options or ChipOptions()
+    if vram is not None:
+        built = replace(built, vram=vram)
+    if seed is not None:
+        built = replace(built, seed=seed)
+    if faults is not None:
+        built = replace(built, faults=faults)
+    own = build_chip(built)
+    return Attachment(VirtualTransport(own, owns_chip=True), chip=own)

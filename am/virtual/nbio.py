@@ -1,0 +1,156 @@
+"""The bus interface: indirect registers, HDP flush locations, and where doorbells go.
+
+Facts: Linux 6.12 nbio_v4_3.c, amdgpu_device.c (indirect access), amdgpu_doorbell.h; nbio_4_3_0
+register header.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from am.virtual.block import Block, Reset
+
+if TYPE_CHECKING:
+    from am.virtual.chip import Chip
+
+_REMAP_DEFAULT = 0x385C  # byte offset of the flush location until a driver moves it
+_FLUSH_UNITS = 0xFFFF_FFFF
+_GFX_PORT, _IH_PORT, _SDMA_PORT, _RLC_PORT = 0, 1, 2, 3
+# What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values go to nobody.
+_TARGETS = {_GFX_PORT: (3, 3), _SDMA_PORT: (0xE, 3), _RLC_PORT: (6, 3)}
+
+
+class Nbio(Block):
+    """Registers of the bus interface, and the doorbell BAR behind it."""
+
+    def __init__(self, chip: Chip) -> None:
+        super().__init__(chip, "nbio")
+        self._flush_location: int | None = None
+        self._doorbells: dict[int, int] = {}  # last 64-bit value by even dword
+        self._latched: dict[str, int] = {}  # an indirect index that was read back
+        self.dropped_doorbells = 0
+        space = chip.space
+        self.on_read("BIF_BX_PF0_MM_DATA", self._read_vram)
+        self.on_write("BIF_BX_PF0_MM_DATA", self._write_vram)
+        for index, data in (
+            ("BIF_BX0_PCIE_INDEX2", "BIF_BX0_PCIE_DATA2"),
+            ("BIF_BX_PF0_RSMU_INDEX", "BIF_BX_PF0_RSMU_DATA"),
+        ):
+            self.on_read(index, partial(self._read_index, index))
+            self.on_read(data, partial(self._read_indirect, index))
+            self.on_write(data, partial(self._write_indirect, index))
+        self.on_write("BIF_BX0_REMAP_HDP_MEM_FLUSH_CNTL", self._remap)
+        self.on_write("BIF_BX_PF0_GPU_HDP_FLUSH_REQ", self._flush_request)
+        space.read_only("nbio", "BIF_BX_PF0_GPU_HDP_FLUSH_DONE")
+        space.read_only("nbio", "RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE")
+
+    def reset(self, scope: Reset) -> None:
+        """Take the power-on state; the memory size appears when IFWI is done."""
+        self._doorbells.clear()
+        self._latched.clear()
+        self.set("BIF_BX0_REMAP_HDP_MEM_FLUSH_CNTL", _REMAP_DEFAULT)
+        self._remap(_REMAP_DEFAULT)
+        # What IFWI leaves in the strap: a driver clears the bit (nbio_v4_3_init_registers).
+        self.set("RCC_DEV0_EPF2_STRAP2", STRAP_NO_SOFT_RESET_DEV0_F2=1)
+
+    def ifwi_done(self) -> None:
+        """Show the memory size in MB."""
+        self.set("RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE", self.chip.vram.size >> 20)
+
+    # ---- indirect access ----------------------------------------------------------------------
+
+    def _read_index(self, name: str) -> int:
+        value = self.get(name)
+        self._latched[name] = value
+        return value
+
+    def _target(self, name: str) -> int:
+        """Return the dword index that an index register selects."""
+        if self.chip.options.index_latch:
+            address = self._latched.get(name, 0)
+        else:
+            address = self.get(name)
+        if address & 3:
+            self.chip.violation(f"{name} holds {address:#x}: not a multiple of 4")
+        return address >> 2
+
+    def _read_indirect(self, name: str) -> int:
+        return self.chip.space.read(self._target(name))
+
+    def _write_indirect(self, name: str, value: int) -> None:
+        self.chip.space.write(self._target(name), value)
+
+    def _vram_address(self) -> int | None:
+        index = self.fields("BIF_BX_PF0_MM_INDEX")
+        address = int(index.MM_OFFSET) | self.get("BIF_BX_PF0_MM_INDEX_HI") << 31
+        if not index.MM_APER or address & 3 or address + 4 > self.chip.vram.size:
+            self.chip.violation(f"MM_DATA with MM_INDEX {int(index):#x}: no such memory")
+            return None
+        return address
+
+    def _read_vram(self) -> int:
+        address = self._vram_address()
+        return 0 if address is None else int.from_bytes(self.chip.hdp.read(address, 4), "little")
+
+    def _write_vram(self, value: int) -> None:
+        address = self._vram_address()
+        if address is not None:
+            self.chip.hdp.write(address, value.to_bytes(4, "little"))
+
+    # ---- HDP flush ----------------------------------------------------------------------------
+
+    def _remap(self, value: int) -> None:
+        """Move the flush location to a byte offset of the register BAR."""
+        place = (value & 0x7FFFC) >> 2
+        if self._flush_location is not None:
+            self.chip.space.on_write_at(self._flush_location, None)
+        self._flush_location = place
+        self.chip.space.on_write_at(place, lambda _value: self.chip.hdp.flush())
+
+    def _flush_request(self, value: int) -> None:
+        """An engine, or the driver, asks for a flush; DONE shows each requester's bit."""
+        self.chip.hdp.flush()
+        self.set("BIF_BX_PF0_GPU_HDP_FLUSH_DONE", value & _FLUSH_UNITS)
+
+    # ---- doorbells ----------------------------------------------------------------------------
+
+    def doorbell(self, offset: int, value: int, width: int) -> None:
+        """Take a write to the doorbell BAR; `width` in bytes, 4 or 8."""
+        if not self.fields("RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN").BIF_DOORBELL_APER_EN:
+            self._drop(offset, "the aperture is closed")
+            return
+        dword = offset >> 2
+        slot = dword & ~1
+        if width == 8:
+            whole = value
+        else:
+            shift = 32 * (dword & 1)
+            whole = self._doorbells.get(slot, 0) & ~(0xFFFF_FFFF << shift) | value << shift
+        self._doorbells[slot] = whole
+        for port, target in _TARGETS.items():
+            if self._routed(port, target, slot) and self._deliver(port, slot, whole):
+                return
+        self._drop(offset, "no engine listens to it")
+
+    def _routed(self, port: int, target: tuple[int, int], dword: int) -> bool:
+        entry = self.fields(f"S2A_DOORBELL_ENTRY_{port}_CTRL")
+        prefix = f"S2A_DOORBELL_PORT{port}_"
+        if not entry[prefix + "ENABLE"]:
+            return False
+        if (entry[prefix + "AWID"], entry[prefix + "AWADDR_31_28_VALUE"]) != target:
+            return False
+        first, count = entry[prefix + "RANGE_OFFSET"], entry[prefix + "RANGE_SIZE"]
+        # The constants the kernel writes for ports 0 and 3 have size 0: everything from the offset.
+        return first <= dword and (count == 0 or dword < first + count)
+
+    def _deliver(self, port: int, dword: int, value: int) -> bool:
+        if port == _SDMA_PORT:
+            return any(engine.doorbell(dword, value) for engine in self.chip.sdma)
+        return (
+            port == _GFX_PORT and self.chip.gfx is not None and self.chip.gfx.doorbell(dword, value)
+        )
+
+    def _drop(self, offset: int, reason: str) -> None:
+        self.dropped_doorbells += 1
+        self.chip.violation(f"doorbell at {offset:#x} dropped: {reason}")

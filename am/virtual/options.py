@@ -1,0 +1,80 @@
+"""What a virtual chip can be told: its size, its pace, and the faults planned for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DiscoveryFlaw = Literal[
+    "signature", "checksum", "table signature", "table checksum", "gc checksum", "harvest", "size"
+]
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Seconds that the chip's firmware takes; each is drawn between half and all of its figure."""
+
+    ifwi: float = 0.004  # power-on to IFWI ready; a board needs 0.1 to 2 s
+    bootloader: float = 0.0004  # each component
+    secure_os: float = 0.003  # from SOSDRV to the sign of life
+    psp_control: float = 0.0003  # ring creation and destruction
+    psp_command: float = 0.0002  # each frame of the ring
+    smu_message: float = 0.0001
+    autoload: float = 0.003  # AUTOLOAD_RLC to BOOTLOAD_COMPLETE
+    tlb: float = 0.00002  # an INVALIDATE_ENG REQ to its ACK
+    blackout: float = 0.03  # registers read all ones after mode1; a board needs 0.5 to 1 s
+
+
+@dataclass
+class FaultPlan:
+    """Faults to provoke. Mutable: `chip.faults` is the chip's own copy, changed at any time.
+
+    Refusals name what firmware.py calls a kind, such as "RS64_MEC" or "SOS".
+    """
+
+    ifwi_never: bool = False
+    psp_reject: set[str] = field(default_factory=set)
+    psp_status: int = 0x000F  # what a planned refusal answers
+    psp_silent: bool = False  # the ring is read, fences are never written
+    psp_ring_status: int = 0  # low 16 bits of C2PMSG_64 after ring creation
+    secure_os_never: bool = False
+    smu_silent: bool = False
+    smu_responses: dict[int, int] = field(default_factory=dict)  # message -> forced response
+    mode1_ignored: bool = False  # mode1 is acknowledged and does nothing
+    autoload_never: bool = False
+    tlb_no_ack: set[str] = field(default_factory=set)  # of "gc", "mmhub"
+    tlb_needs_semaphore: bool = False  # a MMHUB invalidation without it is never acknowledged
+    interrupts_lost: bool = False  # entries are written, the MSI never arrives
+    lost_at_access: int | None = None  # the card drops off the bus at this register access
+    dma_refused: bool = False  # the IOMMU rejects every access
+
+
+@dataclass(frozen=True)
+class ChipOptions:
+    """A virtual card as built. Sizes are bytes.
+
+    visible_vram: size of BAR0; None shows all of VRAM. noise: bytes of VRAM, from its start, that
+    hold noise after power-on (all of it does on a board; beyond that the model's VRAM is sparse and
+    zero). manual_time: the scheduler has no thread; tests call `chip.scheduler.advance`.
+    index_latch: an indirect index takes effect only when it was read back (posted writes).
+    """
+
+    vram: int = 24 << 30
+    visible_vram: int | None = None
+    registers: int = 1 << 20
+    doorbells: int = 2 << 20
+    noise: int = 32 << 20
+    seed: int = 1
+    manual_time: bool = False
+    index_latch: bool = False
+    delays: Delays = Delays()
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    harvested: tuple[tuple[int, int], ...] = ()  # (hardware id, instance) in the harvest table
+    discovery_version: int = 3
+    discovery_flaw: DiscoveryFlaw | None = None
+    shader_engines: int = 6
+    arrays_per_engine: int = 2
+    wgps_per_array: int = 4
+    tmr_size: int = 0x1300000  # what LOAD_TOC answers
+    smu_version: int = 0x004E7500  # 78.117.0
+    config_lost_on_mode1: bool = True

@@ -1,0 +1,161 @@
+"""The chip's registers: one space of dwords, each a latch unless a block gives it a behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hcq.fields import Register, RegisterMap
+
+ALL_ONES = 0xFFFF_FFFF
+Reader = Callable[[], int]
+Writer = Callable[[int], None]
+
+
+class RegisterSpace:
+    """Absolute dword index -> register, over the tables of all blocks.
+
+    A write latches the value and then calls the block's handler, which may latch something else
+    with `poke`. A read gives the latch, or what the handler says. The chip's lock is held by the caller.
+    `violation` gets accesses that a board punishes silently, `notes` writes of ones to undefined
+    bits (which the vendor's own constants contain, and boards forgive).
+    """
+
+    def __init__(
+        self,
+        blocks: Mapping[str, tuple[RegisterMap, Sequence[int]]],
+        violation: Callable[[str], None],
+        notes: list[str],
+    ) -> None:
+        self._blocks = dict(blocks)
+        self._violation = violation
+        self._notes = notes
+        self._values: dict[int, int] = {}
+        self._readers: dict[int, Reader] = {}
+        self._writers: dict[int, Writer] = {}
+        self._owners: dict[int, tuple[str, Register] | None] = {}
+        self._undefined: dict[int, int] = {}
+        self._indices: dict[tuple[str, str], int] = {}
+        self._read_only: set[int] = set()
+        self.closed: set[str] = set()  # blocks that are not up: writes are lost
+
+    # ---- naming -------------------------------------------------------------------------------
+
+    def index(self, block: str, name: str) -> int:
+        """Return the absolute dword index of a register; KeyError for an unknown name."""
+        found = self._indices.get((block, name))
+        if found is None:
+            table, bases = self._blocks[block]
+            register = table[name]
+            found = bases[register.segment] + register.offset
+            self._indices[block, name] = found
+            self._owners[found] = (block, register)
+        return found
+
+    def register(self, block: str, name: str) -> Register:
+        """Return the register's description."""
+        return self._blocks[block][0][name]
+
+    def owner(self, index: int) -> tuple[str, Register] | None:
+        """Say which block and register lie at an index, or None."""
+        if index not in self._owners:
+            self._owners[index] = self._find(index)
+        return self._owners[index]
+
+    def _find(self, index: int) -> tuple[str, Register] | None:
+        for block, (table, bases) in self._blocks.items():
+            for segment, base in enumerate(bases):
+                if index >= base:
+                    register = table.find(index - base, segment)
+                    if register is not None:
+                        return block, register
+        return None
+
+    # ---- behaviour ----------------------------------------------------------------------------
+
+    def on_read(self, block: str, name: str, reader: Reader) -> None:
+        """Let `reader` answer reads of a register."""
+        self._readers[self.index(block, name)] = reader
+
+    def on_write(self, block: str, name: str, writer: Writer) -> None:
+        """Call `writer` with each value written, after it was latched."""
+        self._writers[self.index(block, name)] = writer
+
+    def on_write_at(self, index: int, writer: Writer | None) -> None:
+        """Set or remove the write handler of an index that no table names."""
+        if writer is None:
+            self._writers.pop(index, None)
+            self._values.pop(index, None)
+        else:
+            self._writers[index] = writer
+            self._owners.setdefault(index, None)
+            self._values[index] = 0
+            self._undefined[index] = 0
+
+    def read_only(self, block: str, name: str) -> None:
+        """Make writes by the driver vanish."""
+        self._read_only.add(self.index(block, name))
+
+    def peek(self, index: int) -> int:
+        """Read the latch, without behaviour."""
+        return self._values.get(index, 0)
+
+    def poke(self, index: int, value: int) -> None:
+        """Set the latch, without behaviour."""
+        self._values[index] = value & ALL_ONES
+
+    def clear(self, block: str) -> None:
+        """Forget what the registers of a block hold; they read zero."""
+        for index in list(self._values):
+            owner = self.owner(index)
+            if owner is not None and owner[0] == block:
+                self._values[index] = 0
+
+    # ---- access by the driver -----------------------------------------------------------------
+
+    def read(self, index: int) -> int:
+        """One register read by the bus."""
+        reader = self._readers.get(index)
+        if reader is not None:
+            return reader() & ALL_ONES
+        value = self._values.get(index)
+        return self._touch(index, "read") if value is None else value
+
+    def write(self, index: int, value: int) -> None:
+        """One register write by the bus."""
+        undefined = self._undefined.get(index)
+        if undefined is None:
+            self._touch(index, "written")
+            undefined = self._undefined[index]
+        if value & undefined:
+            self._note(index, value & undefined)
+        if self.closed or self._read_only:
+            if index in self._read_only:
+                return
+            owner = self._owners.get(index)
+            if owner is not None and owner[0] in self.closed:
+                self._violation(f"{owner[1].name} written with {value:#x} before {owner[0]} is up")
+                return
+        self._values[index] = value
+        writer = self._writers.get(index)
+        if writer is not None:
+            writer(value)
+
+    def _touch(self, index: int, how: str) -> int:
+        """Meet a register for the first time: learn whose it is and which bits it has."""
+        owner = self.owner(index)
+        if owner is None:
+            self._violation(f"register {index:#x} {how}: no block has one there")
+            self._undefined[index] = 0
+            return 0
+        defined = 0
+        for field in owner[1].fields.values():
+            defined |= field.mask
+        self._undefined[index] = ALL_ONES & ~defined if defined else 0
+        return self._values.setdefault(index, 0)
+
+    def _note(self, index: int, bits: int) -> None:
+        owner = self._owners.get(index)
+        name = owner[1].name if owner is not None else f"{index:#x}"
+        note = f"{name}: undefined bits {bits:#x} written as ones"
+        if note not in self._notes:
+            self._notes.append(note)

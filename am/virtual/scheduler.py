@@ -1,0 +1,96 @@
+"""Time inside the virtual chip: one thread that runs what its firmware does a little later."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+
+
+class Scheduler:
+    """Run callbacks after a delay, under the chip's lock, in the order of their times.
+
+    With `manual`, there is no thread: time moves only by `advance`. `cancel_all` forgets what is
+    pending (the chip lost power). `close` ends the thread; idempotent.
+    """
+
+    def __init__(self, lock: threading.RLock, seed: int, *, manual: bool = False) -> None:
+        self._lock = lock
+        self._random = random.Random(seed)
+        self._manual = manual
+        self._now = 0.0
+        self._pending: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._wake = threading.Condition(threading.Lock())
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None  # a bug in a callback; `Chip.close` raises it
+
+    def now(self) -> float:
+        """Seconds of the chip's own clock."""
+        return self._now if self._manual else time.monotonic()
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Run `callback` once, `delay_s` from now give or take (seeded)."""
+        due = self.now() + delay_s * self._random.uniform(0.5, 1.0)
+        with self._wake:
+            if self._closed:
+                return
+            heapq.heappush(self._pending, (due, next(self._count), callback))
+            if not self._manual and self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="virtual-chip-firmware", daemon=True
+                )
+                self._thread.start()
+            elif self._pending[0][2] is callback:
+                self._wake.notify()
+
+    def cancel_all(self) -> None:
+        """Forget everything that is pending."""
+        with self._wake:
+            self._pending.clear()
+
+    def advance(self, seconds: float) -> None:
+        """Let manual time pass, running what falls due, in order."""
+        assert self._manual
+        end = self._now + seconds
+        while self._pending and self._pending[0][0] <= end:
+            due, _, callback = heapq.heappop(self._pending)
+            self._now = max(self._now, due)
+            with self._lock:
+                callback()
+        self._now = end
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for the next callback that is due; None when closed."""
+        with self._wake:
+            while not self._closed:
+                if not self._pending:
+                    self._wake.wait()
+                    continue
+                wait = self._pending[0][0] - time.monotonic()
+                if wait <= 0:
+                    return heapq.heappop(self._pending)[2]
+                self._wake.wait(wait)
+        return None
+
+    def _run(self) -> None:
+        while (callback := self._next()) is not None:
+            with self._lock:
+                try:
+                    callback()
+                except Exception as error:  # a bug of the model must not pass as a silent chip
+                    self.error = error
+                    raise
+
+    def close(self) -> None:
+        """End the thread. Not to be called with the chip's lock held."""
+        with self._wake:
+            self._closed = True
+            self._pending.clear()
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()

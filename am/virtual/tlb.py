@@ -1,0 +1,143 @@
+"""Translation caches of a hub: entries stay, right or wrong, until they are invalidated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.virtual.shader import DELTA, INVALID_TAG, READ_TAG, TLB_COLUMNS, TLB_SETS, WRITE_TAG
+
+READ, WRITE, EXECUTE = 1, 2, 4  # permission bits of an entry
+
+
+class Entry(NamedTuple):
+    """A naturally aligned block of 2^shift bytes, all of it translated by one page table entry."""
+
+    virtual: int
+    shift: int
+    physical: int
+    system: bool
+    permissions: int
+
+
+class EntryCache:
+    """Entries of one VMID, of any block size; holds at most `capacity`, dropping the oldest."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: dict[tuple[int, int], Entry] = {}
+        self._shifts: list[int] = []
+
+    def find(self, address: int) -> Entry | None:
+        """Look an address up; larger blocks first."""
+        for shift in self._shifts:
+            entry = self._entries.get((shift, address >> shift))
+            if entry is not None:
+                return entry
+        return None
+
+    def add(self, entry: Entry) -> None:
+        """Keep an entry."""
+        if entry.shift not in self._shifts:
+            self._shifts.append(entry.shift)
+            self._shifts.sort(reverse=True)
+        if len(self._entries) >= self._capacity:
+            del self._entries[next(iter(self._entries))]
+        self._entries[entry.shift, entry.virtual >> entry.shift] = entry
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._shifts.clear()
+
+
+class Caches:
+    """All caches of a hub: L1 per client, L2 and directories per VMID, the shader cores'."""
+
+    L1_CAPACITY = 64
+    L2_CAPACITY = 8192
+
+    def __init__(self) -> None:
+        self._l1: dict[int, dict[int, EntryCache]] = {}  # VMID -> client -> cache
+        self._l2: dict[int, EntryCache] = {}
+        self._directories: dict[int, dict[tuple[int, int], int]] = {}
+        self._native: dict[int, list[NDArray[np.uint64]]] = {}
+
+    def l1(self, vmid: int, client: int) -> EntryCache:
+        """One client's own cache."""
+        clients = self._l1.setdefault(vmid, {})
+        cache = clients.get(client)
+        if cache is None:
+            cache = clients[client] = EntryCache(self.L1_CAPACITY)
+        return cache
+
+    def l2(self, vmid: int) -> EntryCache:
+        """The cache that all clients share."""
+        cache = self._l2.get(vmid)
+        if cache is None:
+            cache = self._l2[vmid] = EntryCache(self.L2_CAPACITY)
+        return cache
+
+    def directories(self, vmid: int) -> dict[tuple[int, int], int]:
+        """Directory entries by (level, page number >> what the entry covers)."""
+        return self._directories.setdefault(vmid, {})
+
+    def new_native(self, vmid: int) -> NDArray[np.uint64]:
+        """Make a shader core's table; see am.virtual.shader. It counts as an L1."""
+        table = np.full((TLB_SETS, TLB_COLUMNS), INVALID_TAG, np.uint64)
+        self._native.setdefault(vmid, []).append(table)
+        return table
+
+    def invalidate(self, vmid: int, *, l1: bool, l2: bool, levels: frozenset[int]) -> None:
+        """Forget entries of a VMID: of the L1s, of L2, of the directory levels named."""
+        if l1:
+            self._l1.pop(vmid, None)
+            for table in self._native.get(vmid, ()):
+                table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
+        if l2:
+            self._l2.pop(vmid, None)
+        if levels:
+            kept = self._directories.get(vmid, {})
+            for key in [key for key in kept if key[0] in levels]:
+                del kept[key]
+
+    def clear(self, *, l1: bool = True, l2: bool = True) -> None:
+        """Forget everything of all VMIDs, in the L1s, in L2 and the directories."""
+        for vmid in range(16):
+            self.invalidate(vmid, l1=l1, l2=l2, levels=frozenset((1, 2, 3)) if l2 else frozenset())
+
+    def revoke_native(self) -> None:
+        """Make the shader cores translate anew: host memory behind their entries goes away."""
+        for tables in self._native.values():
+            for table in tables:
+                table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
+
+
+WINDOW = 64  # rows filled at once
+
+
+def fill_native(
+    table: NDArray[np.uint64], address: int, start: int, end: int, host: int, permissions: int
+) -> None:
+    """Fill the rows around `address` from a piece [start, end) that begins at `host`.
+
+    Tags are made invalid before DELTA changes, as another thread may clear tags meanwhile and the
+    owner's compiled code reads them between two calls only.
+    """
+    page = address >> 12
+    window = page & ~(WINDOW - 1)
+    first = max(window, -(-start >> 12))
+    last = min(window + WINDOW, end >> 12)
+    if not first <= page < last:
+        first, last = page, page + 1
+    row = first % TLB_SETS
+    rows = table[row : row + last - first]
+    rows[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
+    rows[:, DELTA] = (host - start) & 0xFFFF_FFFF_FFFF_FFFF
+    pages = np.arange(first, last, dtype=np.uint64)
+    if permissions & READ:
+        rows[:, READ_TAG] = pages
+    if permissions & WRITE:
+        rows[:, WRITE_TAG] = pages
