@@ -18,7 +18,7 @@ _CARRIES = {
     "v_add_co_ci_u32", "v_sub_co_ci_u32", "v_subrev_co_ci_u32", "v_add_co_u32", "v_sub_co_u32",
     "v_subrev_co_u32", "v_div_scale_f32", "v_div_scale_f64", "v_mad_u64_u32", "v_mad_i64_i32",
 }  # fmt: skip
-# VOP3P opcodes whose op_sel_hi picks f16 (1) or f32 (0) for each source.
+# VOP3P opcodes whose op_sel_hi picks f16 (1) or f32 (0) for each source, and neg_hi its absolute.
 _MIXED = ("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16")
 
 
@@ -225,25 +225,35 @@ def decode_vop3p(words: Words) -> Instruction:
     second = words.next()
     opcode = first >> 16 & 0x7F
     shape = words.look_up(opcodes.vop3p(), opcode)
-    op_sel_hi = second >> 27 & 3 | (first >> 14 & 1) << 2
-    if shape.name in _MIXED:
-        kinds = tuple("f16" if op_sel_hi >> number & 1 else "f32" for number in range(3))
+    selected = first >> 11 & 7
+    selected_hi = second >> 27 & 3 | (first >> 14 & 1) << 2
+    neg_lo, neg_hi = second >> 29, first >> 8 & 7
+    mixed = shape.name in _MIXED
+    if mixed:
+        kinds = tuple("f16" if selected_hi >> number & 1 else "f32" for number in range(3))
         sources, dpp = _long_sources(words, shape._replace(srcs=kinds), second)
+        for number, operand in enumerate(sources):
+            if operand.type is Type.F16 and selected >> number & 1:
+                operand = replace(operand, high=True)
+            sources[number] = _modified(operand, neg_hi >> number & 1, neg_lo >> number & 1)
     else:
         sources, dpp = _long_sources(words, shape, second)
     kind = sized(shape.dst)
+    dst = words.vector(first & 0xFF, _width(kind), kind)
+    if shape.name == "v_fma_mixhi_f16":
+        dst = replace(dst, high=True)
     count = range(len(sources))
     return words.finish(
         Format.VOP3P,
         shape,
         opcode,
-        dst=words.vector(first & 0xFF, _width(kind), kind),
+        dst=dst,
         srcs=tuple(sources),
         clamp=bool(first >> 15 & 1),
-        op_sel=tuple(first >> (11 + number) & 1 for number in count),
-        op_sel_hi=tuple(op_sel_hi >> number & 1 for number in count),
-        neg_lo=tuple(second >> (29 + number) & 1 for number in count),
-        neg_hi=tuple(first >> (8 + number) & 1 for number in count),
+        op_sel=tuple(selected >> number & 1 for number in count),
+        op_sel_hi=tuple(selected_hi >> number & 1 for number in count),
+        neg_lo=tuple(neg_lo >> number & 1 for number in count),
+        neg_hi=tuple(neg_hi >> number & 1 for number in count),
         dpp=dpp,
     )
 

@@ -1,7 +1,7 @@
 """The decoded instruction: every field of every gfx1100 encoding under one roof.
 
 Names are LLVM's mnemonics (LLVM 22, gfx1100) without the _e32, _e64, _dpp suffix: the encoding is
-in `Instruction.format` and `Instruction.dpp`. Source: RDNA3 ISA document, chapter "Microcode formats".
+in `Instruction.format` and `Instruction.dpp`. Source: RDNA3 ISA document, "Microcode formats".
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ class Instruction:
     vector memory, whose operands are named below.
 
     omod: 0 none, 1 times 2, 2 times 4, 3 divided by 2. clamp: as encoded.
-    op_sel, op_sel_hi, neg_lo, neg_hi: VOP3P, one bit per source; VOP3 op_sel appears as
+    op_sel, op_sel_hi, neg_lo, neg_hi: VOP3P, one bit per source (v_fma_mix*: also as type, `high`,
+    `neg` and `absolute` of its operands, which is all there is to look at). VOP3 op_sel appears as
     `Operand.high` and also raw in `op_sel` (bit 3 of VOP3: the destination's half).
     addr, data, data1, saddr: vector memory. addr is None for "off". saddr None for "off".
     srsrc, soffset: MUBUF; soffset also SMEM (None when absent).
-    offset: bytes, signed where the encoding is. offset0, offset1: DS two-address forms, in elements.
+    offset: bytes, signed where the encoding is. offset0, offset1: DS pairs, in elements.
     x, y: the halves of a VOPD, each an Instruction of format VOPD with its own dst and srcs.
     """
 

@@ -159,8 +159,8 @@ VOP3 = """
 531 v_fma_f32 f32 f32 f32 f32
 532 v_fma_f64 f64 f64 f64 f64
 533 v_lerp_u8 b32 b32 b32 b32
-534 v_alignbit_b32 b32 b32 b32 b32
-535 v_alignbyte_b32 b32 b32 b32 b32
+534 v_alignbit_b32 b32 b32 b32 b16
+535 v_alignbyte_b32 b32 b32 b32 b16
 536 v_mullit_f32 f32 f32 f32 f32
 537 v_min3_f32 f32 f32 f32 f32
 538 v_min3_i32 b32 b32 b32 b32
