@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from hcq.errors import UgpuError
-from tools.clang2py.catalogue import FOLDERS, INPUTS, PACKAGE
+from tools.clang2py.catalogue import PACKAGE, PLAN
 from tools.clang2py.manifest import complaints
 from tools.clang2py.sources import debian_tree, given_tree
 
@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def check(root: Path) -> int:
     """Compare every generated file with its manifest; 0 if all are as generated."""
-    said = [line for folder in FOLDERS for line in complaints(root / folder)]
+    said = [line for folder in PLAN.folders for line in complaints(root / folder)]
     for line in said:
         print(f"regen: {line}", file=sys.stderr)
     if not said:
-        print(f"regen: tables in {', '.join(FOLDERS)} are as generated")
+        print(f"regen: tables in {', '.join(PLAN.folders)} are as generated")
     return 1 if said else 0
 
 
@@ -43,8 +43,9 @@ def regenerate(root: Path, kernel: Path | None, cache: Path) -> int:
         print("regen: needs libclang: pip install 'libclang>=18,<19'", file=sys.stderr)
         return 2
     begin = time.monotonic()
+    needed = PLAN.inputs()
     try:
-        tree = given_tree(kernel, INPUTS) if kernel else debian_tree(cache, PACKAGE, INPUTS)
+        tree = given_tree(kernel, needed) if kernel else debian_tree(cache, PACKAGE, needed)
         changed = regen.write(tree, root)
     except UgpuError as error:
         print(f"regen: {error}", file=sys.stderr)
@@ -53,7 +54,7 @@ def regenerate(root: Path, kernel: Path | None, cache: Path) -> int:
         print(f"regen: changed {path.relative_to(root)}")
     if not changed:
         print("regen: no difference")
-    print(f"regen: {len(INPUTS)} headers of {tree.origin} in {time.monotonic() - begin:.1f} s")
+    print(f"regen: {len(needed)} headers of {tree.origin} in {time.monotonic() - begin:.1f} s")
     return 0
 
 

@@ -177,7 +177,24 @@ HEADER_TABLES = (
     HeaderTable("pci_regs", f"{UAPI}/linux/pci_regs.h", folder=UAPI_FOLDER, licence=UAPI_LICENCE),
 )
 
-FOLDERS = (AMD_FOLDER, UAPI_FOLDER)
-INPUTS = tuple(
-    dict.fromkeys(path for table in (*REGISTER_TABLES, *HEADER_TABLES) for path in table.inputs)
-)
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run generates; register tables lie in the first folder."""
+
+    folders: tuple[str, ...]
+    registers: tuple[RegisterTable, ...]
+    headers: tuple[HeaderTable, ...]
+
+    def inputs(self, folder: str | None = None) -> tuple[str, ...]:
+        """All headers, or those of one folder's tables, in order."""
+        paths: list[str] = []
+        if folder in (None, self.folders[0]):
+            paths += [path for table in self.registers for path in table.inputs]
+        for header in self.headers:
+            if folder in (None, header.folder):
+                paths += header.inputs
+        return tuple(dict.fromkeys(paths))
+
+
+PLAN = Plan((AMD_FOLDER, UAPI_FOLDER), REGISTER_TABLES, HEADER_TABLES)

@@ -62,11 +62,15 @@ class HeaderError(UsageError):
 
 @dataclass(frozen=True)
 class Row:
-    """One structure: `members` are (name, type, byte offset, bit, bitfield width or 0)."""
+    """One structure: `members` are (name, type, byte offset, bit, bitfield width or 0).
+
+    `spelling` is its type in C; one without a name is called after the member it stands in.
+    """
 
     name: str
     size: int
     members: tuple[tuple[str, str, int, int, int], ...]
+    spelling: str = ""
 
 
 @dataclass
@@ -168,14 +172,14 @@ class Reader:
         """Add a record and what it holds; return the name it goes by."""
         declared = record.get_declaration()
         name = str(declared.spelling)
+        spelling = str(record.spelling)
         if not name or "(" in name:
-            name = fallback
+            name, spelling = fallback, "" if "." in fallback else fallback
         if name in self._header.rows:
             return name
-        self._header.rows[name] = Row(name, -1, ())  # holds the place in the table's order
+        self._header.rows[name] = Row(name, -1, ())  # keeps a structure that names itself finite
         members = tuple(self._members(record, 0, name))
-        row = Row(name, record.get_size(), members)
-        self._header.rows[name] = row
+        self._header.rows[name] = Row(name, record.get_size(), members, spelling)
         return name
 
     def _members(

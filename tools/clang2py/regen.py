@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tools.clang2py.catalogue import (
-    AMD_FOLDER,
-    AMD_LICENCE,
-    FOLDERS,
-    HEADER_TABLES,
-    REGISTER_TABLES,
-    HeaderTable,
-    RegisterTable,
-)
+from tools.clang2py.catalogue import AMD_LICENCE, PLAN, HeaderTable, Plan, RegisterTable
 from tools.clang2py.cheaders import Header, HeaderError, Reader
+from tools.clang2py.crosscheck import crosscheck, gcc
 from tools.clang2py.emit import constant_text, heading, register_text, structure_text
 from tools.clang2py.manifest import NAME, Manifest, digest, generated_files
 from tools.clang2py.packets import read_packets
@@ -43,19 +36,26 @@ def register_table(tree: KernelTree, table: RegisterTable) -> Outputs:
 
 
 def read_header(folder: Path, table: HeaderTable) -> Header:
-    """Read one C header; HeaderError where a structure has not the size it must have."""
+    """Read one C header; HeaderError where a structure has not the size it must have.
+
+    Where gcc is installed it must agree with libclang on every size, offset and bit.
+    """
+    path = folder / table.header
+    include = [folder / table.include_folder] if table.include_folder else []
     header = Reader(
-        folder / table.header,
+        path,
         before=table.before,
-        include=[folder / table.include_folder] if table.include_folder else [],
+        include=include,
         names_only=table.names_only,
         word_bits=table.word_bits,
     ).read()
-    if table.packets:
-        text = (folder / table.header).read_text(encoding="utf-8")
-        header.rows |= read_packets(text, header.constants)
     for name in table.leave_out:
         del header.rows[name]
+    compiler = gcc()
+    if compiler and header.rows:
+        crosscheck(compiler, path, header.rows, before=table.before, include=include)
+    if table.packets:
+        header.rows |= read_packets(path.read_text(encoding="utf-8"), header.constants)
     for name, size in table.sizes:
         if header.rows[name].size != size:
             found = header.rows[name].size
@@ -82,48 +82,42 @@ def header_table(tree: KernelTree, table: HeaderTable) -> tuple[Outputs, bool]:
     return outputs, bool(header.rows)
 
 
-def generate(tree: KernelTree) -> dict[str, Outputs]:
+def generate(tree: KernelTree, plan: Plan = PLAN) -> dict[str, Outputs]:
     """Generate everything: folder -> file name -> text."""
-    folders: dict[str, Outputs] = {folder: {} for folder in FOLDERS}
-    structured: dict[str, dict[str, bool]] = {folder: {} for folder in FOLDERS}
-    for register in REGISTER_TABLES:
-        folders[AMD_FOLDER] |= register_table(tree, register)
-    for header in HEADER_TABLES:
+    folders: dict[str, Outputs] = {folder: {} for folder in plan.folders}
+    structured: dict[str, dict[str, bool]] = {folder: {} for folder in plan.folders}
+    first = plan.folders[0]
+    for register in plan.registers:
+        folders[first] |= register_table(tree, register)
+    for header in plan.headers:
         outputs, has_structures = header_table(tree, header)
         folders[header.folder] |= outputs
         if header.completed:
             structured[header.folder][header.name] = has_structures
     for folder, outputs in folders.items():
-        registers = [table.name for table in REGISTER_TABLES] if folder == AMD_FOLDER else []
+        registers = [table.name for table in plan.registers] if folder == first else []
         package = folder.replace("/", ".")
         outputs["__init__.pyi"] = package_stub(package, registers, structured[folder])
     return folders
 
 
 def _manifest(
-    tree: KernelTree, folder: str, outputs: Mapping[str, str], known: Manifest
+    tree: KernelTree, paths: Iterable[str], outputs: Mapping[str, str], known: Manifest
 ) -> Manifest:
-    tables = [*HEADER_TABLES, *(REGISTER_TABLES if folder == AMD_FOLDER else ())]
-    paths = {
-        path
-        for table in tables
-        if isinstance(table, RegisterTable) or table.folder == folder
-        for path in table.inputs
-    }
-    inputs = dict(_sources(tree, sorted(paths)))
+    inputs = dict(_sources(tree, paths))
     digests = {name: digest(text.encode("ascii")) for name, text in outputs.items()}
     # The same headers in a newer package are no news.
     package = known.package if inputs == known.inputs else tree.origin
     return Manifest(package, inputs, digests)
 
 
-def write(tree: KernelTree, root: Path) -> list[Path]:
+def write(tree: KernelTree, root: Path, plan: Plan = PLAN) -> list[Path]:
     """Generate everything below `root`; return the files that changed, were added or removed."""
     changed = []
-    for folder, outputs in generate(tree).items():
+    for folder, outputs in generate(tree, plan).items():
         place = root / folder
         place.mkdir(parents=True, exist_ok=True)
-        manifest = _manifest(tree, folder, outputs, Manifest.read(place))
+        manifest = _manifest(tree, plan.inputs(folder), outputs, Manifest.read(place))
         for name in generated_files(place):
             if name not in outputs:
                 (place / name).unlink()
