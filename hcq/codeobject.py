@@ -31,14 +31,14 @@ RELOCATIONS = {
     1: Rule(4),  # R_AMDGPU_ABS32_LO
     2: Rule(4, shift=32),  # R_AMDGPU_ABS32_HI
     3: Rule(8),  # R_AMDGPU_ABS64
-    4: Rule(4, relative=True, signed=True),  # R_AMDGPU_REL32
-    5: Rule(8, relative=True),  # R_AMDGPU_REL64
+    4: Rule(4, minus="place", signed=True),  # R_AMDGPU_REL32
+    5: Rule(8, minus="place"),  # R_AMDGPU_REL64
     6: Rule(4, signed=False),  # R_AMDGPU_ABS32
-    7: Rule(4, relative=True, through="slot", signed=True),  # R_AMDGPU_GOTPCREL
-    8: Rule(4, relative=True, through="slot"),  # R_AMDGPU_GOTPCREL32_LO
-    9: Rule(4, relative=True, through="slot", shift=32),  # R_AMDGPU_GOTPCREL32_HI
-    10: Rule(4, relative=True),  # R_AMDGPU_REL32_LO
-    11: Rule(4, relative=True, shift=32),  # R_AMDGPU_REL32_HI
+    7: Rule(4, minus="place", through="slot", signed=True),  # R_AMDGPU_GOTPCREL
+    8: Rule(4, minus="place", through="slot"),  # R_AMDGPU_GOTPCREL32_LO
+    9: Rule(4, minus="place", through="slot", shift=32),  # R_AMDGPU_GOTPCREL32_HI
+    10: Rule(4, minus="place"),  # R_AMDGPU_REL32_LO
+    11: Rule(4, minus="place", shift=32),  # R_AMDGPU_REL32_HI
 }
 # EF_AMDGPU_MACH (e_flags bits 7:0) of the processors we know.
 MACHINES = {

@@ -248,7 +248,7 @@ class Rule:
     """
 
     width: int
-    relative: bool = False
+    minus: str = ""
     through: str = "symbol"
     shift: int = 0
     signed: bool | None = None
@@ -296,7 +296,7 @@ def lay_out(elf: ElfObject, rules: Mapping[int, Rule], jump_size: int = 0) -> La
             raise BadCodeObject("a relocation reaches beyond its section", type=relocation.kind)
         if symbol.section is not None and symbol.section not in layout.offsets:
             raise BadCodeObject("a relocation to what is not loaded", symbol=symbol.name)
-        outside = not symbol.is_defined and relocation.symbol != 0
+        outside = not symbol.is_defined and relocation.symbol != 0 and rule.through != "origin"
         if outside and not jump_size:
             raise BadCodeObject(f"the symbol {symbol.name!r} is not defined", symbol=symbol.name)
         if rule.through == "slot":
@@ -347,14 +347,17 @@ def link(
         if relocation.section not in layout.offsets:
             continue
         rule = layout.rules[relocation.kind]
-        if rule.through == "slot":
+        if rule.through == "origin":
+            target = base
+        elif rule.through == "slot":
             target = base + layout.slots[relocation.symbol]
         elif rule.through == "call" and relocation.symbol in layout.jumps:
             target = base + layout.jumps[relocation.symbol]
         else:
             target = address(relocation.symbol)
         place = layout.offsets[relocation.section] + relocation.offset
-        value = target + relocation.addend - (base + place if rule.relative else 0)
+        minus = {"": 0, "place": base + place, "origin": base}[rule.minus]
+        value = target + relocation.addend - minus
         image[place : place + rule.width] = _encode(value, rule, relocation)
     return bytes(image)
 

@@ -1,0 +1,226 @@
+"""The `cpu` device: the host's threads and memory behind the interface of a GPU.
+
+What a GPU has and this cannot have: a kernel that goes wrong reaches this process. There are no
+page tables of ours, so a wild pointer is no PageFault but the end of the process; a kernel that
+never ends cannot be stopped. It is reported as DeviceHang, and `reset` starts new threads and
+leaves the old one to itself: from then on freed memory is kept, since the old kernel may still
+write to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from hcq.buffer import Buffer
+from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
+from hcq.cpu.object import load_object
+from hcq.cpu.processor import CURRENT, FAULT, HEAD, TAIL, Bell, Pool, Server
+from hcq.cpu.queue import LAUNCH, CpuQueue
+from hcq.device import Device
+from hcq.errors import BadArgument, BadPacket, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Kernel, Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.target import TargetSpec
+from hcq.telemetry import Sensor
+from hcq.timeline import SIZE as TIMELINE_SIZE
+from hcq.timeline import Timeline
+
+log = logging.getLogger(__name__)
+
+
+def open_device(name: str = "cpu", *, threads: int | None = None) -> CpuDevice:
+    """Open the host. threads: how many run kernels; default: the processors this process may
+    use."""
+    count = len(os.sched_getaffinity(0)) if threads is None else threads
+    if count < 1:
+        raise BadArgument("kernels need at least one thread", threads=count)
+    return CpuDevice(name, count)
+
+
+def host_target(threads: int) -> TargetSpec:
+    """What the compiler must know of this machine."""
+    features = llvm.get_host_cpu_features()
+    # LLVM refuses or ignores names of AVX10 that its own detection reports.
+    listed = {name: on for name, on in features.items() if not name.startswith("avx10")}
+    vector = next((size for name, size in (("avx512f", 64), ("avx2", 32)) if listed.get(name)), 16)
+    return TargetSpec(
+        name="cpu",
+        abi="host",
+        triple=llvm.get_process_triple(),
+        cpu=llvm.get_host_cpu_name(),
+        features=",".join(("+" if on else "-") + name for name, on in sorted(listed.items())),
+        wave_size=1,
+        max_threads_per_group=1024,
+        local_memory=64 << 10,
+        compute_units=threads,
+        vector_bytes=vector,
+    )
+
+
+class CpuDevice(Device):
+    """Host threads. One compute queue, whose launches use all threads, and one copy queue."""
+
+    clock_hertz = 1e9
+
+    def __init__(self, name: str, threads: int) -> None:
+        super().__init__(name)
+        self.threads = threads
+        self.target = host_target(threads)
+        self.used = 0
+        self.kernel_names: dict[int, str] = {}
+        self._abandoned: list[object] = []  # threads that never ended, and memory they may reach
+        self.bell = Bell()
+        self._pool = Pool(threads - 1, name)
+        self._idle_pool = Pool(0, name)
+        self._compute = CpuQueue(self, QueueKind.COMPUTE, self._serve(QueueKind.COMPUTE))
+        self._copy = CpuQueue(self, QueueKind.COPY, self._serve(QueueKind.COPY))
+
+    def _serve(self, kind: QueueKind) -> Server:
+        pool = self._pool if kind is QueueKind.COMPUTE else self._idle_pool
+        return Server(self.bell, pool, f"{self.name} {kind.value}")
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        memory = self.take_memory(size)
+        view = memory.view if placement is Placement.HOST else None
+        return Buffer(self, VirtAddr(memory.address), size, placement, view, memory)
+
+    def free_memory(self, buffer: Buffer) -> None:
+        memory = buffer.handle
+        buffer.view = None
+        if isinstance(memory, HostMemory):
+            self.drop_memory(memory)
+        elif isinstance(memory, CodeMemory):
+            self._release_code(memory)
+
+    def take_memory(self, size: int) -> HostMemory:
+        memory = HostMemory(size)
+        self.used += size
+        return memory
+
+    def drop_memory(self, memory: HostMemory) -> None:
+        self.used -= memory.size
+        if self._abandoned:
+            self._abandoned.append(memory)
+        else:
+            memory.close()
+
+    def timeline_memory(self) -> Buffer:
+        """Memory of a queue's timeline; it belongs to the device and is not counted as used."""
+        memory = HostMemory(TIMELINE_SIZE)
+        address = VirtAddr(memory.address)
+        return Buffer(self, address, TIMELINE_SIZE, Placement.HOST, memory.view, memory)
+
+    def _release_code(self, memory: CodeMemory) -> None:
+        for address in [address for address in self.kernel_names if memory.holds(address)]:
+            del self.kernel_names[address]
+        self.used -= memory.size
+        if self._abandoned:
+            self._abandoned.append(memory)
+        else:
+            memory.close()
+
+    # ---- programs and queues -----------------------------------------------------------------
+
+    def load_program(self, image: bytes) -> Program:
+        memory, kernels = load_object(image)
+        self.used += memory.size
+        address = VirtAddr(memory.address)
+        owner = Buffer(self, address, memory.size, Placement.DEVICE, None, memory)
+        program = Program(self, owner)
+        for found in kernels.values():
+            self.kernel_names[found.address] = found.name
+            program.kernels[found.name] = Kernel(
+                found.name, program, found.address, found.kernarg_size, None
+            )
+        return program
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return (self._compute,) if kind is QueueKind.COMPUTE else (self._copy,)
+
+    # ---- copies: the host reaches all memory itself ------------------------------------------
+
+    def copy_in(self, buffer: Buffer, data: memoryview) -> None:
+        self._refuse_in_capture("copy_from")
+        self.synchronize()
+        source = np.frombuffer(data, np.uint8)
+        ctypes.memmove(int(buffer.address), source.ctypes.data, len(source))
+
+    def copy_out(self, buffer: Buffer, out: memoryview) -> None:
+        self._refuse_in_capture("copy_to")
+        self.synchronize()
+        target = np.frombuffer(out, np.uint8)
+        ctypes.memmove(target.ctypes.data, int(buffer.address), len(target))
+
+    # ---- failures ----------------------------------------------------------------------------
+
+    def poll(self) -> UgpuError | None:
+        for queue in (self._compute, self._copy):
+            place = queue.server.state[FAULT]
+            if place:
+                word = ctypes.c_uint32.from_address(place).value
+                return BadPacket(
+                    f"{queue.name}: {word:#x} is no command", queue=queue.name, word=word
+                )
+        return None
+
+    def pause(self, limit_s: float) -> None:
+        self.bell.listen(limit_s)
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        queue = self._copy if timeline is self._copy.timeline else self._compute
+        state = queue.server.state
+        pending, current = state[TAIL] - state[HEAD], state[CURRENT]
+        facts: dict[str, object] = {"queue": queue.name, "pending_submissions": pending}
+        if current:
+            words = (ctypes.c_uint32 * 3).from_address(current)
+            facts["operation"] = words[0]
+            if words[0] == LAUNCH:
+                address = words[2] << 32 | words[1]
+                facts["kernel"] = self.kernel_names.get(address, hex(address))
+        return facts
+
+    def recover(self) -> None:
+        self._stop()
+        self._pool = Pool(self.threads - 1, self.name)
+        for queue in (self._compute, self._copy):
+            queue.restart(self._serve(queue.kind))
+
+    def shutdown(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """End all threads; those inside a kernel are left behind, with all they may reach."""
+        for queue in (self._compute, self._copy):
+            if not queue.server.stop():
+                log.warning("%s: a kernel still runs; its thread is left behind", queue.name)
+                self._abandoned += [queue.server, queue._arena, list(queue._alive)]
+        if not self._pool.stop():
+            self._abandoned.append(self._pool)
+
+    # ---- facts -------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, object]:
+        return {
+            "device": self.name,
+            "processor": self.target.cpu,
+            "architecture": platform.machine(),
+            "threads": self.threads,
+            "memory_bytes": total_memory(),
+            "llvm": ".".join(map(str, llvm.llvm_version_info)),
+        }
+
+    def sensors(self) -> Sequence[Sensor]:
+        return (
+            Sensor("memory_used_bytes", "B", lambda: float(self.used)),
+            Sensor("load_threads", "threads", lambda: os.getloadavg()[0], "one minute"),
+        )

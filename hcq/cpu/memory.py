@@ -1,0 +1,69 @@
+"""Host memory at fixed, aligned addresses, and executable memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import numpy as np
+
+from hcq.errors import HostError, OutOfMemory
+
+ALIGN = 256
+
+
+class HostMemory:
+    """`size` bytes at `address`, aligned to 256; released when nothing refers to them any more."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        if size > total_memory():
+            raise OutOfMemory("more than this machine has", size=size, machine=total_memory())
+        try:
+            block = np.empty(size + ALIGN, np.uint8)
+        except (MemoryError, ValueError):
+            raise OutOfMemory("the host has no memory left", size=size) from None
+        start = -block.ctypes.data % ALIGN
+        self.array = block[start : start + size]
+        self.address: int = self.array.ctypes.data
+        self.view: memoryview = self.array.data
+
+    def close(self) -> None:
+        """Drop the memory; views of it that others hold keep it alive."""
+        self.array = self.array[:0]
+        self.view = self.array.data
+
+
+class CodeMemory:
+    """Memory that holds code: written once by `fill`, then readable and executable only."""
+
+    def __init__(self, size: int) -> None:
+        self.size = -(-max(1, size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+
+    def fill(self, image: bytes) -> None:
+        """Write the image and make it executable; once."""
+        self._map[: len(image)] = image
+        library = ctypes.CDLL(None, use_errno=True)
+        protection = mmap.PROT_READ | mmap.PROT_EXEC
+        if library.mprotect(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), protection):
+            reason = os.strerror(ctypes.get_errno())
+            raise HostError(f"this system forbids executable memory: {reason}")
+
+    def holds(self, address: int) -> bool:
+        return self.address <= address < self.address + self.size
+
+    def close(self) -> None:
+        """Unmap; nothing may run in it."""
+        if self._map.closed:
+            return
+        del self._anchor
+        self._map.close()
+
+
+def total_memory() -> int:
+    """Bytes of memory this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,128 @@
+"""Host code objects: relocatable ELF files for this machine, linked and made executable.
+
+A kernel `name` has a data symbol `name.ugpu` {u32 version = 1, u32 kernarg_size}, see TargetSpec.
+Facts: System V ABI, AMD64 Architecture Processor Supplement, 4.4 "Relocation". The object is
+checked before any of it is used; but what its machine code does is its own business: the host has
+no page tables of ours between a kernel and this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import struct
+from dataclasses import dataclass
+
+from hcq.cpu.memory import CodeMemory
+from hcq.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, Rule, lay_out, link, read_object
+from hcq.errors import BadCodeObject, NotSupported
+
+MARK = ".ugpu"
+VERSION = 1
+MAX_KERNARG_SIZE = 64 << 10
+JUMP_SIZE = 16
+
+EM_X86_64 = 62
+RELOCATIONS_X86_64 = {
+    1: Rule(8),  # R_X86_64_64
+    2: Rule(4, minus="place", signed=True),  # R_X86_64_PC32
+    4: Rule(4, minus="place", through="call", signed=True),  # R_X86_64_PLT32
+    9: Rule(4, minus="place", through="slot", signed=True),  # R_X86_64_GOTPCREL
+    10: Rule(4, signed=False),  # R_X86_64_32
+    11: Rule(4, signed=True),  # R_X86_64_32S
+    24: Rule(8, minus="place"),  # R_X86_64_PC64
+    25: Rule(8, minus="origin"),  # R_X86_64_GOTOFF64
+    27: Rule(8, minus="origin", through="slot"),  # R_X86_64_GOT64
+    29: Rule(8, minus="place", through="origin"),  # R_X86_64_GOTPC64
+    31: Rule(8, minus="origin", through="call"),  # R_X86_64_PLTOFF64
+    41: Rule(4, minus="place", through="slot", signed=True),  # R_X86_64_GOTPCRELX
+    42: Rule(4, minus="place", through="slot", signed=True),  # R_X86_64_REX_GOTPCRELX
+}
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """A kernel of a loaded object: where its code is, how many bytes of arguments it takes."""
+
+    name: str
+    address: int
+    kernarg_size: int
+
+
+def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
+    """Check, link and place an object. The caller owns the memory. BadCodeObject for a bad one."""
+    elf = read_object(image)
+    machine = platform.machine()
+    if machine != "x86_64":
+        raise NotSupported(f"code objects for hosts of kind {machine} cannot be linked yet")
+    if elf.machine != EM_X86_64:
+        raise BadCodeObject("not an object for this machine", machine=elf.machine, want=EM_X86_64)
+    for section in elf.sections:
+        writable = section.is_loaded and section.flags & SHF_WRITE and section.size
+        if writable and not section.name.startswith(".data.rel.ro"):
+            raise BadCodeObject("kernels have no variables of their own", section=section.name)
+    sizes = _kernels(elf)
+    layout = lay_out(elf, RELOCATIONS_X86_64, JUMP_SIZE)
+    outside = {}
+    for relocation in elf.relocations:
+        symbol = elf.symbols[relocation.symbol]
+        if relocation.section not in layout.offsets or symbol.is_defined or not relocation.symbol:
+            continue
+        if RELOCATIONS_X86_64[relocation.kind].through != "origin":
+            outside[symbol.name] = _find_outside(symbol.name)
+    memory = CodeMemory(layout.size)
+    try:
+        memory.fill(link(layout, memory.address, outside, _jump))
+    except BaseException:
+        memory.close()
+        raise
+    kernels = {}
+    for name, size in sizes.items():
+        symbol = elf.find(name)
+        assert symbol is not None and symbol.section is not None
+        address = memory.address + layout.offsets[symbol.section] + symbol.value
+        kernels[name] = HostKernel(name, address, size)
+    return memory, kernels
+
+
+def _kernels(elf: ElfObject) -> dict[str, int]:
+    """Argument sizes of the marked kernels, each checked to be code of this object."""
+    found: dict[str, int] = {}
+    for mark in elf.symbols:
+        if not mark.name.endswith(MARK) or mark.section is None:
+            continue
+        data = elf.sections[mark.section].data[mark.value : mark.value + 8]
+        name = mark.name[: -len(MARK)]
+        if len(data) < 8:
+            raise BadCodeObject("the mark of a kernel is cut off", kernel=name)
+        version, size = struct.unpack("<II", data)
+        if version != VERSION or size > MAX_KERNARG_SIZE:
+            raise BadCodeObject("odd mark of a kernel", kernel=name, version=version, size=size)
+        code = elf.find(name)
+        if code is None or code.section is None:
+            raise BadCodeObject("a mark without its kernel", kernel=name)
+        section = elf.sections[code.section]
+        if not (section.is_loaded and section.flags & SHF_EXECINSTR) or code.value >= section.size:
+            raise BadCodeObject("a kernel that is not code", kernel=name)
+        found[name] = size
+    if not found:
+        raise BadCodeObject(f"no kernels in the object: no symbol ends with {MARK}")
+    return found
+
+
+def _jump(address: int) -> bytes:
+    """`jmp [rip+0]` with the address behind it: reaches code anywhere."""
+    return b"\xff\x25\0\0\0\0" + struct.pack("<Q", address)
+
+
+@functools.cache
+def _find_outside(name: str) -> int:
+    """Address of a function of the C or mathematics library, or the compiler's run-time."""
+    for library in (None, "libm.so.6", "libgcc_s.so.1"):
+        try:
+            function = getattr(ctypes.CDLL(library), name)
+        except (OSError, AttributeError):
+            continue
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    raise BadCodeObject(f"the object wants {name!r}, which this process does not have", symbol=name)

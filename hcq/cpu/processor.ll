@@ -1,0 +1,460 @@
+; The command processor of the cpu device: native threads that walk command words, so that neither
+; running nor replaying work needs the interpreter. The words are described in hcq/cpu/queue.py, the
+; structures in hcq/cpu/processor.py; both sides of each must agree.
+
+%Bell = type { [64 x i8], [64 x i8], i64 }                ; mutex, condition, sequence number
+%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr }
+;               head tail stop fault current ring mask bell pool
+%Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32] }
+;              mutex      work       done       generation active stop workers kernel kernarg next total
+;                                                                               chunk grid and block
+%Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
+%Time = type { i64, i64 }
+
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
+declare i32 @clock_gettime(i32, ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+; Nanoseconds of CLOCK_MONOTONIC.
+define internal i64 @now() {
+  %time = alloca %Time
+  %r = call i32 @clock_gettime(i32 1, ptr %time)
+  %seconds = load i64, ptr %time
+  %rest.at = getelementptr %Time, ptr %time, i32 0, i32 1
+  %rest = load i64, ptr %rest.at
+  %scaled = mul i64 %seconds, 1000000000
+  %total = add i64 %scaled, %rest
+  ret i64 %total
+}
+
+; Wait on a condition for at most so many nanoseconds; the mutex is held.
+define internal void @doze(ptr %condition, ptr %mutex, i64 %nanoseconds) {
+  %time = alloca %Time
+  %r = call i32 @clock_gettime(i32 0, ptr %time)
+  %rest.at = getelementptr %Time, ptr %time, i32 0, i32 1
+  %seconds = load i64, ptr %time
+  %rest = load i64, ptr %rest.at
+  %sum = add i64 %rest, %nanoseconds
+  %carry = udiv i64 %sum, 1000000000
+  %left = urem i64 %sum, 1000000000
+  %later = add i64 %seconds, %carry
+  store i64 %later, ptr %time
+  store i64 %left, ptr %rest.at
+  %s = call i32 @pthread_cond_timedwait(ptr %condition, ptr %mutex, ptr %time)
+  ret void
+}
+
+; Wake everybody who listens.
+define void @ugpu_ring(ptr %bell) {
+  %a = call i32 @pthread_mutex_lock(ptr %bell)
+  %sequence.at = getelementptr %Bell, ptr %bell, i32 0, i32 2
+  %sequence = load i64, ptr %sequence.at
+  %next = add i64 %sequence, 1
+  store i64 %next, ptr %sequence.at
+  %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
+  %b = call i32 @pthread_cond_broadcast(ptr %condition)
+  %c = call i32 @pthread_mutex_unlock(ptr %bell)
+  ret void
+}
+
+; Wait until the bell rang since `seen`, or for so long; returns what has been heard now.
+define i64 @ugpu_listen(ptr %bell, i64 %seen, i64 %nanoseconds) {
+  %a = call i32 @pthread_mutex_lock(ptr %bell)
+  %sequence.at = getelementptr %Bell, ptr %bell, i32 0, i32 2
+  %before = load i64, ptr %sequence.at
+  %same = icmp eq i64 %before, %seen
+  br i1 %same, label %wait, label %done
+wait:
+  %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
+  call void @doze(ptr %condition, ptr %bell, i64 %nanoseconds)
+  br label %done
+done:
+  %after = load i64, ptr %sequence.at
+  %b = call i32 @pthread_mutex_unlock(ptr %bell)
+  ret i64 %after
+}
+
+; Append (words, count) to a queue's ring and wake its thread; 0 when the ring is full.
+define i32 @ugpu_push(ptr %queue, ptr %words, i64 %count) {
+  %tail.at = getelementptr %Queue, ptr %queue, i32 0, i32 1
+  %tail = load i64, ptr %tail.at
+  %head = load atomic i64, ptr %queue acquire, align 8
+  %mask.at = getelementptr %Queue, ptr %queue, i32 0, i32 6
+  %mask = load i64, ptr %mask.at
+  %used = sub i64 %tail, %head
+  %full = icmp ugt i64 %used, %mask
+  br i1 %full, label %no, label %yes
+no:
+  ret i32 0
+yes:
+  %ring.at = getelementptr %Queue, ptr %queue, i32 0, i32 5
+  %ring = load ptr, ptr %ring.at
+  %slot = and i64 %tail, %mask
+  %entry = getelementptr { ptr, i64 }, ptr %ring, i64 %slot
+  store ptr %words, ptr %entry
+  %count.at = getelementptr { ptr, i64 }, ptr %entry, i32 0, i32 1
+  store i64 %count, ptr %count.at
+  %next = add i64 %tail, 1
+  store atomic i64 %next, ptr %tail.at release, align 8
+  %bell.at = getelementptr %Queue, ptr %queue, i32 0, i32 7
+  %bell = load ptr, ptr %bell.at
+  call void @ugpu_ring(ptr %bell)
+  ret i32 1
+}
+
+; A queue's thread: run entries in order until told to stop.
+define void @ugpu_serve(ptr %queue) {
+entry:
+  %tail.at = getelementptr %Queue, ptr %queue, i32 0, i32 1
+  %stop.at = getelementptr %Queue, ptr %queue, i32 0, i32 2
+  %ring.at = getelementptr %Queue, ptr %queue, i32 0, i32 5
+  %mask.at = getelementptr %Queue, ptr %queue, i32 0, i32 6
+  %bell.at = getelementptr %Queue, ptr %queue, i32 0, i32 7
+  %ring = load ptr, ptr %ring.at
+  %mask = load i64, ptr %mask.at
+  %bell = load ptr, ptr %bell.at
+  %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
+  br label %look
+look:
+  %head = load i64, ptr %queue
+  %a = call i32 @pthread_mutex_lock(ptr %bell)
+  br label %check
+check:
+  %stop = load atomic i64, ptr %stop.at acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %leave, label %has
+has:
+  %tail = load atomic i64, ptr %tail.at acquire, align 8
+  %empty = icmp eq i64 %head, %tail
+  br i1 %empty, label %sleep, label %take
+sleep:
+  call void @doze(ptr %condition, ptr %bell, i64 1000000000)
+  br label %check
+leave:
+  %b = call i32 @pthread_mutex_unlock(ptr %bell)
+  ret void
+take:
+  %c = call i32 @pthread_mutex_unlock(ptr %bell)
+  %slot = and i64 %head, %mask
+  %at = getelementptr { ptr, i64 }, ptr %ring, i64 %slot
+  %words = load ptr, ptr %at
+  %count.at = getelementptr { ptr, i64 }, ptr %at, i32 0, i32 1
+  %count = load i64, ptr %count.at
+  %fine = call i1 @execute(ptr %queue, ptr %words, i64 %count)
+  br i1 %fine, label %finish, label %end
+finish:
+  %next = add i64 %head, 1
+  store atomic i64 %next, ptr %queue release, align 8
+  br label %look
+end:
+  ret void
+}
+
+; Run one command buffer; false when told to stop, or at a word that is no command.
+define internal i1 @execute(ptr %queue, ptr %words, i64 %count) {
+entry:
+  %stop.at = getelementptr %Queue, ptr %queue, i32 0, i32 2
+  %fault.at = getelementptr %Queue, ptr %queue, i32 0, i32 3
+  %current.at = getelementptr %Queue, ptr %queue, i32 0, i32 4
+  %bell.at = getelementptr %Queue, ptr %queue, i32 0, i32 7
+  %bell = load ptr, ptr %bell.at
+  %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
+  %end = getelementptr i32, ptr %words, i64 %count
+  br label %next
+next:
+  %p = phi ptr [ %words, %entry ], [ %p.launch, %launch ], [ %p.copy, %copy ], [ %p.fill, %filled ],
+               [ %p.wait, %waited ], [ %p.signal, %signal ], [ %p.timestamp, %timestamp ]
+  store ptr %p, ptr %current.at
+  %stop = load atomic i64, ptr %stop.at acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %no, label %more
+no:
+  ret i1 0
+more:
+  %over = icmp uge ptr %p, %end
+  br i1 %over, label %yes, label %decode
+yes:
+  store ptr null, ptr %current.at
+  ret i1 1
+decode:
+  %operation = load i32, ptr %p
+  %a.at = getelementptr i32, ptr %p, i64 1
+  %b.at = getelementptr i32, ptr %p, i64 3
+  %c.at = getelementptr i32, ptr %p, i64 5
+  switch i32 %operation, label %bad [ i32 1, label %launch
+                                      i32 2, label %copy
+                                      i32 3, label %fill
+                                      i32 4, label %wait
+                                      i32 5, label %signal
+                                      i32 6, label %timestamp ]
+bad:
+  %place = ptrtoint ptr %p to i64
+  store atomic i64 %place, ptr %fault.at release, align 8
+  call void @ugpu_ring(ptr %bell)
+  ret i1 0
+
+launch:
+  %p.launch = getelementptr i32, ptr %p, i64 11
+  call void @launch(ptr %queue, ptr %p)
+  br label %next
+
+copy:
+  %p.copy = getelementptr i32, ptr %p, i64 7
+  %copy.to = load ptr, ptr %a.at, align 4
+  %copy.from = load ptr, ptr %b.at, align 4
+  %copy.size = load i64, ptr %c.at, align 4
+  call void @llvm.memcpy.p0.p0.i64(ptr %copy.to, ptr %copy.from, i64 %copy.size, i1 0)
+  br label %next
+
+fill:
+  %p.fill = getelementptr i32, ptr %p, i64 6
+  %fill.to = load ptr, ptr %a.at, align 4
+  %fill.words = load i64, ptr %b.at, align 4
+  %fill.value = load i32, ptr %c.at
+  br label %fill.next
+fill.next:
+  %i = phi i64 [ 0, %fill ], [ %i.next, %fill.one ]
+  %fill.more = icmp ult i64 %i, %fill.words
+  br i1 %fill.more, label %fill.one, label %filled
+fill.one:
+  %fill.at = getelementptr i32, ptr %fill.to, i64 %i
+  store i32 %fill.value, ptr %fill.at
+  %i.next = add i64 %i, 1
+  br label %fill.next
+filled:
+  br label %next
+
+wait:
+  %p.wait = getelementptr i32, ptr %p, i64 5
+  %wait.at = load ptr, ptr %a.at, align 4
+  %wait.value = load i64, ptr %b.at, align 4
+  %wait.now = load atomic i64, ptr %wait.at acquire, align 8
+  %reached = icmp uge i64 %wait.now, %wait.value
+  br i1 %reached, label %waited, label %wait.enter
+wait.enter:
+  %wait.a = call i32 @pthread_mutex_lock(ptr %bell)
+  br label %wait.look
+wait.look:
+  %wait.again = load atomic i64, ptr %wait.at acquire, align 8
+  %reached.now = icmp uge i64 %wait.again, %wait.value
+  %wait.stop = load atomic i64, ptr %stop.at acquire, align 8
+  %wait.stopped = icmp ne i64 %wait.stop, 0
+  %wait.over = or i1 %reached.now, %wait.stopped
+  br i1 %wait.over, label %wait.leave, label %wait.sleep
+wait.sleep:
+  ; A timeline may also be raised by the host, which rings no bell: look now and then.
+  call void @doze(ptr %condition, ptr %bell, i64 5000000)
+  br label %wait.look
+wait.leave:
+  %wait.b = call i32 @pthread_mutex_unlock(ptr %bell)
+  br label %waited
+waited:
+  br label %next
+
+signal:
+  %p.signal = getelementptr i32, ptr %p, i64 5
+  %signal.at = load ptr, ptr %a.at, align 4
+  %signal.value = load i64, ptr %b.at, align 4
+  store atomic i64 %signal.value, ptr %signal.at release, align 8
+  call void @ugpu_ring(ptr %bell)
+  br label %next
+
+timestamp:
+  %p.timestamp = getelementptr i32, ptr %p, i64 3
+  %timestamp.at = load ptr, ptr %a.at, align 4
+  %ticks = call i64 @now()
+  store i64 %ticks, ptr %timestamp.at
+  br label %next
+}
+
+; Run all groups of a launch: the first here and now; the rest too when they are few or quick, else on
+; all threads of the pool.
+define internal void @launch(ptr %queue, ptr %words) {
+entry:
+  %record = alloca %Launch
+  %kernel.at = getelementptr i32, ptr %words, i64 1
+  %kernel = load ptr, ptr %kernel.at, align 4
+  %kernarg.at = getelementptr i32, ptr %words, i64 3
+  %kernarg = load ptr, ptr %kernarg.at, align 4
+  %shape = getelementptr i32, ptr %words, i64 5
+  %record.shape = getelementptr %Launch, ptr %record, i32 0, i32 2
+  call void @llvm.memcpy.p0.p0.i64(ptr %record.shape, ptr %shape, i64 24, i1 0)
+  %x = load i32, ptr %shape
+  %y.at = getelementptr i32, ptr %shape, i64 1
+  %y = load i32, ptr %y.at
+  %z.at = getelementptr i32, ptr %shape, i64 2
+  %z = load i32, ptr %z.at
+  %x.wide = zext i32 %x to i64
+  %y.wide = zext i32 %y to i64
+  %z.wide = zext i32 %z to i64
+  %xy = mul i64 %x.wide, %y.wide
+  %total = mul i64 %xy, %z.wide
+  %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
+  %pool = load ptr, ptr %pool.at
+  %workers.at = getelementptr %Pool, ptr %pool, i32 0, i32 6
+  %workers = load i64, ptr %workers.at
+  %alone = icmp eq i64 %workers, 0
+  %few = icmp ult i64 %total, 2
+  %here = or i1 %alone, %few
+  br i1 %here, label %all, label %probe
+all:
+  call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 0, i64 %total)
+  ret void
+probe:
+  %before = call i64 @now()
+  call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 0, i64 1)
+  %after = call i64 @now()
+  %took = sub i64 %after, %before
+  %left = sub i64 %total, 1
+  %estimate = mul i64 %took, %left
+  %quick = icmp ult i64 %estimate, 20000
+  br i1 %quick, label %rest, label %share
+rest:
+  call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 1, i64 %total)
+  ret void
+share:
+  %a = call i32 @pthread_mutex_lock(ptr %pool)
+  %pool.kernel = getelementptr %Pool, ptr %pool, i32 0, i32 7
+  store ptr %kernel, ptr %pool.kernel
+  %pool.kernarg = getelementptr %Pool, ptr %pool, i32 0, i32 8
+  store ptr %kernarg, ptr %pool.kernarg
+  %pool.next = getelementptr %Pool, ptr %pool, i32 0, i32 9
+  store atomic i64 1, ptr %pool.next release, align 8
+  %pool.total = getelementptr %Pool, ptr %pool, i32 0, i32 10
+  store i64 %total, ptr %pool.total
+  %threads = add i64 %workers, 1
+  %pieces = mul i64 %threads, 8
+  %share.size = udiv i64 %left, %pieces
+  %chunk = add i64 %share.size, 1
+  %pool.chunk = getelementptr %Pool, ptr %pool, i32 0, i32 11
+  store i64 %chunk, ptr %pool.chunk
+  %pool.shape = getelementptr %Pool, ptr %pool, i32 0, i32 12
+  call void @llvm.memcpy.p0.p0.i64(ptr %pool.shape, ptr %shape, i64 24, i1 0)
+  %generation.at = getelementptr %Pool, ptr %pool, i32 0, i32 3
+  %generation = load i64, ptr %generation.at
+  %generation.next = add i64 %generation, 1
+  store i64 %generation.next, ptr %generation.at
+  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
+  %b = call i32 @pthread_cond_broadcast(ptr %work)
+  %c = call i32 @pthread_mutex_unlock(ptr %pool)
+  call void @claim(ptr %pool)
+  %stop.at = getelementptr %Queue, ptr %queue, i32 0, i32 2
+  %active.at = getelementptr %Pool, ptr %pool, i32 0, i32 4
+  %done = getelementptr %Pool, ptr %pool, i32 0, i32 2
+  %d = call i32 @pthread_mutex_lock(ptr %pool)
+  br label %look
+look:
+  %active = load i64, ptr %active.at
+  %idle = icmp eq i64 %active, 0
+  %stop = load atomic i64, ptr %stop.at acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  %over = or i1 %idle, %stopped
+  br i1 %over, label %leave, label %sleep
+sleep:
+  call void @doze(ptr %done, ptr %pool, i64 50000000)
+  br label %look
+leave:
+  store i64 0, ptr %pool.total                            ; a thread that wakes late finds nothing to do
+  %e = call i32 @pthread_mutex_unlock(ptr %pool)
+  ret void
+}
+
+define internal void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 %first, i64 %last) {
+  store i64 %first, ptr %record
+  %last.at = getelementptr %Launch, ptr %record, i32 0, i32 1
+  store i64 %last, ptr %last.at
+  %some = icmp ult i64 %first, %last
+  br i1 %some, label %run, label %done
+run:
+  call void %kernel(ptr %kernarg, ptr %record)
+  br label %done
+done:
+  ret void
+}
+
+; Take chunks of the pool's launch until none is left.
+define internal void @claim(ptr %pool) {
+entry:
+  %record = alloca %Launch
+  %record.shape = getelementptr %Launch, ptr %record, i32 0, i32 2
+  %pool.shape = getelementptr %Pool, ptr %pool, i32 0, i32 12
+  call void @llvm.memcpy.p0.p0.i64(ptr %record.shape, ptr %pool.shape, i64 24, i1 0)
+  %stop.at = getelementptr %Pool, ptr %pool, i32 0, i32 5
+  %kernel.at = getelementptr %Pool, ptr %pool, i32 0, i32 7
+  %kernel = load ptr, ptr %kernel.at
+  %kernarg.at = getelementptr %Pool, ptr %pool, i32 0, i32 8
+  %kernarg = load ptr, ptr %kernarg.at
+  %next.at = getelementptr %Pool, ptr %pool, i32 0, i32 9
+  %total.at = getelementptr %Pool, ptr %pool, i32 0, i32 10
+  %total = load i64, ptr %total.at
+  %chunk.at = getelementptr %Pool, ptr %pool, i32 0, i32 11
+  %chunk = load i64, ptr %chunk.at
+  br label %take
+take:
+  %stop = load atomic i64, ptr %stop.at acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %done, label %add
+add:
+  %first = atomicrmw add ptr %next.at, i64 %chunk acq_rel
+  %some = icmp ult i64 %first, %total
+  br i1 %some, label %run, label %done
+run:
+  %end = add i64 %first, %chunk
+  %beyond = icmp ugt i64 %end, %total
+  %last = select i1 %beyond, i64 %total, i64 %end
+  call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 %first, i64 %last)
+  br label %take
+done:
+  ret void
+}
+
+; A thread of the pool.
+define void @ugpu_work(ptr %pool) {
+entry:
+  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
+  %done = getelementptr %Pool, ptr %pool, i32 0, i32 2
+  %generation.at = getelementptr %Pool, ptr %pool, i32 0, i32 3
+  %active.at = getelementptr %Pool, ptr %pool, i32 0, i32 4
+  %stop.at = getelementptr %Pool, ptr %pool, i32 0, i32 5
+  %total.at = getelementptr %Pool, ptr %pool, i32 0, i32 10
+  %a = call i32 @pthread_mutex_lock(ptr %pool)
+  br label %look
+look:
+  %seen = phi i64 [ 0, %entry ], [ %seen, %sleep ], [ %generation, %skip ], [ %generation, %finished ]
+  %stop = load atomic i64, ptr %stop.at acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %leave, label %check
+leave:
+  %b = call i32 @pthread_mutex_unlock(ptr %pool)
+  ret void
+check:
+  %generation = load i64, ptr %generation.at
+  %same = icmp eq i64 %generation, %seen
+  br i1 %same, label %sleep, label %join
+sleep:
+  call void @doze(ptr %work, ptr %pool, i64 1000000000)
+  br label %look
+join:
+  %total = load i64, ptr %total.at
+  %none = icmp eq i64 %total, 0
+  br i1 %none, label %skip, label %enter
+skip:
+  br label %look
+enter:
+  %active = load i64, ptr %active.at
+  %active.more = add i64 %active, 1
+  store i64 %active.more, ptr %active.at
+  %c = call i32 @pthread_mutex_unlock(ptr %pool)
+  call void @claim(ptr %pool)
+  %d = call i32 @pthread_mutex_lock(ptr %pool)
+  %active.now = load i64, ptr %active.at
+  %active.less = sub i64 %active.now, 1
+  store i64 %active.less, ptr %active.at
+  %e = call i32 @pthread_cond_broadcast(ptr %done)
+  br label %finished
+finished:
+  br label %look
+}

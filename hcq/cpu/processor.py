@@ -1,0 +1,169 @@
+"""The native command processor (processor.ll) of the cpu device: its structures and its threads.
+
+All structures are arrays of 64-bit words shared between Python and native threads; the field
+numbers below are those of the types at the top of processor.ll.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from hcq.cpu.memory import HostMemory
+from hcq.errors import HostError
+
+RING_ENTRIES = 4096
+JOIN_LIMIT_S = 0.2  # a thread that runs no kernel ends within microseconds of being told
+
+# Queue, in 64-bit words.
+HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL = range(9)
+# Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
+POOL_STOP, POOL_WORKERS = 24 + 2, 24 + 3
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 9, 24 + 12
+
+
+class Native:
+    """The compiled processor's entry points; calling one releases the interpreter lock."""
+
+    def __init__(self, engine: llvm.ExecutionEngine) -> None:
+        self.engine = engine  # owns the code
+
+        def entry(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+            prototype = ctypes.CFUNCTYPE(result, *arguments)
+            return prototype(engine.get_function_address(name))
+
+        pointer, word = ctypes.c_void_p, ctypes.c_uint64
+        self.ring = entry("ugpu_ring", None, pointer)
+        self.listen = entry("ugpu_listen", word, pointer, word, word)
+        self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word)
+        self.serve = entry("ugpu_serve", None, pointer)
+        self.work = entry("ugpu_work", None, pointer)
+
+
+_build_lock = threading.Lock()
+
+
+def native() -> Native:
+    """The processor, compiled on first use, once per process."""
+    with _build_lock:
+        return _build()
+
+
+@functools.cache
+def _build() -> Native:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    library = ctypes.CDLL(None)
+    for name in ("pthread_mutex_lock", "pthread_cond_timedwait", "clock_gettime"):
+        if not hasattr(library, name):  # LLVM would end the process
+            raise HostError(f"the C library of this process has no {name}")
+    source = Path(__file__).with_name("processor.ll").read_text(encoding="utf-8")
+    module = llvm.parse_assembly(source, llvm.create_context())
+    module.triple = llvm.get_process_triple()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), opt=2
+    )
+    module.verify()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
+    builder.getModulePassManager().run(module, builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return Native(engine)
+
+
+class Words:
+    """A structure of 64-bit words at a fixed address, zero at first."""
+
+    def __init__(self, count: int) -> None:
+        self.memory = HostMemory(8 * count)
+        self.words = np.frombuffer(self.memory.view, np.uint64)
+        self.words[:] = 0
+        self.address = self.memory.address
+
+    def __getitem__(self, field: int) -> int:
+        return int(self.words[field])
+
+    def __setitem__(self, field: int, value: int) -> None:
+        self.words[field] = value
+
+
+class Bell:
+    """Rings at every doorbell and every signal of one device; Python listens too."""
+
+    def __init__(self) -> None:
+        self.native = native()
+        self.state = Words(BELL_WORDS)
+        self._heard = threading.local()
+
+    def ring(self) -> None:
+        self.native.ring(self.state.address)
+
+    def listen(self, limit_s: float) -> None:
+        """Return when the bell has rung since this thread last listened, or after `limit_s`."""
+        seen = getattr(self._heard, "sequence", 0)
+        nanoseconds = max(0, int(limit_s * 1e9))
+        self._heard.sequence = self.native.listen(self.state.address, seen, nanoseconds)
+
+
+class Pool:
+    """Threads that help with launches of many groups. Serves one queue."""
+
+    def __init__(self, workers: int, name: str) -> None:
+        self.state = Words(POOL_WORDS)
+        self.state[POOL_WORKERS] = workers
+        self.threads = [
+            _start(native().work, self.state, f"{name} worker {number}")
+            for number in range(workers)
+        ]
+
+    def stop(self) -> bool:
+        """End the threads; False if one is still inside a kernel."""
+        self.state[POOL_STOP] = 1
+        # They doze on the pool's own condition for at most a second; the pool's first 128 bytes are
+        # laid out as a bell's, so ringing it wakes them. Its "sequence" falls into the third part.
+        native().ring(self.state.address)
+        return all(_ended(thread) for thread in self.threads)
+
+
+class Server:
+    """A queue's native thread with its ring."""
+
+    def __init__(self, bell: Bell, pool: Pool, name: str) -> None:
+        self.native = native()
+        self.bell = bell
+        self.pool = pool
+        self.ring = Words(2 * RING_ENTRIES)
+        self.state = Words(QUEUE_WORDS)
+        self.state[RING] = self.ring.address
+        self.state[MASK] = RING_ENTRIES - 1
+        self.state[BELL] = bell.state.address
+        self.state[POOL] = pool.state.address
+        self.thread = _start(self.native.serve, self.state, name)
+
+    def push(self, address: int, count: int) -> bool:
+        """Queue `count` command words at `address`; False when the ring is full."""
+        return bool(self.native.push(self.state.address, address, count))
+
+    def stop(self) -> bool:
+        """End the thread; False if it is still inside a kernel (it ends when that does)."""
+        self.state[STOP] = 1
+        self.bell.ring()
+        return _ended(self.thread)
+
+
+def _start(function: Callable[..., int], state: Words, name: str) -> threading.Thread:
+    # The closure keeps `state` alive for as long as the thread runs.
+    thread = threading.Thread(target=lambda: function(state.address), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _ended(thread: threading.Thread) -> bool:
+    thread.join(JOIN_LIMIT_S)
+    return not thread.is_alive()

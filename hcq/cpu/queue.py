@@ -1,0 +1,211 @@
+"""Queues of the cpu device: command words, and where they lie until they have been executed.
+
+A command is an operation word and its operands; addresses and sizes are two words, low first:
+
+LAUNCH kernel(2) kernarg(2) grid x y z, block x y z      COPY to(2) from(2) bytes(2)
+FILL to(2) words(2) value                                WAIT timeline(2) value(2)
+SIGNAL timeline(2) value(2)                              TIMESTAMP to(2)
+
+Commands of one queue execute one after the other, so that a barrier takes no words.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.command import (
+    Barrier,
+    Command,
+    CommandBuffer,
+    Copy,
+    Fill,
+    Launch,
+    Relocation,
+    Signal,
+    Symbol,
+    Timestamp,
+    Wait,
+)
+from hcq.cpu.memory import HostMemory
+from hcq.cpu.processor import Server
+from hcq.errors import BadArgument
+from hcq.queue import HardwareQueue, QueueKind, Resident
+from hcq.timeline import Timeline
+
+if TYPE_CHECKING:
+    from hcq.cpu.device import CpuDevice
+
+LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)
+KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
+ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
+
+
+class Encoder:
+    """Builds one image: words, relocations, and the argument blocks that follow the commands."""
+
+    def __init__(self) -> None:
+        self.words: list[int] = []
+        self.relocations: list[Relocation] = []
+        self.blocks: list[tuple[int, Launch]] = []  # (word that holds its address, launch)
+
+    def command(self, operation: int, *operands: int | Symbol) -> None:
+        """A command whose operands are 64 bits wide."""
+        self.words.append(operation)
+        for operand in operands:
+            self.value(operand)
+
+    def value(self, value: int | Symbol) -> None:
+        if isinstance(value, Symbol) and value.kind != "constant":
+            self.refer(len(self.words), value, 8)
+            self.words += [0, 0]
+            return
+        number = value.addend if isinstance(value, Symbol) else value
+        self.words += [number & 0xFFFF_FFFF, number >> 32 & 0xFFFF_FFFF]
+
+    def refer(self, word: int, symbol: Symbol, width: int) -> None:
+        self.relocations.append(Relocation(word, symbol))
+        if width == 8:
+            self.relocations.append(Relocation(word + 1, symbol, shift=32))
+
+    def launch(self, launch: Launch) -> None:
+        self.words.append(LAUNCH)
+        self.value(launch.kernel.address)
+        self.blocks.append((len(self.words), launch))
+        self.words += [0, 0, *launch.grid, *launch.block]
+
+    def finish(self) -> CommandBuffer:
+        command_words = len(self.words)
+        for word, launch in self.blocks:
+            self.words += [0] * (-len(self.words) % (KERNARG_ALIGN // 4))
+            start = len(self.words)
+            self.refer(word, Symbol.image(4 * start), 8)
+            block = launch.kernarg + bytes(-len(launch.kernarg) % 4)
+            self.words += np.frombuffer(block, np.uint32).tolist()
+            for reference in launch.references:
+                self._argument(start, reference.offset, reference.width, reference.symbol)
+        return CommandBuffer(np.array(self.words, np.uint32), command_words, self.relocations)
+
+    def _argument(self, start: int, offset: int, width: int, symbol: Symbol) -> None:
+        if width in (4, 8):
+            self.refer(start + offset // 4, symbol, width)
+        else:  # a parameter of one or two bytes inside a word
+            lsb = 8 * (offset % 4)
+            self.relocations.append(
+                Relocation(start + offset // 4, symbol, lsb=lsb, width=8 * width)
+            )
+
+
+class CpuResident(Resident):
+    """A graph's image in memory of its own."""
+
+    def __init__(self, device: CpuDevice, count: int) -> None:
+        self.device = device
+        self.memory = device.take_memory(4 * count)
+        self.words = self.memory.array.view(np.uint32)
+        self.address = self.memory.address
+
+    def close(self) -> None:
+        self.device.drop_memory(self.memory)
+
+
+class Arena:
+    """Transient memory, handed out in a circle; what a timeline value marks is reused after it."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.memory = HostMemory(ARENA_SIZE)
+        self.words = self.memory.array.view(np.uint32)
+        self._first = self._next = 0  # positions that only grow; the place is modulo the size
+        self._pending: deque[tuple[int, int]] = deque()  # (timeline value, position behind it)
+
+    def take(self, count: int, value: int) -> NDArray[np.uint32]:
+        """`count` words until the timeline reaches `value`; fresh memory where the arena is
+        full."""
+        reached = self.timeline.value
+        while self._pending and self._pending[0][0] <= reached:
+            self._first = self._pending.popleft()[1]
+        need = -(-4 * count // KERNARG_ALIGN) * KERNARG_ALIGN
+        start = self._next
+        if start % ARENA_SIZE + need > ARENA_SIZE:
+            start += -start % ARENA_SIZE
+        if start + need - self._first > ARENA_SIZE:
+            # Waiting here could wait for work that only another thread's submission completes.
+            return HostMemory(4 * count).array.view(np.uint32)
+        self._next = start + need
+        self._pending.append((value, self._next))
+        place = start % ARENA_SIZE // 4
+        return self.words[place : place + count]
+
+
+class CpuQueue(HardwareQueue):
+    """A native thread that executes command words."""
+
+    def __init__(self, device: CpuDevice, kind: QueueKind, server: Server) -> None:
+        self.device = device
+        self.kind = kind
+        self.name = f"cpu {kind.value}"
+        self.server = server
+        self.timeline = Timeline(device, device.timeline_memory(), self.name)
+        self._arena = Arena(self.timeline)
+        self._alive: deque[tuple[int, NDArray[np.uint32]]] = deque()
+
+    def encode(self, commands: Sequence[Command]) -> CommandBuffer:
+        encoder = Encoder()
+        for command in commands:
+            match command:
+                case Launch():
+                    if self.kind is not QueueKind.COMPUTE:
+                        raise BadArgument("a copy queue launches no kernels", queue=self.name)
+                    encoder.launch(command)
+                case Copy(destination, source, size):
+                    encoder.command(COPY, destination, source, size)
+                case Fill(destination, value, size):
+                    encoder.command(FILL, destination, size // 4)
+                    encoder.words.append(value & 0xFFFF_FFFF)
+                case Wait(timeline, value):
+                    encoder.command(WAIT, int(timeline.memory.address), value)
+                case Signal(timeline, value):
+                    encoder.command(SIGNAL, int(timeline.memory.address), value)
+                case Timestamp(destination):
+                    encoder.command(TIMESTAMP, destination)
+                case Barrier():
+                    pass
+        return encoder.finish()
+
+    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        value = self.timeline.last + 1
+        reached = self.timeline.value
+        while self._alive and self._alive[0][0] <= reached:
+            self._alive.popleft()
+        words = self._arena.take(len(buffer.words), value)
+        self._alive.append((value, words))
+        address = words.ctypes.data
+        for position, symbol in enumerate(buffer.symbols):
+            if symbol.kind == "image":
+                values[position] = address
+        buffer.patch(words, values)
+        self._push(address, buffer.command_words)
+
+    def place(self, buffer: CommandBuffer) -> Resident:
+        resident = CpuResident(self.device, len(buffer.words))
+        resident.words[:] = buffer.words
+        return resident
+
+    def submit_resident(self, resident: Resident, command_words: int) -> None:
+        self._push(resident.address, command_words)
+
+    def restart(self, server: Server) -> None:
+        """After a failure: a new thread with an empty ring."""
+        self.server = server
+        self._arena = Arena(self.timeline)
+        self._alive.clear()
+
+    def _push(self, address: int, count: int) -> None:
+        while not self.server.push(address, count):
+            self.device.check_failures()
+            self.device.pause(1e-3)
