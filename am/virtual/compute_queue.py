@@ -1,9 +1,9 @@
-"""One active compute queue: fetches its ring, runs the packets, keeps its pointers, hangs as it may.
+"""One active compute queue: fetches its ring, runs packets, keeps pointers, hangs as it may.
 
-A queue lives from CP_HQD_ACTIVE 0 -> 1 until it is dequeued or reset. It has a thread of its own, so a
-queue that waits for memory holds up no other (the MEC switches queues there). Sources: Linux 6.12
-gfx_v11_0.c (MQD values, rptr report), v11_structs.h, gc_11_0_0_sh_mask.h; kfd_int_process_v11.c (SQ
-interrupt words); irqsrcs_gfx_11_0_0.h.
+A queue lives from CP_HQD_ACTIVE 0 -> 1 until it is dequeued or reset. It has a thread of its own,
+so a queue that waits for memory holds up no other (the MEC switches queues there). Sources: Linux
+6.12 gfx_v11_0.c (MQD values, rptr report), v11_structs.h, gc_11_0_0_sh_mask.h;
+kfd_int_process_v11.c (SQ interrupt words); irqsrcs_gfx_11_0_0.h.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from am.virtual.pm4_execute import Executor
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome
 
 if TYPE_CHECKING:
-    from am.virtual.mec import Mec, Slot
+    from am.virtual.hqd import Slot
+    from am.virtual.mec import Mec
 
 # Client ids of the graphics hub (Linux 6.12 gfxhub_v3_0.c).
 CLIENT_CPF = 4  # fetches rings and buffers
@@ -62,7 +63,7 @@ class QueueSetup:
 
 
 class ComputeQueue:
-    """Implements Surroundings of pm4_execute; all but `ring`, `request`, `kill` runs on its thread."""
+    """Implements Surroundings; all but `ring`, `drain_out`, `kill` runs on its own thread."""
 
     def __init__(self, mec: Mec, slot: Slot, setup: QueueSetup, rptr: int, wptr: int) -> None:
         self.mec = mec
@@ -106,7 +107,8 @@ class ComputeQueue:
             self.rptr = wptr - (wptr - self.rptr) % self.setup.size
         elif wptr - self.rptr > self.setup.size:
             self._violation(
-                f"wptr {wptr:#x} is {wptr - self.rptr} dwords ahead of rptr, the ring has {self.setup.size}"
+                f"wptr {wptr:#x} is {wptr - self.rptr} dwords ahead of rptr, "
+                f"the ring has {self.setup.size}"
             )
             self.rptr = wptr - (wptr - self.rptr) % self.setup.size
         self.wptr = wptr
@@ -190,7 +192,7 @@ class ComputeQueue:
 
     def _violation(self, text: str) -> None:
         slot = self.slot
-        self._chip.violations.append(f"compute queue {slot.me}.{slot.pipe}.{slot.queue}: {text}")
+        self._chip.violation(f"compute queue {slot.me}.{slot.pipe}.{slot.queue}: {text}")
 
     # ---- Surroundings: memory and registers ---------------------------------------------------
 

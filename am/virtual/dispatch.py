@@ -1,7 +1,8 @@
 """Turn the COMPUTE_* registers of a queue into a launch of shader waves, or say why SPI cannot.
 
 Sources: Linux 6.12 gc_11_0_0_sh_mask.h (fields), RDNA3 ISA document section 3 (wave state, register
-allocation), LLVM AMDGPUUsage (COMPUTE_PGM_RSRC1..3 of gfx11: granules of VGPRs and LDS, user SGPRs).
+allocation), LLVM AMDGPUUsage (COMPUTE_PGM_RSRC1..3 of gfx11: granules of VGPRs and LDS, user
+SGPRs).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ShRegisters:
         return self._at
 
     def power_on(self) -> list[int]:
-        """Return a queue's SH state after reset: all CUs enabled, the rest zero (gc_11_0_0_default.h)."""
+        """Return a queue's SH state after reset: all CUs on, else zero (gc_11_0_0_default.h)."""
         values = [0] * SH_COUNT
         for engine in range(8):
             values[self._at[f"COMPUTE_STATIC_THREAD_MGMT_SE{engine}"]] = 0xFFFF_FFFF
@@ -82,7 +83,7 @@ class ShRegisters:
 
 
 class Launcher:
-    """Builds the Dispatch of a queue. Knows the places of the registers, holds no state of its own."""
+    """Builds the Dispatch of a queue; knows the places of the registers."""
 
     def __init__(self, registers: ShRegisters) -> None:
         at = registers.at
@@ -114,7 +115,7 @@ class Launcher:
         shared_aperture: int,
         private_aperture: int,
     ) -> Dispatch | None:
-        """Latch dims and initiator into `sh` and return the launch; None if there is nothing to run.
+        """Latch dims and initiator into `sh`; return the launch, None if nothing is to run.
 
         dims: payload of DISPATCH_DIRECT. Apertures are base addresses. Raises BadDispatch.
         """
@@ -127,7 +128,9 @@ class Launcher:
             if flags[name]:
                 raise BadDispatch(f"initiator {name} is not modelled")
         threads = self._threads(sh)
-        groups = self._groups(sh, dims, threads, bool(flags.USE_THREAD_DIMENSIONS), bool(flags.FORCE_START_AT_000))
+        groups = self._groups(
+            sh, dims, threads, bool(flags.USE_THREAD_DIMENSIONS), bool(flags.FORCE_START_AT_000)
+        )
         wave32 = bool(flags.CS_W32_EN)
         self._check_resources(sh, threads, wave32)
         if not all(groups):
@@ -188,9 +191,7 @@ class Launcher:
             raise BadDispatch("COMPUTE_RESTART is not zero: resuming a grid is not modelled")
         return groups[0], groups[1], groups[2]
 
-    def _check_resources(
-        self, sh: list[int], threads: tuple[int, int, int], wave32: bool
-    ) -> None:
+    def _check_resources(self, sh: list[int], threads: tuple[int, int, int], wave32: bool) -> None:
         if not any(sh[index] for index in self._enabled_at):
             raise BadDispatch("COMPUTE_STATIC_THREAD_MGMT enables no compute unit")
         rsrc1 = self._rsrc1.decode(sh[self._rsrc1_at])

@@ -1,4 +1,4 @@
-"""What every asynchronous engine of the virtual chip shares: a thread that sleeps until it is woken."""
+"""What every asynchronous engine of the virtual chip shares: a thread that sleeps until woken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
-CLOCK_PERIOD_NS = 10  # the GPU clock counter runs at 100 MHz (Linux 6.12 amdgpu_gfx.c, xclk of SMU 13)
+CLOCK_PERIOD_NS = (
+    10  # the GPU clock counter runs at 100 MHz (Linux 6.12 amdgpu_gfx.c, xclk of SMU 13)
+)
 
 
 def clock_ticks() -> int:
@@ -25,10 +27,10 @@ class Stopped(Exception):
 class Worker:
     """One daemon thread that runs `step` each time it is woken, until it is stopped.
 
-    `step` returns how many seconds to sleep at most before it wants to run again, None for "until I am
-    woken". `wake` may be called from any thread, with or without the chip's lock held; a wake that
-    arrives while `step` runs is kept. The thread starts at the first wake, so an engine that is never
-    used costs nothing.
+    `step` returns how many seconds to sleep at most before it wants to run again, None for "until I
+    am woken". `wake` may be called from any thread, with or without the chip's lock held; a wake
+    that arrives while `step` runs is kept. The thread starts at the first wake, so an engine that
+    is never used costs nothing.
     """
 
     def __init__(self, name: str, step: Callable[[], float | None]) -> None:
@@ -47,8 +49,8 @@ class Worker:
         """Let the thread run `step` once more."""
         if self._thread is None:
             self._start()
-        # RACE: two wakes may both find the lock held; the second release then raises, and the thread
-        # runs once, after both, which is all a wake promises.
+        # RACE: two wakes may both find the lock held; the second release then raises, and the
+        # thread runs once, after both, which is all a wake promises.
         if self._signal.locked():
             try:
                 self._signal.release()
@@ -73,7 +75,7 @@ class Worker:
             self.wake()
 
     def join(self, timeout_s: float = 5.0) -> bool:
-        """Wait for the thread to end; True if it has. Never call it from `step` or under its locks."""
+        """Wait for the thread to end; True if it has. Not to be called with locks `step` takes."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True

@@ -5,15 +5,16 @@ Facts: Linux 6.12 soc21.c (soc21_grbm_select), gfx_v11_0.c (soft reset, wave dat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from am import regs
 from am.chips.navi31 import facts
 from am.virtual.block import Block, Reset
+from am.virtual.engine import clock_ticks
 from am.virtual.mec import Mec
 from am.virtual.rlc import Rlc
+from am.virtual.sdma import Sdma
 from am.virtual.shader import Ending, Outcome
 from am.virtual.shaders import ShaderArray
 from hcq.fields import RegisterValue
@@ -37,7 +38,13 @@ PER_VMID = (
 )
 
 # Wave state behind SQ_IND_INDEX.INDEX (gc_11_0_0_offset.h, ixSQ_WAVE_*).
-WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = 0x0B, 0x102, 0x103, 0x108, 0x109
+WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
+    0x0B,
+    0x102,
+    0x103,
+    0x108,
+    0x109,
+)
 STATUS_HALTED = 1 << 13 | 1 << 16 | 1 << 23  # HALT, VALID, FATAL_HALT
 TRAPSTS_ILLEGAL = 1 << 11
 
@@ -51,6 +58,7 @@ class Gfx(Block):
         self._select_layout = self.table["GRBM_GFX_CNTL"]
         self.select: RegisterValue = self._select_layout.decode(0)
         self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]
+        self.sdma: list[Sdma] = []  # set by engines.install; blocks of the chip by themselves
         self.array = ShaderArray(chip)
         self.rlc = Rlc(self)
         self.mec = Mec(self, self.array)
@@ -63,6 +71,9 @@ class Gfx(Block):
         self.on_read("GRBM_STATUS", self._status)
         self.on_read("GRBM_STATUS2", self._status2)
         self.on_read("SQ_IND_DATA", self._wave_data)
+        space = chip.space
+        space.on_read("smuio", "GOLDEN_TSC_COUNT_LOWER", lambda: clock_ticks() & 0xFFFF_FFFF)
+        space.on_read("smuio", "GOLDEN_TSC_COUNT_UPPER", lambda: clock_ticks() >> 32 & 0xFF_FFFF)
 
     def reset(self, scope: Reset) -> None:
         """Take the state after a reset of this reach: no firmware, no queues."""
@@ -83,9 +94,9 @@ class Gfx(Block):
 
     # ---- from other blocks --------------------------------------------------------------------
 
-    def autoload(self, missing: Sequence[str] = ()) -> None:
-        """Begin AUTOLOAD_RLC; `missing` names firmware that the PSP has not been given."""
-        self.rlc.autoload(missing)
+    def autoload(self) -> None:
+        """Begin what AUTOLOAD_RLC asks for."""
+        self.rlc.autoload()
 
     def doorbell(self, dword: int, value: int) -> bool:
         """Take a doorbell write for the MEC; see block.DoorbellTarget."""
@@ -114,7 +125,7 @@ class Gfx(Block):
             self.mec.reset(Reset.GFX)
         if reset.SOFT_RESET_RLC:
             self.rlc.reset(Reset.GFX)
-        for instance, engine in enumerate(self.chip.sdma):
+        for instance, engine in enumerate(self.sdma):
             if reset[f"SOFT_RESET_SDMA{instance}"]:
                 engine.reset(Reset.GFX)
 
@@ -127,7 +138,7 @@ class Gfx(Block):
     def _status2(self) -> int:
         register = self.chip.space.register("gc", "GRBM_STATUS2")
         busy = int(self.mec.busy())
-        sdma = int(any(engine.busy() for engine in self.chip.sdma))
+        sdma = int(any(engine.busy() for engine in self.sdma))
         return register.encode(
             CPC_BUSY=busy, CPF_BUSY=busy, SDMA_BUSY=sdma, RLC_BUSY=int(self.rlc.loading)
         )
@@ -149,7 +160,7 @@ class Gfx(Block):
         place = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
         if wave is None or any(place):
             return 0
-        if index.INDEX != WAVE_VALID_AND_IDLE and index.WAVE_ID != wave.wave & 0x1F:
+        if index.INDEX != WAVE_VALID_AND_IDLE and wave.wave & 0x1F != index.WAVE_ID:
             return 0
         illegal = wave.ending is Ending.ILLEGAL_INSTRUCTION
         values = {

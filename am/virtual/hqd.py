@@ -1,7 +1,7 @@
 """Hardware queue descriptors: the registers of each queue slot, and what makes a queue of them.
 
-Facts: Linux 6.12 gc_11_0_0_{offset,sh_mask,default}.h, v11_structs.h (where the MQD mirrors registers),
-gfx_v11_0.c (values of a compute MQD, order of activation).
+Facts: Linux 6.12 gc_11_0_0_{offset,sh_mask,default}.h, v11_structs.h (where the MQD mirrors
+registers), gfx_v11_0.c (values of a compute MQD, order of activation).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MQD_FIRST_HQD = 128  # dwords 128..183 mirror CP_MQD_BASE_ADDR..CP_HQD_PQ_WPTR_H
 MQD_LAST_HQD = 183
 MQD_RPTR, MQD_WPTR = 138, 182
 
-# The MQD keeps a queue's compute registers; CP loads them when it connects the queue. Dword of the MQD
-# of each (v11_structs.h). Those a dispatch sets anew are left out.
+# The MQD keeps a queue's compute registers; CP loads them when it connects the queue. Dword of the
+# MQD of each (v11_structs.h). Those a dispatch sets anew are left out.
 MQD_COMPUTE = {
     "COMPUTE_STATIC_THREAD_MGMT_SE0": 23,
     "COMPUTE_STATIC_THREAD_MGMT_SE1": 24,
@@ -91,9 +91,7 @@ class Slot:
         self.sh = self.mec.sh_registers.power_on()
 
     def _flag(self, text: str) -> None:
-        self.mec.chip.violations.append(
-            f"compute queue {self.me}.{self.pipe}.{self.queue}: {text}"
-        )
+        self.mec.chip.violation(f"compute queue {self.me}.{self.pipe}.{self.queue}: {text}")
 
     def _field(self, register: str, field: str) -> int:
         value = self.mec.chip.space.register("gc", register).decode(self.values.get(register, 0))
@@ -166,9 +164,7 @@ class Slot:
         rptr = self.values.get("CP_HQD_PQ_RPTR", 0)
         wptr = self._wide("CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
         self.active = ComputeQueue(self.mec, self, setup, rptr, wptr)
-        if self.active.rptr != wptr:
-            self.active.worker.wake()
-        elif setup.wptr_poll and self.mec.polls():
+        if self.active.rptr != wptr or (setup.wptr_poll and self.mec.polls()):
             self.active.worker.wake()
 
     def _setup(self) -> QueueSetup:

@@ -118,7 +118,7 @@ class Mec(Block):
         if select.MEID == ME and select.QUEUEID < QUEUES:
             return self.slots[select.PIPEID][select.QUEUEID]
         if value is not None:
-            self.chip.violations.append(
+            self.chip.violation(
                 f"{name} written with {value:#x} while GRBM_GFX_CNTL selects me {select.MEID} "
                 f"pipe {select.PIPEID} queue {select.QUEUEID}, where no compute queue is"
             )
@@ -189,7 +189,7 @@ class Mec(Block):
 
     def _complain(self, text: str) -> None:
         if text not in self.chip.violations:
-            self.chip.violations.append(text)
+            self.chip.violation(text)
 
     # ---- resets -------------------------------------------------------------------------------
 

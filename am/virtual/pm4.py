@@ -1,8 +1,8 @@
 """Decode PM4 type-3 packets of a compute queue, strictly: what the MEC would choke on is refused.
 
 Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/nvd.h (opcodes, bit positions), gfx_v11_0.c (what the
-kernel emits on GFX11), Mesa src/amd/common/sid.h (GLK bits of RELEASE_MEM). Payload layouts are given
-as the number of dwords after the header and, per dword, the bits that must be zero.
+kernel emits on GFX11), Mesa src/amd/common/sid.h (GLK bits of RELEASE_MEM). Payload layouts are
+given as the number of dwords after the header and, per dword, the bits that must be zero.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NOT_MODELLED = {
 
 
 class BadPacket(Exception):
-    """A packet the MEC cannot execute: bad opcode, wrong count, reserved bits, impossible operands."""
+    """A packet the MEC cannot execute: its opcode, count, reserved bits or operands are wrong."""
 
     def __init__(self, reason: str, header: int) -> None:
         super().__init__(reason)
@@ -108,7 +108,9 @@ _FORMATS = (
             _free((0, 13)),
         ),
     ),
-    PacketFormat("COND_EXEC", COND_EXEC, 4, 4, (_LOW_4, _ADDRESS_HI, _free((28, 4)), _free((0, 14)))),
+    PacketFormat(
+        "COND_EXEC", COND_EXEC, 4, 4, (_LOW_4, _ADDRESS_HI, _free((28, 4)), _free((0, 14)))
+    ),
     PacketFormat("PRED_EXEC", PRED_EXEC, 1, 1, (_free((0, 14), (24, 8)),)),
     PacketFormat(
         "WRITE_DATA",
@@ -199,12 +201,13 @@ _FORMATS = (
 )
 FORMATS = {entry.opcode: entry for entry in _FORMATS}
 
-# A one-dword filler: a NOP whose count is all ones has no payload (Linux 6.12 gfx_v11_0.c, ring nop).
+# A one-dword filler: a NOP whose count is all ones has no payload (Linux 6.12 gfx_v11_0.c, ring
+# nop).
 ONE_DWORD_NOP = (TYPE3 << 30) | (MAXIMUM_COUNT << 16) | (NOP << 8)
 
 
 def payload_length(header: int) -> int:
-    """Return how many dwords follow `header`. Raises BadPacket for anything but a sound type-3 header."""
+    """Return how many dwords follow `header`. Raises BadPacket unless it is a sound type 3."""
     if header >> 30 != TYPE3:
         raise BadPacket(f"packet type {header >> 30} on a compute queue", header)
     if header & ~SHADER_TYPE == ONE_DWORD_NOP:
@@ -215,7 +218,7 @@ def payload_length(header: int) -> int:
 
 
 def check(header: int, words: Sequence[int], start: int) -> PacketFormat:
-    """Check the whole packet whose payload begins at words[start]; return its format. Raises BadPacket."""
+    """Check the packet whose payload begins at words[start]; return its format."""
     opcode = (header >> 8) & 0xFF
     entry = FORMATS.get(opcode)
     if entry is None:

@@ -1,9 +1,10 @@
 """Execute the PM4 packets of one compute queue.
 
-Shader waves run beside the command processor: a dispatch is queued and runs at the latest when a packet
-waits for it (CS_PARTIAL_FLUSH, RELEASE_MEM), when a wait is not met yet, or when the queue has nothing
-else to do. So packets that follow a dispatch without a wait see memory as it was before, as they may
-on the chip. Sources: Linux 6.12 nvd.h and gfx_v11_0.c; navi10_enum.h for event types.
+Shader waves run beside the command processor: a dispatch is queued and runs at the latest when a
+packet waits for it (CS_PARTIAL_FLUSH, RELEASE_MEM), when a wait is not met yet, or when the queue
+has nothing else to do. So packets that follow a dispatch without a wait see memory as it was
+before, as they may on the chip. Sources: Linux 6.12 nvd.h and gfx_v11_0.c; navi10_enum.h for event
+types.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from am.virtual.pm4 import BadPacket, PrivilegedRegister
 CS_PARTIAL_FLUSH = 0x07
 PARTIAL_FLUSH_INDEX = 4
 CS_DONE = 0x2F
-END_OF_PIPE_EVENTS = frozenset((0x04, 0x14, 0x28))  # CACHE_FLUSH_TS, .._AND_INV_TS, BOTTOM_OF_PIPE_TS
+END_OF_PIPE_EVENTS = frozenset(
+    (0x04, 0x14, 0x28)
+)  # CACHE_FLUSH_TS, .._AND_INV_TS, BOTTOM_OF_PIPE_TS
 END_OF_PIPE_INDEX = 5
 SHADER_DONE_INDEX = 6
 # Events without effect here: caches, statistics and thread trace are not modelled.
@@ -103,8 +106,8 @@ Handler = Callable[[Sequence[int], int, int], int]
 class Executor:
     """Runs packets against its surroundings; one per active queue, used by the queue's own thread.
 
-    A handler gets all words, the index of its payload and the payload's length, and returns how many
-    dwords after the packet are to be skipped.
+    A handler gets all words, the index of its payload and the payload's length, and returns how
+    many dwords after the packet are to be skipped.
     """
 
     def __init__(self, around: Surroundings) -> None:
@@ -144,7 +147,8 @@ class Executor:
     def run(self, words: Sequence[int]) -> int:
         """Execute the whole packets in `words`; return how many dwords were consumed.
 
-        The last packet may be incomplete; it is left. Raises BadPacket with `consumed` at the packet.
+        The last packet may be incomplete; it is left. Raises BadPacket with `consumed` at the
+        packet.
         """
         end = len(words)
         at = min(self.skip, end)
@@ -207,7 +211,7 @@ class Executor:
         first = pm4.UCONFIG_REGISTERS.start + words[at]
         if first + count - 1 > pm4.UCONFIG_REGISTERS.stop:
             raise BadPacket(
-                f"SET_UCONFIG_REG of {count - 1} registers at offset {words[at]:#x} leaves its space",
+                f"SET_UCONFIG_REG of {count - 1} registers at {words[at]:#x} leaves its space",
                 words[at - 1],
             )
         for number in range(count - 1):
@@ -299,9 +303,13 @@ class Executor:
         address = words[at + 1] | words[at + 2] << 32
         size = atomics.width(operation)
         if size is None or command > 1:
-            raise BadPacket(f"ATOMIC_MEM {operation:#x} mode {command} is not modelled", words[at - 1])
+            raise BadPacket(
+                f"ATOMIC_MEM {operation:#x} mode {command} is not modelled", words[at - 1]
+            )
         if address % size:
-            raise BadPacket(f"ATOMIC_MEM of {size} bytes at {address:#x}, not aligned", words[at - 1])
+            raise BadPacket(
+                f"ATOMIC_MEM of {size} bytes at {address:#x}, not aligned", words[at - 1]
+            )
         source = words[at + 3] | words[at + 4] << 32
         compare = words[at + 5] | words[at + 6] << 32
         mask = (1 << 8 * size) - 1
@@ -338,8 +346,8 @@ class Executor:
         if operation == 1:
             if space:
                 raise BadPacket("WAIT_REG_MEM writes registers only", header)
-            # Both operands are registers: write the first, then wait for the second. The kernel does
-            # so with GPU_HDP_FLUSH_REQ and _DONE from queues of any privilege.
+            # Both operands are registers: write the first, then wait for the second. The kernel
+            # does so with GPU_HDP_FLUSH_REQ and _DONE from queues of any privilege.
             self.around.write_register(words[at + 1], reference)
             index = words[at + 2]
             self._wait(lambda: compare(self._read_register(index, header) & mask, reference))
@@ -417,7 +425,9 @@ class Executor:
 
     def _pred_exec(self, words: Sequence[int], at: int, count: int) -> int:
         if not self.depth:
-            raise BadPacket("PRED_EXEC in the ring: it works in indirect buffers alone", words[at - 1])
+            raise BadPacket(
+                "PRED_EXEC in the ring: it works in indirect buffers alone", words[at - 1]
+            )
         return 0 if words[at] >> 24 & 1 else words[at] & 0x3FFF
 
     # ---- shaders and caches -------------------------------------------------------------------

@@ -5,7 +5,6 @@ Facts: Linux 6.12 gfx_v11_0.c (wait_for_rlc_autoload_complete, set_safe_mode), g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
@@ -41,15 +40,11 @@ class Rlc(Block):
         self.loading = False
         self.set("RLC_CNTL", 1)
 
-    def autoload(self, missing: Sequence[str] = ()) -> None:
-        """Begin the autoload (PSP command AUTOLOAD_RLC); with firmware `missing` it never completes."""
+    def autoload(self) -> None:
+        """Begin the autoload (PSP command AUTOLOAD_RLC); it takes a while."""
         self.loading = True
         self.booted = False
-        if missing:
-            self.chip.violations.append(
-                "AUTOLOAD_RLC without " + ", ".join(missing) + ": it never completes"
-            )
-        elif not self.chip.faults.autoload_never:
+        if not self.chip.faults.autoload_never:
             self.chip.scheduler.after(self.chip.options.delays.autoload, self._loaded)
 
     def _loaded(self) -> None:

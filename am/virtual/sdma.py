@@ -1,7 +1,7 @@
 """One SDMA engine: its registers, queue 0, doorbell, and the thread that copies.
 
-Queues 1 to 7 are not modelled. Units of every pointer are bytes. Facts: Linux 6.12 sdma_v6_0.c (order
-of set-up, byte units, interrupt words), gc_11_0_0_{sh_mask,default}.h, irqsrcs_gfx_11_0_0.h.
+Queues 1 to 7 are not modelled. Units of every pointer are bytes. Facts: Linux 6.12 sdma_v6_0.c
+(order of set-up, byte units, interrupt words), gc_11_0_0_{sh_mask,default}.h, irqsrcs_gfx_11_0_0.h.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Sdma(Block):
 
     def flag(self, text: str) -> None:
         """Append a violation."""
-        self.chip.violations.append(f"SDMA{self.instance}: {text}")
+        self.chip.violation(f"SDMA{self.instance}: {text}")
 
     # ---- life ---------------------------------------------------------------------------------
 
@@ -146,9 +146,7 @@ class Sdma(Block):
         if value & 1:
             self._drop()
             self.set(self._name("QUEUE0_RB_CNTL"), POWER_ON["QUEUE0_RB_CNTL"])
-            self.chip.scheduler.after(
-                50e-6, lambda: self.set(self._name("QUEUE_RESET_REQ"), 0)
-            )
+            self.chip.scheduler.after(50e-6, lambda: self.set(self._name("QUEUE_RESET_REQ"), 0))
 
     def _other_queue(self, number: int) -> Writer:
         def written(value: int) -> None:
@@ -259,4 +257,3 @@ class Sdma(Block):
     def _watchdog(self, queue: SdmaQueue) -> None:
         if self.queue is queue:
             self.interrupt(SOURCE_HANG, queue.vmid, (queue.bad_header, 0, 0, 0))
-

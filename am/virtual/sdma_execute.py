@@ -1,8 +1,8 @@
 """Decode and execute the packets of an SDMA queue, strictly.
 
-Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/sdma_v6_0_0_pkt_open.h (layouts) and sdma_v6_0.c (what the
-kernel emits: counts are bytes - 1, an indirect buffer packet ends on 8 dwords, HDP flush by poll);
-ROCr's use of retry count 0xfff as "for ever" and of fill size 2 for dwords.
+Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/sdma_v6_0_0_pkt_open.h (layouts) and sdma_v6_0.c
+(what the kernel emits: counts are bytes - 1, an indirect buffer packet ends on 8 dwords, HDP flush
+by poll); ROCr's use of retry count 0xfff as "for ever" and of fill size 2 for dwords.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BadSdmaPacket(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SdmaFormat:
-    """A packet of a fixed part of `size` dwords, header included. reserved: bits that must be zero."""
+    """A fixed part of `size` dwords, header included. reserved: bits that must be zero."""
 
     name: str
     size: int
@@ -57,10 +57,10 @@ _COPY_PARAMETER = 0xFFFF_FFFF & ~(7 << 18 | 7 << 26)  # cache policies; swapping
 FORMATS = {
     (COPY, 0): SdmaFormat("COPY", 7, (_free(), 0xC000_0000, _COPY_PARAMETER, 0, _HI, 0, _HI)),
     (WRITE, 0): SdmaFormat("WRITE", 4, (_free(), 3, _HI, 0xFFFF_FFFF & ~(0xFFFFF | 7 << 26))),
-    (INDIRECT, 0): SdmaFormat("INDIRECT", 6, (_free((16, 4), (31, 1)), 0x1F, _HI, 0xFFF0_0000, 0, 0)),
-    (FENCE, 0): SdmaFormat(
-        "FENCE", 4, (_free((16, 3), (19, 2), (22, 2), (24, 3)), 3, _HI, 0)
+    (INDIRECT, 0): SdmaFormat(
+        "INDIRECT", 6, (_free((16, 4), (31, 1)), 0x1F, _HI, 0xFFF0_0000, 0, 0)
     ),
+    (FENCE, 0): SdmaFormat("FENCE", 4, (_free((16, 3), (19, 2), (22, 2), (24, 3)), 3, _HI, 0)),
     (TRAP, 0): SdmaFormat("TRAP", 2, (_free(), 0xF000_0000)),
     (POLL_REGMEM, 0): SdmaFormat(
         "POLL_REGMEM",
@@ -94,8 +94,12 @@ class SdmaSurroundings(Protocol):
     """What the packets of an SDMA queue act upon."""
 
     vmid: int
-    indirect_enabled: bool
     privileged: bool
+
+    @property
+    def indirect_enabled(self) -> bool:
+        """Indirect buffers are enabled."""
+        ...
 
     def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
         """Read packets; raises BadSdmaPacket after a fault."""
@@ -313,7 +317,9 @@ class SdmaExecutor:
         try:
             body = self.around.fetch(vmid, words[at + 1] | words[at + 2] << 32, size)
             if self.run(body) != size or self.skip:
-                raise BadSdmaPacket("the last packet of an indirect buffer reaches beyond it", header)
+                raise BadSdmaPacket(
+                    "the last packet of an indirect buffer reaches beyond it", header
+                )
         finally:
             self.inside, self.vmid, self.skip = False, self.around.vmid, 0
             self.consumed = ring_consumed

@@ -226,9 +226,7 @@ class SdmaQueue:
 
     def poll_timeout(self, address: int) -> None:
         """A bounded poll ran out: report it and go on."""
-        self.engine.interrupt(
-            SOURCE_POLL, self.vmid, (address & 0xFFFF_FFFF, address >> 32, 0, 0)
-        )
+        self.engine.interrupt(SOURCE_POLL, self.vmid, (address & 0xFFFF_FFFF, address >> 32, 0, 0))
 
     def refused_register(self, index: int) -> None:
         """An unprivileged queue wrote a register: the write is dropped and reported."""

@@ -1,4 +1,4 @@
-"""The chip's shader array: takes launches from all compute queues, one at a time, without the chip's lock."""
+"""The shader array: runs the launches of all compute queues, without the chip's lock."""
 
 from __future__ import annotations
 
