@@ -189,6 +189,11 @@ class Chip:
         if text not in self.violations and len(self.violations) < 1000:
             self.violations.append(text)
 
+    def note(self, text: str) -> None:
+        """Record what boards forgive but the kernel's driver does not do."""
+        if text not in self.notes and len(self.notes) < 1000:
+            self.notes.append(text)
+
     # ---- the bus side: registers --------------------------------------------------------------
 
     def answers(self) -> bool:

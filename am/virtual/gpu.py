@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from am.virtual import engines
 from am.virtual.chip import Chip
+from am.virtual.firmware import synthetic_set
 from am.virtual.options import ChipOptions, FaultPlan
 from am.virtual.pci import VirtualTransport
 from hcq.errors import BadArgument
@@ -14,9 +14,7 @@ from hcq.registry import Attachment
 
 def build_chip(options: ChipOptions | None = None) -> Chip:
     """Build a whole card and switch it on. The caller closes it."""
-    chip = Chip(options)
-    engines.install(chip)
-    return chip
+    return Chip(options)
 
 
 def attach(
@@ -34,7 +32,7 @@ def attach(
     if chip is not None:
         if options is not None or vram is not None or seed is not None or faults is not None:
             raise BadArgument("a chip that exists cannot be given other options")
-        return Attachment(VirtualTransport(chip), chip=chip)
+        return Attachment(VirtualTransport(chip), synthetic_set(), chip)
     built = options or ChipOptions()
     if vram is not None:
         built = replace(built, vram=vram)
@@ -43,4 +41,4 @@ def attach(
     if faults is not None:
         built = replace(built, faults=faults)
     own = build_chip(built)
-    return Attachment(VirtualTransport(own, owns_chip=True), chip=own)
+    return Attachment(VirtualTransport(own, owns_chip=True), synthetic_set(), own)

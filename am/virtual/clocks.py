@@ -1,0 +1,66 @@
+"""Clocks that the virtual SMU manages: their levels, and the bounds a driver sets.
+
+Facts: PPCLK_e in smu13_driver_if_v13_0_0.h; Linux 6.12 smu_v13_0_get_dpm_freq_by_index (bit 31:
+discrete levels). Frequencies are those a Radeon RX 7900 XTX shows, in MHz.
+"""
+
+from __future__ import annotations
+
+GFX, SOC, MEMORY, FABRIC = 0, 1, 2, 3
+_LEVELS: dict[int, tuple[int, ...]] = {
+    GFX: (500, 2526),  # any frequency between: fine-grained
+    SOC: (500, 800, 1000, 1200),
+    MEMORY: (96, 456, 772, 1249),
+    FABRIC: (800, 1400, 2000, 2304),
+    4: (400, 1300),
+    5: (400, 1300),
+    12: (400, 1564),
+}
+_DISCRETE = 1 << 31
+_COUNT = 0xFF
+
+
+class Clocks:
+    """Levels and bounds, by the SMU's clock number."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[int, tuple[int, int]] = {}
+
+    def reset(self) -> None:
+        """Forget all bounds."""
+        self._bounds.clear()
+
+    def level(self, clock: int, index: int) -> int | None:
+        """Answer GetDpmFreqByIndex; index 0xFF asks for the number of levels."""
+        levels = _LEVELS.get(clock)
+        if levels is None or (index != _COUNT and index >= len(levels)):
+            return None
+        value = len(levels) if index == _COUNT else levels[index]
+        return value if clock == GFX else value | _DISCRETE
+
+    def end(self, clock: int, which: int) -> int | None:
+        """Return the lowest (0) or highest (-1) level."""
+        levels = _LEVELS.get(clock)
+        return None if levels is None else levels[which]
+
+    def limit(self, argument: int, *, lowest: bool) -> bool:
+        """Set a bound from a message argument: clock << 16 | MHz. False for an unknown clock."""
+        clock, frequency = argument >> 16, argument & 0xFFFF
+        levels = _LEVELS.get(clock)
+        if levels is None:
+            return False
+        frequency = min(max(frequency, levels[0]), levels[-1])
+        low, high = self._bounds.get(clock, (levels[0], levels[-1]))
+        if lowest:
+            self._bounds[clock] = (frequency, max(high, frequency))
+        else:
+            self._bounds[clock] = (min(low, frequency), frequency)
+        return True
+
+    def current(self, clock: int, activity: float) -> int:
+        """Return the frequency that the load (0 to 1) asks for, within the bounds."""
+        levels = _LEVELS.get(clock)
+        if levels is None:
+            return 0
+        low, high = self._bounds.get(clock, (levels[0], levels[-1]))
+        return round(low + (high - low) * activity)

@@ -1,0 +1,182 @@
+"""Firmware for the virtual chip: made at run time, in the vendor's file formats, signed for it.
+
+The files look like linux-firmware's; each image inside carries a header in the style of the security
+processor's ("$PS1") and a keyed digest that only this model makes and checks. Facts: Linux 6.12
+amdgpu_ucode.h (file headers), amdgpu_ucode.c (which part begins where).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+import zlib
+
+HEADER = 256
+_DIGEST = 256  # room for it; the digest itself has 64 bytes
+_MAGIC = b"$PS1"
+_KEY = b"virtual navi31: the vendor's key"
+_ARRAY = 256  # ucode_array_offset_bytes of all these files
+# Bootloader components: (kind, fw_type in the SOS container, bytes of body).
+BOOT_PARTS = (
+    ("KDB", 3, 0x1A00),
+    ("TOC", 4, 0x700),
+    ("SYS_DRV", 2, 0x6300),
+    ("SOC_DRV", 7, 0x4D00),
+    ("INTF_DRV", 8, 0x2B00),
+    ("DBG_DRV", 9, 0x1900),
+    ("RAS_DRV", 10, 0x3500),
+    ("SOS", 1, 0xD500),
+)
+
+
+def _digest(kind: str, signed: bytes) -> bytes:
+    return hashlib.blake2b(signed, key=_KEY, person=kind.encode()[:16]).digest()
+
+
+def sign(kind: str, body: bytes, version: int) -> bytes:
+    """Wrap a body: 256 bytes of header, the body, 256 bytes with the digest."""
+    total = HEADER + len(body) + _DIGEST
+    header = bytearray(HEADER)
+    struct.pack_into("<4sII", header, 0x10, _MAGIC, len(body), 0)
+    struct.pack_into("<I", header, 0x60, version)
+    struct.pack_into("<I", header, 0x6C, total)
+    signed = bytes(header) + body
+    return signed + _digest(kind, signed).ljust(_DIGEST, b"\x00")
+
+
+def image_size(header: bytes) -> int | None:
+    """Return the whole size that an image's header states; None if it is no header."""
+    if len(header) < HEADER or header[0x10:0x14] != _MAGIC:
+        return None
+    (body,) = struct.unpack_from("<I", header, 0x14)
+    (total,) = struct.unpack_from("<I", header, 0x6C)
+    return int(total) if total == HEADER + body + _DIGEST else None
+
+
+def verify(kind: str, image: bytes) -> bool:
+    """Whether an image is whole, of that kind, and signed."""
+    if image_size(image) != len(image):
+        return False
+    signed, digest = image[:-_DIGEST], image[-_DIGEST:]
+    return digest == _digest(kind, signed).ljust(_DIGEST, b"\x00")
+
+
+class _Maker:
+    """Makes images of seeded content."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def image(self, kind: str, size: int, version: int = 0x00130042) -> bytes:
+        """One signed image with a body of `size` bytes."""
+        return sign(kind, self._random.randbytes(size), version)
+
+
+def _file(
+    header_version: tuple[int, int], ip: tuple[int, int], extension: bytes, payload: bytes, first: int
+) -> bytes:
+    """A file: the common header, its extension, and the payload at 256. first: ucode_size_bytes."""
+    common = struct.pack(
+        "<IIHHHHIIII",
+        _ARRAY + len(payload),
+        32 + len(extension),
+        *header_version,
+        *ip,
+        0x00130042,
+        first,
+        _ARRAY,
+        zlib.crc32(payload),
+    )
+    return (common + extension).ljust(_ARRAY, b"\x00") + payload
+
+
+def _psp(maker: _Maker) -> bytes:
+    """PSP container, header 2.0: entries of type, version, offset within the payload, size."""
+    entries, payload = b"", b""
+    for kind, number, size in BOOT_PARTS:
+        image = maker.image(kind, size)
+        entries += struct.pack("<IIII", number, 0x00130042, len(payload), len(image))
+        payload += image
+    return _file(
+        (2, 0), (13, 0), struct.pack("<I", len(BOOT_PARTS)) + entries, payload, len(payload)
+    )
+
+
+def _toc(maker: _Maker) -> bytes:
+    image = maker.image("TOC", 0x700)
+    return _file((1, 0), (11, 0), struct.pack("<III", 1, 0, len(image)), image, len(image))
+
+
+def _smu(maker: _Maker) -> bytes:
+    """SMU, header 2.1, without power-play tables."""
+    image = maker.image("SMU", 0x9300)
+    return _file((2, 1), (13, 0), struct.pack("<III", 0, 0, _ARRAY), image, len(image))
+
+
+def _sdma(maker: _Maker) -> bytes:
+    """SDMA, header 2.0: the context thread, then the control thread."""
+    context, control = maker.image("SDMA_TH0", 0x4100), maker.image("SDMA_TH1", 0x2500)
+    extension = struct.pack(
+        "<IIIIIIII", 60, len(context), 0, 0, _ARRAY + len(context), len(control), 0, 0
+    )
+    payload = context + control
+    return _file((2, 0), (6, 0), extension, payload, len(payload))
+
+
+def _processor(maker: _Maker, kind: str, code_size: int) -> bytes:
+    """MEC, PFP or ME, header 2.0: code and the data each pipe starts with."""
+    code, data = maker.image(kind, code_size), maker.image(kind + "_STACK", 0x1100)
+    start = 0x3000
+    extension = struct.pack(
+        "<IIIIIII", 29, len(code), _ARRAY, len(data), _ARRAY + len(code), start, 0
+    )
+    return _file((2, 0), (11, 0), extension, code + data, len(code))
+
+
+def _rlc(maker: _Maker) -> bytes:
+    """RLC, header 2.3: RLC_G first, then IRAM, DRAM, RLC_P and RLC_V at offsets in the file."""
+    parts = [
+        maker.image(kind, size)
+        for kind, size in (
+            ("RLC_G", 0x5700),
+            ("RLC_IRAM", 0x3300),
+            ("RLC_DRAM", 0x1D00),
+            ("RLC_P", 0x2100),
+            ("RLC_V", 0x0F00),
+        )
+    ]
+    offsets = [_ARRAY + sum(map(len, parts[:at])) for at in range(len(parts))]
+    extension = bytearray(204 - 32)
+
+    def put(at: int, part: int) -> None:
+        struct.pack_into("<II", extension, at - 32, len(parts[part]), offsets[part])
+
+    put(156, 1)
+    put(164, 2)
+    put(180, 3)
+    put(196, 4)
+    return _file((2, 3), (11, 0), bytes(extension), b"".join(parts), len(parts[0]))
+
+
+def _imu(maker: _Maker) -> bytes:
+    """IMU, header 1.0: instruction memory, then data memory."""
+    code, data = maker.image("IMU_I", 0x2D00), maker.image("IMU_D", 0x1300)
+    extension = struct.pack("<IIII", len(code), _ARRAY, len(data), _ARRAY + len(code))
+    return _file((1, 0), (11, 0), extension, code + data, len(code) + len(data))
+
+
+def synthetic_set(seed: int = 0) -> dict[str, bytes]:
+    """Make all files that bring-up needs, by the names they have in linux-firmware."""
+    maker = _Maker(seed)
+    return {
+        "psp_13_0_0_sos.bin": _psp(maker),
+        "smu_13_0_0.bin": _smu(maker),
+        "sdma_6_0_0.bin": _sdma(maker),
+        "gc_11_0_0_toc.bin": _toc(maker),
+        "gc_11_0_0_mec.bin": _processor(maker, "RS64_MEC", 0x7100),
+        "gc_11_0_0_pfp.bin": _processor(maker, "RS64_PFP", 0x3500),
+        "gc_11_0_0_me.bin": _processor(maker, "RS64_ME", 0x2F00),
+        "gc_11_0_0_imu.bin": _imu(maker),
+        "gc_11_0_0_rlc.bin": _rlc(maker),
+    }
