@@ -79,9 +79,9 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
         raise
     kernels = {}
     for name, size in sizes.items():
-        symbol = elf.find(name)
-        assert symbol is not None and symbol.section is not None
-        address = memory.address + layout.offsets[symbol.section] + symbol.value
+        code = elf.find(name)
+        assert code is not None and code.section is not None
+        address = memory.address + layout.offsets[code.section] + code.value
         kernels[name] = HostKernel(name, address, size)
     return memory, kernels
 

@@ -146,7 +146,7 @@ class CpuQueue(HardwareQueue):
     """A native thread that executes command words."""
 
     def __init__(self, device: CpuDevice, kind: QueueKind, server: Server) -> None:
-        self.device = device
+        self.device = self.cpu = device
         self.kind = kind
         self.name = f"cpu {kind.value}"
         self.server = server
@@ -192,7 +192,7 @@ class CpuQueue(HardwareQueue):
         self._push(address, buffer.command_words)
 
     def place(self, buffer: CommandBuffer) -> Resident:
-        resident = CpuResident(self.device, len(buffer.words))
+        resident = CpuResident(self.cpu, len(buffer.words))
         resident.words[:] = buffer.words
         return resident
 

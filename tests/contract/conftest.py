@@ -1,0 +1,48 @@
+"""The devices the contract suite runs on: every one must behave the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import hcq
+from hcq.device import Device
+from hcq.program import Program
+from tests.support.devices import PROVIDERS, is_provided
+from tests.support.kernels import contract_object
+
+
+@pytest.fixture(scope="module", params=list(PROVIDERS))
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """One open device per module; tests leave it as they found it."""
+    if not is_provided(request.param):
+        pytest.skip(f"{PROVIDERS[request.param]}, the driver of {request.param}, is not there")
+    with hcq.open(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def program(device: Device) -> Iterator[Program]:
+    with device.load(contract_object(device.target)) as loaded:
+        yield loaded
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Memory in use after a test is what it was before."""
+    if "device" not in request.fixturenames:
+        yield
+        return
+    opened = request.getfixturevalue("device")
+    request.getfixturevalue("program")  # loaded before we count
+    opened.transfer.close()
+    before = memory_used(opened)
+    yield
+    opened.transfer.close()
+    assert memory_used(opened) == before, "the test leaks device memory"
+
+
+def memory_used(opened: Device) -> float:
+    (sensor,) = [sensor for sensor in opened.sensors() if sensor.name == "memory_used_bytes"]
+    return sensor.read()
