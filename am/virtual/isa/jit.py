@@ -1,0 +1,129 @@
+"""From LLVM IR to native code in this process, with an optional cache of objects on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
+FULL = 2  # for the runtime functions, compiled once
+
+_LOCK = threading.RLock()
+
+
+@cache
+def host() -> tuple[str, str]:
+    """Return the CPU name and feature string to generate code for.
+
+    AVX10 feature names are dropped: LLVM warns about them on CPUs that have the same instructions
+    as AVX-512. 512-bit vectors are wanted, whatever the CPU model prefers.
+    """
+    features = llvm.get_host_cpu_features()
+    names = [
+        ("+" if present else "-") + name
+        for name, present in sorted(features.items())
+        if not name.startswith("avx10")
+    ]
+    if features.get("avx512f"):
+        names.append("-prefer-256-bit")
+    return llvm.get_host_cpu_name(), ",".join(names)
+
+
+@cache
+def _machine(optimise: int) -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    cpu, features = host()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=features, opt=optimise, jit=True)
+
+
+def compile_object(ir: str, passes: int, optimise: int) -> bytes:
+    """Compile IR to a relocatable object of the host.
+
+    passes: LIMITED or FULL. optimise: code generation level 0..3.
+    """
+    with _LOCK:
+        machine = _machine(optimise)
+        module = llvm.parse_assembly(ir)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        builder = llvm.create_pass_builder(machine, options)
+        if passes == FULL:
+            builder.getModulePassManager().run(module, builder)
+        else:
+            manager = llvm.create_new_function_pass_manager()
+            manager.add_sroa_pass()
+            manager.add_simplify_cfg_pass()
+            for function in module.functions:
+                if not function.is_declaration:
+                    manager.run(function, builder)
+        return bytes(machine.emit_object(module))
+
+
+class Loaded:
+    """Native code in executable memory; keep it as long as its functions may run."""
+
+    def __init__(self, image: bytes) -> None:
+        with _LOCK:
+            empty = llvm.parse_assembly("")
+            self._engine = llvm.create_mcjit_compiler(empty, _machine(0))
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(image))
+            self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Return the address of a function."""
+        with _LOCK:
+            return int(self._engine.get_function_address(name))
+
+
+class ObjectCache:
+    """Compiled objects in a folder, shared by processes; without a folder it remembers nothing.
+
+    A file is written under a temporary name and renamed, so that readers see whole files only, and
+    carries a digest of its content, so that a damaged one counts as absent.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> bytes | None:
+        """Return the object stored under `key`, or None."""
+        if self.folder is None:
+            return None
+        try:
+            blob = (self.folder / f"{key}.o").read_bytes()
+        except OSError:
+            return None
+        digest, image = blob[:32], blob[32:]
+        return image if hashlib.sha256(image).digest() == digest else None
+
+    def put(self, key: str, image: bytes) -> None:
+        """Store an object; a folder that cannot be written is not an error, only slower next time."""
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(image).digest() + image)
+            os.replace(name, self.folder / f"{key}.o")
+        except OSError:
+            return
+
+
+def key_of(*parts: bytes | str | int) -> str:
+    """Hash parts, our IR dialect's compiler version and the host CPU into a cache key."""
+    digest = hashlib.sha256()
+    cpu, features = host()
+    for part in (*parts, cpu, features, ".".join(map(str, llvm.llvm_version_info))):
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
