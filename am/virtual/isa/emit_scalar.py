@@ -6,6 +6,7 @@ Source: RDNA3 ISA document, chapters of the SOP1, SOP2, SOPK and SOPC opcodes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from am.virtual.isa import layout
 from am.virtual.isa.formats import Instruction
@@ -13,7 +14,7 @@ from am.virtual.isa.operands import Operand
 from am.virtual.isa.registers import Registers, Unsupported
 
 Handler = Callable[[Registers, Instruction], None]
-HANDLERS: dict[str, Handler] = {}
+HANDLERS: dict[str, Handler] = {}  # filled by the _define functions, once
 
 
 def _read(e: Registers, operand: Operand, bits: int) -> str:
@@ -456,8 +457,12 @@ def _define_rest() -> None:
     HANDLERS["s_bitreplicate_b64_b32"] = _replicate_bits
 
 
-_define_logic()
-_define_arithmetic()
-_define_shifts()
-_define_unary()
-_define_rest()
+@cache
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by instruction name."""
+    _define_logic()
+    _define_arithmetic()
+    _define_shifts()
+    _define_unary()
+    _define_rest()
+    return HANDLERS

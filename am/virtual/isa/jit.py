@@ -84,6 +84,12 @@ class Loaded:
             return int(self._engine.get_function_address(name))
 
 
+def publish(name: str, address: int) -> None:
+    """Let objects that are loaded later refer to the function at `address` by name."""
+    with _LOCK:
+        llvm.add_symbol(name, address)
+
+
 class ObjectCache:
     """Compiled objects in a folder, shared by processes; without a folder it remembers nothing.
 

@@ -67,3 +67,4 @@ HALTED = 2  # illegal instruction at HALT_PC
 ABORTED = 3
 NO_CODE = 4  # instruction fetch at HALT_PC failed
 JUMPED = 5  # indirect jump: resume at the byte offset in STATE_RESUME
+UNKNOWN_CODE = 6  # indirect jump to code not yet translated, at HALT_PC

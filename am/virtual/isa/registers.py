@@ -44,6 +44,9 @@ class Registers(Text):
         self.full = False
         self._exec_mask: str | None = None
         self.extra_mask: str | None = None  # of DPP, for the instruction at hand
+        self.override: tuple[Operand, str] | None = None  # its permuted first source
+        self.pending: list[tuple[int, str]] | None = None  # writes held back by a VOPD
+        self.uses_scratch_vector = False
 
     def start_block(self, full: bool) -> None:
         """Forget what was known about EXEC."""
@@ -202,10 +205,18 @@ class Registers(Text):
         if number >= self.vector_limit:
             raise Unsupported(f"v{number} is beyond the {self.vector_limit} allocated")
         self.used_vectors.add(number)
+        if self.pending is not None:
+            self.pending.append((number, value))
+            return
         mask = self.write_mask()
         if mask is not None:
             value = self.select(mask, "i32", value, self.vector_register(number))
         self.do(f"store {VECTOR} {value}, ptr %v{number}")
+
+    def scratch_vector(self) -> str:
+        """Return the address of a vector's worth of memory for use within one instruction."""
+        self.uses_scratch_vector = True
+        return "%lanes.slot"
 
     def join(self, low: str, high: str) -> str:
         """Join two <32 x i32> into a <32 x i64>."""
@@ -245,7 +256,10 @@ class Registers(Text):
         return self._modified(operand, element, value)
 
     def _vector_bits(self, operand: Operand, bits: int) -> str:
-        low = self.vector_register(operand.index)
+        if self.override is not None and self.override[0] is operand:
+            low = self.override[1]
+        else:
+            low = self.vector_register(operand.index)
         if bits == 64:
             return self.join(low, self.vector_register(operand.index + 1))
         if bits == 16:

@@ -165,6 +165,11 @@ not.local:
   br i1 %is.private, label %scratch, label %global
 scratch:
   %own = and i64 %va, 4294967295
+  %own.end = add i64 %own, {size}
+  %own.bytes = shl i64 %own.end, 5
+  %own.in = icmp ule i64 %own.bytes, %wave.size
+  br i1 %own.in, label %spread.out, label %global
+spread.out:
   %dword = lshr i64 %own, 2
   %byte = and i64 %own, 3
   %spread = shl i64 %dword, 7
@@ -239,6 +244,7 @@ entry:
 {_field("lds", layout.LDS, "ptr")}{_field("lds.size", layout.LDS_SIZE, "i64")}
 {_field("shared", layout.SHARED_HIGH, "i64")}{_field("private", layout.PRIVATE_HIGH, "i64")}
 {_field("wave.scratch", layout.WAVE_SCRATCH, "i64")}
+{_field("wave.size", layout.SCRATCH_WAVE, "i64")}
   %dummy = alloca i128
   store i128 0, ptr %dummy
 {before}
@@ -264,7 +270,7 @@ parts:
   %row = getelementptr i8, ptr %row.lane, i64 %done.bytes
 {_flat_case(store, part)}
 global:
-  %global.va = phi i64 [ %va, %not.local ], [ %scratch.va, %scratch ]
+  %global.va = phi i64 [ %va, %not.local ], [ %va, %scratch ], [ %scratch.va, %spread.out ]
   call void @{PREFIX}cross_{verb}(ptr %context, ptr %row, i64 %global.va, i64 {part})
   br label %part.done
 access:
@@ -381,3 +387,12 @@ def memory_ir() -> str:
             parts.append(_flat_access(store, size))
     parts.append(_scalar_load())
     return "\n".join(parts)
+
+
+def names() -> list[str]:
+    """Return the functions that kernels may call."""
+    found = [PREFIX + "scalar_load"]
+    for kind in ("", "flat_"):
+        for verb in ("load", "store"):
+            found.extend(f"{PREFIX}{kind}{verb}_{size}" for size in SIZES)
+    return found

@@ -1,0 +1,214 @@
+"""The virtual shader cores: run dispatches by translating gfx1100 code to native code once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.virtual.isa import jit, layout, runtime, runtime_math, wave
+from am.virtual.isa.launch import BadDispatch, Launch
+from am.virtual.isa.program import Program, Stop, load, mark_full_blocks
+from am.virtual.isa.translate import VERSION, translate
+from am.virtual.isa.worker import Worker
+from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
+
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+_KERNEL = "ugpu_kernel"
+_FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
+_MOST_KERNELS = 1024  # kept translated
+
+_PROFILES = (
+    '\n!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A program translated for one number of vector registers."""
+
+    program: Program
+    code: jit.Loaded
+    address: int
+
+
+@cache
+def _runtime(folder: Path | None) -> jit.Loaded:
+    """Compile the functions that all kernels share and make their names known to the linker."""
+    functions, declarations = runtime_math.math_ir()
+    parts = [runtime.memory_ir(), wave.launcher_ir(), functions, *sorted(declarations), _PROFILES]
+    ir = "\n".join(parts)
+    cache_ = jit.ObjectCache(folder)
+    key = jit.key_of("runtime", ir)
+    image = cache_.get(key)
+    if image is None:
+        image = jit.compile_object(ir, jit.FULL, 2)
+        cache_.put(key, image)
+    loaded = jit.Loaded(image)
+    for name in (*runtime.names(), *runtime_math.names()):
+        jit.publish(name, loaded.address(name))
+    return loaded
+
+
+class GfxCore:
+    """All compute units of the chip; a `ShaderCore`.
+
+    workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
+    compiled code, shared by processes; None keeps it in memory only.
+    """
+
+    def __init__(self, workers: int | None = None, cache: Path | None = None) -> None:
+        self._workers = [Worker() for _ in range(workers or os.cpu_count() or 1)]
+        self._folder = cache
+        self._objects = jit.ObjectCache(cache)
+        self._kernels: dict[tuple[int, int, bool], Kernel] = {}
+        self._compiled: dict[tuple[str, int, bool], Kernel] = {}
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._launch = LAUNCH(_runtime(cache).address(runtime.PREFIX + "launch"))
+
+    def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
+        """Run a dispatch to its end. Called by one thread at a time."""
+        try:
+            launch = Launch.of(dispatch)
+        except BadDispatch as bad:
+            return Outcome(Ending.BAD_DISPATCH, detail=str(bad))
+        if launch.total_groups == 0:
+            return Outcome(Ending.DONE)
+        kernel = self._kernel(dispatch.code_address, launch, memory)
+        counter = np.zeros(1, np.uint64)
+        count = self._worker_count(dispatch, launch)
+        workers = self._workers[:count]
+        for number, worker in enumerate(workers):
+            first = number * launch.waves
+            worker.prepare(dispatch, launch, memory, abort, counter, first, kernel.program.base)
+        futures: list[Future[Outcome]] = []
+        for worker in workers[1:]:
+            futures.append(
+                self._threads().submit(self._work, worker, kernel, launch, dispatch, memory, counter)
+            )
+        outcomes = [self._work(workers[0], kernel, launch, dispatch, memory, counter)]
+        outcomes.extend(future.result() for future in futures)
+        for worker in workers:
+            if worker.error is not None:
+                raise worker.error
+        return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
+
+    def close(self) -> None:
+        """End the worker threads. May be called again; a later run starts new ones."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self._workers) - 1, "shader-core")
+        return self._pool
+
+    def _worker_count(self, dispatch: Dispatch, launch: Launch) -> int:
+        """Return how many threads to use: scratch has room for some number of waves only."""
+        if launch.total_groups * launch.waves <= _FEW_WAVES:
+            return 1
+        count = min(len(self._workers), launch.total_groups)
+        if launch.scratch:
+            count = min(count, dispatch.scratch_waves // launch.waves)
+        return count
+
+    def _work(
+        self,
+        worker: Worker,
+        kernel: Kernel,
+        launch: Launch,
+        dispatch: Dispatch,
+        memory: ShaderMemory,
+        counter: NDArray[np.uint64],
+    ) -> Outcome:
+        """Run workgroups on this thread until none is left or a wave cannot go on."""
+        context = worker.context.ctypes.data
+        while True:
+            code = self._launch(context, kernel.address)
+            if code == layout.FINISHED:
+                return Outcome(Ending.DONE)
+            if code == layout.ABORTED:
+                return Outcome(Ending.ABORTED)
+            if code != layout.UNKNOWN_CODE:
+                break
+            root = kernel.program.base + _signed(worker.quad(layout.HALT_PC))
+            kernel = self._extended(kernel, root, launch, memory)
+            worker.resume_here()
+        counter[0] = launch.total_groups  # the other threads finish what they have begun
+        return _halted(worker, kernel.program, code, dispatch)
+
+    def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
+        key = (address, launch.vgprs, launch.full)
+        known = self._kernels.get(key)
+        if known is not None and known.program.unchanged(memory):
+            return known
+        kernel = self._translated(load(memory, address), launch)
+        self._remember(key, kernel)
+        return kernel
+
+    def _remember(self, key: tuple[int, int, bool], kernel: Kernel) -> None:
+        whole = all(block.stop is not Stop.NO_CODE for block in kernel.program.blocks.values())
+        if whole:
+            while len(self._kernels) >= _MOST_KERNELS:
+                del self._kernels[next(iter(self._kernels))]
+            self._kernels[key] = kernel
+
+    def _extended(
+        self, kernel: Kernel, root: int, launch: Launch, memory: ShaderMemory
+    ) -> Kernel:
+        """Return the kernel with the code at an indirect jump's target translated too."""
+        program = kernel.program
+        with self._lock:
+            roots = frozenset({root, *(program.base + offset for offset in program.roots)})
+            address = program.base + program.entry
+            longer = self._translated(load(memory, address, roots), launch)
+            self._remember((address, launch.vgprs, launch.full), longer)
+            return longer
+
+    def _translated(self, program: Program, launch: Launch) -> Kernel:
+        mark = (program.digest, launch.vgprs, launch.full)
+        known = self._compiled.get(mark)
+        if known is None:
+            key = jit.key_of(f"kernel {VERSION}", program.digest, launch.vgprs, int(launch.full))
+            image = self._objects.get(key)
+            if image is None:
+                mark_full_blocks(program, launch.full)
+                ir = translate(program, launch.vgprs, _KERNEL)
+                image = jit.compile_object(ir, jit.LIMITED, 1)
+                self._objects.put(key, image)
+            code = jit.Loaded(image)
+            known = Kernel(program, code, code.address(_KERNEL))
+            while len(self._compiled) >= _MOST_KERNELS:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[mark] = known
+        return Kernel(program, known.code, known.address)
+
+
+_SEVERITY = (
+    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.ABORTED, Ending.BAD_DISPATCH, Ending.DONE,
+)  # fmt: skip
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> Outcome:
+    """Describe a wave that could not go on."""
+    offset = _signed(worker.quad(layout.HALT_PC))
+    group = worker.quad(layout.HALT_GROUP)
+    x, y, _ = dispatch.groups
+    where = (group % x, group // x % y, group // (x * y))
+    words, detail = program.words_at(offset)
+    ending = Ending.FETCH_FAULT if code == layout.NO_CODE else Ending.ILLEGAL_INSTRUCTION
+    wave_number = worker.word(layout.HALT_WAVE)
+    return Outcome(ending, program.base + offset, words, detail, where, wave_number)
