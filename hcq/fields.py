@@ -21,6 +21,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Protocol
 
 from hcq.errors import BadArgument
@@ -65,6 +66,7 @@ class Field:
 
     def insert(self, value: int, field: int) -> int:
         """Return `value` with this field set to `field`; BadArgument where it does not fit."""
+        field = index(field)  # a NumPy integer would wrap around when shifted
         if not 0 <= field <= self.maximum:
             raise BadArgument(
                 f"field {self.name} holds 0 to {self.maximum:#x}", field=self.name, value=field
@@ -105,6 +107,7 @@ class Register:
 
     def insert(self, value: int, fields: Mapping[str, int]) -> int:
         """Return `value` with `fields` set; BadArgument if one is unknown or too large."""
+        value = index(value)
         if not 0 <= value <= _ALL_ONES:
             raise BadArgument("a register holds 32 bits", register=self.name, value=value)
         for name, content in fields.items():

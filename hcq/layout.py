@@ -21,6 +21,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Generic, TypeVar, cast
 
 from hcq.errors import BadArgument
@@ -76,6 +77,12 @@ class Member:
         return value
 
     def _write_bits(self, raw: memoryview, at: int, value: int) -> None:
+        try:
+            value = index(value)
+        except TypeError:
+            raise BadArgument(
+                f"{self.name} holds an integer", field=self.name, value=value
+            ) from None
         signed = self.kind[0] == "i"
         low = -(1 << (self.width - 1)) if signed else 0
         if not low <= value < low + (1 << self.width):
@@ -143,22 +150,22 @@ class Array(Sequence[Any]):
     def __len__(self) -> int:
         return self._dimensions[0]
 
-    def _place(self, index: int) -> int:
+    def _place(self, position: int) -> int:
         count = len(self)
-        if not -count <= index < count:
-            raise IndexError(f"{self._member.name} has {count} elements, not [{index}]")
-        return self._at + (index % count) * self._stride
+        if not -count <= position < count:
+            raise IndexError(f"{self._member.name} has {count} elements, not [{position}]")
+        return self._at + (position % count) * self._stride
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._member.get(self._raw, self._place(index), self._dimensions[1:])
+    def __getitem__(self, where: Any) -> Any:
+        if isinstance(where, slice):
+            return [self[i] for i in range(*where.indices(len(self)))]
+        return self._member.get(self._raw, self._place(where), self._dimensions[1:])
 
-    def __setitem__(self, index: int | slice, value: Any) -> None:
-        if not isinstance(index, slice):
-            self._member.set(self._raw, self._place(index), self._dimensions[1:], value)
+    def __setitem__(self, where: int | slice, value: Any) -> None:
+        if not isinstance(where, slice):
+            self._member.set(self._raw, self._place(where), self._dimensions[1:], value)
             return
-        places = range(*index.indices(len(self)))
+        places = range(*where.indices(len(self)))
         values = list(value)
         if len(values) != len(places):
             raise BadArgument(

@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# TIMEOUT: no deadline per example, as a busy machine would fail tests that are right. The same
+# examples each time, so that a failure can be repeated.
+settings.register_profile("ugpu", deadline=None, derandomize=True)
+settings.load_profile("ugpu")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -6,6 +6,7 @@ import copy
 import itertools
 import pickle
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,6 +198,11 @@ def test_a_read_value_can_be_written_back(block: RegisterBlock, bus: RecordingBu
     bus.words[0x2000 + 0x1FBA] = 0x8000_0040
     block.BETA.write(block.BETA.read(), BUSY=0)
     assert bus.words[0x2000 + 0x1FBA] == 0x8000_0000
+
+
+def test_numpy_integers_do_not_wrap_around(block: RegisterBlock, bus: RecordingBus) -> None:
+    block.BETA.write(numpy.uint32(1), KIND=numpy.uint8(2))
+    assert bus.accesses == [("write", 0x2000 + 0x1FBA, 0x8000_0001)]
 
 
 def test_computed_names_and_finding_by_index(block: RegisterBlock) -> None:

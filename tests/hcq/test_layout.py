@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +59,11 @@ def test_setting_a_bitfield_leaves_its_neighbours(
     assert buffer[15] & 0b1110_0011 == noise[15] & 0b1110_0011
 
 
+def test_numpy_integers_do_not_wrap_around(layouts: Layouts) -> None:
+    made = layouts.everything.new(high=numpy.uint8(255), a=numpy.uint64(7), list=numpy.arange(3))
+    assert (made.high, made.a, list(made.list)) == (255, 7, [0, 1, 2])
+
+
 def test_arrays_and_nested_structures_are_windows(layouts: Layouts) -> None:
     made = layouts.everything.new()
     made.list = [1, 2, 3]
@@ -109,6 +115,8 @@ def test_a_buffer_that_is_too_short_is_refused(layouts: Layouts, offset: int) ->
         ("list", [1, 2, 70000]),
         ("one", 5),
         ("a", "text"),
+        ("low", "text"),
+        ("low", 1.0),
     ],
 )
 def test_what_does_not_fit_is_refused(layouts: Layouts, member: str, value: object) -> None:
