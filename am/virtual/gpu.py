@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from am.virtual import engines
 from am.virtual.chip import Chip
 from am.virtual.firmware import synthetic_set
 from am.virtual.options import ChipOptions, FaultPlan
@@ -14,7 +15,9 @@ from hcq.registry import Attachment
 
 def build_chip(options: ChipOptions | None = None) -> Chip:
     """Build a whole card and switch it on. The caller closes it."""
-    return Chip(options)
+    chip = Chip(options)
+    engines.install(chip)
+    return chip
 
 
 def attach(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
+
+from am.virtual.shader import ShaderCore
 
 DiscoveryFlaw = Literal[
     "signature", "checksum", "table signature", "table checksum", "gc checksum", "harvest", "size"
@@ -56,7 +59,8 @@ class ChipOptions:
     visible_vram: size of BAR0; None shows all of VRAM. noise: bytes of VRAM, from its start, that
     hold noise after power-on (all of it does on a board; beyond that the model's VRAM is sparse and
     zero). manual_time: the scheduler has no thread; tests call `chip.scheduler.advance`.
-    index_latch: an indirect index takes effect only when it was read back (posted writes).
+    shader_core: makes the shader cores, at the first dispatch. index_latch: an indirect index takes
+    effect only when it was read back (posted writes).
     """
 
     vram: int = 24 << 30
@@ -78,3 +82,4 @@ class ChipOptions:
     tmr_size: int = 0x1300000  # what LOAD_TOC answers
     smu_version: int = 0x004E7500  # 78.117.0
     config_lost_on_mode1: bool = True
+    shader_core: Callable[[], ShaderCore] | None = None  # None: the core that runs gfx1100 code

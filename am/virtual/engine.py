@@ -1,0 +1,144 @@
+"""What every asynchronous engine of the virtual chip shares: a thread that sleeps until woken."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+log = logging.getLogger(__name__)
+
+CLOCK_PERIOD_NS = (
+    10  # the GPU clock counter runs at 100 MHz (Linux 6.12 amdgpu_gfx.c, xclk of SMU 13)
+)
+
+
+def clock_ticks() -> int:
+    """Read the 100 MHz GPU clock counter that timestamps are taken from (64 bits, never zero)."""
+    return time.perf_counter_ns() // CLOCK_PERIOD_NS
+
+
+class Stopped(Exception):
+    """The engine was told to stop while it waited or worked; unwinds to the engine's loop."""
+
+
+class Worker:
+    """One daemon thread that runs `step` each time it is woken, until it is stopped.
+
+    `step` returns how many seconds to sleep at most before it wants to run again, None for "until I
+    am woken". `wake` may be called from any thread, with or without the chip's lock held; a wake
+    that arrives while `step` runs is kept. The thread starts at the first wake, so an engine that
+    is never used costs nothing.
+    """
+
+    def __init__(self, name: str, step: Callable[[], float | None]) -> None:
+        self.name = name
+        self._step = step
+        self._signal = threading.Lock()  # a binary semaphore: held = nothing to do
+        self._signal.acquire()
+        self._start_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.stopped = False
+
+    def __repr__(self) -> str:
+        return f"Worker({self.name!r}, stopped={self.stopped})"
+
+    def wake(self) -> None:
+        """Let the thread run `step` once more."""
+        if self._thread is None:
+            self._start()
+        # RACE: two wakes may both find the lock held; the second release then raises, and the
+        # thread runs once, after both, which is all a wake promises.
+        if self._signal.locked():
+            try:
+                self._signal.release()
+            except RuntimeError:
+                return
+
+    def pause(self, seconds: float) -> None:
+        """Sleep inside `step`, at most `seconds`; a wake ends it early. Raises Stopped."""
+        self._signal.acquire(timeout=seconds)
+        if self.stopped:
+            raise Stopped(self.name)
+
+    def check(self) -> None:
+        """Raise Stopped when the engine has been told to stop."""
+        if self.stopped:
+            raise Stopped(self.name)
+
+    def stop(self) -> None:
+        """Make the thread end as soon as it looks; returns at once. A second call does nothing."""
+        self.stopped = True
+        if self._thread is not None:
+            self.wake()
+
+    def join(self, timeout_s: float = 5.0) -> bool:
+        """Wait for the thread to end; True if it has. Not to be called with locks `step` takes."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """The thread exists."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def asleep(self) -> bool:
+        """Nothing has woken the thread since it last slept."""
+        return self._signal.locked()
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is None and not self.stopped:
+                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._thread = thread
+                thread.start()
+
+    def _run(self) -> None:
+        sleep: float | None = None
+        try:
+            while True:
+                if sleep is None:
+                    self._signal.acquire()
+                elif sleep > 0:
+                    self._signal.acquire(timeout=sleep)
+                if self.stopped:
+                    return
+                sleep = self._step()
+        except Stopped:
+            return
+        except Exception:
+            log.exception("virtual engine %s failed", self.name)
+            raise
+
+
+class MemoryWritten:
+    """Tells engines that wait for memory that another engine has written some."""
+
+    def __init__(self) -> None:
+        self._watchers: set[Worker] = set()
+
+    def notify(self) -> None:
+        """Wake all engines that watch."""
+        if self._watchers:
+            for worker in tuple(self._watchers):
+                worker.wake()
+
+    @property
+    def watched(self) -> bool:
+        """Some engine waits for memory."""
+        return bool(self._watchers)
+
+    @contextlib.contextmanager
+    def watching(self, worker: Worker) -> Iterator[None]:
+        """Be woken while the block runs. A write just before is missed: poll as well."""
+        self._watchers.add(worker)
+        try:
+            yield
+        finally:
+            self._watchers.discard(worker)

@@ -1,0 +1,244 @@
+"""Decode PM4 type-3 packets of a compute queue, strictly: what the MEC would choke on is refused.
+
+Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/nvd.h (opcodes, bit positions), gfx_v11_0.c (what the
+kernel emits on GFX11), Mesa src/amd/common/sid.h (GLK bits of RELEASE_MEM). Payload layouts are
+given as the number of dwords after the header and, per dword, the bits that must be zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALL = 0xFFFF_FFFF
+TYPE3 = 3
+MAXIMUM_COUNT = 0x3FFF
+SHADER_TYPE = 1 << 1  # header bit 1: compute; both values are accepted on a compute queue
+
+SH_REGISTERS = range(0x2C00, 0x3000)
+UCONFIG_REGISTERS = range(0xC000, 0x10000)
+
+NOP = 0x10
+DISPATCH_DIRECT = 0x15
+DISPATCH_INDIRECT = 0x16
+ATOMIC_MEM = 0x1E
+COND_EXEC = 0x22
+PRED_EXEC = 0x23
+WRITE_DATA = 0x37
+WAIT_REG_MEM = 0x3C
+INDIRECT_BUFFER = 0x3F
+COPY_DATA = 0x40
+EVENT_WRITE = 0x46
+RELEASE_MEM = 0x49
+ACQUIRE_MEM = 0x58
+SET_SH_REG = 0x76
+SET_UCONFIG_REG = 0x79
+WAIT_REG_MEM64 = 0x93
+
+# Opcodes that a real MEC executes and this model does not. Meeting one is our gap, not the driver's
+# error, and is reported as such.
+NOT_MODELLED = {
+    0x50: "DMA_DATA",
+    0x5D: "PRIME_UTCL2",
+    0x5F: "LOAD_SH_REG",
+    0x95: "HDP_FLUSH",
+    0x98: "INVALIDATE_TLBS",
+    0xA0: "SET_RESOURCES",
+    0xA1: "MAP_PROCESS",
+    0xA2: "MAP_QUEUES",
+    0xA3: "UNMAP_QUEUES",
+    0xA4: "QUERY_STATUS",
+    0xA5: "RUN_LIST",
+}
+
+
+class BadPacket(Exception):
+    """A packet the MEC cannot execute: its opcode, count, reserved bits or operands are wrong."""
+
+    def __init__(self, reason: str, header: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.header = header
+
+
+class PrivilegedRegister(BadPacket):
+    """A register that an unprivileged queue may not touch (interrupt source 184)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PacketFormat:
+    """minimum, maximum: payload dwords. reserved: bits that must be zero, per payload dword."""
+
+    name: str
+    opcode: int
+    minimum: int
+    maximum: int
+    reserved: tuple[int, ...]
+    repeats: bool = False  # `reserved` names the leading dwords only; the rest is free data
+
+
+def _free(*allowed: tuple[int, int]) -> int:
+    """The bits outside the fields [(lsb, width), ...]."""
+    mask = 0
+    for lsb, width in allowed:
+        mask |= ((1 << width) - 1) << lsb
+    return ALL & ~mask
+
+
+_ADDRESS_HI = _free((0, 16))  # 48-bit addresses
+_LOW_4 = 0x3  # must be 4-byte aligned
+
+_FORMATS = (
+    PacketFormat("NOP", NOP, 1, MAXIMUM_COUNT, (), repeats=True),
+    PacketFormat("DISPATCH_DIRECT", DISPATCH_DIRECT, 4, 4, (0, 0, 0, 0)),
+    PacketFormat("DISPATCH_INDIRECT", DISPATCH_INDIRECT, 3, 3, (_LOW_4, _ADDRESS_HI, 0)),
+    PacketFormat(
+        "ATOMIC_MEM",
+        ATOMIC_MEM,
+        8,
+        8,
+        (
+            _free((0, 7), (8, 4), (25, 2), (30, 2)),
+            _LOW_4,
+            _ADDRESS_HI,
+            0,
+            0,
+            0,
+            0,
+            _free((0, 13)),
+        ),
+    ),
+    PacketFormat(
+        "COND_EXEC", COND_EXEC, 4, 4, (_LOW_4, _ADDRESS_HI, _free((28, 4)), _free((0, 14)))
+    ),
+    PacketFormat("PRED_EXEC", PRED_EXEC, 1, 1, (_free((0, 14), (24, 8)),)),
+    PacketFormat(
+        "WRITE_DATA",
+        WRITE_DATA,
+        4,
+        MAXIMUM_COUNT,
+        (_free((8, 4), (16, 1), (20, 1), (25, 2), (30, 2)), 0, _ADDRESS_HI),
+        repeats=True,
+    ),
+    PacketFormat(
+        "WAIT_REG_MEM",
+        WAIT_REG_MEM,
+        6,
+        6,
+        (_free((0, 3), (4, 4), (8, 2), (25, 2)), 0, 0, 0, 0, _free((0, 16), (31, 1))),
+    ),
+    PacketFormat(
+        "INDIRECT_BUFFER",
+        INDIRECT_BUFFER,
+        3,
+        3,
+        (_LOW_4, _ADDRESS_HI, _free((0, 21), (21, 1), (23, 1), (24, 4), (28, 2), (30, 2))),
+    ),
+    PacketFormat(
+        "COPY_DATA",
+        COPY_DATA,
+        5,
+        5,
+        (
+            _free((0, 4), (8, 4), (13, 2), (16, 1), (20, 1), (25, 2), (29, 3)),
+            0,
+            0,
+            0,
+            _ADDRESS_HI,
+        ),
+    ),
+    PacketFormat("EVENT_WRITE", EVENT_WRITE, 1, 1, (_free((0, 6), (8, 4), (31, 1)),)),
+    PacketFormat(
+        "RELEASE_MEM",
+        RELEASE_MEM,
+        7,
+        7,
+        (
+            _free((0, 6), (8, 4), (12, 12), (24, 1), (25, 2), (28, 1), (30, 1)),
+            _free((16, 2), (24, 3), (29, 3)),
+            _LOW_4,
+            _ADDRESS_HI,
+            0,
+            0,
+            0,
+        ),
+    ),
+    PacketFormat(
+        "ACQUIRE_MEM",
+        ACQUIRE_MEM,
+        7,
+        7,
+        (
+            ALL,  # COHER_CNTL has no defined action since GFX10: GCR_CNTL replaces it
+            0,
+            _free((0, 24)),
+            0,
+            _free((0, 24)),
+            _free((0, 16)),
+            _free((0, 19)),
+        ),
+    ),
+    PacketFormat("SET_SH_REG", SET_SH_REG, 2, MAXIMUM_COUNT, (_free((0, 16)),), repeats=True),
+    PacketFormat(
+        "SET_UCONFIG_REG", SET_UCONFIG_REG, 2, MAXIMUM_COUNT, (_free((0, 16)),), repeats=True
+    ),
+    PacketFormat(
+        "WAIT_REG_MEM64",
+        WAIT_REG_MEM64,
+        8,
+        8,
+        (
+            _free((0, 3), (4, 4), (8, 2), (25, 2)),
+            0x7,
+            _ADDRESS_HI,
+            0,
+            0,
+            0,
+            0,
+            _free((0, 16), (31, 1)),
+        ),
+    ),
+)
+FORMATS = {entry.opcode: entry for entry in _FORMATS}
+
+# A one-dword filler: a NOP whose count is all ones has no payload (Linux 6.12 gfx_v11_0.c, ring
+# nop).
+ONE_DWORD_NOP = (TYPE3 << 30) | (MAXIMUM_COUNT << 16) | (NOP << 8)
+
+
+def payload_length(header: int) -> int:
+    """Return how many dwords follow `header`. Raises BadPacket unless it is a sound type 3."""
+    if header >> 30 != TYPE3:
+        raise BadPacket(f"packet type {header >> 30} on a compute queue", header)
+    if header & ~SHADER_TYPE == ONE_DWORD_NOP:
+        return 0
+    if header & 0xFD:
+        raise BadPacket(f"header bits {header & 0xFD:#x} are reserved or predicate", header)
+    return ((header >> 16) & MAXIMUM_COUNT) + 1
+
+
+def check(header: int, words: Sequence[int], start: int) -> PacketFormat:
+    """Check the packet whose payload begins at words[start]; return its format."""
+    opcode = (header >> 8) & 0xFF
+    entry = FORMATS.get(opcode)
+    if entry is None:
+        if opcode in NOT_MODELLED:
+            raise BadPacket(f"{NOT_MODELLED[opcode]} is not modelled", header)
+        raise BadPacket(f"unknown opcode {opcode:#04x}", header)
+    count = payload_length(header)
+    if count == 0:
+        return entry
+    if not entry.minimum <= count <= entry.maximum:
+        raise BadPacket(
+            f"{entry.name} with {count} payload dwords, takes {entry.minimum}"
+            + (f" to {entry.maximum}" if entry.maximum != entry.minimum else ""),
+            header,
+        )
+    for position, mask in enumerate(entry.reserved):
+        if mask and words[start + position] & mask:
+            raise BadPacket(
+                f"{entry.name} payload dword {position} = {words[start + position]:#010x}: "
+                f"bits {words[start + position] & mask:#x} are reserved",
+                header,
+            )
+    return entry

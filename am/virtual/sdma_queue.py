@@ -1,0 +1,245 @@
+"""An enabled SDMA ring: the thread that fetches it, moves memory and keeps the pointers."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from am.virtual.engine import Worker
+from am.virtual.sdma_execute import BadSdmaPacket, SdmaExecutor
+from am.virtual.shader import Access
+
+if TYPE_CHECKING:
+    from am.virtual.sdma import Sdma
+
+FETCH_BYTES = 1 << 20
+COPY_BYTES = 4 << 20  # moved under one hold of the chip's lock: about a millisecond
+POISON = 0xDB  # what overlapping copies leave
+SOURCE_TRAP, SOURCE_REGISTER_WRITE, SOURCE_EMPTY, SOURCE_POLL, SOURCE_PAGE = 49, 50, 51, 57, 60
+
+
+@dataclass(frozen=True)
+class SdmaSetup:
+    """What enabling the ring latched. Addresses virtual, sizes in bytes; rptr_report 0: none."""
+
+    vmid: int
+    base: int
+    size: int
+    rptr_report: int
+    privileged: bool
+
+
+class SdmaQueue:
+    """Implements SdmaSurroundings; all but `ring` and `kill` runs on its own thread."""
+
+    def __init__(self, engine: Sdma, setup: SdmaSetup, rptr: int) -> None:
+        self.engine = engine
+        self.setup = setup
+        self.vmid = setup.vmid
+        self.privileged = setup.privileged
+        self.rptr = rptr  # bytes, counts for ever
+        self.wptr = rptr
+        self.hung = ""
+        self.bad_header = 0
+        self.copied = 0  # bytes, for telemetry
+        self._chip = engine.chip
+        self._executor = SdmaExecutor(self)
+        self.worker = Worker(f"sdma-{engine.instance}", self._step)
+
+    def __repr__(self) -> str:
+        return (
+            f"SdmaQueue(sdma {self.engine.instance}, rptr {self.rptr:#x}, wptr {self.wptr:#x}"
+            + (f", {self.hung})" if self.hung else ")")
+        )
+
+    @property
+    def busy(self) -> bool:
+        """There is work left, or it hangs."""
+        return bool(self.hung or self.rptr != self.wptr)
+
+    @property
+    def indirect_enabled(self) -> bool:
+        """IB_CNTL.IB_ENABLE."""
+        return bool(self.engine.value("QUEUE0_IB_CNTL").IB_ENABLE)
+
+    # ---- from outside, with the chip's lock held ----------------------------------------------
+
+    def ring(self, wptr: int) -> None:
+        """Take a new write pointer, in bytes."""
+        size = self.setup.size
+        if wptr & 3:
+            self.engine.flag(f"wptr {wptr:#x} is not a multiple of 4 bytes")
+            wptr &= ~3
+        if wptr < self.wptr:
+            self.engine.flag(f"wptr moved back from {self.wptr:#x} to {wptr:#x}")
+            self.rptr = wptr - (wptr - self.rptr) % size
+        elif wptr - self.rptr > size:
+            self.engine.flag(
+                f"wptr {wptr:#x} is {wptr - self.rptr} bytes ahead of rptr, the ring has {size}"
+            )
+            self.rptr = wptr - (wptr - self.rptr) % size
+        self.wptr = wptr
+        self.worker.wake()
+
+    def kill(self) -> None:
+        """Stop at once; the thread ends by itself."""
+        self.worker.stop()
+
+    # ---- the thread ---------------------------------------------------------------------------
+
+    def _step(self) -> float | None:
+        if self.hung:
+            return None
+        try:
+            self._serve()
+        except BadSdmaPacket as bad:
+            self.hung = f"{bad.reason} (header {bad.header:#010x} at rptr {self.rptr:#x})"
+            self.bad_header = bad.header
+            with self._chip.lock:
+                if not self.worker.stopped:
+                    self.engine.hung(self)
+        return None
+
+    def _serve(self) -> None:
+        worked = False
+        while self.rptr != self.wptr:
+            self.worker.check()
+            if not self.engine.running() or not self._execute_some():
+                return
+            worked = True
+        if worked and self.engine.value("CNTL").CTXEMPTY_INT_ENABLE:
+            self.engine.interrupt(SOURCE_EMPTY, self.vmid, (0, 0, 0, 0))
+
+    def _execute_some(self) -> bool:
+        setup = self.setup
+        count = min(self.wptr - self.rptr, FETCH_BYTES * 8)
+        start = self.rptr % setup.size
+        first = min(count, setup.size - start)
+        words = self.fetch(self.vmid, setup.base + start, first // 4)
+        if first < count:
+            words += self.fetch(self.vmid, setup.base, (count - first) // 4)
+        executor = self._executor
+        executor.position = start // 4
+        try:
+            executor.run(words)
+        finally:
+            self.rptr += 4 * executor.consumed
+            if setup.rptr_report and not self.worker.stopped:
+                self.store(self.vmid, setup.rptr_report, struct.pack("<Q", self.rptr))
+        return executor.consumed > 0
+
+    # ---- SdmaSurroundings ---------------------------------------------------------------------
+
+    def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
+        """Read packets; a fault stops the queue."""
+        data, fault = self._chip.gc.read(vmid, address, 4 * dwords, self.engine.client)
+        if fault is not None:
+            self._page_fault(vmid, address)
+            raise BadSdmaPacket(f"page fault while fetching {dwords} dwords at {address:#x}", 0)
+        return struct.unpack(f"<{dwords}I", data)
+
+    def load(self, vmid: int, address: int, size: int) -> bytes:
+        """Read memory; a fault reads as zeros."""
+        data, fault = self._chip.gc.read(vmid, address, size, self.engine.client)
+        if fault is not None:
+            self._page_fault(vmid, address)
+        return data
+
+    def store(self, vmid: int, address: int, data: bytes) -> None:
+        """Write memory and let engines that wait for memory look again."""
+        fault = self._chip.gc.write(vmid, address, data, self.engine.client)
+        if fault is not None:
+            self._page_fault(vmid, address)
+        self.engine.memory_written.notify()
+
+    def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
+        """Copy; overlapping ranges leave poison, as their result is undefined."""
+        if source < destination + size and destination < source + size:
+            self.engine.flag(
+                f"copy of {size} bytes from {source:#x} to {destination:#x} overlaps itself"
+            )
+            self.fill(vmid, destination, bytes([POISON]), size)
+            return
+        while size:
+            self.worker.check()
+            length = min(size, COPY_BYTES)
+            self._copy_some(vmid, source, destination, length)
+            source, destination, size = source + length, destination + length, size - length
+
+    def _copy_some(self, vmid: int, source: int, destination: int, size: int) -> None:
+        hub, client = self._chip.gc, self.engine.client
+        with self._chip.lock:
+            sources, bad_source = hub.pieces(vmid, source, size, Access.READ, client)
+            targets, bad_target = hub.pieces(vmid, destination, size, Access.WRITE, client)
+            at = 0
+            here, left = sources[0]
+            for host, length in targets:
+                while length:
+                    if not left:
+                        at += 1
+                        here, left = sources[at]
+                    step = min(left, length)
+                    if host > 0:
+                        if here > 0:
+                            ctypes.memmove(host, here, step)
+                        else:
+                            ctypes.memset(host, 0 if here == 0 else 0xFF, step)
+                        host += step
+                    if here > 0:
+                        here += step
+                    left -= step
+                    length -= step
+        self.copied += size
+        if bad_source is not None:
+            self._page_fault(vmid, bad_source.address)
+        if bad_target is not None:
+            self._page_fault(vmid, bad_target.address)
+
+    def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
+        """Fill with a repeated pattern of 1, 2 or 4 bytes."""
+        block = pattern * (COPY_BYTES // len(pattern)) if size >= COPY_BYTES else b""
+        while size:
+            self.worker.check()
+            length = min(size, COPY_BYTES)
+            data = block if length == COPY_BYTES else pattern * (length // len(pattern))
+            fault = self._chip.gc.write(vmid, destination, data, self.engine.client)
+            if fault is not None:
+                self._page_fault(vmid, fault.address)
+            destination, size = destination + length, size - length
+
+    def read_register(self, index: int) -> int:
+        """Read a register by absolute dword index."""
+        with self._chip.lock:
+            return self._chip.space.read(index)
+
+    def write_register(self, index: int, value: int) -> None:
+        """Write a register."""
+        with self._chip.lock:
+            self._chip.space.write(index, value)
+
+    def trap(self, context: int) -> None:
+        """Raise source 49 if CNTL.TRAP_ENABLE."""
+        if self.engine.value("CNTL").TRAP_ENABLE:
+            self.engine.interrupt(SOURCE_TRAP, self.vmid, (context, 0, 0, 0))
+
+    def poll_timeout(self, address: int) -> None:
+        """A bounded poll ran out: report it and go on."""
+        self.engine.interrupt(SOURCE_POLL, self.vmid, (address & 0xFFFF_FFFF, address >> 32, 0, 0))
+
+    def refused_register(self, index: int) -> None:
+        """An unprivileged queue wrote a register: the write is dropped and reported."""
+        self.engine.interrupt(SOURCE_REGISTER_WRITE, self.vmid, (index, 0, 0, 0))
+
+    def _page_fault(self, vmid: int, address: int) -> None:
+        """The hub has latched and reported the fault; SDMA adds its own entry if it is told to."""
+        if self.engine.value("CNTL").PAGE_FAULT_INT_ENABLE:
+            page = address >> 12
+            self.engine.interrupt(SOURCE_PAGE, vmid, (page & 0xFFFF_FFFF, page >> 32, 0, 0))
+
+    def pause(self, seconds: float) -> None:
+        """Wait for a change of memory, at most `seconds`. Raises Stopped."""
+        watching = self.engine.memory_written
+        with watching.watching(self.worker):
+            self.worker.pause(seconds)
