@@ -1,9 +1,9 @@
 """Device names to drivers, lazily: only what a name needs is imported.
 
-    auto             the first real device, else cpu
-    cpu              host threads
-    virtual:<chip>   a register-level model of a chip, with the real driver on it
-    pci:<address>    bare metal
+auto             UGPU_DEVICE if set, the first real device, else cpu
+cpu              host threads
+virtual:<chip>   a register-level model of a chip, with the real driver on it
+pci:<address>    bare metal
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ def open(name: str = "auto", **options: object) -> Device:
     """Open a device by name; the caller closes it.
 
     Options are the driver's, and for virtual chips also the model's (`chip=` plugs in a chip again
-    that stayed powered). DeviceNotFound for an unknown name, BadArgument for an unknown option.
+    that stayed powered). Every driver takes `on_stage`: called with the name of each step of coming
+    up and the seconds it took. DeviceNotFound for an unknown name, BadArgument for an unknown
+    option.
     """
     kind, _, rest = name.partition(":")
     if name == "auto":
-        first = next((entry.name for entry in _pci_devices(SYSFS_PCI)), "cpu")
-        return open(first, **options)
+        found = config().device or next((e.name for e in _pci_devices(SYSFS_PCI)), "cpu")
+        return open(found if found != "auto" else "cpu", **options)
     if name == "cpu":
         make = _load("hcq.cpu.device:open_device")
         _check_options(name, make, options, given=1)
@@ -79,9 +82,7 @@ def open(name: str = "auto", **options: object) -> Device:
 
 def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
     """What `open` would find on this machine: real devices first. Touches no hardware."""
-    virtual = [
-        DeviceEntry(f"virtual:{chip}", f"model of {chip}") for chip in sorted(VIRTUAL_CHIPS)
-    ]
+    virtual = [DeviceEntry(f"virtual:{chip}", f"model of {chip}") for chip in sorted(VIRTUAL_CHIPS)]
     return [*_pci_devices(sysfs), DeviceEntry("cpu", "host threads"), *virtual]
 
 

@@ -13,7 +13,8 @@ import ctypes
 import logging
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from hcq.buffer import Buffer
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
 from hcq.cpu.object import load_object
-from hcq.cpu.processor import CURRENT, FAULT, HEAD, TAIL, Bell, Pool, Server
+from hcq.cpu.processor import CURRENT, FAULT, HEAD, TAIL, Bell, Pool, Server, native
 from hcq.cpu.queue import LAUNCH, CpuQueue
 from hcq.device import Device
 from hcq.errors import BadArgument, BadPacket, UgpuError
@@ -36,13 +37,27 @@ from hcq.timeline import Timeline
 log = logging.getLogger(__name__)
 
 
-def open_device(name: str = "cpu", *, threads: int | None = None) -> CpuDevice:
-    """Open the host. threads: how many run kernels; default: the processors this process may
-    use."""
+def open_device(
+    name: str = "cpu",
+    *,
+    threads: int | None = None,
+    on_stage: Callable[[str, float], None] | None = None,
+) -> CpuDevice:
+    """Open the host. threads: how many run kernels; default: the processors this process may use.
+
+    on_stage is told each step of coming up and the seconds it took.
+    """
     count = len(os.sched_getaffinity(0)) if threads is None else threads
     if count < 1:
         raise BadArgument("kernels need at least one thread", threads=count)
-    return CpuDevice(name, count)
+    start = time.monotonic()
+    native()
+    compiled = time.monotonic()
+    device = CpuDevice(name, count)
+    if on_stage is not None:
+        on_stage("command processor", compiled - start)
+        on_stage("queues and threads", time.monotonic() - compiled)
+    return device
 
 
 def host_target(threads: int) -> TargetSpec:

@@ -9,4 +9,5 @@ PROVIDERS = {"cpu": "hcq.cpu.device", "virtual:navi31": "am.device"}
 
 
 def is_provided(name: str) -> bool:
+    """Whether the driver of a device is in the tree."""
     return importlib.util.find_spec(PROVIDERS[name]) is not None

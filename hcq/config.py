@@ -1,0 +1,78 @@
+"""Settings: a frozen dataclass, and the one place that reads the environment.
+
+UGPU_DEVICE           device that "auto" means (default: the first real one, else cpu)
+UGPU_FIRMWARE         folders with firmware images, separated by colons
+UGPU_CACHE            folder for compiled kernels (default: $XDG_CACHE_HOME/ugpu)
+UGPU_LOG              level: error, warning, info, debug or trace
+UGPU_TRACE            file that receives trace events, one JSON object a line
+UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hcq.errors import BadArgument
+
+LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a person may set. Tests build their own; nothing else reads the environment."""
+
+    device: str = ""
+    firmware_folders: tuple[Path, ...] = (Path("/lib/firmware"),)
+    cache_folder: Path = Path("~/.cache/ugpu")
+    log_level: str = "warning"
+    trace_file: Path | None = None
+    wait_limit_s: float = 30.0
+
+
+def from_environment(environment: Mapping[str, str]) -> Config:
+    """The settings that `environment` asks for; BadArgument names the variable that is wrong."""
+    default = Config()
+    cache = environment.get("UGPU_CACHE")
+    if not cache:
+        home = environment.get("XDG_CACHE_HOME") or "~/.cache"
+        cache = str(Path(home) / "ugpu")
+    level = (environment.get("UGPU_LOG") or default.log_level).lower()
+    if level not in LOG_LEVELS:
+        raise BadArgument(f"UGPU_LOG is one of {', '.join(LOG_LEVELS)}", value=level)
+    folders = tuple(
+        Path(folder).expanduser()
+        for folder in environment.get("UGPU_FIRMWARE", "").split(":")
+        if folder
+    )
+    trace = environment.get("UGPU_TRACE")
+    return Config(
+        device=environment.get("UGPU_DEVICE", ""),
+        firmware_folders=folders or default.firmware_folders,
+        cache_folder=Path(cache).expanduser(),
+        log_level=level,
+        trace_file=Path(trace).expanduser() if trace else None,
+        wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
+    )
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e6:
+        raise BadArgument(f"{name} is a number of seconds above zero", value=text)
+    return value
+
+
+@functools.cache
+def config() -> Config:
+    """The settings of this process, read from the environment when first asked for."""
+    return from_environment(os.environ)

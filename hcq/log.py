@@ -1,0 +1,72 @@
+"""Logging: the TRACE level, and dumps that cost nothing when nobody reads them.
+
+ERROR someone must act, WARNING we coped, INFO life of a device, DEBUG steps, TRACE single accesses.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+from hcq.errors import BadArgument
+
+TRACE = 5
+LEVELS = {
+    "error": logging.ERROR,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": TRACE,
+}
+OURS = ("hcq", "am", "nv", "qcom", "usbgpu", "compiler", "tools")
+FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+
+
+class HexDump:
+    """Bytes that become text only when a log line is really written.
+
+    log.debug("sent %s", HexDump(data)); more than `limit` bytes are cut, and said to be.
+    """
+
+    def __init__(self, data: bytes | bytearray | memoryview, limit: int = 256) -> None:
+        self.data = data
+        self.limit = limit
+
+    def __str__(self) -> str:
+        size = len(self.data)
+        shown = bytes(self.data[: self.limit])
+        lines = [f"{size} bytes"]
+        for start in range(0, len(shown), 16):
+            part = shown[start : start + 16]
+            words = " ".join(part[at : at + 4].hex() for at in range(0, len(part), 4))
+            text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+            lines.append(f"  {start:06x}  {words:<35}  {text}")
+        if size > len(shown):
+            lines.append(f"  ... {size - len(shown)} more")
+        return "\n".join(lines)
+
+
+def configure(level: str = "warning", stream: TextIO | None = None) -> logging.Handler:
+    """Send our packages' log to `stream` (default: stderr); programs call it once at their
+    start."""
+    if level not in LEVELS:
+        raise BadArgument(f"a log level is one of {', '.join(LEVELS)}", level=level)
+    logging.addLevelName(TRACE, "TRACE")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+    for name in OURS:
+        logger = logging.getLogger(name)
+        logger.setLevel(LEVELS[level])
+        logger.addHandler(handler)
+        logger.propagate = False
+    return handler
+
+
+def remove(handler: logging.Handler) -> None:
+    """Undo `configure`."""
+    for name in OURS:
+        logger = logging.getLogger(name)
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True

@@ -1,0 +1,181 @@
+"""The event bus: steps that take time tell when they begin and end, and whoever listens hears it.
+
+    with trace.step("psp.load", image="sos.bin", size=len(image)) as step:
+        ...
+        step["status"] = status
+
+With nobody listening a step is one test of a tuple. With listeners every event reaches each of
+them, in order, on the thread where it happened, before the step goes on: nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Event:
+    """phase: "begin", "end" or "point". time: seconds of time.monotonic. arguments: the step's own,
+    at the end with what it added. duration_s and error only at the end."""
+
+    name: str
+    phase: str
+    time: float
+    arguments: dict[str, object]
+    depth: int
+    thread: str
+    duration_s: float | None = None
+    error: BaseException | None = None
+
+
+Listener = Callable[[Event], None]
+
+
+class Step(dict[str, object]):
+    """A running step: a context manager; items set on it travel with its end."""
+
+    def __init__(self, bus: Bus, name: str, arguments: dict[str, object]) -> None:
+        super().__init__(arguments)
+        self._bus = bus
+        self._name = name
+        self._start = 0.0
+
+    def __enter__(self) -> Step:
+        self._start = time.monotonic()
+        self._bus.send(self._name, "begin", self._start, dict(self))
+        self._bus.depth.value = self._bus.current_depth + 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        end = time.monotonic()
+        self._bus.depth.value = self._bus.current_depth - 1
+        self._bus.send(self._name, "end", end, dict(self), end - self._start, error)
+
+
+class _NoStep(dict[str, object]):
+    """What a step is when nobody listens. Shared, so it forgets what it is told."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        pass
+
+    def __enter__(self) -> _NoStep:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NO_STEP = _NoStep()
+
+
+class Bus:
+    """Listeners, and the way events take to them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.listeners: tuple[Listener, ...] = ()
+        self.depth = threading.local()
+        self._lock = threading.Lock()
+
+    @property
+    def current_depth(self) -> int:
+        """How many steps the calling thread is in."""
+        return getattr(self.depth, "value", 0)
+
+    def step(self, name: str, /, **arguments: object) -> Step | _NoStep:
+        """A context manager around something that takes time."""
+        if not self.listeners:
+            return _NO_STEP
+        return Step(self, name, arguments)
+
+    def point(self, name: str, /, **arguments: object) -> None:
+        """Something that happens at one instant."""
+        if self.listeners:
+            self.send(name, "point", time.monotonic(), arguments)
+
+    def send(
+        self,
+        name: str,
+        phase: str,
+        when: float,
+        arguments: dict[str, object],
+        duration_s: float | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        thread = threading.current_thread().name
+        event = Event(name, phase, when, arguments, self.current_depth, thread, duration_s, error)
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:  # whatever a listener does wrong must not stop a driver half way
+                log.exception("a listener failed on %s", event)
+
+    def subscribe(self, listener: Listener) -> AbstractContextManager[None]:
+        """Have `listener` called with every event until the returned context manager is left."""
+        with self._lock:
+            self.listeners = (*self.listeners, listener)
+        return _Subscription(self, listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        """Stop calling `listener`; nothing happens if it was not subscribed."""
+        with self._lock:
+            self.listeners = tuple(kept for kept in self.listeners if kept is not listener)
+
+
+class _Subscription(AbstractContextManager[None]):
+    def __init__(self, bus: Bus, listener: Listener) -> None:
+        self._bus = bus
+        self._listener = listener
+
+    def __exit__(self, *_: object) -> None:
+        self._bus.unsubscribe(self._listener)
+
+
+class JsonLines:
+    """A listener that writes each event as a line of JSON; closed by its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        line = {
+            "time": event.time,
+            "phase": event.phase,
+            "name": event.name,
+            "thread": event.thread,
+            "depth": event.depth,
+            "arguments": event.arguments,
+        }
+        if event.duration_s is not None:
+            line["duration_s"] = event.duration_s
+        if event.error is not None:
+            line["error"] = f"{type(event.error).__name__}: {event.error}"
+        text = json.dumps(line, default=str)
+        with self._lock:
+            self._file.write(text + "\n")
+            self._file.flush()  # what is written before a crash is what one wants to read after it
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
+bus = Bus()
+step = bus.step
+point = bus.point
+subscribe = bus.subscribe

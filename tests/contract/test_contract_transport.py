@@ -1,0 +1,147 @@
+"""The transport contract, over every transport there is: directly, traced and virtual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from am.virtual.gpu import attach
+from hcq.errors import BadArgument, Closed
+from hcq.transport.base import Transport
+from hcq.transport.trace import Access, TracingTransport
+from tests.support.pcifunction import PlainFunction
+
+
+def plain() -> Transport:
+    return PlainFunction()
+
+
+def traced() -> Transport:
+    return TracingTransport(PlainFunction(), lambda access: None)
+
+
+def virtual() -> Transport:
+    transport: Transport = attach(vram=256 << 20).transport
+    command = transport.config_read(4, 2)
+    transport.config_write(4, command | 6, 2)  # memory space and bus master, as a driver sets them
+    return transport
+
+
+def traced_virtual() -> Transport:
+    return TracingTransport(virtual(), lambda access: None)
+
+
+@pytest.fixture(params=[plain, traced, virtual, traced_virtual], ids=lambda make: make.__name__)
+def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
+    make: Callable[[], Transport] = request.param
+    with make() as opened:
+        yield opened
+
+
+def test_configuration_space_says_who_it_is(transport: Transport) -> None:
+    identity = transport.identity
+    assert transport.config_read(0, 4) == identity.vendor | identity.device << 16
+    assert transport.config_read(0, 2) == identity.vendor
+    assert transport.config_read(2, 2) == identity.device
+    assert transport.config_read(0, 1) == identity.vendor & 0xFF
+    assert transport.present()
+    assert f"{identity.vendor:04x}" in str(identity)
+
+
+def test_a_window_is_the_same_object_each_time(transport: Transport) -> None:
+    window = transport.window(0)
+    assert transport.window(0) is window and window.index == 0 and window.size > 0
+    for absent in (-1, 1, 6, 99):
+        with pytest.raises(BadArgument):
+            transport.window(absent)
+
+
+def test_memory_keeps_what_is_written(transport: Transport) -> None:
+    window = transport.window(0)
+    window.write32(0x100, 0x11223344)
+    window.write64(0x108, 0x8877_6655_4433_2211)
+    assert window.read32(0x100) == 0x11223344
+    assert window.read64(0x108) == 0x8877_6655_4433_2211
+    assert window.read32(0x108) == 0x4433_2211, "little-endian"
+    data = bytes(range(256)) * 16
+    for kind in (bytes, bytearray, memoryview):
+        window.write(0x1004, kind(data))
+        assert window.read(0x1004, len(data)) == data
+    assert window.read(0x1004, 0) == b""
+
+
+@pytest.mark.parametrize("bar", [0, 5])
+def test_accesses_are_aligned_and_inside(transport: Transport, bar: int) -> None:
+    window = transport.window(bar)
+    for offset in (1, 2, -4, window.size, window.size + 4, window.size - 2):
+        with pytest.raises(BadArgument):
+            window.read32(offset)
+        with pytest.raises(BadArgument):
+            window.write32(offset, 0)
+    for offset in (4, -8, window.size, window.size - 4):
+        with pytest.raises(BadArgument):
+            window.read64(offset)
+        with pytest.raises(BadArgument):
+            window.write64(offset, 0)
+
+
+def test_blocks_are_whole_dwords_inside(transport: Transport) -> None:
+    window = transport.window(0)
+    for offset, size in ((2, 4), (-4, 4), (window.size - 4, 8), (window.size, 4)):
+        with pytest.raises(BadArgument):
+            window.read(offset, size)
+        with pytest.raises(BadArgument):
+            window.write(offset, bytes(size))
+
+
+def test_memory_for_the_device(transport: Transport) -> None:
+    memory = transport.allocate_dma(5000)
+    assert memory.size == len(memory.view) == 8192
+    assert bytes(memory.view) == bytes(8192), "zero at first"
+    assert sum(segment.size for segment in memory.segments) == memory.size
+    assert all(segment.address % 4096 == 0 for segment in memory.segments)
+    memory.view[10:14] = b"abcd"
+    assert bytes(memory.view[10:14]) == b"abcd"
+    whole = transport.allocate_dma(4 << 20, contiguous=True)
+    assert len(whole.segments) == 1
+    places = [(s.address, s.address + s.size) for s in (*memory.segments, *whole.segments)]
+    places.sort()
+    assert all(one[1] <= two[0] for one, two in zip(places, places[1:], strict=False))
+    for taken in (memory, whole, memory):
+        taken.close()
+
+
+def test_closed_use(transport: Transport) -> None:
+    transport.close()
+    transport.close()
+    for use in (
+        lambda: transport.config_read(0),
+        lambda: transport.config_write(4, 0),
+        lambda: transport.window(0),
+        lambda: transport.allocate_dma(4096),
+    ):
+        with pytest.raises(Closed):
+            use()
+    assert not transport.present()
+
+
+def test_a_trace_holds_every_access_in_order() -> None:
+    accesses: list[Access] = []
+    with TracingTransport(PlainFunction(), accesses.append) as transport:
+        window = transport.window(5)
+        window.write32(8, 0xAB)
+        window.read32(8)
+        window.read64(8)
+        transport.window(0).write(16, b"12345678")
+        transport.config_read(0, 2)
+        with pytest.raises(BadArgument):
+            window.read32(1)
+    assert [str(access) for access in accesses] == [
+        "write bar5 0x8 4 0xab",
+        "read bar5 0x8 4 0xab",
+        "read bar5 0x8 8 0xab",
+        "write bar0 0x10 8 8 bytes",
+        "read config 0x0 2 0x1234",
+    ]
+    assert accesses[3].data == b"12345678"

@@ -1,0 +1,131 @@
+"""A small PCI function for tests of transports: registers in BAR 5, memory in BAR 0."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from hcq.errors import BadArgument, Closed, NotSupported
+from hcq.memory import BusAddr
+from hcq.transport.base import DmaSegment, Interrupts, PciIdentity, ResetKind
+
+SIZES = {0: 1 << 16, 5: 4096}
+
+
+class PlainMemory:
+    def __init__(self, size: int, address: int) -> None:
+        self.size = -(-size // 4096) * 4096
+        self.view = memoryview(bytearray(self.size))
+        self.segments = (DmaSegment(BusAddr(address), self.size),)
+
+    def close(self) -> None:
+        pass
+
+
+class PlainWindow:
+    """Bytes; register 0 of BAR 5 counts its reads."""
+
+    def __init__(self, function: PlainFunction, index: int) -> None:
+        self.function = function
+        self.index = index
+        self.size = SIZES[index]
+        self.data = bytearray(self.size)
+
+    def _check(self, offset: int, size: int, align: int) -> None:
+        self.function.check_open()
+        outside = offset < 0 or size < 0 or offset + size > self.size
+        if outside or offset % align or size % 4:
+            raise BadArgument("bad offset or size", offset=offset, size=size)
+
+    def read32(self, offset: int) -> int:
+        self._check(offset, 4, 4)
+        value = int.from_bytes(self.data[offset : offset + 4], "little")
+        if self.index == 5 and offset == 0:
+            self.data[0:4] = (value + 1).to_bytes(4, "little")
+        return value
+
+    def write32(self, offset: int, value: int) -> None:
+        self._check(offset, 4, 4)
+        self.data[offset : offset + 4] = value.to_bytes(4, "little")
+
+    def read64(self, offset: int) -> int:
+        self._check(offset, 8, 8)
+        return int.from_bytes(self.data[offset : offset + 8], "little")
+
+    def write64(self, offset: int, value: int) -> None:
+        self._check(offset, 8, 8)
+        self.data[offset : offset + 8] = value.to_bytes(8, "little")
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._check(offset, size, 4)
+        return bytes(self.data[offset : offset + size])
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        self._check(offset, len(data), 4)
+        self.data[offset : offset + len(data)] = data
+
+
+class PlainFunction:
+    """Implements hcq.transport.base.Transport."""
+
+    def __init__(self) -> None:
+        self.name = "plain"
+        self.identity = PciIdentity(0x1234, 0x5678, 1, 0x1AF4, 0x1100, 0x30000)
+        self.closed = False
+        self.resets: list[ResetKind] = []
+        self._config = bytearray(4096)
+        self._config[0:4] = bytes.fromhex("34127856")
+        self._windows = {index: PlainWindow(self, index) for index in SIZES}
+        self._next_address = 0x10_0000
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed("the function was closed")
+
+    def config_read(self, offset: int, width: int = 4) -> int:
+        self.check_open()
+        return int.from_bytes(self._config[offset : offset + width], "little")
+
+    def config_write(self, offset: int, value: int, width: int = 4) -> None:
+        self.check_open()
+        if offset >= 4:
+            self._config[offset : offset + width] = value.to_bytes(width, "little")
+
+    def window(self, index: int) -> PlainWindow:
+        self.check_open()
+        if index not in self._windows:
+            raise BadArgument("no such window", index=index)
+        return self._windows[index]
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> PlainMemory:
+        self.check_open()
+        memory = PlainMemory(size, self._next_address)
+        self._next_address += memory.size
+        return memory
+
+    @property
+    def interrupts(self) -> Interrupts | None:
+        return None
+
+    def reset(self, kind: ResetKind) -> None:
+        self.check_open()
+        if kind is ResetKind.POWER:
+            raise NotSupported("this function cannot be switched off")
+        self.resets.append(kind)
+
+    def present(self) -> bool:
+        return not self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
