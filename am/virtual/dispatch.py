@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from am.virtual.pm4 import SH_REGISTERS
 from am.virtual.shader import Dispatch
@@ -26,6 +27,7 @@ SCRATCH_GRANULE = 256
 SIMD_VGPRS = 1536  # per lane, wave32; half of that many wave64 registers (gfx1100)
 SIMD_WAVES = 16
 SIMDS = {False: 2, True: 4}  # CU mode, WGP mode
+MEMORY = 4096  # sound settings remembered
 
 
 class BadDispatch(Exception):
@@ -82,6 +84,16 @@ class ShRegisters:
         return values
 
 
+class Shape(NamedTuple):
+    """What registers that passed the checks say of a launch, besides its grid and addresses."""
+
+    threads: tuple[int, int, int]
+    wave32: bool
+    dims_are_threads: bool
+    scratch_wave_size: int
+    scratch_waves: int
+
+
 class Launcher:
     """Builds the Dispatch of a queue; knows the places of the registers."""
 
@@ -103,6 +115,11 @@ class Launcher:
         self._initiator_at = at("COMPUTE_DISPATCH_INITIATOR")
         self._dim_at = at("COMPUTE_DIM_X")
         self._restart_at = at("COMPUTE_RESTART_X")
+        # All that `_check` looks at lies in two runs, once the code address is among it.
+        self._last_at = at("COMPUTE_RESTART_Z") + 1
+        self._more_at = at("COMPUTE_STATIC_THREAD_MGMT_SE4")
+        self._more_last = at("COMPUTE_STATIC_THREAD_MGMT_SE7") + 1
+        self._sound: dict[tuple[int, ...], Shape] = {}
         self._enabled_at = tuple(
             at(f"COMPUTE_STATIC_THREAD_MGMT_SE{engine}") for engine in range(SHADER_ENGINES)
         )
@@ -121,6 +138,36 @@ class Launcher:
         """
         sh[self._dim_at : self._dim_at + 3] = dims
         sh[self._initiator_at] = initiator
+        key = (initiator, *sh[self._start_at : self._last_at], *sh[self._more_at : self._more_last])
+        shape = self._sound.get(key)
+        if shape is None:
+            shape = self._check(sh, initiator)
+            if len(self._sound) > MEMORY:
+                self._sound.clear()
+            self._sound[key] = shape
+        groups = self._groups(dims, shape)
+        if not all(groups):
+            return None
+        at = self._code_at
+        scratch = self._scratch_at
+        return Dispatch(
+            code_address=(sh[at] | (sh[at + 1] & 0xFF) << 32) << 8,
+            groups=groups,
+            threads=shape.threads,
+            rsrc1=sh[self._rsrc1_at],
+            rsrc2=sh[self._rsrc2_at],
+            rsrc3=sh[self._rsrc3_at],
+            user_data=tuple(sh[self._user_at : self._user_at + USER_DATA_COUNT]),
+            wave32=shape.wave32,
+            scratch_base=(sh[scratch] | (sh[scratch + 1] & 0xFF) << 32) << 8,
+            scratch_wave_size=shape.scratch_wave_size,
+            scratch_waves=shape.scratch_waves,
+            shared_aperture=shared_aperture,
+            private_aperture=private_aperture,
+        )
+
+    def _check(self, sh: list[int], initiator: int) -> Shape:
+        """Check all but the grid."""
         flags = self._initiator.decode(initiator)
         if not flags.COMPUTE_SHADER_EN:
             raise BadDispatch("initiator without COMPUTE_SHADER_EN: nothing is launched")
@@ -128,33 +175,21 @@ class Launcher:
             if flags[name]:
                 raise BadDispatch(f"initiator {name} is not modelled")
         threads = self._threads(sh)
-        groups = self._groups(
-            sh, dims, threads, bool(flags.USE_THREAD_DIMENSIONS), bool(flags.FORCE_START_AT_000)
-        )
+        if not flags.FORCE_START_AT_000 and any(sh[self._start_at : self._start_at + 3]):
+            raise BadDispatch("COMPUTE_START is not zero: a start inside the grid is not modelled")
+        if any(sh[self._restart_at : self._restart_at + 3]):
+            raise BadDispatch("COMPUTE_RESTART is not zero: resuming a grid is not modelled")
         wave32 = bool(flags.CS_W32_EN)
         self._check_resources(sh, threads, wave32)
-        if not all(groups):
-            return None
-        rsrc2 = sh[self._rsrc2_at]
         ring = self._ring.decode(sh[self._ring_at])
-        if rsrc2 & 1 and not ring.WAVESIZE:
-            raise BadDispatch("SCRATCH_EN with COMPUTE_TMPRING_SIZE.WAVESIZE 0")
-        if rsrc2 & 1 and not ring.WAVES:
-            raise BadDispatch("SCRATCH_EN with COMPUTE_TMPRING_SIZE.WAVES 0")
-        return Dispatch(
-            code_address=(sh[self._code_at] | (sh[self._code_at + 1] & 0xFF) << 32) << 8,
-            groups=groups,
-            threads=threads,
-            rsrc1=sh[self._rsrc1_at],
-            rsrc2=rsrc2,
-            rsrc3=sh[self._rsrc3_at],
-            user_data=tuple(sh[self._user_at : self._user_at + USER_DATA_COUNT]),
-            wave32=wave32,
-            scratch_base=(sh[self._scratch_at] | (sh[self._scratch_at + 1] & 0xFF) << 32) << 8,
-            scratch_wave_size=ring.WAVESIZE * SCRATCH_GRANULE,
-            scratch_waves=ring.WAVES,
-            shared_aperture=shared_aperture,
-            private_aperture=private_aperture,
+        if sh[self._rsrc2_at] & 1 and not (ring.WAVESIZE and ring.WAVES):
+            raise BadDispatch(f"SCRATCH_EN with {ring!r}")
+        return Shape(
+            threads,
+            wave32,
+            bool(flags.USE_THREAD_DIMENSIONS),
+            ring.WAVESIZE * SCRATCH_GRANULE,
+            ring.WAVES,
         )
 
     def _threads(self, sh: list[int]) -> tuple[int, int, int]:
@@ -168,27 +203,18 @@ class Launcher:
             )
         return threads
 
-    def _groups(
-        self,
-        sh: list[int],
-        dims: Sequence[int],
-        threads: tuple[int, int, int],
-        dims_are_threads: bool,
-        from_zero: bool,
-    ) -> tuple[int, int, int]:
-        groups = [int(value) for value in dims]
-        if dims_are_threads:
-            for axis in range(3):
-                if groups[axis] % threads[axis]:
-                    raise BadDispatch(
-                        f"{groups[axis]} threads on axis {axis} leave a partial workgroup, "
-                        "without PARTIAL_TG_EN"
-                    )
-                groups[axis] //= threads[axis]
-        if not from_zero and any(sh[self._start_at : self._start_at + 3]):
-            raise BadDispatch("COMPUTE_START is not zero: a start inside the grid is not modelled")
-        if any(sh[self._restart_at : self._restart_at + 3]):
-            raise BadDispatch("COMPUTE_RESTART is not zero: resuming a grid is not modelled")
+    def _groups(self, dims: Sequence[int], shape: Shape) -> tuple[int, int, int]:
+        if not shape.dims_are_threads:
+            return dims[0], dims[1], dims[2]
+        groups = []
+        for axis in range(3):
+            count, rest = divmod(dims[axis], shape.threads[axis])
+            if rest:
+                raise BadDispatch(
+                    f"{dims[axis]} threads on axis {axis} leave a partial workgroup, "
+                    "without PARTIAL_TG_EN"
+                )
+            groups.append(count)
         return groups[0], groups[1], groups[2]
 
     def _check_resources(self, sh: list[int], threads: tuple[int, int, int], wave32: bool) -> None:

@@ -118,7 +118,7 @@ def test_waves_run_beside_the_packets_until_one_waits(bench: Bench) -> None:
         ("LDS", sh(RSRC2, 129 << 15), dispatch()),
         ("VGPRs asked", sh(RSRC1, 63), dispatch()),
         ("more registers", [*sh(RSRC1, 31), *sh(NUM_THREAD_X, 1024, 1, 1)], dispatch()),
-        ("WAVESIZE 0", sh(RSRC2, 1), dispatch()),
+        ("SCRATCH_EN", sh(RSRC2, 1), dispatch()),
         ("no compute unit", NO_UNITS, dispatch()),
     ],
 )  # fmt: skip
