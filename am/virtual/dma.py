@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import random
@@ -108,13 +109,14 @@ class DmaPool:
         self._iommu = iommu
         self._revoked = revoked  # (host address, size): forget translations to it
         self._free: dict[int, list[mmap.mmap]] = {}
-        self._lost: list[mmap.mmap] = []
+        self._returned: list[mmap.mmap] = []
 
     def allocate(self, size: int, *, contiguous: bool) -> HostMemory:
         """Allocate zeroed memory, rounded up to pages."""
         if size <= 0:
             raise BadArgument("a DMA allocation has at least one byte", size=size)
         size = -(-size // PAGE) * PAGE
+        self._collect()
         spare = self._free.get(size)
         memory = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
         host = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -125,10 +127,20 @@ class DmaPool:
         self._iommu.unmap(lent.segments)
         host = ctypes.addressof(ctypes.c_char.from_buffer(lent.memory))
         self._revoked(host, lent.size)
-        try:
+        with contextlib.suppress(BufferError):  # arrays of the caller still look at it
             lent.view.release()
-        except BufferError:  # arrays of the caller still look at it: theirs, but never ours again
-            self._lost.append(lent.memory)
-            return
-        lent.memory.madvise(mmap.MADV_DONTNEED)
-        self._free.setdefault(lent.size, []).append(lent.memory)
+        self._returned.append(lent.memory)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Take back what no array of the caller looks at any more."""
+        held = []
+        for memory in self._returned:
+            try:
+                memory.resize(len(memory))  # refused while there are views of it
+            except BufferError:
+                held.append(memory)
+                continue
+            memory.madvise(mmap.MADV_DONTNEED)
+            self._free.setdefault(len(memory), []).append(memory)
+        self._returned = held

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from am.virtual.chip import Chip
 from am.virtual.firmware import synthetic_set
@@ -62,9 +63,9 @@ TMR = 0x80_0000
 SMALL = 256 << 20
 
 
-def options(**changes: object) -> ChipOptions:
+def options(**changes: Any) -> ChipOptions:  # the fields of ChipOptions
     """Options for tests: 256 MB of VRAM, little noise, time that moves by hand."""
-    defaults: dict[str, object] = {"vram": SMALL, "noise": 4 << 20, "manual_time": True}
+    defaults: dict[str, Any] = {"vram": SMALL, "noise": 4 << 20, "manual_time": True}
     return ChipOptions(**(defaults | changes))
 
 
@@ -171,8 +172,8 @@ class Bench:
         self.pass_time()
         return self.read(self.psp(64))
 
-    def command(self, number: int, *words: int, frames: int = 64) -> tuple[int, int, int, int, int]:
-        """Run one ring command; return its response's first five dwords."""
+    def command(self, number: int, *words: int, frames: int = 64) -> tuple[int, ...]:
+        """Run one ring command; return status, session, address low and high, TMR size."""
         self._fence += 1
         buffer = bytearray(1024)
         struct.pack_into("<I", buffer, 8, number)
@@ -189,8 +190,7 @@ class Bench:
         assert self.vram.read32(FENCE) == 0
         self.pass_time()
         assert self.vram.read32(FENCE) == self._fence, "fence not written"
-        status, session, low, high, size = struct.unpack("<5I", self.vram.read(COMMAND + 864, 20))
-        return status, session, low, high, size
+        return struct.unpack("<5I", self.vram.read(COMMAND + 864, 20))
 
     def load_firmware(self, number: int, image: bytes) -> int:
         """LOAD_IP_FW of one image; return the status."""
@@ -282,7 +282,7 @@ class Bench:
 
 
 @contextmanager
-def bench(**changes: object) -> Iterator[Bench]:
+def bench(**changes: Any) -> Iterator[Bench]:
     """A bench over a new small chip."""
     made = Bench(Chip(options(**changes)))
     try:
