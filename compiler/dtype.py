@@ -1,0 +1,163 @@
+"""Element types, and which type an operation on two of them has.
+
+Promotion follows NumPy between integers and between floats, and PyTorch between the two kinds:
+
+- bool with anything gives the other type.
+- Two signed or two unsigned integers give the wider one. Signed with unsigned gives the narrowest
+  signed type that holds both; uint64 with a signed type has none and gives float32, our widest float
+  (NumPy: float64).
+- An integer with a float gives that float, whatever the integer's width.
+- float16 with bfloat16 gives float32, the narrowest type that holds both.
+- A Python scalar is weak (NumPy's NEP 50): it takes the tensor's type, except that a float makes an
+  integer tensor float32 and an int makes a bool tensor int64.
+
+There is no float64 and no complex type: arrays of float64 are stored as float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hcq.errors import BadArgument
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type. kind: "b" bool, "i" signed, "u" unsigned, "f" float. itemsize: bytes."""
+
+    name: str
+    kind: str
+    itemsize: int
+
+    @property
+    def bits(self) -> int:
+        return self.itemsize * 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in "iu"
+
+    def __repr__(self) -> str:
+        return f"dtypes.{self.name}"
+
+
+bool_ = DType("bool", "b", 1)
+int8, int16, int32, int64 = (DType(f"int{8 * size}", "i", size) for size in (1, 2, 4, 8))
+uint8, uint16, uint32, uint64 = (DType(f"uint{8 * size}", "u", size) for size in (1, 2, 4, 8))
+float16 = DType("float16", "f", 2)
+bfloat16 = DType("bfloat16", "f", 2)
+float32 = DType("float32", "f", 4)
+
+ALL = (
+    bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32,
+)  # fmt: skip
+_BY_NAME = {dtype.name: dtype for dtype in ALL}
+_SIGNED = {dtype.itemsize: dtype for dtype in (int8, int16, int32, int64)}
+_UNSIGNED = {dtype.itemsize: dtype for dtype in (uint8, uint16, uint32, uint64)}
+
+
+def as_dtype(given: DType | DTypeLike) -> DType:
+    """Find the DType for one of ours, a name, or a NumPy dtype. BadArgument for what we lack."""
+    if isinstance(given, DType):
+        return given
+    if isinstance(given, str) and given in _BY_NAME:
+        return _BY_NAME[given]
+    try:
+        return from_numpy(np.dtype(given))
+    except TypeError:
+        raise BadArgument(f"{given!r} is no element type; we have {', '.join(_BY_NAME)}") from None
+
+
+def from_numpy(given: np.dtype[np.generic]) -> DType:
+    """The type that stores a NumPy array: its own, or float32 for float64."""
+    name = "float32" if given == np.float64 else given.name
+    if name not in _BY_NAME:
+        raise BadArgument(f"no element type for {given.name} arrays; we have {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]
+
+
+def to_numpy(dtype: DType) -> np.dtype[np.generic]:
+    """The NumPy type whose bytes are the tensor's. bfloat16 has none: its bits are uint16."""
+    return np.dtype(np.uint16 if dtype is bfloat16 else dtype.name)
+
+
+def promote(left: DType, right: DType) -> DType:
+    """The type of an operation on two tensors; see the module's rules."""
+    if left is right or right is bool_:
+        return left
+    if left is bool_:
+        return right
+    if left.is_float or right.is_float:
+        if left.is_float and right.is_float:
+            return float32
+        return left if left.is_float else right
+    if left.kind == right.kind:
+        return left if left.itemsize >= right.itemsize else right
+    signed, unsigned = (left, right) if left.kind == "i" else (right, left)
+    return _SIGNED.get(max(signed.itemsize, 2 * unsigned.itemsize), float32)
+
+
+def promote_scalar(dtype: DType, scalar: bool | int | float) -> DType:
+    """The type of an operation on a tensor and a Python scalar."""
+    if isinstance(scalar, bool) or dtype.is_float:
+        return dtype
+    if isinstance(scalar, float):
+        return float32
+    return int64 if dtype is bool_ else dtype
+
+
+def of_scalar(scalar: bool | int | float) -> DType:
+    """The type of a tensor made from a Python scalar alone."""
+    if isinstance(scalar, bool):
+        return bool_
+    return int64 if isinstance(scalar, int) else float32
+
+
+def sum_dtype(dtype: DType) -> DType:
+    """The type of a sum or product: integers and bools widen to 64 bits, as in NumPy."""
+    if dtype.is_float:
+        return dtype
+    return uint64 if dtype.kind == "u" else int64
+
+
+def float_dtype(dtype: DType) -> DType:
+    """The type of a function that has real results: floats keep theirs, the rest give float32."""
+    return dtype if dtype.is_float else float32
+
+
+def lowest(dtype: DType) -> bool | int | float:
+    """The smallest value: what a maximum over nothing would be."""
+    if dtype is bool_:
+        return False
+    if dtype.is_float:
+        return float("-inf")
+    return -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+
+
+def highest(dtype: DType) -> bool | int | float:
+    """The largest value: what a minimum over nothing would be."""
+    if dtype is bool_:
+        return True
+    if dtype.is_float:
+        return float("inf")
+    return (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+
+
+def encode_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round float32 to bfloat16 bits, to nearest, ties to even; NaN stays a quiet NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def decode_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The float32 values of bfloat16 bits; exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,0 +1,493 @@
+"""LLVM IR text of values and indices.
+
+A Lines collects the instructions of one function and remembers what is already computed. 16-bit floats
+exist only between a load and a cast, or a cast and a store; bfloat16 is an i16 there, converted by
+integer operations, since not every back end has the type.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from compiler.dtype import DType, bfloat16, bool_, float16, float32
+from compiler.index import Atom, Div, Index, Range, Validity
+from compiler.ir import Load, Memory, Value, walk
+
+_COMPARE = {
+    "f": {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"},
+    "i": {"lt": "slt", "le": "sle", "eq": "eq", "ne": "ne"},
+    "u": {"lt": "ult", "le": "ule", "eq": "eq", "ne": "ne"},
+    "b": {"lt": "ult", "le": "ule", "eq": "eq", "ne": "ne"},
+}
+_SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
+           "float": "f32"}  # fmt: skip
+PURE, SHARED, PRIVATE = 0, 1, 2  # what a value reads: nothing that changes; local memory; registers
+
+
+def element_type(dtype: DType, lanes: int = 1) -> str:
+    """The LLVM type of a value."""
+    if dtype.is_float:
+        name = {"float32": "float", "float16": "half", "bfloat16": "i16"}[dtype.name]
+    else:
+        name = "i1" if dtype is bool_ else f"i{dtype.bits}"
+    return name if lanes == 1 else f"<{lanes} x {name}>"
+
+
+def stored_type(dtype: DType, lanes: int = 1) -> str:
+    """The LLVM type in memory: as the value's, but a bool is a byte."""
+    return element_type(dtype, lanes).replace("i1", "i8") if dtype is bool_ else element_type(dtype, lanes)
+
+
+class Lines:
+    """Instructions of a function under construction. index_type: i32 or i64."""
+
+    def __init__(self, index_type: str, has_fma: bool, host: bool) -> None:
+        self.index_type = index_type
+        self.has_fma = has_fma
+        self.host = host
+        self.text: list[str] = []
+        self.declarations: set[str] = set()
+        self.pointers: dict[str, str] = {}  # memory name (registers: name.index) to pointer
+        self.variables: dict[str, str] = {}  # range name to its SSA value
+        self.scopes: list[dict[object, str]] = [{}]  # what holds until the scope ends
+        self.shared: dict[object, str] = {}  # what holds until local memory changes
+        self.private: dict[object, str] = {}  # what holds for one statement
+        self.classes: dict[int, int] = {}
+        self.kept: list[Value] = []  # keeps ids in `classes` and the scopes alive
+        self.count = 0
+
+    def put(self, line: str) -> None:
+        self.text.append(f"  {line}")
+
+    def new(self, instruction: str) -> str:
+        self.count += 1
+        self.text.append(f"  %v{self.count} = {instruction}")
+        return f"%v{self.count}"
+
+    def label(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def call(self, name: str, result: str, arguments: list[tuple[str, str]]) -> str:
+        """Call an intrinsic, declaring it."""
+        kinds = ", ".join(kind for kind, _ in arguments)
+        self.declarations.add(f"declare {result} @{name}({kinds})")
+        given = ", ".join(f"{kind} {text}" for kind, text in arguments)
+        return self.new(f"call {result} @{name}({given})")
+
+    def intrinsic(self, stem: str, kind: str, arguments: list[str]) -> str:
+        if kind.startswith("<"):
+            lanes, _, scalar = kind[1:-1].split()
+            suffix = f"v{lanes}{_SUFFIX[scalar]}"
+        else:
+            suffix = _SUFFIX[kind]
+        return self.call(f"llvm.{stem}.{suffix}", kind, [(kind, a) for a in arguments])
+
+    # ---- indices -------------------------------------------------------------------------------
+
+    def index(self, index: Index) -> str:
+        """The value of an index."""
+        if index.is_constant:
+            return str(index.constant)
+        known = self._find(index)
+        if known is not None:
+            return known
+        kind = self.index_type
+        total: str | None = None
+        for atom, factor in sorted(index.terms, key=lambda pair: _rank(pair[0])):
+            part = self._atom(atom)
+            if factor not in (1, -1):
+                part = self.new(f"mul nsw {kind} {part}, {abs(factor)}")
+            if total is None:
+                total = part if factor > 0 else self.new(f"sub nsw {kind} 0, {part}")
+            else:
+                total = self.new(f"{'add' if factor > 0 else 'sub'} nsw {kind} {total}, {part}")
+        assert total is not None
+        if index.constant:
+            total = self.new(f"add nsw {kind} {total}, {index.constant}")
+        self.scopes[-1][index] = total
+        return total
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Range):
+            return self.variables[atom.name]
+        known = self._find(atom)
+        if known is not None:
+            return known
+        kind, divisor = self.index_type, atom.divisor
+        inner = self.index(atom.value)
+        op = "div" if isinstance(atom, Div) else "rem"
+        if atom.value.low >= 0:
+            result = self.new(f"u{op} {kind} {inner}, {divisor}")
+        else:  # LLVM rounds towards zero, we round down
+            rest = self.new(f"srem {kind} {inner}, {divisor}")
+            negative = self.new(f"icmp slt {kind} {rest}, 0")
+            if op == "rem":
+                moved = self.new(f"add {kind} {rest}, {divisor}")
+                result = self.new(f"select i1 {negative}, {kind} {moved}, {kind} {rest}")
+            else:
+                quotient = self.new(f"sdiv {kind} {inner}, {divisor}")
+                down = self.new(f"sub {kind} {quotient}, 1")
+                result = self.new(f"select i1 {negative}, {kind} {down}, {kind} {quotient}")
+        self.scopes[-1][atom] = result
+        return result
+
+    def conditions(self, conditions: Validity) -> str:
+        """An i1: all indices are at least zero."""
+        known = self._find(("conditions", conditions))
+        if known is not None:
+            return known
+        result = "true"
+        for condition in conditions:
+            test = self.new(f"icmp sge {self.index_type} {self.index(condition)}, 0")
+            result = test if result == "true" else self.new(f"and i1 {result}, {test}")
+        self.scopes[-1]["conditions", conditions] = result
+        return result
+
+    def _find(self, key: object) -> str | None:
+        for scope in self.scopes:
+            if key in scope:
+                return scope[key]
+        return None
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def address(self, memory: Memory, index: Index | str, known: Index) -> str:
+        """A pointer to an element. `index` is the Index, or the SSA value that stands for it."""
+        if memory.space == "register":
+            return self.pointers[f"{memory.name}.{known.constant}"]
+        position = index if isinstance(index, str) else self.index(index)
+        pointer, kind, size = self.pointers[memory.name], self.index_type, memory.dtype.itemsize
+        space = pointer_type(memory, self.host)
+        if kind == "i32" and memory.space == "global":
+            # a 32-bit byte offset lets the GPU add it to the base in the load itself
+            offset = self.new(f"mul nuw nsw i32 {position}, {size}") if size > 1 else position
+            wide = self.new(f"zext nneg i32 {offset} to i64") if offset.startswith("%") else offset
+            return self.new(f"getelementptr inbounds i8, {space} {pointer}, i64 {wide}")
+        stored = stored_type(memory.dtype)
+        return self.new(f"getelementptr inbounds {stored}, {space} {pointer}, {kind} {position}")
+
+    def load(self, access: Load, lanes: int) -> str:
+        memory = access.memory
+        stored = stored_type(memory.dtype, lanes)
+        position: Index | str = access.index
+        allowed = ""
+        if access.conditions:
+            allowed = self.conditions(access.conditions)
+            inside = self.index(access.index)
+            kind = self.index_type
+            position = self.new(f"select i1 {allowed}, {kind} {inside}, {kind} 0")
+        pointer = self.address(memory, position, access.index)
+        space = pointer_type(memory, self.host)
+        marks = ", !invariant.load !0" if memory.space == "global" else ""
+        align = alignment(memory, access.index, lanes)
+        result = self.new(f"load {stored}, {space} {pointer}, align {align}{marks}")
+        if allowed:
+            zero = "zeroinitializer" if lanes > 1 else ("0.0" if stored in ("float", "half") else "0")
+            result = self.new(f"select i1 {allowed}, {stored} {result}, {stored} {zero}")
+        if memory.dtype is bool_:
+            zero = "zeroinitializer" if lanes > 1 else "0"
+            result = self.new(f"icmp ne {stored} {result}, {zero}")
+        return result
+
+    def store(self, memory: Memory, index: Index, value: Value) -> None:
+        text = self.value(value)
+        stored = stored_type(memory.dtype, value.lanes)
+        if memory.dtype is bool_:
+            text = self.new(f"zext {element_type(bool_, value.lanes)} {text} to {stored}")
+        pointer = self.address(memory, index, index)
+        space = pointer_type(memory, self.host)
+        align = alignment(memory, index, value.lanes)
+        self.put(f"store {stored} {text}, {space} {pointer}, align {align}")
+        self.private.clear()
+        if memory.space == "local":
+            self.shared.clear()
+
+    # ---- values --------------------------------------------------------------------------------
+
+    def value(self, root: Value) -> str:
+        """The SSA value, or literal, of `root`."""
+        for node in walk(root):
+            if self._known(node) is None:
+                held = self._holder(node)
+                held[id(node)] = self._operation(node)
+        known = self._known(root)
+        assert known is not None
+        return known
+
+    def _holder(self, node: Value) -> dict[object, str]:
+        return {PURE: self.scopes[-1], SHARED: self.shared, PRIVATE: self.private}[self._class(node)]
+
+    def _class(self, node: Value) -> int:
+        kind = self.classes.get(id(node))
+        if kind is None:
+            kind = max((self._class(source) for source in node.sources), default=PURE)
+            if node.op == "load":
+                kind = {"global": PURE, "local": SHARED, "register": PRIVATE}[node.arg.memory.space]
+            self.classes[id(node)] = kind
+            self.kept.append(node)
+        return kind
+
+    def _known(self, node: Value) -> str | None:
+        if node.op == "const" and node.lanes == 1:
+            return literal(node.arg, node.dtype)
+        kind = self._class(node)
+        if kind == PURE:
+            return self._find(id(node))
+        return (self.shared if kind == SHARED else self.private).get(id(node))
+
+    def _operation(self, node: Value) -> str:
+        op, dtype = node.op, node.dtype
+        kind = element_type(dtype, node.lanes)
+        if op == "load":
+            return self.load(node.arg, node.lanes)
+        if op == "index":
+            return self._resize(self.index(node.arg), self.index_type, kind)
+        if op == "const":  # a vector of equal constants
+            return f"splat ({element_type(dtype)} {literal(node.arg, dtype)})"
+        given = [self._known(source) for source in node.sources]
+        sources = [text for text in given if text is not None]
+        assert len(sources) == len(given)
+        if op == "gate":
+            allowed = self.conditions(node.arg)
+            return self.new(f"select i1 {allowed}, {kind} {sources[0]}, {kind} {sources[1]}")
+        if op == "where":
+            test = element_type(bool_, node.lanes)
+            return self.new(f"select {test} {sources[0]}, {kind} {sources[1]}, {kind} {sources[2]}")
+        if op == "extract":
+            vector = element_type(dtype, node.sources[0].lanes)
+            return self.new(f"extractelement {vector} {sources[0]}, i32 {node.arg}")
+        if op in ("pack", "broadcast"):
+            return self._vector(node, sources if op == "pack" else sources * node.lanes, kind)
+        if op == "cast":
+            return self._cast(sources[0], node.sources[0].dtype, dtype, node.lanes)
+        if op == "bitcast":
+            source = element_type(node.sources[0].dtype, node.lanes)
+            return sources[0] if source == kind else self.new(f"bitcast {source} {sources[0]} to {kind}")
+        operand = node.sources[0].dtype
+        if operand.is_float:
+            return self._float(node, sources, element_type(operand, node.lanes))
+        return self._integer(node, sources, element_type(operand, node.lanes))
+
+    def _vector(self, node: Value, sources: list[str], kind: str) -> str:
+        scalar = element_type(node.dtype)
+        if node.op == "broadcast":
+            first = self.new(f"insertelement {kind} poison, {scalar} {sources[0]}, i32 0")
+            mask = f"<{node.lanes} x i32> zeroinitializer"
+            return self.new(f"shufflevector {kind} {first}, {kind} poison, {mask}")
+        result = "poison"
+        for lane, text in enumerate(sources):
+            result = self.new(f"insertelement {kind} {result}, {scalar} {text}, i32 {lane}")
+        return result
+
+    def _float(self, node: Value, sources: list[str], kind: str) -> str:
+        op = node.op
+        if op in ("lt", "le", "eq", "ne"):
+            return self.new(f"fcmp {_COMPARE['f'][op]} {kind} {sources[0]}, {sources[1]}")
+        if op in ("add", "sub", "mul", "div"):
+            flags = " reassoc contract" if node.arg == "reassoc" else ""
+            return self.new(f"f{op}{flags} {kind} {sources[0]}, {sources[1]}")
+        if op in ("min", "max"):
+            return self.intrinsic({"min": "minimum", "max": "maximum"}[op], kind, sources)
+        if op == "neg":
+            return self.new(f"fneg {kind} {sources[0]}")
+        if op == "fma" and not self.has_fma:
+            product = self.new(f"fmul {kind} {sources[0]}, {sources[1]}")
+            return self.new(f"fadd {kind} {product}, {sources[2]}")
+        stem = {"round": "rint"}.get(op, op)
+        return self.intrinsic(stem, kind, sources)
+
+    def _integer(self, node: Value, sources: list[str], kind: str) -> str:
+        op = node.op
+        group = node.sources[0].dtype.kind
+        signed = group == "i"
+        if op in ("lt", "le", "eq", "ne"):
+            return self.new(f"icmp {_COMPARE[group][op]} {kind} {sources[0]}, {sources[1]}")
+        if group == "b":  # NumPy's bool: + is or, * is and
+            op = {"add": "or", "max": "or", "mul": "and", "min": "and"}.get(op, op)
+        if op in ("add", "sub", "mul", "and", "or", "xor"):
+            return self.new(f"{op} {kind} {sources[0]}, {sources[1]}")
+        if op in ("min", "max"):
+            return self.intrinsic(f"{'s' if signed else 'u'}{op}", kind, sources)
+        if op == "neg":
+            return self.new(f"sub {kind} 0, {sources[0]}")
+        if op in ("shl", "shr"):
+            return self._shift(node, sources, kind, signed)
+        if op == "mulhi":
+            wide = [self.new(f"zext {kind} {text} to i64") for text in sources]
+            product = self.new(f"mul i64 {wide[0]}, {wide[1]}")
+            upper = self.new(f"lshr i64 {product}, 32")
+            return self.new(f"trunc i64 {upper} to {kind}")
+        assert op in ("floordiv", "mod"), op
+        return self._divide(node, sources, kind, signed)
+
+    def _shift(self, node: Value, sources: list[str], kind: str, signed: bool) -> str:
+        name = "shl" if node.op == "shl" else "ashr" if signed else "lshr"
+        bits = node.dtype.bits
+        amount = node.sources[1]
+        if amount.op == "const" and 0 <= amount.arg < bits:
+            return self.new(f"{name} {kind} {sources[0]}, {sources[1]}")
+        small = self.new(f"icmp ult {kind} {sources[1]}, {bits}")
+        safe = self.new(f"select i1 {small}, {kind} {sources[1]}, {kind} {bits - 1}")
+        moved = self.new(f"{name} {kind} {sources[0]}, {safe}")
+        if name == "ashr":
+            return moved  # by bits - 1 it is all sign already
+        return self.new(f"select i1 {small}, {kind} {moved}, {kind} 0")
+
+    def _divide(self, node: Value, sources: list[str], kind: str, signed: bool) -> str:
+        """Division that never traps: by zero gives zero; the lowest number by -1 wraps."""
+        left, right = sources
+        zero = self.new(f"icmp eq {kind} {right}, 0")
+        if not signed:
+            safe = self.new(f"select i1 {zero}, {kind} 1, {kind} {right}")
+            name = "udiv" if node.op == "floordiv" else "urem"
+            result = self.new(f"{name} {kind} {left}, {safe}")
+            return self.new(f"select i1 {zero}, {kind} 0, {kind} {result}")
+        minus = self.new(f"icmp eq {kind} {right}, -1")
+        special = self.new(f"or i1 {zero}, {minus}")
+        safe = self.new(f"select i1 {special}, {kind} 1, {kind} {right}")
+        rest = self.new(f"srem {kind} {left}, {safe}")
+        mixed = self.new(f"xor {kind} {rest}, {safe}")
+        opposite = self.new(f"icmp slt {kind} {mixed}, 0")
+        uneven = self.new(f"icmp ne {kind} {rest}, 0")
+        adjust = self.new(f"and i1 {opposite}, {uneven}")
+        if node.op == "mod":
+            moved = self.new(f"add {kind} {rest}, {safe}")
+            return self.new(f"select i1 {adjust}, {kind} {moved}, {kind} {rest}")
+        quotient = self.new(f"sdiv {kind} {left}, {safe}")
+        down = self.new(f"sub {kind} {quotient}, 1")
+        result = self.new(f"select i1 {adjust}, {kind} {down}, {kind} {quotient}")
+        negated = self.new(f"sub {kind} 0, {left}")
+        result = self.new(f"select i1 {minus}, {kind} {negated}, {kind} {result}")
+        return self.new(f"select i1 {zero}, {kind} 0, {kind} {result}")
+
+    # ---- conversions ---------------------------------------------------------------------------
+
+    def _resize(self, text: str, source: str, target: str) -> str:
+        """An index as an integer of another width."""
+        if source == target:
+            return text
+        if not text.startswith("%"):
+            return str(_wrap(int(text), int(target[1:])))
+        wider = int(target[1:]) > int(source[1:])
+        return self.new(f"{'sext' if wider else 'trunc'} {source} {text} to {target}")
+
+    def _cast(self, text: str, source: DType, target: DType, lanes: int) -> str:
+        old, new = element_type(source, lanes), element_type(target, lanes)
+        single = element_type(float32, lanes)
+        if source is target:
+            return text
+        if source is bfloat16:
+            wide = element_type(float32, lanes).replace("float", "i32")
+            bits = self.new(f"zext {old} {text} to {wide}")
+            moved = self.new(f"shl {wide} {bits}, {_splat(16, lanes)}")
+            return self._cast(self.new(f"bitcast {wide} {moved} to {single}"), float32, target, lanes)
+        if target is bfloat16:
+            text = self._cast(text, source, float32, lanes)
+            return self._to_bfloat16(text, lanes)
+        if source is float16 and target is not float32:
+            return self._cast(self._cast(text, source, float32, lanes), float32, target, lanes)
+        if target is bool_:
+            if source.is_float:
+                return self.new(f"fcmp une {old} {text}, zeroinitializer" if lanes > 1
+                                else f"fcmp une {old} {text}, 0.0")  # fmt: skip
+            return self.new(f"icmp ne {old} {text}, {_splat(0, lanes)}")
+        if source.is_float and target.is_float:
+            name = "fpext" if target.itemsize > source.itemsize else "fptrunc"
+            return self.new(f"{name} {old} {text} to {new}")
+        if source.is_float:
+            return self._float_to_integer(text, old, new, target)
+        if target is float16:
+            return self._cast(self._cast(text, source, float32, lanes), float32, float16, lanes)
+        if target.is_float:
+            return self.new(f"{'si' if source.kind == 'i' else 'ui'}tofp {old} {text} to {new}")
+        if source.bits == target.bits and source is not bool_:
+            return text
+        if source is bool_ or target.bits > source.bits:
+            name = "sext" if source.kind == "i" else "zext"
+        else:
+            name = "trunc"
+        return self.new(f"{name} {old} {text} to {new}")
+
+    def _float_to_integer(self, text: str, old: str, new: str, target: DType) -> str:
+        """Towards zero; what does not fit becomes the nearest end of the range, NaN zero."""
+        assert not old.startswith("<"), "integer conversions are scalar"
+        stem = "fptosi" if target.kind == "i" else "fptoui"
+        return self.call(f"llvm.{stem}.sat.{new}.{_SUFFIX[old]}", new, [(old, text)])
+
+    def _to_bfloat16(self, text: str, lanes: int) -> str:
+        single = element_type(float32, lanes)
+        wide, narrow = single.replace("float", "i32"), element_type(bfloat16, lanes)
+        test = element_type(bool_, lanes)
+        bits = self.new(f"bitcast {single} {text} to {wide}")
+        upper = self.new(f"lshr {wide} {bits}, {_splat(16, lanes)}")
+        lowest = self.new(f"and {wide} {upper}, {_splat(1, lanes)}")
+        bias = self.new(f"add {wide} {lowest}, {_splat(0x7FFF, lanes)}")
+        rounded = self.new(f"add {wide} {bits}, {bias}")
+        result = self.new(f"lshr {wide} {rounded}, {_splat(16, lanes)}")
+        quiet = self.new(f"or {wide} {upper}, {_splat(0x40, lanes)}")
+        nan = self.new(f"fcmp uno {single} {text}, {text}")
+        chosen = self.new(f"select {test} {nan}, {wide} {quiet}, {wide} {result}")
+        return self.new(f"trunc {wide} {chosen} to {narrow}")
+
+
+def _rank(atom: Atom) -> tuple[int, str]:
+    """Order of summation: what is the same for the whole group first, what changes often last."""
+    kinds = {"group": 0, "thread": 1, "loop": 2}
+    if isinstance(atom, Range):
+        return kinds[atom.kind], atom.name
+    return max((kinds[r.kind] for r in atom.value.ranges()), default=0), atom.key
+
+
+def _splat(number: int, lanes: int) -> str:
+    return str(number) if lanes == 1 else f"splat (i32 {number})"
+
+
+def _wrap(number: int, bits: int) -> int:
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if bits > 1 and number >> (bits - 1) else number
+
+
+def pointer_type(memory: Memory, host: bool) -> str:
+    """The LLVM pointer type to a memory."""
+    if host or memory.space == "register":
+        return "ptr" if host else "ptr addrspace(5)"
+    return "ptr addrspace(1)" if memory.space == "global" else "ptr addrspace(3)"
+
+
+def alignment(memory: Memory, index: Index, lanes: int) -> int:
+    """Bytes by which an access is surely aligned; memories start at 256 (registers: their size)."""
+    size = memory.dtype.itemsize
+    if memory.space == "register" or lanes == 1:
+        return size if lanes == 1 else _power_of_two(size * lanes, 64)
+    return max(size, _power_of_two(index.multiple() * size, 64))
+
+
+def _power_of_two(number: int, most: int) -> int:
+    return most if number == 0 else min(most, number & -number)
+
+
+def literal(number: bool | int | float, dtype: DType) -> str:
+    """An LLVM constant."""
+    if dtype is bool_:
+        return "true" if number else "false"
+    if not dtype.is_float:
+        return str(number)
+    if dtype is bfloat16:
+        bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
+        if number != number:
+            return str(0x7FC0)
+        return str((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    if dtype is float16:
+        try:
+            short: int = struct.unpack("<H", struct.pack("<e", number))[0]
+        except OverflowError:  # rounds to infinity
+            short = 0x7C00 if number > 0 else 0xFC00
+        return f"0xH{short:04X}"
+    # LLVM writes a float as the double that equals it
+    try:
+        single = struct.unpack("<f", struct.pack("<f", number))[0]
+    except OverflowError:
+        single = float("inf") if number > 0 else float("-inf")
+    whole: int = struct.unpack("<Q", struct.pack("<d", single))[0]
+    return f"0x{whole:016X}"
