@@ -1,9 +1,10 @@
 """Recognise matrix products: sums of products where each factor has an output range of its own.
 
-    out[batch, rows, columns] = sum over depth (and others) of left[batch, rows, depth] * right[batch, depth, columns]
+    out[batch, rows, columns] =
+        sum over depth (and others) of left[batch, rows, depth] * right[batch, depth, columns]
 
-Whatever permutation, broadcasting or reshaping wrote it is gone by now: only which range occurs in which
-factor counts. Small ones are left to the ordinary reduction.
+Whatever permutation, broadcasting or reshaping wrote it is gone by now: only which range occurs
+in which factor counts. Small ones are left to the ordinary reduction.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
 
 - bool with anything gives the other type.
 - Two signed or two unsigned integers give the wider one. Signed with unsigned gives the narrowest
-  signed type that holds both; uint64 with a signed type has none and gives float32, our widest float
-  (NumPy: float64).
+  signed type that holds both; uint64 with a signed type has none and gives float32, our widest
+  float (NumPy: float64).
 - An integer with a float gives that float, whatever the integer's width.
 - float16 with bfloat16 gives float32, the narrowest type that holds both.
 - A Python scalar is weak (NumPy's NEP 50): it takes the tensor's type, except that a float makes an

@@ -1,9 +1,10 @@
 """The one LLVM emitter: a Kernel to LLVM IR text, for the host and for AMD GPUs.
 
-The two differ in how a kernel is entered (see TargetSpec.abi), in what a thread, a group and local memory
-are, and in the width of indices: 64 bits on the host; on a GPU 32, unless range analysis says that an
-index or a byte offset may pass 2^31 - 1. On the host a group is one iteration of a loop, its local memory
-is on the stack, and barriers are nothing, since a group has one thread.
+The two differ in how a kernel is entered (see TargetSpec.abi), in what a thread, a group and
+local memory are, and in the width of indices: 64 bits on the host; on a GPU 32, unless range
+analysis says that an index or a byte offset may pass 2^31 - 1. On the host a group is one
+iteration of a loop, its local memory is on the stack, and barriers are nothing, since a group has
+one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
 LIMIT_32 = (1 << 31) - 1
-# What the kernels never ask for, so that the driver need not provide it (LLVM AMDGPUUsage, "amdgpu-no-*").
+# What the kernels never ask for, so that the driver need not provide it (LLVM AMDGPUUsage,
+# "amdgpu-no-*" attributes).
 _UNUSED = (
     "dispatch-ptr", "queue-ptr", "implicitarg-ptr", "dispatch-id", "heap-ptr", "hostcall-ptr",
     "multigrid-sync-arg", "default-queue", "completion-action", "lds-kernel-id", "workitem-id-y",
@@ -223,12 +225,12 @@ class _Host(_Shell):
     def _groups(self) -> None:
         """The loop over the flat group numbers [first, last)."""
         lines, grid = self.lines, self.kernel.grid
-        lines.put("br label %groups")
-        self.enter("groups")
+        lines.put("br label %groups.head")
+        self.enter("groups.head")
         position = len(lines.text)
         lines.put("%more = icmp slt i64 %group, %last")
-        lines.put("br i1 %more, label %run, label %out")
-        self.enter("run")
+        lines.put("br i1 %more, label %groups.run, label %groups.done")
+        self.enter("groups.run")
         rest = "%group"
         for axis in range(3):
             name = self.kernel.group(axis).name
@@ -240,10 +242,10 @@ class _Host(_Shell):
                 rest = lines.new(f"udiv i64 {rest}, {grid[axis]}")
         self.nested(self.kernel.body)
         lines.put("%next = add nuw nsw i64 %group, 1")
-        lines.put("br label %groups")
+        lines.put("br label %groups.head")
         phi = f"  %group = phi i64 [ %first, %entry ], [ %next, %{self.block} ]"
         lines.text.insert(position, phi)
-        self.enter("out")
+        self.enter("groups.done")
 
 
 class _Amd(_Shell):
@@ -279,7 +281,7 @@ class _Amd(_Shell):
                 unused.append(f"workgroup-id-{letter}")
         self.statements(kernel.body)
         parameters = ", ".join(
-            f"ptr addrspace(1) noalias {'writeonly' if i == 0 else 'readonly'} align 256 %{memory.name}"
+            f"ptr addrspace(1) noalias {'readonly' if i else 'writeonly'} align 256 %{memory.name}"
             for i, memory in enumerate(kernel.parameters)
         )
         size = f'"{kernel.block},{kernel.block}"'
@@ -307,5 +309,3 @@ class _Amd(_Shell):
         if lines.index_type == "i64":
             text = lines.new(f"zext nneg i32 {text} to i64")
         lines.variables[name] = text
-
-

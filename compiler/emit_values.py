@@ -1,8 +1,8 @@
 """LLVM IR text of values and indices.
 
-A Lines collects the instructions of one function and remembers what is already computed. 16-bit floats
-exist only between a load and a cast, or a cast and a store; bfloat16 is an i16 there, converted by
-integer operations, since not every back end has the type.
+A Lines collects the instructions of one function and remembers what is already computed. 16-bit
+floats exist only between a load and a cast, or a cast and a store; bfloat16 is an i16 there,
+converted by integer operations, since not every back end has the type.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def element_type(dtype: DType, lanes: int = 1) -> str:
 
 def stored_type(dtype: DType, lanes: int = 1) -> str:
     """The LLVM type in memory: as the value's, but a bool is a byte."""
-    return element_type(dtype, lanes).replace("i1", "i8") if dtype is bool_ else element_type(dtype, lanes)
+    return (
+        element_type(dtype, lanes).replace("i1", "i8")
+        if dtype is bool_
+        else element_type(dtype, lanes)
+    )
 
 
 class Lines:
@@ -183,7 +187,9 @@ class Lines:
         align = alignment(memory, access.index, lanes)
         result = self.new(f"load {stored}, {space} {pointer}, align {align}{marks}")
         if allowed:
-            zero = "zeroinitializer" if lanes > 1 else ("0.0" if stored in ("float", "half") else "0")
+            zero = (
+                "zeroinitializer" if lanes > 1 else ("0.0" if stored in ("float", "half") else "0")
+            )
             result = self.new(f"select i1 {allowed}, {stored} {result}, {stored} {zero}")
         if memory.dtype is bool_:
             zero = "zeroinitializer" if lanes > 1 else "0"
@@ -216,7 +222,9 @@ class Lines:
         return known
 
     def _holder(self, node: Value) -> dict[object, str]:
-        return {PURE: self.scopes[-1], SHARED: self.shared, PRIVATE: self.private}[self._class(node)]
+        return {PURE: self.scopes[-1], SHARED: self.shared, PRIVATE: self.private}[
+            self._class(node)
+        ]
 
     def _class(self, node: Value) -> int:
         kind = self.classes.get(id(node))
@@ -263,7 +271,11 @@ class Lines:
             return self._cast(sources[0], node.sources[0].dtype, dtype, node.lanes)
         if op == "bitcast":
             source = element_type(node.sources[0].dtype, node.lanes)
-            return sources[0] if source == kind else self.new(f"bitcast {source} {sources[0]} to {kind}")
+            return (
+                sources[0]
+                if source == kind
+                else self.new(f"bitcast {source} {sources[0]} to {kind}")
+            )
         operand = node.sources[0].dtype
         if operand.is_float:
             return self._float(node, sources, element_type(operand, node.lanes))
@@ -381,7 +393,9 @@ class Lines:
             wide = element_type(float32, lanes).replace("float", "i32")
             bits = self.new(f"zext {old} {text} to {wide}")
             moved = self.new(f"shl {wide} {bits}, {_splat(16, lanes)}")
-            return self._cast(self.new(f"bitcast {wide} {moved} to {single}"), float32, target, lanes)
+            return self._cast(
+                self.new(f"bitcast {wide} {moved} to {single}"), float32, target, lanes
+            )
         if target is bfloat16:
             text = self._cast(text, source, float32, lanes)
             return self._to_bfloat16(text, lanes)

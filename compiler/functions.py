@@ -2,10 +2,10 @@
 
 LLVM's intrinsics for these are library calls on the host and differ in accuracy between GPUs (and
 some abort the back end), so each is a range reduction and a polynomial, the same on every target.
-Errors are a few units in the last place (tests/compiler/test_compiler_functions.py holds the bounds).
-Reductions: Cody and Waite, "Software Manual for the Elementary Functions"; for large angles Payne and
-Hanek, "Radian reduction for trigonometric functions"; polynomials of log, sin, cos and tanh: S. Moshier,
-Cephes library, single precision.
+Errors are a few units in the last place (tests/compiler/test_compiler_functions.py holds the
+bounds). Reductions: Cody and Waite, "Software Manual for the Elementary Functions"; for large
+angles Payne and Hanek, "Radian reduction for trigonometric functions"; polynomials of log, sin,
+cos and tanh: S. Moshier, Cephes library, single precision.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels for GPUs without matrix structure.
 
-Consecutive threads take consecutive elements, each thread a few at once, so that a wave moves whole lines;
-what would run past the end is switched off only where the sizes do not divide.
+Consecutive threads take consecutive elements, each thread a few at once, so that a wave moves
+whole lines; what would run past the end is switched off only where the sizes do not divide.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def _by_threads(computation: Computation, reduce: Value, target: TargetSpec) -> 
 
 
 def _by_groups(computation: Computation, reduce: Value, target: TargetSpec) -> Kernel:
-    """Threads take every block-th piece of the row, then a tree in local memory joins their totals."""
+    """Threads take every block-th piece of the row, then a tree in local memory joins their
+    totals."""
     operation, over = reduce.arg
     ranges = computation.ranges
     outputs, length = elements(ranges), elements(over)

@@ -1,9 +1,9 @@
 """Tiled matrix product for GPUs.
 
-A group computes a tile of the output. For each slice of the depth, its threads copy a slice of both factors
-into local memory (any size works: what lies outside is zero), then each thread adds the products for its own
-4 x 4 block, held in registers. The left slice is kept transposed, so that both reads are whole vectors; rows
-are padded by 4 elements against bank conflicts.
+A group computes a tile of the output. For each slice of the depth, its threads copy a slice of
+both factors into local memory (any size works: what lies outside is zero), then each thread adds
+the products for its own 4 x 4 block, held in registers. The left slice is kept transposed, so
+that both reads are whole vectors; rows are padded by 4 elements against bank conflicts.
 
     for slice of depth:
         left_tile[k][row], right_tile[k][column] = ...
@@ -122,9 +122,7 @@ def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> 
     for counter in reversed(parts.outer):
         accumulate = Loop(counter, (accumulate,))
     zero = const(0, parts.reduce.dtype)
-    statements: list[Statement] = [
-        Store(totals, constant(i), zero) for i in range(BLOCK * BLOCK)
-    ]
+    statements: list[Statement] = [Store(totals, constant(i), zero) for i in range(BLOCK * BLOCK)]
     statements.append(accumulate)
     row_start = row_start + row_block * BLOCK
     column_start = column_start + column_block * BLOCK
@@ -216,9 +214,7 @@ def _finish(
             taken = [load(totals, constant(i * BLOCK + j + lane)) for lane in range(width)]
             values = spread(root, columns, column, width, {reduce: taken})
             position = computation.position.substitute({**here, columns: column})
-            inside: Validity = both(
-                in_rows, at_least_zero(constant(columns.size - width) - column)
-            )
+            inside: Validity = both(in_rows, at_least_zero(constant(columns.size - width) - column))
             statement: Statement = store(computation.output, position, values)
             statements.append(If(inside, (statement,)) if inside else statement)
     return statements

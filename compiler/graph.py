@@ -1,8 +1,8 @@
 """The tensor graph: what a lazy Tensor stands for.
 
-A Node is an operation on whole arrays. Its shape and type are known when it is made; what it holds is
-computed when it is realized (compiler.runtime), after which `storage` has the result and `sources` are
-forgotten. Nodes never change otherwise, and may be shared.
+A Node is an operation on whole arrays. Its shape and type are known when it is made; what it
+holds is computed when it is realized (compiler.runtime), after which `storage` has the result and
+`sources` are forgotten. Nodes never change otherwise, and may be shared.
 
 op              sources  arg
 "buffer"        -        -                               data in storage from the start
@@ -131,7 +131,9 @@ def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
         return source
     if source.op == "shrink":
         outer = zip(source.arg, box, strict=True)
-        return shrink(source.sources[0], [(o[0] + start, o[0] + stop) for o, (start, stop) in outer])
+        return shrink(
+            source.sources[0], [(o[0] + start, o[0] + stop) for o, (start, stop) in outer]
+        )
     return Node("shrink", source.dtype, shape, (source,), tuple(box))
 
 

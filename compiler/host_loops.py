@@ -104,7 +104,7 @@ def _side_by_side(computation: Computation, reduce: Value) -> Kernel:
 
 
 def _rows(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
-    """A grid over `count` rows, `rows` a group: the grid, the row's number, the row loop's bound."""
+    """A grid over `count` rows, `rows` a group; also a row's number and the row loop's bound."""
     grid = (-(-count // rows), 1, 1)
     start = group_range(0, grid[0]).index() * rows
     return grid, start + Range("r", rows).index(), constant(count) - start

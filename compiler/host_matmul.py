@@ -1,9 +1,10 @@
 """Blocked matrix product for the host.
 
-A group computes a tile of the output. Slices of both factors are packed so that the inner loop reads
-memory in order: the left one as panels of ROWS rows, the right one as panels of a few vectors of columns. The
-inner loop multiplies two panels into ROWS x panel totals that stay in registers. Packing evaluates whatever
-was fused into a factor once per element and tile; what lies outside is zero.
+A group computes a tile of the output. Slices of both factors are packed so that the inner loop
+reads memory in order: the left one as panels of ROWS rows, the right one as panels of a few
+vectors of columns. The inner loop multiplies two panels into ROWS x panel totals that stay in
+registers. Packing evaluates whatever was fused into a factor once per element and tile; what lies
+outside is zero.
 """
 
 from __future__ import annotations
@@ -138,7 +139,10 @@ class _Blocked:
 
     def multiply(self) -> Statement:
         """tile += left slice * right slice, panel by panel."""
-        columns, rows = Range("column_panel", self.column_panels), Range("row_panel", self.row_panels)
+        columns, rows = (
+            Range("column_panel", self.column_panels),
+            Range("row_panel", self.row_panels),
+        )
         step = Range("step", self.depth)
         lanes, height, vectors = self.lanes, self.panel_rows, self.vectors
         left_at = (rows.index() * self.depth + step.index()) * height

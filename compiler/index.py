@@ -1,10 +1,11 @@
 """Index algebra: integers that are functions of ranges, kept in one normal form.
 
-An Index is a constant plus a sum of atoms times coefficients; an atom is a Range, or the floor quotient
-or remainder of an Index by a positive constant. Integers are unbounded here: only the emitter picks
-32 or 64 bits, from `low` and `high`. Division floors and remainders are never negative, as in Python,
-so every rule holds for negative values too. Building an Index simplifies it; equal normal forms are
-equal Python values. The rules are checked by enumeration in tests/compiler/test_compiler_index.py.
+An Index is a constant plus a sum of atoms times coefficients; an atom is a Range, or the floor
+quotient or remainder of an Index by a positive constant. Integers are unbounded here: only the
+emitter picks 32 or 64 bits, from `low` and `high`. Division floors and remainders are never
+negative, as in Python, so every rule holds for negative values too. Building an Index simplifies
+it; equal normal forms are equal Python values. The rules are checked by enumeration in
+tests/compiler/test_compiler_index.py.
 """
 
 from __future__ import annotations

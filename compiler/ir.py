@@ -1,12 +1,14 @@
 """The kernel IR: one grammar, from the scheduler's expressions to what the emitter prints.
 
     kernel     = name, parameters, locals, grid, block, body
-    statement  = Store(memory, index, value) | Loop(range, body, bound) | If(conditions, body) | Barrier
-    value      = op(dtype, lanes; sources; arg)            pure but for loads; see OPS
-    index      = compiler.index.Index                      integers that are functions of ranges
+    statement  = Store(memory, index, value) | Loop(range, body, bound)
+               | If(conditions, body) | Barrier
+    value      = op(dtype, lanes; sources; arg)       pure but for loads; see OPS
+    index      = compiler.index.Index                 integers that are functions of ranges
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
-lanes > 1 is a short vector. "reduce" exists only before lowering; verify.py knows what may stand where.
+lanes > 1 is a short vector. "reduce" exists only before lowering; verify.py knows what may stand
+where.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from compiler.index import Index, Range, Validity, substitute_all
 
 @dataclass(frozen=True)
 class Memory:
-    """An array that loads and stores name. space: "global" a parameter; "local" shared by the group's
-    threads; "register" private to a thread and indexed by constants. lanes: of a register's element."""
+    """An array that loads and stores name. space: "global" a parameter; "local" shared by the
+    group's
+    threads; "register" private to a thread and indexed by constants. lanes: of a register's
+    element."""
 
     name: str
     dtype: DType
@@ -175,7 +179,8 @@ def walk(root: Value) -> Iterator[Value]:
 
 
 def rebuild(root: Value, change: Callable[[Value, tuple[Value, ...]], Value | None]) -> Value:
-    """Rewrite bottom-up: change(node, new sources) gives the replacement, or None to keep the node."""
+    """Rewrite bottom-up: change(node, new sources) gives the replacement, or None to keep the
+    node."""
     done: dict[int, Value] = {}
     for node in walk(root):
         sources = tuple(done[id(source)] for source in node.sources)

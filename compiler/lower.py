@@ -1,7 +1,7 @@
 """Lowering: from a Computation to a Kernel for a kind of target.
 
-This file chooses the shape of the kernel; the shapes themselves are in gpu_loops, gpu_matmul, host_loops
-and host_matmul. Targets are told apart by their ABI, never by name.
+This file chooses the shape of the kernel; the shapes themselves are in gpu_loops, gpu_matmul,
+host_loops and host_matmul. Targets are told apart by their ABI, never by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from hcq.target import TargetSpec
 def lower(computation: Computation, target: TargetSpec) -> Kernel:
     """The verified kernel. NotSupported for a target whose ABI we do not know."""
     if target.abi not in ("host", "amdhsa"):
-        raise NotSupported(f"no code generator for targets of ABI {target.abi!r}", target=target.name)
+        raise NotSupported(
+            f"no code generator for targets of ABI {target.abi!r}", target=target.name
+        )
     on_host = target.abi == "host"
     contraction = find_contraction(computation)
     if contraction is not None:

@@ -1,7 +1,7 @@
 """The element-wise operations of the tensor graph: how each becomes IR, and what it costs.
 
-The tensor layer has already brought the sources to one type. Floats of 16 bits are computed in float32
-and rounded after every operation, so that results do not depend on what was fused.
+The tensor layer has already brought the sources to one type. Floats of 16 bits are computed in
+float32 and rounded after every operation, so that results do not depend on what was fused.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ def _floordiv(left: Value, right: Value) -> Value:
     quotient = binary("div", functions.sub(left, _remainder(left, right)), right)
     exact = value("round", left.dtype, (quotient,))
     return functions.where(
-        functions.equal(right, 0.0), value("floor", left.dtype, (binary("div", left, right),)), exact
+        functions.equal(right, 0.0),
+        value("floor", left.dtype, (binary("div", left, right),)),
+        exact,
     )
 
 
 def _remainder(left: Value, right: Value) -> Value:
-    """The remainder with the divisor's sign; for floats left - floor(left/right)*right, by one fma."""
+    """The remainder with the divisor's sign; for floats left - floor(left/right)*right, by one
+    fma."""
     if not left.dtype.is_float:
         return binary("mod", left, right)
     quotient = value("floor", left.dtype, (binary("div", left, right),))
@@ -71,12 +74,14 @@ def _power(left: Value, right: Value) -> Value:
     return functions.integer_power(left, right)
 
 
+_SAME_NAME = (
+    "add", "sub", "mul", "div", "min", "max", "and", "or", "xor", "shl", "shr",
+    "lt", "le", "eq", "ne",
+)  # fmt: skip
+_ROUNDING = ("sqrt", "floor", "ceil", "trunc", "round")
 BUILDERS: Mapping[str, Build] = {
-    **{
-        op: partial(binary, op)
-        for op in "add sub mul div min max and or xor shl shr lt le eq ne".split()
-    },
-    **{op: partial(functions.unary, op) for op in "sqrt floor ceil trunc round".split()},
+    **{op: partial(binary, op) for op in _SAME_NAME},
+    **{op: partial(functions.unary, op) for op in _ROUNDING},
     "floordiv": _floordiv,
     "mod": _remainder,
     "neg": _negate,

@@ -1,8 +1,8 @@
 """From the tensor graph to index expressions: every tensor is a function of its ranges.
 
 before: a Group, nodes on whole arrays.
-after: a Computation, one expression for the element at the output ranges. Movement operations are gone:
-they only changed the indices of loads, and pads became conditions.
+after: a Computation, one expression for the element at the output ranges. Movement operations are
+gone: they only changed the indices of loads, and pads became conditions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Scheduling: which nodes of the graph are stored, each by one kernel; all others are computed in place.
+"""Scheduling: which nodes of the graph are stored, each by a kernel; all others are computed in place.
 
 The rules, in order:
 
 1. What is asked for is stored, and what `contiguous()` marks.
-2. A reduction takes in everything element-wise below it. Above it, it takes in what follows as long as
-   each result is used once, element for element (its epilogue); the end of that chain is stored.
-3. A value that costs more than SHARE and is used more than once is stored; cheaper ones are recomputed.
-4. A value that costs more than REPEAT is stored before its elements are repeated by an expand.
+2. A reduction takes in everything element-wise below it. Above it, it takes in what follows as long
+   as each result is used once, element for element (its epilogue); the end of that is stored.
+3. A value that costs more than SHARE and is used more than once is stored; cheaper ones are
+   recomputed.
+4. A value that costs more than REPEAT is stored before an expand repeats its elements.
 5. No kernel grows beyond LIMIT operations: the heaviest source is stored until it fits.
 
 Costs are in additions (ops.COSTS); constants, loads and movement cost nothing.

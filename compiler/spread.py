@@ -1,8 +1,8 @@
 """Several neighbouring elements at once: scalar arithmetic, but one load and one store for all.
 
 before: the value of element `r`, for a range r.
-after: the values of elements base, base+1 ... base+n-1, where loads of neighbouring addresses have become
-one vector load and its parts.
+after: the values of elements base, base+1 ... base+n-1, where loads of neighbouring addresses
+have become one vector load and its parts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def spread(
     return done[id(root)]
 
 
-def _node(
-    node: Value, sources: list[list[Value]], places: list[dict[Range, Index]]
-) -> list[Value]:
+def _node(node: Value, sources: list[list[Value]], places: list[dict[Range, Index]]) -> list[Value]:
     count = len(places)
     if node.op == "load":
         return _load(node.arg, places)
@@ -71,7 +69,9 @@ def pack(values: list[Value]) -> Value:
     first = values[0]
     if first.op == "extract" and first.sources[0].lanes == len(values):
         whole = first.sources[0]
-        if all(v.op == "extract" and v.sources[0] is whole and v.arg == i for i, v in enumerate(values)):
+        if all(
+            v.op == "extract" and v.sources[0] is whole and v.arg == i for i, v in enumerate(values)
+        ):
             return whole
     return value("pack", first.dtype, values, lanes=len(values))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compiler.dtype import bfloat16, bool_, float16, uint32
-from compiler.index import Index, Validity
+from compiler.index import Index, Range, Validity
 from compiler.ir import (
     OPS,
     Barrier,
@@ -17,7 +17,6 @@ from compiler.ir import (
     Load,
     Loop,
     Memory,
-    Range,
     Statement,
     Store,
     Value,
@@ -38,10 +37,14 @@ def _require(holds: bool, rule: str, where: object) -> None:
 
 def verify(kernel: Kernel) -> Kernel:
     """Check every rule; returns the kernel, or raises BrokenKernel naming the rule."""
-    _require(len(kernel.grid) == 3 and all(0 < g < 1 << 31 for g in kernel.grid), "grid", kernel.grid)
+    _require(
+        len(kernel.grid) == 3 and all(0 < g < 1 << 31 for g in kernel.grid), "grid", kernel.grid
+    )
     _require(0 < kernel.block <= 1024, "block", kernel.block)
     memories = (*kernel.parameters, *kernel.locals)
-    _require(len({m.name for m in memories}) == len(memories), "memories have distinct names", memories)
+    _require(
+        len({m.name for m in memories}) == len(memories), "memories have distinct names", memories
+    )
     _require(all(m.space == "global" for m in kernel.parameters), "parameters are global", memories)
     _require(all(m.space != "global" for m in kernel.locals), "locals are not global", memories)
     bound = {kernel.group(axis).name: kernel.grid[axis] for axis in range(3)}
@@ -55,9 +58,7 @@ class _Checker:
         self.kernel = kernel
         self.memories = memories
 
-    def statements(
-        self, body: Iterable[Statement], bound: dict[str, int], uniform: bool
-    ) -> None:
+    def statements(self, body: Iterable[Statement], bound: dict[str, int], uniform: bool) -> None:
         for statement in body:
             if isinstance(statement, Store):
                 self.store(statement, bound)
@@ -116,7 +117,9 @@ class _Checker:
             self.index(condition, bound)
 
     def value(self, node: Value, bound: dict[str, int]) -> None:
-        _require(node.op in OPS and node.op != "reduce", "an operation of the lowered grammar", node)
+        _require(
+            node.op in OPS and node.op != "reduce", "an operation of the lowered grammar", node
+        )
         arity, rule = OPS[node.op]
         _require(arity is None or len(node.sources) == arity, "number of sources", node)
         if node.op == "load":

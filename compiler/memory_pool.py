@@ -1,0 +1,90 @@
+"""Device memory for tensors: buffers are kept when a tensor dies and used again.
+
+Reuse needs no waiting: kernels of a device run on one queue in order, and copies to and from the
+host wait for that queue. Sizes are rounded up to a few classes so that reuse is likely.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from hcq.buffer import Buffer
+from hcq.device import Device
+from hcq.errors import OutOfMemory, UgpuError
+
+KEEP = 512 << 20  # bytes of unused buffers kept per device
+
+
+class Storage:
+    """The memory of one realized tensor; goes back to its pool when nobody refers to it."""
+
+    __slots__ = ("__weakref__", "buffer", "pool", "size")
+
+    def __init__(self, pool: MemoryPool, buffer: Buffer, size: int) -> None:
+        self.pool = pool
+        self.buffer = buffer
+        self.size = size  # bytes in use; the buffer may be larger
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.buffer)
+
+
+class MemoryPool:
+    """Unused buffers of one device, by size. Thread-safe."""
+
+    def __init__(self, device: Device, keep: int = KEEP) -> None:
+        self.device = device
+        self.keep = keep
+        self.kept = 0
+        self._free: dict[int, list[Buffer]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> Storage:
+        """Memory of `size` bytes, content undefined. OutOfMemory after giving up all unused
+        buffers."""
+        rounded = round_up(size)
+        with self._lock:
+            waiting = self._free.get(rounded)
+            if waiting:
+                self.kept -= rounded
+                return Storage(self, waiting.pop(), size)
+        try:
+            return Storage(self, self.device.alloc(rounded), size)
+        except OutOfMemory:
+            self.clear()
+            return Storage(self, self.device.alloc(rounded), size)
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Called when a Storage dies. Never raises: the device may be closed or broken."""
+        if self.device.closed:
+            return
+        with self._lock:
+            if self.kept + buffer.size <= self.keep:
+                self.kept += buffer.size
+                self._free.setdefault(buffer.size, []).append(buffer)
+                return
+        self._close(buffer)
+
+    def clear(self) -> None:
+        """Free all unused buffers."""
+        with self._lock:
+            unused = [buffer for group in self._free.values() for buffer in group]
+            self._free.clear()
+            self.kept = 0
+        for buffer in unused:
+            self._close(buffer)
+
+    def _close(self, buffer: Buffer) -> None:
+        try:
+            buffer.close()
+        except UgpuError:
+            # a failed device keeps its memory until it is reset or closed
+            return
+
+
+def round_up(size: int) -> int:
+    """The size class: multiples of 256 bytes, later of an eighth of the power of two below."""
+    step = 256
+    while size > 16 * step:
+        step *= 2
+    return max(256, -(-size // step) * step)

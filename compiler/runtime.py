@@ -1,0 +1,221 @@
+"""From lazy tensors to results: schedules, compiles what is new, launches.
+
+Everything is cached by content. Groups with equal structure share a loaded kernel; kernels with
+equal LLVM text share an object, on disk too (hcq.config, UGPU_CACHE). Launches are asynchronous:
+a failure of the device is raised by whoever waits next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hcq
+from compiler import codegen
+from compiler.cache import DiskCache
+from compiler.emit import emit
+from compiler.graph import Node
+from compiler.lower import lower
+from compiler.memory_pool import MemoryPool, Storage
+from compiler.ranges import trace
+from compiler.schedule import Group, schedule
+from hcq.config import Settings
+from hcq.device import Device
+from hcq.errors import BadArgument, Closed
+from hcq.program import Kernel, Program
+from hcq.target import TargetSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel that was made ready. seconds: to lower and compile (or to fetch, where `from_disk`).
+
+    code_bytes: size of the object file. origin: the tensor operations it computes.
+    """
+
+    name: str
+    device: str
+    seconds: float
+    code_bytes: int
+    from_disk: bool
+    origin: str
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    program: Program
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: int
+
+
+class Runtime:
+    """What the compiler keeps for one open device. Thread-safe."""
+
+    def __init__(self, device: Device, settings: Settings) -> None:
+        self.device = device
+        self.pool = MemoryPool(device)
+        folder = settings.cache
+        self.disk = DiskCache(folder / "kernels" if folder is not None else None)
+        self._groups: dict[tuple[Any, ...], _Loaded] = {}
+        self._kernels: dict[str, _Loaded] = {}
+        self._lock = threading.RLock()
+
+    def realize(self, roots: Sequence[Node]) -> None:
+        """Compute the roots and all that must be stored on the way; returns after submission."""
+        with self._lock:
+            bases = [_base(root) for root in roots]
+            self._run(schedule(bases))
+            for root, base in zip(roots, bases, strict=True):
+                if root is not base:
+                    root.settle(base.storage)
+
+    def _run(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            if group.root.size == 0:
+                group.root.settle(self.pool.take(0))
+        launches = [(group, self._loaded(group)) for group in groups if group.root.size]
+        if not launches:
+            return
+        results: list[Storage] = []
+        made: dict[int, Storage] = {}
+        with self.device.queue() as queue:
+            for group, loaded in launches:
+                root = group.root
+                storage = self.pool.take(root.size * root.dtype.itemsize)
+                made[id(root)] = storage
+                given = [made.get(id(node)) or _storage(node) for node in group.inputs]
+                if results:
+                    queue.barrier()
+                results.append(storage)
+                queue.launch(
+                    loaded.kernel,
+                    grid=loaded.grid,
+                    block=(loaded.block, 1, 1),
+                    args=[storage.buffer, *(held.buffer for held in given)],
+                )
+        # only now that all is submitted: after an error the graph is as it was
+        for group, _ in launches:
+            group.root.settle(made[id(group.root)])
+
+    def _loaded(self, group: Group) -> _Loaded:
+        found = self._groups.get(group.key)
+        if found is None:
+            found = self._groups[group.key] = self._prepare(group)
+        return found
+
+    def _prepare(self, group: Group) -> _Loaded:
+        start = time.perf_counter()
+        target = self.device.target
+        kernel = lower(trace(group), target)
+        found = self._kernels.get(kernel.name)
+        if found is not None:
+            return found
+        text = emit(kernel, target)
+        key = DiskCache.key(text, *_identity(target), codegen.version())
+        image = self.disk.get(key)
+        from_disk = image is not None
+        if image is None:
+            image = codegen.compile_text(text, target)
+            self.disk.put(key, image)
+        program = self.device.load(image)
+        loaded = _Loaded(program, program[kernel.name], kernel.grid, kernel.block)
+        self._kernels[kernel.name] = loaded
+        seconds = time.perf_counter() - start
+        record = KernelRecord(
+            kernel.name, self.device.name, seconds, len(image), from_disk, kernel.origin
+        )
+        log.debug("kernel %s: %.1f ms", kernel.name, seconds * 1e3)
+        for listener in tuple(_listeners):
+            listener(record)
+        return loaded
+
+
+def _identity(target: TargetSpec) -> tuple[str, ...]:
+    return target.triple, target.cpu, target.features, target.abi
+
+
+def _base(root: Node) -> Node:
+    """The node whose elements, in row-major order, are the root's."""
+    while root.op == "reshape":
+        root = root.sources[0]
+    return root
+
+
+def _storage(node: Node) -> Storage:
+    storage = node.storage
+    assert isinstance(storage, Storage)
+    return storage
+
+
+# ---- devices -----------------------------------------------------------------------------------
+
+_runtimes: dict[int, Runtime] = {}
+_opened: dict[str, Device] = {}
+_devices_lock = threading.RLock()
+_listeners: list[Callable[[KernelRecord], None]] = []
+_default = "cpu"
+
+
+def runtime_of(device: Device) -> Runtime:
+    """The runtime of an open device; Closed for one that is not."""
+    if device.closed:
+        raise Closed(f"{device.name} is closed")
+    with _devices_lock:
+        found = _runtimes.get(id(device))
+        if found is None or found.device is not device:
+            for key in [key for key, old in _runtimes.items() if old.device.closed]:
+                del _runtimes[key]
+            found = _runtimes[id(device)] = Runtime(device, Settings.read())
+        return found
+
+
+def device_of(given: Device | str | None) -> Device:
+    """A device, by itself, by name, or the default one. Devices opened by name are shared by all
+    tensors and closed when the process ends."""
+    if isinstance(given, Device):
+        return given
+    if given is not None and not isinstance(given, str):
+        raise BadArgument(f"a device is a Device or a name, not a {type(given).__name__}")
+    name = _default if given is None else given
+    with _devices_lock:
+        found = _opened.get(name)
+        if found is None or found.closed:
+            if not _opened:
+                atexit.register(_close_all)
+            found = _opened[name] = hcq.open(name)
+        return found
+
+
+def set_default_device(name: str) -> None:
+    """Where tensors without `device=` live; "cpu" at first."""
+    global _default
+    with _devices_lock:
+        _default = name
+
+
+def _close_all() -> None:
+    with _devices_lock:
+        for device in _opened.values():
+            device.close()
+        _opened.clear()
+
+
+@contextlib.contextmanager
+def kernel_log() -> Iterator[list[KernelRecord]]:
+    """Collect the kernels made ready while the `with` block runs, on all devices."""
+    records: list[KernelRecord] = []
+    listener = records.append
+    _listeners.append(listener)
+    try:
+        yield records
+    finally:
+        _listeners.remove(listener)

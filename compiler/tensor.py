@@ -1,0 +1,232 @@
+"""Tensor: lazy arrays on a device.
+
+Operations build a graph and compute nothing; `realize`, `numpy` and `item` run what is needed,
+fused into few kernels (compiler.schedule). Tensors are immutable. Type rules: compiler.dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler import dtype as dtypes
+from compiler import graph
+from compiler.dtype import DType, bfloat16
+from compiler.graph import Node
+from compiler.memory_pool import Storage
+from compiler.reductions import Reductions
+from compiler.runtime import device_of, runtime_of
+from compiler.tensor_core import Scalar, shape_of
+from hcq.device import Device
+from hcq.errors import BadArgument
+
+
+class Tensor(Reductions):
+    """An array of `dtype` and `shape` on `device`.
+
+    data: a Python number, nested lists of them, or a NumPy array (copied at once); float64 is
+    stored as float32. device: a Device, a name to open (shared, closed at exit), or None for the
+    default. BadArgument for what is no array, has no type of ours, or lists of unequal length.
+    """
+
+    __slots__ = ()
+    __array_priority__ = 100.0  # so that `array + tensor` comes to us
+
+    def __init__(
+        self,
+        data: Any,  # checked below
+        *,
+        device: Device | str | None = None,
+        dtype: DType | str | None = None,
+    ) -> None:
+        self.device = device_of(device)
+        wanted = None if dtype is None else dtypes.as_dtype(dtype)
+        if isinstance(data, Tensor):
+            self.node = graph.cast(data.to(self.device).node, wanted or data.dtype)
+        elif isinstance(data, bool | int | float):
+            kind = wanted or dtypes.of_scalar(data)
+            self.node = self._constant("Tensor", data, kind, ())
+        else:
+            self.node = _upload(self.device, _as_array(data), wanted)
+
+    # ---- made of nothing -----------------------------------------------------------------------
+
+    @classmethod
+    def full(
+        cls,
+        shape: int | Sequence[int],
+        value: Scalar,
+        *,
+        device: Device | str | None = None,
+        dtype: DType | str | None = None,
+    ) -> Self:
+        """One number everywhere; takes no memory until it must."""
+        number = cls(value, device=device, dtype=dtype)
+        return number.expand(shape_of("full", [shape]))
+
+    @classmethod
+    def zeros(
+        cls, *shape: Any, device: Device | str | None = None, dtype: Any = dtypes.float32
+    ) -> Self:
+        return cls.full(shape_of("zeros", shape), 0, device=device, dtype=dtype)
+
+    @classmethod
+    def ones(
+        cls, *shape: Any, device: Device | str | None = None, dtype: Any = dtypes.float32
+    ) -> Self:
+        return cls.full(shape_of("ones", shape), 1, device=device, dtype=dtype)
+
+    @classmethod
+    def arange(
+        cls,
+        start: int | float,
+        stop: int | float | None = None,
+        step: int | float = 1,
+        *,
+        device: Device | str | None = None,
+        dtype: DType | str | None = None,
+    ) -> Self:
+        """start, start + step ... below stop; arange(n) counts from 0. Ints give int64."""
+        first, end = (0, start) if stop is None else (start, stop)
+        if step == 0:
+            raise BadArgument("arange: the step is 0")
+        whole = all(isinstance(number, int) for number in (first, end, step))
+        count = max(
+            0, int(np.ceil((end - first) / step)) if not whole else -int((first - end) // step)
+        )
+        kind = (
+            dtypes.as_dtype(dtype)
+            if dtype is not None
+            else dtypes.int64
+            if whole
+            else dtypes.float32
+        )
+        made = object.__new__(cls)
+        made.device = device_of(device)
+        made.node = graph.iota(count)
+        if not whole:
+            made = made.cast(dtypes.float32)
+        return (made * step + first).cast(kind)
+
+    @classmethod
+    def eye(cls, rows: int, columns: int | None = None, **options: Any) -> Self:
+        """Ones on the diagonal. Options: device, dtype (float32)."""
+        kind = options.pop("dtype", dtypes.float32)
+        down = cls.arange(rows, **options).unsqueeze(1)
+        across = cls.arange(rows if columns is None else columns, **options)
+        return down._compare("eq", across).cast(kind)
+
+    @staticmethod
+    def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """One after the other along an axis; the other sizes must be equal."""
+        if not tensors:
+            raise BadArgument("cat: no tensors")
+        first = tensors[0]
+        place = first._axis("cat", axis)
+        kind = first.dtype
+        for other in tensors[1:]:
+            first._lift("cat", other)
+            kind = dtypes.promote(kind, other.dtype)
+        shapes = [list(tensor.shape) for tensor in tensors]
+        rest = {(*shape[:place], *shape[place + 1 :]) for shape in shapes}
+        if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1:
+            raise BadArgument(f"cat: shapes {' and '.join(map(str, shapes))} along axis {axis}")
+        return first._new(graph.cat([graph.cast(t.node, kind) for t in tensors], place))
+
+    @staticmethod
+    def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """Along a new axis; the shapes must be equal."""
+        if len({tensor.shape for tensor in tensors}) > 1:
+            shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)
+            raise BadArgument(f"stack: shapes {shapes}")
+        return Tensor.cat([tensor.unsqueeze(axis) for tensor in tensors], axis)
+
+    # ---- results -------------------------------------------------------------------------------
+
+    def realize(self, *others: Tensor) -> Self:
+        """Compute this (and others of the same device) now; returns self. Does not wait for it."""
+        for other in others:
+            self._lift("realize", other)
+        runtime_of(self.device).realize([self.node, *(other.node for other in others)])
+        return self
+
+    def numpy(self) -> NDArray[Any]:
+        """The elements as a new array; bfloat16 comes as float32."""
+        self.realize()
+        storage = self.node.storage
+        assert isinstance(storage, Storage)
+        array = np.empty(self.shape, dtypes.to_numpy(self.dtype))
+        if array.size:
+            storage.buffer.copy_to(array.reshape(-1))
+        return dtypes.decode_bfloat16(array) if self.dtype is bfloat16 else array
+
+    def item(self) -> Scalar:
+        """The only element, as a Python number."""
+        if self.numel() != 1:
+            raise BadArgument(f"item: a tensor of shape {list(self.shape)} has no single element")
+        number: Scalar = self.numpy().item()
+        return number
+
+    def tolist(self) -> Any:
+        return self.numpy().tolist()
+
+    def to(self, target: Device | DType | str) -> Self:
+        """On another device (through the host), or of another type."""
+        if isinstance(target, DType):
+            return self.cast(target)
+        if isinstance(target, str) and target in {dtype.name for dtype in dtypes.ALL}:
+            return self.cast(target)
+        device = device_of(target)
+        if device is self.device:
+            return self
+        return type(self)(self.numpy(), device=device, dtype=self.dtype)
+
+    def _from_array(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return Tensor(array, device=self.device)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __repr__(self) -> str:
+        state = "stored" if self.node.storage is not None else self.node.op
+        return f"<Tensor {self.dtype.name}{list(self.shape)} on {self.device.name}, {state}>"
+
+
+def _as_array(data: Any) -> NDArray[Any]:
+    if isinstance(data, np.ndarray | np.generic):
+        return np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise BadArgument(f"Tensor: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise BadArgument(f"Tensor: a {type(data).__name__} is no array of numbers")
+    return array
+
+
+def _upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
+    """Put an array on a device as a "buffer" node of its own type or the wanted one."""
+    kind = wanted or dtypes.from_numpy(array.dtype)
+    if kind is bfloat16:
+        stored = dtypes.encode_bfloat16(array.astype(np.float32))
+    else:
+        stored = np.ascontiguousarray(array, dtypes.to_numpy(kind))
+    node = Node("buffer", kind, tuple(array.shape))
+    storage = runtime_of(device).pool.take(stored.nbytes)
+    if stored.size:
+        storage.buffer.copy_from(stored)
+    node.storage = storage
+    return node
