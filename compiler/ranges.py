@@ -68,7 +68,7 @@ class Computation:
         return next((node for node in walk(self.value) if node.op == "reduce"), None)
 
 
-def trace(group: Group) -> Computation:
+def express(group: Group) -> Computation:
     """Express a group's root as a function of its ranges, with as few ranges as possible."""
     root = group.root
     while root.op in ("reshape", "contiguous") and root.sources[0].storage is None:

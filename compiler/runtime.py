@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import hcq
@@ -23,9 +24,10 @@ from compiler.emit import emit
 from compiler.graph import Node
 from compiler.lower import lower
 from compiler.memory_pool import MemoryPool, Storage
-from compiler.ranges import trace
+from compiler.ranges import express
 from compiler.schedule import Group, schedule
-from hcq.config import Settings
+from hcq import trace
+from hcq.config import config
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
 from hcq.program import Kernel, Program
@@ -60,11 +62,10 @@ class _Loaded:
 class Runtime:
     """What the compiler keeps for one open device. Thread-safe."""
 
-    def __init__(self, device: Device, settings: Settings) -> None:
+    def __init__(self, device: Device, cache_folder: Path | None) -> None:
         self.device = device
         self.pool = MemoryPool(device)
-        folder = settings.cache
-        self.disk = DiskCache(folder / "kernels" if folder is not None else None)
+        self.disk = DiskCache(cache_folder)
         self._groups: dict[tuple[Any, ...], _Loaded] = {}
         self._kernels: dict[str, _Loaded] = {}
         self._lock = threading.RLock()
@@ -113,9 +114,15 @@ class Runtime:
         return found
 
     def _prepare(self, group: Group) -> _Loaded:
+        with trace.step("compiler.kernel", device=self.device.name) as step:
+            loaded = self._make(group)
+            step["kernel"] = loaded.kernel.name
+            return loaded
+
+    def _make(self, group: Group) -> _Loaded:
         start = time.perf_counter()
         target = self.device.target
-        kernel = lower(trace(group), target)
+        kernel = lower(express(group), target)
         found = self._kernels.get(kernel.name)
         if found is not None:
             return found
@@ -162,7 +169,7 @@ _runtimes: dict[int, Runtime] = {}
 _opened: dict[str, Device] = {}
 _devices_lock = threading.RLock()
 _listeners: list[Callable[[KernelRecord], None]] = []
-_default = "cpu"
+_default = ""
 
 
 def runtime_of(device: Device) -> Runtime:
@@ -174,7 +181,7 @@ def runtime_of(device: Device) -> Runtime:
         if found is None or found.device is not device:
             for key in [key for key, old in _runtimes.items() if old.device.closed]:
                 del _runtimes[key]
-            found = _runtimes[id(device)] = Runtime(device, Settings.read())
+            found = _runtimes[id(device)] = Runtime(device, config().cache_folder / "kernels")
         return found
 
 
@@ -185,7 +192,7 @@ def device_of(given: Device | str | None) -> Device:
         return given
     if given is not None and not isinstance(given, str):
         raise BadArgument(f"a device is a Device or a name, not a {type(given).__name__}")
-    name = _default if given is None else given
+    name = given or _default or config().device or "cpu"
     with _devices_lock:
         found = _opened.get(name)
         if found is None or found.closed:
@@ -196,7 +203,7 @@ def device_of(given: Device | str | None) -> Device:
 
 
 def set_default_device(name: str) -> None:
-    """Where tensors without `device=` live; "cpu" at first."""
+    """Where tensors without `device=` live; at first UGPU_DEVICE, else "cpu"."""
     global _default
     with _devices_lock:
         _default = name

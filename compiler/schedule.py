@@ -1,4 +1,4 @@
-"""Scheduling: which nodes of the graph are stored, each by a kernel; all others are computed in place.
+"""Scheduling: which nodes of the graph are stored, each by a kernel; others are computed in place.
 
 The rules, in order:
 
