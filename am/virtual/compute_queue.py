@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from am.virtual import transfer
 from am.virtual.dispatch import BadDispatch
 from am.virtual.engine import Worker
 from am.virtual.pm4 import BadPacket, PrivilegedRegister
@@ -213,6 +214,20 @@ class ComputeQueue:
         """Write memory and let engines that wait for memory look again."""
         self._chip.gc.write(vmid, address, data, CLIENT_CPC)
         self.mec.memory_written.notify()
+
+    def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
+        """Copy; overlapping ranges leave poison, as their result is undefined."""
+        if transfer.overlaps(source, destination, size):
+            self._violation(f"copy of {size} bytes at {source:#x} overlaps itself")
+            self.fill(vmid, destination, transfer.POISON, size)
+            return
+        hub, check = self._chip.gc, self.worker.check
+        transfer.copy(hub, vmid, source, destination, size, CLIENT_CPC, check)
+
+    def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
+        """Fill with a repeated pattern."""
+        hub, check = self._chip.gc, self.worker.check
+        transfer.fill(hub, vmid, destination, pattern, size, CLIENT_CPC, check)
 
     def read_register(self, index: int) -> int:
         """Read any register by absolute dword index."""

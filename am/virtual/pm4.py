@@ -30,6 +30,7 @@ INDIRECT_BUFFER = 0x3F
 COPY_DATA = 0x40
 EVENT_WRITE = 0x46
 RELEASE_MEM = 0x49
+DMA_DATA = 0x50
 ACQUIRE_MEM = 0x58
 SET_SH_REG = 0x76
 SET_UCONFIG_REG = 0x79
@@ -38,7 +39,6 @@ WAIT_REG_MEM64 = 0x93
 # Opcodes that a real MEC executes and this model does not. Meeting one is our gap, not the driver's
 # error, and is reported as such.
 NOT_MODELLED = {
-    0x50: "DMA_DATA",
     0x5D: "PRIME_UTCL2",
     0x5F: "LOAD_SH_REG",
     0x95: "HDP_FLUSH",
@@ -177,6 +177,13 @@ _FORMATS = (
             _free((0, 16)),
             _free((0, 19)),
         ),
+    ),
+    PacketFormat(
+        "DMA_DATA",
+        DMA_DATA,
+        6,
+        6,
+        (_free((0, 1), (13, 2), (20, 2), (25, 2), (29, 3)), 0, 0, 0, 0, 1 << 31),
     ),
     PacketFormat("SET_SH_REG", SET_SH_REG, 2, MAXIMUM_COUNT, (_free((0, 16)),), repeats=True),
     PacketFormat(

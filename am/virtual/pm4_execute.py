@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Protocol
-
 from am.virtual import atomics, pm4
 from am.virtual.engine import clock_ticks
 from am.virtual.pm4 import BadPacket, PrivilegedRegister
+from am.virtual.pm4_surroundings import Surroundings
 
 CS_PARTIAL_FLUSH = 0x07
 PARTIAL_FLUSH_INDEX = 4
@@ -45,59 +44,6 @@ _COMPARE: tuple[Callable[[int, int], bool] | None, ...] = (
     lambda value, reference: value > reference,
     None,
 )
-
-
-class Surroundings(Protocol):
-    """What the packets of a queue act upon. Memory is virtual, in the VMID given."""
-
-    sh: list[int]  # SH registers 0x2C00..0x2FFF of this queue
-    vmid: int
-    may_choose_vmid: bool  # a kernel queue: INDIRECT_BUFFER names the VMID of its contents
-    privileged: bool
-
-    def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
-        """Read packets. Raises Hang after a fault."""
-        ...
-
-    def load(self, vmid: int, address: int, size: int) -> bytes:
-        """Read memory; a fault reads as zeros."""
-        ...
-
-    def store(self, vmid: int, address: int, data: bytes) -> None:
-        """Write memory; a fault loses the data."""
-        ...
-
-    def read_register(self, index: int) -> int:
-        """Read a register outside SH space by absolute dword index."""
-        ...
-
-    def write_register(self, index: int, value: int) -> None:
-        """Write a register outside SH space."""
-        ...
-
-    def dispatch(self, vmid: int, dims: Sequence[int], initiator: int) -> None:
-        """Queue a launch."""
-        ...
-
-    def drain(self) -> None:
-        """Wait for all waves of this queue. Raises Hang."""
-        ...
-
-    def end_of_pipe(self, address: int, data: bytes) -> None:
-        """Note an end-of-pipe event in the EOP buffer."""
-        ...
-
-    def end_of_pipe_interrupt(self, context: int) -> None:
-        """Raise the interrupt of an end-of-pipe event."""
-        ...
-
-    def pause(self, seconds: float) -> None:
-        """Wait a while, or until another engine wrote memory. Raises Stopped."""
-        ...
-
-    def check_sh(self, offset: int, values: Sequence[int]) -> None:
-        """Note writes of undefined SH registers or bits."""
-        ...
 
 
 Handler = Callable[[Sequence[int], int, int], int]
@@ -134,6 +80,7 @@ class Executor:
             pm4.EVENT_WRITE: self._event_write,
             pm4.RELEASE_MEM: self._release_mem,
             pm4.ACQUIRE_MEM: self._acquire_mem,
+            pm4.DMA_DATA: self._dma_data,
             pm4.SET_SH_REG: self._set_sh_reg,
             pm4.SET_UCONFIG_REG: self._set_uconfig_reg,
         }
@@ -323,6 +270,31 @@ class Executor:
             return True
 
         self._wait(attempt)
+        return 0
+
+    def _dma_data(self, words: Sequence[int], at: int, count: int) -> int:
+        """Move bytes by the CP's own DMA; nothing waits for waves, and the CP waits for the DMA."""
+        control, command = words[at], words[at + 5]
+        source_kind, destination_kind = control >> 29 & 3, control >> 20 & 3
+        source = words[at + 1] | words[at + 2] << 32
+        destination = words[at + 3] | words[at + 4] << 32
+        size = command & 0x3FF_FFFF
+        header = words[at - 1]
+        if control & 1 or command >> 26 & 0xF:
+            raise BadPacket("DMA_DATA by PFP, or of registers, is not modelled", header)
+        if destination_kind not in (0, 3) or source_kind == 1:
+            raise BadPacket("DMA_DATA of GDS is not modelled", header)
+        if destination >> 48 or (source_kind != 2 and source >> 48):
+            raise BadPacket("DMA_DATA beyond 48 bits", header)
+        if not size:
+            return 0
+        if source_kind == 2:
+            if destination % 4 or size % 4:
+                raise BadPacket(f"DMA_DATA fills {size} bytes at {destination:#x}", header)
+            pattern = words[at + 1].to_bytes(4, "little")
+            self.around.fill(self.vmid, destination, pattern, size)
+        else:
+            self.around.copy(self.vmid, source, destination, size)
         return 0
 
     # ---- waiting ------------------------------------------------------------------------------

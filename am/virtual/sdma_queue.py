@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from am.virtual import transfer
 from am.virtual.engine import Worker
 from am.virtual.sdma_execute import BadSdmaPacket, SdmaExecutor
-from am.virtual.shader import Access
 
 if TYPE_CHECKING:
     from am.virtual.sdma import Sdma
 
 FETCH_BYTES = 1 << 20
-COPY_BYTES = 4 << 20  # moved under one hold of the chip's lock: about a millisecond
-POISON = 0xDB  # what overlapping copies leave
 SOURCE_TRAP, SOURCE_REGISTER_WRITE, SOURCE_EMPTY, SOURCE_POLL, SOURCE_PAGE = 49, 50, 51, 57, 60
 
 
@@ -156,58 +153,24 @@ class SdmaQueue:
 
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
         """Copy; overlapping ranges leave poison, as their result is undefined."""
-        if source < destination + size and destination < source + size:
+        if transfer.overlaps(source, destination, size):
             self.engine.flag(
                 f"copy of {size} bytes from {source:#x} to {destination:#x} overlaps itself"
             )
-            self.fill(vmid, destination, bytes([POISON]), size)
+            self.fill(vmid, destination, transfer.POISON, size)
             return
-        while size:
-            self.worker.check()
-            length = min(size, COPY_BYTES)
-            self._copy_some(vmid, source, destination, length)
-            source, destination, size = source + length, destination + length, size - length
-
-    def _copy_some(self, vmid: int, source: int, destination: int, size: int) -> None:
-        hub, client = self._chip.gc, self.engine.client
-        with self._chip.lock:
-            sources, bad_source = hub.pieces(vmid, source, size, Access.READ, client)
-            targets, bad_target = hub.pieces(vmid, destination, size, Access.WRITE, client)
-            at = 0
-            here, left = sources[0]
-            for host, length in targets:
-                while length:
-                    if not left:
-                        at += 1
-                        here, left = sources[at]
-                    step = min(left, length)
-                    if host > 0:
-                        if here > 0:
-                            ctypes.memmove(host, here, step)
-                        else:
-                            ctypes.memset(host, 0 if here == 0 else 0xFF, step)
-                        host += step
-                    if here > 0:
-                        here += step
-                    left -= step
-                    length -= step
+        hub, check = self._chip.gc, self.worker.check
+        for fault in transfer.copy(hub, vmid, source, destination, size, self.engine.client, check):
+            self._page_fault(vmid, fault.address)
         self.copied += size
-        if bad_source is not None:
-            self._page_fault(vmid, bad_source.address)
-        if bad_target is not None:
-            self._page_fault(vmid, bad_target.address)
 
     def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
         """Fill with a repeated pattern of 1, 2 or 4 bytes."""
-        block = pattern * (COPY_BYTES // len(pattern)) if size >= COPY_BYTES else b""
-        while size:
-            self.worker.check()
-            length = min(size, COPY_BYTES)
-            data = block if length == COPY_BYTES else pattern * (length // len(pattern))
-            fault = self._chip.gc.write(vmid, destination, data, self.engine.client)
-            if fault is not None:
-                self._page_fault(vmid, fault.address)
-            destination, size = destination + length, size - length
+        hub, check = self._chip.gc, self.worker.check
+        for fault in transfer.fill(
+            hub, vmid, destination, pattern, size, self.engine.client, check
+        ):
+            self._page_fault(vmid, fault.address)
 
     def read_register(self, index: int) -> int:
         """Read a register by absolute dword index."""

@@ -1,0 +1,67 @@
+"""What the packets of a compute queue act upon, as the executor sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Surroundings(Protocol):
+    """What the packets of a queue act upon. Memory is virtual, in the VMID given."""
+
+    sh: list[int]  # SH registers 0x2C00..0x2FFF of this queue
+    vmid: int
+    may_choose_vmid: bool  # a kernel queue: INDIRECT_BUFFER names the VMID of its contents
+    privileged: bool
+
+    def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
+        """Read packets. Raises Hang after a fault."""
+        ...
+
+    def load(self, vmid: int, address: int, size: int) -> bytes:
+        """Read memory; a fault reads as zeros."""
+        ...
+
+    def store(self, vmid: int, address: int, data: bytes) -> None:
+        """Write memory; a fault loses the data."""
+        ...
+
+    def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
+        """Copy memory."""
+        ...
+
+    def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
+        """Fill memory with a repeated pattern."""
+        ...
+
+    def read_register(self, index: int) -> int:
+        """Read a register outside SH space by absolute dword index."""
+        ...
+
+    def write_register(self, index: int, value: int) -> None:
+        """Write a register outside SH space."""
+        ...
+
+    def dispatch(self, vmid: int, dims: Sequence[int], initiator: int) -> None:
+        """Queue a launch."""
+        ...
+
+    def drain(self) -> None:
+        """Wait for all waves of this queue. Raises Hang."""
+        ...
+
+    def end_of_pipe(self, address: int, data: bytes) -> None:
+        """Note an end-of-pipe event in the EOP buffer."""
+        ...
+
+    def end_of_pipe_interrupt(self, context: int) -> None:
+        """Raise the interrupt of an end-of-pipe event."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Wait a while, or until another engine wrote memory. Raises Stopped."""
+        ...
+
+    def check_sh(self, offset: int, values: Sequence[int]) -> None:
+        """Note writes of undefined SH registers or bits."""
+        ...
