@@ -173,9 +173,9 @@ class CommandBuffer:
         self._mask = np.array(
             [((1 << r.width) - 1) << r.lsb for r in self.relocations], np.uint64
         ).astype(np.uint32)
-        self._whole_words = bool((self._mask == 0xFFFF_FFFF).all()) and len(
-            np.unique(self._word)
-        ) == len(self._word)
+        # The usual case, and the quick one: every relocation fills a word of its own.
+        alone = len({r.word for r in self.relocations}) == len(self.relocations)
+        self._whole_words = alone and all(r.width == 32 for r in self.relocations)
 
     def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """Write the image into `out` (len(words) words), symbol i of `symbols` having values[i]."""

@@ -56,6 +56,8 @@ class Device(ABC):
         self.name = name
         self.closed = False
         self.failure: UgpuError | None = None
+        self.last_failure: UgpuError | None = None  # what the last `reset` mended
+        self.resets = 0
         self.lock = threading.RLock()
         self.capturing: Capture | None = None
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
@@ -187,6 +189,10 @@ class Device(ABC):
     def _all_queues(self) -> list[HardwareQueue]:
         return [hardware for kind in QueueKind for hardware in self.hardware_queues(kind)]
 
+    def is_own(self, timeline: Timeline) -> bool:
+        """Whether it is the timeline of one of the device's queues."""
+        return any(hardware.timeline is timeline for hardware in self._all_queues())
+
     def last_value(self, timeline: Timeline) -> int:
         """The value that marks the end of all submitted to `timeline` so far, for a queue's
         wait."""
@@ -201,7 +207,7 @@ class Device(ABC):
         if value >= CAPTURED:
             raise BadArgument("a captured submission has no value to wait for; use Graph.wait")
         self.check_usable()
-        start = time.monotonic()
+        start, resets = time.monotonic(), self.resets
         while timeline.value < value:
             self.check_failures()
             elapsed = time.monotonic() - start
@@ -209,6 +215,8 @@ class Device(ABC):
                 self._report_hang(timeline, value, limit)
                 return
             self.pause(min(1e-3, limit - elapsed))
+        if self.resets != resets:  # `restart` raised the timeline, not the work
+            raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
 
     def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
         with self.lock:
@@ -226,12 +234,12 @@ class Device(ABC):
             raise self.failure
 
     def check_failures(self) -> None:
-        """Raise, and remember, what the device has reported since the last look."""
+        """Raise, and remember, what the device has reported since the last look; Closed if it
+        is."""
         with self.lock:
             if self.failure is None and not self.closed:
                 self.failure = self.poll()
-        if self.failure is not None:
-            raise self.failure
+        self.check_usable()
 
     def check_usable(self) -> None:
         if self.closed:
@@ -245,6 +253,8 @@ class Device(ABC):
         with self.lock:
             if self.closed:
                 raise Closed(f"{self.name} is closed")
+            self.last_failure = self.failure
+            self.resets += 1
             self.recover()
             for hardware in self._all_queues():
                 hardware.timeline.restart()

@@ -230,7 +230,8 @@ class Capture:
     def _release(self) -> None:
         self.closed = True
         for image in self._images:
-            image.resident.close()
+            if not self.device.closed:  # shutting down has released everything already
+                image.resident.close()
         self._images = []
         self._commands.clear()
         self._roots.clear()

@@ -112,8 +112,7 @@ class Queue:
         block: Sequence[int],
         args: Sequence[object] = (),
     ) -> Queue:
-        """Run `kernel` over grid (groups) x block (threads per group); see pack_arguments for
-        args."""
+        """Run `kernel` over grid (groups) x block (threads per group). args: see pack_arguments."""
         if kernel.program.device is not self.device:
             raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
         if self.hardware.kind is not QueueKind.COMPUTE:
@@ -167,6 +166,8 @@ class Queue:
         """Raise `timeline` to `value` when all before has finished."""
         if timeline.device is not self.device:
             raise NotSupported("a queue signals timelines of its own device only", queue=self)
+        if self.device.is_own(timeline):
+            raise BadArgument("a queue's own timeline is raised by its submissions alone")
         self.commands.append(Signal(timeline, Symbol.constant(value)))
         return self
 

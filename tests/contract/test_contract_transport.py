@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -107,7 +108,7 @@ def test_memory_for_the_device(transport: Transport) -> None:
     assert len(whole.segments) == 1
     places = [(s.address, s.address + s.size) for s in (*memory.segments, *whole.segments)]
     places.sort()
-    assert all(one[1] <= two[0] for one, two in zip(places, places[1:], strict=False))
+    assert all(one[1] <= two[0] for one, two in itertools.pairwise(places))
     for taken in (memory, whole, memory):
         taken.close()
 

@@ -1,0 +1,146 @@
+"""Relocations against a word-by-word model; arguments packed as C would lay them out."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hcq.buffer import Buffer
+from hcq.command import CommandBuffer, Relocation, Symbol
+from hcq.errors import BadArgument
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Argument, Kernel, Parameter, Program, pack_arguments
+
+WORDS = 12
+MASK_64 = (1 << 64) - 1
+symbols = st.one_of(
+    st.builds(Symbol, st.just("signal"), st.integers(0, 5), st.integers(0, 3)),
+    st.builds(Symbol, st.just("parameter"), st.integers(-8, 8), st.integers(0, 3)),
+    st.builds(Symbol, st.just("image"), st.integers(0, 1 << 20)),
+)
+
+
+@st.composite
+def relocations(draw: st.DrawFn) -> Relocation:
+    lsb = draw(st.integers(0, 31))
+    return Relocation(
+        draw(st.integers(0, WORDS - 1)),
+        draw(symbols),
+        shift=draw(st.integers(0, 63)),
+        lsb=lsb,
+        width=draw(st.integers(1, 32 - lsb)),
+    )
+
+
+def disjoint(taken: list[Relocation]) -> bool:
+    seen: dict[int, int] = {}
+    for one in taken:
+        mask = ((1 << one.width) - 1) << one.lsb
+        if seen.get(one.word, 0) & mask:
+            return False
+        seen[one.word] = seen.get(one.word, 0) | mask
+    return True
+
+
+def model(words: list[int], taken: list[Relocation], value_of: dict[tuple, int]) -> list[int]:
+    out = list(words)
+    for one in taken:
+        base = value_of[one.symbol.kind, one.symbol.slot]
+        value = (base + one.symbol.addend & MASK_64) >> one.shift
+        mask = (1 << one.width) - 1
+        out[one.word] = out[one.word] & ~(mask << one.lsb) | (value & mask) << one.lsb
+    return out
+
+
+words = st.lists(st.integers(0, 2**32 - 1), min_size=WORDS, max_size=WORDS)
+
+
+@given(words, st.lists(relocations(), max_size=10).filter(disjoint), st.data())
+def test_patching_agrees_with_the_model(
+    image: list[int], taken: list[Relocation], data: st.DataObject
+) -> None:
+    encoded = CommandBuffer(np.array(image, np.uint32), 4, taken)
+    first = data.draw(st.lists(st.integers(0, MASK_64), min_size=len(encoded.symbols),
+                               max_size=len(encoded.symbols)))  # fmt: skip
+    out = np.zeros(WORDS, np.uint32)
+    encoded.patch(out, np.array(first, np.uint64))
+    named = {(s.kind, s.slot): v for s, v in zip(encoded.symbols, first, strict=True)}
+    assert out.tolist() == model(image, taken, named)
+    # Changing some symbols writes only their words, and ends where patching afresh would.
+    changed = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(first), max_size=len(first))), bool
+    )
+    second = [v ^ 0x5555_AAAA_1234_5678 if c else v for v, c in zip(first, changed, strict=True)]
+    values = np.array(second, np.uint64)
+    encoded.update(out, values, changed)
+    afresh = np.zeros(WORDS, np.uint32)
+    encoded.patch(afresh, values)
+    assert (out == afresh).all()
+    encoded.repatch(out, np.array(first, np.uint64))
+    assert out.tolist() == model(image, taken, named)
+
+
+def test_a_relocation_outside_the_image_is_refused() -> None:
+    with pytest.raises(BadArgument):
+        CommandBuffer(np.zeros(4, np.uint32), 4, [Relocation(4, Symbol("signal"))])
+
+
+SCALARS = {
+    "int8": ctypes.c_int8, "uint8": ctypes.c_uint8, "int16": ctypes.c_int16,
+    "uint32": ctypes.c_uint32, "int64": ctypes.c_int64, "float32": ctypes.c_float,
+    "float64": ctypes.c_double, "pointer": ctypes.c_uint64, "bool": ctypes.c_bool,
+}  # fmt: skip
+
+
+class NoDevice:
+    """Kernels and buffers need one to belong to; packing asks it nothing."""
+
+
+def kernel(size: int, arguments: tuple[Argument, ...] | None = None) -> Kernel:
+    return Kernel("k", Program(NoDevice(), None), 0, size, arguments)
+
+
+def buffer(address: int) -> Buffer:
+    return Buffer(NoDevice(), VirtAddr(address), 64, Placement.DEVICE)
+
+
+@given(st.lists(st.sampled_from(sorted(SCALARS)), max_size=8), st.booleans())
+def test_arguments_lie_where_c_puts_them(kinds: list[str], declared: bool) -> None:
+    layout = type("Layout", (ctypes.Structure,), {
+        "_fields_": [(f"f{i}", SCALARS[kind]) for i, kind in enumerate(kinds)]})  # fmt: skip
+    fields = [getattr(layout, f"f{i}") for i in range(len(kinds))]
+    values, expected = [], layout()
+    for number, kind in enumerate(kinds):
+        if kind == "pointer":
+            values.append(buffer(0x1000 * number))
+            continue
+        values.append(np.dtype(kind).type(number % 2 if kind == "bool" else number))
+        setattr(expected, f"f{number}", number % 2 if kind == "bool" else number)
+    arguments = tuple(
+        Argument(field.offset, field.size, f"f{number}", kinds[number] == "pointer")
+        for number, field in enumerate(fields)
+    )
+    end = max((field.offset + field.size for field in fields), default=0)
+    block, references = pack_arguments(kernel(end, arguments if declared else None), values)
+    assert block == bytes(expected)[:end]
+    assert [(r.offset, r.width) for r in references] == [
+        (field.offset, 8) for field, kind in zip(fields, kinds, strict=True) if kind == "pointer"
+    ]
+
+
+def test_declared_arguments_are_checked_one_by_one() -> None:
+    takes = kernel(16, (Argument(0, 8, "out", True), Argument(8, 4, "count"), Argument(12, 4, "x")))
+    pack_arguments(takes, (buffer(0), np.uint32(1), Parameter(0, 4)))
+    for wrong, reason in (
+        ((np.uint64(0), np.uint32(1), np.uint32(1)), "'out'"),
+        ((buffer(0), np.uint64(1), np.uint32(1)), "'count'"),
+        ((buffer(0), buffer(0), np.uint32(1)), "'count'"),
+        ((buffer(0), np.uint32(1), Parameter(0, 8)), "'x'"),
+        ((buffer(0), np.uint32(1)), "3 arguments, 2 given"),
+    ):
+        with pytest.raises(BadArgument, match=reason):
+            pack_arguments(takes, wrong)

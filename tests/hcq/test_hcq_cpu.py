@@ -1,0 +1,237 @@
+"""What is particular to the cpu device: native objects, its command processor, its threads."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hcq
+from hcq.cpu.device import CpuDevice
+from hcq.cpu.object import load_object
+from hcq.cpu.queue import ARENA_SIZE
+from hcq.errors import BadCodeObject, BadPacket, DeviceHang, NotSupported
+from hcq.memory import Placement
+from hcq.queue import QueueKind
+from hcq.target import TargetSpec
+from tests.support.kernels import compile_ir, contract_object
+
+# sine(out, x, u32 count): calls the mathematics library, and memset through a large local array
+CALLS = """
+target triple = "{triple}"
+@sine.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 20 }}
+@bias = constant [2 x double] [double 0.0, double 1.0]
+declare double @sin(double)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+define void @sine(ptr %kernarg, ptr %launch) {{
+entry:
+  %local = alloca [512 x i8]
+  call void @llvm.memset.p0.i64(ptr %local, i8 1, i64 512, i1 0)
+  %one = load volatile i8, ptr %local
+  %index = zext i8 %one to i64
+  %bias.at = getelementptr double, ptr @bias, i64 %index
+  %bias = load double, ptr %bias.at
+  %out = load ptr, ptr %kernarg
+  %x.at = getelementptr i8, ptr %kernarg, i64 8
+  %x = load ptr, ptr %x.at
+  %count.at = getelementptr i8, ptr %kernarg, i64 16
+  %count = load i32, ptr %count.at
+  %limit = zext i32 %count to i64
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %from = getelementptr double, ptr %x, i64 %i
+  %value = load double, ptr %from
+  %sine = call double @sin(double %value)
+  %sum = fadd double %sine, %bias
+  %to = getelementptr double, ptr %out, i64 %i
+  store double %sum, ptr %to
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, %limit
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+# count(cells, u64 flag): adds one to cell [group] for each of its groups, atomically
+COUNT = """
+target triple = "{triple}"
+@count.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 8 }}
+define void @count(ptr %kernarg, ptr %launch) {{
+entry:
+  %cells = load ptr, ptr %kernarg
+  %first = load i64, ptr %launch
+  %last.at = getelementptr i8, ptr %launch, i64 8
+  %last = load i64, ptr %last.at
+  br label %loop
+loop:
+  %i = phi i64 [ %first, %entry ], [ %next, %spun ]
+  %cell = getelementptr i32, ptr %cells, i64 %i
+  %old = atomicrmw add ptr %cell, i32 1 monotonic
+  br label %spin
+spin:
+  %j = phi i64 [ 0, %loop ], [ %j.next, %spin ]
+  %value = load volatile i32, ptr %cell
+  %j.next = add i64 %j, 1
+  %again = icmp ult i64 %j.next, 200
+  br i1 %again, label %spin, label %spun
+spun:
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, %last
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[CpuDevice]:
+    with hcq.open("cpu", threads=3) as device:
+        assert isinstance(device, CpuDevice)
+        yield device
+
+
+def build(template: str, target: TargetSpec) -> bytes:
+    return compile_ir(template.format(triple=target.triple), target.triple, target.cpu)
+
+
+def test_kernels_call_the_mathematics_library(cpu: CpuDevice) -> None:
+    x = np.linspace(-3, 3, 100)
+    with cpu.load(build(CALLS, cpu.target)) as program, cpu.alloc(800) as a, cpu.alloc(800) as b:
+        a.copy_from(x)
+        with cpu.queue() as queue:
+            queue.launch(program["sine"], grid=(1,), block=(1,), args=(b, a, np.uint32(100)))
+        assert np.allclose(b.numpy(np.float64), np.sin(x) + 1)
+
+
+def test_a_function_that_is_nowhere_is_named(cpu: CpuDevice) -> None:
+    image = build(CALLS.replace("@sin(", "@no_such_function("), cpu.target)
+    with pytest.raises(BadCodeObject, match="no_such_function"):
+        cpu.load(image)
+
+
+def test_objects_without_kernels_or_with_variables_are_refused(cpu: CpuDevice) -> None:
+    plain = 'target triple = "{triple}"\ndefine void @f() {{ ret void }}\n'
+    with pytest.raises(BadCodeObject, match="no kernels"):
+        cpu.load(build(plain, cpu.target))
+    variable = CALLS + "@state = global i32 5\n"
+    with pytest.raises(BadCodeObject, match="variables"):
+        cpu.load(build(variable, cpu.target))
+    future = CALLS.replace("i32 1, i32 20", "i32 2, i32 20")
+    with pytest.raises(BadCodeObject, match="mark"):
+        cpu.load(build(future, cpu.target))
+
+
+def test_every_group_runs_exactly_once_on_all_threads(cpu: CpuDevice) -> None:
+    groups = 20_011
+    with cpu.load(build(COUNT, cpu.target)) as program, cpu.alloc(4 * groups) as cells:
+        for turn in range(1, 6):
+            if turn == 1:
+                cells.fill(0)
+            with cpu.queue() as queue:
+                queue.launch(program["count"], grid=(groups,), block=(1,), args=(cells,))
+            assert (cells.numpy(np.uint32) == turn).all()
+
+
+@given(st.data())
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_corrupted_objects_are_loaded_or_refused(cpu: CpuDevice, data: st.DataObject) -> None:
+    """Nothing is run: what machine code does is its own business, that it loads is ours."""
+    image = bytearray(build(CALLS, cpu.target))
+    for _ in range(data.draw(st.integers(1, 5))):
+        image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del image[data.draw(st.integers(0, len(image))) :]
+    try:
+        memory, kernels = load_object(bytes(image))
+    except (BadCodeObject, NotSupported):
+        return
+    for kernel in kernels.values():
+        assert memory.holds(kernel.address)
+    memory.close()
+
+
+def test_words_that_are_no_command_stop_the_device(cpu: CpuDevice) -> None:
+    with hcq.open("cpu", threads=1) as device:
+        buffer = device.alloc(64)
+        with device.capture() as graph, device.queue() as queue:
+            queue.fill(buffer, 1)
+        (image,) = graph._images
+        image.resident.words[0] = 0x77
+        graph.replay()
+        with pytest.raises(BadPacket, match="0x77"):
+            graph.wait(limit_s=10)
+        with pytest.raises(BadPacket):
+            device.alloc(64)
+        device.reset()
+        buffer.fill(3)
+        assert (buffer.numpy(np.uint32) == 3).all()
+
+
+def test_images_larger_than_the_transient_memory(cpu: CpuDevice) -> None:
+    """More words in flight than the arena holds, and one image larger than all of it."""
+    gate_memory = cpu.alloc(16, placement=Placement.HOST)
+    gate = hcq.Timeline(cpu, gate_memory, "gate")
+    with cpu.alloc(64) as buffer:
+        queue = cpu.queue().wait(gate, 1)
+        queue.submit()
+        number = 0
+        for size in [10, 1000] * 60 + [ARENA_SIZE // 20]:
+            for _ in range(size):
+                number += 1
+                queue.fill(buffer, number)
+            queue.submit()
+        cpu.queue(QueueKind.COPY).signal(gate, 1).submit()
+        assert (buffer.numpy(np.uint32) == number).all()
+    gate_memory.close()
+
+
+def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
+    device = hcq.open("cpu", threads=2)
+    program = device.load(contract_object(device.target))
+    flag = device.alloc(4, placement=Placement.HOST)
+    view = flag.view
+    assert view is not None
+    view[:] = bytes(4)
+    hung = device._compute.server.thread
+    with device.queue() as queue:
+        queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
+    with pytest.raises(DeviceHang) as caught:
+        device.synchronize(limit_s=0.05)
+    assert caught.value.facts["kernel"] == "spin"
+    assert caught.value.facts["pending_submissions"] == 1
+    device.reset()
+    flag.close()  # the old kernel still reads it: the memory stays
+    program.close()
+    with device.alloc(64) as buffer:
+        buffer.fill(4)
+        assert buffer.numpy()[0] == 4
+    assert hung.is_alive()
+    view[:] = struct.pack("<I", 1)  # now the old kernel ends, and its thread with it
+    hung.join(10)
+    assert not hung.is_alive()
+    device.close()
+
+
+def test_threads_end_with_the_device() -> None:
+    before = set(threading.enumerate())
+    for _ in range(3):
+        with hcq.open("cpu", threads=4) as device, device.alloc(64) as buffer:
+            buffer.fill(1)
+    assert set(threading.enumerate()) <= before
+
+
+def test_stages_are_told() -> None:
+    told: list[tuple[str, float]] = []
+    with hcq.open("cpu", on_stage=lambda stage, seconds: told.append((stage, seconds))):
+        pass
+    assert [stage for stage, _ in told] == ["command processor", "queues and threads"]
+    assert all(seconds >= 0 for _, seconds in told)

@@ -1,0 +1,54 @@
+"""Names to devices, on a made-up machine; and that importing stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hcq
+from hcq.registry import list_devices
+
+
+def function(root: Path, address: str, vendor: str, device: str, driver: str | None = None) -> None:
+    folder = root / address
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+    (folder / "device").write_text(f"{device}\n")
+    if driver:
+        (root / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (folder / "driver").symlink_to(root / "drivers" / driver)
+
+
+def test_functions_that_a_driver_knows_are_listed(tmp_path: Path) -> None:
+    function(tmp_path, "0000:03:00.0", "0x1002", "0x744c", "vfio-pci")
+    function(tmp_path, "0000:00:02.0", "0x8086", "0x46a6", "i915")
+    function(tmp_path, "0000:0a:00.0", "0x1002", "0x744c")
+    (tmp_path / "0000:ff:00.0").mkdir()
+    names = {entry.name: entry for entry in list_devices(tmp_path)}
+    assert list(names) == ["pci:0000:03:00.0", "pci:0000:0a:00.0", "cpu", "virtual:navi31"]
+    assert names["pci:0000:03:00.0"].facts["driver"] == "vfio-pci"
+    assert names["pci:0000:0a:00.0"].facts["driver"] is None
+    assert names["pci:0000:0a:00.0"].facts["pci_id"] == "1002:744c"
+
+
+def test_a_machine_without_pci() -> None:
+    assert [entry.name for entry in list_devices(Path("/nowhere"))] == ["cpu", "virtual:navi31"]
+
+
+def test_importing_loads_no_array_library_and_no_driver() -> None:
+    code = (
+        "import sys, hcq; "
+        "heavy = {'numpy', 'llvmlite', 'am', 'compiler', 'msgpack'} & set(sys.modules); "
+        "assert not heavy, heavy; assert 'open' in dir(hcq); hcq.list_devices()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in dir(hcq):
+        assert getattr(hcq, name) is not None
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        _ = hcq.nothing_of_that_name
