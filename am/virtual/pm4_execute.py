@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+
 from am.virtual import atomics, pm4
 from am.virtual.engine import clock_ticks
 from am.virtual.pm4 import BadPacket, PrivilegedRegister
