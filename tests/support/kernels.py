@@ -244,7 +244,8 @@ define amdgpu_kernel void @wide(ptr addrspace(1) %out, i64 %value, i8 %small) #0
 declare i32 @llvm.amdgcn.workgroup.id.x()
 declare i32 @llvm.amdgcn.workitem.id.x()
 declare ptr addrspace(4) @llvm.amdgcn.kernarg.segment.ptr()
-attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-flat-work-group-size"="64,64" }
+attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
+  "amdgpu-flat-work-group-size"="64,64" }
 """
 
 
