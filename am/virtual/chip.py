@@ -6,10 +6,10 @@ registers and engines; code that runs shaders does so without it.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from am.chips.navi31 import facts
 from am.regs import load
@@ -53,7 +53,7 @@ class Chip:
 
     def __init__(self, options: ChipOptions | None = None) -> None:
         self.options = options or ChipOptions()
-        self.faults = replace(self.options.faults)
+        self.faults = copy.deepcopy(self.options.faults)
         self.lock = threading.RLock()
         self.violations: list[str] = []
         self.notes: list[str] = []
@@ -160,18 +160,14 @@ class Chip:
     def _ifwi_done(self) -> None:
         blob = build_discovery(self.options)
         self.vram.write(self.vram.size - facts.DISCOVERY_OFFSET, blob)
-        self._locate_frame_buffer(self.mm)
+        self.mm.locate_frame_buffer(FRAME_BUFFER_BASE, self.vram.size)
         self.nbio.ifwi_done()
         self.psp.ifwi_done()
-
-    def _locate_frame_buffer(self, hub: Hub) -> None:
-        hub.set(hub.mc + "FB_LOCATION_BASE", FRAME_BUFFER_BASE >> 24)
-        hub.set(hub.mc + "FB_LOCATION_TOP", (FRAME_BUFFER_BASE + self.vram.size - 1) >> 24)
 
     def autoload(self) -> None:
         """RLC starts GFX: its registers can be written from now on, and know where VRAM is."""
         self.space.closed.discard("gc")
-        self._locate_frame_buffer(self.gc)
+        self.gc.locate_frame_buffer(FRAME_BUFFER_BASE, self.vram.size)
         for listener in self.autoload_listeners:
             listener()
 
@@ -181,6 +177,7 @@ class Chip:
         self.scheduler.close()
         for block in self.blocks:
             block.close()
+        self.vram.close()
         if self.scheduler.error is not None:
             raise self.scheduler.error
 

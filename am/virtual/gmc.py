@@ -27,6 +27,7 @@ ENGINES = 18
 _PERMISSION = {Access.READ: READ, Access.WRITE: WRITE, Access.EXECUTE: EXECUTE}
 _ALL = READ | WRITE | EXECUTE
 _VA_END = 1 << 48
+_NOT_IN_APERTURE = 3  # SYSTEM_ACCESS_MODE: translate what is not in the aperture
 
 
 class Piece(NamedTuple):
@@ -36,6 +37,28 @@ class Piece(NamedTuple):
     end: int
     host: int
     permissions: int
+
+
+class _View(NamedTuple):
+    """What the registers say about untranslated addresses; ends are exclusive."""
+
+    l1_enabled: bool
+    aperture: tuple[int, int]  # empty unless SYSTEM_ACCESS_MODE lets it bypass the tables
+    frame_buffer: tuple[int, int]
+    agp: tuple[int, int]
+    agp_bus: int
+
+
+_VIEW_REGISTERS = (
+    "MX_L1_TLB_CNTL",
+    "SYSTEM_APERTURE_LOW_ADDR",
+    "SYSTEM_APERTURE_HIGH_ADDR",
+    "FB_LOCATION_BASE",
+    "FB_LOCATION_TOP",
+    "AGP_BOT",
+    "AGP_TOP",
+    "AGP_BASE",
+)
 
 
 class Hub(Block):
@@ -58,6 +81,9 @@ class Hub(Block):
         self._pending: dict[int, tuple[int, int]] = {}  # engine -> (request, polls to go)
         self._semaphores: set[int] = set()
         self._flagged: set[str] = set()
+        self._view: _View | None = None
+        for name in _VIEW_REGISTERS:
+            self.on_write(self.mc + name, self._forget_view)
         self.on_write(self.vm + "L2_CNTL2", self._l2_control2)
         for engine in range(ENGINES):
             name = f"{self.vm}INVALIDATE_ENG{engine}_"
@@ -73,7 +99,33 @@ class Hub(Block):
         self._pending.clear()
         self._semaphores.clear()
         self._flagged.clear()
+        self._view = None
         self.faults.reset()
+
+    def locate_frame_buffer(self, base: int, size: int) -> None:
+        """Do what the board's firmware does: say where VRAM lies among MC addresses."""
+        self.set(self.mc + "FB_LOCATION_BASE", base >> 24)
+        self.set(self.mc + "FB_LOCATION_TOP", (base + size - 1) >> 24)
+        self._view = None
+
+    def _forget_view(self, _value: int) -> None:
+        self._view = None
+
+    def _look(self) -> _View:
+        get, mc = self.get, self.mc
+        control = self.fields(mc + "MX_L1_TLB_CNTL")
+        low = get(mc + "SYSTEM_APERTURE_LOW_ADDR") << 18
+        high = get(mc + "SYSTEM_APERTURE_HIGH_ADDR") + 1 << 18
+        base = get(mc + "FB_LOCATION_BASE") << 24
+        top = get(mc + "FB_LOCATION_TOP") + 1 << 24
+        self._view = _View(
+            bool(control.ENABLE_L1_TLB),
+            (low, high) if control.SYSTEM_ACCESS_MODE == _NOT_IN_APERTURE else (0, 0),
+            (base, min(top, base + self.chip.vram.size)),
+            (get(mc + "AGP_BOT") << 24, get(mc + "AGP_TOP") + 1 << 24),
+            get(mc + "AGP_BASE") << 24,
+        )
+        return self._view
 
     # ---- access -------------------------------------------------------------------------------
 
@@ -142,11 +194,12 @@ class Hub(Block):
 
     def resolve(self, vmid: int, address: int, access: Access, client: int) -> Piece | Fault:
         """Translate one address, with everything around it that lies in one piece. Lock held."""
-        if not self.fields(self.mc + "MX_L1_TLB_CNTL").ENABLE_L1_TLB:
+        view = self._view or self._look()
+        if not view.l1_enabled:
             self._flag(f"{self.block}: access to {address:#x} before the L1 TLB is enabled")
-            return self._direct(address, 0, _VA_END)
-        if vmid == 0 and (piece := self._aperture(address)) is not None:
-            return piece
+            return self._direct(view, address, (0, _VA_END))
+        if vmid == 0 and view.aperture[0] <= address < view.aperture[1]:
+            return self._direct(view, address, view.aperture)
         cache = self.caches.l1(vmid, client)
         entry = cache.find(address)
         if entry is None:
@@ -195,46 +248,32 @@ class Hub(Block):
         host = self.chip.vram.host_address(entry.physical + start - entry.virtual)
         return Piece(start, end, host, entry.permissions)
 
-    def _aperture(self, address: int) -> Piece | None:
-        """VMID 0: an address inside the system aperture bypasses the page tables."""
-        low = self.get(self.mc + "SYSTEM_APERTURE_LOW_ADDR") << 18
-        high = (self.get(self.mc + "SYSTEM_APERTURE_HIGH_ADDR") << 18) + 0x3FFFF
-        mode = self.fields(self.mc + "MX_L1_TLB_CNTL").SYSTEM_ACCESS_MODE
-        if mode != 3 or not low <= address <= high:
-            return None
-        return self._direct(address, low, high + 1)
-
-    def _direct(self, address: int, low: int, high: int) -> Piece:
-        """An untranslated address: local memory, AGP, or the default page."""
-        base, top = self.frame_buffer()
+    def _direct(self, view: _View, address: int, bounds: tuple[int, int]) -> Piece:
+        """An untranslated address: local memory, AGP, or nothing."""
+        first = address & -PAGE
+        base, top = view.frame_buffer
         if base <= address < top:
-            offset = address - base
-            if self.chip.is_protected(offset & -PAGE, PAGE):
-                self._flag(f"{self.block}: access to {address:#x} inside the TMR")
-                return Piece(address & -PAGE, (address & -PAGE) + PAGE, 0, 0)
-            start, end = max(low, base), min(high, top)
+            start, end = max(bounds[0], base), min(bounds[1], top)
             tmr = self.chip.tmr
             if tmr is not None:  # a run ends where the TMR begins, or begins where it ends
+                offset = address - base
                 if offset < tmr[0]:
                     end = min(end, base + tmr[0])
-                else:
+                elif offset >= tmr[1]:
                     start = max(start, base + tmr[1])
+                else:
+                    self._flag(f"{self.block}: access to {address:#x} inside the TMR")
+                    return Piece(first, first + PAGE, 0, 0)
             return Piece(start, end, self.chip.vram.host_address(start - base), _ALL)
-        bottom = self.get(self.mc + "AGP_BOT") << 24
-        agp_top = (self.get(self.mc + "AGP_TOP") << 24) + 0xFFFFFF
-        first = address & -PAGE
-        if bottom <= address <= agp_top:
-            bus = first - bottom + (self.get(self.mc + "AGP_BASE") << 24)
-            found = self.chip.dma_piece(bus, PAGE)
+        if view.agp[0] <= address < view.agp[1]:
+            found = self.chip.dma_piece(first - view.agp[0] + view.agp_bus, PAGE)
             return Piece(first, first + PAGE, found[0] if found else 0, _ALL)
         self._flag(f"{self.block}: {address:#x} is in the aperture, but there is no memory")
         return Piece(first, first + PAGE, 0, 0)
 
     def frame_buffer(self) -> tuple[int, int]:
         """Return the MC addresses of VRAM: first, and the one past the last."""
-        base = self.get(self.mc + "FB_LOCATION_BASE") << 24
-        top = (self.get(self.mc + "FB_LOCATION_TOP") << 24) + (1 << 24)
-        return base, min(top, base + self.chip.vram.size)
+        return (self._view or self._look()).frame_buffer
 
     def _flag(self, text: str) -> None:
         if text not in self._flagged:

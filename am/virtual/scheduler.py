@@ -24,6 +24,7 @@ class Scheduler:
         self._now = 0.0
         self._pending: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self._epoch = 0  # grows with each cancel_all
         self._wake = threading.Condition(threading.Lock())
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -49,9 +50,10 @@ class Scheduler:
                 self._wake.notify()
 
     def cancel_all(self) -> None:
-        """Forget everything that is pending."""
+        """Forget everything that is pending, also what just waits for the chip's lock."""
         with self._wake:
             self._pending.clear()
+            self._epoch += 1
 
     def advance(self, seconds: float) -> None:
         """Let manual time pass, running what falls due, in order."""
@@ -64,8 +66,8 @@ class Scheduler:
                 callback()
         self._now = end
 
-    def _next(self) -> Callable[[], None] | None:
-        """Wait for the next callback that is due; None when closed."""
+    def _next(self) -> tuple[int, Callable[[], None]] | None:
+        """Wait for the next callback that is due, with its epoch; None when closed."""
         with self._wake:
             while not self._closed:
                 if not self._pending:
@@ -73,13 +75,16 @@ class Scheduler:
                     continue
                 wait = self._pending[0][0] - time.monotonic()
                 if wait <= 0:
-                    return heapq.heappop(self._pending)[2]
+                    return self._epoch, heapq.heappop(self._pending)[2]
                 self._wake.wait(wait)
         return None
 
     def _run(self) -> None:
-        while (callback := self._next()) is not None:
+        while (due := self._next()) is not None:
+            epoch, callback = due
             with self._lock:
+                if epoch != self._epoch:
+                    continue
                 try:
                     callback()
                 except Exception as error:  # a bug of the model must not pass as a silent chip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -116,6 +117,8 @@ class Caches:
 
 
 WINDOW = 64  # rows filled at once
+_ROW = struct.Struct("<QQQQ")
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def fill_native(
@@ -123,21 +126,22 @@ def fill_native(
 ) -> None:
     """Fill the rows around `address` from a piece [start, end) that begins at `host`.
 
-    Tags are made invalid before DELTA changes, as another thread may clear tags meanwhile and the
-    owner's compiled code reads them between two calls only.
+    Called with the chip's lock held, under which others clear tags; the owner's compiled code reads
+    rows between two calls only.
     """
     page = address >> 12
     window = page & ~(WINDOW - 1)
     first = max(window, -(-start >> 12))
     last = min(window + WINDOW, end >> 12)
-    if not first <= page < last:
-        first, last = page, page + 1
+    delta = host - start & _MASK
+    if last - first <= 1:
+        read = page if permissions & READ else INVALID_TAG
+        write = page if permissions & WRITE else INVALID_TAG
+        _ROW.pack_into(table.data, page % TLB_SETS * _ROW.size, read, write, delta, 0)
+        return
     row = first % TLB_SETS
     rows = table[row : row + last - first]
-    rows[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
-    rows[:, DELTA] = (host - start) & 0xFFFF_FFFF_FFFF_FFFF
     pages = np.arange(first, last, dtype=np.uint64)
-    if permissions & READ:
-        rows[:, READ_TAG] = pages
-    if permissions & WRITE:
-        rows[:, WRITE_TAG] = pages
+    rows[:, DELTA] = delta
+    rows[:, READ_TAG] = pages if permissions & READ else INVALID_TAG
+    rows[:, WRITE_TAG] = pages if permissions & WRITE else INVALID_TAG

@@ -38,6 +38,10 @@ class Vram:
         assert address >= 0 and address + len(data) <= self.size
         self._memory[address : address + len(data)] = data
 
+    def close(self) -> None:
+        """Give the memory back to the host; reads give zeros from now on."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
     def scramble(self, seed: int, noise: int) -> None:
         """Lose the contents: `noise` bytes from the start become noise, the rest zero (sparse)."""
         self._memory.madvise(mmap.MADV_DONTNEED)

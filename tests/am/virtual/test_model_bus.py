@@ -280,7 +280,7 @@ def test_one_attachment_at_a_time_and_the_chip_stays_up_between() -> None:
 
 def test_dma_memory_is_zero_scattered_and_never_at_the_same_place() -> None:
     with bench() as card:
-        addresses = set()
+        addresses: set[int] = set()
         for _ in range(20):
             memory = card.transport.allocate_dma(5 << 20)
             assert [segment.size for segment in memory.segments] == [2 << 20, 2 << 20, 1 << 20]
