@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa import jit, layout, runtime, runtime_math, wave
+from am.virtual.isa import (
+    jit,
+    layout,
+    runtime,
+    runtime_local,
+    runtime_math,
+    runtime_matrix,
+    wave,
+)
 from am.virtual.isa.launch import BadDispatch, Launch
 from am.virtual.isa.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translate import VERSION, translate
@@ -21,6 +29,7 @@ from am.virtual.isa.worker import Worker
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+_RUNTIME = (runtime, runtime_local, runtime_math, runtime_matrix)
 _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
 _MOST_KERNELS = 1024  # kept translated
@@ -42,9 +51,12 @@ class Kernel:
 @cache
 def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share and make their names known to the linker."""
-    functions, declarations = runtime_math.math_ir()
-    parts = [runtime.memory_ir(), wave.launcher_ir(), functions, *sorted(declarations), _PROFILES]
-    ir = "\n".join(parts)
+    parts = [runtime.memory_ir(), runtime_local.local_ir(), wave.launcher_ir(), _PROFILES]
+    declarations: set[str] = set()
+    for functions, needed in (runtime_math.math_ir(), runtime_matrix.matrix_ir()):
+        parts.append(functions)
+        declarations |= needed
+    ir = "\n".join([*parts, *sorted(declarations)])
     cache_ = jit.ObjectCache(folder)
     key = jit.key_of("runtime", ir)
     image = cache_.get(key)
@@ -52,7 +64,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
         image = jit.compile_object(ir, jit.FULL, 2)
         cache_.put(key, image)
     loaded = jit.Loaded(image)
-    for name in (*runtime.names(), *runtime_math.names()):
+    for name in [name for part in _RUNTIME for name in part.names()]:
         jit.publish(name, loaded.address(name))
     return loaded
 

@@ -40,11 +40,11 @@ HALT_WAVE = 192  # u32
 SAVED_MXCSR = 196  # u32
 RESUME_GROUP = 200  # u64 workgroup to go on with after an indirect jump to unknown code, else all ones
 RESUME_WAITING = 208  # u32 waves of that group that already wait at a barrier
-IO = 256  # 16 columns of 32 u32 through which data passes to and from the runtime functions
+IO = 256  # 24 columns of 32 u32 through which data passes to and from the runtime functions
 IO_COLUMN = 128
-ROWS = 2304  # 32 rows of 16 bytes: one access of each lane
-ADDRESSES = 2816  # 32 u64
-CONTEXT_SIZE = 3328
+ROWS = 3328  # 32 rows of 16 bytes: one access of each lane
+ADDRESSES = 3840  # 32 u64
+CONTEXT_SIZE = 4352
 
 # Wave state: saved at barriers, read at entry.
 STATE_SGPR = 0  # 128 u32 (VCC 106, M0 125, EXEC 126)

@@ -20,7 +20,7 @@ LDS_SPACE = 65536  # bytes of the buffer behind every workgroup's local memory
 _TAGS = {Access.READ: READ_TAG, Access.WRITE: WRITE_TAG}
 
 
-def _field(name: str, offset: int, kind: str) -> str:
+def field(name: str, offset: int, kind: str) -> str:
     return (
         f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}\n"
         f"  %{name} = load {kind}, ptr %{name}.p\n"
@@ -32,7 +32,7 @@ def _translate(access: Access) -> str:
     name = "read" if access is Access.READ else "write"
     return f"""
 define i64 @{PREFIX}translate_{name}(ptr %context, i64 %address) noinline {{
-{_field("tlb", layout.TLB, "ptr")}
+{field("tlb", layout.TLB, "ptr")}
   %page = lshr i64 %address, {PAGE_SHIFT}
   %set = and i64 %page, {TLB_SETS - 1}
   %offset = shl i64 %set, {ROW_SHIFT}
@@ -47,7 +47,7 @@ found:
   %host = add i64 %address, %delta
   ret i64 %host
 miss:
-{_field("refill", layout.REFILL, "ptr")}
+{field("refill", layout.REFILL, "ptr")}
   %answer = call i64 %refill(i64 %address, i32 {int(access)})
   ret i64 %answer
 }}
@@ -107,7 +107,7 @@ def _move(store: bool, size: int) -> str:
     return f"  %x = load {kind}, ptr {source}, align 1\n  store {kind} %x, ptr {target}, align 1"
 
 
-def _columns(size: int, into_rows: bool) -> str:
+def columns(size: int, into_rows: bool) -> str:
     """Return the lines that turn columns into rows of 16 bytes, or back."""
     if size <= 4:
         return ""
@@ -186,15 +186,15 @@ def _lanes_access(store: bool, size: int) -> str:
     verb = "store" if store else "load"
     kind = "write" if store else "read"
     rows, stride = _rows_of(size)
-    before = _columns(size, True) if store else ""
-    after = "" if store else _columns(size, False)
+    before = columns(size, True) if store else ""
+    after = "" if store else columns(size, False)
     zero = "" if store or size > 4 else (
         f"  %first.column = getelementptr i8, ptr %context, i64 {layout.IO}\n"
     )
     return f"""
 define void @{PREFIX}{verb}_{size}(ptr %context, <32 x i64> %addresses, i32 %lanes) noinline {{
 entry:
-{_field("tlb", layout.TLB, "ptr")}{zero}{before}
+{field("tlb", layout.TLB, "ptr")}{zero}{before}
   %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
   store <32 x i64> %addresses, ptr %list, align 64
   %none = icmp eq i32 %lanes, 0
@@ -234,17 +234,17 @@ def _flat_access(store: bool, size: int) -> str:
     """Define flat_<verb>_<size>: lanes in the apertures go to local memory or scratch."""
     verb = "store" if store else "load"
     rows, stride = _rows_of(size)
-    before = _columns(size, True) if store else ""
-    after = "" if store else _columns(size, False)
+    before = columns(size, True) if store else ""
+    after = "" if store else columns(size, False)
     # Scratch is interleaved by dwords, so wide accesses are done dword by dword.
     part = min(size, 4)
     return f"""
 define void @{PREFIX}flat_{verb}_{size}(ptr %context, <32 x i64> %addresses, i32 %lanes) noinline {{
 entry:
-{_field("lds", layout.LDS, "ptr")}{_field("lds.size", layout.LDS_SIZE, "i64")}
-{_field("shared", layout.SHARED_HIGH, "i64")}{_field("private", layout.PRIVATE_HIGH, "i64")}
-{_field("wave.scratch", layout.WAVE_SCRATCH, "i64")}
-{_field("wave.size", layout.SCRATCH_WAVE, "i64")}
+{field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
+{field("shared", layout.SHARED_HIGH, "i64")}{field("private", layout.PRIVATE_HIGH, "i64")}
+{field("wave.scratch", layout.WAVE_SCRATCH, "i64")}
+{field("wave.size", layout.SCRATCH_WAVE, "i64")}
   %dummy = alloca i128
   store i128 0, ptr %dummy
 {before}

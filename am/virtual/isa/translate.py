@@ -15,7 +15,10 @@ from am.virtual.isa import (
     emit_flow,
     emit_int,
     emit_lanes,
+    emit_local,
+    emit_matrix,
     emit_memory,
+    emit_packed,
     emit_scalar,
     layout,
 )
@@ -35,7 +38,8 @@ _PROFILES = (
 
 
 _MODULES = (
-    emit_scalar, emit_int, emit_float, emit_convert, emit_lanes, emit_memory, emit_flow,
+    emit_scalar, emit_int, emit_float, emit_convert, emit_lanes, emit_packed, emit_matrix,
+    emit_memory, emit_local, emit_flow,
 )  # fmt: skip
 
 
