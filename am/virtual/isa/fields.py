@@ -92,7 +92,12 @@ class Words:
         return Operand(Kind.VGPR, index, width, kind)
 
     def scalar_register(self, code: int, width: int, kind: Type) -> Operand | None:
-        """Return the register (or pair, ...) that a 7-bit scalar code names; None if none does."""
+        """Return the register (or pair, ...) that a 7-bit scalar code names; None if none does.
+
+        Pairs begin at even registers, anything wider at multiples of four.
+        """
+        if width > 1 and code % min(width + (width & 1), 4) and code != 124:
+            raise self.unknown("scalar registers not aligned")
         if code < 106:
             if code + width > 106:
                 raise self.unknown("scalar registers beyond s105")
