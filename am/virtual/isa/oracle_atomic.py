@@ -65,8 +65,8 @@ def _float_result(operation: str, bits: int, old: int, value: int, other: int) -
         return value if read(old) == read(other) else old
     if operation == "add":
         with np.errstate(all="ignore"):
-            total = np.add(number(read(old)), number(read(value)), dtype=number)
-        return int(np.asarray(total).view(f"uint{bits}"))
+            total = np.array([read(old)], number) + np.array([read(value)], number)
+        return int(total.view(f"uint{bits}")[0])
     if operation in ("min", "max"):
         less, more = read(value) < read(old), read(value) > read(old)
         return value if (less if operation == "min" else more) else old

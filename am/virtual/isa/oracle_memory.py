@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from am.virtual.isa.formats import Format, Instruction
 from am.virtual.isa.operands import Operand
 from am.virtual.isa.oracle_atomic import atomic_result
-from am.virtual.isa.oracle_state import LANE, LANES, WaveState, to_lanes
+from am.virtual.isa.oracle_state import LANES, WaveState, to_lanes
 from hcq.errors import NotSupported
 
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
@@ -338,19 +338,20 @@ def _permute(instruction: Instruction, state: WaveState) -> None:
 
 def _swizzle(pattern: int) -> NDArray[np.int64]:
     """Return the source lane of each lane for a ds_swizzle pattern."""
-    if pattern >= 0xE000:
-        mask = pattern & 0x1F
-        reversed_lanes = np.array([int(f"{lane:05b}"[::-1], 2) for lane in range(LANES)])
-        return reversed_lanes >> mask.bit_count() | LANE & mask
-    if pattern >= 0xC000:
-        amount, mask = pattern >> 5 & 0x1F, pattern & 0x1F
+    return np.array([_swizzled(pattern, lane) for lane in range(LANES)], np.int64)
+
+
+def _swizzled(pattern: int, lane: int) -> int:
+    mask = pattern & 0x1F
+    if pattern >= 0xE000:  # the order of a fast Fourier transform
+        return int(f"{lane:05b}"[::-1], 2) >> mask.bit_count() | lane & mask
+    if pattern >= 0xC000:  # rotate
+        amount = pattern >> 5 & 0x1F
         amount = -amount if pattern >> 10 & 1 else amount
-        return LANE & mask | (LANE + amount) & (~mask & 0x1F)
-    if pattern & 0x8000:
-        quad = np.array([pattern >> 2 * lane & 3 for lane in range(4)])
-        return LANE // 4 * 4 + quad[LANE % 4]
-    keep, force, flip = pattern & 0x1F, pattern >> 5 & 0x1F, pattern >> 10 & 0x1F
-    return np.bitwise_xor(LANE & keep | force, flip)
+        return lane & mask | (lane + amount) & ~mask & 0x1F
+    if pattern & 0x8000:  # permute quads
+        return lane & ~3 | pattern >> 2 * (lane & 3) & 3
+    return (lane & mask | pattern >> 5 & 0x1F) ^ (pattern >> 10 & 0x1F)
 
 
 def _append(instruction: Instruction, state: WaveState) -> None:

@@ -230,9 +230,9 @@ def _condition(condition: str, first: Lanes, second: Lanes) -> Lanes:
 def _float_condition(condition: str, first: Lanes, second: Lanes) -> Lanes:
     unordered = np.isnan(first) | np.isnan(second)
     if condition in ("o", "u"):
-        return np.equal(unordered, condition == "u")
+        return np.array(unordered == (condition == "u"))
     if condition == "lg":
-        return np.logical_not(unordered | (first == second))
+        return np.array(~(unordered | (first == second)))
     negated = {"nge": "ge", "nlg": "lg", "ngt": "gt", "nle": "le", "neq": "eq", "nlt": "lt"}
     if condition in negated:
         return np.logical_not(_float_condition(negated[condition], first, second))
