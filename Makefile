@@ -3,6 +3,7 @@
 #   make demo        a virtual GPU comes up, classifies real digits, and is checked against NumPy
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests
+#   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make check       lint, types, layers, file sizes, generated files untouched
 #   make bench       measure the figures; writes build/bench.json
 #   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
@@ -13,7 +14,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow check bench regen golden clean
+.PHONY: demo test test-slow test-kernel check bench regen golden clean
 
 demo:
 	@$(SETUP) demo
@@ -26,6 +27,10 @@ test:
 test-slow:
 	@$(SETUP) demo dev firmware regen
 	$(PYTHON) -m pytest -q -n auto -m "slow and not hardware" tests
+
+test-kernel:
+	@$(SETUP) demo dev firmware
+	$(PYTHON) -m tests.kernel
 
 check:
 	@$(SETUP) demo dev firmware regen

@@ -1,0 +1,260 @@
+"""The laboratory: boot a Debian kernel under QEMU and run guest tests in it.
+
+    lab = Lab.prepare(ROOT / "build" / "lab")         LabUnavailable: skip, with its reason
+    run = lab.boot("edu", tests=["tests/kernel/guest/edu_vfio.py"], devices=[...], modules=[...])
+    run.cases, run.passed, run.seconds, run.console
+
+The guest's root is this machine's file system, read-only under an overlay, so that the guest runs
+this checkout with this Python. All the tests named run in one boot; their results come back as
+junit XML in a folder shared with the guest. Tests ask for what only the outside can do (unplug a
+device, say) through `tests.kernel.guest.host`: a second serial line with one JSON request a line.
+
+QEMU always runs with TCG: /dev/kvm may be there without being able to run this kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.kernel import initrd, packages
+from tests.kernel.channel import Handler, Monitor, serve_requests
+from tests.kernel.packages import LabUnavailable, Programs
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CACHE = ROOT / "build" / "lab"
+IOMMU = "intel-iommu,intremap=on,caching-mode=on"  # vfio-user-pci needs the caching mode
+KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off intel_iommu=on"
+END_LIMIT_S = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One guest test. outcome: passed, failed, skipped. figures: what it measured."""
+
+    name: str
+    outcome: str
+    seconds: float
+    message: str = ""
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One boot. `trouble` says why the guest gave no report, else it is empty."""
+
+    name: str
+    cases: Sequence[Case]
+    seconds: float
+    console: Path
+    trouble: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is a report with at least one pass and no failure."""
+        outcomes = [case.outcome for case in self.cases]
+        return not self.trouble and "passed" in outcomes and "failed" not in outcomes
+
+
+class Lab:
+    """A prepared laboratory: programs unpacked, kernel extracted. Boots are independent."""
+
+    def __init__(self, folder: Path, programs: Programs, kernel: Path) -> None:
+        self.folder = folder
+        self.programs = programs
+        self.kernel = kernel
+        self.modules = initrd.Modules(programs.kernel / "usr/lib/modules")
+
+    @classmethod
+    def prepare(cls, folder: Path = CACHE) -> Lab:
+        """Download and unpack what is missing below `folder`; LabUnavailable says what cannot be
+        had."""
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        programs = packages.ensure(folder)
+        kernel = programs.root / "vmlinux"
+        if not kernel.is_file():
+            packed = next((programs.kernel / "boot").glob("vmlinuz-*")).read_bytes()
+            partial = kernel.with_suffix(".partial")
+            partial.write_bytes(initrd.extract_kernel(packed, _zstd(programs)))
+            partial.rename(kernel)
+        return cls(folder, programs, kernel)
+
+    def boot(
+        self,
+        name: str,
+        *,
+        tests: Sequence[str] = (),
+        command: str = "",
+        devices: Sequence[str] = (),
+        modules: Sequence[str] = ("vfio_pci", "vfio_iommu_type1"),
+        handlers: Mapping[str, Handler] | None = None,
+        kernel_command: str = "",
+        memory: str = "1G",
+        limit_s: float = 120,
+    ) -> Run:
+        """Run guest tests (paths in the checkout), or a shell `command`, in one boot.
+
+        devices: QEMU arguments after the machine, the IOMMU and the shares. handlers: what the
+        guest may ask for by name besides `qmp`. QEMU is killed after `limit_s`. The folder
+        build/lab/runs/<name> keeps console.log, dmesg.txt and report.xml of the last run.
+        """
+        run_folder = self.folder / "runs" / name
+        shutil.rmtree(run_folder, ignore_errors=True)
+        exchange = run_folder / "exchange"
+        exchange.mkdir(parents=True)
+        (exchange / "start.sh").write_text(_start(tests, command))
+        image = initrd.archive(
+            (self.programs.tools / "usr/bin/busybox").read_bytes(),
+            self.modules.in_order([*initrd.ROOT_MODULES, *modules]),
+        )
+        (run_folder / "initrd").write_bytes(image)
+        started = time.monotonic()
+        trouble = self._emulate(
+            run_folder, devices, handlers or {}, kernel_command, memory, limit_s
+        )
+        seconds = time.monotonic() - started
+        cases: Sequence[Case] = ()
+        report = exchange / "report.xml"
+        if report.is_file():
+            cases = read_report(report)
+        elif not trouble and tests:
+            trouble = "the guest ended without a report"
+        elif not trouble and not (exchange / "status").is_file():
+            trouble = "the guest ended before its command did"
+        return Run(name, cases, seconds, run_folder / "console.log", trouble)
+
+    def _emulate(
+        self,
+        run_folder: Path,
+        devices: Sequence[str],
+        handlers: Mapping[str, Handler],
+        kernel_command: str,
+        memory: str,
+        limit_s: float,
+    ) -> str:
+        """Run QEMU to its end; what went wrong, or nothing."""
+        monitor_here, monitor_there = socket.socketpair()
+        channel_here, channel_there = socket.socketpair()
+        there = (monitor_there.fileno(), channel_there.fileno())
+        arguments = [
+            *("-machine", "q35,accel=tcg,memory-backend=ram", "-cpu", "max,la57=off", "-smp", "2"),
+            *("-m", memory, "-object", f"memory-backend-memfd,id=ram,size={memory},share=on"),
+            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-kernel", str(self.kernel), "-initrd", str(run_folder / "initrd")),
+            *("-append", f"{KERNEL_COMMAND} {kernel_command}".strip()),
+            *("-chardev", f"file,id=console,path={run_folder / 'console.log'}"),
+            *("-serial", "chardev:console"),
+            *("-chardev", f"socket,id=channel,fd={there[1]}", "-serial", "chardev:channel"),
+            *(
+                "-chardev",
+                f"socket,id=monitor,fd={there[0]}",
+                "-mon",
+                "chardev=monitor,mode=control",
+            ),
+            *_share("root", Path("/"), read_only=True),
+            *_share("exchange", run_folder / "exchange", read_only=False),
+            *("-device", IOMMU),
+            *devices,
+        ]
+        share = self.programs.emulator / "usr/share"
+        command = self.programs.run(
+            "usr/bin/qemu-system-x86_64",
+            *("-L", str(share / "qemu"), "-L", str(share / "seabios")),
+            *arguments,
+        )
+        modules = self.programs.emulator / "usr/lib/x86_64-linux-gnu/qemu"
+        errors = run_folder / "qemu.log"
+        with monitor_here, channel_here, errors.open("wb") as log:
+            process = subprocess.Popen(
+                ["timeout", "-k", "5", str(int(limit_s) + 15), *command],
+                env=dict(os.environ, QEMU_MODULE_DIR=str(modules)),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=there,
+            )  # fmt: skip
+            monitor_there.close()
+            channel_there.close()
+            monitor = Monitor(monitor_here)
+            served = threading.Thread(
+                target=serve_requests,
+                args=(channel_here, {"qmp": monitor.execute, **handlers}),
+                daemon=True,
+            )
+            served.start()
+            trouble = ""
+            try:
+                process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                trouble = f"no end within {limit_s:g} s"
+            finally:
+                process.terminate()  # `timeout` passes it on to QEMU
+                process.wait(END_LIMIT_S)
+            served.join(END_LIMIT_S)
+        said = errors.read_text(errors="replace").strip()
+        if not trouble and process.returncode:
+            trouble = f"QEMU ended with status {process.returncode}: {said[-500:]}"
+        return trouble
+
+
+def read_report(path: Path) -> list[Case]:
+    """The cases of a junit report. A report that was cut short is a failed case, not a pass."""
+    try:
+        tree = ElementTree.parse(path)
+    except ElementTree.ParseError as error:
+        return [Case("report", "failed", 0.0, f"the guest's report is cut short: {error}")]
+    cases = []
+    for node in tree.iter("testcase"):
+        outcome, message = "passed", ""
+        for kind, name in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+            found = node.find(kind)
+            if found is not None:
+                outcome, message = name, found.text or found.get("message") or ""
+                break
+        figures = {prop.get("name", ""): prop.get("value", "") for prop in node.iter("property")}
+        title = f"{node.get('classname', '').rpartition('.')[2]}.{node.get('name')}"
+        cases.append(Case(title, outcome, float(node.get("time", "0")), message, figures))
+    return cases
+
+
+def _start(tests: Sequence[str], command: str) -> str:
+    """The script that the guest runs as its first process."""
+    if tests:
+        # Plugins that the guest does not need cost seconds of import under emulation.
+        command = (
+            f"{sys.executable} -m pytest -v --color=no -p no:cacheprovider -p no:xdist "
+            f"-p no:hypothesispytest --junitxml={initrd.EXCHANGE}/report.xml {' '.join(tests)}"
+        )
+    return (
+        "export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
+        f"cd {ROOT} || echo 'lab: the checkout is not in the root share'\n"
+        f"( {command} )\necho $? > {initrd.EXCHANGE}/status\n"
+        f"dmesg > {initrd.EXCHANGE}/dmesg.txt\n"
+        "sync\necho o > /proc/sysrq-trigger\nsleep 60\n"
+    )
+
+
+def _share(tag: str, path: Path, *, read_only: bool) -> list[str]:
+    options = f"local,id={tag},path={path},security_model=none,multidevs=remap"
+    if read_only:
+        options += ",readonly=on"
+    return ["-fsdev", options, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+
+
+def _zstd(programs: Programs) -> Callable[[bytes], bytes]:
+    def unpack(data: bytes) -> bytes:
+        command = programs.run("usr/bin/zstd", "-dc")
+        # zstd complains about what follows the frame in the image; the output is what counts.
+        return subprocess.run(command, input=data, capture_output=True, check=False).stdout
+
+    return unpack
+
+
+__all__ = ["CACHE", "Case", "Lab", "LabUnavailable", "Run", "read_report"]

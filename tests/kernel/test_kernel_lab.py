@@ -1,0 +1,155 @@
+"""The laboratory's own parts, without QEMU: archives, module order, reports, lines, refusals."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+import socket
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import initrd, lab, packages
+from tests.kernel.channel import Monitor, serve_requests
+from tests.kernel.packages import LabUnavailable
+
+
+def module(depends: str, soft: str = "") -> bytes:
+    text = b"\x7fELF...\0license=GPL\0depends=" + depends.encode() + b"\0"
+    return text + (b"softdep=pre: " + soft.encode() + b"\0" if soft else b"")
+
+
+def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
+    """Read a newc archive by its description, apart from the code that writes it."""
+    found: dict[str, tuple[int, bytes]] = {}
+    place = 0
+    while True:
+        assert archive[place : place + 6] == b"070701"
+        words = [int(archive[place + 6 + 8 * i : place + 14 + 8 * i], 16) for i in range(13)]
+        mode, size, name_size = words[1], words[6], words[11]
+        name = archive[place + 110 : place + 110 + name_size - 1].decode()
+        data = place + 110 + name_size
+        data += -data % 4
+        if name == "TRAILER!!!":
+            return found
+        found[name] = (mode, archive[data : data + size])
+        place = data + size
+        place += -place % 4
+
+
+def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
+    for name, image in {
+        "vfio-pci.ko": module("vfio-pci-core,vfio"),
+        "vfio-pci-core.ko": module("vfio", soft="irqbypass"),
+        "vfio.ko": module(""),
+        "irqbypass.ko": module(""),
+    }.items():
+        (tmp_path / name).write_bytes(image)
+    (tmp_path / "packed.ko.xz").write_bytes(lzma.compress(module("vfio,built_in_here")))
+    modules = initrd.Modules(tmp_path)
+    order = list(modules.in_order(["virtio_pci", "vfio_pci", "packed"]))
+    assert order == ["vfio", "irqbypass", "vfio_pci_core", "vfio_pci", "packed"]
+    with pytest.raises(KeyError, match="no_such"):
+        modules.in_order(["no_such"])
+
+
+def test_archive_reads_back() -> None:
+    files = entries(initrd.archive(b"BUSYBOX", {"a": b"one", "b": b"three"}))
+    assert files["bin/busybox"] == (0o100755, b"BUSYBOX")
+    assert files["modules.order"][1] == b"a\nb\n"
+    assert files["modules/b.ko"][1] == b"three"
+    assert files["init"][0] == 0o100755
+    assert files["dev/console"][0] == 0o020600
+
+
+def test_kernel_is_found_past_a_false_magic_number() -> None:
+    kernel = b"\x7fELF" + bytes(500)
+    packed = b"MZ" + b"\xfd7zXZ\0garbage" + lzma.compress(kernel) + b"tail"
+    assert initrd.extract_kernel(packed, lambda data: b"") == kernel
+    gzip = zlib.compressobj(wbits=31)
+    packed = b"MZ" + gzip.compress(kernel) + gzip.flush()
+    assert initrd.extract_kernel(packed, lambda data: b"") == kernel
+    with pytest.raises(ValueError, match="no packed ELF"):
+        initrd.extract_kernel(b"MZ" + bytes(100), lambda data: b"")
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.kernel.guest.edu" name="test_a" time="0.5">
+  <properties><property name="read" value="2 us"/></properties></testcase>
+<testcase classname="x" name="test_b" time="1"><failure message="m">text</failure></testcase>
+<testcase classname="x" name="test_c" time="1"><skipped message="why"/></testcase>
+<testcase classname="x" name="test_d" time="1"><error message="m">broke</error></testcase>
+</testsuite></testsuites>"""
+
+
+def test_reports_say_what_failed(tmp_path: Path) -> None:
+    path = tmp_path / "report.xml"
+    path.write_text(REPORT)
+    cases = lab.read_report(path)
+    assert [case.outcome for case in cases] == ["passed", "failed", "skipped", "failed"]
+    assert cases[0].name == "edu.test_a" and cases[0].figures == {"read": "2 us"}
+    assert cases[1].message == "text" and cases[2].message == "why"
+    assert not lab.Run("r", cases, 1.0, tmp_path).passed
+    assert lab.Run("r", cases[:1], 1.0, tmp_path).passed
+    assert not lab.Run("r", cases[:1], 1.0, tmp_path, "no end within 5 s").passed
+    assert not lab.Run("r", cases[2:3], 1.0, tmp_path).passed, "skipping all is not passing"
+
+
+def test_a_report_cut_short_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "report.xml"
+    path.write_text(REPORT[:150])
+    assert [case.outcome for case in lab.read_report(path)] == ["failed"]
+
+
+def test_requests_of_the_guest_are_answered_line_by_line() -> None:
+    here, guest = socket.socketpair()
+    with here, guest:
+        handlers = {"add": lambda a, b: a + b}
+        served = threading.Thread(target=serve_requests, args=(here, handlers))
+        served.start()
+        lines = guest.makefile("rwb")
+        for text in (b"[ 1.0] kernel noise\n", b"[1]\n", b'{"do":"add","with":{"a":1,"b":2}}\n',
+                     b'{"do":"sub"}\n', b'{"do":"add","with":{"c":1}}\n'):  # fmt: skip
+            lines.write(text)
+        lines.flush()
+        answers = [json.loads(lines.readline()) for _ in range(3)]
+        guest.shutdown(socket.SHUT_RDWR)
+        served.join(5)
+    assert answers[0] == {"result": 3}
+    assert "no handler sub; there are add" in answers[1]["error"]
+    assert "TypeError" in answers[2]["error"]
+
+
+def test_the_monitor_passes_over_events_and_carries_refusals() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        script = [{"QMP": {}}, {"return": {}}, {"event": "RESET"}, {"return": {"running": True}},
+                  {"error": {"class": "GenericError", "desc": "Device 'x' not found"}}]  # fmt: skip
+        there.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in script))
+        monitor = Monitor(here)
+        assert monitor.execute("query-status") == {"running": True}
+        with pytest.raises(OSError, match="'x' not found"):
+            monitor.execute("device_del", id="x")
+        there.shutdown(socket.SHUT_WR)
+        with pytest.raises(OSError, match="closed"):
+            monitor.execute("query-status")
+
+
+def test_a_machine_without_apt_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda tool: None)
+    with pytest.raises(LabUnavailable, match="apt-get"):
+        packages.ensure(tmp_path)
+
+
+def test_a_mirror_that_cannot_be_reached_is_a_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not on this machine")
+    keyring = tmp_path / "keys.gpg"
+    keyring.touch()
+    with pytest.raises(LabUnavailable, match="could not"):
+        packages.ensure(tmp_path / "lab", mirror=f"file:{tmp_path}/nowhere", keyring=keyring)
+    assert not (tmp_path / "lab/programs").exists()
