@@ -159,6 +159,14 @@ class PageTable:
             physical = self.format.physical(table.level, entry) + offset
             return Translation(physical, 1 << level.shift, table.level, entry)
 
+    def rewrite(self) -> None:
+        """Write every table again from the shadow: the device has lost its memory."""
+        pending = [self._root]
+        while pending:
+            table = pending.pop()
+            self.memory.write(table.physical, table.shadow)
+            pending.extend(table.children.values())
+
     def close(self) -> None:
         """Free all tables, the root too."""
         self._free(self._root)

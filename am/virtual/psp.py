@@ -225,7 +225,8 @@ class Psp(Block):
         buffer, buffer_size, fence, value = struct.unpack_from("<QIQI", raw)
         if raw[24:].strip(b"\x00"):
             self.chip.violation("PSP: reserved bytes of a ring frame are not zero")
-        if buffer % 4096 or buffer_size != _COMMAND_BUFFER or fence % 4:
+        # The kernel leaves the size zero (Linux 6.12 amdgpu_psp.c, psp_ring_cmd_submit).
+        if buffer % 4096 or buffer_size not in (0, _COMMAND_BUFFER) or fence % 4:
             self.chip.violation(
                 f"PSP: frame with buffer {buffer:#x}, {buffer_size} bytes, fence {fence:#x}"
             )

@@ -45,6 +45,7 @@ REGISTER_TABLES = {
     "SMUIO": "smuio_13_0_6",
     "THM": "thm_13_0_2",
 }
+WAVE_REGISTER_TABLE = "gc_11_0_0_indirect"  # SQ_WAVE_* by index
 # Hardware ids in the discovery table (Linux 6.12 include/soc15_hw_ip.h).
 HARDWARE_IDS = {
     "MP1": 1,
@@ -119,6 +120,9 @@ FIRMWARE_FILES = (
     "gc_11_0_0_imu.bin",
     "gc_11_0_0_rlc.bin",
 )
+FIRMWARE_OPTIONAL = ("gc_11_0_0_toc.bin",)  # the SOS container usually has the TOC
+SOS_TYPE = 1  # enum psp_fw_type, amdgpu_ucode.h
+TOC_TYPE = 4
 # Bootloader commands in order: (name, command written to C2PMSG_35, fw_type in the SOS container).
 # Linux 6.12 psp_v13_0.c hands the key database to the SPL step too; missing parts are skipped.
 BOOT_COMPONENTS = (

@@ -1,0 +1,274 @@
+"""Boot: named stages that bring the chip from power-on, or from a previous process, to running.
+
+Policy only: which unit when. The sequence is held against the kernel's and a recorded transcript in
+docs/am-bringup.md, and a golden file keeps it from drifting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from am import discovery
+from am.chip import ALL_ONES, Chip
+from am.firmware import FirmwareSet
+from am.pagetable import VALID
+from am.psp import DEFAULT_TMR_SIZE
+from am.units import Units, make_units
+from hcq.errors import DiscoveryError, FirmwareSilent, OutOfMemory, UnitTimeout
+from hcq.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+StageHook = Callable[[str, float], None]
+
+# Scratch registers of the graphics core outlive a process, but no reset: register 7 says that this
+# driver set the chip up (and which layout of its carve-out), register 6 whether it left cleanly.
+TAG = 0x75470001
+LEFT_CLEAN, IN_USE = 0, 1
+_COMMAND = 4  # PCI command register, offset in configuration space
+_MEMORY_AND_MASTER = 0x6
+_MASTER = 0x4
+_TMR_ALIGN = 1 << 20
+
+
+class Stages:
+    """Runs stages, measures them, tells whoever listens. done: (name, seconds) in order."""
+
+    def __init__(self, hook: StageHook | None = None) -> None:
+        self.done: list[tuple[str, float]] = []
+        self.hook = hook
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        log.debug("stage %s", name)
+        yield
+        seconds = time.perf_counter() - start
+        self.done.append((name, seconds))
+        if self.hook is not None:
+            self.hook(name, seconds)
+
+
+# ---- first contact -----------------------------------------------------------------------------
+
+
+def enable_function(transport: Transport) -> None:
+    """Let the function decode its BARs and reach host memory."""
+    command = transport.config_read(_COMMAND, 2)
+    transport.config_write(_COMMAND, command | _MEMORY_AND_MASTER, 2)
+
+
+def disable_master(transport: Transport) -> None:
+    """Keep the function from touching host memory."""
+    command = transport.config_read(_COMMAND, 2)
+    transport.config_write(_COMMAND, command & ~_MASTER, 2)
+
+
+def wait_ifwi(chip: Chip) -> None:
+    """Wait for the board's own firmware, then learn the size of VRAM."""
+    facts = chip.facts
+    limit = time.monotonic() + facts.IFWI_LIMIT_S
+    while True:
+        state = chip.bus.read32(facts.MP0_SMN_C2PMSG_33)
+        size = chip.memory_size_mb()
+        if state == ALL_ONES and size == ALL_ONES:
+            chip.check_present("waiting for the board's firmware")
+        elif state & 0x8000_0000 and size not in (0, ALL_ONES):
+            chip.vram.size = size << 20
+            return
+        if time.monotonic() > limit:
+            raise FirmwareSilent(
+                "the board's own firmware does not finish; a power cycle may help",
+                stage="IFWI",
+                limit_s=facts.IFWI_LIMIT_S,
+                c2pmsg_33=state,
+                vram_mb=size,
+            )
+        time.sleep(1e-3)
+
+
+def read_discovery(chip: Chip) -> None:
+    """Read, check and adopt the chip's description of itself."""
+    facts = chip.facts
+    start = chip.vram.size - facts.DISCOVERY_OFFSET
+    data = chip.vram.read(start, facts.DISCOVERY_SIZE)
+    if data[:64] == b"\xff" * 64:
+        chip.check_present("reading the discovery table")
+    try:
+        chip.describe(discovery.parse(data))
+    except DiscoveryError as error:
+        error.facts.setdefault(
+            "discovery_version_register", chip.bus.read32(facts.IP_DISCOVERY_VERSION)
+        )
+        raise
+
+
+def first_contact(transport: Transport, facts: ModuleType, stages: Stages) -> Chip:
+    """Configuration space, IFWI, discovery: the chip with its registers named."""
+    with stages.stage("config space"):
+        enable_function(transport)
+        chip = Chip(transport, facts)
+    with stages.stage("board firmware"):
+        wait_ifwi(chip)
+    with stages.stage("discovery"):
+        read_discovery(chip)
+    return chip
+
+
+# ---- warm or cold ------------------------------------------------------------------------------
+
+
+def is_warm(chip: Chip, units: Units) -> bool:
+    """Whether a process of ours left the chip up and clean: nothing else is trusted."""
+    if not units.psp.alive():
+        return False
+    gc = chip.gc
+    if int(gc.SCRATCH_REG7.read()) != TAG or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
+        return False
+    if (
+        gc.GCVM_L2_PROTECTION_FAULT_STATUS.read()
+        or chip.mmhub.MMVM_L2_PROTECTION_FAULT_STATUS.read()
+    ):
+        return False
+    return units.smu.alive()
+
+
+def mark(chip: Chip, state: int) -> None:
+    """Leave the tag for the next process."""
+    chip.gc.SCRATCH_REG7.write(TAG)
+    chip.gc.SCRATCH_REG6.write(state)
+
+
+# ---- stages ------------------------------------------------------------------------------------
+
+
+def start_bus_and_hub(units: Units, stages: Stages) -> None:
+    """What every start needs first: doorbells, HDP, MMHUB, interrupts."""
+    with stages.stage("NBIO"):
+        units.nbio.start()
+        units.nbio.flush_hdp()
+    with stages.stage("MMHUB"):
+        units.gmc.mmhub.start(units.carveout, units.memory.tables.root | VALID, units.dummy_address)
+        units.gmc.mmhub.clear_fault()
+        units.gmc.flush_tlb()
+    with stages.stage("IH"):
+        units.ih.start(units.dummy_address)
+
+
+def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
+    """PSP from its bootloader to everything loaded. ORDER: the SMU's before the TMR, RLC_G last."""
+    facts, psp = units.chip.facts, units.psp
+    with stages.stage("PSP bootloader"):
+        for name, command, kind in facts.BOOT_COMPONENTS:
+            image = firmware.boot.get(kind)
+            if image is None:
+                continue
+            if kind == facts.SOS_TYPE:
+                psp.load_secure_os(name, command, image)
+            else:
+                psp.load_component(name, command, image)
+    with stages.stage("PSP ring"):
+        psp.create_ring(destroy_first=False)
+    with stages.stage("TMR"):
+        size = tmr_size(units, firmware)
+        kind, name = facts.SMU_FIRMWARE
+        psp.load_firmware(name, kind, firmware.parts[name])
+        psp.setup_tmr(units.carveout.tmr, size)
+    with stages.stage("IP firmware"):
+        for kind, name in facts.IP_FIRMWARE:
+            psp.load_firmware(name, kind, firmware.parts[name])
+        psp.autoload()
+
+
+def tmr_size(units: Units, firmware: FirmwareSet) -> int:
+    """Ask the PSP how much memory the images need, if there is a table of contents."""
+    toc = firmware.boot.get(units.chip.facts.TOC_TYPE) or firmware.parts.get("toc")
+    size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
+    size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
+    if size > units.carveout.tmr_space:
+        raise OutOfMemory("the firmware wants more than its reserve", size=size)
+    return size
+
+
+def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -> None:
+    """GFXHUB and the compute engine. firmware: None when the micro engines already run."""
+    if firmware is not None:
+        with stages.stage("RLC autoload"):
+            units.gfx.wait_autoload()
+        with stages.stage("MEC"):
+            units.gfx.start_mec(firmware.mec_start)
+    with stages.stage("GFXHUB"):
+        units.gmc.gfxhub.start(
+            units.carveout, units.memory.tables.root | VALID, units.dummy_address
+        )
+        units.gmc.gfxhub.clear_fault()
+        units.gmc.flush_tlb()
+        units.memory.stale = False
+    with stages.stage("GFX"):
+        units.gfx.configure()
+        units.gfx.enable_mec()
+
+
+def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
+    """From power-on state to a chip that waits for queues."""
+    start_bus_and_hub(units, stages)
+    load_firmware(units, firmware, stages)
+    with stages.stage("SMU"):
+        units.smu.start()
+    start_graphics(units, firmware, stages)
+
+
+def warm_attach(units: Units, stages: Stages) -> None:
+    """Take over a chip that a previous process left up: firmware runs, everything else is new."""
+    start_bus_and_hub(units, stages)
+    start_graphics(units, None, stages)
+
+
+def prepare(transport: Transport, facts: ModuleType, stages: Stages) -> Units:
+    """First contact and the memory plan; nothing of the chip is changed beyond VRAM content."""
+    chip = first_contact(transport, facts, stages)
+    with stages.stage("memory"):
+        return make_units(chip)
+
+
+# ---- leaving -----------------------------------------------------------------------------------
+
+
+def stop(units: Units) -> None:
+    """Switch off everything that could touch host memory; firmware stays up. Queues are off."""
+    units.ih.stop()
+    units.gmc.gfxhub.stop()
+    units.gmc.mmhub.stop()
+    units.nbio.stop()
+
+
+def mode1_reset(units: Units) -> None:
+    """Reset the whole chip by its SMU; everything, VRAM too, is lost. Ends at the bootloader.
+
+    ORDER: no access at all while the chip resets; it would hang the bus on some platforms.
+    """
+    chip, transport = units.chip, units.chip.transport
+    facts = chip.facts
+    command = transport.config_read(_COMMAND, 2)
+    bars = [transport.config_read(0x10 + 4 * index) for index in range(6)]
+    transport.config_write(_COMMAND, command & ~_MASTER, 2)
+    units.smu.post(facts.SMU_MODE1_MESSAGE, 0)
+    time.sleep(facts.MODE1_QUIET_S)
+    for index, value in enumerate(bars):
+        transport.config_write(0x10 + 4 * index, value)
+    transport.config_write(_COMMAND, command | _MEMORY_AND_MASTER, 2)
+    wait_ifwi(chip)
+    try:
+        chip.wait(
+            chip.mp0.MP0_SMN_C2PMSG_35,
+            lambda value: value == 0x8000_0000,
+            unit="PSP",
+            waiting_for="bootloader after mode1 reset",
+            limit_s=facts.IFWI_LIMIT_S,
+        )
+    except UnitTimeout as error:
+        raise FirmwareSilent("the chip does not come back from mode1", **error.facts) from error

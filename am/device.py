@@ -1,0 +1,445 @@
+"""AmDevice: an AMD GPU as an hcq.Device, driven bare metal through a transport.
+
+This file holds the device's life and the hooks hcq asks for; blocks are driven elsewhere, and in
+which order in boot.py and reset.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from am import boot, chips, reset
+from am.chip import Chip
+from am.dispatch import LaunchDetails, Scratch, check_supported
+from am.firmware import SYSTEM_FOLDER, FirmwareSet, FirmwareSource, load_firmware
+from am.gfx import PRIVATE_BASE, SHARED_BASE
+from am.gmc import QUEUE_VMID
+from am.memory import AddressSpace, Mapping
+from am.mqd import QueueMemory, build
+from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
+from am.report import Reporter
+from am.sdma import RingMemory
+from am.sensors import Metrics, make_sensors
+from am.smu import version_text
+from am.units import Units
+from hcq.buffer import Buffer
+from hcq.codeobject import parse_amdhsa
+from hcq.device import Device
+from hcq.errors import (
+    BadArgument,
+    BadCodeObject,
+    DeviceLost,
+    DeviceNotFound,
+    LinkError,
+    UgpuError,
+)
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Kernel, Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.target import TargetSpec
+from hcq.telemetry import Sensor
+from hcq.timeline import Timeline
+
+if TYPE_CHECKING:
+    from hcq.registry import Attachment
+
+log = logging.getLogger(__name__)
+
+EOP_SIZE = 4096
+_WAVE_LANES = 32
+_SCRATCH_MOST = 256 << 20  # bytes for one class of kernels; fewer waves run beyond that
+_WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must fit
+PRESENCE_INTERVAL_S = 0.02
+PROGRAM_ALIGN = 256
+
+
+def open_device(
+    name: str,
+    attachment: Attachment,
+    *,
+    on_stage: boot.StageHook | None = None,
+    firmware: str | Path | None = None,
+    leave: str = "warm",
+    force_cold: bool = False,
+) -> AmDevice:
+    """Boot the chip behind `attachment`, or take it over if a process of ours left it up.
+
+    on_stage(name, seconds) is called after each stage. firmware: a folder with images, in place of
+    the system's. leave: "warm" keeps firmware running at close, "cold" resets the chip. force_cold
+    boots from scratch in any case. The device owns the attachment's transport from now on.
+    """
+    if leave not in ("warm", "cold"):
+        raise BadArgument("leave is warm or cold", leave=leave)
+    folders = (Path(firmware),) if firmware is not None else (SYSTEM_FOLDER,)
+    images = attachment.firmware if firmware is None else None
+    return AmDevice(
+        name,
+        attachment,
+        FirmwareSource(images, folders),
+        stages=boot.Stages(on_stage),
+        leave_warm=leave == "warm",
+        force_cold=force_cold,
+    )
+
+
+def find_facts(vendor: int, device: int) -> ModuleType:
+    """The facts of the chip with this PCI id: one folder of am/chips has them."""
+    for entry in pkgutil.iter_modules(chips.__path__):
+        facts = importlib.import_module(f"{chips.__name__}.{entry.name}.facts")
+        if vendor == facts.VENDOR and device in facts.PCI_IDS:
+            return facts
+    raise DeviceNotFound(f"no chip of ours has PCI id {vendor:04x}:{device:04x}")
+
+
+class AmDevice(Device):
+    """One GPU. See hcq.Device; boot_stages lists what the start took, (name, seconds)."""
+
+    def __init__(
+        self,
+        name: str,
+        attachment: Attachment,
+        firmware: FirmwareSource,
+        *,
+        stages: boot.Stages,
+        leave_warm: bool,
+        force_cold: bool,
+    ) -> None:
+        super().__init__(name)
+        self.transport = attachment.transport
+        identity = self.transport.identity
+        self.facts = find_facts(identity.vendor, identity.device)
+        self.firmware_source = firmware
+        self.firmware: FirmwareSet | None = None
+        self.stages = stages
+        self.leave_warm = leave_warm
+        self.warm = False
+        self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
+        self.reset_report: list[reset.Step] = []
+        self.clock_hertz = self.facts.CLOCK_HERTZ
+        self.programs: list[tuple[Mapping, bytes]] = []  # code, to be written again after mode1
+        self._scratch: dict[int, Scratch] = {}
+        self._scratch_memory: list[Mapping] = []
+        self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
+        self._looked_at = 0.0
+        self.units: Units = boot.prepare(self.transport, self.facts, stages)
+        try:
+            self._bring_up(force_cold)
+        except BaseException:
+            self._abandon()
+            raise
+
+    # ---- life --------------------------------------------------------------------------------
+
+    @property
+    def boot_stages(self) -> list[tuple[str, float]]:
+        return self.stages.done
+
+    @property
+    def chip(self) -> Chip:
+        return self.units.chip
+
+    @property
+    def memory(self) -> AddressSpace:
+        return self.units.memory
+
+    def _bring_up(self, force_cold: bool) -> None:
+        units, stages = self.units, self.stages
+        self.warm = not force_cold and boot.is_warm(units.chip, units)
+        if self.warm:
+            boot.warm_attach(units, stages)
+        else:
+            with stages.stage("firmware images"):
+                self.firmware = load_firmware(self.firmware_source, self.facts)
+            if units.psp.alive():
+                with stages.stage("mode1 reset"):
+                    boot.mode1_reset(units)
+            boot.cold_boot(units, self.firmware, stages)
+        boot.mark(units.chip, boot.IN_USE)
+        self.target = self._make_target()
+        self._make_queues()
+        self.metrics = Metrics(units.smu, self.lock)
+        self.reporter = Reporter(self)
+
+    def _make_target(self) -> TargetSpec:
+        return TargetSpec(
+            name=self.facts.ISA,
+            abi="amdhsa",
+            triple="amdgcn-amd-amdhsa",
+            cpu=self.facts.ISA,
+            wave_size=self.facts.WAVE_SIZE,
+            max_threads_per_group=self.facts.MAX_THREADS_PER_GROUP,
+            local_memory=self.facts.LDS_BYTES,
+            compute_units=self.units.gfx.compute_units(),
+            vector_bytes=16,
+            has_matrix_f16=True,
+            extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
+        )
+
+    def _make_queues(self) -> None:
+        facts = self.facts
+        with self.stages.stage("compute queue"):
+            self.eop = self.map(EOP_SIZE, Placement.DEVICE)
+            compute = ComputeQueue(self, 0, 0, facts.DOORBELL_MEC_RING0 * 2)
+            self._queues[QueueKind.COMPUTE].append(compute)
+            self.start_compute(compute)
+        with self.stages.stage("copy queues"):
+            self.route_copy_doorbells()
+            first = facts.DOORBELL_SDMA_ENGINE0 * 2
+            for engine in self.units.engines:
+                doorbell = first + engine.index * facts.DOORBELL_SDMA_STRIDE * 2
+                copy = CopyQueue(self, engine, doorbell)
+                self._queues[QueueKind.COPY].append(copy)
+                self.start_copy(copy)
+
+    def route_copy_doorbells(self) -> None:
+        facts = self.facts
+        self.units.nbio.route_sdma_doorbells(
+            facts.DOORBELL_SDMA_ENGINE0 * 2, facts.DOORBELL_SDMA_RANGE * facts.SDMA_ENGINES
+        )
+
+    def start_compute(self, queue: ComputeQueue) -> None:
+        """Describe an idle compute queue in its MQD and load it into the hardware."""
+        carveout = self.units.carveout
+        self.flush_tlb()
+        descriptor = build(
+            QueueMemory(
+                mqd=carveout.mc(carveout.mqd),
+                ring=int(queue.ring.address),
+                ring_size=RING_SIZE,
+                read_pointer=queue.read_pointer,
+                write_pointer=queue.write_pointer,
+                eop=int(self.eop.address),
+                eop_size=EOP_SIZE,
+                doorbell=queue.doorbell,
+                vmid=QUEUE_VMID,
+            )
+        )
+        self.chip.vram.write(carveout.mqd, bytes(descriptor))
+        self.units.nbio.flush_hdp()
+        self.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
+
+    def start_copy(self, queue: CopyQueue) -> None:
+        """Set an idle copy queue up on its engine."""
+        self.flush_tlb()
+        queue.engine.start(
+            RingMemory(
+                ring=int(queue.ring.address),
+                ring_size=RING_SIZE,
+                read_pointer=queue.read_pointer,
+                write_pointer=queue.write_pointer,
+                doorbell=queue.doorbell,
+                vmid=QUEUE_VMID,
+            )
+        )
+
+    @property
+    def compute_queues(self) -> list[ComputeQueue]:
+        queues = self._queues[QueueKind.COMPUTE]
+        return [queue for queue in queues if isinstance(queue, ComputeQueue)]
+
+    @property
+    def copy_queues(self) -> list[CopyQueue]:
+        queues = self._queues[QueueKind.COPY]
+        return [queue for queue in queues if isinstance(queue, CopyQueue)]
+
+    def shutdown(self) -> None:
+        try:
+            self._stop_hardware()
+        except (LinkError, UgpuError) as error:
+            log.warning("%s: while shutting down: %s", self.name, error)
+        finally:
+            self._abandon()
+
+    def _stop_hardware(self) -> None:
+        """Queues off, nothing of ours reachable; firmware stays, unless it is to go."""
+        if self.chip.lost():
+            return
+        clean = self.failure is None
+        for compute in self.compute_queues:
+            stopped = self.units.gfx.stop_queue(compute.pipe, compute.queue)
+            if not stopped:
+                clean = self.units.gfx.stop_queue(compute.pipe, compute.queue, reset_waves=True)
+        for copy in self.copy_queues:
+            clean = copy.engine.stop() and clean
+        if self.leave_warm and clean:
+            boot.mark(self.chip, boot.LEFT_CLEAN)
+            boot.stop(self.units)
+        else:
+            boot.stop(self.units)
+            boot.mode1_reset(self.units)
+        boot.disable_master(self.transport)
+
+    def _abandon(self) -> None:
+        """Release host resources; works in any state."""
+        for queues in self._queues.values():
+            for queue in queues:
+                queue.close()
+        self.units.close()
+        self.transport.close()
+
+    def recover(self) -> None:
+        reset.recover(self)
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def map(self, size: int, placement: Placement) -> Mapping:
+        """Allocate and map memory for the driver's own use."""
+        return self.memory.allocate(size, placement)
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Unmap and free; the TLBs forget it before anyone else gets the memory."""
+        self.memory.unmap(mapping)
+        if self.failure is None:
+            self.flush_tlb()
+        self.memory.release(mapping)
+
+    def flush_tlb(self) -> None:
+        self.units.gmc.flush_tlb()
+        self.memory.stale = False
+
+    def wrap(self, mapping: Mapping) -> Buffer:
+        """A buffer over a mapping."""
+        view = mapping.view if mapping.dma is not None else None
+        return Buffer(self, mapping.address, mapping.size, mapping.placement, view, handle=mapping)
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        mapping = self.map(size, placement)
+        view = mapping.view[:size] if mapping.dma is not None else None
+        return Buffer(self, VirtAddr(mapping.address), size, placement, view, handle=mapping)
+
+    def free_memory(self, buffer: Buffer) -> None:
+        mapping = buffer.handle
+        assert isinstance(mapping, Mapping)
+        buffer.view = None
+        self.programs = [entry for entry in self.programs if entry[0] is not mapping]
+        self.unmap(mapping)
+
+    # ---- programs ----------------------------------------------------------------------------
+
+    def load_program(self, image: bytes) -> Program:
+        code = parse_amdhsa(image)
+        if code.target != self.facts.ISA:
+            raise BadCodeObject(
+                "the code object is for another processor",
+                found=code.target,
+                expected=self.facts.ISA,
+            )
+        for name, kernel in code.kernels.items():
+            check_supported(name, kernel.descriptor)
+        memory = self.allocate_memory(max(code.size, 1), Placement.DEVICE)
+        try:
+            program = Program(self, memory)
+            base = int(memory.address)
+            for name, kernel in code.kernels.items():
+                descriptor = kernel.descriptor
+                program.kernels[name] = Kernel(
+                    name=name,
+                    program=program,
+                    address=base + kernel.entry,
+                    kernarg_size=kernel.kernarg_size,
+                    arguments=kernel.arguments,
+                    local_size=descriptor.local_size,
+                    private_size=descriptor.private_size,
+                    details=LaunchDetails(
+                        image=kernel,
+                        code=base + kernel.entry,
+                        descriptor=base + kernel.descriptor_at,
+                        scratch=self.scratch(descriptor.private_size),
+                        threads_limit=self.facts.MAX_THREADS_PER_GROUP,
+                    ),
+                )
+            linked = code.link(base)
+            mapping = memory.handle
+            assert isinstance(mapping, Mapping)
+            self.programs.append((mapping, linked))
+            self.write_code(mapping, linked)
+        except BaseException:
+            self.free_memory(memory)
+            raise
+        return program
+
+    def write_code(self, mapping: Mapping, code: bytes) -> None:
+        """Write through the host's window: no queue, so it works while a graph is captured."""
+        position = 0
+        for start, length in mapping.pieces:
+            part = code[position : position + length]
+            self.chip.vram.write(start, part + bytes(-len(part) % 4))
+            position += length
+        self.units.nbio.flush_hdp()
+
+    def scratch(self, private_size: int) -> Scratch | None:
+        """Scratch memory for kernels with `private_size` bytes per thread, shared by size class."""
+        if not private_size:
+            return None
+        wave_size = max(1024, 1 << (private_size * _WAVE_LANES - 1).bit_length())
+        if wave_size not in self._scratch:
+            info = self.chip.discovery.gc
+            assert info is not None
+            engines = info.shader_engines
+            slots = -(-self.target.compute_units // engines) * self.facts.SCRATCH_WAVES_PER_CU
+            waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
+            mapping = self.map(waves * engines * wave_size, Placement.DEVICE)
+            self._scratch_memory.append(mapping)
+            self._scratch[wave_size] = Scratch(int(mapping.address), wave_size, waves)
+        return self._scratch[wave_size]
+
+    # ---- queues and failures -----------------------------------------------------------------
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return self._queues[kind]
+
+    def poll(self) -> UgpuError | None:
+        for entry in self.units.ih.drain():
+            failure = self.reporter.explain(entry)
+            if failure is not None:
+                return failure
+        now = time.monotonic()
+        if now - self._looked_at > PRESENCE_INTERVAL_S:
+            self._looked_at = now
+            if self.chip.lost():
+                return DeviceLost(f"{self.name} no longer answers", device=self.name)
+        return None
+
+    def pause(self, limit_s: float) -> None:
+        interrupts = self.transport.interrupts
+        if interrupts is None:
+            time.sleep(min(limit_s, 1e-4))
+        else:
+            interrupts.wait(limit_s)
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        return self.reporter.diagnose(timeline)
+
+    # ---- what the chip says of itself --------------------------------------------------------
+
+    def sensors(self) -> Sequence[Sensor]:
+        return (
+            Sensor("memory_used_bytes", "B", lambda: float(self.memory.used)),
+            *make_sensors(self.metrics),
+        )
+
+    def info(self) -> dict[str, object]:
+        identity = self.transport.identity
+        with self.lock:
+            smu_version = self.units.smu.send("GetSmuVersion")
+        firmware = self.firmware.versions if self.firmware is not None else {}
+        return {
+            "chip": self.facts.NAME,
+            "isa": self.facts.ISA,
+            "pci_id": str(identity),
+            "transport": self.transport.name,
+            "compute_units": self.target.compute_units,
+            "vram_bytes": self.chip.vram.size,
+            "vram_visible_bytes": self.chip.vram.visible,
+            "smu_firmware": version_text(smu_version),
+            "firmware": {name: f"{version:#x}" for name, version in firmware.items()},
+            "start": "warm" if self.warm else "cold",
+            "copy_engines": len(self.copy_queues),
+        }

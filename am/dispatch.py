@@ -1,0 +1,219 @@
+"""Dispatch: one kernel launch as registers and packets.
+
+Source: LLVM AMDGPUUsage (kernel descriptor, initial SGPRs, hidden arguments, AQL dispatch packet),
+Linux 6.12 gc_11_0_0 headers (COMPUTE_* fields).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from am.pm4 import Pm4
+from am.regs import constants, load
+from hcq.codeobject import Descriptor, KernelImage
+from hcq.command import Launch
+from hcq.errors import BadArgument, NotSupported
+from hcq.fields import Register, RegisterBlock
+
+LDS_GRANULE = 512  # bytes per unit of COMPUTE_PGM_RSRC2.LDS_SIZE on gfx11
+WAVE_SIZE_GRANULE = 256  # bytes per unit of COMPUTE_TMPRING_SIZE.WAVESIZE on gfx11
+_NOT_PROVIDED = ("private_segment_buffer", "queue_ptr", "dispatch_id", "flat_scratch_init")
+# AQL kernel dispatch packet: header, setup, group sizes, grid sizes (threads), private and group
+# segment sizes, kernel object, kernel arguments, reserved, completion signal.
+_AQL = struct.Struct("<HHHHHHIIIIIQQQQ")
+_AQL_KERNARG = 40
+_AQL_KERNEL_DISPATCH = 2
+# hidden argument -> (axis, what): the values that depend on the launch; all others stay zero
+_HIDDEN = {
+    f"hidden_{what}_{axis}": (number, what)
+    for number, axis in enumerate("xyz")
+    for what in ("block_count", "group_size")
+}
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Private memory for waves. address: virtual; wave_size: bytes; waves: per shader engine."""
+
+    address: int
+    wave_size: int
+    waves: int
+
+
+@dataclass(frozen=True)
+class LaunchDetails:
+    """What `Kernel.details` holds: everything about a launch that does not change.
+
+    code: address of the first instruction, descriptor: of the kernel descriptor.
+    """
+
+    image: KernelImage
+    code: int
+    descriptor: int
+    scratch: Scratch | None
+    threads_limit: int
+
+
+class ShaderRegisters:
+    """SET_SH_REG offsets of the COMPUTE_* registers, and encoded constants, looked up once."""
+
+    def __init__(self, gc: RegisterBlock) -> None:
+        start = constants("nvd").PACKET3_SET_SH_REG_START
+
+        def offset(name: str) -> int:
+            return gc[name].index - start
+
+        self.pgm_lo = offset("COMPUTE_PGM_LO")
+        self.pgm_rsrc1 = offset("COMPUTE_PGM_RSRC1")
+        self.pgm_rsrc3 = offset("COMPUTE_PGM_RSRC3")
+        self.resource_limits = offset("COMPUTE_RESOURCE_LIMITS")
+        self.tmpring_size = offset("COMPUTE_TMPRING_SIZE")
+        self.scratch_base = offset("COMPUTE_DISPATCH_SCRATCH_BASE_LO")
+        self.restart = offset("COMPUTE_RESTART_X")
+        self.start = offset("COMPUTE_START_X")
+        self.user_data = offset("COMPUTE_USER_DATA_0")
+
+
+def check_supported(name: str, descriptor: Descriptor) -> None:
+    """NotSupported for a kernel that wants what this driver does not provide."""
+    wanted = descriptor.user_sgprs
+    for what in _NOT_PROVIDED:
+        if wanted[what]:
+            raise NotSupported(f"kernel {name} wants {what}, which is not provided", kernel=name)
+    if descriptor.uses_dynamic_stack:
+        raise NotSupported(f"kernel {name} needs a stack of unknown size", kernel=name)
+    if descriptor.preload:
+        raise NotSupported(f"kernel {name} preloads arguments", kernel=name)
+
+
+def encode_launch(pm4: Pm4, launch: Launch, registers: ShaderRegisters) -> None:
+    """Append the packets of one launch and its argument block."""
+    details = launch.kernel.details
+    assert isinstance(details, LaunchDetails)
+    _check_shape(launch, details)
+    if 0 in launch.grid:
+        return
+    descriptor = details.image.descriptor
+    kernarg = _place_arguments(pm4, launch, details)
+    pm4.set_sh(registers.pgm_lo, *_split(details.code >> 8))
+    pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor))
+    pm4.set_sh(registers.pgm_rsrc3, descriptor.rsrc3)
+    pm4.set_sh(registers.tmpring_size, _tmpring(details.scratch))
+    if details.scratch is not None:
+        pm4.set_sh(registers.scratch_base, *_split(details.scratch.address >> 8))
+    pm4.set_sh(registers.restart, 0, 0, 0)
+    pm4.set_sh(registers.resource_limits, 0)
+    _user_data(pm4, launch, details, registers, kernarg)
+    # START_X..Z, NUM_THREAD_X..Z, PIPELINESTAT_ENABLE, PERFCOUNT_ENABLE are consecutive.
+    pm4.set_sh(registers.start, 0, 0, 0, *launch.block, 0, 0)
+    pm4.dispatch(launch.grid, _initiator(descriptor))
+
+
+def _check_shape(launch: Launch, details: LaunchDetails) -> None:
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    most = min(details.image.max_threads or details.threads_limit, details.threads_limit)
+    if threads > most:
+        raise BadArgument(
+            f"{launch.kernel.name} runs at most {most} threads per group", block=launch.block
+        )
+
+
+def _place_arguments(pm4: Pm4, launch: Launch, details: LaunchDetails) -> int | None:
+    """Put the argument block behind the commands; its data offset, None if there is none."""
+    image = details.image
+    if not image.kernarg_size:
+        return None
+    block = bytearray(launch.kernarg.ljust(image.kernarg_size, b"\0"))
+    for hidden in image.hidden:
+        value = _hidden_value(hidden.kind, launch)
+        if value is not None:
+            block[hidden.offset : hidden.offset + hidden.size] = value.to_bytes(
+                hidden.size, "little"
+            )
+    offset = pm4.add_data(bytes(block))
+    for reference in launch.references:
+        pm4.data_symbol(offset + reference.offset, reference.symbol, reference.width)
+    return offset
+
+
+def _hidden_value(kind: str, launch: Launch) -> int | None:
+    if kind == "hidden_grid_dims":
+        return max((n + 1 for n in range(3) if launch.grid[n] * launch.block[n] > 1), default=1)
+    if kind not in _HIDDEN:
+        return None
+    axis, what = _HIDDEN[kind]
+    return launch.grid[axis] if what == "block_count" else launch.block[axis]
+
+
+def _user_data(
+    pm4: Pm4,
+    launch: Launch,
+    details: LaunchDetails,
+    registers: ShaderRegisters,
+    kernarg: int | None,
+) -> None:
+    """Initial SGPRs in the order the ABI fixes: dispatch packet, arguments, private size."""
+    descriptor = details.image.descriptor
+    wanted = descriptor.user_sgprs
+    count = 2 * wanted["dispatch_ptr"] + 2 * wanted["kernarg_segment_ptr"]
+    count += wanted["private_segment_size"]
+    if not count:
+        return
+    pm4.set_sh_count(registers.user_data, count)
+    if wanted["dispatch_ptr"]:
+        pm4.data_address(_place_packet(pm4, launch, details, kernarg))
+    if wanted["kernarg_segment_ptr"]:
+        if kernarg is None:
+            pm4.emit(0, 0)
+        else:
+            pm4.data_address(kernarg)
+    if wanted["private_segment_size"]:
+        pm4.emit(descriptor.private_size)
+
+
+def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int | None) -> int:
+    """The AQL packet that this launch would be; kernels read sizes from it."""
+    descriptor = details.image.descriptor
+    threads = [groups * size for groups, size in zip(launch.grid, launch.block, strict=True)]
+    if any(size >= 1 << 32 for size in threads):
+        raise BadArgument("the grid has more threads than a dispatch packet counts", grid=threads)
+    packet = _AQL.pack(
+        _AQL_KERNEL_DISPATCH, 3, *launch.block, 0, *threads, descriptor.private_size,
+        descriptor.local_size, details.descriptor, 0, 0, 0,
+    )  # fmt: skip
+    offset = pm4.add_data(packet)
+    if kernarg is not None:
+        pm4.data_points_to(offset + _AQL_KERNARG, kernarg)
+    return offset
+
+
+def _rsrc2(descriptor: Descriptor) -> int:
+    granules = -(-descriptor.local_size // LDS_GRANULE)
+    return int(_register("COMPUTE_PGM_RSRC2").insert(descriptor.rsrc2, {"LDS_SIZE": granules}))
+
+
+def _tmpring(scratch: Scratch | None) -> int:
+    if scratch is None:
+        return 0
+    return int(
+        _register("COMPUTE_TMPRING_SIZE").encode(
+            WAVES=scratch.waves, WAVESIZE=scratch.wave_size // WAVE_SIZE_GRANULE
+        )
+    )
+
+
+def _initiator(descriptor: Descriptor) -> int:
+    return int(
+        _register("COMPUTE_DISPATCH_INITIATOR").encode(
+            COMPUTE_SHADER_EN=1, FORCE_START_AT_000=1, CS_W32_EN=int(descriptor.is_wave32)
+        )
+    )
+
+
+def _register(name: str) -> Register:
+    return load("gc_11_0_0")[name]
+
+
+def _split(value: int) -> tuple[int, int]:
+    return value & 0xFFFF_FFFF, value >> 32

@@ -1,0 +1,228 @@
+"""What the chip reports, as errors: interrupt entries and fault registers decoded.
+
+Source: Linux 6.12 gmc_v11_0.c and gfxhub_v3_0.c/mmhub_v3_0.c (page faults, client names),
+kfd_int_process_v11.c (SQ words), ivsrcid/gfx/irqsrcs_gfx_11_0_0.h (sources),
+soc15_ih_clientid.h (clients; SDMA shares GFX's).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hcq.errors import BadPacket, ChipError, DeviceHang, IllegalInstruction, PageFault, UgpuError
+
+if TYPE_CHECKING:
+    from am.ih import Interrupt
+
+CLIENT_GFX = 0x0A
+CLIENT_VMC = 0x12
+CLIENT_GRBM_CP = 0x14
+
+SOURCE_UTCL2 = 0
+SOURCE_SDMA_TRAP = 49
+SOURCE_SDMA_HANG = 55
+SOURCE_CP_EOP = 181
+SOURCE_SQ = 239
+_CP_PACKETS = {
+    180: "a reserved bit is set",
+    183: "unknown opcode",
+    184: "access to a privileged register",
+    185: "privileged instruction",
+}
+_SDMA_SOURCES = {
+    54: "doorbell of an invalid queue",
+    56: "atomic operation timed out",
+    57: "poll ran out of retries",
+    58: "page request timed out",
+    59: "null page",
+    60: "page fault",
+    61: "address in the canonical hole",
+    62: "ECC error",
+    63: "frozen",
+    64: "SRAM ECC error",
+    65: "semaphore incomplete",
+    66: "semaphore wait failed",
+}
+_SDMA_PAGE = (59, 60, 61)
+_SDMA_HANGS = (56, 57, 58)
+
+_GFX_CLIENTS = {
+    0: "CB/DB", 2: "GE1", 3: "GE2", 4: "CPF", 5: "CPC", 6: "CPG", 7: "RLC", 8: "TCP",
+    9: "SQC (inst)", 10: "SQC (data)", 11: "SQG", 13: "SDMA0", 14: "SDMA1", 15: "GCR",
+    16: "SDMA2", 17: "SDMA3",
+}  # fmt: skip
+_MM_CLIENTS = {0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 15: "OSSSYS", 16: "HDP", 17: "LSDMA"}
+_INSTRUCTION_FETCH = 9
+
+_SQ_ERRORS = {0: "EDC FUE", 1: "illegal instruction", 2: "memory violation", 3: "EDC FED"}
+_SQ_ENCODING_ERROR = 2
+_PERMISSIONS = ("valid", "read", "write", "execute")
+_ADDRESS_HIGH = 0xF
+_WRITE_FAULT = 1 << 5
+
+
+@dataclass(frozen=True)
+class HubFault:
+    """A latched L2_PROTECTION_FAULT_STATUS with its page address. Fields as gfx11 has them."""
+
+    hub: str
+    address: int
+    status: int
+
+    def _bits(self, low: int, width: int) -> int:
+        return self.status >> low & ((1 << width) - 1)
+
+    @property
+    def client_id(self) -> int:
+        return self._bits(9, 9)
+
+    @property
+    def client(self) -> str:
+        names = _GFX_CLIENTS if self.hub == "GFXHUB" else _MM_CLIENTS
+        return names.get(self.client_id, f"client {self.client_id}")
+
+    @property
+    def write(self) -> bool:
+        return bool(self._bits(18, 1))
+
+    @property
+    def vmid(self) -> int:
+        return self._bits(20, 4)
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Which checks of the entry failed."""
+        permission = self._bits(4, 4)
+        return tuple(name for bit, name in enumerate(_PERMISSIONS) if permission >> bit & 1)
+
+    @property
+    def access(self) -> str:
+        if self.hub == "GFXHUB" and self.client_id == _INSTRUCTION_FETCH:
+            return "execute"
+        return "write" if self.write else "read"
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "status": self.status,
+            "refused": "+".join(self.refused) or "none",
+            "walker_error": self._bits(1, 3),
+            "mapping_error": bool(self._bits(8, 1)),
+            "atomic": bool(self._bits(19, 1)),
+            "more_faults": bool(self._bits(0, 1)),
+        }
+
+
+def page_fault(interrupt: Interrupt | None, latched: HubFault | None) -> PageFault:
+    """The error for a page fault, from its interrupt, the latched registers, or both."""
+    if interrupt is not None:
+        address = interrupt.data[0] << 12 | (interrupt.data[1] & _ADDRESS_HIGH) << 44
+        access = "write" if interrupt.data[1] & _WRITE_FAULT else "read"
+        vmid, hub = interrupt.vmid, "MMHUB" if interrupt.client == CLIENT_VMC else "GFXHUB"
+    else:
+        assert latched is not None
+        address, access, vmid, hub = latched.address, latched.access, latched.vmid, latched.hub
+    client, details = "unknown", dict[str, object]()
+    # The latch keeps the first fault; it tells about this one only where page and VMID agree.
+    if latched is not None and latched.address >> 12 == address >> 12 and latched.vmid == vmid:
+        access, client, details = latched.access, latched.client, latched.facts()
+    return PageFault(
+        f"{hub}: page fault, {access} of {address:#x} by {client}",
+        address=address,
+        access=access,
+        client=client,
+        vmid=vmid,
+        hub=hub,
+        **details,
+    )
+
+
+@dataclass(frozen=True)
+class SqWord:
+    """An SQ interrupt's two data words, decoded (gfx11)."""
+
+    encoding: int
+    error: int
+    detail: int
+    array: int
+    wave: int
+    simd: int
+    wgp: int
+    privileged: bool
+
+    @staticmethod
+    def decode(data: tuple[int, ...]) -> SqWord:
+        return SqWord(
+            encoding=data[1] >> 6 & 3,
+            error=data[0] >> 21 & 0xF,
+            detail=data[0] & 0x1F_FFFF,
+            array=data[0] >> 25 & 1,
+            wave=data[0] >> 27 & 0x1F,
+            simd=data[1] & 3,
+            wgp=data[1] >> 2 & 0xF,
+            privileged=bool(data[0] >> 26 & 1),
+        )
+
+    @property
+    def is_error(self) -> bool:
+        return self.encoding == _SQ_ENCODING_ERROR
+
+    def to_error(self, vmid: int, wave_state: dict[str, object]) -> UgpuError:
+        """The error for an SQ error word; wave_state: what the wave's registers say, or nothing."""
+        what = _SQ_ERRORS.get(self.error, f"error type {self.error}")
+        facts: dict[str, object] = {
+            "vmid": vmid,
+            "array": self.array,
+            "wgp": self.wgp,
+            "simd": self.simd,
+            "wave": self.wave,
+            **wave_state,
+        }
+        kind = IllegalInstruction if self.error == 1 else ChipError
+        at = f" at {wave_state['pc']:#x}" if "pc" in wave_state else ""
+        return kind(f"a wave stopped: {what}{at}", **facts)
+
+
+def is_packet_error(interrupt: Interrupt) -> bool:
+    """Whether the command processor refuses a packet by this entry."""
+    return interrupt.client == CLIENT_GRBM_CP and interrupt.source in _CP_PACKETS
+
+
+def command_processor_error(interrupt: Interrupt, state: dict[str, object]) -> BadPacket | None:
+    """The error for a CP source; None for sources that are no failures."""
+    if not is_packet_error(interrupt):
+        return None
+    what = _CP_PACKETS[interrupt.source]
+    engine, pipe, queue = interrupt.queue
+    return BadPacket(
+        f"the command processor refused a packet: {what}",
+        reason=what,
+        source=interrupt.source,
+        engine=engine,
+        pipe=pipe,
+        queue=queue,
+        vmid=interrupt.vmid,
+        **state,
+    )
+
+
+def sdma_error(interrupt: Interrupt, state: dict[str, object]) -> UgpuError | None:
+    """The error for an SDMA source; None for traps and the like."""
+    what = _SDMA_SOURCES.get(interrupt.source)
+    if what is None or interrupt.client != CLIENT_GFX:
+        return None
+    facts: dict[str, object] = {
+        "engine": f"SDMA{interrupt.ring >> 4 & 0xF}",
+        "queue": interrupt.ring & 0xF,
+        "vmid": interrupt.vmid,
+        "data": tuple(hex(word) for word in interrupt.data),
+        **state,
+    }
+    if interrupt.source in _SDMA_PAGE:
+        address = interrupt.data[0] << 12 | (interrupt.data[1] & _ADDRESS_HIGH) << 44
+        return PageFault(
+            f"SDMA: {what}", address=address, access="unknown", client=facts["engine"], **facts
+        )
+    if interrupt.source in _SDMA_HANGS:
+        return DeviceHang(f"SDMA: {what}", **facts)
+    return ChipError(f"SDMA: {what}", **facts)

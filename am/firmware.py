@@ -1,0 +1,262 @@
+"""Firmware images: found, unpacked, checked, and cut into the parts the PSP takes.
+
+Nothing is sent before every image was checked: sizes and offsets against the file, header versions
+against the layouts we know. Layouts: Linux 6.12 amdgpu_ucode.h; which part is which:
+amdgpu_ucode.c. Sizes and offsets are bytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import lzma
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from am.regs import structs
+from hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
+from hcq.layout import Layout, Struct
+
+log = logging.getLogger(__name__)
+
+SYSTEM_FOLDER = Path("/lib/firmware/amdgpu")
+
+
+@dataclass
+class FirmwareSet:
+    """Checked parts by our names (see chips/*/facts.py), and what else the boot needs of them.
+
+    boot: PSP bootloader components by fw_type. mec_start: byte address at which MEC starts.
+    versions: image name -> version, for people.
+    """
+
+    boot: dict[int, bytes] = field(default_factory=dict)
+    parts: dict[str, bytes] = field(default_factory=dict)
+    mec_start: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+
+
+class FirmwareSource:
+    """Where images come from: a mapping (an attachment's own set), else folders in order."""
+
+    def __init__(
+        self,
+        images: Mapping[str, bytes] | None = None,
+        folders: Sequence[Path] = (SYSTEM_FOLDER,),
+    ) -> None:
+        self.images = images
+        self.folders = tuple(folders)
+
+    def read(self, name: str) -> bytes:
+        """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound tells where was looked."""
+        if self.images is not None:
+            for key in (name, f"amdgpu/{name}"):
+                if key in self.images:
+                    return bytes(self.images[key])
+            raise FirmwareNotFound(f"no image {name} in the given set", name=name, searched="set")
+        for folder in self.folders:
+            for suffix, unpack in (("", bytes), (".xz", _unpack_xz), (".zst", _unpack_zstd)):
+                path = folder / (name + suffix)
+                if path.is_file():
+                    log.debug("firmware %s from %s", name, path)
+                    return unpack(path.read_bytes())
+        raise FirmwareNotFound(
+            f"firmware {name} is not installed (package firmware-amd-graphics or linux-firmware)",
+            name=name,
+            searched=[str(folder) for folder in self.folders],
+        )
+
+
+def _unpack_xz(data: bytes) -> bytes:
+    try:
+        return lzma.decompress(data)
+    except lzma.LZMAError as error:
+        raise FirmwareInvalid("the .xz file is damaged", reason=str(error)) from error
+
+
+def _unpack_zstd(data: bytes) -> bytes:
+    try:
+        zstandard = importlib.import_module("zstandard")
+    except ImportError as error:
+        raise MissingDependency(
+            "firmware is compressed by zstd", install="pip install 'ugpu[firmware]'"
+        ) from error
+    try:
+        unpacker = zstandard.ZstdDecompressor().decompressobj()
+        return bytes(unpacker.decompress(data))
+    except zstandard.ZstdError as error:
+        raise FirmwareInvalid("the .zst file is damaged", reason=str(error)) from error
+
+
+# ---- parsing -----------------------------------------------------------------------------------
+
+
+class Image:
+    """One file with its common header checked. `header(name)` views it as a longer layout."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.common = self.header("common_firmware_header")
+        if self.common.size_bytes != len(data):
+            raise self.invalid("size field differs from the file's", stated=self.common.size_bytes)
+        least = self.layout("common_firmware_header").size
+        if not least <= self.common.header_size_bytes <= len(data):
+            raise self.invalid("header size is impossible", stated=self.common.header_size_bytes)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.common.header_version_major, self.common.header_version_minor
+
+    def invalid(self, what: str, **facts: object) -> FirmwareInvalid:
+        return FirmwareInvalid(f"{self.name}: {what}", name=self.name, size=len(self.data), **facts)
+
+    def layout(self, name: str) -> Layout[Struct]:
+        return structs("amdgpu_ucode")[name]
+
+    def header(self, name: str) -> Struct:
+        layout = self.layout(name)
+        if layout.size > len(self.data):
+            raise self.invalid("too short for its header", header=name, needs=layout.size)
+        return layout.view(self.data)
+
+    def expect(self, *versions: tuple[int, int]) -> None:
+        if self.version not in versions:
+            raise self.invalid("header version is not known", found=self.version, known=versions)
+
+    def part(self, offset: int, size: int, what: str) -> bytes:
+        if size <= 0:
+            raise self.invalid(f"{what} is empty", offset=offset)
+        if offset < self.layout("common_firmware_header").size or offset + size > len(self.data):
+            raise self.invalid(f"{what} lies outside the payload", offset=offset, length=size)
+        return self.data[offset : offset + size]
+
+    def payload(self) -> bytes:
+        common = self.common
+        return self.part(common.ucode_array_offset_bytes, common.ucode_size_bytes, "payload")
+
+
+def parse_sos(image: Image, out: FirmwareSet) -> None:
+    """The PSP's container: bootloader components by fw_type."""
+    image.expect((2, 0), (2, 1))
+    name = f"psp_firmware_header_v2_{image.version[1]}"
+    header = image.header(name)
+    entry = image.layout("psp_fw_bin_desc")
+    first = image.layout(name).size
+    count = header.psp_fw_bin_count
+    if not 1 <= count <= 64 or first + count * entry.size > len(image.data):
+        raise image.invalid("component count is impossible", count=count)
+    base = image.common.ucode_array_offset_bytes
+    for position in range(count):
+        part = entry.view(image.data, first + position * entry.size)
+        if part.size_bytes:  # the first of a type counts; auxiliary sets follow on other chips
+            content = image.part(base + part.offset_bytes, part.size_bytes, f"component {position}")
+            out.boot.setdefault(part.fw_type, content)
+
+
+def parse_smu(image: Image, out: FirmwareSet) -> None:
+    image.expect((1, 0), (2, 0), (2, 1))
+    out.parts["smu"] = image.payload()
+
+
+def parse_toc(image: Image, out: FirmwareSet) -> None:
+    out.parts["toc"] = image.payload()
+
+
+def parse_sdma(image: Image, out: FirmwareSet) -> None:
+    image.expect((2, 0))
+    header = image.header("sdma_firmware_header_v2_0")
+    start = image.common.ucode_array_offset_bytes
+    out.parts["sdma_ucode_th0"] = image.part(start, header.ctx_ucode_size_bytes, "context thread")
+    out.parts["sdma_ucode_th1"] = image.part(
+        header.ctl_ucode_offset, header.ctl_ucode_size_bytes, "control thread"
+    )
+
+
+def parse_mec(image: Image, out: FirmwareSet) -> None:
+    image.expect((2, 0))
+    header = image.header("gfx_firmware_header_v2_0")
+    start = image.common.ucode_array_offset_bytes
+    out.parts["rs64_mec"] = image.part(start, header.ucode_size_bytes, "code")
+    stack = image.part(header.data_offset_bytes, header.data_size_bytes, "data")
+    for pipe in range(4):
+        out.parts[f"rs64_mec_p{pipe}_stack"] = stack
+    out.mec_start = header.ucode_start_addr_lo | header.ucode_start_addr_hi << 32
+
+
+def parse_imu(image: Image, out: FirmwareSet) -> None:
+    image.expect((1, 0))
+    header = image.header("imu_firmware_header_v1_0")
+    start = image.common.ucode_array_offset_bytes
+    out.parts["imu_i"] = image.part(start, header.imu_iram_ucode_size_bytes, "instructions")
+    out.parts["imu_d"] = image.part(
+        start + header.imu_iram_ucode_size_bytes, header.imu_dram_ucode_size_bytes, "data"
+    )
+
+
+# part name -> (stem of the size and offset fields, first minor version that has them)
+_RLC_PARTS = {
+    "rlc_iram": ("rlc_iram_ucode", 2),
+    "rlc_dram_boot": ("rlc_dram_ucode", 2),
+    "rlc_p": ("rlcp_ucode", 3),
+    "rlc_v": ("rlcv_ucode", 3),
+}
+
+
+def parse_rlc(image: Image, out: FirmwareSet) -> None:
+    image.expect((2, 2), (2, 3), (2, 4))
+    minor = image.version[1]
+    out.parts["rlc_g"] = image.payload()
+    for name, (stem, since) in _RLC_PARTS.items():
+        if minor < since:
+            continue
+        header = image.header(f"rlc_firmware_header_v2_{since}")
+        size, offset = header[f"{stem}_size_bytes"], header[f"{stem}_offset_bytes"]
+        out.parts[name] = image.part(offset, size, name)
+
+
+_PARSERS: tuple[tuple[str, Callable[[Image, FirmwareSet], None]], ...] = (
+    ("_sos.bin", parse_sos),
+    ("smu_", parse_smu),
+    ("_toc.bin", parse_toc),
+    ("sdma_", parse_sdma),
+    ("_mec.bin", parse_mec),
+    ("_imu.bin", parse_imu),
+    ("_rlc.bin", parse_rlc),
+)
+
+
+def parse_image(name: str, data: bytes, out: FirmwareSet) -> None:
+    """Check image `name` and add its parts to `out`; FirmwareInvalid for everything wrong."""
+    image = Image(name, data)
+    for mark, parser in _PARSERS:
+        if mark in name:
+            parser(image, out)
+            out.versions[name] = image.common.ucode_version
+            return
+    raise image.invalid("no parser for this kind of image")
+
+
+def load_firmware(source: FirmwareSource, facts: ModuleType) -> FirmwareSet:
+    """Read and check everything the chip needs; nothing is sent anywhere yet."""
+    found = FirmwareSet()
+    for name in facts.FIRMWARE_FILES:
+        try:
+            data = source.read(name)
+        except FirmwareNotFound:
+            if name in facts.FIRMWARE_OPTIONAL:
+                continue
+            raise
+        parse_image(name, data, found)
+    needed = [name for _, name in (facts.SMU_FIRMWARE, *facts.IP_FIRMWARE)]
+    for part in needed:
+        if part not in found.parts:
+            raise FirmwareInvalid(f"the images lack part {part}", part=part)
+    for what, _, kind in facts.BOOT_COMPONENTS:
+        if kind not in found.boot:
+            log.debug("bootloader component %s is not in the set; skipped", what)
+    if facts.SOS_TYPE not in found.boot:
+        raise FirmwareInvalid("the PSP container has no secure OS", fw_type=facts.SOS_TYPE)
+    return found

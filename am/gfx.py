@@ -1,0 +1,303 @@
+"""GFX: the graphics core as a compute engine: RLC, MEC, shader configuration, hardware queues.
+
+Source: Linux 6.12 gfx_v11_0.c (start of RS64, constants, RLC, interrupts, soft reset) and
+amdgpu_amdkfd_gfx_v11.c (loading and destroying a hardware queue).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from am import mqd
+from am.chip import ALL_ONES, Chip
+from am.gmc import QUEUE_VMID
+from am.nbio import Nbio
+from hcq.errors import FirmwareSilent, UnitTimeout
+from hcq.layout import Struct
+
+MEC = 1  # micro engine number of the first MEC
+_UNALIGNED = 3
+_PREFETCH = 3
+SHARED_BASE = 1  # apertures, as address bits 63:48: LDS, then scratch
+PRIVATE_BASE = 2
+_TCP_CNTL = 0x2000_0000  # golden setting of gfx11 (gfx_v11_0.c, golden_settings_gc_11_0)
+_READ_TIMEOUT = 0xFF
+_SPM_VMID = 0xF
+_MICRO_PAUSE_S = 50e-6
+_RESET_PAUSE_S = 0.05
+# TIMEOUT: the kernel polls usec_timeout (100 ms) for autoload and for a queue to drain.
+AUTOLOAD_LIMIT_S = 1.0
+DRAIN_LIMIT_S = 0.1
+DEQUEUE_DRAIN = 1
+DEQUEUE_RESET_WAVES = 2
+_SAFE_MODE_ENTER, _SAFE_MODE_LEAVE = 1, 0
+
+
+class Gfx:
+    """Drive one graphics core (GC 11.0.x) for compute."""
+
+    def __init__(self, chip: Chip, nbio: Nbio) -> None:
+        self.chip = chip
+        self.nbio = nbio
+        self.pipes = chip.facts.MEC_PIPES
+
+    @contextmanager
+    def select(
+        self, *, me: int = 0, pipe: int = 0, queue: int = 0, vmid: int = 0
+    ) -> Iterator[None]:
+        """Aim banked registers at one queue or VMID; a select left behind misdirects others."""
+        register = self.chip.gc.GRBM_GFX_CNTL
+        register.write(MEID=me, PIPEID=pipe, QUEUEID=queue, VMID=vmid)
+        try:
+            yield
+        finally:
+            register.write(0)
+
+    # ---- start -------------------------------------------------------------------------------
+
+    def wait_autoload(self) -> None:
+        """Wait until the RLC has loaded and started every micro engine."""
+        gc = self.chip.gc
+
+        def probe_stat() -> bool:
+            return int(gc.CP_STAT.read()) == 0
+
+        try:
+            self.chip.wait(
+                gc.RLC_RLCS_BOOTLOAD_STATUS,
+                lambda value: bool(value.BOOTLOAD_COMPLETE) and probe_stat(),
+                unit="RLC",
+                waiting_for="autoload of the graphics core's firmware",
+                limit_s=AUTOLOAD_LIMIT_S,
+            )
+        except UnitTimeout as error:
+            raise FirmwareSilent(
+                "the RLC does not finish loading the graphics core's firmware",
+                stage="RLC autoload",
+                limit_s=AUTOLOAD_LIMIT_S,
+                bootload_status=int(gc.RLC_RLCS_BOOTLOAD_STATUS.read()),
+                cp_stat=int(gc.CP_STAT.read()),
+            ) from error
+
+    def start_mec(self, start_address: int) -> None:
+        """Point all MEC pipes at their program and pulse their resets; leaves them inactive."""
+        gc = self.chip.gc
+        for pipe in range(self.pipes):
+            with self.select(me=MEC, pipe=pipe):
+                gc.CP_MEC_RS64_PRGRM_CNTR_START.write(start_address >> 2 & 0xFFFF_FFFF)
+                gc.CP_MEC_RS64_PRGRM_CNTR_START_HI.write(start_address >> 34)
+        resets = {f"MEC_PIPE{pipe}_RESET": 1 for pipe in range(self.pipes)}
+        gc.CP_MEC_RS64_CNTL.update(**resets)
+        gc.CP_MEC_RS64_CNTL.update(**dict.fromkeys(resets, 0))
+
+    def configure(self) -> None:
+        """Set the constants of the shader core, the RLC and the doorbell routes."""
+        gc, facts = self.chip.gc, self.chip.facts
+        gc.CP_DEBUG.update(CPG_UTCL1_ERROR_HALT_DISABLE=1)  # go on after a page fault
+        gc.TCP_CNTL.write(int(gc.TCP_CNTL.read()) | _TCP_CNTL)
+        gc.GRBM_CNTL.update(READ_TIMEOUT=_READ_TIMEOUT)
+        for vmid in (0, QUEUE_VMID):
+            with self.select(vmid=vmid):
+                gc.SH_MEM_CONFIG.write(
+                    ADDRESS_MODE=0, ALIGNMENT_MODE=_UNALIGNED, INITIAL_INST_PREFETCH=_PREFETCH
+                )
+                gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
+        self.nbio.route_compute_doorbells()
+        gc.RLC_SRM_CNTL.update(SRM_ENABLE=1, AUTO_INCR_ADDR=1)
+        gc.RLC_SPM_MC_CNTL.write(RLC_SPM_VMID=_SPM_VMID)
+        gc.RLC_CNTL.update(RLC_ENABLE_F32=1)
+        gc.CP_MEC_DOORBELL_RANGE_LOWER.write(facts.DOORBELL_MEC_FIRST * 8)
+        gc.CP_MEC_DOORBELL_RANGE_UPPER.write(facts.DOORBELL_MEC_LAST * 8)
+
+    def enable_mec(self) -> None:
+        """Let all pipes run, and report the packets they refuse."""
+        gc = self.chip.gc
+        for pipe in range(self.pipes):
+            gc[f"CP_ME1_PIPE{pipe}_INT_CNTL"].update(
+                TIME_STAMP_INT_ENABLE=1,
+                PRIV_REG_INT_ENABLE=1,
+                OPCODE_ERROR_INT_ENABLE=1,
+                RESERVED_BIT_ERROR_INT_ENABLE=1,
+            )
+        gc.CP_MEC_RS64_CNTL.update(
+            **{f"MEC_PIPE{pipe}_RESET": 0 for pipe in range(self.pipes)},
+            **{f"MEC_PIPE{pipe}_ACTIVE": 1 for pipe in range(self.pipes)},
+            MEC_INVALIDATE_ICACHE=0,
+            MEC_HALT=0,
+        )
+        time.sleep(_MICRO_PAUSE_S)
+
+    def disable_mec(self) -> None:
+        self.chip.gc.CP_MEC_RS64_CNTL.update(
+            **{f"MEC_PIPE{pipe}_RESET": 1 for pipe in range(self.pipes)},
+            **{f"MEC_PIPE{pipe}_ACTIVE": 0 for pipe in range(self.pipes)},
+            MEC_INVALIDATE_ICACHE=1,
+            MEC_HALT=1,
+        )
+        time.sleep(_MICRO_PAUSE_S)
+
+    def compute_units(self) -> int:
+        """CUs that are neither absent nor switched off: discovery and the harvest registers."""
+        gc, info = self.chip.gc, self.chip.discovery.gc
+        assert info is not None
+        wgps = 0
+        try:
+            for engine in range(info.shader_engines):
+                for array in range(info.arrays_per_engine):
+                    gc.GRBM_GFX_INDEX.write(
+                        SE_INDEX=engine, SA_INDEX=array, INSTANCE_BROADCAST_WRITES=1
+                    )
+                    off = int(gc.CC_GC_SHADER_ARRAY_CONFIG.read().INACTIVE_WGPS)
+                    off |= int(gc.GC_USER_SHADER_ARRAY_CONFIG.read().INACTIVE_WGPS)
+                    present = (1 << info.wgps_per_array) - 1
+                    wgps += (present & ~off).bit_count()
+        finally:
+            self._broadcast()
+        return wgps * 2
+
+    def _broadcast(self) -> None:
+        self.chip.gc.GRBM_GFX_INDEX.write(
+            SE_BROADCAST_WRITES=1, SA_BROADCAST_WRITES=1, INSTANCE_BROADCAST_WRITES=1
+        )
+
+    # ---- hardware queues ---------------------------------------------------------------------
+
+    def load_queue(self, pipe: int, queue: int, descriptor: Struct) -> None:
+        """Load a queue's MQD into its registers and activate it."""
+        gc, bus = self.chip.gc, self.chip.bus
+        with self.select(me=MEC, pipe=pipe, queue=queue):
+            if gc.CP_HQD_ACTIVE.read() & 1:
+                self._dequeue(DEQUEUE_DRAIN)
+            gc.CP_PQ_WPTR_POLL_CNTL.update(EN=0)  # the doorbell tells, nobody polls memory
+            first = gc.CP_MQD_BASE_ADDR.index
+            for position, value in enumerate(mqd.mirrored(descriptor)):
+                bus.write32(first + position, value)
+            gc.CP_HQD_EOP_RPTR.write(INIT_FETCHER=1)
+            gc.CP_HQD_ACTIVE.write(ACTIVE=1)
+            gc.CP_PQ_STATUS.update(DOORBELL_ENABLE=1)
+
+    def stop_queue(self, pipe: int, queue: int, *, reset_waves: bool = False) -> bool:
+        """Take a queue off the hardware; False if it stays active.
+
+        reset_waves kills what runs; without it the queue ends when its waves have ended.
+        """
+        gc = self.chip.gc
+        with self.select(me=MEC, pipe=pipe, queue=queue):
+            gc.CP_HQD_PQ_DOORBELL_CONTROL.update(DOORBELL_EN=0)
+            if not gc.CP_HQD_ACTIVE.read() & 1:
+                return True
+            if reset_waves:
+                gc.SPI_COMPUTE_QUEUE_RESET.write(RESET=1)
+            return self._dequeue(DEQUEUE_RESET_WAVES if reset_waves else DEQUEUE_DRAIN)
+
+    def _dequeue(self, request: int) -> bool:
+        """With the queue selected: ask it off and wait; whether it went."""
+        gc = self.chip.gc
+        gc.CP_HQD_DEQUEUE_REQUEST.write(DEQUEUE_REQ=request)
+        try:
+            self.chip.wait(
+                gc.CP_HQD_ACTIVE,
+                lambda value: not value & 1,
+                unit="MEC",
+                waiting_for="the queue to leave the hardware",
+                limit_s=DRAIN_LIMIT_S,
+            )
+        except UnitTimeout:
+            return False
+        finally:
+            gc.CP_HQD_DEQUEUE_REQUEST.write(0)
+        return True
+
+    def queue_state(self, pipe: int, queue: int) -> dict[str, object]:
+        """Registers that tell why a queue stands still."""
+        gc = self.chip.gc
+        with self.select(me=MEC, pipe=pipe, queue=queue):
+            state: dict[str, object] = {
+                "active": int(gc.CP_HQD_ACTIVE.read()) & 1,
+                "rptr": int(gc.CP_HQD_PQ_RPTR.read()),
+                "wptr": int(gc.CP_HQD_PQ_WPTR_LO.read()),
+                "hqd_error": int(gc.CP_HQD_ERROR.read()),
+            }
+        state["cp_stat"] = int(gc.CP_STAT.read())
+        state["cpc_status"] = int(gc.CP_CPC_STATUS.read())
+        state["grbm_status"] = int(gc.GRBM_STATUS.read())
+        return state
+
+    # ---- waves -------------------------------------------------------------------------------
+
+    def wave_state(self, array: int, wgp: int, simd: int, wave: int) -> dict[str, object]:
+        """Program counter and status of a stopped wave; empty if no such wave is found.
+
+        The interrupt does not tell the shader engine: the first whose wave is halted is taken.
+        """
+        info = self.chip.discovery.gc
+        assert info is not None
+        gc, names = self.chip.gc, self._wave_registers()
+        try:
+            for engine in range(info.shader_engines):
+                gc.GRBM_GFX_INDEX.write(
+                    SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=wgp << 2 | simd
+                )
+                status = self._wave_read(wave, names["STATUS"])
+                if status in (0, ALL_ONES):
+                    continue
+                low = self._wave_read(wave, names["PC_LO"])
+                high = self._wave_read(wave, names["PC_HI"])
+                return {
+                    "pc": high << 32 | low,
+                    "shader_engine": engine,
+                    "wave_status": status,
+                    "trap_status": self._wave_read(wave, names["TRAPSTS"]),
+                }
+        finally:
+            self._broadcast()
+        return {}
+
+    def _wave_registers(self) -> dict[str, int]:
+        from_table = self.chip.wave_registers
+        return {
+            name: from_table[f"SQ_WAVE_{name}"].offset
+            for name in ("STATUS", "PC_LO", "PC_HI", "TRAPSTS")
+        }
+
+    def _wave_read(self, wave: int, index: int) -> int:
+        self.chip.gc.SQ_IND_INDEX.write(WAVE_ID=wave, INDEX=index)
+        return int(self.chip.gc.SQ_IND_DATA.read())
+
+    # ---- resets ------------------------------------------------------------------------------
+
+    @contextmanager
+    def safe_mode(self) -> Iterator[None]:
+        """Keep the RLC from power gating while registers are reset."""
+        self._safe_mode(_SAFE_MODE_ENTER)
+        try:
+            yield
+        finally:
+            self._safe_mode(_SAFE_MODE_LEAVE)
+
+    def _safe_mode(self, message: int) -> None:
+        register = self.chip.gc.RLC_SAFE_MODE
+        register.write(CMD=1, MESSAGE=message)
+        self.chip.wait(register, lambda value: not value.CMD, unit="RLC", waiting_for="safe mode")
+
+    def reset_pipe(self, pipe: int) -> None:
+        """Pulse one MEC pipe's reset; its queues are gone afterwards."""
+        register = self.chip.gc.CP_MEC_RS64_CNTL
+        register.update(**{f"MEC_PIPE{pipe}_RESET": 1})
+        time.sleep(_MICRO_PAUSE_S)
+        register.update(**{f"MEC_PIPE{pipe}_RESET": 0, f"MEC_PIPE{pipe}_ACTIVE": 1})
+
+    def soft_reset(self) -> None:
+        """Reset the command processors by GRBM; every hardware queue is gone afterwards."""
+        gc = self.chip.gc
+        bits = dict.fromkeys(
+            ("SOFT_RESET_CP", "SOFT_RESET_GFX", "SOFT_RESET_CPF", "SOFT_RESET_CPC",
+             "SOFT_RESET_CPG"), 1
+        )  # fmt: skip
+        gc.GRBM_SOFT_RESET.update(**bits)
+        time.sleep(_RESET_PAUSE_S)
+        gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
+        gc.CP_SOFT_RESET_CNTL.update(CMP_HQD_REG_RESET=1)
+        gc.CP_MEC_RS64_CNTL.write(0)

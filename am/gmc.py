@@ -1,0 +1,250 @@
+"""GMC: the two memory hubs, their translation contexts, TLB flushes and fault registers.
+
+MMHUB serves PSP, SMU and IH; GFXHUB serves CP, shaders and SDMA. Source: Linux 6.12 gfxhub_v3_0.c,
+mmhub_v3_0.c (set-up order and values), gmc_v11_0.c (TLB flush, fault decoding).
+
+Contexts: VMID 0 is the firmware's: device memory through the system aperture, everything else
+through our tables. All work of ours runs in VMID QUEUE_VMID, which has no aperture: whatever is not
+mapped faults, a null pointer too. Other contexts stay off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from am.chip import Chip
+from am.faults import HubFault
+from am.memory import VIRTUAL_END, Carveout
+from am.nbio import Nbio
+from hcq.errors import ChipError, UnitTimeout
+from hcq.fields import BoundRegister, RegisterBlock
+
+QUEUE_VMID = 8  # the first that the kernel gives to compute processes
+FLUSH_ENGINE = 17  # of 18; the kernel's choice for the host's own flushes
+_ENGINES = 18
+_DEPTH = 3  # page directory levels above the leaf table
+_PAGE_SHIFT = 12
+_APERTURE_SHIFT = 18
+_AGP_SHIFT = 24
+_MTYPE_UC = 3
+# Reset values that the kernel starts from (gc_11_0_0_default.h, mmhub_3_0_0_default.h).
+_L2_CNTL3_DEFAULT = 0x80120007
+_L2_CNTL4_DEFAULT = 0xC1
+_L2_CNTL5_DEFAULT = 0x3FE0
+# TIMEOUT: the kernel waits usec_timeout, 100 ms, for semaphore and acknowledgement.
+FLUSH_LIMIT_S = 0.1
+
+_FAULTS = ("RANGE", "DUMMY_PAGE", "PDE0", "VALID", "READ", "WRITE", "EXECUTE")
+_CONTEXT_FAULTS = {
+    f"{kind}_PROTECTION_FAULT_ENABLE_{what}": 1
+    for kind in _FAULTS
+    for what in ("INTERRUPT", "DEFAULT")
+}
+_HUB_FAULTS = (
+    "RANGE", "PDE0", "PDE1", "PDE2", "TRANSLATE_FURTHER", "NACK", "DUMMY_PAGE", "VALID", "READ",
+    "WRITE", "EXECUTE",
+)  # fmt: skip
+
+
+class Hub:
+    """One hub: `prefix` is GC or MM, as in GCVM_L2_CNTL and MMMC_VM_FB_OFFSET."""
+
+    def __init__(self, chip: Chip, block: RegisterBlock, prefix: str) -> None:
+        self.chip = chip
+        self.block = block
+        self.prefix = prefix
+        self.name = "GFXHUB" if prefix == "GC" else "MMHUB"
+        self.on = False
+        # What each flush touches, looked up once.
+        self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")
+        self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
+        self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
+
+    def vm(self, name: str) -> BoundRegister:
+        return self.block[f"{self.prefix}VM_{name}"]
+
+    def mc(self, name: str) -> BoundRegister:
+        return self.block[f"{self.prefix}MC_VM_{name}"]
+
+    def write64(self, name: str, value: int) -> None:
+        """Write a pair of VM registers, low half first."""
+        self.vm(f"{name}_LO32").write(value & 0xFFFF_FFFF)
+        self.vm(f"{name}_HI32").write(value >> 32)
+
+    # ---- set-up ------------------------------------------------------------------------------
+
+    def start(self, carveout: Carveout, root: int, dummy_address: int) -> None:
+        """Set the hub up. root: entry that points to the root table; dummy_address: bus address of
+        the host page that faulting accesses go to."""
+        self._set_context(0, root)
+        self._set_apertures(carveout, dummy_address)
+        self._set_caches()
+        self._enable_context(0)
+        self._disable_identity()
+        self._set_context(QUEUE_VMID, root)
+        self._enable_context(QUEUE_VMID)
+        for engine in range(_ENGINES):
+            self.vm(f"INVALIDATE_ENG{engine}_ADDR_RANGE_LO32").write(0xFFFF_FFFF)
+            self.vm(f"INVALIDATE_ENG{engine}_ADDR_RANGE_HI32").write(0x1F)
+        self.vm("L2_PROTECTION_FAULT_CNTL").update(
+            **{f"{kind}_PROTECTION_FAULT_ENABLE_DEFAULT": 1 for kind in _HUB_FAULTS}
+        )
+        self.on = True
+
+    def _set_context(self, vmid: int, root: int) -> None:
+        """The hub walks by the distance from START: at 0 all contexts can share the tables."""
+        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", root)
+        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
+        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (VIRTUAL_END >> _PAGE_SHIFT) - 1)
+
+    def _set_apertures(self, carveout: Carveout, dummy_address: int) -> None:
+        low, high = carveout.fb_base, carveout.fb_base + carveout.size - 1
+        self.mc("AGP_BASE").write(0)
+        self.mc("AGP_BOT").write(0xFFFF_FFFF_FFFF >> _AGP_SHIFT)  # bottom above top: no AGP
+        self.mc("AGP_TOP").write(0)
+        self.mc("SYSTEM_APERTURE_LOW_ADDR").write(low >> _APERTURE_SHIFT)
+        self.mc("SYSTEM_APERTURE_HIGH_ADDR").write(high >> _APERTURE_SHIFT)
+        scratch = carveout.physical(carveout.scratch_page)
+        self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_LSB").write(scratch >> _PAGE_SHIFT & 0xFFFF_FFFF)
+        self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_MSB").write(scratch >> (_PAGE_SHIFT + 32))
+        self.write64("L2_PROTECTION_FAULT_DEFAULT_ADDR", dummy_address >> _PAGE_SHIFT)
+        self.vm("L2_PROTECTION_FAULT_CNTL2").update(ACTIVE_PAGE_MIGRATION_PTE_READ_RETRY=1)
+
+    def _set_caches(self) -> None:
+        self.mc("MX_L1_TLB_CNTL").update(
+            ENABLE_L1_TLB=1,
+            SYSTEM_ACCESS_MODE=3,
+            ENABLE_ADVANCED_DRIVER_MODEL=1,
+            SYSTEM_APERTURE_UNMAPPED_ACCESS=0,
+            ECO_BITS=0,
+            MTYPE=_MTYPE_UC,
+        )
+        self.vm("L2_CNTL").update(
+            ENABLE_L2_CACHE=1,
+            ENABLE_L2_FRAGMENT_PROCESSING=0,
+            ENABLE_DEFAULT_PAGE_OUT_TO_SYSTEM_MEMORY=1,
+            L2_PDE0_CACHE_TAG_GENERATION_MODE=0,
+            PDE_FAULT_CLASSIFICATION=0,
+            CONTEXT1_IDENTITY_ACCESS_MODE=1,
+            IDENTITY_MODE_FRAGMENT_SIZE=0,
+        )
+        self.vm("L2_CNTL2").update(INVALIDATE_ALL_L1_TLBS=1, INVALIDATE_L2_CACHE=1)
+        self.vm("L2_CNTL3").write(_L2_CNTL3_DEFAULT, BANK_SELECT=9, L2_CACHE_BIGK_FRAGMENT_SIZE=6)
+        self.vm("L2_CNTL4").write(
+            _L2_CNTL4_DEFAULT, VMC_TAP_PDE_REQUEST_PHYSICAL=0, VMC_TAP_PTE_REQUEST_PHYSICAL=0
+        )
+        self.vm("L2_CNTL5").write(_L2_CNTL5_DEFAULT, L2_CACHE_SMALLK_FRAGMENT_SIZE=0)
+
+    def _enable_context(self, vmid: int) -> None:
+        # Without retry a faulting access ends at once, at the dummy page, and reports itself.
+        self.vm(f"CONTEXT{vmid}_CNTL").write(
+            ENABLE_CONTEXT=1,
+            PAGE_TABLE_DEPTH=_DEPTH,
+            PAGE_TABLE_BLOCK_SIZE=0,
+            RETRY_PERMISSION_OR_INVALID_PAGE_FAULT=0,
+            **_CONTEXT_FAULTS,
+        )
+
+    def _disable_identity(self) -> None:
+        self.write64("L2_CONTEXT1_IDENTITY_APERTURE_LOW_ADDR", 0xF_FFFF_FFFF)
+        self.write64("L2_CONTEXT1_IDENTITY_APERTURE_HIGH_ADDR", 0)
+        self.write64("L2_CONTEXT_IDENTITY_PHYSICAL_OFFSET", 0)
+
+    def stop(self) -> None:
+        """Switch translation off: contexts, then the TLB."""
+        for vmid in (QUEUE_VMID, 0):
+            self.vm(f"CONTEXT{vmid}_CNTL").write(0)
+        self.mc("MX_L1_TLB_CNTL").update(ENABLE_L1_TLB=0, ENABLE_ADVANCED_DRIVER_MODEL=0)
+        self.vm("L2_CNTL").update(ENABLE_L2_CACHE=0)
+        self.vm("L2_CNTL3").write(0)
+        self.on = False
+
+    # ---- TLB ---------------------------------------------------------------------------------
+
+    def flush(self, vmid: int) -> None:
+        """Invalidate everything cached for `vmid`. The caller has flushed HDP.
+
+        On MMHUB a semaphore keeps the hub from power gating, which would lose the acknowledgement.
+        """
+        semaphore = self.prefix == "MM"
+        if semaphore:
+            self._wait(self._semaphore, lambda value: bool(value & 1), "TLB semaphore")
+        self._request.write(
+            PER_VMID_INVALIDATE_REQ=1 << vmid,
+            FLUSH_TYPE=0,
+            INVALIDATE_L2_PTES=1,
+            INVALIDATE_L2_PDE0=1,
+            INVALIDATE_L2_PDE1=1,
+            INVALIDATE_L2_PDE2=1,
+            INVALIDATE_L1_PTES=1,
+            CLEAR_PROTECTION_FAULT_STATUS_ADDR=0,
+        )
+        self._wait(self._acknowledge, lambda value: bool(value >> vmid & 1), "TLB acknowledgement")
+        if semaphore:
+            self._semaphore.write(0)
+            private = self.vm("L2_BANK_SELECT_RESERVED_CID2")
+            private.update(RESERVED_CACHE_PRIVATE_INVALIDATION=1)
+            private.read()  # posts the invalidation of the hub's private caches
+
+    def _wait(self, register: BoundRegister, done: object, what: str) -> None:
+        assert callable(done)
+        try:
+            self.chip.wait(register, done, unit=self.name, waiting_for=what, limit_s=FLUSH_LIMIT_S)
+        except UnitTimeout as error:
+            raise ChipError(
+                f"{self.name} does not finish a TLB flush ({what})", **error.facts
+            ) from error
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def take_fault(self) -> HubFault | None:
+        """Read the latched fault and clear it; None if there is none.
+
+        The first read may give a stale value (gmc_v11_0.c issues a dummy read on GFXHUB).
+        """
+        status_register = self.vm("L2_PROTECTION_FAULT_STATUS")
+        if self.prefix == "GC":
+            status_register.read()
+        status = status_register.read()
+        if not status or status == 0xFFFF_FFFF:
+            return None
+        page = int(self.vm("L2_PROTECTION_FAULT_ADDR_LO32").read())
+        page |= int(self.vm("L2_PROTECTION_FAULT_ADDR_HI32").read()) << 32
+        self.clear_fault()
+        return HubFault(self.name, page << _PAGE_SHIFT, status)
+
+    def clear_fault(self) -> None:
+        register = self.vm("L2_PROTECTION_FAULT_CNTL")
+        register.update(CLEAR_PROTECTION_FAULT_STATUS_ADDR=1)
+        register.update(CLEAR_PROTECTION_FAULT_STATUS_ADDR=0)
+
+
+class Gmc:
+    """Both hubs."""
+
+    def __init__(self, chip: Chip, nbio: Nbio) -> None:
+        self.chip = chip
+        self.nbio = nbio
+        self.mmhub = Hub(chip, chip.mmhub, "MM")
+        self.gfxhub = Hub(chip, chip.gc, "GC")
+
+    def __iter__(self) -> Iterator[Hub]:
+        return iter((self.gfxhub, self.mmhub))
+
+    def flush_tlb(self) -> None:
+        """Make page table changes visible to everything. Needed after every change.
+
+        ORDER: the tables must have reached memory (HDP) before they are walked again.
+        """
+        self.nbio.flush_hdp()
+        for hub in self:
+            if hub.on:
+                for vmid in (0, QUEUE_VMID):
+                    hub.flush(vmid)
+
+
+def framebuffer_location(chip: Chip) -> tuple[int, int]:
+    """(MC address of VRAM's first byte, offset that page tables add), as the board firmware set."""
+    base = int(chip.mmhub.MMMC_VM_FB_LOCATION_BASE.read().FB_BASE) << _AGP_SHIFT
+    offset = int(chip.mmhub.MMMC_VM_FB_OFFSET.read().FB_OFFSET) << _AGP_SHIFT
+    return base, offset

@@ -1,0 +1,219 @@
+"""Device memory: what lies where in VRAM, the heap, the driver's address space and its mappings.
+
+Addresses by kind: an offset in VRAM; its MC address (what PSP, SMU and CP use untranslated, through
+the system aperture of VMID 0); the physical address that page tables hold; and virtual addresses of
+the driver's own address space. All in bytes. See docs/am-bringup.md for the map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.chip import Chip
+from am.pagetable import EXECUTABLE, READABLE, SNOOPED, SYSTEM, UNCACHED, WRITABLE, Gfx11Format
+from hcq.allocator import RangeAllocator
+from hcq.errors import BadArgument, OutOfMemory
+from hcq.memory import Placement, VirtAddr
+from hcq.pagetable import PageTable
+from hcq.transport.base import DmaMemory
+
+MIB = 1 << 20
+PAGE = 4096
+LARGE_PAGE = 2 * MIB
+# The space lies far above every system aperture, below the canonical hole: no address in it can be
+# mistaken for device memory, whatever VMID uses it.
+VIRTUAL_BASE = 0x2000_0000_0000
+VIRTUAL_END = 0x8000_0000_0000
+TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much of it is used
+
+_READ_WRITE = READABLE | WRITABLE
+DEVICE_FLAGS = _READ_WRITE | EXECUTABLE
+HOST_FLAGS = _READ_WRITE | EXECUTABLE | SYSTEM | SNOOPED | UNCACHED
+
+
+class Carveout:
+    """Fixed places in VRAM for what outlives a process: firmware, and what firmware points to.
+
+    A warm attach finds them where the cold boot put them. Everything is in the first 4 MiB, which
+    every BAR size shows, except the TMR, which only the chip touches.
+    """
+
+    def __init__(self, size: int, reserved: int, fb_base: int, fb_offset: int) -> None:
+        self.size = size
+        self.fb_base = fb_base
+        self.fb_offset = fb_offset
+        self.psp_private = 1 * MIB
+        self.psp_ring = 2 * MIB
+        self.psp_command = self.psp_ring + 0x1000
+        self.psp_fence = self.psp_ring + 0x2000
+        self.scratch_page = self.psp_ring + 0x3000  # default of the system aperture
+        self.mqd = self.psp_ring + 0x4000
+        self.smu_table = self.psp_ring + 0x10000
+        self.smu_table_size = 0x10000
+        self.heap = 4 * MIB
+        self.tmr_space = TMR_SPACE
+        self.tmr = (size - reserved - TMR_SPACE) // MIB * MIB
+        if self.tmr <= self.heap:
+            raise OutOfMemory("too little VRAM to run", vram=size)
+
+    def mc(self, address: int) -> int:
+        """The MC address of VRAM offset `address`."""
+        return self.fb_base + address
+
+    def physical(self, address: int) -> int:
+        """What page tables hold for VRAM offset `address`."""
+        return self.fb_offset + address
+
+
+class VramTables:
+    """Memory for page tables: 4 KiB pieces of VRAM that the host reaches through its BAR."""
+
+    def __init__(self, chip: Chip, carveout: Carveout, heap: RangeAllocator) -> None:
+        self.chip = chip
+        self.carveout = carveout
+        self.heap = heap
+
+    def allocate(self, size: int) -> int:
+        address = self.heap.allocate(size, align=PAGE)
+        if address + size > self.chip.vram.visible:
+            self.heap.free(address)
+            raise OutOfMemory("page tables must lie in VRAM that the host reaches", size=size)
+        self.chip.vram.write(address, bytes(size))
+        return self.carveout.physical(address)
+
+    def free(self, physical: int) -> None:
+        self.heap.free(physical - self.carveout.fb_offset)
+
+    def write(self, physical: int, entries: NDArray[np.uint64]) -> None:
+        address = physical - self.carveout.fb_offset
+        self.chip.vram.write(address, np.ascontiguousarray(entries).tobytes())
+
+
+@dataclass
+class Mapping:
+    """One allocation: where it is mapped and what backs it. `view` for HOST placement."""
+
+    address: VirtAddr
+    size: int  # mapped bytes, whole pages
+    placement: Placement
+    pieces: tuple[tuple[int, int], ...] = ()  # VRAM offsets and sizes
+    dma: DmaMemory | None = None
+
+    @property
+    def view(self) -> memoryview:
+        assert self.dma is not None
+        return self.dma.view[: self.size]
+
+
+class AddressSpace:
+    """The driver's address space: allocates, maps and unmaps. Not thread-safe.
+
+    `stale` is set by whatever changes the tables; whoever submits work next must flush both hubs'
+    TLBs first (gmc.Gmc.flush_tlb). Unmapping needs the flush before memory is used again: `unmap`
+    therefore does not return memory to the heap, `release` does.
+    """
+
+    def __init__(self, chip: Chip, carveout: Carveout) -> None:
+        self.chip = chip
+        self.carveout = carveout
+        heap_size = carveout.tmr - carveout.heap
+        self.heap = RangeAllocator(carveout.heap, heap_size, PAGE)
+        self.virtual = RangeAllocator(VIRTUAL_BASE, VIRTUAL_END - VIRTUAL_BASE, PAGE)
+        self.tables = PageTable(Gfx11Format(), VramTables(chip, carveout, self.heap))
+        self.stale = True
+
+    @property
+    def used(self) -> int:
+        """Bytes of VRAM in use, page tables included."""
+        return self.carveout.tmr - self.carveout.heap - self.heap.free_size
+
+    def allocate(self, size: int, placement: Placement) -> Mapping:
+        """Allocate and map at least `size` bytes, with an unmapped guard page behind them."""
+        if size < 0:
+            raise BadArgument("negative size", size=size)
+        size = max(PAGE, -(-size // PAGE) * PAGE)
+        align = LARGE_PAGE if size >= LARGE_PAGE else PAGE
+        address = VirtAddr(self.virtual.allocate(size + PAGE, align=align))
+        try:
+            if placement is Placement.HOST:
+                return self._map_host(address, size)
+            return self._map_device(address, size, align)
+        except BaseException:
+            self.virtual.free(address)
+            raise
+
+    def _map_host(self, address: VirtAddr, size: int) -> Mapping:
+        dma = self.chip.transport.allocate_dma(size)
+        try:
+            segments = [(int(segment.address), segment.size) for segment in dma.segments]
+            limit = 1 << self.chip.facts.PHYSICAL_BITS
+            if any(start + length > limit for start, length in segments):
+                raise OutOfMemory("host memory lies beyond what the chip can address", limit=limit)
+            self.tables.map(address, _cut(segments, size), HOST_FLAGS)
+        except BaseException:
+            dma.close()
+            raise
+        self.stale = True
+        return Mapping(address, size, Placement.HOST, dma=dma)
+
+    def _map_device(self, address: VirtAddr, size: int, align: int) -> Mapping:
+        pieces = self._pieces(size, align)
+        physical = [(self.carveout.physical(start), length) for start, length in pieces]
+        try:
+            self.tables.map(address, physical, DEVICE_FLAGS)
+        except BaseException:
+            for start, _ in pieces:
+                self.heap.free(start)
+            raise
+        self.stale = True
+        return Mapping(address, size, Placement.DEVICE, pieces=tuple(pieces))
+
+    def _pieces(self, size: int, align: int) -> list[tuple[int, int]]:
+        """Find VRAM: one run if there is one, else the largest pieces that fit."""
+        pieces: list[tuple[int, int]] = []
+        left, length = size, size
+        try:
+            while left:
+                length = min(length, left)
+                try:
+                    start = self.heap.allocate(length, align=min(align, LARGE_PAGE))
+                except OutOfMemory:
+                    if length <= PAGE:
+                        raise
+                    length = max(PAGE, length // 2 // PAGE * PAGE)
+                    align = PAGE if length < LARGE_PAGE else align
+                    continue
+                pieces.append((start, length))
+                left -= length
+        except OutOfMemory as error:
+            for start, _ in pieces:
+                self.heap.free(start)
+            raise OutOfMemory("device memory is used up", size=size, missing=left) from error
+        return pieces
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Take it out of the tables; flush the TLBs, then `release`."""
+        self.tables.unmap(mapping.address, mapping.size)
+        self.stale = True
+
+    def release(self, mapping: Mapping) -> None:
+        """Return the memory and the addresses for others to use."""
+        for start, _ in mapping.pieces:
+            self.heap.free(start)
+        if mapping.dma is not None:
+            mapping.dma.close()
+        self.virtual.free(mapping.address)
+
+
+def _cut(segments: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """The first `size` bytes of `segments`."""
+    kept = []
+    for start, length in segments:
+        take = min(length, size)
+        if take:
+            kept.append((start, take))
+        size -= take
+    return kept

@@ -1,0 +1,278 @@
+"""PSP: the security processor. Its bootloader, its command ring, and the loading of firmware.
+
+Mechanism only; which images in which order is in the chip's facts and boot.py. Source: Linux 6.12
+psp_v13_0.c (mailboxes, ring), amdgpu_psp.c (commands, fences), psp_gfx_if.h (layouts).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from am.chip import ALL_ONES, Chip
+from am.memory import Carveout
+from am.nbio import Nbio
+from am.regs import constants, structs
+from hcq.errors import FirmwareRejected, FirmwareSilent, UnitTimeout
+from hcq.fields import RegisterValue
+from hcq.layout import Struct
+from hcq.poll import wait_until
+
+log = logging.getLogger(__name__)
+
+RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
+FRAME_DWORDS = 16
+COMMAND_SIZE = 0x1000
+PRIVATE_SIZE = 1 << 20  # and its alignment: the bootloader takes the address >> 20
+DEFAULT_TMR_SIZE = 4 << 20
+RING_TYPE_KM = 2
+_READY = 0x8000_0000
+_STATUS = 0x8000_FFFF
+_ERROR = 0xFF
+# TIMEOUT: the kernel waits 10 times usec_timeout (100 ms) for the bootloader, and about 2 s for a
+# fence; DRAM training makes some boards slower.
+BOOTLOADER_LIMIT_S = 5.0
+FENCE_LIMIT_S = 5.0
+HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start something
+
+
+class Psp:
+    """Drive one chip's PSP. Memory it is given stays its own until the chip is reset."""
+
+    def __init__(self, chip: Chip, nbio: Nbio, carveout: Carveout) -> None:
+        self.chip = chip
+        self.nbio = nbio
+        self.private = carveout.psp_private
+        self.ring = carveout.psp_ring
+        self.command = carveout.psp_command
+        self.fence = carveout.psp_fence
+        self.carveout = carveout
+        self.fence_value = 0
+        self.sleep: Callable[[float], None] = time.sleep
+        self.limit_s = BOOTLOADER_LIMIT_S
+        self._ids = constants("psp_gfx_if")
+        self._layouts = structs("psp_gfx_if")
+
+    # ---- bootloader --------------------------------------------------------------------------
+
+    def alive(self) -> bool:
+        """Whether the secure OS runs: its sign of life is neither zero nor all ones."""
+        sign = self.chip.mp0.MP0_SMN_C2PMSG_81.read()
+        if sign == ALL_ONES:
+            self.chip.check_present("reading the PSP's sign of life")
+        return sign not in (0, ALL_ONES)
+
+    def load_component(self, name: str, command: int, image: bytes) -> None:
+        """Hand `image` to the bootloader; FirmwareRejected or FirmwareSilent if it is not taken."""
+        self._wait_bootloader(name, "ready")
+        self._stage(image)
+        self.chip.mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
+        self.chip.mp0.MP0_SMN_C2PMSG_35.write(command)
+        self._wait_bootloader(name, "done")
+
+    def load_secure_os(self, name: str, command: int, image: bytes) -> None:
+        """Hand over the last component and wait for its sign of life."""
+        self._wait_bootloader(name, "ready")
+        self._stage(image)
+        mp0 = self.chip.mp0
+        mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
+        before = mp0.MP0_SMN_C2PMSG_81.read()
+        mp0.MP0_SMN_C2PMSG_35.write(command)
+        self.sleep(HANDSHAKE_S)
+        try:
+            self.chip.wait(
+                mp0.MP0_SMN_C2PMSG_81,
+                lambda value: value != before,
+                unit="PSP",
+                waiting_for="sign of life of the secure OS",
+                limit_s=self.limit_s,
+            )
+        except UnitTimeout as error:
+            self._refused(name, mp0.MP0_SMN_C2PMSG_35.read())
+            raise self._silent(name, "sign of life", error) from error
+
+    def _wait_bootloader(self, name: str, what: str) -> None:
+        def done(value: RegisterValue) -> bool:
+            self._refused(name, value)
+            return value == _READY  # the full word: a dead bus has bit 31 set too
+
+        try:
+            self.chip.wait(
+                self.chip.mp0.MP0_SMN_C2PMSG_35,
+                done,
+                unit="PSP",
+                waiting_for=f"bootloader {what} ({name})",
+                limit_s=self.limit_s,
+            )
+        except UnitTimeout as error:
+            raise self._silent(name, what, error) from error
+
+    def _refused(self, name: str, value: int) -> None:
+        if value & _ERROR and value != ALL_ONES:
+            raise FirmwareRejected(
+                f"the PSP bootloader refused the {name}",
+                image=name,
+                stage="bootloader",
+                status=value & _ERROR,
+            )
+
+    def _silent(self, name: str, what: str, error: UnitTimeout) -> FirmwareSilent:
+        return FirmwareSilent(
+            f"the PSP bootloader does not answer ({name}, {what})",
+            image=name,
+            stage="bootloader",
+            limit_s=self.limit_s,
+            state=error.facts.get("state"),
+        )
+
+    def _stage(self, image: bytes) -> None:
+        """Put `image` into the private buffer, alone: leftovers of a longer one would be read."""
+        if len(image) > PRIVATE_SIZE:
+            raise FirmwareRejected(
+                "the image exceeds the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
+            )
+        self.chip.vram.write(self.private, image + bytes(PRIVATE_SIZE - len(image)))
+        self.nbio.flush_hdp()
+
+    # ---- ring --------------------------------------------------------------------------------
+
+    def create_ring(self, *, destroy_first: bool) -> None:
+        """Create the command ring; destroys one that a previous driver left, if told so."""
+        mp0 = self.chip.mp0
+        if destroy_first:
+            self.destroy_ring()
+        self._wait_mailbox("ready for a ring", _READY)
+        self.chip.vram.write(self.ring, bytes(RING_SIZE))
+        self.chip.vram.write(self.fence, bytes(4096))
+        self.nbio.flush_hdp()
+        address = self.carveout.mc(self.ring)
+        mp0.MP0_SMN_C2PMSG_69.write(address & 0xFFFF_FFFF)
+        mp0.MP0_SMN_C2PMSG_70.write(address >> 32)
+        mp0.MP0_SMN_C2PMSG_71.write(RING_SIZE)
+        mp0.MP0_SMN_C2PMSG_64.write(RING_TYPE_KM << 16)
+        self.sleep(HANDSHAKE_S)
+        self._wait_mailbox("ring created", _STATUS)
+
+    def destroy_ring(self) -> None:
+        self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_DESTROY_RINGS)
+        self.sleep(HANDSHAKE_S)
+        self._wait_mailbox("ring destroyed", _READY)
+
+    def _wait_mailbox(self, what: str, mask: int) -> None:
+        def done(value: RegisterValue) -> bool:
+            if value & _READY and value & mask & 0xFFFF:
+                raise FirmwareRejected(
+                    f"the PSP refused: {what}", image="ring", stage=what, status=value & 0xFFFF
+                )
+            return value & mask == _READY
+
+        try:
+            self.chip.wait(
+                self.chip.mp0.MP0_SMN_C2PMSG_64,
+                done,
+                unit="PSP",
+                waiting_for=what,
+                limit_s=self.limit_s,
+            )
+        except UnitTimeout as error:
+            raise FirmwareSilent(
+                f"the PSP does not answer ({what})",
+                stage=what,
+                limit_s=self.limit_s,
+                state=error.facts.get("state"),
+            ) from error
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def new_command(self, command: str) -> Struct:
+        """A zeroed psp_gfx_cmd_resp for GFX_CMD_ID_<command>."""
+        buffer = self._layouts.psp_gfx_cmd_resp.new()
+        buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command}"]
+        return buffer
+
+    def submit(self, buffer: Struct, what: str) -> Struct:
+        """Run one command and wait for it; returns the response. FirmwareRejected if refused."""
+        vram = self.chip.vram
+        vram.write(self.command, bytes(buffer).ljust(COMMAND_SIZE, b"\0"))
+        self.fence_value += 1
+        # The fence of an earlier ring with the same number must not count as an answer.
+        vram.write(self.fence, bytes(4))
+        self._push_frame()
+        self._wait_fence(what)
+        size = self._layouts.psp_gfx_cmd_resp.size
+        response = self._layouts.psp_gfx_cmd_resp.view(vram.read(self.command, size)).resp
+        if response.status:
+            # The kernel only warns here, since some PSP versions leave a status behind; a refused
+            # image is worse found later, as a hang.
+            raise FirmwareRejected(
+                f"the PSP refused {what}", image=what, stage="ring", status=response.status
+            )
+        return response
+
+    def _push_frame(self) -> None:
+        mp0 = self.chip.mp0
+        write_pointer = int(mp0.MP0_SMN_C2PMSG_67.read()) % (RING_SIZE // 4)
+        frame = self._layouts.psp_gfx_rb_frame.new()
+        command, fence = self.carveout.mc(self.command), self.carveout.mc(self.fence)
+        frame.cmd_buf_addr_lo, frame.cmd_buf_addr_hi = command & 0xFFFF_FFFF, command >> 32
+        frame.fence_addr_lo, frame.fence_addr_hi = fence & 0xFFFF_FFFF, fence >> 32
+        frame.fence_value = self.fence_value
+        self.chip.vram.write(self.ring + write_pointer * 4, bytes(frame))
+        self.nbio.flush_hdp()
+        mp0.MP0_SMN_C2PMSG_67.write((write_pointer + FRAME_DWORDS) % (RING_SIZE // 4))
+
+    def _wait_fence(self, what: str) -> None:
+        def probe() -> bool:
+            value = int.from_bytes(self.chip.vram.read(self.fence, 4), "little")
+            if value == ALL_ONES:
+                self.chip.check_present(f"waiting for the PSP ({what})")
+            return value == self.fence_value
+
+        try:
+            wait_until(probe, unit="PSP", waiting_for=f"fence of {what}", limit_s=FENCE_LIMIT_S)
+        except UnitTimeout as error:
+            raise FirmwareSilent(
+                f"the PSP does not finish {what}",
+                image=what,
+                stage="ring",
+                limit_s=FENCE_LIMIT_S,
+                mailbox=int(self.chip.mp0.MP0_SMN_C2PMSG_64.read()),
+            ) from error
+
+    def load_toc(self, image: bytes) -> int:
+        """Show the table of contents; returns the size of the TMR that the images need."""
+        self._stage(image)
+        buffer = self.new_command("LOAD_TOC")
+        toc = buffer.cmd.cmd_load_toc
+        address = self.carveout.mc(self.private)
+        toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
+        toc.toc_size = len(image)
+        return int(self.submit(buffer, "TOC").tmr_size)
+
+    def setup_tmr(self, address: int, size: int) -> None:
+        """Give VRAM [address, address+size) to the firmware, for good."""
+        buffer = self.new_command("SETUP_TMR")
+        tmr = buffer.cmd.cmd_setup_tmr
+        mc, physical = self.carveout.mc(address), self.carveout.physical(address)
+        tmr.buf_phy_addr_lo, tmr.buf_phy_addr_hi = mc & 0xFFFF_FFFF, mc >> 32
+        tmr.buf_size = size
+        tmr.bitfield.virt_phy_addr = 1
+        tmr.system_phy_addr_lo = physical & 0xFFFF_FFFF
+        tmr.system_phy_addr_hi = physical >> 32
+        self.submit(buffer, "TMR")
+
+    def load_firmware(self, name: str, kind: int, image: bytes) -> None:
+        """Load one image of psp_gfx_fw_type `kind`."""
+        self._stage(image)
+        buffer = self.new_command("LOAD_IP_FW")
+        load = buffer.cmd.cmd_load_ip_fw
+        address = self.carveout.mc(self.private)
+        load.fw_phy_addr_lo, load.fw_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
+        load.fw_size = len(image)
+        load.fw_type = kind
+        self.submit(buffer, name)
+
+    def autoload(self) -> None:
+        """Let the RLC start the graphics core with what was loaded."""
+        self.submit(self.new_command("AUTOLOAD_RLC"), "RLC autoload")

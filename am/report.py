@@ -1,0 +1,82 @@
+"""Reports: interrupt entries and register snapshots of a running device, turned into errors."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from am import faults
+from am.faults import SqWord
+from am.ih import Interrupt
+from hcq.errors import LinkError, UgpuError
+from hcq.timeline import Timeline
+
+if TYPE_CHECKING:
+    from am.device import AmDevice
+
+log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Explains what one device reports."""
+
+    def __init__(self, device: AmDevice) -> None:
+        self.device = device
+
+    def explain(self, entry: Interrupt) -> UgpuError | None:
+        """The failure that an interrupt entry means, with what registers add, or None."""
+        units = self.device.units
+        if entry.source == faults.SOURCE_UTCL2 and entry.client in (
+            faults.CLIENT_GFX,
+            faults.CLIENT_VMC,
+        ):
+            hub = units.gmc.mmhub if entry.client == faults.CLIENT_VMC else units.gmc.gfxhub
+            return faults.page_fault(entry, hub.take_fault())
+        if entry.source == faults.SOURCE_SQ:
+            return self._wave(entry)
+        if entry.client == faults.CLIENT_GRBM_CP:
+            return faults.command_processor_error(entry, self._compute_state(entry))
+        if entry.client == faults.CLIENT_GFX:
+            if entry.source == faults.SOURCE_SDMA_HANG:
+                # A copy queue that waits for another queue looks like this too.
+                log.warning("%s: SDMA reports a queue that stands still", self.device.name)
+                return None
+            return faults.sdma_error(entry, {})
+        return None
+
+    def _wave(self, entry: Interrupt) -> UgpuError | None:
+        word = SqWord.decode(entry.data)
+        if not word.is_error:
+            return None
+        state = self.device.units.gfx.wave_state(word.array, word.wgp, word.simd, word.wave)
+        return word.to_error(entry.vmid, state)
+
+    def _compute_state(self, entry: Interrupt) -> dict[str, object]:
+        if not faults.is_packet_error(entry):
+            return {}
+        _, pipe, queue = entry.queue
+        return self.device.units.gfx.queue_state(pipe, queue)
+
+    def diagnose(self, timeline: Timeline) -> dict[str, object]:
+        """What the chip says when `timeline` stands still. Never raises."""
+        device = self.device
+        state: dict[str, object] = {}
+        try:
+            if device.chip.lost():
+                return {"chip": "does not answer"}
+            for compute in device.compute_queues:
+                if compute.timeline is timeline:
+                    state |= device.units.gfx.queue_state(compute.pipe, compute.queue)
+                    state |= {"slots_submitted": compute.count, "slots_done": compute.done}
+            for copy in device.copy_queues:
+                if copy.timeline is timeline:
+                    state |= copy.engine.state()
+                    state |= {"slots_submitted": copy.count, "slots_done": copy.done}
+            for hub in device.units.gmc:
+                fault = hub.take_fault()
+                if fault is not None:
+                    state[f"{hub.name.lower()}_fault"] = f"{fault.access} of {fault.address:#x}"
+            state |= device.units.smu.state()
+        except (LinkError, UgpuError) as error:
+            state["while_looking"] = str(error)
+        return state

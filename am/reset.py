@@ -1,0 +1,187 @@
+"""Reset: a ladder from taking one queue off the hardware to resetting the whole chip.
+
+Policy: which rung first, when to go on to the next. Every step is recorded in
+`device.reset_report`; nothing goes down the ladder silently. A rung counts only when every queue
+has executed something afterwards. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft reset, queue
+reset), smu_v13_0_0_ppt.c (mode1).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from am import boot
+from am.firmware import load_firmware
+from hcq.command import Signal, Symbol
+from hcq.errors import ChipError, DeviceLost, FirmwareError, LinkError, UnitTimeout
+from hcq.poll import wait_until
+from hcq.timeline import Timeline
+
+if TYPE_CHECKING:
+    from am.device import AmDevice
+
+log = logging.getLogger(__name__)
+
+PROOF_LIMIT_S = 0.5  # how long a queue may take to show that it lives again
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung that was tried."""
+
+    name: str
+    worked: bool
+    seconds: float
+    detail: str = ""
+
+
+def recover(device: AmDevice) -> None:
+    """Bring the device back by the mildest rung that works; raises what the last one met."""
+    device.reset_report = []
+    device.vram_lost = False
+    if device.chip.lost():
+        raise DeviceLost(f"{device.name} does not answer; nothing can be reset", device=device.name)
+    rungs: list[tuple[str, Callable[[AmDevice], None]]] = [
+        ("take queues off", _drain),
+        ("kill waves", _kill_waves),
+        ("pipe reset", _pipe_reset),
+        ("soft reset", _soft_reset),
+        ("mode1 reset", _mode1),
+    ]
+    if isinstance(device.failure, FirmwareError | LinkError) or not _hubs_answer(device):
+        rungs = rungs[-1:]  # what is broken is not a queue
+    for position, (name, climb) in enumerate(rungs):
+        start = time.monotonic()
+        try:
+            climb(device)
+            _prove(device)
+        except (ChipError, FirmwareError, LinkError) as error:
+            _record(device, Step(name, False, time.monotonic() - start, str(error)))
+            if position == len(rungs) - 1:
+                raise
+            continue
+        _record(device, Step(name, True, time.monotonic() - start))
+        return
+
+
+def _record(device: AmDevice, step: Step) -> None:
+    device.reset_report.append(step)
+    level = logging.INFO if step.worked else logging.WARNING
+    log.log(level, "%s: %s: %s %s", device.name, step.name, step.worked, step.detail)
+
+
+def _hubs_answer(device: AmDevice) -> bool:
+    try:
+        device.flush_tlb()
+    except ChipError:
+        return False
+    return True
+
+
+# ---- rungs -------------------------------------------------------------------------------------
+
+
+def _drain(device: AmDevice) -> None:
+    """Let what runs end, then set the queues up afresh."""
+    for queue in device.compute_queues:
+        if not device.units.gfx.stop_queue(queue.pipe, queue.queue):
+            raise ChipError("the compute queue does not drain", queue=queue.name)
+    for copy in device.copy_queues:
+        if not copy.engine.stop():
+            raise ChipError("the copy queue does not drain", queue=copy.name)
+    _restart_queues(device)
+
+
+def _kill_waves(device: AmDevice) -> None:
+    """Kill the waves of the compute queue, reset copy engines that do not rest."""
+    for queue in device.compute_queues:
+        if not device.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True):
+            raise ChipError("the compute queue stays on the hardware", queue=queue.name)
+    for copy in device.copy_queues:
+        if not copy.engine.stop():
+            copy.engine.reset()
+    _restart_queues(device)
+
+
+def _pipe_reset(device: AmDevice) -> None:
+    """Reset the MEC pipe under each queue."""
+    for queue in device.compute_queues:
+        device.units.gfx.reset_pipe(queue.pipe)
+    for copy in device.copy_queues:
+        copy.engine.reset()
+    _restart_queues(device)
+
+
+def _soft_reset(device: AmDevice) -> None:
+    """Reset the command processors and copy engines."""
+    gfx = device.units.gfx
+    with gfx.safe_mode():
+        gfx.soft_reset()
+    for copy in device.copy_queues:
+        copy.engine.reset()
+    gfx.configure()
+    gfx.enable_mec()
+    _restart_queues(device)
+
+
+def _mode1(device: AmDevice) -> None:
+    """Reset the chip and boot it again. DEVICE memory is lost; tables and programs come back."""
+    if device.firmware is None:
+        device.firmware = load_firmware(device.firmware_source, device.facts)
+    units = device.units
+    device.vram_lost = True
+    boot.mode1_reset(units)
+    boot.read_discovery(units.chip)
+    units.memory.tables.rewrite()
+    boot.cold_boot(units, device.firmware, boot.Stages())
+    boot.mark(units.chip, boot.IN_USE)
+    device.route_copy_doorbells()
+    for mapping, code in device.programs:
+        device.write_code(mapping, code)
+    _restart_queues(device)
+
+
+# ---- coming back -------------------------------------------------------------------------------
+
+
+def _restart_queues(device: AmDevice) -> None:
+    """Empty rings, fresh hardware queues, no old reports, no stale translations."""
+    for hub in device.units.gmc:
+        hub.clear_fault()
+    device.flush_tlb()
+    for compute in device.compute_queues:
+        compute.restart()
+        compute.timeline.restart()
+        device.start_compute(compute)
+    for copy in device.copy_queues:
+        copy.restart()
+        copy.timeline.restart()
+        device.start_copy(copy)
+    device.units.ih.drain()
+
+
+def _prove(device: AmDevice) -> None:
+    """Have every queue execute one signal."""
+    for queue in [*device.compute_queues, *device.copy_queues]:
+        timeline = queue.timeline
+        value = timeline.advance()
+        buffer = queue.encode([Signal(timeline, Symbol.constant(value))])
+        queue.submit(buffer, device.values_of(buffer, value))
+        try:
+            wait_until(
+                partial(_reached, timeline, value),
+                unit=queue.name,
+                waiting_for="a signal after the reset",
+                limit_s=PROOF_LIMIT_S,
+            )
+        except UnitTimeout as error:
+            raise ChipError(f"{queue.name} does not run after the reset", **error.facts) from error
+
+
+def _reached(timeline: Timeline, value: int) -> bool:
+    return timeline.value >= value

@@ -1,0 +1,65 @@
+"""Sensors: what the SMU measures, read from its metrics table.
+
+One table answers all sensors: it is transferred at most once per REFRESH_S. Source: Linux 6.12
+smu_v13_0_0_ppt.c (which member is what, units), smu13_driver_if_v13_0_0.h.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from am.regs import constants
+from am.smu import Smu
+from hcq.layout import Struct
+from hcq.telemetry import Sensor
+
+REFRESH_S = 0.1
+
+
+class Metrics:
+    """The SMU's table, cached. `lock` is the device's: messages must not interleave."""
+
+    def __init__(
+        self, smu: Smu, lock: threading.RLock, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.smu = smu
+        self.lock = lock
+        self.clock = clock
+        self._read_at = float("-inf")
+        self._table: Struct | None = None
+
+    def table(self) -> Struct:
+        with self.lock:
+            now = self.clock()
+            if self._table is None or now - self._read_at >= REFRESH_S:
+                self._table = self.smu.metrics()
+                self._read_at = now
+            return self._table
+
+
+def make_sensors(metrics: Metrics) -> tuple[Sensor, ...]:
+    """All sensors of the device."""
+    ids = constants("smu13_driver_if_v13_0_0")
+
+    def temperature(index: str) -> Callable[[], float]:
+        position = ids[index]
+        return lambda: float(metrics.table().AvgTemperature[position])
+
+    def megahertz(member: str) -> Callable[[], float]:
+        return lambda: float(metrics.table()[member]) * 1e6
+
+    def percent(member: str) -> Callable[[], float]:
+        return lambda: float(metrics.table()[member]) / 100.0
+
+    return (
+        Sensor("clock_hertz", "Hz", megahertz("AverageGfxclkFrequencyPostDs"), "gfx"),
+        Sensor("clock_hertz", "Hz", megahertz("AverageMemclkFrequencyPostDs"), "memory"),
+        Sensor("temperature_celsius", "°C", temperature("TEMP_EDGE"), "edge"),
+        Sensor("temperature_celsius", "°C", temperature("TEMP_HOTSPOT"), "hotspot"),
+        Sensor("temperature_celsius", "°C", temperature("TEMP_MEM"), "memory"),
+        Sensor("power_watts", "W", lambda: float(metrics.table().AverageSocketPower), "socket"),
+        Sensor("usage_ratio", "ratio", percent("AverageGfxActivity"), "gfx"),
+        Sensor("usage_ratio", "ratio", percent("AverageUclkActivity"), "memory"),
+    )

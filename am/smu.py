@@ -1,0 +1,153 @@
+"""SMU: the power management processor's mailbox and its metrics table.
+
+Source: Linux 6.12 smu_cmn.c (protocol and response codes), smu_v13_0_0_ppsmc.h (messages),
+smu13_driver_if_v13_0_0.h (tables).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from am.chip import ALL_ONES, Chip
+from am.memory import Carveout
+from am.nbio import Nbio
+from am.regs import constants, structs
+from hcq.errors import DeviceLost, FirmwareRejected, FirmwareSilent, UnitTimeout
+from hcq.layout import Struct
+
+log = logging.getLogger(__name__)
+
+OK = 0x01
+BUSY = 0xFC
+RESPONSES = {
+    0x01: "ok",
+    0xFF: "failed",
+    0xFE: "unknown message",
+    0xFD: "prerequisite not met",
+    BUSY: "busy",
+    0xFB: "end of debug data",
+}
+# TIMEOUT: the kernel waits usec_timeout (100 ms) times 20 per message.
+MESSAGE_LIMIT_S = 2.0
+BUSY_PAUSE_S = 0.001
+
+
+class Smu:
+    """Drive one chip's SMU. One message at a time."""
+
+    def __init__(self, chip: Chip, nbio: Nbio, carveout: Carveout) -> None:
+        self.chip = chip
+        self.nbio = nbio
+        self.carveout = carveout
+        self.limit_s = MESSAGE_LIMIT_S
+        self._messages = constants("smu_v13_0_0_ppsmc")
+        self._interface = constants("smu13_driver_if_v13_0_0")
+        self._tables = structs("smu13_driver_if_v13_0_0")
+
+    def send(self, message: str, argument: int = 0) -> int:
+        """Send PPSMC_MSG_<message>; returns the result. FirmwareSilent, FirmwareRejected.
+
+        ORDER: response cleared, argument, message: writing the message starts the SMU.
+        """
+        number = self._messages[f"PPSMC_MSG_{message}"]
+        start = time.monotonic()
+        while True:
+            self._wait_response(message, argument, "previous message finished")
+            self.post(number, argument)
+            response = self._wait_response(message, argument, "response")
+            if response != BUSY or time.monotonic() - start > self.limit_s:
+                break
+            time.sleep(BUSY_PAUSE_S)
+        if response != OK:
+            meaning = RESPONSES.get(response, "undefined")
+            raise FirmwareRejected(
+                f"the SMU answers {message} with {response:#x} ({meaning})",
+                image="SMU",
+                stage=message,
+                status=response,
+                argument=argument,
+            )
+        return int(self.chip.mp1.MP1_SMN_C2PMSG_82.read())
+
+    def post(self, number: int, argument: int) -> None:
+        """Send without waiting: for resets, after which nobody may answer."""
+        mp1 = self.chip.mp1
+        mp1.MP1_SMN_C2PMSG_90.write(0)
+        mp1.MP1_SMN_C2PMSG_82.write(argument)
+        mp1.MP1_SMN_C2PMSG_66.write(number)
+
+    def message_number(self, message: str) -> int:
+        return self._messages[f"PPSMC_MSG_{message}"]
+
+    def _wait_response(self, message: str, argument: int, what: str) -> int:
+        try:
+            return int(
+                self.chip.wait(
+                    self.chip.mp1.MP1_SMN_C2PMSG_90,
+                    lambda value: value != 0,
+                    unit="SMU",
+                    waiting_for=what,
+                    limit_s=self.limit_s,
+                )
+            )
+        except UnitTimeout as error:
+            raise FirmwareSilent(
+                f"the SMU does not answer {message} ({what})",
+                unit="SMU",
+                message_name=message,
+                argument=argument,
+                limit_s=self.limit_s,
+                **self.state(),
+            ) from error
+
+    def state(self) -> dict[str, object]:
+        """The mailbox registers, for reports. Never raises."""
+        try:
+            return {
+                "smu_message": int(self.chip.mp1.MP1_SMN_C2PMSG_66.read()),
+                "smu_argument": int(self.chip.mp1.MP1_SMN_C2PMSG_82.read()),
+                "smu_response": int(self.chip.mp1.MP1_SMN_C2PMSG_90.read()),
+            }
+        except DeviceLost:
+            return {"smu_response": ALL_ONES}
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Check versions, tell the SMU where our table buffer is, switch its features on."""
+        version = self.send("GetSmuVersion")
+        interface = self.send("GetDriverIfVersion")
+        if interface != self.chip.facts.SMU_DRIVER_IF_VERSION:
+            log.warning(
+                "SMU %s speaks interface %#x, we know %#x: sensors may read wrong",
+                version_text(version),
+                interface,
+                self.chip.facts.SMU_DRIVER_IF_VERSION,
+            )
+        address = self.carveout.mc(self.carveout.smu_table)
+        self.send("SetDriverDramAddrHigh", address >> 32)
+        self.send("SetDriverDramAddrLow", address & 0xFFFF_FFFF)
+        self.send("EnableAllSmuFeatures")
+        # With GFXOFF the graphics core's registers may sleep under us.
+        self.send("DisallowGfxOff")
+
+    def alive(self) -> bool:
+        """Whether the SMU answers a test message."""
+        try:
+            self.send("TestMessage", 1)
+        except (FirmwareSilent, FirmwareRejected):
+            return False
+        return True
+
+    def metrics(self) -> Struct:
+        """Let the SMU write its metrics table, and return a copy (SmuMetrics_t)."""
+        self.send("TransferTableSmu2Dram", self._interface["TABLE_SMU_METRICS"])
+        layout = self._tables.SmuMetricsExternal_t
+        size = -(-layout.size // 4) * 4
+        return layout.view(self.chip.vram.read(self.carveout.smu_table, size)).SmuMetrics
+
+
+def version_text(version: int) -> str:
+    """As the kernel prints it: major.minor.debug."""
+    return f"{version >> 16 & 0xFF}.{version >> 8 & 0xFF}.{version & 0xFF}"

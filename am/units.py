@@ -1,0 +1,69 @@
+"""All units of one chip, made in the order in which they become reachable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from am.chip import Chip
+from am.gfx import Gfx
+from am.gmc import Gmc, framebuffer_location
+from am.ih import MEMORY_SIZE, Ih
+from am.memory import AddressSpace, Carveout
+from am.nbio import Nbio
+from am.psp import Psp
+from am.sdma import Engine
+from am.smu import Smu
+from hcq.memory import Placement
+from hcq.transport.base import DmaMemory
+
+
+@dataclass
+class Units:
+    """The chip's blocks, its memory, and host memory the chip points to.
+
+    dummy: a host page that faulting accesses and the IH's dummy reads go to.
+    """
+
+    chip: Chip
+    carveout: Carveout
+    memory: AddressSpace
+    dummy: DmaMemory
+    nbio: Nbio
+    gmc: Gmc
+    psp: Psp
+    smu: Smu
+    ih: Ih
+    gfx: Gfx
+    engines: tuple[Engine, ...]
+
+    @property
+    def dummy_address(self) -> int:
+        return int(self.dummy.segments[0].address)
+
+    def close(self) -> None:
+        """Release host memory; the chip must not use it any more."""
+        self.ih.close()
+        self.memory.release(self.ih.memory)
+        self.dummy.close()
+
+
+def make_units(chip: Chip) -> Units:
+    """Make the units of a described chip. Writes page tables to VRAM, nothing else."""
+    facts = chip.facts
+    base, offset = framebuffer_location(chip)
+    carveout = Carveout(chip.vram.size, facts.RESERVED_VRAM, base, offset)
+    memory = AddressSpace(chip, carveout)
+    nbio = Nbio(chip)
+    return Units(
+        chip=chip,
+        carveout=carveout,
+        memory=memory,
+        dummy=chip.transport.allocate_dma(4096, contiguous=True),
+        nbio=nbio,
+        gmc=Gmc(chip, nbio),
+        psp=Psp(chip, nbio, carveout),
+        smu=Smu(chip, nbio, carveout),
+        ih=Ih(chip, nbio, memory.allocate(MEMORY_SIZE, Placement.HOST)),
+        gfx=Gfx(chip, nbio),
+        engines=tuple(Engine(chip, index) for index in range(facts.SDMA_ENGINES)),
+    )
