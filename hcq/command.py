@@ -40,11 +40,21 @@ class Launch:
 
 @dataclass(frozen=True)
 class Reference:
-    """Bytes [offset, offset+width) of a kernarg block take the value of `symbol`."""
+    """Bytes [offset, offset+width) of a kernarg block take the value of `symbol`.
+
+    width: 1, 2, 4 or 8, and offset is a multiple of it.
+    """
 
     offset: int
-    width: int  # 4 or 8
+    width: int
     symbol: Symbol
+
+    def relocations(self, block: int) -> list[Relocation]:
+        """What inserts it into an image whose word `block` is the first of the argument block."""
+        word, symbol = block + self.offset // 4, self.symbol
+        if self.width == 8:
+            return [Relocation(word, symbol), Relocation(word + 1, symbol, shift=32)]
+        return [Relocation(word, symbol, lsb=8 * (self.offset % 4), width=8 * self.width)]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hcq import trace
 from hcq.buffer import Buffer
 from hcq.command import Command, CommandBuffer, Signal, Symbol
 from hcq.errors import (
@@ -231,6 +232,7 @@ class Device(ABC):
                 limit_s=limit_s,
                 **self.diagnose(timeline, value),
             )
+            trace.point("failure", device=self.name, error=self.failure)
             raise self.failure
 
     def check_failures(self) -> None:
@@ -239,6 +241,8 @@ class Device(ABC):
         with self.lock:
             if self.failure is None and not self.closed:
                 self.failure = self.poll()
+                if self.failure is not None:
+                    trace.point("failure", device=self.name, error=self.failure)
         self.check_usable()
 
     def check_usable(self) -> None:
@@ -250,7 +254,7 @@ class Device(ABC):
     def reset(self) -> None:
         """Bring the device back after a failure. Work in flight is lost; programs stay loaded, and
         buffers keep their addresses, and their content where the chip kept its memory."""
-        with self.lock:
+        with self.lock, trace.step("reset", device=self.name, failure=self.failure):
             if self.closed:
                 raise Closed(f"{self.name} is closed")
             self.last_failure = self.failure
@@ -311,7 +315,8 @@ class Device(ABC):
             if self.closed:
                 return
             try:
-                self.shutdown()
+                with trace.step("close", device=self.name):
+                    self.shutdown()
             finally:
                 self.closed = True
 

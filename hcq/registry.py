@@ -8,6 +8,7 @@ pci:<address>    bare metal
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hcq import trace
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 
@@ -62,10 +64,18 @@ def open(name: str = "auto", **options: object) -> Device:
     up and the seconds it took. DeviceNotFound for an unknown name, BadArgument for an unknown
     option.
     """
-    kind, _, rest = name.partition(":")
     if name == "auto":
         found = config().device or next((e.name for e in _pci_devices(SYSFS_PCI)), "cpu")
         return open(found if found != "auto" else "cpu", **options)
+    _start_tracing()
+    with trace.step("open", device=name):
+        device = _open_named(name, options)
+    device.limit_s = config().wait_limit_s
+    return device
+
+
+def _open_named(name: str, options: dict[str, object]) -> Device:
+    kind, _, rest = name.partition(":")
     if name == "cpu":
         make = _load("hcq.cpu.device:open_device")
         _check_options(name, make, options, given=1)
@@ -78,6 +88,14 @@ def open(name: str = "auto", **options: object) -> Device:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not built yet")
     have = ", ".join(entry.name for entry in list_devices())
     raise DeviceNotFound(f"no device {name!r}; there are: {have}")
+
+
+@functools.cache
+def _start_tracing() -> None:
+    """Send the event bus to the file of UGPU_TRACE, once per process."""
+    path = config().trace_file
+    if path is not None:
+        trace.subscribe(trace.JsonLines(path))
 
 
 def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:

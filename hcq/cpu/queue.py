@@ -61,16 +61,14 @@ class Encoder:
 
     def value(self, value: int | Symbol) -> None:
         if isinstance(value, Symbol) and value.kind != "constant":
-            self.refer(len(self.words), value, 8)
+            self.refer(len(self.words), value)
             self.words += [0, 0]
             return
         number = value.addend if isinstance(value, Symbol) else value
         self.words += [number & 0xFFFF_FFFF, number >> 32 & 0xFFFF_FFFF]
 
-    def refer(self, word: int, symbol: Symbol, width: int) -> None:
-        self.relocations.append(Relocation(word, symbol))
-        if width == 8:
-            self.relocations.append(Relocation(word + 1, symbol, shift=32))
+    def refer(self, word: int, symbol: Symbol) -> None:
+        self.relocations += (Relocation(word, symbol), Relocation(word + 1, symbol, shift=32))
 
     def launch(self, launch: Launch) -> None:
         self.words.append(LAUNCH)
@@ -83,21 +81,12 @@ class Encoder:
         for word, launch in self.blocks:
             self.words += [0] * (-len(self.words) % (KERNARG_ALIGN // 4))
             start = len(self.words)
-            self.refer(word, Symbol.image(4 * start), 8)
+            self.refer(word, Symbol.image(4 * start))
             block = launch.kernarg + bytes(-len(launch.kernarg) % 4)
             self.words += np.frombuffer(block, np.uint32).tolist()
             for reference in launch.references:
-                self._argument(start, reference.offset, reference.width, reference.symbol)
+                self.relocations += reference.relocations(start)
         return CommandBuffer(np.array(self.words, np.uint32), command_words, self.relocations)
-
-    def _argument(self, start: int, offset: int, width: int, symbol: Symbol) -> None:
-        if width in (4, 8):
-            self.refer(start + offset // 4, symbol, width)
-        else:  # a parameter of one or two bytes inside a word
-            lsb = 8 * (offset % 4)
-            self.relocations.append(
-                Relocation(start + offset // 4, symbol, lsb=lsb, width=8 * width)
-            )
 
 
 class CpuResident(Resident):
