@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from compiler.emit_values import Lines, stored_type
+from compiler.emit_lines import stored_type
+from compiler.emit_values import Values
 from compiler.index import Index, Range
 from compiler.ir import (
     Barrier,
@@ -85,7 +86,7 @@ class _Shell:
     def __init__(self, kernel: Kernel, target: TargetSpec, has_fma: bool) -> None:
         self.kernel = kernel
         self.target = target
-        self.lines = Lines(f"i{index_bits(kernel, target)}", has_fma, self.host)
+        self.lines = Values(f"i{index_bits(kernel, target)}", has_fma, self.host)
         self.block = "entry"
 
     def statements(self, body: Iterable[Statement]) -> None:

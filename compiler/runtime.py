@@ -185,6 +185,13 @@ def runtime_of(device: Device) -> Runtime:
         return found
 
 
+def use_cache(device: Device, folder: Path | None) -> Runtime:
+    """Give a device a fresh runtime that keeps its objects in `folder`, or not on disk at all."""
+    with _devices_lock:
+        made = _runtimes[id(device)] = Runtime(device, folder)
+        return made
+
+
 def device_of(given: Device | str | None) -> Device:
     """A device, by itself, by name, or the default one. Devices opened by name are shared by all
     tensors and closed when the process ends."""
