@@ -443,6 +443,8 @@ class Executor:
             raise BadPacket(f"RELEASE_MEM selects {how:#010x} are not modelled", header)
         if interrupt == 1 and data:
             raise BadPacket("RELEASE_MEM INT_SEL 1 is for an interrupt without data", header)
+        if interrupt > 1 and not data:
+            raise BadPacket("RELEASE_MEM waits for the write of no data", header)
         if data > 1 and address & 7:
             raise BadPacket(f"RELEASE_MEM of 64 bits to {address:#x}, not 8-byte aligned", header)
         self.around.drain()

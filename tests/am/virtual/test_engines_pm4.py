@@ -306,6 +306,10 @@ REFUSED = {
     "wait function": ([WAIT_REG_MEM, 7 | 16, low(DATA), high(DATA), 0, 0, 4], "WAIT_REG_MEM"),
     "release event": ([RELEASE_MEM, 0x07 | 5 << 8, 0, 0, 0, 0, 0, 0], "event 0x7"),
     "release index": ([RELEASE_MEM, 0x14 | 6 << 8, 0, 0, 0, 0, 0, 0], "index 6"),
+    "release of nothing": (
+        [RELEASE_MEM, FENCE_EVENT, INTERRUPT, low(DATA), high(DATA), 1, 0, 0],
+        "the write of no data",
+    ),
     "release alignment": (
         [RELEASE_MEM, FENCE_EVENT, DATA_64, low(DATA) + 4, high(DATA), 0, 0, 0],
         "not 8-byte aligned",
