@@ -55,7 +55,8 @@ class ShaderArray:
         if memory is None:
             memory = self._memories[vmid] = self._chip.gc.shader_memory(vmid)
         self.launches += 1
-        return self._core.run(dispatch, memory, abort)
+        with self._chip.smu.metrics.load.working():
+            return self._core.run(dispatch, memory, abort)
 
     def close(self) -> None:
         """Free the core. The queues must have been stopped and their launches aborted."""

@@ -50,8 +50,8 @@ _DEBUG = _Mailbox("MP1_SMN_C2PMSG_75", "MP1_SMN_C2PMSG_53", "MP1_SMN_C2PMSG_54")
 class Smu(Block):
     """MP1. Silent until its firmware was loaded through the PSP.
 
-    features: those enabled, one bit each. metrics.activity: 0 to 1, set by the engines while they
-    work. messages: all that came, as (id, argument), for tests.
+    features: those enabled, one bit each. metrics.load: the engines tell it when they work.
+    messages: all that came, as (id, argument), for tests.
     """
 
     def __init__(self, chip: Chip) -> None:

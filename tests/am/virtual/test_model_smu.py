@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 
@@ -79,15 +80,13 @@ def test_metrics_change_and_follow_the_load(card: Bench) -> None:
     card.message(0xF, (FRAME_BUFFER + TABLE) & 0xFFFFFFFF)
     assert card.message(0x12, 3)[0] == 0xFF  # a table this model does not make
     seen = []
-    for activity in (0.0, 1.0, 1.0, 1.0):
-        card.chip.smu.metrics.activity = activity
-        assert card.message(0x12, 5)[0] == 1
+    for busy in (False, True, True, True):
+        card.chip.smu.metrics.load.take()  # count from here on
+        with card.chip.smu.metrics.load.working() if busy else contextlib.nullcontext():
+            assert card.message(0x12, 5)[0] == 1
         table = card.vram.read(TABLE, 392)
         # Offsets counted by hand in SmuMetrics_t: 13 clocks, 14 halves, the counter at 80.
-        clock, counter = (
-            struct.unpack_from("<I", table, 0)[0],
-            struct.unpack_from("<I", table, 80)[0],
-        )
+        (clock,), (counter,) = struct.unpack_from("<I", table), struct.unpack_from("<I", table, 80)
         watts, _, edge = struct.unpack_from("<HHH", table, 116)
         seen.append((clock, counter, watts, edge))
     assert [row[1] for row in seen] == [1, 2, 3, 4]
