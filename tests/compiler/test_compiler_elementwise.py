@@ -46,7 +46,7 @@ def pairs(draw: st.DrawFn, dtype: str | None = None, nonzero: bool = False) -> t
     cut = draw(st.integers(0, left.ndim))
     shape = tuple(1 if draw(st.booleans()) else size for size in left.shape[cut:])
     right = draw(arrays(dtype=name, shape=shape, nonzero=nonzero))
-    return (left, right) if draw(st.booleans()) and not nonzero else (left, right)
+    return (right, left) if draw(st.booleans()) and not nonzero else (left, right)
 
 
 ARITHMETIC: list[tuple[str, Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = [

@@ -103,7 +103,9 @@ def test_power_with_every_pair_of_special_values(cpu: Device) -> None:
     with np.errstate(all="ignore"):
         exact = np.power(base.astype(np.float64), exponent.astype(np.float64)).astype(np.float32)
     wrong = ~np.isclose(found, exact, rtol=2e-5, atol=1e-44, equal_nan=True)
-    assert not wrong.any(), list(zip(base[wrong], exponent[wrong], found[wrong], exact[wrong]))
+    assert not wrong.any(), list(
+        zip(base[wrong], exponent[wrong], found[wrong], exact[wrong], strict=True)
+    )
 
 
 def test_power_accuracy(cpu: Device) -> None:
