@@ -36,7 +36,9 @@ class FaultUnit:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._stale = False
         hub.on_write(hub.vm + _CONTROL, self._control)
+        hub.on_read(hub.vm + _STATUS, self._read_status)
         for name in ("STATUS", "ADDR_LO32", "ADDR_HI32"):
             hub.chip.space.read_only(hub.block, f"{hub.vm}L2_PROTECTION_FAULT_{name}")
 
@@ -45,8 +47,13 @@ class FaultUnit:
         self._hub.set(self._hub.vm + _CONTROL, _CONTROL_DEFAULT)
         self.clear()
 
+    def _read_status(self) -> int:
+        stale, self._stale = self._stale, False
+        return 0 if stale else self._hub.get(self._hub.vm + _STATUS)
+
     def clear(self) -> None:
         """Forget the latched fault."""
+        self._stale = False
         for name in ("STATUS", "ADDR_LO32", "ADDR_HI32"):
             self._hub.set(f"{self._hub.vm}L2_PROTECTION_FAULT_{name}", 0)
 
@@ -81,6 +88,7 @@ class FaultUnit:
             hub.set(status, MORE_FAULTS=1)
             return fault
         page = address >> 12
+        self._stale = hub.chip.options.stale_fault_status
         hub.set(status, value)
         hub.set(f"{hub.vm}L2_PROTECTION_FAULT_ADDR_LO32", page)
         hub.set(f"{hub.vm}L2_PROTECTION_FAULT_ADDR_HI32", page >> 32 & 0xF)

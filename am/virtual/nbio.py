@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 _REMAP_DEFAULT = 0x385C  # byte offset of the flush location until a driver moves it
 _FLUSH_UNITS = 0xFFFF_FFFF
-_GFX_PORT, _IH_PORT, _SDMA_PORT, _RLC_PORT = 0, 1, 2, 3
-# What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values go to nobody.
-_TARGETS = {_GFX_PORT: (3, 3), _SDMA_PORT: (0xE, 3), _RLC_PORT: (6, 3)}
+_GFX_PORT, _SDMA_PORT = 0, 2
+# What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values go to nobody. The
+# port with a bounded range comes first.
+_TARGETS = {_SDMA_PORT: (0xE, 3), _GFX_PORT: (3, 3)}
 
 
 class Nbio(Block):
@@ -103,10 +104,16 @@ class Nbio(Block):
     def _remap(self, value: int) -> None:
         """Move the flush location to a byte offset of the register BAR."""
         place = (value & 0x7FFFC) >> 2
+        space = self.chip.space
         if self._flush_location is not None:
-            self.chip.space.on_write_at(self._flush_location, None)
+            space.on_write_at(self._flush_location, None)
+            self._flush_location = None
+        owner = space.owner(place)
+        if owner is not None:
+            self.chip.violation(f"HDP flush moved onto a register, {owner[1].name}")
+            return
         self._flush_location = place
-        self.chip.space.on_write_at(place, lambda _value: self.chip.hdp.flush())
+        space.on_write_at(place, lambda _value: self.chip.hdp.flush())
 
     def _flush_request(self, value: int) -> None:
         """An engine, or the driver, asks for a flush; DONE shows each requester's bit."""
@@ -141,7 +148,7 @@ class Nbio(Block):
         if (entry[prefix + "AWID"], entry[prefix + "AWADDR_31_28_VALUE"]) != target:
             return False
         first, count = entry[prefix + "RANGE_OFFSET"], entry[prefix + "RANGE_SIZE"]
-        # The constants the kernel writes for ports 0 and 3 have size 0: everything from the offset.
+        # The constant the kernel writes for port 0 has size 0: everything from the offset.
         return first <= dword and (count == 0 or dword < first + count)
 
     def _deliver(self, port: int, dword: int, value: int) -> bool:

@@ -81,5 +81,9 @@ class ChipOptions:
     wgps_per_array: int = 4
     tmr_size: int = 0x1300000  # what LOAD_TOC answers
     smu_version: int = 0x004E7500  # 78.117.0
+    smu_driver_if: int = 0x3D  # another one only deserves a warning
+    # The first read of a hub's fault status after a fault may be stale on boards, which is why
+    # Linux 6.12 gmc_v11_0_process_interrupt reads it twice.
+    stale_fault_status: bool = False
     config_lost_on_mode1: bool = True
     shader_core: Callable[[], ShaderCore] | None = None  # None: the core that runs gfx1100 code

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _CLIENT = 7  # MP1 in MMHUB
 _OK, _FAILED, _UNKNOWN, _PREREQUISITE, _BUSY = 1, 0xFF, 0xFE, 0xFD, 0xFC
-_DRIVER_IF = 0x3D
 _MODE1_GRACE = 0.0005  # between the response to Mode1Reset and the darkness
 _TABLE_ALIGNMENT = 256
 _POWER_LIMITS = range(100, 340)  # watts
@@ -69,7 +68,7 @@ class Smu(Block):
         handlers: dict[str, Callable[[int], Answer]] = {
             "TestMessage": lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
             "GetSmuVersion": lambda _: (_OK, chip.options.smu_version),
-            "GetDriverIfVersion": lambda _: (_OK, _DRIVER_IF),
+            "GetDriverIfVersion": lambda _: (_OK, chip.options.smu_driver_if),
             "SetAllowedFeaturesMaskLow": lambda mask: self._allow(mask, 0),
             "SetAllowedFeaturesMaskHigh": lambda mask: self._allow(mask, 32),
             "EnableAllSmuFeatures": lambda _: self._enable(self._allowed),

@@ -150,6 +150,15 @@ def test_cpu_writes_wait_in_the_hdp_until_flushed() -> None:
         assert card.chip.vram.read(0x1000, 4) == b"\x01\0\0\0"
 
 
+def test_the_flush_location_cannot_hide_a_register() -> None:
+    with bench() as card:
+        card.enable()
+        card.write(0xD20 + 0x12D, 4 * 0x1A740)  # MMVM_CONTEXT0_CNTL
+        assert "MMVM_CONTEXT0_CNTL" in card.chip.violations[-1]
+        card.write(0x1A740, 0x6)
+        assert card.read(0x1A740) == 0x6
+
+
 def test_an_engines_flush_request_is_answered_bit_by_bit() -> None:
     with bench() as card:
         card.enable()

@@ -269,6 +269,15 @@ def test_only_the_first_fault_is_latched_until_cleared(card: Memory) -> None:
     assert card.status()[1] == VA + 0x7000
 
 
+def test_the_status_may_be_stale_at_the_first_read() -> None:
+    with bench(stale_fault_status=True) as card:
+        card.enable()
+        card.open_hub("mmhub")
+        card.chip.mm.read(4, VA, 4, CLIENT)
+        assert card.read(card.hub("mmhub", "FAULT_STATUS")) == 0
+        assert card.read(card.hub("mmhub", "FAULT_STATUS")) != 0
+
+
 def test_a_fault_reads_zeros_and_drops_writes(card: Memory) -> None:
     card.page(VA, PAGES)
     card.fill(PAGES + 0xFF8, b"12345678")
