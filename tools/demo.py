@@ -93,7 +93,7 @@ def run(name: str, out: Output) -> int:
         out.say(f"  boot  {stage:<28} {seconds * 1e3:8.2f} ms")
 
     start = time.perf_counter()
-    with hcq.open(name, on_stage=on_stage) as device:
+    with hcq.open(name) as device:
         boot_s = time.perf_counter() - start
         out.say(f"  {device.name} ({device.target.name}) is up after {boot_s * 1e3:.0f} ms")
         out.say()
