@@ -348,7 +348,10 @@ def _div_scale(kind: str) -> Handler:
         wide_gap = e.compare("sge", "i32", gap, constant("i32", far))
         low_denormal = _is_denormal(e, kind, low)
         one = constant(kind, _ONE[kind])
+        # The reciprocal is taken in f64: of an f32 it is never denormal.
         inverse_denormal = _is_denormal(e, kind, e.binary("fdiv", kind, one, low))
+        if kind == "float":
+            inverse_denormal = "zeroinitializer"
         quotient_denormal = _is_denormal(e, kind, e.binary("fdiv", kind, top, low))
         both = _and(e, inverse_denormal, quotient_denormal)
         tiny_top = e.compare("sle", "i32", top_exponent, constant("i32", tiny))
@@ -356,7 +359,9 @@ def _div_scale(kind: str) -> Handler:
         result = e.select(tiny_top, kind, up, value)
         result = e.select(quotient_denormal, kind, e.select(is_top, kind, up, value), result)
         result = e.select(inverse_denormal, kind, down, result)
-        result = e.select(both, kind, e.select(is_low, kind, up, value), result)
+        # UNSURE: the ISA document scales the denominator up here, which overflows; down is what makes
+        # the quotient come out right. A division of huge numbers on silicon would settle it.
+        result = e.select(both, kind, e.select(is_low, kind, down, value), result)
         result = e.select(low_denormal, kind, up, result)
         result = e.select(wide_gap, kind, e.select(is_low, kind, up, value), result)
         result = e.select(either_zero, kind, constant(kind, nan), result)
@@ -410,7 +415,11 @@ def _div_fixup(kind: str) -> Handler:
         low_zero, top_zero = (e.compare("eq", integer, v, zero) for v in (size_low, size_top))
         low_inf, top_inf = (e.compare("eq", integer, v, limit) for v in (size_low, size_top))
         low_nan, top_nan = (e.compare("ugt", integer, v, limit) for v in (size_low, size_top))
+        # A quotient that overflowed on the way has become NaN in the refinement steps: UNSURE, the ISA
+        # document does not say how; a division that overflows gives infinity on silicon.
         result = magnitude(quotient)
+        lost = e.compare("ugt", integer, result, limit)
+        result = e.select(lost, integer, limit, result)
         if kind != "half":
             fields = [
                 biased_exponent(e, kind, e.convert("bitcast", integer, kind, v)) for v in (top, low)

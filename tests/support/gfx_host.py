@@ -1,0 +1,81 @@
+"""The corpus kernels compiled for the host: what LLVM says that each lane computes.
+
+The same IR, one lane at a time on the CPU, is an independent word on what a kernel's machine code
+must compute. Kernels that use the GPU's own intrinsics have no such twin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from numpy.typing import NDArray
+
+from am.virtual.isa.jit import host
+
+# Helper functions that LLVM calls for conversions between f64 and f16; not linked into Python.
+_HELPERS = "libgcc_s.so.1"
+_WORKITEM = "@llvm.amdgcn.workitem.id.x()"
+
+
+def has_twin(ir: str) -> bool:
+    """Return whether a kernel can be compiled for the host."""
+    rest = ir.replace(_WORKITEM, "").replace("declare i32 @llvm.amdgcn.workitem.id.x()", "")
+    return "amdgcn" not in rest and "addrspace(3)" not in rest and "addrspace(5)" not in rest
+
+
+def host_text(ir: str) -> str:
+    """Turn a kernel's IR into a host function of one more argument, the lane."""
+    text = ir.replace("declare i32 @llvm.amdgcn.workitem.id.x()", "@lane = global i32 0")
+    text = text.replace(f"call i32 {_WORKITEM}", "load i32, ptr @lane")
+    text = re.sub(r" addrspace\(\d\)", "", text)
+    text = text.replace("amdgpu_kernel ", "").replace("addrspacecast ptr", "bitcast ptr")
+    text = re.sub(r'syncscope\("[^"]*"\) ', "", text)
+    return re.sub(r"(?m)^attributes.*$", "attributes #0 = { nounwind }", text)
+
+
+@dataclass
+class HostKernel:
+    """A kernel that runs on the host, lane after lane."""
+
+    ir: str
+
+    def __post_init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.load_library_permanently(_HELPERS)
+        cpu, features = host()
+        target = llvm.Target.from_default_triple()
+        machine = target.create_target_machine(cpu=cpu, features=features, opt=0, jit=True)
+        module = llvm.parse_assembly(host_text(self.ir))
+        self._engine = llvm.create_mcjit_compiler(module, machine)
+        self._engine.finalize_object()
+        self._lane = ctypes.c_uint32.from_address(self._engine.get_global_value_address("lane"))
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_uint32)
+        self._run = kind(self._engine.get_function_address("k"))
+
+    def run(
+        self, out: NDArray[Any], a: NDArray[Any], b: NDArray[Any], n: int, threads: int
+    ) -> None:
+        """Run all lanes in order."""
+        for lane in range(threads):
+            self._lane.value = lane
+            self._run(out.ctypes.data, a.ctypes.data, b.ctypes.data, n)
+
+
+def same_floats(found: NDArray[Any], wanted: NDArray[Any], ulps: int = 0) -> bool:
+    """Compare floats: equal bits, or both NaN, or at most `ulps` units in the last place apart."""
+    nan = np.isnan(found) & np.isnan(wanted)
+    integers = {2: np.int16, 4: np.int32, 8: np.int64}[found.dtype.itemsize]
+    limit = np.iinfo(integers).max
+
+    def ordered(values: NDArray[Any]) -> NDArray[Any]:
+        bits = values.view(integers).astype(object)
+        return np.where(bits < 0, -(bits & limit), bits)
+
+    distance = np.abs(ordered(found) - ordered(wanted))
+    return bool(np.all(nan | (distance <= ulps)))
