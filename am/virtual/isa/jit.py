@@ -35,15 +35,18 @@ def host() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), ",".join(names)
 
 
+@cache
+def _machine(optimise: int) -> llvm.TargetMachine:
+    """Return the shared target machine for compiling at one level."""
+    return _new_machine(optimise)
+
+
 def _new_machine(optimise: int) -> llvm.TargetMachine:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     cpu, features = host()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=cpu, features=features, opt=optimise, jit=True)
-
-
-_machine = cache(_new_machine)  # those we keep; an engine takes its machine with it when it goes
 
 
 def compile_object(ir: str, passes: int, optimise: int) -> bytes:
@@ -76,6 +79,7 @@ class Loaded:
     def __init__(self, image: bytes) -> None:
         with _LOCK:
             empty = llvm.parse_assembly("")
+            # The engine owns its target machine and frees it in the end.
             self._engine = llvm.create_mcjit_compiler(empty, _new_machine(0))
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(image))
             self._engine.finalize_object()
