@@ -14,7 +14,7 @@ from am.virtual.block import Block, Reset
 if TYPE_CHECKING:
     from am.virtual.chip import Chip
 
-_REMAP_DEFAULT = 0x385C  # byte offset of the flush location until a driver moves it
+_REMAP_DEFAULT = 0x385C  # byte offset of HDP_MEM_COHERENCY_FLUSH_CNTL itself
 _FLUSH_UNITS = 0xFFFF_FFFF
 _GFX_PORT, _SDMA_PORT = 0, 2
 # What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values go to nobody. The
@@ -41,6 +41,7 @@ class Nbio(Block):
             self.on_read(index, partial(self._read_index, index))
             self.on_read(data, partial(self._read_indirect, index))
             self.on_write(data, partial(self._write_indirect, index))
+        self.on_write("BIF_BX_PF0_HDP_MEM_COHERENCY_FLUSH_CNTL", self._flush)
         self.on_write("BIF_BX0_REMAP_HDP_MEM_FLUSH_CNTL", self._remap)
         self.on_write("BIF_BX_PF0_GPU_HDP_FLUSH_REQ", self._flush_request)
         space.read_only("nbio", "BIF_BX_PF0_GPU_HDP_FLUSH_DONE")
@@ -108,12 +109,17 @@ class Nbio(Block):
         if self._flush_location is not None:
             space.on_write_at(self._flush_location, None)
             self._flush_location = None
+        if place == self.index("BIF_BX_PF0_HDP_MEM_COHERENCY_FLUSH_CNTL"):
+            return  # where it is without any remapping
         owner = space.owner(place)
         if owner is not None:
             self.chip.violation(f"HDP flush moved onto a register, {owner[1].name}")
             return
         self._flush_location = place
-        space.on_write_at(place, lambda _value: self.chip.hdp.flush())
+        space.on_write_at(place, self._flush)
+
+    def _flush(self, _value: int) -> None:
+        self.chip.hdp.flush()
 
     def _flush_request(self, value: int) -> None:
         """An engine, or the driver, asks for a flush; DONE shows each requester's bit."""

@@ -143,10 +143,11 @@ def test_cpu_writes_wait_in_the_hdp_until_flushed() -> None:
         assert card.chip.vram.read(0x1000, 16) == b"0123456789abcdef"
         # The driver may move the flush location.
         card.write(0xD20 + 0x12D, 0x7F000)
+        card.write(0xD20 + 0x12D, 0x7F008)
         card.vram.write32(0x1000, 1)
-        card.registers.write32(FLUSH, 0)
-        assert card.chip.vram.read(0x1000, 4) == b"0123"
         card.registers.write32(0x7F000, 0)
+        assert card.chip.vram.read(0x1000, 4) == b"0123"
+        card.registers.write32(0x7F008, 0)
         assert card.chip.vram.read(0x1000, 4) == b"\x01\0\0\0"
 
 
