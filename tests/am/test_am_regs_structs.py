@@ -94,6 +94,8 @@ def test_constants(table: str, name: str, value: int) -> None:
 
 def test_pm4_placements() -> None:
     assert constants("nvd").field("PACKET3_RELEASE_MEM_EVENT_INDEX").insert(0, 5) == 0x500
+    poll = constants("sdma_v6_0_0_pkt_open").field("SDMA_PKT_POLL_REGMEM_HEADER_MEM_POLL")
+    assert poll.insert(0, 1) == 1 << 31
     assert constants("amdgpu_vm").field("AMDGPU_PTE_FRAG").insert(0, 9) == 9 << 7
 
 

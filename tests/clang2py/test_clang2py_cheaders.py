@@ -91,6 +91,7 @@ enum colour { RED, GREEN = 5, BLUE };
 #define PLACE(x) (((x) & 0x7) << 4)
 #define OPEN(x) ((x) << 24)
 #define TOP(x) (((uint32_t)(x) & 1) << 31)
+#define SIGN(x) (((x) & 0x00000001) << 31)
 #define SUM(x) ((x) + 1)
 #define STRIDED(x) ((x) * 3)
 #define TWO(x, y) ((x) << (y))
@@ -237,7 +238,7 @@ def test_macros_have_the_values_the_compiler_gives_them(macros: Header) -> None:
 
 
 def test_macros_that_place_their_argument(macros: Header) -> None:
-    assert macros.placements == {"PLACE": (4, 3), "OPEN": (24, 8), "TOP": (31, 1)}
+    assert macros.placements == {"PLACE": (4, 3), "OPEN": (24, 8), "TOP": (31, 1), "SIGN": (31, 1)}
 
 
 def test_the_constants_survive_their_text(macros: Header) -> None:

@@ -260,7 +260,7 @@ class Reader:
     def _placements(self, names: Mapping[str, str]) -> None:
         """Find macros of one argument that are linear in it: they place a field in a word."""
         zero = self._evaluate({name: f"({name}(0))" for name in names})
-        one = self._evaluate({name: f"({name}(1))" for name in zero})
+        one = self._evaluate({name: f"({name}(1ull))" for name in zero})
         ones = self._evaluate({name: f"({name}(0xffffffffffffffffull))" for name in one})
         for name, everything in ones.items():
             if one[name] <= 0:
