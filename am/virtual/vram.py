@@ -7,6 +7,8 @@ import mmap
 
 import numpy as np
 
+from hcq.errors import OutOfMemory
+
 _MAP_NORESERVE = 0x4000  # Linux; mmap names it from Python 3.13 on
 _NOISE_TILE = 1 << 20
 
@@ -20,7 +22,15 @@ class Vram:
     def __init__(self, size: int) -> None:
         self.size = size
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._memory = mmap.mmap(-1, size, flags=flags)
+        try:
+            self._memory = mmap.mmap(-1, size, flags=flags)
+        except OSError as error:  # vm.overcommit_memory=2, or a limit on address space
+            raise OutOfMemory(
+                "this machine does not let us reserve address space for the virtual card's memory;"
+                " give it less, as in hcq.open('virtual:navi31', vram=1 << 30)",
+                wanted=size,
+                reason=error.strerror,
+            ) from error
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def host_address(self, address: int) -> int:

@@ -11,7 +11,7 @@ from am.virtual.chip import Chip
 from am.virtual.gpu import attach
 from am.virtual.options import FaultPlan
 from am.virtual.pci import VirtualTransport
-from hcq.errors import BadArgument, Closed, DeviceBusy
+from hcq.errors import BadArgument, Closed, DeviceBusy, OutOfMemory
 from hcq.transport.base import ResetKind
 from tests.support.navi31_bench import SMALL, Bench, bench, options
 
@@ -177,6 +177,11 @@ def test_vram_is_noise_at_power_on_and_differs_each_time() -> None:
         card.chip.power_cycle()
         card.enable()
         assert card.vram.read(0x10_0000, 4096) != first
+
+
+def test_more_vram_than_the_machine_can_reserve_is_a_clear_error() -> None:
+    with pytest.raises(OutOfMemory, match="vram="):
+        Chip(options(vram=1 << 62))
 
 
 class Listener:
