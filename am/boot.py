@@ -18,6 +18,7 @@ from am.firmware import FirmwareSet
 from am.pagetable import VALID
 from am.psp import DEFAULT_TMR_SIZE
 from am.units import Units, make_units
+from hcq import trace
 from hcq.errors import DiscoveryError, FirmwareSilent, OutOfMemory, UnitTimeout
 from hcq.transport.base import Transport
 
@@ -46,7 +47,8 @@ class Stages:
     def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         log.debug("stage %s", name)
-        yield
+        with trace.step("boot", stage=name):
+            yield
         seconds = time.perf_counter() - start
         self.done.append((name, seconds))
         if self.hook is not None:

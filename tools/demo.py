@@ -12,7 +12,7 @@ import csv
 import gzip
 import importlib.util
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 import hcq
 from compiler import Tensor
 from compiler.runtime import kernel_log
+from hcq import trace
 from hcq.device import Device
 from hcq.errors import MissingDependency
 from tools.console import Output
+from tools.readings import read_sensors
 
 BATCH = 599  # queries per step: 3 steps of the same shape make the 1,797
 FAR = np.float32(1e9)  # the distance that keeps a digit from being its own neighbour
@@ -88,12 +90,16 @@ def run(name: str, out: Output) -> int:
     out.say()
     stages: list[dict[str, Any]] = []  # Any: JSON values
 
-    def on_stage(stage: str, seconds: float) -> None:
-        stages.append({"stage": stage, "ms": round(seconds * 1e3, 3)})
-        out.say(f"  boot  {stage:<28} {seconds * 1e3:8.2f} ms")
+    def on_event(event: trace.Event) -> None:
+        if event.name == "boot" and event.duration_s is not None:
+            stage, ms = str(event.arguments["stage"]), event.duration_s * 1e3
+            stages.append({"stage": stage, "ms": round(ms, 3)})
+            out.say(f"  boot    {stage:<24} {ms:8.2f} ms")
 
     start = time.perf_counter()
-    with hcq.open(name) as device:
+    with trace.subscribe(on_event):
+        opened = hcq.open(name)
+    with opened as device:
         boot_s = time.perf_counter() - start
         out.say(f"  {device.name} ({device.target.name}) is up after {boot_s * 1e3:.0f} ms")
         out.say()
@@ -103,17 +109,13 @@ def run(name: str, out: Output) -> int:
             run_s = time.perf_counter() - start
         for kernel in kernels:
             out.say(
-                f"  kernel  {kernel.name:<44} {kernel.code_bytes:6d} bytes  "
-                f"compiled in {kernel.seconds * 1e3:6.1f} ms"
+                f"  kernel  {kernel.name:<56} {kernel.code_bytes:6d} bytes "
+                f"{kernel.seconds * 1e3:7.1f} ms{' from cache' if kernel.from_disk else ''}"
             )
         out.say()
-        sensors = [
-            {"name": s.name, "label": s.label, "unit": s.unit, "value": s.read()}
-            for s in device.sensors()
-        ]
-        for sensor in sensors:
-            title = " ".join(word for word in (sensor["name"], sensor["label"]) if word)
-            out.say(f"  sensor  {title:<28} {sensor['value']:.6g} {sensor['unit']}")
+        readings = read_sensors(device)
+        for reading in readings:
+            out.say(f"  sensor  {reading.title:<28} {reading}")
         info = device.info()
     labels = digits.labels[nearest]
     expected = digits.labels[neighbours_by_numpy(digits.pixels)]
@@ -141,7 +143,7 @@ def run(name: str, out: Output) -> int:
                 {"name": k.name, "code_bytes": k.code_bytes, "ms": round(k.seconds * 1e3, 3)}
                 for k in kernels
             ],
-            "sensors": sensors,
+            "sensors": [asdict(reading) for reading in readings],
             "info": info,
         }
     )

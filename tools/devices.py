@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import hcq
 from tools.console import Output
+from tools.readings import read_sensors
 
 
 def run_ls(out: Output) -> int:
@@ -28,18 +29,11 @@ def run_info(name: str, out: Output) -> int:
     with hcq.open(name) as device:
         facts: dict[str, object] = {"name": device.name, "target": device.target.name}
         facts |= device.info()
-        sensors = [
-            {"name": s.name, "label": s.label, "unit": s.unit, "value": s.read()}
-            for s in device.sensors()
-        ]
+        readings = read_sensors(device)
     rows = list(_flat(facts))
-    rows += [
-        (f"sensor.{s['name']}{'.' + str(s['label']) if s['label'] else ''}",
-         f"{s['value']:.6g} {s['unit']}")
-        for s in sensors
-    ]
+    rows += [(f"sensor {reading.title}", reading) for reading in readings]
     out.table(("fact", "value"), rows)
-    out.result({**facts, "sensors": sensors})
+    out.result({**facts, "sensors": [asdict(reading) for reading in readings]})
     return 0
 
 

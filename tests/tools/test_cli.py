@@ -1,0 +1,99 @@
+"""The `ugpu` command: every verb, as text and as JSON, and its errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hcq.errors import MissingDependency
+from tools import cli, demo
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, object]:
+    code = cli.main([*argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ls"]) == 0
+    assert "virtual:navi31" in capsys.readouterr().out
+    code, listed = run_json(capsys, "ls")
+    assert code == 0
+    assert isinstance(listed, list)
+    assert {"cpu", "virtual:navi31"} <= {entry["name"] for entry in listed}
+
+
+@pytest.mark.parametrize(("device", "target"), [("cpu", "cpu"), ("virtual:navi31", "gfx1100")])
+def test_info(capsys: pytest.CaptureFixture[str], device: str, target: str) -> None:
+    code, facts = run_json(capsys, "info", device)
+    assert code == 0
+    assert isinstance(facts, dict)
+    assert facts["target"] == target
+    assert any(reading["name"] == "memory_used_bytes" for reading in facts["sensors"])
+    assert cli.main(["info", device]) == 0
+    assert "memory_used_bytes" in capsys.readouterr().out
+
+
+def test_unknown_device_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "virtual:nothing"]) == 2
+    assert "DeviceNotFound" in capsys.readouterr().err
+    code, said = run_json(capsys, "info", "virtual:nothing")
+    assert code == 2
+    assert isinstance(said, dict) and said["error"] == "DeviceNotFound"
+
+
+def test_devices_not_built_yet_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "nvrm:0"]) == 1
+    assert "NotSupported" in capsys.readouterr().err
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run_json(capsys, "doctor")
+    assert isinstance(report, dict)
+    assert code == (0 if report["ready"] else 1)
+    assert cli.main(["doctor"]) == code
+    text = capsys.readouterr().out
+    assert all(finding["check"] in text for finding in report["findings"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "virtual:navi31"])
+def test_demo_finds_the_labels_numpy_finds(
+    capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    assert cli.main(["demo", "--device", device]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("demo: PASS accuracy=0.98")
+    assert "boot_ms=" in last and "kernels=" in last
+
+
+def test_demo_fails_when_the_device_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: object) -> object:
+        nearest = right(*arguments)
+        nearest[::2] = 0
+        return nearest
+
+    right = demo.neighbours_on
+    monkeypatch.setattr(demo, "neighbours_on", wrong)
+    code, report = run_json(capsys, "demo", "--device", "cpu")
+    assert code == 1
+    assert isinstance(report, dict) and report["verdict"] == "FAIL"
+
+
+def test_demo_names_the_missing_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> object:
+        raise MissingDependency("scikit-learn is not installed", install="pip install 'ugpu[demo]'")
+
+    monkeypatch.setattr(demo, "load_digits", missing)
+    assert cli.main(["demo"]) == 2
+    assert "pip install 'ugpu[demo]'" in capsys.readouterr().err
+
+
+def test_wrong_verb() -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fly"])
+    assert ended.value.code == 2
