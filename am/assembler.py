@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from hcq.command import CommandBuffer, Relocation, Symbol
+from hcq.command import CommandBuffer, Reference, Relocation, Symbol
 from hcq.errors import BadArgument
 
 DATA_ALIGN = 64  # bytes; kernel arguments and dispatch packets start at cache lines
@@ -17,7 +19,7 @@ class Assembler:
         self.words: list[int] = []
         self.relocations: list[Relocation] = []
         self._data = bytearray()
-        self._data_relocations: list[tuple[int, Symbol, int]] = []  # data word, symbol, shift
+        self._data_relocations: list[Relocation] = []  # words count from the start of the data
         self._data_uses: list[tuple[int, int, int]] = []  # command word, offset in data, shift
 
     def emit(self, *words: int) -> None:
@@ -51,10 +53,13 @@ class Assembler:
 
     def data_symbol(self, offset: int, symbol: Symbol, width: int) -> None:
         """Bytes [offset, offset+width) of the data take the value of `symbol`."""
-        if offset % 4 or width not in (4, 8):
-            raise BadArgument("an argument to be filled in has 4 or 8 aligned bytes", offset=offset)
-        for part in range(width // 4):
-            self._data_relocations.append((offset // 4 + part, symbol, 32 * part))
+        if width not in (1, 2, 4, 8) or offset % min(width, 4):
+            raise BadArgument(
+                "an argument to be filled in has 1, 2, 4 or 8 aligned bytes",
+                offset=offset,
+                width=width,
+            )
+        self._data_relocations += Reference(offset, width, symbol).relocations(0)
 
     def data_address(self, offset: int) -> None:
         """Append the device address of a data block as a pair."""
@@ -64,10 +69,7 @@ class Assembler:
 
     def data_points_to(self, offset: int, target: int) -> None:
         """Eight bytes of data at `offset` take the device address of the data block `target`."""
-        for part in range(2):
-            self._data_relocations.append(
-                (offset // 4 + part, Symbol("data", addend=target), 32 * part)
-            )
+        self._data_relocations += Reference(offset, 8, Symbol("data", addend=target)).relocations(0)
 
     def finish(self, *, align_words: int, filler: int) -> CommandBuffer:
         """Close the image: commands padded with `filler` to a multiple of `align_words`."""
@@ -84,8 +86,9 @@ class Assembler:
         relocations = list(self.relocations)
         for word, offset, shift in self._data_uses:
             relocations.append(Relocation(word, Symbol.image(base + offset), shift=shift))
-        for word, symbol, shift in self._data_relocations:
+        for part in self._data_relocations:
+            symbol = part.symbol
             if symbol.kind == "data":
                 symbol = Symbol.image(base + symbol.addend)
-            relocations.append(Relocation(base // 4 + word, symbol, shift=shift))
+            relocations.append(replace(part, word=base // 4 + part.word, symbol=symbol))
         return CommandBuffer(words, command_words, relocations)
