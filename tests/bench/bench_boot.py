@@ -1,0 +1,43 @@
+"""Bring-up of the virtual Navi31: from power-on, and as found by a process after another."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import hcq
+from am.virtual.gpu import build_chip
+
+ROUNDS = 5
+
+
+def _opened_s(**options: Any) -> tuple[float, Any]:
+    """Seconds that hcq.open takes, and the open device."""
+    start = time.perf_counter()
+    device = hcq.open("virtual:navi31", **options)
+    return time.perf_counter() - start, device
+
+
+def measure() -> list[dict[str, object]]:
+    cold = []
+    first, device = _opened_s()
+    device.close()
+    for _ in range(ROUNDS):
+        seconds, device = _opened_s()
+        device.close()
+        cold.append(seconds)
+    warm = []
+    chip = build_chip()
+    for _ in range(ROUNDS + 1):
+        seconds, device = _opened_s(chip=chip)
+        warm.append((device.info()["start"], seconds))
+        device.close()
+    chip.close()
+    if [start for start, _ in warm] != ["cold"] + ["warm"] * ROUNDS:
+        raise SystemExit(f"expected one cold start and then warm ones: {warm}")
+    taken = sorted(seconds for _, seconds in warm[1:])
+    return [
+        {"name": "cold boot of virtual:navi31, first, imports included", "value": first, "unit": "s"},
+        {"name": "cold boot of virtual:navi31, median", "value": sorted(cold)[ROUNDS // 2], "unit": "s"},
+        {"name": "warm attach of virtual:navi31, median", "value": taken[ROUNDS // 2], "unit": "s"},
+    ]
