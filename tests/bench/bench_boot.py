@@ -36,8 +36,9 @@ def measure() -> list[dict[str, object]]:
     if [start for start, _ in warm] != ["cold"] + ["warm"] * ROUNDS:
         raise SystemExit(f"expected one cold start and then warm ones: {warm}")
     taken = sorted(seconds for _, seconds in warm[1:])
-    return [
-        {"name": "cold boot of virtual:navi31, first, imports included", "value": first, "unit": "s"},
-        {"name": "cold boot of virtual:navi31, median", "value": sorted(cold)[ROUNDS // 2], "unit": "s"},
-        {"name": "warm attach of virtual:navi31, median", "value": taken[ROUNDS // 2], "unit": "s"},
-    ]
+    figures = {
+        "cold boot of virtual:navi31, first, imports included": first,
+        "cold boot of virtual:navi31, median": sorted(cold)[ROUNDS // 2],
+        "warm attach of virtual:navi31, median": taken[ROUNDS // 2],
+    }
+    return [{"name": name, "value": value, "unit": "s"} for name, value in figures.items()]
