@@ -20,7 +20,7 @@ from am.psp import DEFAULT_TMR_SIZE
 from am.units import Units, make_units
 from hcq import trace
 from hcq.errors import DiscoveryError, FirmwareSilent, OutOfMemory, UnitTimeout
-from hcq.transport.base import Transport
+from hcq.transport.base import ResetKind, Transport
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ LEFT_CLEAN, IN_USE = 0, 1
 _COMMAND = 4  # PCI command register, offset in configuration space
 _MEMORY_AND_MASTER = 0x6
 _MASTER = 0x4
+_FIRST_BAR = 0x10
 _TMR_ALIGN = 1 << 20
 
 
@@ -249,28 +250,48 @@ def stop(units: Units) -> None:
 
 
 def mode1_reset(units: Units) -> None:
-    """Reset the whole chip by its SMU; everything, VRAM too, is lost. Ends at the bootloader.
+    """Reset the whole chip by its SMU; everything, VRAM too, is lost. Ends at the bootloader."""
+    units.ih.stop()
+    number = units.chip.facts.SMU_MODE1_MESSAGE
+    _reset_chip(units, lambda: units.smu.post(number, 0))
+    if units.psp.alive():
+        raise FirmwareSilent("the SMU ignores the mode1 reset", **units.smu.state())
+
+
+def bus_reset(units: Units) -> None:
+    """Reset the chip from its slot; for when the SMU does not. Ends at the bootloader.
+
+    NotSupported where the transport cannot reach the slot.
+    """
+    _reset_chip(units, lambda: units.chip.transport.reset(ResetKind.BUS))
+
+
+def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
+    """Keep configuration space over a reset of everything else.
 
     ORDER: no access at all while the chip resets; it would hang the bus on some platforms.
     """
     chip, transport = units.chip, units.chip.transport
     facts = chip.facts
     command = transport.config_read(_COMMAND, 2)
-    bars = [transport.config_read(0x10 + 4 * index) for index in range(6)]
-    transport.config_write(_COMMAND, command & ~_MASTER, 2)
-    units.smu.post(facts.SMU_MODE1_MESSAGE, 0)
+    bars = [transport.config_read(_FIRST_BAR + 4 * index) for index in range(6)]
+    disable_master(transport)
+    strike()
+    units.gmc.forget()
     time.sleep(facts.MODE1_QUIET_S)
     for index, value in enumerate(bars):
-        transport.config_write(0x10 + 4 * index, value)
+        transport.config_write(_FIRST_BAR + 4 * index, value)
     transport.config_write(_COMMAND, command | _MEMORY_AND_MASTER, 2)
     wait_ifwi(chip)
+    if chip.mp0.MP0_SMN_C2PMSG_81.read():
+        return  # nothing was reset: the caller knows what that means
     try:
         chip.wait(
             chip.mp0.MP0_SMN_C2PMSG_35,
             lambda value: value == 0x8000_0000,
             unit="PSP",
-            waiting_for="bootloader after mode1 reset",
+            waiting_for="bootloader after the reset",
             limit_s=facts.IFWI_LIMIT_S,
         )
     except UnitTimeout as error:
-        raise FirmwareSilent("the chip does not come back from mode1", **error.facts) from error
+        raise FirmwareSilent("the chip does not come back", **error.facts) from error

@@ -21,7 +21,7 @@ from am.dispatch import LaunchDetails, Scratch, check_supported
 from am.firmware import SYSTEM_FOLDER, FirmwareSet, FirmwareSource, load_firmware
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.gmc import QUEUE_VMID
-from am.memory import AddressSpace, Mapping
+from am.memory import CODE_FLAGS, DATA_FLAGS, AddressSpace, Mapping
 from am.mqd import QueueMemory, build
 from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
 from am.report import Reporter
@@ -289,9 +289,9 @@ class AmDevice(Device):
 
     # ---- memory ------------------------------------------------------------------------------
 
-    def map(self, size: int, placement: Placement) -> Mapping:
+    def map(self, size: int, placement: Placement, flags: int = DATA_FLAGS) -> Mapping:
         """Allocate and map memory for the driver's own use."""
-        return self.memory.allocate(size, placement)
+        return self.memory.allocate(size, placement, flags)
 
     def unmap(self, mapping: Mapping) -> None:
         """Unmap and free; the TLBs forget it before anyone else gets the memory."""
@@ -333,7 +333,8 @@ class AmDevice(Device):
             )
         for name, kernel in code.kernels.items():
             check_supported(name, kernel.descriptor)
-        memory = self.allocate_memory(max(code.size, 1), Placement.DEVICE)
+        # A stray write to code faults, and so does a jump into data.
+        memory = self.wrap(self.map(code.size, Placement.DEVICE, CODE_FLAGS))
         try:
             program = Program(self, memory)
             base = int(memory.address)

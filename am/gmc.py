@@ -231,6 +231,11 @@ class Gmc:
     def __iter__(self) -> Iterator[Hub]:
         return iter((self.gfxhub, self.mmhub))
 
+    def forget(self) -> None:
+        """Count both hubs as off: the chip was reset."""
+        for hub in self:
+            hub.on = False
+
     def flush_tlb(self) -> None:
         """Make page table changes visible to everything. Needed after every change.
 

@@ -30,8 +30,9 @@ VIRTUAL_END = 0x8000_0000_0000
 TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much of it is used
 
 _READ_WRITE = READABLE | WRITABLE
-DEVICE_FLAGS = _READ_WRITE | EXECUTABLE
-HOST_FLAGS = _READ_WRITE | EXECUTABLE | SYSTEM | SNOOPED | UNCACHED
+DATA_FLAGS = _READ_WRITE
+CODE_FLAGS = READABLE | EXECUTABLE
+_HOST_FLAGS = SYSTEM | SNOOPED | UNCACHED
 
 
 class Carveout:
@@ -130,8 +131,11 @@ class AddressSpace:
         """Bytes of VRAM in use, page tables included."""
         return self.carveout.tmr - self.carveout.heap - self.heap.free_size
 
-    def allocate(self, size: int, placement: Placement) -> Mapping:
-        """Allocate and map at least `size` bytes, with an unmapped guard page behind them."""
+    def allocate(self, size: int, placement: Placement, flags: int = DATA_FLAGS) -> Mapping:
+        """Allocate and map at least `size` bytes, with an unmapped guard page behind them.
+
+        flags: what work may do there, DATA_FLAGS or CODE_FLAGS.
+        """
         if size < 0:
             raise BadArgument("negative size", size=size)
         size = max(PAGE, -(-size // PAGE) * PAGE)
@@ -139,31 +143,31 @@ class AddressSpace:
         address = VirtAddr(self.virtual.allocate(size + PAGE, align=align))
         try:
             if placement is Placement.HOST:
-                return self._map_host(address, size)
-            return self._map_device(address, size, align)
+                return self._map_host(address, size, flags)
+            return self._map_device(address, size, align, flags)
         except BaseException:
             self.virtual.free(address)
             raise
 
-    def _map_host(self, address: VirtAddr, size: int) -> Mapping:
+    def _map_host(self, address: VirtAddr, size: int, flags: int) -> Mapping:
         dma = self.chip.transport.allocate_dma(size)
         try:
             segments = [(int(segment.address), segment.size) for segment in dma.segments]
             limit = 1 << self.chip.facts.PHYSICAL_BITS
             if any(start + length > limit for start, length in segments):
                 raise OutOfMemory("host memory lies beyond what the chip can address", limit=limit)
-            self.tables.map(address, _cut(segments, size), HOST_FLAGS)
+            self.tables.map(address, _cut(segments, size), flags | _HOST_FLAGS)
         except BaseException:
             dma.close()
             raise
         self.stale = True
         return Mapping(address, size, Placement.HOST, dma=dma)
 
-    def _map_device(self, address: VirtAddr, size: int, align: int) -> Mapping:
+    def _map_device(self, address: VirtAddr, size: int, align: int, flags: int) -> Mapping:
         pieces = self._pieces(size, align)
         physical = [(self.carveout.physical(start), length) for start, length in pieces]
         try:
-            self.tables.map(address, physical, DEVICE_FLAGS)
+            self.tables.map(address, physical, flags)
         except BaseException:
             for start, _ in pieces:
                 self.heap.free(start)

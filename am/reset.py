@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING
 
 from am import boot
 from am.firmware import load_firmware
+from am.units import Units
+from hcq import trace
 from hcq.command import Signal, Symbol
-from hcq.errors import ChipError, DeviceLost, FirmwareError, LinkError, UnitTimeout
+from hcq.errors import (
+    ChipError,
+    DeviceLost,
+    FirmwareError,
+    LinkError,
+    NotSupported,
+    UnitTimeout,
+)
 from hcq.poll import wait_until
 from hcq.timeline import Timeline
 
@@ -52,15 +61,18 @@ def recover(device: AmDevice) -> None:
         ("pipe reset", _pipe_reset),
         ("soft reset", _soft_reset),
         ("mode1 reset", _mode1),
+        ("bus reset", _bus_reset),
     ]
-    if isinstance(device.failure, FirmwareError | LinkError) or not _hubs_answer(device):
-        rungs = rungs[-1:]  # what is broken is not a queue
+    firmware_broken = isinstance(device.failure, FirmwareError | LinkError)
+    if firmware_broken or device.units.smu.stuck or not _hubs_answer(device):
+        rungs = rungs[-2:]  # what is broken is not a queue
     for position, (name, climb) in enumerate(rungs):
         start = time.monotonic()
         try:
-            climb(device)
-            _prove(device)
-        except (ChipError, FirmwareError, LinkError) as error:
+            with trace.step("am.reset", rung=name):
+                climb(device)
+                _prove(device)
+        except (ChipError, FirmwareError, LinkError, NotSupported) as error:
             _record(device, Step(name, False, time.monotonic() - start, str(error)))
             if position == len(rungs) - 1:
                 raise
@@ -130,12 +142,23 @@ def _soft_reset(device: AmDevice) -> None:
 
 
 def _mode1(device: AmDevice) -> None:
-    """Reset the chip and boot it again. DEVICE memory is lost; tables and programs come back."""
+    """Reset the chip through its SMU and boot it again."""
+    _boot_again(device, boot.mode1_reset)
+
+
+def _bus_reset(device: AmDevice) -> None:
+    """Reset the chip from its slot and boot it again."""
+    _boot_again(device, boot.bus_reset)
+
+
+def _boot_again(device: AmDevice, strike: Callable[[Units], None]) -> None:
+    """After a reset of everything: DEVICE memory is lost; page tables and programs come back."""
     if device.firmware is None:
         device.firmware = load_firmware(device.firmware_source, device.facts)
     units = device.units
     device.vram_lost = True
-    boot.mode1_reset(units)
+    strike(units)
+    units.smu.stuck = False
     boot.read_discovery(units.chip)
     units.memory.tables.rewrite()
     boot.cold_boot(units, device.firmware, boot.Stages())

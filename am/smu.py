@@ -41,6 +41,7 @@ class Smu:
         self.nbio = nbio
         self.carveout = carveout
         self.limit_s = MESSAGE_LIMIT_S
+        self.stuck = False  # a message was not answered: only a reset makes the SMU listen again
         self._messages = constants("smu_v13_0_0_ppsmc")
         self._interface = constants("smu13_driver_if_v13_0_0")
         self._tables = structs("smu13_driver_if_v13_0_0")
@@ -92,6 +93,7 @@ class Smu:
                 )
             )
         except UnitTimeout as error:
+            self.stuck = True
             raise FirmwareSilent(
                 f"the SMU does not answer {message} ({what})",
                 unit="SMU",
