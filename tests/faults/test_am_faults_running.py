@@ -1,0 +1,159 @@
+"""Faults of running work: each is its own error with the facts, and the same program runs after a
+reset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from am.device import AmDevice
+from am.virtual.gpu import build_chip
+from hcq.buffer import Buffer
+from hcq.command import CommandBuffer
+from hcq.errors import BadPacket, DeviceHang, DeviceLost, IllegalInstruction, PageFault
+from hcq.program import Program
+from hcq.queue import QueueKind
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import check_runs, opened, run
+
+NULL, UNMAPPED, LAST_LOW, NOT_CANONICAL = 0, 0x1234_5678_9000, 0x7FFF_FFFF_F000, 0x8000_0000_0000
+
+
+@pytest.fixture(scope="module")
+def chip() -> Iterator[Any]:
+    made = build_chip()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def device(chip: Any) -> Iterator[AmDevice]:
+    with opened(chip) as made:
+        yield made
+    assert chip.violations == []
+
+
+@pytest.fixture(scope="module")
+def program(device: AmDevice) -> Iterator[Program]:
+    with device.load(faulty_object()) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def out(device: AmDevice, program: Program) -> Iterator[Buffer]:
+    """A result buffer; leaves the device as it was: usable, nothing leaked, same program."""
+    with device.alloc(64) as buffer:
+        check_runs(device, program, buffer, 41)
+        used = device.memory.used
+        yield buffer
+        assert device.failure is not None, "the fault must be remembered until the reset"
+        with pytest.raises(type(device.failure)):
+            device.queue()
+        device.reset()
+        assert device.reset_report[-1].worked
+        check_runs(device, program, buffer, 42)
+        assert device.memory.used == used
+
+
+@pytest.mark.parametrize("address", [NULL, UNMAPPED, LAST_LOW, NOT_CANONICAL])
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_wild_pointer(
+    device: AmDevice, program: Program, out: Buffer, access: str, address: int
+) -> None:
+    with pytest.raises(PageFault) as caught:
+        run(device, program, f"{access}_at", out, np.uint64(address))
+    facts = caught.value.facts
+    assert (facts["address"], facts["access"], facts["vmid"]) == (address, access, 8)
+    assert (facts["hub"], facts["client"]) == ("GFXHUB", "TCP")
+
+
+def test_write_to_code_is_refused(device: AmDevice, program: Program, out: Buffer) -> None:
+    address = program["good"].address
+    with pytest.raises(PageFault) as caught:
+        run(device, program, "write_at", out, np.uint64(address))
+    assert caught.value.facts["address"] == address // 4096 * 4096
+    assert caught.value.facts["refused"] == "write"
+
+
+def test_beyond_the_end_of_a_buffer(device: AmDevice, program: Program, out: Buffer) -> None:
+    with device.alloc(4096) as small, pytest.raises(PageFault) as caught:
+        run(device, program, "read_at", out, np.uint64(small.address + 4096))
+    assert caught.value.facts["address"] == small.address + 4096
+
+
+def test_freed_memory_faults(device: AmDevice, program: Program, out: Buffer) -> None:
+    """Unmapping reaches the TLBs: an access that hit them before faults after the free."""
+    victim = device.alloc(4096)
+    address = np.uint64(victim.address)
+    run(device, program, "read_at", out, address)
+    victim.close()
+    with pytest.raises(PageFault):
+        run(device, program, "read_at", out, address)
+
+
+def test_jump_into_data(device: AmDevice, program: Program, out: Buffer) -> None:
+    with device.alloc(4096) as data, pytest.raises(PageFault) as caught:
+        run(device, program, "jump_to", out, np.uint64(data.address))
+    assert caught.value.facts["access"] == "execute"
+    assert caught.value.facts["address"] == data.address
+
+
+def test_illegal_instruction(device: AmDevice, program: Program, out: Buffer) -> None:
+    with pytest.raises(IllegalInstruction) as caught:
+        run(device, program, "illegal", out)
+    kernel = program["illegal"].address
+    assert kernel <= caught.value.facts["pc"] < kernel + 256
+
+
+def test_endless_loop(device: AmDevice, program: Program, out: Buffer) -> None:
+    with device.queue() as queue:
+        queue.launch(program["forever"], grid=(1,), block=(32,), args=(out,))
+    with pytest.raises(DeviceHang) as caught:
+        device.synchronize(limit_s=0.2)
+    facts = caught.value.facts
+    assert facts["active"] == 1
+    assert facts["slots_submitted"] == facts["slots_done"] + 1
+
+
+def test_unknown_packet(device: AmDevice, out: Buffer) -> None:
+    queue = device.compute_queues[0]
+    image = CommandBuffer(np.array([0xC000_FE00, 0], np.uint32), 2, ())
+    queue.submit(image, np.zeros(0, np.uint64))
+    queue.timeline.advance()
+    with pytest.raises(BadPacket) as caught:
+        queue.timeline.wait(limit_s=5)
+    assert caught.value.facts["source"] == 183
+    assert caught.value.facts["queue"] == 0
+
+
+def test_copy_from_nowhere(device: AmDevice, out: Buffer) -> None:
+    nowhere = Buffer(device, out.address, 64, out.placement, owner=out)
+    nowhere.address = type(out.address)(UNMAPPED)
+    with device.queue(QueueKind.COPY) as queue:
+        queue.copy(out, nowhere, 64)
+    with pytest.raises(PageFault) as caught:
+        device.synchronize()
+    assert caught.value.facts["address"] == UNMAPPED
+    assert "SDMA0" in str(caught.value)
+
+
+def test_surprise_removal() -> None:
+    chip = build_chip()
+    try:
+        with opened(chip) as device, device.load(faulty_object()) as program:
+            out = device.alloc(64)
+            check_runs(device, program, out, 1)
+            chip.unplug()
+            with device.queue() as queue:
+                queue.launch(program["good"], grid=(1,), block=(32,), args=(out, np.uint32(2)))
+            with pytest.raises(DeviceLost):
+                device.synchronize()
+            with pytest.raises(DeviceLost):
+                device.alloc(64)
+            with pytest.raises(DeviceLost):
+                device.reset()
+    finally:
+        chip.close()
