@@ -17,6 +17,7 @@ from am.virtual.isa import (
     jit,
     layout,
     runtime,
+    runtime_lanes,
     runtime_local,
     runtime_math,
     runtime_matrix,
@@ -29,7 +30,7 @@ from am.virtual.isa.worker import Worker
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (runtime, runtime_local, runtime_math, runtime_matrix)
+_RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_math, runtime_matrix)
 _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
 _MOST_KERNELS = 1024  # kept translated
@@ -51,7 +52,7 @@ class Kernel:
 @cache
 def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share and make their names known to the linker."""
-    parts = [runtime.memory_ir(), runtime_local.local_ir(), wave.launcher_ir(), _PROFILES]
+    parts = [runtime.memory_ir(), runtime_lanes.lanes_ir(), runtime_local.local_ir(), wave.launcher_ir(), _PROFILES]
     declarations: set[str] = set()
     for functions, needed in (runtime_math.math_ir(), runtime_matrix.matrix_ir()):
         parts.append(functions)

@@ -166,6 +166,23 @@ def _finish_load(e: Registers, i: Instruction, size: int, how: str) -> None:
         e.set_vector_register(i.dst.index + k, narrow_result(e, i.dst, value, size, how))
 
 
+def _call_access(
+    e: Registers, verb: str, size: int, address: Address, data: str | None = None
+) -> str:
+    """Call the runtime's near or far access; the result of a load of up to four bytes a lane."""
+    result = VECTOR if verb == "load" and size <= 4 else "void"
+    tail = [("i32", e.exec())] + ([(VECTOR, data)] if data is not None else [])
+    context = ("ptr", "%context")
+    if address.high is None:
+        name = f"{PREFIX}near_{verb}_{size}"
+        return e.call(result, name, context, ("i64", address.base), (VECTOR, address.low), *tail)
+    name = f"{PREFIX}far_{verb}_{size}"
+    return e.call(
+        result, name, context, (VECTOR, address.low), (VECTOR, address.high),
+        ("i64", address.base), *tail,
+    )  # fmt: skip
+
+
 def _global_load(size: int, how: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
@@ -173,7 +190,7 @@ def _global_load(size: int, how: str) -> Handler:
         e.exec_mask()
         address = Address(e, i)
         if size > 4:
-            _call_lanes(e, f"load_{size}", address.all())
+            _call_access(e, "load", size, address)
             _finish_load(e, i, size, how)
             return
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
@@ -188,8 +205,8 @@ def _global_load(size: int, how: str) -> Handler:
         e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
         e.do(f"br label %{done}")
         e.begin(slow)
-        _call_lanes(e, f"load_{size}", address.all())
-        _finish_load(e, i, size, how)
+        value = _call_access(e, "load", size, address)
+        e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
         e.do(f"br label %{done}")
         e.begin(done)
 
@@ -218,7 +235,7 @@ def _global_store(size: int, high: bool) -> Handler:
         values = _stored(e, i, high)
         if size > 4:
             store_columns(e, values)
-            _call_lanes(e, f"store_{size}", address.all())
+            _call_access(e, "store", size, address)
             return
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
@@ -237,8 +254,7 @@ def _global_store(size: int, high: bool) -> Handler:
             )  # fmt: skip
         e.do(f"br label %{done}")
         e.begin(slow)
-        store_columns(e, values)
-        _call_lanes(e, f"store_{size}", address.all())
+        _call_access(e, "store", size, address, values[0])
         e.do(f"br label %{done}")
         e.begin(done)
 

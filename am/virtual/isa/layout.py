@@ -44,7 +44,9 @@ IO = 256  # 24 columns of 32 u32 through which data passes to and from the runti
 IO_COLUMN = 128
 ROWS = 3328  # 32 rows of 16 bytes: one access of each lane
 ADDRESSES = 3840  # 32 u64
-CONTEXT_SIZE = 4352
+PAGES = 4096  # 32 u64
+SPARE = 4352  # 16 bytes that disabled lanes may read and write
+CONTEXT_SIZE = 4416
 
 # Wave state: saved at barriers, read at entry.
 STATE_SGPR = 0  # 128 u32 (VCC 106, M0 125, EXEC 126)

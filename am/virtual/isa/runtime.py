@@ -17,7 +17,7 @@ SIZES = (1, 2, 4, 8, 12, 16)
 PREFIX = "ugpu_"
 LDS_SPACE = 65536  # bytes of the buffer behind every workgroup's local memory
 
-_TAGS = {Access.READ: READ_TAG, Access.WRITE: WRITE_TAG}
+TAGS = {Access.READ: READ_TAG, Access.WRITE: WRITE_TAG}
 
 
 def field(name: str, offset: int, kind: str) -> str:
@@ -37,7 +37,7 @@ define i64 @{PREFIX}translate_{name}(ptr %context, i64 %address) noinline {{
   %set = and i64 %page, {TLB_SETS - 1}
   %offset = shl i64 %set, {ROW_SHIFT}
   %row = getelementptr i8, ptr %tlb, i64 %offset
-  %tag.p = getelementptr i8, ptr %row, i64 {8 * _TAGS[access]}
+  %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}
   %tag = load atomic i64, ptr %tag.p monotonic, align 8
   %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
   %delta = load atomic i64, ptr %delta.p monotonic, align 8
@@ -63,7 +63,7 @@ define internal i64 @host_{name}_{size}(ptr %context, ptr %tlb, i64 %address) al
   %set = and i64 %page, {TLB_SETS - 1}
   %offset = shl i64 %set, {ROW_SHIFT}
   %row = getelementptr i8, ptr %tlb, i64 %offset
-  %tag.p = getelementptr i8, ptr %row, i64 {8 * _TAGS[access]}
+  %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}
   %tag = load atomic i64, ptr %tag.p monotonic, align 8
   %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
   %delta = load atomic i64, ptr %delta.p monotonic, align 8
@@ -87,24 +87,19 @@ walk:
 """
 
 
-def _move(store: bool, size: int) -> str:
+def move(store: bool, size: int, suffix: str = "") -> str:
     """Return the lines that move one lane between %at (host) and its row %row."""
-    source, target = ("%row", "%at") if store else ("%at", "%row")
-    lines = []
-    if size == 12:
-        for offset, kind in ((0, "i64"), (8, "i32")):
-            lines.append(f"  %s{offset} = getelementptr i8, ptr {source}, i64 {offset}")
-            lines.append(f"  %d{offset} = getelementptr i8, ptr {target}, i64 {offset}")
-            lines.append(f"  %x{offset} = load {kind}, ptr %s{offset}, align 1")
-            lines.append(f"  store {kind} %x{offset}, ptr %d{offset}, align 1")
-        return "\n".join(lines)
-    kind = f"i{8 * size}" if size < 16 else "<4 x i32>"
+    row, at = f"%row{suffix}", f"%at{suffix}"
+    source, target = (row, at) if store else (at, row)
+    x = f"%x{suffix}"
     if size < 4 and not store:
+        kind = f"i{8 * size}"
         return (
-            f"  %x = load {kind}, ptr {source}, align 1\n  %wide = zext {kind} %x to i32\n"
-            f"  store i32 %wide, ptr {target}, align 4"
+            f"  {x} = load {kind}, ptr {source}, align 1\n  {x}.wide = zext {kind} {x} to i32\n"
+            f"  store i32 {x}.wide, ptr {target}, align 4"
         )
-    return f"  %x = load {kind}, ptr {source}, align 1\n  store {kind} %x, ptr {target}, align 1"
+    kind = {12: "<3 x i32>", 16: "<4 x i32>"}.get(size, f"i{8 * size}")
+    return f"  {x} = load {kind}, ptr {source}, align 1\n  store {kind} {x}, ptr {target}, align 1"
 
 
 def columns(size: int, into_rows: bool) -> str:
@@ -142,7 +137,7 @@ def columns(size: int, into_rows: bool) -> str:
     return "\n".join(lines)
 
 
-def _rows_of(size: int) -> tuple[int, int]:
+def rows_of(size: int) -> tuple[int, int]:
     """Return where the rows of an access lie in the context, and the bytes from one to the next."""
     return (layout.IO, 4) if size <= 4 else (layout.ROWS, 16)
 
@@ -185,16 +180,13 @@ def _lanes_access(store: bool, size: int) -> str:
     """Define the loop over lanes that loads or stores `size` bytes each at 64-bit addresses."""
     verb = "store" if store else "load"
     kind = "write" if store else "read"
-    rows, stride = _rows_of(size)
+    rows, stride = rows_of(size)
     before = columns(size, True) if store else ""
     after = "" if store else columns(size, False)
-    zero = "" if store or size > 4 else (
-        f"  %first.column = getelementptr i8, ptr %context, i64 {layout.IO}\n"
-    )
     return f"""
-define void @{PREFIX}{verb}_{size}(ptr %context, <32 x i64> %addresses, i32 %lanes) noinline {{
+define internal void @slow_{verb}_{size}(ptr %context, <32 x i64> %addresses, i32 %lanes) noinline {{
 entry:
-{field("tlb", layout.TLB, "ptr")}{zero}{before}
+{field("tlb", layout.TLB, "ptr")}{before}
   %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
   store <32 x i64> %addresses, ptr %list, align 64
   %none = icmp eq i32 %lanes, 0
@@ -215,7 +207,7 @@ loop:
   br i1 %split, label %crossing, label %whole, !prof !1
 whole:
   %at = inttoptr i64 %host to ptr
-{_move(store, size)}
+{move(store, size)}
   br label %next
 crossing:
   call void @{PREFIX}cross_{verb}(ptr %context, ptr %row, i64 %va, i64 {size})
@@ -233,7 +225,7 @@ done:
 def _flat_access(store: bool, size: int) -> str:
     """Define flat_<verb>_<size>: lanes in the apertures go to local memory or scratch."""
     verb = "store" if store else "load"
-    rows, stride = _rows_of(size)
+    rows, stride = rows_of(size)
     before = columns(size, True) if store else ""
     after = "" if store else columns(size, False)
     # Scratch is interleaved by dwords, so wide accesses are done dword by dword.
@@ -275,7 +267,7 @@ global:
   br label %part.done
 access:
   %at = phi ptr [ %local.safe, %local ]
-{_move(store, part)}
+{move(store, part)}
   br label %part.done
 part.done:
   %bytes = add i64 %done.bytes, {part}
@@ -392,7 +384,6 @@ def memory_ir() -> str:
 def names() -> list[str]:
     """Return the functions that kernels may call."""
     found = [PREFIX + "scalar_load"]
-    for kind in ("", "flat_"):
-        for verb in ("load", "store"):
-            found.extend(f"{PREFIX}{kind}{verb}_{size}" for size in SIZES)
+    for verb in ("load", "store"):
+        found.extend(f"{PREFIX}flat_{verb}_{size}" for size in SIZES)
     return found

@@ -297,7 +297,8 @@ def local_ir() -> str:
     for ty, real in (("i32", "f32"), ("i64", "f64")):
         kind = {"f32": "float", "f64": "double"}[real]
         for name in ("usub.sat", "smin", "smax", "umin", "umax"):
-            parts.append(f"declare {ty} @llvm.{name}.{ty}({ty}, {ty})")
+            if (name, ty) != ("usub.sat", "i32"):  # already declared by runtime_lanes
+                parts.append(f"declare {ty} @llvm.{name}.{ty}({ty}, {ty})")
         for name in ("minnum", "maxnum"):
             parts.append(f"declare {kind} @llvm.{name}.{real}({kind}, {kind})")
     return "\n".join(parts)
