@@ -123,11 +123,11 @@ class Runtime:
         start = time.perf_counter()
         target = self.device.target
         kernel = lower(express(group), target)
-        found = self._kernels.get(kernel.name)
-        if found is not None:
-            return found
         text = emit(kernel, target)
         key = DiskCache.key(text, *_identity(target), codegen.version())
+        found = self._kernels.get(key)
+        if found is not None:
+            return found
         image = self.disk.get(key)
         from_disk = image is not None
         if image is None:
@@ -135,7 +135,7 @@ class Runtime:
             self.disk.put(key, image)
         program = self.device.load(image)
         loaded = _Loaded(program, program[kernel.name], kernel.grid, kernel.block)
-        self._kernels[kernel.name] = loaded
+        self._kernels[key] = loaded
         seconds = time.perf_counter() - start
         record = KernelRecord(
             kernel.name, self.device.name, seconds, len(image), from_disk, kernel.origin

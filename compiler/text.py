@@ -92,4 +92,5 @@ def _operation(node: Value, sources: list[str]) -> str:
         return f"{node.op}:{kind}({', '.join(sources)})"
     if node.op == "extract":
         return f"{sources[0]}.{node.arg}"
-    return f"{node.op}({', '.join(sources)})"
+    free = f".{node.arg}" if node.arg is not None else ""
+    return f"{node.op}{free}({', '.join(sources)})"

@@ -1,0 +1,178 @@
+"""The kernel cache on disk, the memory pool, and the log of kernels."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+import hcq
+from compiler import Tensor, dtypes
+from compiler.cache import DiskCache
+from compiler.memory_pool import MemoryPool, round_up
+from compiler.runtime import device_of, kernel_log, runtime_of, set_default_device, use_cache
+from hcq.device import Device
+from hcq.errors import BadArgument, Closed, DeviceNotFound
+
+KEY = DiskCache.key("text", "target")
+
+
+def test_keys_tell_their_parts_apart() -> None:
+    assert DiskCache.key("ab", "c") != DiskCache.key("a", "bc") != DiskCache.key("a", "b", "c")
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "new" / "folder")
+    assert cache.get(KEY) is None
+    cache.put(KEY, b"object")
+    assert cache.get(KEY) == b"object"
+    assert DiskCache(None).get(KEY) is None
+    DiskCache(None).put(KEY, b"object")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])
+def test_damaged_entries_are_discarded(tmp_path: Path, damage: str) -> None:
+    cache = DiskCache(tmp_path)
+    cache.put(KEY, bytes(range(200)))
+    path = tmp_path / KEY
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[100] ^= 1
+    elif damage == "cut":
+        del content[-1:]
+    elif damage == "empty":
+        content.clear()
+    else:
+        content[0] ^= 0xFF
+    path.write_bytes(content)
+    assert cache.get(KEY) is None
+    assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    cache = DiskCache(blocker)
+    cache.put(KEY, b"object")
+    assert cache.get(KEY) is None
+
+
+def test_the_folder_stays_within_its_limit(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, limit=1000)
+    for number in range(20):
+        cache.put(DiskCache.key(str(number)), bytes(100))
+    cache.trim()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1000
+
+
+def test_writers_and_readers_at_once_see_whole_entries(tmp_path: Path) -> None:
+    cache, wrong = DiskCache(tmp_path), []
+
+    def work(seed: int) -> None:
+        for turn in range(50):
+            cache.put(KEY, bytes([seed]) * 5000)
+            found = cache.get(KEY)
+            if found is None or len(set(found)) != 1:
+                wrong.append((seed, turn))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_objects_are_compiled_once_over_processes(tmp_path: Path) -> None:
+    """Two devices stand for two processes: they share nothing but the folder."""
+    for expected in (False, True):
+        with hcq.open("cpu", threads=1) as device:
+            use_cache(device, tmp_path)
+            with kernel_log() as kernels:
+                assert (Tensor([1.0, 2.0], device=device) * 3).tolist() == [3.0, 6.0]
+                assert (Tensor([2.0, 4.0], device=device) * 3).tolist() == [6.0, 12.0]
+        (record,) = kernels
+        assert record.from_disk is expected
+        assert record.device == "cpu" and record.origin == "mul" and record.code_bytes > 0
+        assert record.name.startswith("mul_2_") and record.seconds > 0
+
+
+def test_buffers_are_used_again(cpu: Device) -> None:
+    pool = MemoryPool(cpu)
+    first = pool.take(1000)
+    address = first.buffer.address
+    assert pool.take(1000).buffer.address != address
+    del first
+    assert pool.kept > 0
+    assert pool.take(900).buffer.address == address or pool.kept > 0
+    pool.clear()
+    assert pool.kept == 0
+
+
+def test_the_pool_keeps_no_more_than_it_may(cpu: Device) -> None:
+    pool = MemoryPool(cpu, keep=4096)
+    held = [pool.take(2048) for _ in range(5)]
+    del held
+    assert pool.kept <= 4096
+    pool.clear()
+
+
+def test_size_classes_waste_little() -> None:
+    sizes = [1, 255, 256, 257, 5000, 1 << 20, (1 << 20) + 1, 10**9]
+    for size in sizes:
+        assert size <= round_up(size) <= max(256, size * 1.125 + 256)
+        assert round_up(round_up(size)) == round_up(size)
+
+
+def test_devices_by_name_are_shared_and_checked() -> None:
+    assert device_of("cpu") is device_of("cpu") is Tensor(1).device
+    set_default_device("nonsense")
+    try:
+        with pytest.raises(DeviceNotFound):
+            Tensor(1)
+    finally:
+        set_default_device("")
+    with pytest.raises(BadArgument, match="a device is a Device or a name"):
+        device_of(cast(Device, 3))
+
+
+def test_closed_devices_are_refused() -> None:
+    with hcq.open("cpu", threads=1) as device:
+        tensor = Tensor([1.0], device=device)
+    with pytest.raises(Closed):
+        (tensor + 1).realize()
+    with pytest.raises(Closed):
+        runtime_of(device)
+
+
+def test_tensors_of_two_devices_do_not_mix(cpu: Device) -> None:
+    with hcq.open("cpu", threads=1) as other:
+        left, right = Tensor([1.0], device=cpu), Tensor([2.0], device=other)
+        with pytest.raises(BadArgument, match="add: tensors on cpu and cpu"):
+            left + right
+        assert (left + right.to(cpu)).item() == 3.0
+
+
+def test_construction_and_conversion(cpu: Device) -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    tensor = Tensor(array, device=cpu)
+    assert tensor.dtype is dtypes.float32 and tensor.shape == (2, 3) and tensor.ndim == 2
+    array[:] = -1
+    assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]  # it copied
+    assert np.asarray(tensor).sum() == 15
+    assert Tensor(7, device=cpu).dtype is dtypes.int64 and Tensor(True, device=cpu).item() is True
+    assert Tensor([1, 2], device=cpu, dtype="uint8").dtype is dtypes.uint8
+    assert int(Tensor(7, device=cpu)) == 7 and float(Tensor(2.5, device=cpu)) == 2.5
+    assert Tensor(tensor, device=cpu).tolist() == tensor.tolist()
+    assert "float32[2, 3] on cpu" in repr(tensor)
+    with pytest.raises(BadArgument, match="no single element"):
+        tensor.item()
+    with pytest.raises(BadArgument, match="Tensor:"):
+        Tensor([[1], [1, 2]], device=cpu)
+    with pytest.raises(BadArgument, match="no element type"):
+        Tensor(np.array([1j]), device=cpu)
+    with pytest.raises(BadArgument, match="no array of numbers"):
+        Tensor("text", device=cpu)

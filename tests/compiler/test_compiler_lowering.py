@@ -1,0 +1,251 @@
+"""Kernels: goldens of the IR, the rules verify.py keeps, index widths, and the GPU's
+instructions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from compiler import codegen, graph
+from compiler import dtype as dtypes
+from compiler.dtype import float16, float32, int32
+from compiler.emit import emit, index_bits
+from compiler.graph import Node
+from compiler.index import Index, Range, at_least_zero, constant
+from compiler.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    const,
+    load,
+    thread_range,
+    value,
+    walk,
+)
+from compiler.text import format_kernel
+from compiler.verify import BrokenKernel, verify
+from hcq.errors import NotSupported
+from hcq.target import TargetSpec
+from tests.conftest import Golden
+from tests.support.compiler_cases import GFX1100, HOST, buffer, disassembly, kernels_of
+
+
+def matmul(rows: int, depth: int, columns: int) -> Node:
+    left = graph.reshape(buffer(rows, depth, dtype=float32), (rows, 1, depth))
+    right = graph.permute(buffer(depth, columns, dtype=float32), (1, 0))
+    shape = (rows, columns, depth)
+    right = graph.expand(graph.reshape(right, (1, columns, depth)), shape)
+    product = graph.elementwise("mul", float32, graph.expand(left, shape), right)
+    return graph.reshape(graph.reduce("sum", product, (2,)), (rows, columns))
+
+
+def row_sums(rows: int, columns: int) -> Node:
+    return graph.reduce("sum", buffer(rows, columns, dtype=float32), (1,))
+
+
+def column_maxima(rows: int, columns: int) -> Node:
+    return graph.reduce("max", buffer(rows, columns, dtype=float32), (0,))
+
+
+def scaled_bias(rows: int, columns: int) -> Node:
+    values, bias = buffer(rows, columns, dtype=float32), buffer(columns, dtype=float32)
+    shape = (rows, columns)
+    wide = graph.expand(graph.reshape(bias, (1, columns)), shape)
+    doubled = graph.elementwise("mul", float32, values, graph.full(2.0, float32, shape))
+    return graph.elementwise("add", float32, doubled, wide)
+
+
+def padded_transpose(rows: int, columns: int) -> Node:
+    turned = graph.permute(buffer(rows, columns, dtype=float16), (1, 0))
+    return graph.pad(turned, ((1, 1), (0, 2)), 0.0)
+
+
+CURATED: dict[str, Callable[[], Node]] = {
+    "scaled_bias": lambda: scaled_bias(64, 1024),
+    "scaled_bias_odd": lambda: scaled_bias(7, 13),
+    "padded_transpose": lambda: padded_transpose(30, 50),
+    "row_sums": lambda: row_sums(10, 4096),
+    "column_maxima": lambda: column_maxima(500, 3000),
+    "total": lambda: graph.reduce("sum", buffer(1000, dtype=int32), (0,)),
+    "matmul": lambda: matmul(256, 256, 256),
+    "matmul_odd": lambda: matmul(33, 50, 70),
+}
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("target", [HOST, GFX1100], ids=["host", "gfx1100"])
+@pytest.mark.parametrize("name", sorted(CURATED))
+def test_golden_ir(golden: Golden, name: str, target: TargetSpec) -> None:
+    kernels = kernels_of(CURATED[name](), target)
+    golden.check(f"compiler/{name}_{target.name}.txt", "\n".join(format_kernel(k) for k in kernels))
+
+
+@pytest.mark.golden
+def test_golden_llvm(golden: Golden) -> None:
+    for target in (HOST, GFX1100):
+        (kernel,) = kernels_of(scaled_bias(64, 1024), target)
+        golden.check(f"compiler/scaled_bias_{target.name}.ll.txt", emit(kernel, target))
+
+
+def test_lowering_is_reproducible() -> None:
+    for build in CURATED.values():
+        (one,), (two,) = kernels_of(build(), GFX1100), kernels_of(build(), GFX1100)
+        assert one.name == two.name and format_kernel(one) == format_kernel(two)
+
+
+# ---- beyond 2^31 -------------------------------------------------------------------------------
+
+
+def loads(kernel: Kernel) -> list[Index]:
+    found = []
+
+    def visit(body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            if isinstance(statement, Store):
+                accesses = [node.arg for node in walk(statement.value) if node.op == "load"]
+                found.extend(a.index for a in accesses if a.memory.space == "global")
+            elif isinstance(statement, If | Loop):
+                visit(statement.body)
+
+    visit(kernel.body)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("elements", "bits"),
+    [(1 << 20, 32), (1 << 28, 32), (1 << 29, 32), ((1 << 29) + 1024, 64), (1 << 33, 64)],
+)
+def test_index_width_follows_from_byte_offsets(elements: int, bits: int) -> None:
+    (kernel,) = kernels_of(scaled_bias(elements // 1024, 1024), GFX1100)
+    assert index_bits(kernel, GFX1100) == bits
+    text = emit(kernel, GFX1100)
+    assert ("mul nuw nsw i32" in text) == (bits == 32)  # byte offsets of 32 bits
+    assert disassembly(kernel)
+
+
+@pytest.mark.parametrize("target", [HOST, GFX1100], ids=["host", "gfx1100"])
+def test_elements_beyond_2_31_are_addressed_right(target: TargetSpec) -> None:
+    """Rows of 3 * 2^20 elements, 2^12 of them, transposed: every corner of 1.3e10 elements."""
+    rows, columns = 1 << 12, 3 << 20
+    source = buffer(rows, columns, dtype=float32)
+    turned = graph.permute(source, (1, 0))
+    root = graph.elementwise("add", float32, turned, turned)
+    (kernel,) = kernels_of(root, target)
+    assert index_bits(kernel, target) == 64
+    reached = set()
+    for index in loads(kernel):
+        used = sorted(index.ranges(), key=lambda r: r.name)
+        for corner in range(1 << len(used)):
+            values = {r.name: (r.size - 1) * (corner >> i & 1) for i, r in enumerate(used)}
+            position = index.evaluate(values)
+            assert index.low <= position <= index.high
+            reached.add(position)
+    assert min(reached) == 0 and max(reached) == rows * columns - 1 > 1 << 33
+
+
+def test_grid_of_a_huge_tensor_covers_it_exactly() -> None:
+    (kernel,) = kernels_of(scaled_bias(1 << 22, 1 << 11), GFX1100)  # 2^33 elements
+    threads = kernel.grid[0] * kernel.grid[1] * kernel.grid[2] * kernel.block
+    assert threads * 4 == 1 << 33
+
+
+# ---- the rules ---------------------------------------------------------------------------------
+
+OUT, IN = Memory("out", float32, 64), Memory("in0", float32, 64)
+SHARED = Memory("shared", float32, 64, "local")
+REGISTER = Memory("total", float32, 2, "register")
+THREAD = thread_range(64).index()
+ONE = const(1.0, float32)
+
+
+def broken(*body: Statement, parameters: tuple[Memory, ...] = (OUT, IN)) -> Kernel:
+    return Kernel("bad", parameters, (SHARED, REGISTER), (1, 1, 1), 64, body)
+
+
+BROKEN: dict[str, Kernel] = {
+    "only the first parameter is written": broken(Store(IN, THREAD, ONE)),
+    "a store has its memory's type": broken(Store(OUT, THREAD, const(1, int32))),
+    "a range is used inside its loop": broken(Store(OUT, Range("loose", 9).index(), ONE)),
+    "a barrier is reached by all": broken(If(at_least_zero(THREAD - 5), (Barrier(),))),
+    "registers are indexed by constants": broken(Store(REGISTER, THREAD, ONE)),
+    "a register index is in range": broken(Store(REGISTER, constant(2), ONE)),
+    "a local access stays inside": broken(Store(SHARED, THREAD + 1, ONE)),
+    "a loop's range is bound once": broken(
+        Loop(Range("r", 4), (Loop(Range("r", 4), (Barrier(),)),))
+    ),
+    "only loads of parameters are gated": broken(
+        Store(OUT, THREAD, load(SHARED, THREAD, at_least_zero(THREAD - 1)))
+    ),
+    "sources have the result's type": broken(
+        Store(OUT, THREAD, value("add", float32, (ONE, const(1, int32))))
+    ),
+    "16-bit floats are computed in float32": broken(
+        Store(
+            OUT,
+            THREAD,
+            value("cast", float32, (value("neg", float16, (const(1.0, float16),)),)),
+        )
+    ),
+    "an operation of the lowered grammar": broken(
+        Store(OUT, THREAD, value("reduce", float32, (ONE,), ("sum", ())))
+    ),
+    "a load names a memory": broken(Store(OUT, THREAD, load(Memory("x", float32, 1), constant(0)))),
+    "a bitcast keeps the size": broken(
+        Store(OUT, THREAD, value("bitcast", float32, (const(1, dtypes.int64),)))
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", sorted(BROKEN))
+def test_verify_finds(rule: str) -> None:
+    with pytest.raises(BrokenKernel, match=rule):
+        verify(BROKEN[rule])
+
+
+def test_unknown_targets_are_refused() -> None:
+    alien = TargetSpec("alien", "spirv", "spirv64", "none")
+    with pytest.raises(NotSupported, match="spirv"):
+        kernels_of(scaled_bias(4, 4), alien)
+
+
+# ---- instructions ------------------------------------------------------------------------------
+
+
+def count(text: str, word: str) -> int:
+    return sum(1 for line in text.splitlines() if word in line)
+
+
+def test_matmul_uses_wide_loads_and_fused_multiplies() -> None:
+    (kernel,) = kernels_of(matmul(256, 256, 256), GFX1100)
+    text = disassembly(kernel)
+    assert count(text, "global_load_b128") == 2 and count(text, "global_store_b128") == 4
+    assert count(text, "ds_load_b128") == 32 and count(text, "s_barrier") == 2
+    assert count(text, "fmac_f32") + count(text, "fma_f32") >= 128
+    assert count(text, "scratch_") == 0
+
+
+def test_elementwise_moves_whole_vectors_without_branches() -> None:
+    (kernel,) = kernels_of(scaled_bias(64, 1024), GFX1100)
+    text = disassembly(kernel)
+    assert count(text, "global_load_b128") == 2 and count(text, "global_store_b128") == 1
+    assert count(text, "s_cbranch") == 0
+    assert count(text, "_load_b") == 2 + count(text, "s_load_b")
+
+
+def test_host_code_calls_nothing() -> None:
+    """The loader of the cpu device has no C library to offer."""
+    for name in CURATED:
+        (kernel,) = kernels_of(CURATED[name](), HOST)
+        image = ELFFile(io.BytesIO(codegen.compile_text(emit(kernel, HOST), HOST)))
+        table = image.get_section_by_name(".symtab")
+        undefined = [
+            s.name for s in table.iter_symbols() if s["st_shndx"] == "SHN_UNDEF" and s.name
+        ]
+        assert undefined == []
