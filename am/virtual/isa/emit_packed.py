@@ -139,7 +139,7 @@ def _mixed_sources(e: Registers, i: Instruction) -> list[str]:
     """
     values = []
     for number, operand in enumerate(i.srcs):
-        plain = _raw(operand) if not operand.is_vector else operand
+        plain = _raw(operand)  # the decoder gives modifiers in both places
         if _bit(i.op_sel_hi, number):
             word = e.source(plain, "i32")
             value = half_of(e, word, _bit(i.op_sel, number), "half")
