@@ -67,7 +67,9 @@ def test_accuracy(
 @pytest.mark.parametrize("name", ["sin", "cos"])
 @pytest.mark.parametrize("limit", [1.0, 100.0, 1e5, 2e5, 1e10, 3e38])
 def test_angles_of_any_size(cpu: Device, name: str, limit: float) -> None:
-    values = np.concatenate([sample(-limit, limit), np.float32([131071.9, 131072.0, 131073.0])])
+    values = np.concatenate(
+        [sample(-limit, limit), np.array([131071.9, 131072.0, 131073.0], np.float32)]
+    )
     found = getattr(Tensor(values, device=cpu), name)().numpy()
     # NumPy's double-precision functions reduce every angle exactly
     exact = getattr(np, name)(values.astype(np.float64))
@@ -97,7 +99,9 @@ def test_whole_powers_of_two_are_exact(cpu: Device) -> None:
 
 
 def test_power_with_every_pair_of_special_values(cpu: Device) -> None:
-    numbers = np.concatenate([SPECIAL, np.float32([3.0, -3.0, 2.5, -2.5, 1e10, -1e10, 7, -7])])
+    numbers = np.concatenate(
+        [SPECIAL, np.array([3.0, -3.0, 2.5, -2.5, 1e10, -1e10, 7, -7], np.float32)]
+    )
     base, exponent = (part.reshape(-1).copy() for part in np.meshgrid(numbers, numbers))
     found = (Tensor(base, device=cpu) ** Tensor(exponent, device=cpu)).numpy()
     with np.errstate(all="ignore"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from compiler import codegen, graph
 from compiler import dtype as dtypes
@@ -104,7 +105,7 @@ def test_lowering_is_reproducible() -> None:
 
 
 def loads(kernel: Kernel) -> list[Index]:
-    found = []
+    found: list[Index] = []
 
     def visit(body: tuple[Statement, ...]) -> None:
         for statement in body:
@@ -245,6 +246,7 @@ def test_host_code_calls_nothing() -> None:
         (kernel,) = kernels_of(CURATED[name](), HOST)
         image = ELFFile(io.BytesIO(codegen.compile_text(emit(kernel, HOST), HOST)))
         table = image.get_section_by_name(".symtab")
+        assert isinstance(table, SymbolTableSection)
         undefined = [
             s.name for s in table.iter_symbols() if s["st_shndx"] == "SHN_UNDEF" and s.name
         ]

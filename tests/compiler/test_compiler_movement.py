@@ -17,12 +17,13 @@ from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_cases import arrays
 
 Array = NDArray[Any]
+Draw = Callable[[Any], Any]  # a strategy to one of its values
 check = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
-def factorizations(draw: st.DrawFn, size: int) -> tuple[int, ...]:
+def factorizations(draw: Draw, size: int) -> tuple[int, ...]:
     shape: list[int] = []
     while size > 1 and len(shape) < 4:
         factors = [n for n in range(1, size + 1) if size % n == 0]
@@ -32,13 +33,13 @@ def factorizations(draw: st.DrawFn, size: int) -> tuple[int, ...]:
     return (*shape, size)
 
 
-def random_slice(draw: st.DrawFn, size: int) -> slice:
+def random_slice(draw: Draw, size: int) -> slice:
     bound = st.none() | st.integers(-size - 2, size + 2)
     step = draw(st.sampled_from([None, 1, 2, 3, -1, -2]))
     return slice(draw(bound), draw(bound), step)
 
 
-def step(draw: st.DrawFn, tensor: Tensor, array: Array) -> tuple[Tensor, Array]:
+def step(draw: Draw, tensor: Tensor, array: Array) -> tuple[Tensor, Array]:
     """One random movement, on both."""
     kind = draw(st.sampled_from(["reshape", "permute", "expand", "pad", "index", "flip", "add"]))
     if kind == "reshape":
@@ -132,7 +133,7 @@ def test_made_of_nothing(cpu: Device) -> None:
     np.testing.assert_array_equal(Tensor.arange(5, device=cpu).numpy(), np.arange(5))
     np.testing.assert_array_equal(Tensor.arange(9, 2, -3, device=cpu).numpy(), np.arange(9, 2, -3))
     np.testing.assert_array_equal(
-        Tensor.arange(0.5, 3, 0.5, device=cpu).numpy(), np.arange(0.5, 3, 0.5, np.float32)
+        Tensor.arange(0.5, 3, 0.5, device=cpu).numpy(), np.arange(0.5, 3, 0.5).astype(np.float32)
     )
     assert Tensor.arange(0, device=cpu).shape == (0,)
     np.testing.assert_array_equal(Tensor.eye(3, 5, device=cpu).numpy(), np.eye(3, 5, dtype="f4"))

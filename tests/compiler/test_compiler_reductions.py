@@ -132,7 +132,8 @@ def test_matmul(cpu: Device, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(NUMPY_TYPES))
     size = st.integers(0, 9) | st.integers(20, 140)
     rows, depth, columns = (data.draw(size) for _ in range(3))
-    left_shape, right_shape = (rows, depth), (depth, columns)
+    left_shape: tuple[int, ...] = (rows, depth)
+    right_shape: tuple[int, ...] = (depth, columns)
     if data.draw(st.booleans()) and rows * columns < 2000:
         left_shape, right_shape = data.draw(
             st.sampled_from(

@@ -1,0 +1,145 @@
+"""The same answers from gfx1100 machine code on the virtual Navi31 as from the host and NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import hcq
+from compiler import Tensor
+from compiler.runtime import use_cache
+from hcq.device import Device
+from tests.support.compiler_cases import NUMPY_TYPES, arrays
+
+Array = NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    with hcq.open("virtual:navi31") as device:
+        use_cache(device, tmp_path_factory.mktemp("kernels"))
+        yield device
+
+
+def numbers(name: str, count: int, seed: int) -> Array:
+    """Random values of a type with its extremes."""
+    random, kind = np.random.default_rng(seed), np.dtype(name)
+    if kind.kind == "b":
+        return random.integers(0, 2, count).astype(bool)
+    if kind.kind == "f":
+        special = [0, -0.0, np.inf, -np.inf, np.nan, 1e-5, -7, 300]
+        return np.concatenate([random.normal(0, 3, count - 8), special]).astype(kind)
+    limits = np.iinfo(kind)
+    wide = random.integers(limits.min, limits.max, count // 2, dtype=kind, endpoint=True)
+    narrow = random.integers(max(limits.min, -9), 9, count - count // 2).astype(kind)
+    return np.concatenate([wide, narrow])
+
+
+def alike(
+    gpu: Device, cpu: Device, work: Callable[..., Tensor], *given: Array, tolerance: float = 0
+) -> None:
+    """Both devices compute the same, bit for bit unless a tolerance is given."""
+    found = work(*(Tensor(array, device=gpu) for array in given)).numpy()
+    expected = work(*(Tensor(array, device=cpu) for array in given)).numpy()
+    if tolerance:
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+def all_binary(one: Tensor, two: Tensor) -> list[Tensor]:
+    results = [one + two, one * two, one.maximum(two), one.minimum(two), one / two]
+    results += [one < two, one <= two, one == two, one != two, (one < two).where(one, two)]
+    if one.dtype.name != "bool":
+        results += [one - two, one // two, one % two, -one, one.abs()]
+    if not one.dtype.is_float:
+        results += [one & two, one | two, one ^ two, ~one]
+        if one.dtype.name != "bool":
+            results += [one << two, one >> two]
+    return results
+
+
+@pytest.mark.parametrize("name", NUMPY_TYPES)
+def test_every_operation_on_every_type(gpu: Device, cpu: Device, name: str) -> None:
+    one, two = numbers(name, 200, 1), numbers(name, 200, 2)
+    found = all_binary(Tensor(one, device=gpu), Tensor(two, device=gpu))
+    expected = all_binary(Tensor(one, device=cpu), Tensor(two, device=cpu))
+    found[0].realize(*found[1:])
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy(), err_msg=repr(theirs.node))
+
+
+@pytest.mark.parametrize("name", NUMPY_TYPES)
+def test_casts(gpu: Device, cpu: Device, name: str) -> None:
+    values = numbers(name, 200, 3)
+    for target in (*NUMPY_TYPES, "bfloat16"):
+        alike(gpu, cpu, lambda t, target=target: t.cast(target), values)
+
+
+def test_functions_are_the_same_to_the_last_bit(gpu: Device, cpu: Device) -> None:
+    values = np.concatenate(
+        [numbers("float32", 500, 4), numbers("float32", 100, 5) * 1e8]
+    ).astype(np.float32)  # fmt: skip
+    for name in ("exp", "exp2", "log", "log2", "sin", "cos", "tanh", "sqrt", "rsqrt", "round"):
+        alike(gpu, cpu, lambda t, name=name: getattr(t, name)(), values)
+    alike(gpu, cpu, lambda a, b: a**b, np.abs(values), values[::-1].copy())
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_random_shapes(gpu: Device, data: st.DataObject) -> None:
+    array = data.draw(arrays(dtype="float32", longest=40, most_axes=3))
+    tensor = Tensor(array, device=gpu)
+    moved = (tensor.T.flip(0) if array.ndim else tensor) * 2 + 1
+    expected = (np.flip(array.T, 0) if array.ndim else array) * 2 + 1
+    np.testing.assert_array_equal(moved.numpy(), expected)
+    for axis in (None, *range(array.ndim)):
+        total = array.astype(np.float64).sum(axis)
+        np.testing.assert_allclose(tensor.sum(axis).numpy(), total, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1000,), (7, 1030), (1030, 7), (4100, 3), (2, 3, 4, 5)])
+def test_reductions(gpu: Device, cpu: Device, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(6).normal(size=shape).astype(np.float32)
+    for axis in (None, 0, -1):
+        for name in ("sum", "max", "argmin"):
+            alike(gpu, cpu, lambda t, n=name, a=axis: getattr(t, n)(axis=a), array, tolerance=1e-4)
+    alike(gpu, cpu, lambda t: t.softmax(), array, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 64, 64), (65, 33, 130), (8, 4, 8), (9, 300, 20), (130, 17, 64)]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_matmul(gpu: Device, shape: tuple[int, int, int], turned: bool) -> None:
+    rows, depth, columns = shape
+    random = np.random.default_rng(7)
+    left = random.normal(size=(rows, depth)).astype(np.float32)
+    right = random.normal(size=(depth, columns)).astype(np.float32)
+    ours = Tensor(left.T.copy(), device=gpu).T if turned else Tensor(left, device=gpu)
+    theirs = Tensor(right.T.copy(), device=gpu).T if turned else Tensor(right, device=gpu)
+    found = ((ours @ theirs) * 2 + theirs[0]).numpy()
+    np.testing.assert_allclose(found, left @ right * 2 + right[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "int64", "bool"])
+def test_matmul_of_other_types_and_batches(gpu: Device, cpu: Device, name: str) -> None:
+    left, right = (numbers(name, 2 * 33 * 33, seed).reshape(2, 33, 33) for seed in (8, 9))
+    if name == "float16":
+        left, right = (np.where(np.isfinite(a), a, 1).astype(a.dtype) for a in (left, right))
+    alike(gpu, cpu, lambda a, b: a @ b, left, right[0], tolerance=2e-3 if name == "float16" else 0)
+
+
+def test_a_chain_of_kernels_reuses_memory(gpu: Device) -> None:
+    result = Tensor(np.ones((64, 64), np.float32), device=gpu)
+    for _ in range(20):
+        result = ((result @ result) / 64).realize()
+    np.testing.assert_array_equal(result.numpy(), np.ones((64, 64), np.float32))
