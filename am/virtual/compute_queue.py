@@ -85,7 +85,9 @@ class ComputeQueue:
         self._pending: deque[tuple[Dispatch, int]] = deque()
         self._chip = mec.chip
         self._executor = Executor(self)
-        self.worker = Worker(f"mec-{slot.me}.{slot.pipe}.{slot.queue}", self._step)
+        self.worker = Worker(
+            f"mec-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.violation
+        )
 
     def __repr__(self) -> str:
         state = self.hung or ("draining" if self.draining else "active")
@@ -274,9 +276,14 @@ class ComputeQueue:
             self._pending.append((launch, vmid))
 
     def drain(self) -> None:
-        """Run all launches to their end."""
+        """Run all launches to their end: the newest first, as nothing but a wait orders them.
+
+        A board starts them in order and lets them overlap, so that what a launch needs of an
+        earlier one may be missing; here it always is. `options.launch_in_order` is milder.
+        """
+        in_order = self._chip.options.launch_in_order
         while self._pending:
-            launch, vmid = self._pending.popleft()
+            launch, vmid = self._pending.popleft() if in_order else self._pending.pop()
             outcome = self.mec.array.run(launch, vmid, self.abort)
             if outcome.ending is Ending.DONE:
                 continue

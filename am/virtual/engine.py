@@ -33,9 +33,12 @@ class Worker:
     is never used costs nothing.
     """
 
-    def __init__(self, name: str, step: Callable[[], float | None]) -> None:
+    def __init__(
+        self, name: str, step: Callable[[], float | None], failed: Callable[[str], None]
+    ) -> None:
         self.name = name
         self._step = step
+        self._failed = failed
         self._signal = threading.Lock()  # a binary semaphore: held = nothing to do
         self._signal.acquire()
         self._start_lock = threading.Lock()
@@ -112,9 +115,9 @@ class Worker:
                 sleep = self._step()
         except Stopped:
             return
-        except Exception:
+        except Exception as error:  # our own bug: it must not pass as a chip that hangs
             log.exception("virtual engine %s failed", self.name)
-            raise
+            self._failed(f"bug in engine {self.name}: {error!r}")
 
 
 class MemoryWritten:

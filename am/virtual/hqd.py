@@ -85,7 +85,7 @@ class Slot:
         """Stop the queue and take the power-on state."""
         if self.active is not None:
             self.active.kill()
-            self.mec.retired.append(self.active)
+            self.mec.retired_one(self.active)
             self.active = None
         self.values = dict(POWER_ON)
         self.sh = self.mec.sh_registers.power_on()
@@ -268,4 +268,4 @@ class Slot:
         self.values["CP_HQD_ACTIVE"] = 0
         self.values["CP_HQD_DEQUEUE_REQUEST"] = 0
         self.active = None
-        self.mec.retired.append(queue)
+        self.mec.retired_one(queue)

@@ -103,6 +103,11 @@ class Mec(Block):
     def _all(self) -> list[Slot]:
         return [slot for pipe in self.slots for slot in pipe]
 
+    def retired_one(self, queue: ComputeQueue) -> None:
+        """Keep a queue that left its slot until its thread has ended."""
+        self.retired = [other for other in self.retired if other.worker.alive]
+        self.retired.append(queue)
+
     def later(self, callback: Callable[[], None]) -> None:
         """Do what the MEC's firmware does a moment after it was asked."""
         self.chip.scheduler.after(DEQUEUE_S, callback)

@@ -59,8 +59,9 @@ class ChipOptions:
     visible_vram: size of BAR0; None shows all of VRAM. noise: bytes of VRAM, from its start, that
     hold noise after power-on (all of it does on a board; beyond that the model's VRAM is sparse and
     zero). manual_time: the scheduler has no thread; tests call `chip.scheduler.advance`.
-    shader_core: makes the shader cores, at the first dispatch. index_latch: an indirect index takes
-    effect only when it was read back (posted writes).
+    launch_in_order: dispatches of a queue that no wait separates run in their order, not the newest
+    first. shader_core: makes the shader cores, at the first dispatch. index_latch: an indirect
+    index takes effect only when it was read back (posted writes).
     """
 
     vram: int = 24 << 30
@@ -86,4 +87,5 @@ class ChipOptions:
     # Linux 6.12 gmc_v11_0_process_interrupt reads it twice.
     stale_fault_status: bool = False
     config_lost_on_mode1: bool = True
+    launch_in_order: bool = False
     shader_core: Callable[[], ShaderCore] | None = None  # None: the core that runs gfx1100 code

@@ -114,6 +114,7 @@ class Sdma(Block):
     def _drop(self) -> None:
         if self.queue is not None:
             self.queue.kill()
+            self.retired = [other for other in self.retired if other.worker.alive]
             self.retired.append(self.queue)
             self.queue = None
 

@@ -43,7 +43,7 @@ class SdmaQueue:
         self.copied = 0  # bytes, for telemetry
         self._chip = engine.chip
         self._executor = SdmaExecutor(self)
-        self.worker = Worker(f"sdma-{engine.instance}", self._step)
+        self.worker = Worker(f"sdma-{engine.instance}", self._step, self._chip.violation)
 
     def __repr__(self) -> str:
         return (

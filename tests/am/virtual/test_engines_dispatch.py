@@ -104,6 +104,11 @@ def test_waves_run_beside_the_packets_until_one_waits(bench: Bench) -> None:
     assert bench.qword(DATA + 8) == 1
 
 
+def test_nothing_but_a_wait_orders_launches(bench: Bench) -> None:
+    bench.submit(dispatch(1), dispatch(2), FLUSH, dispatch(3), dispatch(4), RELEASE)
+    assert [launch.groups[0] for launch in bench.core.launches] == [2, 1, 4, 3]
+
+
 @pytest.mark.parametrize(
     ("reason", "setup", "packet"),
     [

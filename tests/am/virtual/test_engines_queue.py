@@ -335,3 +335,15 @@ def test_unplugging_stops_a_running_shader_and_all_threads() -> None:
     bench.close()
     assert bench.core.closed == 1
     assert threading.active_count() == before
+
+
+def test_a_bug_of_the_model_does_not_pass_as_a_hang(
+    ready: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(address: int, data: bytes) -> None:
+        raise ZeroDivisionError("made up")
+
+    monkeypatch.setattr(ready.queue(), "end_of_pipe", broken)
+    ready.submit([0xC0064900, 0x14 | 5 << 8, 2 << 29, low(DATA), high(DATA), 1, 0, 0], wait=False)
+    ready.wait(lambda: ready.chip.violations)
+    assert "bug in engine mec-1.0.0" in ready.chip.violations[0]
