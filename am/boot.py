@@ -272,16 +272,28 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     ORDER: no access at all while the chip resets; it would hang the bus on some platforms.
     """
     chip, transport = units.chip, units.chip.transport
-    facts = chip.facts
     command = transport.config_read(_COMMAND, 2)
     bars = [transport.config_read(_FIRST_BAR + 4 * index) for index in range(6)]
     disable_master(transport)
     strike()
     units.gmc.forget()
-    time.sleep(facts.MODE1_QUIET_S)
+    time.sleep(chip.facts.MODE1_QUIET_S)
     for index, value in enumerate(bars):
         transport.config_write(_FIRST_BAR + 4 * index, value)
     transport.config_write(_COMMAND, command | _MEMORY_AND_MASTER, 2)
+    _wait_bootloader(chip)
+
+
+def after_power_loss(units: Units) -> None:
+    """Take up a chip that lost its power, or was pulled out and plugged in again."""
+    units.gmc.forget()
+    enable_function(units.chip.transport)
+    _wait_bootloader(units.chip)
+
+
+def _wait_bootloader(chip: Chip) -> None:
+    """Wait until a chip that was reset can be booted."""
+    facts = chip.facts
     wait_ifwi(chip)
     if chip.mp0.MP0_SMN_C2PMSG_81.read():
         return  # nothing was reset: the caller knows what that means

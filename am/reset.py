@@ -53,7 +53,7 @@ def recover(device: AmDevice) -> None:
     """Bring the device back by the mildest rung that works; raises what the last one met."""
     device.reset_report = []
     device.vram_lost = False
-    if device.chip.lost():
+    if not device.transport.present():
         raise DeviceLost(f"{device.name} does not answer; nothing can be reset", device=device.name)
     rungs: list[tuple[str, Callable[[AmDevice], None]]] = [
         ("take queues off", _drain),
@@ -64,7 +64,9 @@ def recover(device: AmDevice) -> None:
         ("bus reset", _bus_reset),
     ]
     firmware_broken = isinstance(device.failure, FirmwareError | LinkError)
-    if firmware_broken or device.units.smu.stuck or not _hubs_answer(device):
+    if device.chip.lost():  # configuration space answers, the BARs do not: it was without power
+        rungs = [("boot after power loss", _after_power_loss)]
+    elif firmware_broken or device.units.smu.stuck or not _hubs_answer(device):
         rungs = rungs[-2:]  # what is broken is not a queue
     for position, (name, climb) in enumerate(rungs):
         start = time.monotonic()
@@ -149,6 +151,11 @@ def _mode1(device: AmDevice) -> None:
 def _bus_reset(device: AmDevice) -> None:
     """Reset the chip from its slot and boot it again."""
     _boot_again(device, boot.bus_reset)
+
+
+def _after_power_loss(device: AmDevice) -> None:
+    """Boot a chip that was pulled out and plugged in again, or whose power came back."""
+    _boot_again(device, boot.after_power_loss)
 
 
 def _boot_again(device: AmDevice, strike: Callable[[Units], None]) -> None:

@@ -1,1 +1,1 @@
-"""Register-level models of AMD chips; they share the generated tables with the driver, nothing else."""
+"""Register-level models of AMD chips; they share generated tables with the driver, nothing else."""

@@ -1,8 +1,8 @@
 """Firmware for the virtual chip: made at run time, in the vendor's file formats, signed for it.
 
-The files look like linux-firmware's; each image inside carries a header in the style of the security
-processor's ("$PS1") and a keyed digest that only this model makes and checks. Facts: Linux 6.12
-amdgpu_ucode.h (file headers), amdgpu_ucode.c (which part begins where).
+The files look like linux-firmware's; each image inside carries a header in the style of the
+security processor's ("$PS1") and a keyed digest that only this model makes and checks. Facts:
+Linux 6.12 amdgpu_ucode.h (file headers), amdgpu_ucode.c (which part begins where).
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ class _Maker:
 
 
 def _file(
-    header_version: tuple[int, int], ip: tuple[int, int], extension: bytes, payload: bytes, first: int
+    header_version: tuple[int, int],
+    ip: tuple[int, int],
+    extension: bytes,
+    payload: bytes,
+    first: int,
 ) -> bytes:
     """A file: the common header, its extension, and the payload at 256. first: ucode_size_bytes."""
     common = struct.pack(

@@ -23,7 +23,7 @@ _FRAME = 64
 _FRAME_DWORDS = _FRAME // 4
 _COMMAND_BUFFER = 1024
 _RESPONSE = 864
-# Loader commands in the order they must come: (command, kinds it takes, whether it may be left out).
+# Loader commands in the order they must come: (command, kinds it takes, may it be left out).
 # psp_v13_0.c hands the key database to the SPL step as well.
 _STEPS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
     (0x80000, ("KDB",), False),
@@ -94,7 +94,7 @@ class Psp(Block):
         return None if fault is not None else data
 
     def note_leftovers(self, address: int, size: int) -> None:
-        """Note what the kernel's driver never leaves: a staging buffer not cleared behind an image."""
+        """Note what the kernel's driver never leaves: a buffer not cleared behind an image."""
         rest = self.read(address + size, _MEGABYTE - size)
         if rest is not None and rest.strip(b"\x00"):
             self.chip.note(f"PSP: {address:#x}: the buffer is not zero behind the image")

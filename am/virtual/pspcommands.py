@@ -19,7 +19,8 @@ OK = 0
 BAD_IMAGE, WRONG_ORDER, BAD_ADDRESS, NO_TOC = 0x0000_000F, 0x0000_0012, 0x0000_0015, 0x0000_0017
 UNKNOWN_COMMAND = 0x0000_0100  # PSP_ERR_UNKNOWN_COMMAND
 NOT_SUPPORTED = 0xFFFF_000A  # TEE_ERROR_NOT_SUPPORTED
-_SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR, _LOAD_TOC, _AUTOLOAD, _BOOT_CONFIG = 5, 6, 7, 0x20, 0x21, 0x22
+_SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR = 5, 6, 7
+_LOAD_TOC, _AUTOLOAD, _BOOT_CONFIG = 0x20, 0x21, 0x22
 _UNSUPPORTED = frozenset({1, 2, 3, 4, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
@@ -49,9 +50,12 @@ FIRMWARE_KINDS = {
     97: "RS64_MEC_STACK",
 }
 # What RLC waits for before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
-_NEEDED = frozenset(
-    "SMU SDMA_TH0 SDMA_TH1 RS64_MEC RS64_MEC_STACK IMU_I IMU_D RLC_IRAM RLC_DRAM RLC_P RLC_G".split()
-)
+_NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I", "IMU_D"} | {
+    "RLC_IRAM",
+    "RLC_DRAM",
+    "RLC_P",
+    "RLC_G",
+}
 
 
 class Commands:
@@ -92,9 +96,7 @@ class Commands:
             pass
         else:
             status = NOT_SUPPORTED if command in _UNSUPPORTED else UNKNOWN_COMMAND
-        response = struct.pack(
-            "<5I", status, 0, placed & 0xFFFF_FFFF, placed >> 32, tmr_size
-        )
+        response = struct.pack("<5I", status, 0, placed & 0xFFFF_FFFF, placed >> 32, tmr_size)
         return response.ljust(_RESPONSE_SIZE, b"\x00")
 
     def _load_toc(self, address: int, size: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ class RegisterSpace:
     """Absolute dword index -> register, over the tables of all blocks.
 
     A write latches the value and then calls the block's handler, which may latch something else
-    with `poke`. A read gives the latch, or what the handler says. The chip's lock is held by the caller.
+    with `poke`. A read gives the latch, or what the handler says. The caller holds the chip's lock.
     `violation` gets accesses that a board punishes silently, `notes` writes of ones to undefined
     bits (which the vendor's own constants contain, and boards forgive).
     """

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 TLB_SETS = 4096  # entries of a native TLB, direct mapped by virtual page number
 PAGE_SHIFT = 12
 INVALID_TAG = 0xFFFF_FFFF_FFFF_FFFF
-# Columns of a native TLB row (uint64). A row translates page p for reading iff row[READ_TAG] == p, for
-# writing iff row[WRITE_TAG] == p; then host address = virtual address + row[DELTA] (modulo 2^64).
+# Columns of a native TLB row (uint64). A row translates page p for reading iff row[READ_TAG] == p,
+# for writing iff row[WRITE_TAG] == p; then host address = virtual address + row[DELTA], modulo 2^64.
 READ_TAG, WRITE_TAG, DELTA = 0, 1, 2
 TLB_COLUMNS = 4  # the fourth column pads a row to 32 bytes
 
@@ -47,14 +47,14 @@ class ShaderMemory(Protocol):
 
         Called on the worker's own thread when its table misses. On success the row is filled: tags
         are made invalid, then DELTA written, then the tags that the page's permissions allow. On a
-        fault the fault is latched and reported as the chip does, nothing is cached, and the returned
-        host address lies at the same page offset in a dummy page (zeros for reads, a sink for writes)
-        that is followed by at least one more page.
+        fault the fault is latched and reported as the chip does, nothing is cached, and the
+        returned host address lies at the same page offset in a dummy page (zeros for reads, a sink
+        for writes) that is followed by at least one more page.
         """
         ...
 
     def fetch(self, address: int, size: int) -> bytes | None:
-        """Read instructions; None after a fault (page not mapped or not executable), which is latched."""
+        """Read instructions; None after a fault (not mapped, not executable), which is latched."""
         ...
 
 
@@ -64,7 +64,8 @@ class Dispatch:
 
     rsrc1..3: COMPUTE_PGM_RSRC1..3 as written. user_data: COMPUTE_USER_DATA_0..15.
     shared_aperture / private_aperture: base addresses from SH_MEM_BASES (field << 48).
-    scratch_base: COMPUTE_DISPATCH_SCRATCH_BASE << 8; scratch_wave_size: TMPRING_SIZE.WAVESIZE in bytes.
+    scratch_base: COMPUTE_DISPATCH_SCRATCH_BASE << 8; scratch_wave_size: TMPRING_SIZE.WAVESIZE in
+    bytes.
     """
 
     code_address: int

@@ -157,3 +157,21 @@ def test_surprise_removal() -> None:
                 device.reset()
     finally:
         chip.close()
+
+
+def test_pulled_out_and_plugged_in_again() -> None:
+    chip = build_chip()
+    try:
+        with opened(chip) as device, device.load(faulty_object()) as program:
+            out = device.alloc(64)
+            check_runs(device, program, out, 1)
+            chip.unplug()
+            with pytest.raises(DeviceLost):
+                check_runs(device, program, out, 2)
+            chip.power_cycle()
+            device.reset()
+            assert [step.name for step in device.reset_report] == ["boot after power loss"]
+            check_runs(device, program, out, 3)
+            assert chip.violations == []
+    finally:
+        chip.close()

@@ -199,7 +199,7 @@ class Bench:
         return self.command(6, address & 0xFFFF_FFFF, address >> 32, len(image), number)[0]
 
     def parts(self) -> dict[int, bytes]:
-        """All images for LOAD_IP_FW by psp_gfx_fw_type, cut out by the offsets of amdgpu_ucode.h."""
+        """All images for LOAD_IP_FW by psp_gfx_fw_type, cut out as amdgpu_ucode.h says."""
         files = self.firmware
 
         def cut(name: str, offset: int, size: int) -> bytes:
