@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderCore, ShaderMemory
+from hcq.config import config
 
 if TYPE_CHECKING:
     from am.virtual.chip import Chip
@@ -16,7 +17,8 @@ LOOK_S = 0.01  # how often a launch that waits for the array looks whether it wa
 
 def default_core() -> ShaderCore:
     """Make the core that executes gfx1100 machine code. Imported late: it loads LLVM."""
-    core: ShaderCore = importlib.import_module("am.virtual.isa.core").GfxCore()
+    module = importlib.import_module("am.virtual.isa.core")
+    core: ShaderCore = module.GfxCore(cache=config().cache_folder / "gfx1100")
     return core
 
 

@@ -62,7 +62,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     key = jit.key_of("runtime", ir)
     image = cache_.get(key)
     if image is None:
-        image = jit.compile_object(ir, jit.FULL, 2)
+        image = jit.compile_object(ir, jit.FULL, 1)
         cache_.put(key, image)
     loaded = jit.Loaded(image)
     for name in [name for part in _RUNTIME for name in part.names()]:
