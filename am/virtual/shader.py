@@ -19,7 +19,7 @@ TLB_SETS = 4096  # entries of a native TLB, direct mapped by virtual page number
 PAGE_SHIFT = 12
 INVALID_TAG = 0xFFFF_FFFF_FFFF_FFFF
 # Columns of a native TLB row (uint64). A row translates page p for reading iff row[READ_TAG] == p,
-# for writing iff row[WRITE_TAG] == p; then host address = virtual address + row[DELTA], modulo 2^64.
+# for writing iff row[WRITE_TAG] == p; then host address = virtual address + row[DELTA] mod 2^64.
 READ_TAG, WRITE_TAG, DELTA = 0, 1, 2
 TLB_COLUMNS = 4  # the fourth column pads a row to 32 bytes
 
