@@ -30,14 +30,18 @@ class Block:
     def __init__(self, chip: Chip, block: str) -> None:
         self.chip = chip
         self.block = block
+        self._indices: dict[str, int] = {}
 
     def index(self, name: str) -> int:
         """Return the absolute dword index of a register."""
-        return self.chip.space.index(self.block, name)
+        found = self._indices.get(name)
+        if found is None:
+            found = self._indices[name] = self.chip.space.index(self.block, name)
+        return found
 
     def get(self, name: str) -> int:
         """Read a latch, without behaviour."""
-        return self.chip.space.peek(self.chip.space.index(self.block, name))
+        return self.chip.space.peek(self.index(name))
 
     def fields(self, name: str) -> RegisterValue:
         """Read a latch as a value with fields."""

@@ -137,29 +137,42 @@ class Hub(Block):
         Host address 0: that run faulted. The first fault is returned; all are latched and reported.
         The host addresses are valid until the next call under the lock.
         """
+        if not size:
+            return [], None
+        with self.chip.lock:
+            first = self.resolve(vmid, address, access, client)
+            return self._runs(first, vmid, address, size, access, client)
+
+    def _runs(
+        self, piece: Piece | Fault, vmid: int, address: int, size: int, access: Access, client: int
+    ) -> tuple[list[tuple[int, int]], Fault | None]:
+        """Go on from `piece`, which is where `address` lies."""
         runs: list[tuple[int, int]] = []
         fault: Fault | None = None
         end = address + size
-        with self.chip.lock:
-            while address < end:
+        while address < end:
+            if isinstance(piece, Fault):
+                fault = fault or piece
+                length = min(end, (address & -PAGE) + PAGE) - address
+                runs.append((0, length))
+            else:
+                length = min(end, piece.end) - address
+                host = piece.host + address - piece.start if piece.host else -1
+                runs.append((host, length))
+            address += length
+            if address < end:
                 piece = self.resolve(vmid, address, access, client)
-                if isinstance(piece, Fault):
-                    fault = fault or piece
-                    length = min(end, (address & -PAGE) + PAGE) - address
-                    runs.append((0, length))
-                else:
-                    length = min(end, piece.end) - address
-                    host = piece.host + address - piece.start if piece.host else -1
-                    runs.append((host, length))
-                address += length
         return runs, fault
 
     def read(self, vmid: int, address: int, size: int, client: int) -> tuple[bytes, Fault | None]:
         """Read memory; what faulted reads as zeros, what the bus refuses as ones."""
+        if not size:
+            return b"", None
         with self.chip.lock:
-            runs, fault = self.pieces(vmid, address, size, Access.READ, client)
-            if len(runs) == 1 and runs[0][0] > 0:
-                return ctypes.string_at(runs[0][0], size), fault
+            piece = self.resolve(vmid, address, Access.READ, client)
+            if isinstance(piece, Piece) and piece.host and address + size <= piece.end:
+                return ctypes.string_at(piece.host + address - piece.start, size), None
+            runs, fault = self._runs(piece, vmid, address, size, Access.READ, client)
             parts = []
             for host, length in runs:
                 if host > 0:
@@ -173,8 +186,14 @@ class Hub(Block):
     ) -> Fault | None:
         """Write memory; what faulted or was refused vanishes."""
         content = bytes(data)
+        if not content:
+            return None
         with self.chip.lock:
-            runs, fault = self.pieces(vmid, address, len(content), Access.WRITE, client)
+            piece = self.resolve(vmid, address, Access.WRITE, client)
+            if isinstance(piece, Piece) and piece.host and address + len(content) <= piece.end:
+                ctypes.memmove(piece.host + address - piece.start, content, len(content))
+                return None
+            runs, fault = self._runs(piece, vmid, address, len(content), Access.WRITE, client)
             at = 0
             for host, length in runs:
                 if host > 0:

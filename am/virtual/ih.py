@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from am.virtual.block import Block, Reset
 
@@ -18,6 +18,22 @@ ENTRY = 32
 _OSSSYS = 15  # client of MMHUB (Linux 6.12 mmhub_v3_0.c)
 _SPACE_BUS, _SPACE_MC = 2, 4
 _XCLK = 100e6  # ticks per second of the time stamp
+_OFFSET = 0x3FFFC  # the pointer in RPTR and WPTR, bytes
+_LAYOUT = struct.Struct("<8I")
+
+
+class _Ring(NamedTuple):
+    """The ring as the registers describe it, decoded. Addresses and sizes are bytes."""
+
+    enabled: bool
+    size: int
+    base: int
+    on_bus: bool
+    shadow: int | None  # where the write pointer is written back to
+    overflow_enabled: bool
+    overflow_cleared: bool
+    interrupts: bool
+    rearmed: bool
 
 
 class InterruptHandler(Block):
@@ -28,43 +44,69 @@ class InterruptHandler(Block):
         self.lost = 0  # entries that found no room or no ring
         self._wptr = 0
         self._overflow = False
+        self._ring: _Ring | None = None
+        self._rptr_index = self.index("IH_RB_RPTR")
+        self._wptr_index = self.index("IH_RB_WPTR")
         self.on_write("IH_RB_CNTL", self._control)
         self.on_write("IH_RB_RPTR", self._read_pointer)
         self.on_write("IH_RB_WPTR", self._write_pointer)
+        for name in ("BASE", "BASE_HI", "WPTR_ADDR_LO", "WPTR_ADDR_HI"):
+            self.on_write(f"IH_RB_{name}", self._forget_ring)
 
     def reset(self, scope: Reset) -> None:
         """Forget the ring."""
         self._wptr = 0
         self._overflow = False
+        self._ring = None
 
-    def _control(self, value: int) -> None:
+    def _forget_ring(self, _value: int) -> None:
+        self._ring = None
+
+    def _look(self) -> _Ring:
         control = self.fields("IH_RB_CNTL")
-        if control.WPTR_OVERFLOW_CLEAR:
-            self._overflow = False
-            self._show()
+        shadow = self.get("IH_RB_WPTR_ADDR_LO") | self.get("IH_RB_WPTR_ADDR_HI") << 32
+        self._ring = _Ring(
+            enabled=bool(control.RB_ENABLE),
+            size=4 << control.RB_SIZE,
+            base=self.get("IH_RB_BASE") << 8 | self.get("IH_RB_BASE_HI") << 40,
+            on_bus=control.MC_SPACE == _SPACE_BUS,
+            shadow=shadow if control.WPTR_WRITEBACK_ENABLE else None,
+            overflow_enabled=bool(control.WPTR_OVERFLOW_ENABLE),
+            overflow_cleared=bool(control.WPTR_OVERFLOW_CLEAR),
+            interrupts=bool(control.ENABLE_INTR),
+            rearmed=bool(control.RPTR_REARM),
+        )
+        return self._ring
+
+    def _control(self, _value: int) -> None:
+        control = self.fields("IH_RB_CNTL")
         if control.RB_ENABLE and control.MC_SPACE not in (_SPACE_BUS, _SPACE_MC):
             self.chip.violation(f"IH_RB_CNTL.MC_SPACE is {control.MC_SPACE}")
+        if self._look().overflow_cleared:
+            self._overflow = False
+            self._show()
 
     def _write_pointer(self, value: int) -> None:
-        if self.fields("IH_RB_CNTL").RB_ENABLE:
+        if (self._ring or self._look()).enabled:
             self.chip.violation("IH_RB_WPTR written while the ring is on")
-        self._wptr = value & 0x3FFFC
+        self._wptr = value & _OFFSET
         self._show()
 
     def _read_pointer(self, value: int) -> None:
-        if value % ENTRY or value >= self._size():
+        ring = self._ring or self._look()
+        if value % ENTRY or value >= ring.size:
             self.chip.violation(
                 f"IH_RB_RPTR set to {value:#x}: bytes, multiples of {ENTRY}, inside the ring"
             )
         # With RPTR_REARM a ring that is not empty interrupts again.
-        if self.fields("IH_RB_CNTL").RPTR_REARM and value & 0x3FFFC != self._wptr:
-            self._interrupt()
+        if ring.rearmed and ring.interrupts and value & _OFFSET != self._wptr:
+            self.chip.signal_msi()
 
-    def _size(self) -> int:
-        return 4 << self.fields("IH_RB_CNTL").RB_SIZE
-
-    def _show(self) -> None:
-        self.set("IH_RB_WPTR", self._wptr | int(self._overflow))
+    def _show(self) -> int:
+        """Latch the write pointer with its overflow flag; return it."""
+        value = self._wptr | int(self._overflow)
+        self.chip.space.poke(self._wptr_index, value)
+        return value
 
     def raise_interrupt(
         self,
@@ -79,22 +121,20 @@ class InterruptHandler(Block):
     ) -> None:
         """Write an entry, then the pointer, then interrupt. `data`: up to four dwords."""
         with self.chip.lock:
-            control = self.fields("IH_RB_CNTL")
-            if self.chip.lost or not control.RB_ENABLE:
+            ring = self._ring or self._look()
+            if self.chip.lost or not ring.enabled:
                 self.lost += 1
                 return
-            size = self._size()
-            after = (self._wptr + ENTRY) % size
-            if after == self.get("IH_RB_RPTR"):
-                if not control.WPTR_OVERFLOW_ENABLE:
+            after = (self._wptr + ENTRY) % ring.size
+            if after == self.chip.space.peek(self._rptr_index):
+                if not ring.overflow_enabled:
                     self.lost += 1
                     return
                 # While CLEAR is held the flag cannot rise: the driver has to toggle the bit.
-                self._overflow = not control.WPTR_OVERFLOW_CLEAR
+                self._overflow = not ring.overflow_cleared
             stamp = int(self.chip.scheduler.now() * _XCLK)
             words = [int(word) for word in data][:4]
-            entry = struct.pack(
-                "<8I",
+            entry = _LAYOUT.pack(
                 client | source << 8 | ring_id << 16 | vmid << 24 | vmid_source << 31,
                 stamp & 0xFFFF_FFFF,
                 stamp >> 32 & 0xFFFF,
@@ -102,21 +142,16 @@ class InterruptHandler(Block):
                 *words,
                 *[0] * (4 - len(words)),
             )
-            base = self.get("IH_RB_BASE") << 8 | self.get("IH_RB_BASE_HI") << 40
-            self._store(base + self._wptr, entry)
+            self._store(ring, ring.base + self._wptr, entry)
             self._wptr = after
-            self._show()
-            if control.WPTR_WRITEBACK_ENABLE:
-                shadow = self.get("IH_RB_WPTR_ADDR_LO") | self.get("IH_RB_WPTR_ADDR_HI") << 32
-                self._store(shadow, struct.pack("<I", self.get("IH_RB_WPTR")))
-            self._interrupt()
+            value = self._show()
+            if ring.shadow is not None:
+                self._store(ring, ring.shadow, value.to_bytes(4, "little"))
+            if ring.interrupts:
+                self.chip.signal_msi()
 
-    def _store(self, address: int, data: bytes) -> None:
-        if self.fields("IH_RB_CNTL").MC_SPACE == _SPACE_BUS:
+    def _store(self, ring: _Ring, address: int, data: bytes) -> None:
+        if ring.on_bus:
             self.chip.dma_write(address, data)
         else:
             self.chip.mm.write(0, address, data, _OSSSYS)
-
-    def _interrupt(self) -> None:
-        if self.fields("IH_RB_CNTL").ENABLE_INTR:
-            self.chip.signal_msi()

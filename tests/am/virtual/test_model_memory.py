@@ -100,6 +100,13 @@ def test_a_four_level_walk_reads_and_writes(card: Memory) -> None:
     assert card.chip.violations == []
 
 
+def test_nothing_at_all_faults_nowhere(card: Memory) -> None:
+    assert card.unit.read(VMID, VA, 0, CLIENT) == (b"", None)
+    assert card.unit.write(VMID, VA, b"", CLIENT) is None
+    assert card.unit.pieces(VMID, VA, 0, Access.READ, CLIENT) == ([], None)
+    assert card.status() == (0, 0)
+
+
 def test_the_walker_sees_only_what_was_flushed(card: Memory) -> None:
     card.entry(PTB, VA >> 12, PAGES | V | R | W)  # sits in the HDP
     assert card.fetch(VA) is None
