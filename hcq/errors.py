@@ -10,9 +10,16 @@
     ├── HostError             this machine: what must change outside our process
     │   ├── AccessDenied          carries the command that grants access
     │   ├── DeviceBusy            carries who holds the device
-    │   └── OutOfMemory           host, device or address space is used up
+    │   │   └── GroupNotViable        another function of the IOMMU group is in the kernel's hands
+    │   ├── OutOfMemory           host, device or address space is used up
+    │   ├── IommuOff              nothing stands between the device's DMA and all of memory
+    │   ├── ModuleMissing         a kernel module is not loaded
+    │   ├── BarUnassigned         a BAR has no address on the bus
+    │   ├── BarTooSmall           a BAR is smaller than the driver needs
+    │   └── DeviceAsleep          the function is in a power state in which it does not answer
     ├── LinkError             the way to the chip
     │   ├── DeviceLost            all-ones: unplugged, or fallen off the bus
+    │   ├── LinkDown              the PCIe link is not up
     │   └── TransportError        a transfer was refused or cut short
     ├── ChipError             the chip: what its hardware reports
     │   ├── DiscoveryError        the chip's own description of itself is invalid
@@ -88,8 +95,33 @@ class DeviceBusy(HostError):
     """Another process or driver holds the device; `holder` names it."""
 
 
+class GroupNotViable(DeviceBusy):
+    """Functions that share the IOMMU group are held by kernel drivers; carries holder and
+    remedy."""
+
+
 class OutOfMemory(HostError, MemoryError):
     """Memory or address space is used up."""
+
+
+class IommuOff(HostError):
+    """No IOMMU confines the device's DMA; `remedy` says how it is switched on."""
+
+
+class ModuleMissing(HostError):
+    """A kernel module is not loaded; `remedy` is the command that loads it."""
+
+
+class BarUnassigned(HostError):
+    """A BAR has no address; carries bar and remedy."""
+
+
+class BarTooSmall(HostError):
+    """A BAR is smaller than needed; carries bar, size, needed and remedy."""
+
+
+class DeviceAsleep(HostError):
+    """The function is powered down (D3); carries state and remedy."""
 
 
 class LinkError(UgpuError):
@@ -98,6 +130,10 @@ class LinkError(UgpuError):
 
 class DeviceLost(LinkError):
     """The chip no longer answers: it reads as all ones."""
+
+
+class LinkDown(LinkError):
+    """The PCIe link of the function is not up; carries remedy."""
 
 
 class TransportError(LinkError):

@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.kernel.lab import CACHE, ROOT, Lab, LabUnavailable, Run
 
 HERE = Path(__file__).resolve().parent
-CONSOLE_LINES = 40
+CONSOLE_LINES = 12
 
 
 def tiers() -> list[str]:
@@ -36,7 +36,7 @@ def show(run: Run) -> None:
         for name, value in case.figures.items():
             print(f"             {name}: {value}")
         if case.message:
-            print("\n".join(f"             {line}" for line in case.message.splitlines()[-30:]))
+            print("\n".join(f"             {line}" for line in case.message.splitlines()[-12:]))
     if not run.passed:
         print(f"  console log: {run.console}")
         if run.console.is_file():

@@ -229,8 +229,9 @@ def _start(tests: Sequence[str], command: str) -> str:
     if tests:
         # Plugins that the guest does not need cost seconds of import under emulation.
         command = (
-            f"{sys.executable} -m pytest -v --color=no -p no:cacheprovider -p no:xdist "
-            f"-p no:hypothesispytest --junitxml={initrd.EXCHANGE}/report.xml {' '.join(tests)}"
+            f"{sys.executable} -m pytest -v --color=no --tb=short -o junit_family=xunit1 "
+            "-p no:cacheprovider -p no:xdist -p no:hypothesispytest "
+            f"--junitxml={initrd.EXCHANGE}/report.xml {' '.join(tests)}"
         )
     return (
         "export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"

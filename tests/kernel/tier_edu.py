@@ -8,9 +8,16 @@ GUEST = "tests/kernel/guest"
 
 
 def run(lab: Lab) -> list[Run]:
-    """One boot, with the device behind a root port so that it can be unplugged and bus-reset."""
+    """One boot. The first device is alone behind a root port, so that it can be unplugged and its
+    bus reset; the second shares a plain PCI bus, and so its IOMMU group, with a network card."""
     devices = (
         *("-device", "pcie-root-port,id=port0,chassis=1,slot=1"),
         *("-device", "edu,id=edu0,bus=port0"),
+        *("-device", "pcie-root-port,id=port1,chassis=2,slot=2"),
+        *("-device", "pcie-pci-bridge,id=bridge0,bus=port1"),
+        *("-device", "edu,id=edu1,bus=bridge0,addr=1"),
+        *("-device", "e1000,bus=bridge0,addr=2,romfile="),
     )
-    return [lab.boot("edu", tests=[f"{GUEST}/smoke.py"], devices=devices, limit_s=150)]
+    tests = [f"{GUEST}/{name}.py" for name in ("smoke", "edu_vfio", "edu_sysfs", "edu_unplug")]
+    modules = ("vfio_pci", "vfio_iommu_type1", "e1000")
+    return [lab.boot("edu", tests=tests, devices=devices, modules=modules, limit_s=180)]

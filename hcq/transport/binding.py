@@ -1,0 +1,267 @@
+"""Hand functions to vfio-pci and back to the driver they came from.
+
+Source: Linux Documentation/ABI/testing/sysfs-bus-pci (driver_override, bind, unbind,
+drivers_probe). A plan is made and checked first; then each step is undone if a later one fails or
+the user interrupts, so that nothing is left without its driver.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hcq.errors import AccessDenied, DeviceBusy, HostError, TransportError
+from hcq.transport.checks import (
+    VFIO_DRIVER,
+    check_iommu,
+    check_kind,
+    check_link,
+    check_module,
+    check_power,
+)
+from hcq.transport.pci_function import (
+    BRIDGE,
+    DRIVERS,
+    NETWORK,
+    STORAGE,
+    PciFunction,
+    holders,
+)
+from hcq.transport.system import System
+
+log = logging.getLogger(__name__)
+
+PROBE = "sys/bus/pci/drivers_probe"
+_KINDS = {STORAGE: "storage", NETWORK: "network"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One function to take: its driver and its override before, to be restored."""
+
+    function: PciFunction
+    former: str | None
+    override: str | None
+
+    def __str__(self) -> str:
+        return f"{self.function.address}: {self.former or 'no driver'} -> {VFIO_DRIVER}"
+
+
+def plan(function: PciFunction, *, with_group: bool = True) -> list[Step]:
+    """What binding would do, after every check; changes nothing.
+
+    Functions that share the IOMMU group come along (a GPU's audio function does). Refused with a
+    reason: no IOMMU, no vfio-pci, a bridge, a group with storage or network that a kernel driver
+    holds, a function that some process has open, missing rights.
+    """
+    check_kind(function)
+    check_link(function)
+    check_iommu(function)
+    check_module(function)
+    check_power(function, runtime_managed=True)
+    members = function.group_members() if with_group else [function]
+    taken = [
+        member
+        for member in members
+        if member.base_class != BRIDGE and member.driver not in (VFIO_DRIVER, "pci-stub")
+    ]
+    for member in taken:
+        _check_expendable(function, member)
+    for member in taken:
+        _check_idle(member)
+    for member in taken:
+        _check_rights(member.folder / "driver_override")
+    return [Step(member, member.driver, member.override) for member in taken]
+
+
+class Binding:
+    """Functions that were handed to vfio-pci. `restore` gives them back; idempotent."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps = steps
+        self._done: list[Step] = []
+
+    @classmethod
+    def bind(cls, function: PciFunction) -> Self:
+        """Take the function and its group; all of them, or none when one cannot be taken."""
+        return cls._carry_out(plan(function))
+
+    @classmethod
+    def bind_alone(cls, function: PciFunction) -> Self:
+        """Take the function but leave its group; VFIO opens it once the others are taken too."""
+        return cls._carry_out(plan(function, with_group=False))
+
+    @classmethod
+    def _carry_out(cls, steps: list[Step]) -> Self:
+        binding = cls(steps)
+        try:
+            for step in binding._steps:
+                # ORDER: noted before it is begun, so that an interrupt in its middle is undone too.
+                binding._done.append(step)
+                _take(step)
+        except BaseException:
+            binding.restore()
+            raise
+        return binding
+
+    @property
+    def steps(self) -> list[Step]:
+        return list(self._done)
+
+    def restore(self) -> None:
+        """Give every function back, last one first; a failure is raised after all were tried."""
+        failures = []
+        while self._done:
+            step = self._done.pop()
+            try:
+                give_back(step)
+            except (OSError, HostError, TransportError) as error:
+                failures.append(f"{step.function.address}: {error}")
+                log.error("%s could not be given back to %s", step.function.address, step.former)
+        if failures:
+            raise TransportError("not every function went back to its driver", failures=failures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()
+
+
+def release(function: PciFunction) -> list[Step]:
+    """What giving the function and its group back would undo; DeviceBusy while VFIO has users."""
+    users = holders(function.system, function.device_nodes())
+    if users:
+        raise DeviceBusy(
+            f"{function.address} is in use through VFIO",
+            holder=", ".join(users),
+            remedy="end that process, or let it close the device",
+        )
+    members = [one for one in function.group_members() if one.driver == VFIO_DRIVER]
+    for member in members:
+        _check_rights(member.folder / "driver_override")
+    return [Step(member, None, None) for member in members]
+
+
+def give_back(step: Step) -> None:
+    """Take one function from vfio-pci, and bind its former driver, or let the kernel choose when
+    that is not known."""
+    function, system = step.function, step.function.system
+    if not function.folder.is_dir():
+        log.info("%s has left the bus; there is nothing to give back", function.address)
+        return
+    _override(function, step.override)
+    if function.driver == VFIO_DRIVER:
+        _write(system, function.folder / "driver/unbind", function.address)
+    if function.driver is not None:
+        return
+    if step.former is not None:
+        path = system.path(f"{DRIVERS}/{step.former}/bind")
+        _write(system, path, function.address)
+        if function.driver != step.former:
+            raise TransportError(
+                f"{function.address} did not go back to {step.former}", driver=function.driver
+            )
+
+
+def probe(function: PciFunction) -> str | None:
+    """Let the kernel choose a driver for an unbound function; its name, None when there is none."""
+    try:
+        _write(function.system, function.system.path(PROBE), function.address)
+    except TransportError:
+        log.info("no driver of the kernel takes %s", function.address)
+    return function.driver
+
+
+def _take(step: Step) -> None:
+    function, system = step.function, step.function.system
+    _override(function, VFIO_DRIVER)
+    if function.driver is not None:
+        _write(system, function.folder / "driver/unbind", function.address)
+    _write(system, system.path(PROBE), function.address)
+    if function.driver != VFIO_DRIVER:
+        raise TransportError(
+            f"vfio-pci does not take {function.address}",
+            driver=function.driver or "none",
+            remedy="dmesg | tail says why",
+        )
+
+
+def _override(function: PciFunction, driver: str | None) -> None:
+    # An empty line clears it (Linux driver_set_override).
+    _write(function.system, function.folder / "driver_override", (driver or "") + "\n")
+
+
+def _write(system: System, path: Path, text: str) -> None:
+    try:
+        system.write_text(path, text)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise _denied(path) from error
+        raise TransportError(
+            f"the kernel refuses a write to {path}",
+            wrote=text.strip(),
+            reason=error.strerror or error.errno,
+        ) from error
+
+
+def _denied(path: Path) -> AccessDenied:
+    return AccessDenied(
+        f"{path} may not be written", remedy="run the same command with sudo: drivers are root's"
+    )
+
+
+def _check_rights(path: Path) -> None:
+    if not os.access(path, os.W_OK):
+        raise _denied(path)
+
+
+def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
+    """Refuse to take storage or network from the kernel, whoever asks."""
+    kind = _KINDS.get(member.base_class)
+    if kind is None or member.driver is None:
+        return
+    uses = _uses(member)
+    where = "" if member.address == wanted.address else " shares its IOMMU group and"
+    raise DeviceBusy(
+        f"{member.address}{where} is a {kind} controller that the kernel uses",
+        holder=", ".join([member.driver, *uses]),
+        remedy="put the device into another slot, or unbind the controller yourself first",
+    )
+
+
+def _check_idle(member: PciFunction) -> None:
+    users = holders(member.system, member.device_nodes())
+    if users:
+        raise DeviceBusy(
+            f"{member.address} is in use",
+            holder=", ".join(users),
+            driver=member.driver,
+            remedy="end those processes (a display server: switch to a text console)",
+        )
+
+
+def _uses(member: PciFunction) -> list[str]:
+    """What hangs on a storage or network function: mounts and interfaces."""
+    names = [path.name for path in member.folder.glob("net/*")]
+    disks = {
+        path.name
+        for pattern in ("**/block/*", "**/block/*/*")
+        for path in member.folder.glob(pattern)
+        if (path / "dev").exists()
+    }
+    for line in (member.system.read_text("proc/mounts") or "").splitlines():
+        source, target, *_ = line.split(" ")
+        if source.removeprefix("/dev/") in disks:
+            names.append(f"{source} mounted on {target}")
+    return names

@@ -1,0 +1,150 @@
+"""What must hold before a function is opened, each refusal a named error with its remedy.
+
+Nothing here changes anything; it reads sysfs and, once a function is open, its first words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hcq.errors import (
+    BadArgument,
+    BarTooSmall,
+    BarUnassigned,
+    DeviceAsleep,
+    DeviceBusy,
+    DeviceLost,
+    IommuOff,
+    LinkDown,
+    ModuleMissing,
+)
+from hcq.transport import pci_config
+from hcq.transport.base import PciIdentity
+from hcq.transport.pci_function import BRIDGE, DRIVERS, PciFunction
+from hcq.transport.vfio_container import IOMMU_REMEDY, not_viable
+
+VFIO_DRIVER = "vfio-pci"
+BAR_REMEDY = (
+    "add pci=realloc to the kernel command line, or plug the card in before booting; "
+    "the bridge above it has no room"
+)
+RESIZE_REMEDY = "enable Resizable BAR and Above 4G decoding in the firmware setup"
+
+
+def check_iommu(function: PciFunction) -> None:
+    """IommuOff unless an IOMMU translates for the function."""
+    if function.group is None:
+        raise IommuOff(
+            f"{function.address} is in no IOMMU group: the IOMMU is off, or absent",
+            remedy=IOMMU_REMEDY,
+        )
+
+
+def check_module(function: PciFunction) -> None:
+    """ModuleMissing unless vfio-pci is there."""
+    if not function.system.path(f"{DRIVERS}/{VFIO_DRIVER}").is_dir():
+        raise ModuleMissing(
+            "the vfio-pci driver is not loaded",
+            module="vfio-pci",
+            remedy="sudo modprobe vfio-pci",
+        )
+
+
+def check_kind(function: PciFunction) -> None:
+    """BadArgument for a bridge, which is not a device to drive."""
+    if function.base_class == BRIDGE:
+        raise BadArgument("this function is a bridge", address=function.address)
+
+
+def check_link(function: PciFunction) -> None:
+    """LinkDown when the kernel sees no PCIe lanes up, DeviceLost when it has read all ones."""
+    if function.attribute("current_link_width") == "0":
+        raise LinkDown(
+            f"the PCIe link of {function.address} is down",
+            remedy="seat the card and its cable and power; then: echo 1 | sudo tee "
+            "/sys/bus/pci/rescan",
+        )
+    if function.identity().vendor == 0xFFFF:
+        raise DeviceLost(
+            f"{function.address} reads all ones",
+            remedy=f"ugpu eject pci:{function.address}, then replug or power-cycle it",
+        )
+
+
+def check_power(function: PciFunction, *, runtime_managed: bool) -> None:
+    """DeviceAsleep for a function without power. One in D3hot under vfio-pci wakes on opening."""
+    state = function.power_state
+    asleep = ("D3cold",) if runtime_managed else ("D1", "D2", "D3hot", "D3cold")
+    if state in asleep:
+        raise DeviceAsleep(
+            f"{function.address} is powered down",
+            state=state,
+            remedy=f"echo on | sudo tee {function.folder}/power/control",
+        )
+
+
+def check_openable(function: PciFunction, *, no_iommu: bool = False) -> None:
+    """Everything that VFIO needs, in the order in which a person would put it right."""
+    check_kind(function)
+    check_link(function)
+    if not no_iommu:
+        check_iommu(function)
+    check_module(function)
+    driver = function.driver
+    if driver != VFIO_DRIVER:
+        raise DeviceBusy(
+            f"{function.address} is not in vfio-pci's hands",
+            holder=driver or "no driver",
+            remedy=f"sudo ugpu bind pci:{function.address}   # or open it with bind=True",
+        )
+    check_siblings(function)
+    check_power(function, runtime_managed=True)
+
+
+def check_siblings(function: PciFunction) -> None:
+    """GroupNotViable while a kernel driver holds another function of the group."""
+    for member in function.group_members():
+        if member.driver in (None, VFIO_DRIVER, "pci-stub") or member.base_class == BRIDGE:
+            continue
+        raise not_viable(function)
+
+
+def check_bars(function: PciFunction, least: Mapping[int, int]) -> None:
+    """BarUnassigned or BarTooSmall unless each BAR named in `least` has its bytes.
+
+    A BAR that exists but has no address is refused even when nobody named it.
+    """
+    bars = {bar.index: bar for bar in function.bars()}
+    for index, bar in bars.items():
+        if bar.size and bar.memory and not bar.assigned:
+            raise BarUnassigned(
+                f"BAR {index} of {function.address} has no address", bar=index, remedy=BAR_REMEDY
+            )
+    for index, needed in least.items():
+        size = bars[index].size if index in bars else 0
+        if not size:
+            raise BarUnassigned(
+                f"BAR {index} of {function.address} has no address", bar=index, remedy=BAR_REMEDY
+            )
+        if size < needed:
+            raise BarTooSmall(
+                f"BAR {index} of {function.address} is too small",
+                bar=index,
+                size=size,
+                needed=needed,
+                remedy=RESIZE_REMEDY,
+            )
+
+
+def read_identity(name: str, read: pci_config.Read) -> PciIdentity:
+    """The identity in configuration space; DeviceLost when it reads all ones."""
+    if not pci_config.answers(read):
+        raise DeviceLost(f"{name} reads all ones in configuration space")
+    return PciIdentity(
+        vendor=read(0x00, 2),
+        device=read(0x02, 2),
+        revision=read(0x08, 1),
+        subsystem_vendor=read(0x2C, 2),
+        subsystem_device=read(0x2E, 2),
+        class_code=read(0x08, 4) >> 8,
+    )

@@ -1,0 +1,121 @@
+"""Configuration space: capabilities, power state, and the state to save across a bus reset.
+
+Source: PCI Express Base Specification 5.0 (type 0 header, Power Management, PCI Express and MSI
+capabilities); names as in Linux include/uapi/linux/pci_regs.h.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from hcq.errors import BadArgument, DeviceLost
+from hcq.transport.system import System
+from hcq.uapi import constants
+
+CONFIG_SIZE = 4096
+_ALL_ONES = 0xFFFF
+_CAPABILITY_LIMIT = 48  # 192 bytes hold no more; a chain that is longer loops
+# The header's words that software owns: BARs, expansion ROM, cache line size, interrupt line.
+_SAVED_WORDS = (0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24, 0x30, 0x3C)
+
+Read = Callable[[int, int], int]
+Write = Callable[[int, int, int], None]
+
+
+class ConfigFile:
+    """Configuration space through a file: VFIO's region, or sysfs' `config`."""
+
+    def __init__(self, system: System, descriptor: int, base: int = 0) -> None:
+        self._system = system
+        self._descriptor = descriptor
+        self._base = base
+
+    def read(self, offset: int, width: int = 4) -> int:
+        """Read 1, 2 or 4 bytes; all ones when the function does not answer."""
+        check_access(offset, width)
+        try:
+            data = self._system.pread(self._descriptor, width, self._base + offset)
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.ENODEV, errno.ENXIO):
+                return (1 << 8 * width) - 1
+            raise
+        if len(data) < width:  # sysfs shows an unprivileged reader 64 bytes only
+            return (1 << 8 * width) - 1
+        return int.from_bytes(data, "little")
+
+    def write(self, offset: int, value: int, width: int = 4) -> None:
+        """Write 1, 2 or 4 bytes; DeviceLost when the function does not answer."""
+        check_access(offset, width)
+        if not 0 <= value < 1 << 8 * width:
+            raise BadArgument("the value does not fit the width", value=value, width=width)
+        try:
+            self._system.pwrite(
+                self._descriptor, value.to_bytes(width, "little"), self._base + offset
+            )
+        except OSError as error:
+            raise DeviceLost("configuration space does not answer", offset=offset) from error
+
+
+def check_access(offset: int, width: int) -> None:
+    """BadArgument unless a configuration access is 1, 2 or 4 bytes, aligned and inside."""
+    if width not in (1, 2, 4) or offset & (width - 1) or not 0 <= offset <= CONFIG_SIZE - width:
+        raise BadArgument(
+            "configuration accesses are 1, 2 or 4 bytes, aligned, below 4096",
+            offset=offset,
+            width=width,
+        )
+
+
+def capability(read: Read, wanted: int) -> int | None:
+    """The offset of a capability by id; None where the function has none of it."""
+    regs = constants("pci_regs")
+    if not read(regs.PCI_STATUS, 2) & regs.PCI_STATUS_CAP_LIST:
+        return None
+    place = read(regs.PCI_CAPABILITY_LIST, 1) & ~3
+    for _ in range(_CAPABILITY_LIMIT):
+        if place < 0x40:
+            return None
+        if read(place, 1) == wanted:
+            return place
+        place = read(place + 1, 1) & ~3
+    return None
+
+
+def power_state(read: Read) -> int:
+    """The function's D state, 0 to 3 (3 is D3hot); 0 for one without power management."""
+    regs = constants("pci_regs")
+    place = capability(read, regs.PCI_CAP_ID_PM)
+    if place is None:
+        return 0
+    return read(place + regs.PCI_PM_CTRL, 2) & regs.PCI_PM_CTRL_STATE_MASK
+
+
+def answers(read: Read) -> bool:
+    """Whether the vendor id reads as one."""
+    return read(0, 2) != _ALL_ONES
+
+
+class SavedConfig:
+    """What a reset takes away and the operating system must put back."""
+
+    def __init__(self, read: Read) -> None:
+        regs = constants("pci_regs")
+        if not answers(read):
+            raise DeviceLost("configuration space reads all ones; there is nothing to save")
+        self._words = {offset: read(offset, 4) for offset in _SAVED_WORDS}
+        self._command = read(regs.PCI_COMMAND, 2)
+        self._express: tuple[int, int] | None = None
+        place = capability(read, regs.PCI_CAP_ID_EXP)
+        if place is not None:
+            self._express = (place, read(place + regs.PCI_EXP_DEVCTL, 2))
+
+    def restore(self, write: Write) -> None:
+        """Put the state back. ORDER: addresses first; decoding is switched on last."""
+        regs = constants("pci_regs")
+        for offset, value in self._words.items():
+            write(offset, value, 4)
+        if self._express is not None:
+            place, control = self._express
+            write(place + regs.PCI_EXP_DEVCTL, control, 2)
+        write(regs.PCI_COMMAND, self._command, 2)

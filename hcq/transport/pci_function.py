@@ -1,0 +1,198 @@
+"""What Linux's sysfs says about one PCI function: identity, driver, IOMMU group, BARs, power.
+
+Source: Linux Documentation/ABI/testing/sysfs-bus-pci and sysfs-kernel-iommu_groups. Reads only;
+touches neither the device nor its driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hcq.errors import BadArgument, DeviceNotFound
+from hcq.transport.base import PciIdentity
+from hcq.transport.system import System
+
+_ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+DEVICES = "sys/bus/pci/devices"
+DRIVERS = "sys/bus/pci/drivers"
+GROUPS = "sys/kernel/iommu_groups"
+# Flags in the `resource` file: Linux include/linux/ioport.h.
+_RESOURCE_MEMORY, _RESOURCE_IO, _RESOURCE_UNSET = 0x200, 0x100, 0x2000_0000
+_BAR_COUNT = 6
+STORAGE, NETWORK, BRIDGE = 0x01, 0x02, 0x06  # base classes, PCI Code and ID Assignment
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A BAR as the bus sees it. `size` is 0 where there is none; `start` is a bus address."""
+
+    index: int
+    start: int
+    size: int
+    memory: bool
+    assigned: bool
+
+
+def normal_address(text: str) -> str:
+    """The address in full, "0000:03:00.0"; BadArgument for what is none."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        raise BadArgument("not a PCI address; one looks like 0000:03:00.0", address=text)
+    domain, bus, device, function = match.groups()
+    if int(device, 16) > 0x1F:
+        raise BadArgument("a PCI device number is at most 1f", address=text)
+    return f"{(domain or '0000').lower()}:{bus.lower()}:{device.lower()}.{function}"
+
+
+class PciFunction:
+    """One function below `system`'s sysfs. Each property reads anew."""
+
+    def __init__(self, system: System, address: str) -> None:
+        self.system = system
+        self.address = normal_address(address)
+
+    @classmethod
+    def find(cls, system: System, address: str) -> PciFunction:
+        """The function at an address; DeviceNotFound when the bus has none there."""
+        function = cls(system, address)
+        if not function.folder.is_dir():
+            raise DeviceNotFound(
+                "no PCI function there; `ugpu ls` and `lspci -nn` list what there is",
+                address=function.address,
+            )
+        return function
+
+    @property
+    def folder(self) -> Path:
+        return self.system.path(f"{DEVICES}/{self.address}")
+
+    def attribute(self, name: str) -> str | None:
+        """The text of an attribute file; None where there is none."""
+        return self.system.read_text(f"{DEVICES}/{self.address}/{name}")
+
+    def _number(self, name: str) -> int:
+        text = self.attribute(name)
+        try:
+            return int(text or "", 0)
+        except ValueError:
+            raise DeviceNotFound(
+                f"the function vanished while its {name} was read", address=self.address
+            ) from None
+
+    def identity(self) -> PciIdentity:
+        return PciIdentity(
+            vendor=self._number("vendor"),
+            device=self._number("device"),
+            revision=self._number("revision"),
+            subsystem_vendor=self._number("subsystem_vendor"),
+            subsystem_device=self._number("subsystem_device"),
+            class_code=self._number("class"),
+        )
+
+    @property
+    def base_class(self) -> int:
+        return self._number("class") >> 16
+
+    def _link(self, name: str) -> str | None:
+        link = self.folder / name
+        return link.resolve().name if link.is_symlink() else None
+
+    @property
+    def driver(self) -> str | None:
+        """The kernel driver that holds the function."""
+        return self._link("driver")
+
+    @property
+    def group(self) -> str | None:
+        """The number of its IOMMU group; None when no IOMMU translates for it."""
+        return self._link("iommu_group")
+
+    @property
+    def group_type(self) -> str | None:
+        """How the IOMMU treats the group by default: "DMA", "DMA-FQ", "identity"."""
+        return self.system.read_text(f"{GROUPS}/{self.group}/type")
+
+    @property
+    def override(self) -> str | None:
+        """The driver that `driver_override` names; None for none."""
+        text = self.attribute("driver_override")
+        return None if text in (None, "", "(null)") else text
+
+    def group_members(self) -> list[PciFunction]:
+        """All functions of the IOMMU group, itself among them; itself alone where there is none."""
+        folder = self.system.path(f"{GROUPS}/{self.group}/devices")
+        if self.group is None or not folder.is_dir():
+            return [self]
+        names = sorted(entry.name for entry in folder.iterdir())
+        return [PciFunction(self.system, name) for name in names if _ADDRESS.fullmatch(name)]
+
+    def bars(self) -> list[Bar]:
+        """Its six BARs; the upper half of a 64-bit BAR has size 0."""
+        lines = (self.attribute("resource") or "").splitlines()[:_BAR_COUNT]
+        found = []
+        for index, line in enumerate(lines):
+            start, end, flags = (int(word, 16) for word in line.split()[:3])
+            known = bool(flags & (_RESOURCE_MEMORY | _RESOURCE_IO))
+            size = end - start + 1 if known and end >= start else 0
+            assigned = size > 0 and start != 0 and not flags & _RESOURCE_UNSET
+            found.append(Bar(index, start, size, bool(flags & _RESOURCE_MEMORY), assigned))
+        return found
+
+    @property
+    def power_state(self) -> str:
+        """ "D0", "D3hot", "D3cold"...; "unknown" where the kernel does not say."""
+        return self.attribute("power_state") or "unknown"
+
+    @property
+    def parent(self) -> PciFunction | None:
+        """The bridge above it; None on a root bus."""
+        name = self.folder.resolve().parent.name
+        return PciFunction(self.system, name) if _ADDRESS.fullmatch(name) else None
+
+    def device_nodes(self) -> list[Path]:
+        """The nodes in /dev through which processes use the function (DRM, sound, disks...)."""
+        nodes = []
+        # Not into links: they lead to the bus, the group and the firmware's tables.
+        for folder, _, files in os.walk(self.folder.resolve()):
+            if "dev" not in files or "uevent" not in files:
+                continue
+            for line in (self.system.read_text(f"{folder}/uevent") or "").splitlines():
+                if line.startswith("DEVNAME="):
+                    nodes.append(self.system.path("dev") / line.removeprefix("DEVNAME="))
+        if self.driver == "vfio-pci" and self.group is not None:
+            nodes.append(self.system.path(f"dev/vfio/{self.group}"))
+        return nodes
+
+    def __repr__(self) -> str:
+        return f"<PciFunction {self.address} driver={self.driver} group={self.group}>"
+
+
+def holders(system: System, nodes: list[Path]) -> list[str]:
+    """Processes that have one of `nodes` open, as "name (pid 123)"; only those we may look into."""
+    wanted = {str(Path("/") / node.relative_to(system.root)) for node in nodes}
+    found: list[str] = []
+    folder = system.path("proc")
+    for entry in sorted(folder.iterdir()) if wanted and folder.is_dir() else ():
+        if not entry.name.isdigit():
+            continue
+        links = _open_files(entry)
+        if wanted.intersection(links):
+            name = system.read_text(f"proc/{entry.name}/comm") or "?"
+            found.append(f"{name} (pid {entry.name})")
+    return found
+
+
+def _open_files(process: Path) -> list[str]:
+    """What a process has open; nothing when it ended or is another user's."""
+    found = []
+    try:
+        for link in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed while we looked
+                found.append(str(link.readlink()))
+    except OSError:
+        return found
+    return found

@@ -1,0 +1,108 @@
+"""DMA memory at physical addresses, for a function that no IOMMU translates for.
+
+Addresses come from /proc/self/pagemap (Linux Documentation/admin-guide/mm/pagemap.rst), which shows
+them to CAP_SYS_ADMIN only. They hold as long as the kernel does not move the pages: reserved huge
+pages stay; others stay when they are locked and compaction leaves locked pages alone
+(vm.compact_unevictable_allowed = 0). Both are checked; nothing is handed out on hope.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+
+from hcq.errors import AccessDenied, HostError, OutOfMemory
+from hcq.memory import BusAddr
+from hcq.transport.base import DmaSegment
+from hcq.transport.dma import HUGE_PAGE, PAGE, HostMemory
+from hcq.transport.system import System
+
+PAGEMAP = "proc/self/pagemap"
+COMPACTION = "proc/sys/vm/compact_unevictable_allowed"
+_PRESENT = 1 << 63
+_FRAME = (1 << 55) - 1
+
+
+def check_permitted(system: System) -> None:
+    """AccessDenied or HostError, with the remedy, where physical addresses cannot be had."""
+    if os.geteuid() != 0:
+        raise AccessDenied(
+            "physical addresses are shown to root alone",
+            remedy="run as root, or use VFIO, which needs none: ugpu doctor",
+        )
+    if system.read_text(COMPACTION) != "0":
+        raise HostError(
+            "the kernel may move locked memory while the device uses it",
+            remedy=f"echo 0 | sudo tee /{COMPACTION}",
+        )
+
+
+class PhysicalMemory:
+    """Locked memory and where it lies; one segment for each physically contiguous run."""
+
+    def __init__(
+        self,
+        system: System,
+        size: int,
+        *,
+        contiguous: bool,
+        release: Callable[[PhysicalMemory], None],
+    ) -> None:
+        check_permitted(system)
+        self.size = size
+        self._release = release
+        self._host = HostMemory(system, size)
+        self.view = self._host.view
+        self._closed = False
+        try:
+            for offset in range(0, size, PAGE):
+                self.view[offset] = 0  # a page that was never touched has no address
+            system.lock_memory(self._host.address, size)
+            self.segments: Sequence[DmaSegment] = _segments(system, self._host.address, size)
+            if contiguous and len(self.segments) > 1:
+                raise OutOfMemory(
+                    "no physically contiguous memory of that size",
+                    size=size,
+                    remedy=f"echo {-(-size // HUGE_PAGE) + 8} | sudo tee /proc/sys/vm/nr_hugepages"
+                    if size >= HUGE_PAGE
+                    else "ask for 4096 bytes, or for at least 2 MiB with reserved huge pages",
+                )
+        except OSError as error:
+            self._host.close()
+            raise OutOfMemory("memory could not be locked", size=size) from error
+        except BaseException:
+            self._host.close()
+            raise
+
+    def close(self) -> None:
+        """Free the memory; idempotent. The device must have stopped using it: nothing prevents
+        it."""
+        if not self._closed:
+            self._closed = True
+            self._release(self)
+            self._host.close()
+
+
+def _segments(system: System, address: int, size: int) -> tuple[DmaSegment, ...]:
+    count = size // PAGE
+    descriptor = system.open(system.path(PAGEMAP), os.O_RDONLY)
+    try:
+        data = system.pread(descriptor, 8 * count, address // PAGE * 8)
+    finally:
+        system.close(descriptor)
+    if len(data) != 8 * count:
+        raise HostError("pagemap was cut short", got=len(data), expected=8 * count)
+    runs: list[tuple[int, int]] = []
+    for (entry,) in struct.iter_unpack("<Q", data):
+        frame = entry & _FRAME
+        if not entry & _PRESENT or not frame:
+            raise AccessDenied(
+                "the kernel does not show physical addresses",
+                remedy="run as root with CAP_SYS_ADMIN, or use VFIO",
+            )
+        if runs and runs[-1][0] + runs[-1][1] == frame * PAGE:
+            runs[-1] = (runs[-1][0], runs[-1][1] + PAGE)
+        else:
+            runs.append((frame * PAGE, PAGE))
+    return tuple(DmaSegment(BusAddr(start), length) for start, length in runs)

@@ -1,0 +1,377 @@
+"""A PCI function through Linux's sysfs files alone: no IOMMU protection, no interrupts.
+
+For a machine without VFIO, and for what VFIO does not do: taking a function off the bus and back,
+resizing a BAR. Source: Linux Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.
+DMA works only where bus addresses are physical addresses (hcq.transport.physical).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    Closed,
+    DeviceBusy,
+    DeviceLost,
+    HostError,
+    NotSupported,
+    TransportError,
+    UnitTimeout,
+)
+from hcq.poll import wait_until
+from hcq.transport import pci_config
+from hcq.transport.base import PciIdentity, ResetKind
+from hcq.transport.checks import (
+    BAR_REMEDY,
+    check_bars,
+    check_kind,
+    check_link,
+    check_power,
+    read_identity,
+)
+from hcq.transport.dma import rounded
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.physical import PhysicalMemory
+from hcq.transport.system import System
+from hcq.transport.window import MappedWindow
+from hcq.uapi import constants
+
+log = logging.getLogger(__name__)
+
+RESCAN = "sys/bus/pci/rescan"
+# PCI Express Base Specification 5.0, 6.6.1: reset held for 1 ms at least, 100 ms of quiet after it;
+# a function may ask for more time until 1 s has passed.
+RESET_HOLD_S, RESET_QUIET_S, RESET_LIMIT_S = 0.002, 0.1, 1.0
+_SUDO = "run as root: sysfs shows registers to root alone"
+
+
+class SysfsTransport:
+    """One function through its sysfs files. See hcq.transport.base.Transport.
+
+    No kernel driver may hold the function. Opening enables it (BARs decode, bus mastering does not)
+    and closing ends bus mastering. Writes to configuration space reach the hardware unfiltered.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        system: System | None = None,
+        least_bars: Mapping[int, int] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Open the function at `address`; least_bars: bytes that each named BAR must have."""
+        self.system = system if system is not None else System()
+        self.function = PciFunction.find(self.system, address)
+        self.name = f"pci:{self.function.address}"
+        self._sleep = sleep
+        _check_free(self.function)
+        check_bars(self.function, least_bars or {})
+        self._lock = threading.Lock()
+        self._closed = False
+        self._windows: dict[int, MappedWindow] = {}
+        self._memory: set[PhysicalMemory] = set()
+        self._descriptor = -1
+        try:
+            self._descriptor = self._open_file("config")
+            self._config = pci_config.ConfigFile(self.system, self._descriptor)
+            self.identity: PciIdentity = read_identity(self.name, self._config.read)
+            self._write_attribute("enable", "1")
+            check_power(self.function, runtime_managed=False)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- configuration space and windows -----------------------------------------------------
+
+    def config_read(self, offset: int, width: int = 4) -> int:
+        """Read configuration space; all ones when the function is gone."""
+        self._check()
+        return self._config.read(offset, width)
+
+    def config_write(self, offset: int, value: int, width: int = 4) -> None:
+        """Write configuration space, unfiltered: a wrong BAR takes the function off the bus."""
+        self._check()
+        self._config.write(offset, value, width)
+
+    def present(self) -> bool:
+        """Whether the function answers in configuration space."""
+        return not self._closed and pci_config.answers(self._config.read)
+
+    def window(self, index: int) -> MappedWindow:
+        """Map BAR `index` (file resourceN)."""
+        with self._lock:
+            self._check()
+            if index not in self._windows:
+                self._windows[index] = self._open_window(index)
+            return self._windows[index]
+
+    def _open_window(self, index: int) -> MappedWindow:
+        bar = next((bar for bar in self.function.bars() if bar.index == index), None)
+        if bar is None or not bar.size:
+            raise BadArgument(f"{self.name} has no BAR {index}", index=index)
+        if not bar.memory:
+            raise NotSupported(f"BAR {index} of {self.name} is I/O ports; they cannot be mapped")
+        descriptor = self._open_file(f"resource{index}")
+        try:
+            mapping = self.system.map(descriptor, bar.size, 0)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES):
+                raise AccessDenied(
+                    f"BAR {index} of {self.name} may not be mapped: the kernel is locked down, or "
+                    "a driver claims the BAR",
+                    remedy="use VFIO, or boot without lockdown (Secure Boot)",
+                ) from error
+            raise TransportError(
+                f"BAR {index} of {self.name} does not map",
+                reason=error.strerror or error.errno,
+            ) from error
+        finally:
+            self.system.close(descriptor)
+        return MappedWindow(index, mapping, bar.size)
+
+    # ---- memory and interrupts ---------------------------------------------------------------
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> PhysicalMemory:
+        """Allocate locked memory at its physical addresses; AccessDenied where an IOMMU translates
+        them, or the system keeps them secret."""
+        size = rounded(size)
+        with self._lock:
+            self._check()
+            if self.function.group is not None and self.function.group_type != "identity":
+                raise AccessDenied(
+                    f"the IOMMU translates for {self.name}: physical addresses mean nothing to it",
+                    group=self.function.group,
+                    remedy=f"use VFIO: sudo ugpu bind {self.name}",
+                )
+            memory = PhysicalMemory(self.system, size, contiguous=contiguous, release=self._release)
+            self._memory.add(memory)
+            return memory
+
+    def _release(self, memory: PhysicalMemory) -> None:
+        with self._lock:
+            self._memory.discard(memory)
+
+    @property
+    def interrupts(self) -> None:
+        """None: sysfs delivers no interrupts; the driver polls."""
+        self._check()
+
+    # ---- reset and hot-plug ------------------------------------------------------------------
+
+    def reset(self, kind: ResetKind) -> None:
+        """Reset the function by the kernel's choice, or the bus through the bridge above it.
+
+        Configuration space is saved and restored in both cases. A bus reset is refused with
+        DeviceBusy when other functions sit on that bus.
+        """
+        self._check()
+        if kind is ResetKind.FUNCTION:
+            if not (self.function.folder / "reset").exists():
+                raise NotSupported(f"the kernel knows no way to reset {self.name} alone")
+            self._write_attribute("reset", "1")
+        elif kind is ResetKind.BUS:
+            self._reset_bus()
+        else:
+            raise NotSupported("sysfs cannot cut a function's power", remedy="power off the slot")
+        if not pci_config.answers(self._config.read):
+            raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
+
+    def _reset_bus(self) -> None:
+        bridge = self._bridge_alone()
+        saved = pci_config.SavedConfig(self._config.read)
+        descriptor = self._open_path(bridge.folder / "config")
+        try:
+            self._pulse(pci_config.ConfigFile(self.system, descriptor))
+            self._sleep(RESET_QUIET_S)
+            with contextlib.suppress(UnitTimeout):  # reset() says that it does not answer
+                wait_until(
+                    lambda: pci_config.answers(self._config.read),
+                    unit=self.name,
+                    waiting_for="vendor id after a bus reset",
+                    limit_s=RESET_LIMIT_S,
+                    sleep=self._sleep,
+                )
+        finally:
+            self.system.close(descriptor)
+            saved.restore(self._config.write)
+
+    def _pulse(self, bridge: pci_config.ConfigFile) -> None:
+        """Hold the secondary bus in reset; it is let go whatever happens in between."""
+        regs = constants("pci_regs")
+        control = bridge.read(regs.PCI_BRIDGE_CONTROL, 2)
+        try:
+            bridge.write(regs.PCI_BRIDGE_CONTROL, control | regs.PCI_BRIDGE_CTL_BUS_RESET, 2)
+            self._sleep(RESET_HOLD_S)
+        finally:
+            bridge.write(regs.PCI_BRIDGE_CONTROL, control, 2)
+
+    def _bridge_alone(self) -> PciFunction:
+        """The bridge above, when nothing else would be reset with us."""
+        bridge = self.function.parent
+        if bridge is None:
+            raise NotSupported(f"{self.name} is on a root bus; no bridge can reset it")
+        others = [
+            f"{other.address} ({other.driver or 'no driver'})"
+            for entry in sorted(bridge.folder.resolve().iterdir())
+            if (entry / "vendor").is_file() and entry.name != self.function.address
+            for other in (PciFunction(self.system, entry.name),)
+        ]
+        if others:
+            raise DeviceBusy(
+                f"a bus reset below {bridge.address} would also reset other functions",
+                holder=", ".join(others),
+                remedy="reset the function alone",
+            )
+        return bridge
+
+    def remove(self) -> None:
+        """Take the function off the bus, as an orderly unplug does, and close the transport.
+
+        `rescan` finds it again.
+        """
+        self._check()
+        self._silence()
+        self._write_attribute("remove", "1")
+        self.close()
+
+    def resize(self, index: int, size: int) -> None:
+        """Give BAR `index` another size (Resizable BAR). Its window must not be open.
+
+        BadArgument for a size that the function does not offer; HostError when the bridges above
+        have no room, and then the former size stands again.
+        """
+        with self._lock:
+            self._check()
+            if index in self._windows:
+                raise BadArgument("a BAR in use cannot be resized", index=index)
+        offered = bar_sizes(self.function, index)
+        if size not in offered:
+            raise BadArgument(
+                f"BAR {index} of {self.name} cannot have that size",
+                size=size,
+                offered=[f"{one >> 20} MiB" for one in offered],
+            )
+        regs = constants("pci_regs")
+        command = self._config.read(regs.PCI_COMMAND, 2)
+        self._config.write(regs.PCI_COMMAND, command & ~regs.PCI_COMMAND_MEMORY, 2)
+        try:
+            power = (size >> 20).bit_length() - 1
+            self._write_attribute(f"resource{index}_resize", str(power))
+        except TransportError as error:
+            raise HostError(
+                f"BAR {index} of {self.name} could not be resized",
+                size=size,
+                reason=error.facts.get("reason"),
+                remedy=BAR_REMEDY,
+            ) from error
+        finally:
+            self._config.write(regs.PCI_COMMAND, command, 2)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def _open_file(self, name: str) -> int:
+        return self._open_path(self.function.folder / name)
+
+    def _open_path(self, path: os.PathLike[str]) -> int:
+        try:
+            return self.system.open(self.system.root / path, os.O_RDWR | os.O_SYNC)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise AccessDenied(f"{path} may not be opened", remedy=_SUDO) from error
+            raise DeviceLost(f"{path} does not open: the function is gone") from error
+
+    def _write_attribute(self, name: str, text: str) -> None:
+        path = self.function.folder / name
+        try:
+            self.system.write_text(path, text)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise AccessDenied(f"{path} may not be written", remedy=_SUDO) from error
+            raise TransportError(
+                f"the kernel refuses a write to {path}",
+                wrote=text,
+                reason=error.strerror or error.errno,
+            ) from error
+
+    def _silence(self) -> None:
+        regs = constants("pci_regs")
+        try:
+            command = self._config.read(regs.PCI_COMMAND, 2)
+            if command != 0xFFFF:
+                self._config.write(regs.PCI_COMMAND, command & ~regs.PCI_COMMAND_MASTER, 2)
+        except (DeviceLost, OSError):
+            log.info("%s is gone; there is nothing to silence", self.name)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.name} was closed")
+
+    def close(self) -> None:
+        """End the device's DMA, then free windows, memory and descriptors; idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        with contextlib.ExitStack() as last_first:
+            if self._descriptor >= 0:
+                last_first.callback(self.system.close, self._descriptor)
+            for window in self._windows.values():
+                last_first.callback(window.close)
+            for memory in self._memory:
+                last_first.callback(memory.close)
+            if hasattr(self, "_config"):
+                last_first.callback(self._silence)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SysfsTransport {self.name} {self.identity}>"
+
+
+def rescan(system: System) -> None:
+    """Have the kernel look for functions that appeared on the bus."""
+    path = system.path(RESCAN)
+    try:
+        system.write_text(path, "1")
+    except OSError as error:
+        raise AccessDenied(f"{path} may not be written", remedy=_SUDO) from error
+
+
+def bar_sizes(function: PciFunction, index: int) -> list[int]:
+    """Sizes that a BAR may be given, in bytes; none for one that is not resizable."""
+    text = function.attribute(f"resource{index}_resize")
+    if not text:
+        return []
+    offered = int(text, 16)
+    return [1 << (20 + bit) for bit in range(offered.bit_length()) if offered >> bit & 1]
+
+
+def _check_free(function: PciFunction) -> None:
+    check_kind(function)
+    check_link(function)
+    if function.driver is not None:
+        raise DeviceBusy(
+            f"{function.address} is held by a kernel driver",
+            holder=function.driver,
+            remedy=f"ugpu bind pci:{function.address}, or unbind it",
+        )

@@ -1,0 +1,85 @@
+"""The system calls that transports make, in one place, so that tests can stand in for a kernel.
+
+`root` stands for "/": a made-up tree of /sys, /proc and /dev below another folder is a machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import select
+from collections.abc import Sequence
+from pathlib import Path
+
+_MAP_HUGETLB = 0x40000  # Linux include/uapi/asm-generic/mman-common.h
+
+
+class System:
+    """One machine's kernel. Every method is one system call and raises OSError as it does."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+
+    def path(self, name: str) -> Path:
+        """A path given from the root, such as "sys/bus/pci"."""
+        return self.root / name
+
+    def open(self, path: Path, flags: int = os.O_RDWR) -> int:
+        return os.open(path, flags | os.O_CLOEXEC)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def ioctl(self, descriptor: int, request: int, argument: bytearray | memoryview | int) -> int:
+        """The call's result; `argument` is written in place."""
+        return fcntl.ioctl(descriptor, request, argument)
+
+    def pread(self, descriptor: int, size: int, offset: int) -> bytes:
+        return os.pread(descriptor, size, offset)
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> int:
+        return os.pwrite(descriptor, data, offset)
+
+    def map(self, descriptor: int, size: int, offset: int) -> mmap.mmap:
+        """Map a descriptor shared, readable and writable."""
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access, offset=offset)
+
+    def anonymous(self, size: int, *, huge: bool = False) -> mmap.mmap:
+        """Zero-filled private memory; `huge` takes it from the reserved huge pages, or fails."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_HUGETLB if huge else 0)
+        return mmap.mmap(-1, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def lock_memory(self, address: int, size: int) -> None:
+        """Keep pages in memory (mlock)."""
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
+    def eventfd(self) -> int:
+        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def poll(self, descriptors: Sequence[int], limit_s: float) -> list[int]:
+        """Those that are readable within `limit_s`."""
+        poller = select.poll()
+        for descriptor in descriptors:
+            poller.register(descriptor, select.POLLIN)
+        return [descriptor for descriptor, _ in poller.poll(max(0.0, limit_s) * 1e3)]
+
+    def read_text(self, name: str) -> str | None:
+        """A small text file, stripped; None when it is not there or cannot be read."""
+        try:
+            return self.path(name).read_text(encoding="ascii", errors="replace").strip()
+        except OSError:
+            return None
+
+    def write_text(self, path: Path, text: str) -> None:
+        """One write to an attribute file, as sysfs wants it."""
+        descriptor = self.open(path, os.O_WRONLY)
+        try:
+            os.write(descriptor, text.encode("ascii"))
+        finally:
+            self.close(descriptor)

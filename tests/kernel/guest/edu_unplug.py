@@ -1,0 +1,69 @@
+"""Guest tests: the device is unplugged while VFIO has it open. Runs last: the device goes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hcq.errors import DeviceNotFound
+from hcq.poll import wait_until
+from hcq.transport.binding import Binding
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.system import System
+from hcq.transport.vfio import VfioTransport
+from tests.kernel.guest import edu
+from tests.kernel.guest.edu import Edu
+from tests.kernel.guest.host import Host
+
+LIMIT_S = 20
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    line = Host()
+    yield line
+    line.close()
+
+
+def test_an_unplug_during_use_is_orderly(host: Host) -> None:
+    function = PciFunction.find(System(), edu.address())
+    binding = Binding.bind(function)
+    asked = threading.Event()
+    transport = VfioTransport(function.address, reach_bits=28, on_removal=asked.set)
+    device = Edu(transport)
+    interrupts = transport.interrupts
+    assert interrupts is not None
+    start = time.monotonic()
+    host.monitor("device_del", id="edu0")
+    assert asked.wait(LIMIT_S), "the kernel did not ask for the device back"
+    # The device is still ours and answers until we let go, so that work can end in order.
+    assert device.alive()
+    assert transport.removal_requested and not transport.present()
+    assert not interrupts.wait(LIMIT_S) and time.monotonic() - start < LIMIT_S
+    assert function.folder.is_dir()
+    transport.close()
+    wait_until(
+        lambda: not function.folder.is_dir(),
+        unit="PCI bus",
+        waiting_for="the device's removal after it was closed",
+        limit_s=LIMIT_S,
+    )
+    binding.restore()  # nothing to give back, and no error
+    with pytest.raises(DeviceNotFound):
+        VfioTransport(function.address)
+
+
+def test_a_device_plugged_in_is_found(host: Host) -> None:
+    host.monitor("device_add", driver="edu", id="edu2", bus="port0")
+    wait_until(
+        lambda: len(edu.addresses()) == 2,
+        unit="PCI bus",
+        waiting_for="the device that was plugged in",
+        limit_s=LIMIT_S,
+    )
+    function = PciFunction.find(System(), edu.address())
+    with Binding.bind(function), VfioTransport(function.address, reach_bits=28) as transport:
+        assert Edu(transport).alive()
