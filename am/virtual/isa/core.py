@@ -154,8 +154,12 @@ class GfxCore:
             if code != layout.UNKNOWN_CODE:
                 break
             root = kernel.program.base + _signed(worker.quad(layout.HALT_PC))
-            kernel = self._extended(kernel, root, launch, memory)
-            worker.resume_here()
+            if memory.fetch(root, 4) is None:
+                code = layout.NO_CODE
+                break
+            longer = self._extended(kernel, root, launch, memory)
+            worker.resume_here(longer.program.base - kernel.program.base, launch.waves)
+            kernel = longer
         counter[0] = launch.total_groups  # the other threads finish what they have begun
         return _halted(worker, kernel.program, code, dispatch)
 

@@ -36,7 +36,7 @@ def return_to(e: Registers, resume: int | str, code: int) -> None:
     e.do("br label %save")
 
 
-def halt(e: Registers, offset: int, code: int) -> None:
+def halt(e: Registers, offset: int | str, code: int) -> None:
     """End the wave at an instruction that cannot be executed."""
     at = e.value(f"getelementptr i8, ptr %context, i64 {layout.HALT_PC}")
     e.do(f"store i64 {offset}, ptr {at}")
@@ -81,7 +81,15 @@ def emit_end(e: Registers, i: Instruction) -> None:
             e.set_scalar64(i.dst, _address(e, i.next_pc))
         base = e.context(layout.CODE_BASE, "i64")
         offset = e.value(f"sub i64 {goal}, {base}")
-        return_to(e, e.value(f"trunc i64 {offset} to i32"), layout.JUMPED)
+        short = e.value(f"trunc i64 {offset} to i32")
+        # Offsets of code have 32 bits; a jump further away counts as one to where no code is.
+        near = e.value(f"icmp eq i64 {e.value(f'sext i32 {short} to i64')}, {offset}")
+        jump, lost = e.new_label("jump"), e.new_label("lost")
+        e.do(f"br i1 {near}, label %{jump}, label %{lost}")
+        e.begin(lost)
+        halt(e, offset, layout.NO_CODE)
+        e.begin(jump)
+        return_to(e, short, layout.JUMPED)
     elif target is not None and name.startswith("s_cbranch") and "cdbg" not in name:
         condition = _branch_condition(e, name)
         if target <= i.pc:

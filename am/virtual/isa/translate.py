@@ -30,7 +30,7 @@ from am.virtual.isa.program import Block, Program, Stop, successors
 from am.virtual.isa.registers import Registers, Unsupported
 from am.virtual.isa.text import VECTOR
 
-VERSION = 1  # of the emitted code: part of the key of cached objects
+VERSION = 2  # of the emitted code: part of the key of cached objects
 
 _PROFILES = (
     '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'

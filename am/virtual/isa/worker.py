@@ -123,6 +123,18 @@ class Worker:
         """Read a 32-bit field of the context."""
         return int(struct.unpack_from("<I", self.context, offset)[0])
 
-    def resume_here(self) -> None:
-        """Make the next launch go on with the group that stopped."""
+    def resume_here(self, moved: int, waves: int) -> None:
+        """Make the next launch go on with the group that stopped.
+
+        moved: bytes by which the base that code offsets count from has changed meanwhile.
+        """
         struct.pack_into("<Q", self.context, layout.RESUME_GROUP, self.quad(layout.HALT_GROUP))
+        if not moved:
+            return
+        base = self.quad(layout.CODE_BASE) + moved
+        struct.pack_into("<Q", self.context, layout.CODE_BASE, base)
+        stride = self.quad(layout.STATE_STRIDE)
+        for at in range(layout.STATE_RESUME, stride * waves, stride):
+            (resume,) = struct.unpack_from("<I", self._states, at)
+            if resume:
+                struct.pack_into("<I", self._states, at, (resume - moved) & 0xFFFF_FFFF)
