@@ -1,6 +1,6 @@
 """Device names to drivers, lazily: only what a name needs is imported.
 
-auto             UGPU_DEVICE if set, the first real device, else cpu
+auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands, else cpu
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 pci:<address>    bare metal
@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hcq import trace
 from hcq.config import config
@@ -28,9 +28,29 @@ SYSFS_PCI = Path("/sys/bus/pci/devices")
 
 # chip -> "module:function" that makes an Attachment; its keywords are the model's options
 VIRTUAL_CHIPS = {"navi31": "am.virtual.gpu:attach"}
-# (PCI vendor, device) -> (what it is, "module:function" called with name, attachment, driver
-# options)
-PCI_DRIVERS = {(0x1002, 0x744C): ("AMD Navi31", "am.device:open_device")}
+
+
+class PciDriver(NamedTuple):
+    """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
+    driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
+    that each BAR must have for the driver to work, as (BAR, bytes).
+    """
+
+    description: str
+    entry: str
+    reach_bits: int = 47
+    least_bars: tuple[tuple[int, int], ...] = ()
+
+
+PCI_DRIVERS = {
+    # Linux 6.12 gmc_v11_0.c: a DMA mask of 44 bits. BARs: VRAM (256 MiB is what the card offers
+    # without Resizable BAR), doorbells, registers.
+    (0x1002, 0x744C): PciDriver(
+        "AMD Navi31", "am.device:open_device", 44, ((0, 256 << 20), (2, 4096), (5, 512 << 10))
+    )
+}
+# Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
+PCI_OPTIONS = frozenset(("via", "bind", "no_iommu"))
 PLANNED = ("usb", "nvrm", "kfd", "kgsl", "vfio-user", "tcp")
 
 
@@ -60,12 +80,15 @@ def open(name: str = "auto", **options: object) -> Device:
     """Open a device by name; the caller closes it.
 
     Options are the driver's, and for virtual chips also the model's (`chip=` plugs in a chip again
-    that stayed powered). Every driver takes `on_stage`: called with the name of each step of coming
+    that stayed powered). For `pci:` names `bind=True` takes the device from its kernel driver and
+    gives it back at close, `via="sysfs"` does without VFIO, and `no_iommu=True` accepts a device
+    whose DMA nothing confines (see hcq.transport.attach). Every driver takes `on_stage`: called with the name of each step of coming
     up and the seconds it took. DeviceNotFound for an unknown name, BadArgument for an unknown
     option.
     """
     if name == "auto":
-        found = config().device or next((e.name for e in _pci_devices(SYSFS_PCI)), "cpu")
+        ready = (e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci")
+        found = config().device or next(ready, "cpu")
         return open(found if found != "auto" else "cpu", **options)
     _start_tracing()
     with trace.step("open", device=name):
@@ -83,7 +106,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind == "virtual":
         return _open_virtual(name, rest, options)
     if kind == "pci":
-        return _open_pci(name, rest)
+        return _open_pci(name, rest, options)
     if kind in PLANNED:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not built yet")
     have = ", ".join(entry.name for entry in list_devices())
@@ -113,12 +136,17 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
     attachment = attach(**{key: options.pop(key) for key in for_model})
     if not isinstance(attachment, Attachment):
         raise TypeError(f"{VIRTUAL_CHIPS[chip]} returned {attachment!r}")
+    return _open_attached(name, attachment, options)
+
+
+def _open_attached(name: str, attachment: Attachment, options: Mapping[str, object]) -> Device:
+    """Hand an attachment to the driver that knows its PCI id; it is closed when that fails."""
     try:
         identity = attachment.transport.identity
         known = PCI_DRIVERS.get((identity.vendor, identity.device))
         if known is None:
             raise DeviceNotFound(f"{name}: no driver for PCI id {identity}")
-        make = _load(known[1])
+        make = _load(known.entry)
         _check_options(name, make, options, given=2)
         return _device(make(name, attachment, **options))
     except BaseException:
@@ -126,16 +154,23 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
         raise
 
 
-def _open_pci(name: str, address: str) -> Device:
-    found = [entry for entry in _pci_devices(SYSFS_PCI) if entry.name == name]
-    if not found:
+def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
+    """Open a function that a driver of ours knows; refused before anything is unbound or opened."""
+    full, identity = _load("hcq.transport.attach:identify")(address)
+    known = PCI_DRIVERS.get((identity.vendor, identity.device))
+    if known is None:
         have = ", ".join(entry.name for entry in _pci_devices(SYSFS_PCI)) or "none"
         raise DeviceNotFound(
-            f"no PCI function {address!r} that a driver of ours knows; there are: {have}"
+            f"{name} is {identity}, which no driver of ours knows; there are: {have}"
         )
-    raise NotSupported(
-        f"{name} is an {found[0].description}, but the VFIO transport to reach it is not built yet"
+    make = _load(known.entry)
+    for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
+    _check_options(name, make, options, given=2, also=PCI_OPTIONS)
+    attach_pci = _load("hcq.transport.attach:attach_pci")
+    transport = attach_pci(
+        full, reach_bits=known.reach_bits, least_bars=dict(known.least_bars), **for_transport
     )
+    return _open_attached(f"pci:{full}", Attachment(transport), options)
 
 
 def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
@@ -155,7 +190,9 @@ def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
             "driver": driver.resolve().name if driver.exists() else None,
             "iommu_group": group.resolve().name if group.exists() else None,
         }
-        entries.append(DeviceEntry(f"pci:{function.name}", PCI_DRIVERS[identity][0], facts))
+        entries.append(
+            DeviceEntry(f"pci:{function.name}", PCI_DRIVERS[identity].description, facts)
+        )
     return entries
 
 
@@ -166,14 +203,19 @@ def _load(path: str) -> Callable[..., Any]:  # a driver's entry point; _device c
 
 
 def _check_options(
-    name: str, entry: Callable[..., Any], options: Mapping[str, object], *, given: int
+    name: str,
+    entry: Callable[..., Any],
+    options: Mapping[str, object],
+    *,
+    given: int,
+    also: frozenset[str] = frozenset(),
 ) -> None:
     """Raise BadArgument for options that `entry` does not take after its first `given`
-    arguments."""
+    arguments. also: further options of that name, to be listed with them."""
     parameters = list(inspect.signature(entry).parameters.values())[given:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = sorted(parameter.name for parameter in parameters)
+    known = sorted({parameter.name for parameter in parameters} | also)
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(known)}")

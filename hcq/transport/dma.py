@@ -95,8 +95,8 @@ class MappedMemory:
     def __init__(
         self, memory: HostMemory, address: int, release: Callable[[MappedMemory], None]
     ) -> None:
-        self.size = memory.size
-        self.view = memory.view
+        self.size: int = memory.size
+        self.view: memoryview = memory.view
         self.segments: Sequence[DmaSegment] = (DmaSegment(BusAddr(address), memory.size),)
         self.memory = memory
         self._release = release

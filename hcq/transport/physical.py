@@ -53,7 +53,7 @@ class PhysicalMemory:
         self.size = size
         self._release = release
         self._host = HostMemory(system, size)
-        self.view = self._host.view
+        self.view: memoryview = self._host.view
         self._closed = False
         try:
             for offset in range(0, size, PAGE):

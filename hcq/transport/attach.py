@@ -1,0 +1,61 @@
+"""Reach a PCI function of this machine: through VFIO, or through sysfs where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hcq.errors import BadArgument
+from hcq.transport.base import PciIdentity, Transport
+from hcq.transport.binding import Binding
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.sysfs import SysfsTransport
+from hcq.transport.system import System
+from hcq.transport.vfio import REACH_BITS, VfioTransport
+
+
+def attach_pci(
+    address: str,
+    *,
+    via: str = "vfio",
+    bind: bool = False,
+    no_iommu: bool = False,
+    reach_bits: int = REACH_BITS,
+    least_bars: Mapping[int, int] | None = None,
+    system: System | None = None,
+) -> Transport:
+    """Open the function at `address`; the caller closes the transport.
+
+    via: "vfio", or "sysfs", which needs root and protects from nothing. bind: take the function and
+    its IOMMU group from their kernel drivers first, and give them back when the transport closes.
+    no_iommu: accept that the device's DMA is not confined (VFIO's no-IOMMU mode); never chosen by
+    itself. reach_bits, least_bars: what the chip needs, see VfioTransport. Every refusal comes
+    before anything is unbound, and an error after binding gives everything back.
+    """
+    system = system if system is not None else System()
+    if via == "sysfs":
+        if bind or no_iommu:
+            raise BadArgument("bind and no_iommu belong to via='vfio'", via=via)
+        return SysfsTransport(address, system=system, least_bars=least_bars)
+    if via != "vfio":
+        raise BadArgument("a PCI function is reached via 'vfio' or 'sysfs'", via=via)
+    function = PciFunction.find(system, address)
+    binding = Binding.bind(function) if bind else None
+    try:
+        return VfioTransport(
+            function.address,
+            system=system,
+            reach_bits=reach_bits,
+            no_iommu=no_iommu,
+            least_bars=least_bars,
+            on_close=binding.restore if binding is not None else None,
+        )
+    except BaseException:
+        if binding is not None:
+            binding.restore()
+        raise
+
+
+def identify(address: str, system: System | None = None) -> tuple[str, PciIdentity]:
+    """The full address of a function and who it is; opens nothing. DeviceNotFound for none."""
+    function = PciFunction.find(system if system is not None else System(), address)
+    return function.address, function.identity()
