@@ -140,6 +140,24 @@ def is_warm(chip: Chip, units: Units) -> bool:
     return units.smu.alive()
 
 
+def make_fresh(units: Units, stages: Stages) -> None:
+    """Bring a chip that is neither warm nor fresh to its bootloader: somebody else left it up, one
+    of ours died with it, or a boot failed half way."""
+    if units.psp.alive():
+        with stages.stage("mode1 reset"):
+            try:
+                mode1_reset(units)
+            except FirmwareSilent as error:
+                log.warning("%s; resetting from the slot", error)
+                bus_reset(units)
+    elif units.psp.bootloader_failed():
+        with stages.stage("bus reset"):
+            bus_reset(units)
+    else:
+        return
+    units.memory.tables.rewrite()
+
+
 def mark(chip: Chip, state: int) -> None:
     """Leave the tag for the next process."""
     chip.gc.SCRATCH_REG7.write(TAG)

@@ -157,9 +157,7 @@ class AmDevice(Device):
         else:
             with stages.stage("firmware images"):
                 self.firmware = load_firmware(self.firmware_source, self.facts)
-            if units.psp.alive():
-                with stages.stage("mode1 reset"):
-                    boot.mode1_reset(units)
+            boot.make_fresh(units, stages)
             boot.cold_boot(units, self.firmware, stages)
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()

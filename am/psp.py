@@ -63,6 +63,11 @@ class Psp:
             self.chip.check_present("reading the PSP's sign of life")
         return sign not in (0, ALL_ONES)
 
+    def bootloader_failed(self) -> bool:
+        """Whether the bootloader still shows that it refused a component: only a reset helps."""
+        state = int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())
+        return bool(state & _ERROR) and state != ALL_ONES
+
     def load_component(self, name: str, command: int, image: bytes) -> None:
         """Hand `image` to the bootloader; FirmwareRejected or FirmwareSilent if it is not taken."""
         self._wait_bootloader(name, "ready")
@@ -80,16 +85,22 @@ class Psp:
         before = mp0.MP0_SMN_C2PMSG_81.read()
         mp0.MP0_SMN_C2PMSG_35.write(command)
         self.sleep(HANDSHAKE_S)
+
+        def done(value: RegisterValue) -> bool:
+            if value != before:
+                return True
+            self._refused(name, mp0.MP0_SMN_C2PMSG_35.read())
+            return False
+
         try:
             self.chip.wait(
                 mp0.MP0_SMN_C2PMSG_81,
-                lambda value: value != before,
+                done,
                 unit="PSP",
                 waiting_for="sign of life of the secure OS",
                 limit_s=self.limit_s,
             )
         except UnitTimeout as error:
-            self._refused(name, mp0.MP0_SMN_C2PMSG_35.read())
             raise self._silent(name, "sign of life", error) from error
 
     def _wait_bootloader(self, name: str, what: str) -> None:

@@ -1,0 +1,217 @@
+"""Boot: cold, warm, after a crash; the sequence against a golden file; no strictness violated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from am.device import open_device
+from am.virtual.gpu import attach, build_chip
+from am.virtual.options import FaultPlan
+from hcq.errors import (
+    BadArgument,
+    ChipError,
+    DeviceLost,
+    FirmwareInvalid,
+    FirmwareNotFound,
+    FirmwareRejected,
+    FirmwareSilent,
+    UgpuError,
+)
+from hcq.transport.trace import Access, TracingTransport
+from tests.conftest import Golden
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import NAME, check_runs, opened, plug_in
+from tests.support.am_transcript import Names, transcript
+
+COLD_STAGES = [
+    "config space", "board firmware", "discovery", "memory", "firmware images", "NBIO", "MMHUB",
+    "IH", "PSP bootloader", "PSP ring", "TMR", "IP firmware", "SMU", "RLC autoload", "MEC",
+    "GFXHUB", "GFX", "compute queue", "copy queues",
+]  # fmt: skip
+
+
+@pytest.fixture
+def chip() -> Iterator[Any]:
+    made = build_chip()
+    yield made
+    made.close()
+
+
+def test_cold_boot_tells_its_stages(chip: Any) -> None:
+    heard: list[tuple[str, float]] = []
+    with opened(chip, on_stage=lambda name, seconds: heard.append((name, seconds))) as device:
+        assert [name for name, _ in device.boot_stages] == COLD_STAGES
+        assert heard == device.boot_stages
+        assert not device.warm
+        info = device.info()
+        assert (info["isa"], info["compute_units"], info["start"]) == ("gfx1100", 96, "cold")
+        assert device.target.compute_units == 96
+    assert chip.violations == []
+
+
+def test_second_process_finds_the_chip_warm(chip: Any) -> None:
+    with opened(chip):
+        pass
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        assert device.warm
+        assert "PSP bootloader" not in dict(device.boot_stages)
+        check_runs(device, program, device.alloc(64), 3)
+    assert chip.violations == []
+
+
+def test_a_crashed_process_costs_a_reset(chip: Any) -> None:
+    crashed = plug_in(chip)
+    crashed.transport.close()  # as when the process dies: nothing is put in order
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        assert not device.warm
+        assert "mode1 reset" in dict(device.boot_stages)
+        check_runs(device, program, device.alloc(64), 4)
+    assert chip.violations == []
+
+
+def test_leaving_cold(chip: Any) -> None:
+    with opened(chip, leave="cold"):
+        pass
+    with opened(chip) as device:
+        assert not device.warm
+        assert "mode1 reset" not in dict(device.boot_stages)
+    with pytest.raises(BadArgument):
+        plug_in(chip, leave="hot")
+
+
+def test_forcing_cold(chip: Any) -> None:
+    with opened(chip):
+        pass
+    with opened(chip, force_cold=True) as device:
+        assert not device.warm
+    assert chip.violations == []
+
+
+def test_sensors_make_sense(chip: Any) -> None:
+    with opened(chip) as device:
+        values = {(sensor.name, sensor.label): sensor.read() for sensor in device.sensors()}
+    assert 1e8 <= values["clock_hertz", "gfx"] <= 4e9
+    assert 5 <= values["temperature_celsius", "edge"] <= 110
+    assert 1 <= values["power_watts", "socket"] <= 500
+    assert 0 <= values["usage_ratio", "gfx"] <= 1
+
+
+@pytest.mark.golden
+def test_sequence_of_accesses(golden: Golden) -> None:
+    accesses: list[Access] = []
+    marks: list[tuple[int, str]] = []
+    attachment = attach()
+    tracing: Any = TracingTransport(attachment.transport, accesses.append)
+    traced = replace(attachment, transport=tracing)
+    device = open_device(NAME, traced, on_stage=lambda name, _: marks.append((len(accesses), name)))
+    device.close()
+    names = Names()
+    lines, start = [], 0
+    for end, name in [*marks, (len(accesses), "close")]:
+        lines += [f"# {name}", *transcript(accesses[start:end], names), ""]
+        start = end
+    golden.check("am-boot-navi31.txt", "\n".join(lines))
+
+
+def test_the_interrupt_ring_wraps(chip: Any) -> None:
+    """More interrupts than the ring has entries: none is lost, none is seen twice."""
+    with opened(chip) as device:
+        queue = device.queue()
+        for _ in range(2100):
+            queue.barrier().submit()
+            queue.timeline.wait()
+        device.synchronize()
+        assert device.units.ih.overflows == 0
+        assert device.units.ih.read_pointer == 2100 * 32 % 0x10000
+    assert chip.violations == []
+
+
+def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
+    with opened(chip) as device:
+        assert device.firmware is not None
+        toc = device.firmware.boot[device.facts.TOC_TYPE]
+        sizes = {device.units.psp.load_toc(toc) for _ in range(70)}
+        assert len(sizes) == 1
+    assert chip.violations == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "facts"),
+    [
+        ({"psp_reject": {"SOS"}}, FirmwareRejected, {"stage": "bootloader", "status": 15}),
+        ({"psp_reject": {"RS64_MEC"}}, FirmwareRejected, {"image": "rs64_mec", "status": 15}),
+        ({"psp_reject": {"SMU"}}, FirmwareRejected, {"image": "smu", "stage": "ring"}),
+        ({"psp_ring_status": 7}, FirmwareRejected, {"image": "ring", "status": 7}),
+        ({"autoload_never": True}, FirmwareSilent, {"stage": "RLC autoload"}),
+        ({"smu_responses": {6: 0xFD}}, FirmwareRejected, {"image": "SMU", "status": 0xFD}),
+        ({"tlb_no_ack": {"gc"}}, ChipError, {"unit": "GFXHUB"}),
+    ],
+)
+def test_a_boot_that_fails_says_why(
+    plan: dict[str, Any], error: type[UgpuError], facts: dict[str, object]
+) -> None:
+    chip = build_chip()
+    for name, value in plan.items():
+        setattr(chip.faults, name, value)
+    try:
+        with pytest.raises(error) as caught:
+            plug_in(chip)
+        assert facts.items() <= caught.value.facts.items()
+        for name in plan:
+            setattr(chip.faults, name, getattr(FaultPlan(), name))
+        with opened(chip) as device, device.load(faulty_object()) as program:
+            check_runs(device, program, device.alloc(64), 5)
+    finally:
+        chip.close()
+
+
+@pytest.mark.parametrize("access", [1, 5, 40, 150, 300, 500, 700, 900])
+def test_removal_at_any_time_of_the_boot(access: int) -> None:
+    chip = build_chip()
+    chip.faults.lost_at_access = access
+    try:
+        with pytest.raises(DeviceLost):
+            plug_in(chip)
+    finally:
+        chip.close()
+
+
+def test_missing_and_damaged_images(chip: Any) -> None:
+    attachment = attach(chip=chip)
+    assert attachment.firmware is not None
+    images = dict(attachment.firmware)
+    name = "gc_11_0_0_rlc.bin"
+    with pytest.raises(FirmwareNotFound, match=name):
+        rest = {key: data for key, data in images.items() if key != name}
+        open_device(NAME, replace(attachment, firmware=rest))
+    attachment = attach(chip=chip)
+    with pytest.raises(FirmwareInvalid, match=name):
+        open_device(NAME, replace(attachment, firmware=images | {name: images[name][:-4]}))
+    assert not chip.psp.__dict__.get("loaded_anything", False)
+
+
+def test_a_silent_smu_needs_a_reset(chip: Any) -> None:
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out = device.alloc(64)
+        device.units.smu.limit_s = 0.1
+        chip.faults.smu_silent = True
+        (power,) = [sensor for sensor in device.sensors() if sensor.name == "power_watts"]
+        with pytest.raises(FirmwareSilent) as caught:
+            power.read()
+        assert caught.value.facts["unit"] == "SMU"
+        check_runs(device, program, out, 6)  # what runs does not need the SMU
+        chip.faults.smu_silent = False
+        device.reset()
+        assert device.reset_report[-1].name == "mode1 reset"
+        assert device.vram_lost
+        assert power.read() > 0
+        check_runs(device, program, out, 7)
+        data = np.arange(16, dtype=np.uint32)
+        out.copy_from(data)
+        assert (out.numpy(np.uint32) == data).all()
+    assert chip.violations == []
