@@ -17,6 +17,7 @@ _DIGEST = 256  # room for it; the digest itself has 64 bytes
 _MAGIC = b"$PS1"
 _KEY = b"virtual navi31: the vendor's key"
 _ARRAY = 256  # ucode_array_offset_bytes of all these files
+MEC_START = 0x3000  # byte address at which the MEC's program begins (ucode_start_addr)
 # Bootloader components: (kind, fw_type in the SOS container, bytes of body).
 BOOT_PARTS = (
     ("KDB", 3, 0x1A00),
@@ -131,9 +132,8 @@ def _sdma(maker: _Maker) -> bytes:
 def _processor(maker: _Maker, kind: str, code_size: int) -> bytes:
     """MEC, PFP or ME, header 2.0: code and the data each pipe starts with."""
     code, data = maker.image(kind, code_size), maker.image(kind + "_STACK", 0x1100)
-    start = 0x3000
     extension = struct.pack(
-        "<IIIIIII", 29, len(code), _ARRAY, len(data), _ARRAY + len(code), start, 0
+        "<IIIIIII", 29, len(code), _ARRAY, len(data), _ARRAY + len(code), MEC_START, 0
     )
     return _file((2, 0), (11, 0), extension, code + data, len(code))
 

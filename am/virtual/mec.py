@@ -14,6 +14,7 @@ from am.virtual.block import Block, Reset
 from am.virtual.compute_queue import GRBM_CP, ComputeQueue
 from am.virtual.dispatch import Launcher, ShRegisters
 from am.virtual.engine import MemoryWritten
+from am.virtual.firmware import MEC_START
 from am.virtual.hqd import Slot
 from am.virtual.shaders import ShaderArray
 
@@ -44,7 +45,6 @@ class Mec(Block):
         ]
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
-        self._complained = False
         self._install()
 
     def _install(self) -> None:
@@ -163,7 +163,12 @@ class Mec(Block):
             and not control >> (16 + pipe) & 1
             and not halted
             and self.rlc_ready()
+            and self._starts_right(pipe)
         )
+
+    def _starts_right(self, pipe: int) -> bool:
+        """The pipe begins where its firmware does: counters are in instructions of 4 bytes."""
+        return self._program_start[pipe] == MEC_START >> 2
 
     def polls(self) -> bool:
         """Write pointers are polled from memory."""
@@ -184,9 +189,12 @@ class Mec(Block):
                 continue
             if not self.rlc_ready():
                 self._complain(f"MEC pipe {pipe} started before the RLC has booted the CP")
-            elif not self._program_start[pipe] or not self._was_reset[pipe]:
+            elif not self._was_reset[pipe]:
+                self._complain(f"MEC pipe {pipe} started without a pulse of its reset")
+            elif not self._starts_right(pipe):
                 self._complain(
-                    f"MEC pipe {pipe} started without a program counter and a reset pulse"
+                    f"MEC pipe {pipe} started at {self._program_start[pipe]:#x}, its program "
+                    f"begins at {MEC_START:#x} / 4"
                 )
             for slot in self.slots[pipe]:
                 if slot.active is not None:

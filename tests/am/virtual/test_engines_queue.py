@@ -220,6 +220,19 @@ def test_a_pipe_that_was_never_started_is_noticed(bench: Bench) -> None:
     assert "pipe 1 started without" in bench.chip.violations[0]
 
 
+def test_a_pipe_that_starts_elsewhere_does_nothing(bench: Bench) -> None:
+    bench.start_mec()
+    bench.select()
+    bench.set("CP_MEC_RS64_PRGRM_CNTR_START", 0x3000)  # bytes, where instructions are counted
+    bench.set("CP_MEC_RS64_CNTL", 1 << 16)
+    bench.set("CP_MEC_RS64_CNTL", 1 << 26)
+    assert "pipe 0 started at 0x3000" in bench.chip.violations[0]
+    bench.activate()
+    bench.submit([*WRITE, 7], wait=False)
+    bench.wait(lambda: bench.queue().worker.asleep)
+    assert bench.dword(DATA) == 0
+
+
 def test_queues_run_side_by_side(bench: Bench) -> None:
     """One queue waits for what another one, on the same pipe, writes."""
     bench.start_mec()
