@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from am.virtual.isa.jit import host
+from tests.support.shader_memory import page_array
 
 # Helper functions that LLVM calls for conversions between f64 and f16; not linked into Python.
 _HELPERS = "libgcc_s.so.1"
@@ -62,9 +63,13 @@ class HostKernel:
         self, out: NDArray[Any], a: NDArray[Any], b: NDArray[Any], n: int, threads: int
     ) -> None:
         """Run all lanes in order."""
+        copies = [page_array(array.nbytes) for array in (out, a, b)]
+        for copy, array in zip(copies, (out, a, b), strict=True):
+            copy[:] = array.view(np.uint8)
         for lane in range(threads):
             self._lane.value = lane
-            self._run(out.ctypes.data, a.ctypes.data, b.ctypes.data, n)
+            self._run(*(copy.ctypes.data for copy in copies), n)
+        out.view(np.uint8)[:] = copies[0]
 
 
 def same_floats(found: NDArray[Any], wanted: NDArray[Any], ulps: int = 0) -> bool:

@@ -25,7 +25,7 @@ from am.virtual.isa import (
 )
 from am.virtual.isa.launch import BadDispatch, Launch
 from am.virtual.isa.program import Program, Stop, load, mark_full_blocks
-from am.virtual.isa.translate import VERSION, translate
+from am.virtual.isa.translate import translate
 from am.virtual.isa.worker import Worker
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
 
@@ -52,7 +52,13 @@ class Kernel:
 @cache
 def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share and make their names known to the linker."""
-    parts = [runtime.memory_ir(), runtime_lanes.lanes_ir(), runtime_local.local_ir(), wave.launcher_ir(), _PROFILES]
+    parts = [
+        runtime.memory_ir(),
+        runtime_lanes.lanes_ir(),
+        runtime_local.local_ir(),
+        wave.launcher_ir(),
+        _PROFILES,
+    ]
     declarations: set[str] = set()
     for functions, needed in (runtime_math.math_ir(), runtime_matrix.matrix_ir()):
         parts.append(functions)
@@ -105,7 +111,9 @@ class GfxCore:
         futures: list[Future[Outcome]] = []
         for worker in workers[1:]:
             futures.append(
-                self._threads().submit(self._work, worker, kernel, launch, dispatch, memory, counter)
+                self._threads().submit(
+                    self._work, worker, kernel, launch, dispatch, memory, counter
+                )
             )
         outcomes = [self._work(workers[0], kernel, launch, dispatch, memory, counter)]
         outcomes.extend(future.result() for future in futures)
@@ -179,9 +187,7 @@ class GfxCore:
                 del self._kernels[next(iter(self._kernels))]
             self._kernels[key] = kernel
 
-    def _extended(
-        self, kernel: Kernel, root: int, launch: Launch, memory: ShaderMemory
-    ) -> Kernel:
+    def _extended(self, kernel: Kernel, root: int, launch: Launch, memory: ShaderMemory) -> Kernel:
         """Return the kernel with the code at an indirect jump's target translated too."""
         program = kernel.program
         with self._lock:
@@ -195,7 +201,7 @@ class GfxCore:
         mark = (program.digest, launch.vgprs, launch.full)
         known = self._compiled.get(mark)
         if known is None:
-            key = jit.key_of(f"kernel {VERSION}", program.digest, launch.vgprs, int(launch.full))
+            key = jit.key_of("kernel", program.digest, launch.vgprs, int(launch.full))
             image = self._objects.get(key)
             if image is None:
                 mark_full_blocks(program, launch.full)

@@ -46,9 +46,7 @@ def _integer_compare(kind: str, predicate: str) -> Handler:
         if predicate in ("f", "t"):
             mask = f"splat (i1 {'true' if predicate == 't' else 'false'})"
         else:
-            mask = e.compare(
-                predicate, kind, e.source(i.srcs[0], kind), e.source(i.srcs[1], kind)
-            )
+            mask = e.compare(predicate, kind, e.source(i.srcs[0], kind), e.source(i.srcs[1], kind))
         _set_compared(e, i, mask)
 
     return emit
@@ -318,5 +316,3 @@ def handlers() -> dict[str, Handler]:
         for suffix, kind in (("f16", "half"), ("f32", "float")):
             found[f"v_{name}_{suffix}"] = _transcendental(function, kind)
     return found
-
-

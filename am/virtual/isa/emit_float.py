@@ -386,7 +386,14 @@ def _div_fmas(kind: str) -> Handler:
         flag = e.value(f"bitcast i32 {e.scalar_register(106)} to <32 x i1>")
         large = e.compare("sgt", "i32", biased_exponent(e, kind, c), constant("i32", bias))
         up, down = constant(kind, (bias + step) << shift), constant(kind, (bias - step) << shift)
-        moved = e.binary("fmul", kind, total, e.select(large, kind, up, down))
+        if kind == "float":  # scaled before the rounding, as the chip does
+            wide = [e.convert("fpext", "float", "double", value) for value in (a, b, c)]
+            factor = e.convert("fpext", "float", "double", e.select(large, kind, up, down))
+            exact = e.binary("fmul", "double", fma(e, "double", *wide), factor)
+            moved = e.convert("fptrunc", "double", "float", exact)
+        else:
+            # UNSURE: rounded twice where the quotient is denormal.
+            moved = e.binary("fmul", kind, total, e.select(large, kind, up, down))
         e.set_result(i, kind, e.select(flag, kind, moved, total))
 
     return emit

@@ -118,9 +118,7 @@ def _then(kind: str, first: str, second: str) -> Handler:
             return shift(e, operation, kind, a, b)
         return e.binary(operation, kind, a, b)
 
-    return _same(
-        kind, 3, lambda e, v: operate(e, second, operate(e, first, v[0], v[1]), v[2])
-    )
+    return _same(kind, 3, lambda e, v: operate(e, second, operate(e, first, v[0], v[1]), v[2]))
 
 
 def _field_extract(signed: bool) -> Function:

@@ -348,5 +348,3 @@ def handlers() -> dict[str, Handler]:
     for name in ("s_dcache_inv", "s_gl1_inv", "buffer_gl0_inv", "buffer_gl1_inv"):
         found[name] = _nothing
     return found
-
-

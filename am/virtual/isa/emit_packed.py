@@ -43,9 +43,7 @@ def _combined(e: Registers, low: str, high: str) -> str:
 
 
 def _words(e: Registers, i: Instruction) -> list[str]:
-    return [
-        e.source(operand if operand.is_vector else _raw(operand), "i32") for operand in i.srcs
-    ]
+    return [e.source(operand if operand.is_vector else _raw(operand), "i32") for operand in i.srcs]
 
 
 def _packed(kind: str, function: Function, saturating: Function | None = None) -> Handler:

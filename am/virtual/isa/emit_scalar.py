@@ -263,7 +263,9 @@ def _conditional_move(bits: int) -> Handler:
     return emit
 
 
-def _unary(bits: int, function: Callable[[Registers, str], str], result_bits: int, scc: bool) -> Handler:
+def _unary(
+    bits: int, function: Callable[[Registers, str], str], result_bits: int, scc: bool
+) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         result = function(e, _read(e, i.srcs[0], bits))
         _write(e, i, result_bits, result)

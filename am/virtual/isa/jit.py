@@ -131,11 +131,21 @@ class ObjectCache:
             return
 
 
+@cache
+def _sources() -> bytes:
+    """Hash the translator itself: what it emits changes with it."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
 def key_of(*parts: bytes | str | int) -> str:
-    """Hash parts, our IR dialect's compiler version and the host CPU into a cache key."""
+    """Hash parts, the translator's sources, LLVM's version and the host CPU into a cache key."""
     digest = hashlib.sha256()
     cpu, features = host()
-    for part in (*parts, cpu, features, ".".join(map(str, llvm.llvm_version_info))):
+    version = ".".join(map(str, llvm.llvm_version_info))
+    for part in (*parts, _sources(), cpu, features, version):
         data = part if isinstance(part, bytes) else str(part).encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

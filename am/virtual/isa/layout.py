@@ -38,7 +38,9 @@ HALT_PC = 176  # u64 byte offset at which a wave halted
 HALT_GROUP = 184  # u64 linear workgroup of that wave
 HALT_WAVE = 192  # u32
 SAVED_MXCSR = 196  # u32
-RESUME_GROUP = 200  # u64 workgroup to go on with after an indirect jump to unknown code, else all ones
+RESUME_GROUP = (
+    200  # u64 workgroup to go on with after an indirect jump to unknown code, else all ones
+)
 RESUME_WAITING = 208  # u32 waves of that group that already wait at a barrier
 IO = 256  # 24 columns of 32 u32 through which data passes to and from the runtime functions
 IO_COLUMN = 128

@@ -72,7 +72,6 @@ class Program:
             memory.fetch(self.base + offset, len(code)) == code for offset, code in self.spans
         )
 
-
     def words_at(self, offset: int) -> tuple[tuple[int, ...], str]:
         """Return the encoding and name of what lies at an offset, as far as it was decoded."""
         for block in self.blocks.values():

@@ -123,7 +123,9 @@ def columns(size: int, into_rows: bool) -> str:
         lines.append(f"  %p0 = shufflevector <32 x i32> %c0, <32 x i32> %c1, <64 x i32> <{pairs}>")
         lines.append(f"  %p1 = shufflevector <32 x i32> %c2, <32 x i32> %c3, <64 x i32> <{pairs}>")
         order = ", ".join(f"i32 {32 * c + lane}" for lane in range(32) for c in range(4))
-        lines.append(f"  %all = shufflevector <64 x i32> %p0, <64 x i32> %p1, <128 x i32> <{order}>")
+        lines.append(
+            f"  %all = shufflevector <64 x i32> %p0, <64 x i32> %p1, <128 x i32> <{order}>"
+        )
         lines.append("  store <128 x i32> %all, ptr %rows, align 64")
     else:
         lines.append("  %all = load <128 x i32>, ptr %rows, align 64")
@@ -289,7 +291,10 @@ def _crossing(store: bool) -> str:
     kind = "write" if store else "read"
     widen = "" if store else "  store i8 0, ptr %b2\n  store i8 0, ptr %b3\n"
     # A narrow load fills its dword: the bytes above the loaded ones are cleared first.
-    clear = "" if store else f"""
+    clear = (
+        ""
+        if store
+        else f"""
   %narrow = icmp ult i64 %size, 4
   br i1 %narrow, label %clear, label %loop
 clear:
@@ -299,6 +304,7 @@ clear:
   store i8 0, ptr %b1
 {widen}  br label %loop
 """
+    )
     start = "  br label %loop\n" if store else clear
     incoming = "[ 0, %entry ], " if store else "[ 0, %entry ], [ 0, %clear ], "
     source, target = ("%mine", "%at") if store else ("%at", "%mine")

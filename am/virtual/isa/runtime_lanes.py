@@ -227,7 +227,9 @@ def _general(store: bool, size: int) -> str:
     if store:
         return column + f"  store {VECTOR} %data, ptr %column, align 64\n" + call + "  ret void\n"
     return (
-        column + call + f"  %result = load {VECTOR}, ptr %column, align 64\n  ret {VECTOR} %result\n"
+        column
+        + call
+        + f"  %result = load {VECTOR}, ptr %column, align 64\n  ret {VECTOR} %result\n"
     )
 
 
@@ -253,14 +255,14 @@ nothing:
 
 def _far(store: bool, size: int) -> str:
     verb = "store" if store else "load"
-    result, parameters = _signature(
-        store, size, f"{VECTOR} %lows, {VECTOR} %highs, i64 %base"
-    )
+    result, parameters = _signature(store, size, f"{VECTOR} %lows, {VECTOR} %highs, i64 %base")
     data = f", {VECTOR} %data" if "%data" in parameters else ""
     call = f"call {result} @{PREFIX}near_{verb}_{size}(ptr %context, i64 %start, {VECTOR} %lows,"
     call += f" i32 %lanes{data})"
-    back = f"  %near.r = {call}\n  ret {VECTOR} %near.r\n" if result == VECTOR else (
-        f"  {call}\n  ret void\n"
+    back = (
+        f"  %near.r = {call}\n  ret {VECTOR} %near.r\n"
+        if result == VECTOR
+        else (f"  {call}\n  ret void\n")
     )
     order = ", ".join(f"i32 {lane}, i32 {lane + 32}" for lane in range(32))
     return f"""

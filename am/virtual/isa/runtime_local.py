@@ -140,7 +140,9 @@ def _combine(operation: str, ty: str) -> str:
     if operation == "swap":
         return f"  {new} = or {ty} %data, 0"
     if operation == "cmpswap":
-        return f"  %same = icmp eq {ty} %old, %other\n  {new} = select i1 %same, {ty} %data, {ty} %old"
+        return (
+            f"  %same = icmp eq {ty} %old, %other\n  {new} = select i1 %same, {ty} %data, {ty} %old"
+        )
     if operation in plain:
         return f"  {new} = {plain[operation]} {ty} %old, %data"
     if operation == "rsub":

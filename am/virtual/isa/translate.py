@@ -30,8 +30,6 @@ from am.virtual.isa.program import Block, Program, Stop, successors
 from am.virtual.isa.registers import Registers, Unsupported
 from am.virtual.isa.text import VECTOR
 
-VERSION = 2  # of the emitted code: part of the key of cached objects
-
 _PROFILES = (
     '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
 )
@@ -144,9 +142,7 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append("  %scc.b = icmp ne i32 %scc.i, 0")
     head.append("  store i1 %scc.b, ptr %scc")
     for k in vectors:
-        head.append(
-            f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}"
-        )
+        head.append(f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}")
     if resumes or jumps:
         head.extend(_resume(vectors, program.entry, resumes))
     head.append("start:")
@@ -199,5 +195,3 @@ def _save(scalars: list[int], vectors: list[int]) -> list[str]:
     lines.append("  %code.o = load i32, ptr %code.slot")
     lines.append("  ret i32 %code.o")
     return lines
-
-

@@ -1,0 +1,143 @@
+"""Whole kernels on the cores: barriers, local memory, scratch, atomics, matrices, many groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from am.virtual.isa.core import GfxCore
+from am.virtual.shader import Ending
+from tests.support import gfx_kernels
+from tests.support.gfx_run import Machine
+from tests.support.kernels import compile_ir
+
+
+def image(text: str) -> bytes:
+    return compile_ir(text, gfx_kernels.TRIPLE, "gfx1100")
+
+
+@pytest.fixture(scope="module")
+def core() -> GfxCore:
+    return GfxCore(2)
+
+
+def test_reduction_in_local_memory(core: GfxCore) -> None:
+    groups = 50
+    x = np.random.default_rng(1).random(256 * groups, np.float32)
+    machine = Machine(core)
+    outcome, views = machine.run(
+        image(gfx_kernels.REDUCE), [np.zeros(groups, np.float32), x], groups, 256
+    )
+    assert outcome.ending is Ending.DONE
+    wanted = x.reshape(groups, 256)
+    half = 128
+    while half:
+        wanted = wanted[:, :half] + wanted[:, half : 2 * half]
+        half //= 2
+    assert np.array_equal(views[0], wanted[:, 0])
+
+
+def test_scratch_arrays_of_many_waves(core: GfxCore) -> None:
+    groups = 40
+    index = np.random.default_rng(2).integers(0, 24, 64 * groups).astype(np.uint32)
+    machine = Machine(core)
+    outcome, views = machine.run(
+        image(gfx_kernels.SCRATCH), [np.zeros(64 * groups, np.uint32), index], groups, 64
+    )
+    assert outcome.ending is Ending.DONE
+    assert np.array_equal(views[0], index * 1000 + np.arange(64 * groups))
+    assert not machine.memory.faults
+
+
+def test_ids_in_three_dimensions(core: GfxCore) -> None:
+    machine = Machine(core)
+    count = 4 * 2 * 3 * 30
+    outcome, views = machine.run(
+        image(gfx_kernels.IDS), [np.zeros(count, np.uint32)], (4, 2, 3), (5, 3, 2)
+    )
+    assert outcome.ending is Ending.DONE
+    group, z, y, x = np.meshgrid(*map(np.arange, (24, 2, 3, 5)), indexing="ij")
+    wanted = group << 24 | z << 16 | y << 8 | x
+    assert np.array_equal(views[0], wanted.reshape(-1))
+
+
+def test_global_atomics_are_atomic_across_threads(core: GfxCore) -> None:
+    groups, threads = 200, 64
+    machine = Machine(core)
+    count = groups * threads
+    arguments = [
+        np.zeros(8, np.uint32), np.zeros(1, np.uint64), np.zeros(count, np.uint32),
+        np.zeros(2, np.float32),
+    ]  # fmt: skip
+    outcome, views = machine.run(image(gfx_kernels.ATOMICS), arguments, groups, threads)
+    assert outcome.ending is Ending.DONE
+    assert (views[0] == count // 8).all()
+    assert views[1][0] == count
+    assert views[2].all()
+    assert views[3][0] == count // 8 * sum(range(8))
+    assert views[3].view(np.uint32)[1] == threads - 1
+
+
+def test_histogram_by_local_atomics(core: GfxCore) -> None:
+    x = np.random.default_rng(3).integers(0, 1000, 256).astype(np.uint32)
+    machine = Machine(core)
+    outcome, views = machine.run(image(gfx_kernels.HISTOGRAM), [np.zeros(16, np.uint32), x], 1, 256)
+    assert outcome.ending is Ending.DONE
+    assert np.array_equal(views[0], np.bincount(x & 15, minlength=16))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4032, 4093, 4094, 4095, 4096, 8191 - 64])
+@pytest.mark.parametrize("threads", [32, 20, 1])
+def test_unaligned_accesses_and_page_boundaries(core: GfxCore, offset: int, threads: int) -> None:
+    x = np.random.default_rng(4).integers(0, 256, 3 * 4096).astype(np.uint8)
+    machine = Machine(core)
+    outcome, views = machine.run(
+        image(gfx_kernels.UNALIGNED), [np.zeros_like(x), x, offset], 1, threads
+    )
+    assert outcome.ending is Ending.DONE
+    end = offset + 4 * threads
+    wanted = np.zeros_like(x)
+    wanted[offset:end] = (x[offset:end].view("<u4") + 1).view(np.uint8)
+    assert np.array_equal(views[0], wanted)
+    assert not machine.memory.faults
+
+
+@pytest.mark.parametrize("kind", ["half", "bfloat"])
+def test_wmma(core: GfxCore, kind: str) -> None:
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal((16, 16)).astype(np.float32) for _ in "ab")
+    if kind == "half":
+        a16, b16 = a.astype(np.float16), b.astype(np.float16)
+        a, b = a16.astype(np.float32), b16.astype(np.float32)
+    else:
+        a, b = (m.view(np.uint32) & 0xFFFF0000 for m in (a, b))
+        a16, b16 = ((m >> 16).astype(np.uint16) for m in (a, b))
+        a, b = a.view(np.float32), b.view(np.float32)
+    machine = Machine(core)
+    packed = np.ascontiguousarray(b16.T)  # lane: a column of B
+    outcome, views = machine.run(
+        image(gfx_kernels.wmma(kind)), [np.zeros((32, 8), np.float32), a16, packed], 1, 32
+    )
+    assert outcome.ending is Ending.DONE
+    found = np.zeros((16, 16), np.float32)
+    for lane in range(32):
+        for register in range(8):
+            found[2 * register + lane // 16, lane % 16] = views[0][lane, register]
+    assert np.allclose(found, a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_thousand_groups_give_the_same_on_any_number_of_threads() -> None:
+    groups = 1000
+    x = np.random.default_rng(6).random(256 * groups, np.float32)
+    results = []
+    for workers in (1, 2, 5):
+        machine = Machine(GfxCore(workers))
+        for _ in range(2):
+            outcome, views = machine.run(
+                image(gfx_kernels.REDUCE), [np.zeros(groups, np.float32), x], groups, 256
+            )
+            assert outcome.ending is Ending.DONE
+            results.append(views[0].copy())
+        machine.core.close()
+    assert all(np.array_equal(result, results[0]) for result in results)
+    assert np.allclose(results[0], x.reshape(groups, 256).sum(1), rtol=1e-5)
