@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from am import boot, chips, reset
 from am.chip import Chip
-from am.dispatch import LaunchDetails, Scratch, check_supported
 from am.firmware import SYSTEM_FOLDER, FirmwareSet, FirmwareSource, load_firmware
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.gmc import QUEUE_VMID
-from am.memory import CODE_FLAGS, DATA_FLAGS, AddressSpace, Mapping
+from am.memory import DATA_FLAGS, AddressSpace, Mapping
 from am.mqd import QueueMemory, build
+from am.programs import Programs
 from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
 from am.report import Reporter
 from am.sdma import RingMemory
@@ -30,18 +30,16 @@ from am.sensors import Metrics, make_sensors
 from am.smu import version_text
 from am.units import Units
 from hcq.buffer import Buffer
-from hcq.codeobject import parse_amdhsa
 from hcq.device import Device
 from hcq.errors import (
     BadArgument,
-    BadCodeObject,
     DeviceLost,
     DeviceNotFound,
     LinkError,
     UgpuError,
 )
 from hcq.memory import Placement, VirtAddr
-from hcq.program import Kernel, Program
+from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
 from hcq.target import TargetSpec
 from hcq.telemetry import Sensor
@@ -53,11 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EOP_SIZE = 4096
-_WAVE_LANES = 32
-_SCRATCH_MOST = 256 << 20  # bytes for one class of kernels; fewer waves run beyond that
-_WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must fit
 PRESENCE_INTERVAL_S = 0.02
-PROGRAM_ALIGN = 256
 
 
 def open_device(
@@ -123,9 +117,6 @@ class AmDevice(Device):
         self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
         self.reset_report: list[reset.Step] = []
         self.clock_hertz = self.facts.CLOCK_HERTZ
-        self.programs: list[tuple[Mapping, bytes]] = []  # code, to be written again after mode1
-        self._scratch: dict[int, Scratch] = {}
-        self._scratch_memory: list[Mapping] = []
         self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
         self._looked_at = 0.0
         self.units: Units = boot.prepare(self.transport, self.facts, stages)
@@ -164,6 +155,7 @@ class AmDevice(Device):
         self._make_queues()
         self.metrics = Metrics(units.smu, self.lock)
         self.reporter = Reporter(self)
+        self.programs = Programs(self)
 
     def _make_target(self) -> TargetSpec:
         return TargetSpec(
@@ -299,7 +291,8 @@ class AmDevice(Device):
         self.memory.release(mapping)
 
     def flush_tlb(self) -> None:
-        self.units.gmc.flush_tlb()
+        """After changes for work of ours; what firmware uses in VMID 0 was mapped at the start."""
+        self.units.gmc.flush_tlb((QUEUE_VMID,))
         self.memory.stale = False
 
     def wrap(self, mapping: Mapping) -> Buffer:
@@ -316,78 +309,11 @@ class AmDevice(Device):
         mapping = buffer.handle
         assert isinstance(mapping, Mapping)
         buffer.view = None
-        self.programs = [entry for entry in self.programs if entry[0] is not mapping]
+        self.programs.forget(mapping)
         self.unmap(mapping)
 
-    # ---- programs ----------------------------------------------------------------------------
-
     def load_program(self, image: bytes) -> Program:
-        code = parse_amdhsa(image)
-        if code.target != self.facts.ISA:
-            raise BadCodeObject(
-                "the code object is for another processor",
-                found=code.target,
-                expected=self.facts.ISA,
-            )
-        for name, kernel in code.kernels.items():
-            check_supported(name, kernel.descriptor)
-        # A stray write to code faults, and so does a jump into data.
-        memory = self.wrap(self.map(code.size, Placement.DEVICE, CODE_FLAGS))
-        try:
-            program = Program(self, memory)
-            base = int(memory.address)
-            for name, kernel in code.kernels.items():
-                descriptor = kernel.descriptor
-                program.kernels[name] = Kernel(
-                    name=name,
-                    program=program,
-                    address=base + kernel.entry,
-                    kernarg_size=kernel.kernarg_size,
-                    arguments=kernel.arguments,
-                    local_size=descriptor.local_size,
-                    private_size=descriptor.private_size,
-                    details=LaunchDetails(
-                        image=kernel,
-                        code=base + kernel.entry,
-                        descriptor=base + kernel.descriptor_at,
-                        scratch=self.scratch(descriptor.private_size),
-                        threads_limit=self.facts.MAX_THREADS_PER_GROUP,
-                    ),
-                )
-            linked = code.link(base)
-            mapping = memory.handle
-            assert isinstance(mapping, Mapping)
-            self.programs.append((mapping, linked))
-            self.write_code(mapping, linked)
-        except BaseException:
-            self.free_memory(memory)
-            raise
-        return program
-
-    def write_code(self, mapping: Mapping, code: bytes) -> None:
-        """Write through the host's window: no queue, so it works while a graph is captured."""
-        position = 0
-        for start, length in mapping.pieces:
-            part = code[position : position + length]
-            self.chip.vram.write(start, part + bytes(-len(part) % 4))
-            position += length
-        self.units.nbio.flush_hdp()
-
-    def scratch(self, private_size: int) -> Scratch | None:
-        """Scratch memory for kernels with `private_size` bytes per thread, shared by size class."""
-        if not private_size:
-            return None
-        wave_size = max(1024, 1 << (private_size * _WAVE_LANES - 1).bit_length())
-        if wave_size not in self._scratch:
-            info = self.chip.discovery.gc
-            assert info is not None
-            engines = info.shader_engines
-            slots = -(-self.target.compute_units // engines) * self.facts.SCRATCH_WAVES_PER_CU
-            waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
-            mapping = self.map(waves * engines * wave_size, Placement.DEVICE)
-            self._scratch_memory.append(mapping)
-            self._scratch[wave_size] = Scratch(int(mapping.address), wave_size, waves)
-        return self._scratch[wave_size]
+        return self.programs.load(image)
 
     # ---- queues and failures -----------------------------------------------------------------
 

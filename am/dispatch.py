@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cache
 
 from am.pm4 import Pm4
 from am.regs import constants, load
@@ -45,14 +46,14 @@ class Scratch:
 class LaunchDetails:
     """What `Kernel.details` holds: everything about a launch that does not change.
 
-    code: address of the first instruction, descriptor: of the kernel descriptor.
+    descriptor: address of the kernel descriptor. setup: the packets that every launch of the
+    kernel starts with, see encode_setup.
     """
 
     image: KernelImage
-    code: int
     descriptor: int
-    scratch: Scratch | None
     threads_limit: int
+    setup: tuple[int, ...]
 
 
 class ShaderRegisters:
@@ -94,20 +95,28 @@ def encode_launch(pm4: Pm4, launch: Launch, registers: ShaderRegisters) -> None:
     _check_shape(launch, details)
     if 0 in launch.grid:
         return
-    descriptor = details.image.descriptor
     kernarg = _place_arguments(pm4, launch, details)
-    pm4.set_sh(registers.pgm_lo, *_split(details.code >> 8))
-    pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor))
-    pm4.set_sh(registers.pgm_rsrc3, descriptor.rsrc3)
-    pm4.set_sh(registers.tmpring_size, _tmpring(details.scratch))
-    if details.scratch is not None:
-        pm4.set_sh(registers.scratch_base, *_split(details.scratch.address >> 8))
-    pm4.set_sh(registers.restart, 0, 0, 0)
-    pm4.set_sh(registers.resource_limits, 0)
+    pm4.emit(*details.setup)
     _user_data(pm4, launch, details, registers, kernarg)
     # START_X..Z, NUM_THREAD_X..Z, PIPELINESTAT_ENABLE, PERFCOUNT_ENABLE are consecutive.
     pm4.set_sh(registers.start, 0, 0, 0, *launch.block, 0, 0)
-    pm4.dispatch(launch.grid, _initiator(descriptor))
+    pm4.dispatch(launch.grid, _initiator(details.image.descriptor.is_wave32))
+
+
+def encode_setup(
+    descriptor: Descriptor, code: int, scratch: Scratch | None, registers: ShaderRegisters
+) -> tuple[int, ...]:
+    """The packets of a launch that depend on the kernel alone."""
+    pm4 = Pm4()
+    pm4.set_sh(registers.pgm_lo, *_split(code >> 8))
+    pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor))
+    pm4.set_sh(registers.pgm_rsrc3, descriptor.rsrc3)
+    pm4.set_sh(registers.tmpring_size, _tmpring(scratch))
+    if scratch is not None:
+        pm4.set_sh(registers.scratch_base, *_split(scratch.address >> 8))
+    pm4.set_sh(registers.restart, 0, 0, 0)
+    pm4.set_sh(registers.resource_limits, 0)
+    return tuple(pm4.words)
 
 
 def _check_shape(launch: Launch, details: LaunchDetails) -> None:
@@ -203,10 +212,11 @@ def _tmpring(scratch: Scratch | None) -> int:
     )
 
 
-def _initiator(descriptor: Descriptor) -> int:
+@cache
+def _initiator(wave32: bool) -> int:
     return int(
         _register("COMPUTE_DISPATCH_INITIATOR").encode(
-            COMPUTE_SHADER_EN=1, FORCE_START_AT_000=1, CS_W32_EN=int(descriptor.is_wave32)
+            COMPUTE_SHADER_EN=1, FORCE_START_AT_000=1, CS_W32_EN=int(wave32)
         )
     )
 

@@ -10,7 +10,7 @@ mapped faults, a null pointer too. Other contexts stay off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from am.chip import Chip
 from am.faults import HubFault
@@ -20,6 +20,7 @@ from hcq.errors import ChipError, UnitTimeout
 from hcq.fields import BoundRegister, RegisterBlock
 
 QUEUE_VMID = 8  # the first that the kernel gives to compute processes
+VMIDS = (0, QUEUE_VMID)
 FLUSH_ENGINE = 17  # of 18; the kernel's choice for the host's own flushes
 _ENGINES = 18
 _DEPTH = 3  # page directory levels above the leaf table
@@ -59,6 +60,19 @@ class Hub:
         self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
+        self._everything = {
+            vmid: self._request.register.encode(
+                PER_VMID_INVALIDATE_REQ=1 << vmid,
+                FLUSH_TYPE=0,
+                INVALIDATE_L2_PTES=1,
+                INVALIDATE_L2_PDE0=1,
+                INVALIDATE_L2_PDE1=1,
+                INVALIDATE_L2_PDE2=1,
+                INVALIDATE_L1_PTES=1,
+                CLEAR_PROTECTION_FAULT_STATUS_ADDR=0,
+            )
+            for vmid in VMIDS
+        }
 
     def vm(self, name: str) -> BoundRegister:
         return self.block[f"{self.prefix}VM_{name}"]
@@ -152,7 +166,7 @@ class Hub:
 
     def stop(self) -> None:
         """Switch translation off: contexts, then the TLB."""
-        for vmid in (QUEUE_VMID, 0):
+        for vmid in reversed(VMIDS):
             self.vm(f"CONTEXT{vmid}_CNTL").write(0)
         self.mc("MX_L1_TLB_CNTL").update(ENABLE_L1_TLB=0, ENABLE_ADVANCED_DRIVER_MODEL=0)
         self.vm("L2_CNTL").update(ENABLE_L2_CACHE=0)
@@ -169,16 +183,7 @@ class Hub:
         semaphore = self.prefix == "MM"
         if semaphore:
             self._wait(self._semaphore, lambda value: bool(value & 1), "TLB semaphore")
-        self._request.write(
-            PER_VMID_INVALIDATE_REQ=1 << vmid,
-            FLUSH_TYPE=0,
-            INVALIDATE_L2_PTES=1,
-            INVALIDATE_L2_PDE0=1,
-            INVALIDATE_L2_PDE1=1,
-            INVALIDATE_L2_PDE2=1,
-            INVALIDATE_L1_PTES=1,
-            CLEAR_PROTECTION_FAULT_STATUS_ADDR=0,
-        )
+        self._request.write(self._everything[vmid])
         self._wait(self._acknowledge, lambda value: bool(value >> vmid & 1), "TLB acknowledgement")
         if semaphore:
             self._semaphore.write(0)
@@ -236,15 +241,15 @@ class Gmc:
         for hub in self:
             hub.on = False
 
-    def flush_tlb(self) -> None:
-        """Make page table changes visible to everything. Needed after every change.
+    def flush_tlb(self, vmids: Sequence[int] = VMIDS) -> None:
+        """Make page table changes visible to everything in `vmids`. Needed after every change.
 
         ORDER: the tables must have reached memory (HDP) before they are walked again.
         """
         self.nbio.flush_hdp()
         for hub in self:
             if hub.on:
-                for vmid in (0, QUEUE_VMID):
+                for vmid in vmids:
                     hub.flush(vmid)
 
 

@@ -6,7 +6,7 @@ masks come from the generated constants; this file says which packet has which w
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from am.assembler import Assembler
 from am.regs import constants
@@ -30,18 +30,21 @@ _DMA_SYNC = 1 << 31
 _SIZE_ALL_LOW, _SIZE_ALL_HIGH = 0xFFFF_FFFF, 0xFF_FFFF
 
 
-def header(opcode: int, payload: int) -> int:
-    """The header of a type 3 packet with `payload` further dwords."""
-    return constants("nvd").PACKET_TYPE3 << 30 | (payload - 1) << 16 | opcode << 8
+@cache
+def header(packet: str, payload: int) -> int:
+    """The header of the type 3 packet PACKET3_<packet> with `payload` further dwords."""
+    nvd = constants("nvd")
+    return nvd.PACKET_TYPE3 << 30 | (payload - 1) << 16 | nvd[f"PACKET3_{packet}"] << 8
 
 
+@cache
 def _at(macro: str, value: int) -> int:
     """`value` where the header's macro places it. Most macros do not mask their argument: combine
     the results by or, since inserting into a word would clear the higher bits."""
     return constants("nvd").field(macro).insert(0, value)
 
 
-@lru_cache(maxsize=1)
+@cache
 def acquire_all() -> int:
     """GCR_CNTL of a full acquire: instruction, scalar and vector caches, GL1 and GL2."""
     value = 0
@@ -51,7 +54,7 @@ def acquire_all() -> int:
     return value
 
 
-@lru_cache(maxsize=1)
+@cache
 def release_all() -> int:
     """Cache actions of RELEASE_MEM: write GL2 and metadata back, invalidate what may be stale."""
     nvd = constants("nvd")
@@ -62,11 +65,13 @@ def release_all() -> int:
     return value
 
 
+@cache
 def _release_event(event: int) -> int:
     index = _at("PACKET3_RELEASE_MEM_EVENT_INDEX", _INDEX_END_OF_PIPE)
     return _at("PACKET3_RELEASE_MEM_EVENT_TYPE", event) | index
 
 
+@cache
 def _release_selects(data: int, *, interrupt: bool) -> int:
     value = _at("PACKET3_RELEASE_MEM_DATA_SEL", data)
     return value | (_at("PACKET3_RELEASE_MEM_INT_SEL", _INTERRUPT_AFTER_WRITE) if interrupt else 0)
@@ -82,15 +87,15 @@ class Pm4(Assembler):
 
     def set_sh_count(self, offset: int, count: int) -> None:
         """SET_SH_REG for `count` registers from `offset` (from PACKET3_SET_SH_REG_START on)."""
-        self.emit(header(constants("nvd").PACKET3_SET_SH_REG, 1 + count), offset)
+        self.emit(header("SET_SH_REG", 1 + count), offset)
 
     def dispatch(self, groups: tuple[int, int, int], initiator: int) -> None:
-        self.emit(header(constants("nvd").PACKET3_DISPATCH_DIRECT, 4), *groups, initiator)
+        self.emit(header("DISPATCH_DIRECT", 4), *groups, initiator)
 
     def acquire(self) -> None:
         """ACQUIRE_MEM over all memory: what comes later sees what others have written."""
         self.emit(
-            header(constants("nvd").PACKET3_ACQUIRE_MEM, 7),
+            header("ACQUIRE_MEM", 7),
             0,
             _SIZE_ALL_LOW,
             _SIZE_ALL_HIGH,
@@ -103,7 +108,7 @@ class Pm4(Assembler):
     def wait_idle(self) -> None:
         """EVENT_WRITE: later packets start after all earlier dispatches have ended."""
         event = _at("EVENT_TYPE", CS_PARTIAL_FLUSH) | _at("EVENT_INDEX", _INDEX_PARTIAL_FLUSH)
-        self.emit(header(constants("nvd").PACKET3_EVENT_WRITE, 1), event)
+        self.emit(header("EVENT_WRITE", 1), event)
 
     def release(
         self, address: Symbol, value: Symbol | None, *, interrupt: bool, flush: bool
@@ -113,7 +118,7 @@ class Pm4(Assembler):
         actions = release_all() if flush else 0
         data = DATA_CLOCK if value is None else DATA_64
         self.emit(
-            header(constants("nvd").PACKET3_RELEASE_MEM, 7),
+            header("RELEASE_MEM", 7),
             _release_event(event) | actions,
             _release_selects(data, interrupt=interrupt),
         )
@@ -128,7 +133,7 @@ class Pm4(Assembler):
         """
         control = _at("WAIT_REG_MEM_FUNCTION", _WAIT_GREATER_EQUAL)
         control |= _at("WAIT_REG_MEM_MEM_SPACE", _WAIT_MEMORY)
-        self.emit(header(constants("nvd").PACKET3_WAIT_REG_MEM, 6), control)
+        self.emit(header("WAIT_REG_MEM", 6), control)
         self.pair(address)
         self.low(value)
         self.emit(0xFFFF_FFFF, _POLL_INTERVAL)
@@ -152,13 +157,13 @@ class Pm4(Assembler):
     def _dma(self, source: int) -> None:
         """Header and control of DMA_DATA; later packets wait until the transfer has ended."""
         selects = _at("PACKET3_DMA_DATA_SRC_SEL", source) | _at("PACKET3_DMA_DATA_DST_SEL", _DMA_L2)
-        self.emit(header(constants("nvd").PACKET3_DMA_DATA, 6), selects | _DMA_SYNC)
+        self.emit(header("DMA_DATA", 6), selects | _DMA_SYNC)
 
 
 def indirect_buffer(vmid: int) -> tuple[int, int]:
     """(header, control without the size in dwords) of the packet that runs an image."""
     nvd = constants("nvd")
-    return header(nvd.PACKET3_INDIRECT_BUFFER, 3), nvd.INDIRECT_BUFFER_VALID | vmid << 24
+    return header("INDIRECT_BUFFER", 3), nvd.INDIRECT_BUFFER_VALID | vmid << 24
 
 
 def fence(address: int) -> list[int]:
@@ -170,4 +175,4 @@ def fence(address: int) -> list[int]:
 
 def filler(words: int) -> list[int]:
     """A NOP packet that takes `words` dwords, two or more."""
-    return [header(constants("nvd").PACKET3_NOP, words - 1), *([0] * (words - 1))]
+    return [header("NOP", words - 1), *([0] * (words - 1))]

@@ -89,6 +89,8 @@ class RingQueue(HardwareQueue):
         self.control = device.map(CONTROL_SIZE, Placement.HOST)
         self.arena = device.map(ARENA_SIZE, Placement.HOST)
         self._words = np.frombuffer(self.arena.view, np.uint32)
+        self._ring_view = self.ring.view
+        self._control_view = self.control.view
         memory = device.wrap(self.control)[_TIMELINE : _TIMELINE + TIMELINE_SIZE]
         self.timeline = Timeline(device, memory, f"{device.name} {name}")
         self._large: deque[tuple[int, HostImage]] = deque()
@@ -104,8 +106,8 @@ class RingQueue(HardwareQueue):
         while self._large:
             self._large.popleft()[1].close()
         for offset in (_READ_POINTER, _WRITE_POINTER, _FENCE):
-            _QWORD.pack_into(self.control.view, offset, 0)
-        self.ring.view[:] = bytes(RING_SIZE)
+            _QWORD.pack_into(self._control_view, offset, 0)
+        self._ring_view[:] = bytes(RING_SIZE)
         self._slot = list(self._slot_template())
 
     @property
@@ -123,7 +125,7 @@ class RingQueue(HardwareQueue):
     @property
     def done(self) -> int:
         """Slots that have finished; the fence holds the low 32 bits of the number."""
-        low: int = _QWORD.unpack_from(self.control.view, _FENCE)[0] & 0xFFFF_FFFF
+        low: int = _QWORD.unpack_from(self._control_view, _FENCE)[0] & 0xFFFF_FFFF
         return self.count - (self.count - low & 0xFFFF_FFFF)
 
     # ---- what a kind provides ----------------------------------------------------------------
@@ -182,10 +184,10 @@ class RingQueue(HardwareQueue):
         number = self.count + 1
         slot = self._slot
         self._fill_slot(slot, address, words, number & 0xFFFF_FFFF)
-        _SLOT.pack_into(self.ring.view, self.count % SLOTS * SLOT_WORDS * 4, *slot)
+        _SLOT.pack_into(self._ring_view, self.count % SLOTS * SLOT_WORDS * 4, *slot)
         self.count = number
         pointer = number * SLOT_WORDS << self.shift
-        _QWORD.pack_into(self.control.view, _WRITE_POINTER, pointer)
+        _QWORD.pack_into(self._control_view, _WRITE_POINTER, pointer)
         device.chip.doorbells.write64(self.doorbell * 4, pointer)
 
     def _take(self, size: int) -> int:
@@ -235,6 +237,8 @@ class RingQueue(HardwareQueue):
         while self._large:
             self._large.popleft()[1].close()
         self._words = np.zeros(0, np.uint32)
+        self._ring_view.release()
+        self._control_view.release()
 
 
 def timeline_address(timeline: Timeline) -> Symbol:

@@ -171,8 +171,7 @@ def _boot_again(device: AmDevice, strike: Callable[[Units], None]) -> None:
     boot.cold_boot(units, device.firmware, boot.Stages())
     boot.mark(units.chip, boot.IN_USE)
     device.route_copy_doorbells()
-    for mapping, code in device.programs:
-        device.write_code(mapping, code)
+    device.programs.rewrite()
     _restart_queues(device)
 
 

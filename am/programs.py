@@ -1,0 +1,120 @@
+"""Programs: code objects placed in device memory, and the scratch memory their kernels need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from am.dispatch import LaunchDetails, Scratch, ShaderRegisters, check_supported, encode_setup
+from am.memory import CODE_FLAGS, Mapping
+from hcq.codeobject import CodeObject, KernelImage, parse_amdhsa
+from hcq.errors import BadCodeObject
+from hcq.memory import Placement
+from hcq.program import Kernel, Program
+
+if TYPE_CHECKING:
+    from am.device import AmDevice
+
+_WAVE_LANES = 32
+_SCRATCH_LEAST = 1024  # bytes per wave
+_SCRATCH_MOST = 256 << 20  # bytes for one class of kernels; fewer waves run beyond that
+_WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must fit
+
+
+class Programs:
+    """All programs of a device; keeps their code, to write it again after VRAM was lost."""
+
+    def __init__(self, device: AmDevice) -> None:
+        self.device = device
+        self.registers = ShaderRegisters(device.chip.gc)
+        self._code: list[tuple[Mapping, bytes]] = []
+        self._scratch: dict[int, Scratch] = {}
+
+    def load(self, image: bytes) -> Program:
+        """Check a code object and place it; see Device.load."""
+        device = self.device
+        code = parse_amdhsa(image)
+        if code.target != device.facts.ISA:
+            raise BadCodeObject(
+                "the code object is for another processor",
+                found=code.target,
+                expected=device.facts.ISA,
+            )
+        for name, kernel in code.kernels.items():
+            check_supported(name, kernel.descriptor)
+        # A stray write to code faults, and so does a jump into data.
+        mapping = device.map(code.size, Placement.DEVICE, CODE_FLAGS)
+        try:
+            program = self._program(code, mapping)
+            linked = code.link(int(mapping.address))
+            self._write(mapping, linked)
+        except BaseException:
+            device.unmap(mapping)
+            raise
+        self._code.append((mapping, linked))
+        return program
+
+    def _program(self, code: CodeObject, mapping: Mapping) -> Program:
+        program = Program(self.device, self.device.wrap(mapping))
+        base = int(mapping.address)
+        for name, image in code.kernels.items():
+            program.kernels[name] = self._kernel(program, name, image, base)
+        return program
+
+    def _kernel(self, program: Program, name: str, image: KernelImage, base: int) -> Kernel:
+        descriptor = image.descriptor
+        scratch = self.scratch(descriptor.private_size)
+        code = base + image.entry
+        return Kernel(
+            name=name,
+            program=program,
+            address=code,
+            kernarg_size=image.kernarg_size,
+            arguments=image.arguments,
+            local_size=descriptor.local_size,
+            private_size=descriptor.private_size,
+            details=LaunchDetails(
+                image=image,
+                descriptor=base + image.descriptor_at,
+                threads_limit=self.device.facts.MAX_THREADS_PER_GROUP,
+                setup=encode_setup(descriptor, code, scratch, self.registers),
+            ),
+        )
+
+    def forget(self, mapping: Mapping) -> None:
+        """The program in `mapping` was closed."""
+        self._code = [entry for entry in self._code if entry[0] is not mapping]
+
+    def rewrite(self) -> None:
+        """Write all code again: the chip has lost its memory."""
+        for mapping, code in self._code:
+            self._write(mapping, code)
+
+    def _write(self, mapping: Mapping, code: bytes) -> None:
+        """Write through the host's window: no queue, so it works while a graph is captured."""
+        units = self.device.units
+        position = 0
+        for start, length in mapping.pieces:
+            part = code[position : position + length]
+            units.chip.vram.write(start, part + bytes(-len(part) % 4))
+            position += length
+        units.nbio.flush_hdp()
+
+    def scratch(self, private_size: int) -> Scratch | None:
+        """Scratch memory for kernels with `private_size` bytes per thread.
+
+        Kernels share it by size class; it is kept as long as the device is open, so that launches
+        that are encoded stay valid. Its size is for as many waves as the chip can hold.
+        """
+        if not private_size:
+            return None
+        wave_size = max(_SCRATCH_LEAST, 1 << (private_size * _WAVE_LANES - 1).bit_length())
+        if wave_size not in self._scratch:
+            device = self.device
+            info = device.chip.discovery.gc
+            assert info is not None
+            engines = info.shader_engines
+            slots = -(-device.target.compute_units // engines) * device.facts.SCRATCH_WAVES_PER_CU
+            waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
+            mapping = device.map(waves * engines * wave_size, Placement.DEVICE)
+            self._scratch[wave_size] = Scratch(int(mapping.address), wave_size, waves)
+        return self._scratch[wave_size]
