@@ -240,9 +240,8 @@ define amdgpu_kernel void @k(ptr addrspace(1) %out, ptr addrspace(1) %a, ptr add
   %pb = getelementptr <16 x {kind}>, ptr addrspace(1) %b, i32 %l
   %x = load <16 x {kind}>, ptr addrspace(1) %pa
   %y = load <16 x {kind}>, ptr addrspace(1) %pb
-{cast}
   %r = call <8 x float> @llvm.amdgcn.wmma.f32.16x16x16.{name}.v8f32.v16{name2}(
-      <16 x {work}> %x1, <16 x {work}> %y1, <8 x float> zeroinitializer)
+      <16 x {work}> %x, <16 x {work}> %y, <8 x float> zeroinitializer)
   %po = getelementptr <8 x float>, ptr addrspace(1) %out, i32 %t
   store <8 x float> %r, ptr addrspace(1) %po
   ret void
@@ -256,11 +255,9 @@ def wmma(kind: str) -> str:
     """Return the matrix kernel for half or bfloat operands, rows of A and columns of B by lane."""
     if kind == "half":
         parts = {"kind": "half", "name": "f16", "name2": "f16", "work": "half"}
-        cast = "  %x1 = bitcast <16 x half> %x to <16 x half>\n  %y1 = bitcast <16 x half> %y to <16 x half>"
     else:
         parts = {"kind": "i16", "name": "bf16", "name2": "i16", "work": "i16"}
-        cast = "  %x1 = bitcast <16 x i16> %x to <16 x i16>\n  %y1 = bitcast <16 x i16> %y to <16 x i16>"
-    text = WMMA.replace("{cast}", cast)
+    text = WMMA
     for name, value in parts.items():
         text = text.replace("{" + name + "}", value)
     return text

@@ -1,4 +1,4 @@
-"""Run kernels on a shader core as a command processor would: code object in, dispatch, arrays out."""
+"""Run kernels on a shader core as a command processor would: code object in, arrays out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Machine:
         descriptor = kernel.descriptor
         user: list[int] = []
         sizes = {
-            "private_segment_buffer": 4, "dispatch_ptr": 2, "queue_ptr": 2, "kernarg_segment_ptr": 2,
+            "private_segment_buffer": 4, "dispatch_ptr": 2, "queue_ptr": 2,
+            "kernarg_segment_ptr": 2,
             "dispatch_id": 2, "flat_scratch_init": 2, "private_segment_size": 1,
         }  # fmt: skip
         for bit, (name, size) in enumerate(sizes.items()):

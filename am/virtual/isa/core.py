@@ -217,7 +217,8 @@ class GfxCore:
 
 
 _SEVERITY = (
-    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.ABORTED, Ending.BAD_DISPATCH, Ending.DONE,
+    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.ABORTED, Ending.BAD_DISPATCH,
+    Ending.DONE,
 )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def _comparisons() -> dict[str, Handler]:
     }
 
 
-# -- conversions ------------------------------------------------------------------------------------
+# -- conversions ---------------------------------------------------------------------------------
 
 
 def to_integer(e: Registers, source: str, target: str, value: str, signed: bool) -> str:
@@ -291,11 +291,11 @@ def _conversions() -> dict[str, Handler]:
     return found
 
 
-# -- transcendental functions -----------------------------------------------------------------------
+# -- transcendental functions --------------------------------------------------------------------
 
 
 def _transcendental(function: str, kind: str) -> Handler:
-    """Call a runtime function: f32 lanes in, f64 lanes out, precise to well below an f32's last bit."""
+    """Call a runtime function of f32 lanes, precise to about half a unit in the last place."""
 
     def emit(e: Registers, i: Instruction) -> None:
         value = e.source(i.srcs[0], kind)

@@ -1,7 +1,7 @@
 """Vector floating-point arithmetic of 16, 32 and 64 bits, translated to LLVM IR.
 
-16-bit operations are done in 32 bits and rounded once more, which gives the correctly rounded result
-for single operations; the fused multiply-add goes through `fused_half`.
+16-bit operations are done in 32 bits and rounded once more, which rounds single operations
+correctly; the fused multiply-add goes through `fused_half`.
 Source: RDNA3 ISA document, chapters of the VOP1, VOP2 and VOP3 opcodes.
 """
 
@@ -123,9 +123,7 @@ def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
     b_is_nan = e.compare("uno", kind, b, b)
     take_a = e.value(f"or <32 x i1> {better}, {b_is_nan}")
     chosen = e.select(take_a, kind, a, b)
-    result = e.select(equal, kind, e.convert("bitcast", integer, kind, joined), chosen)
-    # Two NaNs: quiet the one chosen (adding anything does).
-    return result
+    return e.select(equal, kind, e.convert("bitcast", integer, kind, joined), chosen)
 
 
 def _extremes(name: str) -> Function:
@@ -160,20 +158,20 @@ def _intrinsic(name: str) -> Function:
     return lambda e, kind, v: e.intrinsic(name, kind, v[0])
 
 
-def _fraction(e: Registers, i: Instruction, kind: str) -> None:
+def _fraction(kind: str) -> Handler:
     """x - floor(x), always below one."""
-    value = e.source(i.srcs[0], kind)
-    wide, work = value, kind
-    if kind == "half":
-        wide, work = e.convert("fpext", "half", "float", value), "float"
-    result = e.binary("fsub", work, wide, e.intrinsic("floor", work, wide))
-    if kind == "half":
-        result = e.convert("fptrunc", "float", "half", result)
-        whole = e.compare("oge", "float", e.convert("fpext", "half", "float", result),
-                          constant("float", _ONE["float"]))  # fmt: skip
-    else:
-        whole = e.compare("oge", kind, result, constant(kind, _ONE[kind]))
-    e.set_result(i, kind, e.select(whole, kind, constant(kind, _FRACTION_LIMIT[kind]), result))
+    work = "float" if kind == "half" else kind
+
+    def emit(e: Registers, i: Instruction) -> None:
+        value = e.source(i.srcs[0], kind)
+        wide = e.convert("fpext", kind, work, value)
+        result = e.binary("fsub", work, wide, e.intrinsic("floor", work, wide))
+        result = e.convert("fptrunc", work, kind, result)
+        back = e.convert("fpext", kind, work, result)
+        whole = e.compare("oge", work, back, constant(work, _ONE[work]))
+        e.set_result(i, kind, e.select(whole, kind, constant(kind, _FRACTION_LIMIT[kind]), result))
+
+    return emit
 
 
 def _reciprocal(e: Registers, kind: str, v: tuple[str, ...]) -> str:
@@ -184,14 +182,14 @@ def _reciprocal_root(e: Registers, kind: str, v: tuple[str, ...]) -> str:
     return e.binary("fdiv", kind, constant(kind, _ONE[kind]), e.intrinsic("sqrt", kind, v[0]))
 
 
-# -- exponents --------------------------------------------------------------------------------------
+# -- exponents -----------------------------------------------------------------------------------
 
 
 def scaled(e: Registers, kind: str, value: str, exponent: str) -> str:
     """Return value * 2**exponent (i32 lanes), correctly rounded.
 
-    f32 goes through f64, where the product is exact. f64 multiplies by up to three powers of two, the
-    last of which alone can be inexact.
+    f32 goes through f64, where the product is exact. f64 multiplies by two powers of two, the last
+    of which alone can be inexact.
     """
     limit = 300 if kind == "float" else 2200
     exponent = e.intrinsic("smax", "i32", exponent, constant("i32", -limit))
@@ -302,7 +300,7 @@ def _ldexp(kind: str) -> Handler:
     return emit
 
 
-# -- division helpers -------------------------------------------------------------------------------
+# -- division helpers ----------------------------------------------------------------------------
 
 
 def biased_exponent(e: Registers, kind: str, value: str) -> str:
@@ -359,8 +357,8 @@ def _div_scale(kind: str) -> Handler:
         result = e.select(tiny_top, kind, up, value)
         result = e.select(quotient_denormal, kind, e.select(is_top, kind, up, value), result)
         result = e.select(inverse_denormal, kind, down, result)
-        # UNSURE: the ISA document scales the denominator up here, which overflows; down is what makes
-        # the quotient come out right. A division of huge numbers on silicon would settle it.
+        # UNSURE: the ISA document scales the denominator up here, which overflows; down makes the
+        # quotient come out right. A division of huge numbers on silicon would settle it.
         result = e.select(both, kind, e.select(is_low, kind, down, value), result)
         result = e.select(low_denormal, kind, up, result)
         result = e.select(wide_gap, kind, e.select(is_low, kind, up, value), result)
@@ -422,8 +420,8 @@ def _div_fixup(kind: str) -> Handler:
         low_zero, top_zero = (e.compare("eq", integer, v, zero) for v in (size_low, size_top))
         low_inf, top_inf = (e.compare("eq", integer, v, limit) for v in (size_low, size_top))
         low_nan, top_nan = (e.compare("ugt", integer, v, limit) for v in (size_low, size_top))
-        # A quotient that overflowed on the way has become NaN in the refinement steps: UNSURE, the ISA
-        # document does not say how; a division that overflows gives infinity on silicon.
+        # UNSURE: a quotient that overflows becomes NaN in the refinement steps; the ISA document
+        # does not say how it is mended, but such a division gives infinity on silicon.
         result = magnitude(quotient)
         lost = e.compare("ugt", integer, result, limit)
         result = e.select(lost, integer, limit, result)
@@ -470,7 +468,7 @@ def handlers() -> dict[str, Handler]:
             ("sqrt", "sqrt"),
         ):  # fmt: skip
             found[f"v_{name}_{suffix}"] = computed(kind, 1, _intrinsic(intrinsic))
-        found[f"v_fract_{suffix}"] = lambda e, i, kind=kind: _fraction(e, i, kind)
+        found[f"v_fract_{suffix}"] = _fraction(kind)
         found[f"v_rcp_{suffix}"] = computed(kind, 1, _reciprocal)
         found[f"v_rsq_{suffix}"] = computed(kind, 1, _reciprocal_root)
         found[f"v_frexp_mant_{suffix}"] = _frexp_mantissa(kind)

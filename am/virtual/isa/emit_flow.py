@@ -12,7 +12,8 @@ from am.virtual.isa.registers import Registers, Unsupported
 
 # Instructions whose effect on a real chip is timing, ordering or debugging: nothing to do here.
 _NOTHING = (
-    "s_nop", "s_sleep", "s_set_inst_prefetch_distance", "s_clause", "s_delay_alu", "s_waitcnt_depctr",
+    "s_nop", "s_sleep", "s_set_inst_prefetch_distance", "s_clause", "s_delay_alu",
+    "s_waitcnt_depctr",
     "s_waitcnt", "s_wait_idle", "s_wait_event", "s_wakeup", "s_setprio", "s_sendmsg",
     "s_incperflevel", "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_icache_inv",
     "s_version", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt",

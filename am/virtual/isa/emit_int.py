@@ -1,4 +1,4 @@
-"""Vector integer and bitwise instructions of 16, 32 and 64 bits, translated to LLVM IR.
+"""Vector integer arithmetic of 16, 32 and 64 bits, translated to LLVM IR.
 
 Source: RDNA3 ISA document, chapters of the VOP1, VOP2 and VOP3 opcodes.
 """
@@ -15,7 +15,7 @@ from am.virtual.isa.text import ELEMENT_BITS, constant
 Function = Callable[[Registers, tuple[str, ...]], str]
 
 
-def _lanewise(sources: tuple[str, ...], result: str, function: Function) -> Handler:
+def lanewise(sources: tuple[str, ...], result: str, function: Function) -> Handler:
     """Make an emitter from a function of the sources' values, each read as its element type."""
 
     def emit(e: Registers, i: Instruction) -> None:
@@ -29,13 +29,13 @@ def _lanewise(sources: tuple[str, ...], result: str, function: Function) -> Hand
     return emit
 
 
-def _same(kind: str, count: int, function: Function) -> Handler:
-    return _lanewise((kind,) * count, kind, function)
+def same(kind: str, count: int, function: Function) -> Handler:
+    return lanewise((kind,) * count, kind, function)
 
 
-def _binary(kind: str, operation: str, swapped: bool = False) -> Handler:
+def binary(kind: str, operation: str, swapped: bool = False) -> Handler:
     order = (1, 0) if swapped else (0, 1)
-    return _same(kind, 2, lambda e, v: e.binary(operation, kind, v[order[0]], v[order[1]]))
+    return same(kind, 2, lambda e, v: e.binary(operation, kind, v[order[0]], v[order[1]]))
 
 
 def _adding(kind: str, operation: str, signed: bool, swapped: bool = False) -> Handler:
@@ -60,14 +60,6 @@ def shift(e: Registers, operation: str, kind: str, value: str, count: str) -> st
     return e.binary(operation, kind, value, low)
 
 
-def _shift64(operation: str) -> Handler:
-    def emit(e: Registers, i: Instruction) -> None:
-        count = e.convert("zext", "i32", "i64", e.source(i.srcs[0], "i32"))
-        e.set_result(i, "i64", shift(e, operation, "i64", e.source(i.srcs[1], "i64"), count))
-
-    return emit
-
-
 def choose(e: Registers, name: str, kind: str, *values: str) -> str:
     """Fold values by llvm.smin, smax, umin or umax."""
     result = values[0]
@@ -76,9 +68,22 @@ def choose(e: Registers, name: str, kind: str, *values: str) -> str:
     return result
 
 
-def _median(e: Registers, prefix: str, kind: str, v: tuple[str, ...]) -> str:
-    low, high = e.intrinsic(prefix + "min", kind, *v[:2]), e.intrinsic(prefix + "max", kind, *v[:2])
-    return e.intrinsic(prefix + "max", kind, low, e.intrinsic(prefix + "min", kind, high, v[2]))
+def _extreme(name: str, kind: str) -> Function:
+    return lambda e, v: choose(e, name, kind, *v)
+
+
+def _one_then_other(first: str, second: str, kind: str) -> Function:
+    """v_maxmin is min(max(a, b), c)."""
+    return lambda e, v: e.intrinsic(second, kind, e.intrinsic(first, kind, v[0], v[1]), v[2])
+
+
+def _median(prefix: str, kind: str) -> Function:
+    def function(e: Registers, v: tuple[str, ...]) -> str:
+        low = e.intrinsic(prefix + "min", kind, *v[:2])
+        high = e.intrinsic(prefix + "max", kind, *v[:2])
+        return e.intrinsic(prefix + "max", kind, low, e.intrinsic(prefix + "min", kind, high, v[2]))
+
+    return function
 
 
 def _low24(e: Registers, value: str, signed: bool) -> str:
@@ -118,69 +123,7 @@ def _then(kind: str, first: str, second: str) -> Handler:
             return shift(e, operation, kind, a, b)
         return e.binary(operation, kind, a, b)
 
-    return _same(kind, 3, lambda e, v: operate(e, second, operate(e, first, v[0], v[1]), v[2]))
-
-
-def _field_extract(signed: bool) -> Function:
-    def function(e: Registers, v: tuple[str, ...]) -> str:
-        right = "ashr" if signed else "lshr"
-        five = constant("i32", 31)
-        moved = shift(e, right, "i32", v[0], v[1])
-        width = e.binary("and", "i32", v[2], five)
-        room = e.binary("and", "i32", e.binary("sub", "i32", constant("i32", 32), width), five)
-        part = e.binary(right, "i32", e.binary("shl", "i32", moved, room), room)
-        empty = e.compare("eq", "i32", width, constant("i32", 0))
-        return e.select(empty, "i32", constant("i32", 0), part)
-
-    return function
-
-
-def _insert(e: Registers, v: tuple[str, ...]) -> str:
-    """Take bits of b where a is one, else of c."""
-    difference = e.binary("xor", "i32", v[1], v[2])
-    return e.binary("xor", "i32", e.binary("and", "i32", difference, v[0]), v[2])
-
-
-def _align(bits: bool) -> Function:
-    def function(e: Registers, v: tuple[str, ...]) -> str:
-        if bits:
-            count = e.binary("and", "i32", v[2], constant("i32", 31))
-        else:
-            count = e.binary("and", "i32", v[2], constant("i32", 3))
-            count = e.binary("shl", "i32", count, constant("i32", 3))
-        return e.intrinsic("fshr", "i32", v[0], v[1], count)
-
-    return function
-
-
-def _permute_bytes(e: Registers, v: tuple[str, ...]) -> str:
-    """Build four bytes picked from the eight of {a, b}, or sign fills and constants."""
-    both = e.join(v[1], v[0])
-    result = constant("i32", 0)
-    for byte in range(4):
-        selector = e.binary("lshr", "i32", v[2], constant("i32", 8 * byte))
-        selector = e.binary("and", "i32", selector, constant("i32", 0xFF))
-        wide = e.convert("zext", "i32", "i64", selector)
-        amount = e.binary("shl", "i64", e.binary("and", "i64", wide, constant("i64", 7)),
-                          constant("i64", 3))  # fmt: skip
-        picked = e.convert("trunc", "i64", "i32", e.binary("lshr", "i64", both, amount))
-        picked = e.binary("and", "i32", picked, constant("i32", 0xFF))
-        # 8..11: the sign of bytes 1, 3, 5, 7; 12: zero; above: all ones.
-        sign_at = e.binary("and", "i64", wide, constant("i64", 3))
-        sign_at = e.binary("shl", "i64", sign_at, constant("i64", 4))
-        sign_at = e.binary("add", "i64", sign_at, constant("i64", 15))
-        sign = e.convert("trunc", "i64", "i32", e.binary("lshr", "i64", both, sign_at))
-        sign = e.binary("and", "i32", sign, constant("i32", 1))
-        fill = e.binary("mul", "i32", sign, constant("i32", 0xFF))
-        zero = e.compare("eq", "i32", selector, constant("i32", 12))
-        special = e.select(zero, "i32", constant("i32", 0), constant("i32", 0xFF))
-        is_sign = e.compare("ult", "i32", selector, constant("i32", 12))
-        special = e.select(is_sign, "i32", fill, special)
-        plain = e.compare("ult", "i32", selector, constant("i32", 8))
-        chosen = e.select(plain, "i32", picked, special)
-        moved = e.binary("shl", "i32", chosen, constant("i32", 8 * byte))
-        result = e.binary("or", "i32", result, moved)
-    return result
+    return same(kind, 3, lambda e, v: operate(e, second, operate(e, first, v[0], v[1]), v[2]))
 
 
 def _byte(e: Registers, value: str, number: int) -> str:
@@ -230,42 +173,6 @@ def _lerp(e: Registers, v: tuple[str, ...]) -> str:
         moved = e.binary("shl", "i32", total, constant("i32", 8 * number))
         result = e.binary("or", "i32", result, moved)
     return result
-
-
-def _zeros(intrinsic: str) -> Function:
-    """Count zeros from one end; -1 when there is nothing but zeros."""
-
-    def function(e: Registers, v: tuple[str, ...]) -> str:
-        kind = "<32 x i32>"
-        count = e.call(kind, f"llvm.{intrinsic}.v32i32", (kind, v[0]), ("i1", "false"))
-        empty = e.compare("eq", "i32", v[0], constant("i32", 0))
-        return e.select(empty, "i32", constant("i32", -1), count)
-
-    return function
-
-
-def _sign_bits(e: Registers, v: tuple[str, ...]) -> str:
-    sign = e.binary("ashr", "i32", v[0], constant("i32", 31))
-    return _zeros("ctlz")(e, (e.binary("xor", "i32", v[0], sign),))
-
-
-def _mask_count(upper: bool) -> Function:
-    """Count the mask bits of lanes below one's own; the upper half has no lanes here."""
-
-    def function(e: Registers, v: tuple[str, ...]) -> str:
-        if upper:
-            return v[1]
-        below = "<" + ", ".join(f"i32 {(1 << lane) - 1}" for lane in range(32)) + ">"
-        bits = e.binary("and", "i32", v[0], below)
-        return e.binary("add", "i32", e.intrinsic("ctpop", "i32", bits), v[1])
-
-    return function
-
-
-def _field_mask(e: Registers, v: tuple[str, ...]) -> str:
-    ones = shift(e, "shl", "i32", constant("i32", 1), v[0])
-    ones = e.binary("sub", "i32", ones, constant("i32", 1))
-    return shift(e, "shl", "i32", ones, v[1])
 
 
 def _multiply_add64(signed: bool) -> Handler:
@@ -318,26 +225,8 @@ def _carrying(operation: str, swapped: bool, takes_carry: bool) -> Handler:
     return emit
 
 
-def _select(kind: str) -> Handler:
-    def emit(e: Registers, i: Instruction) -> None:
-        mask = e.mask_source(i.srcs[2])
-        element = "float" if kind == "i32" else "half"  # its modifiers are those of floats
-        a, b = e.source(i.srcs[0], element), e.source(i.srcs[1], element)
-        chosen = e.select(mask, element, b, a)
-        e.set_result(i, kind, e.convert("bitcast", element, kind, chosen))
-
-    return emit
-
-
-def _move(kind: str) -> Handler:
-    def emit(e: Registers, i: Instruction) -> None:
-        e.set_result(i, kind, e.source(i.srcs[0], kind))
-
-    return emit
-
-
 def _extended(source: str, extension: str) -> Handler:
-    return _lanewise((source,), "i32", lambda e, v: e.convert(extension, source, "i32", v[0]))
+    return lanewise((source,), "i32", lambda e, v: e.convert(extension, source, "i32", v[0]))
 
 
 def _multiply_add(kind: str, source: str, extension: str) -> Handler:
@@ -348,7 +237,7 @@ def _multiply_add(kind: str, source: str, extension: str) -> Handler:
         b = e.convert(extension, source, kind, v[1])
         return e.binary("add", kind, e.binary("mul", kind, a, b), v[2])
 
-    return _lanewise((source, source, kind), kind, function)
+    return lanewise((source, source, kind), kind, function)
 
 
 def _saturated_pack(signed: bool) -> Function:
@@ -384,13 +273,6 @@ def _saturated_bytes(e: Registers, v: tuple[str, ...]) -> str:
     return e.convert("trunc", "i32", "i16", both)
 
 
-def _swap(e: Registers, i: Instruction) -> None:
-    assert i.dst is not None
-    first, second = e.source(i.dst), e.source(i.srcs[0])
-    e.set_vector(i.dst, "i32", second)
-    e.set_vector(i.srcs[0], "i32", first)
-
-
 def _arithmetic() -> dict[str, Handler]:
     found: dict[str, Handler] = {}
     for name, operation in (("add", "add"), ("sub", "sub")):
@@ -403,15 +285,15 @@ def _arithmetic() -> dict[str, Handler]:
     found["v_subrev_nc_u32"] = _adding("i32", "sub", False, swapped=True)
     found["v_subrev_co_u32"] = _carrying("sub", True, False)
     found["v_subrev_co_ci_u32"] = _carrying("sub", True, True)
-    found["v_mul_lo_u32"] = _binary("i32", "mul")
-    found["v_mul_lo_u16"] = _binary("i16", "mul")
-    found["v_mul_hi_u32"] = _same("i32", 2, _high_product(False))
-    found["v_mul_hi_i32"] = _same("i32", 2, _high_product(True))
+    found["v_mul_lo_u32"] = binary("i32", "mul")
+    found["v_mul_lo_u16"] = binary("i16", "mul")
+    found["v_mul_hi_u32"] = same("i32", 2, _high_product(False))
+    found["v_mul_hi_i32"] = same("i32", 2, _high_product(True))
     for letter, signed in (("u", False), ("i", True)):
         ty = f"{letter}32_{letter}24"
-        found[f"v_mul_{ty}"] = _same("i32", 2, _product24(signed))
-        found[f"v_mul_hi_{ty}"] = _same("i32", 2, _high_product(signed, True))
-        found[f"v_mad_{ty}"] = _same("i32", 3, _product24(signed))
+        found[f"v_mul_{ty}"] = same("i32", 2, _product24(signed))
+        found[f"v_mul_hi_{ty}"] = same("i32", 2, _high_product(signed, True))
+        found[f"v_mad_{ty}"] = same("i32", 3, _product24(signed))
         extension = "sext" if signed else "zext"
         found[f"v_mad_{letter}32_{letter}16"] = _multiply_add("i32", "i16", extension)
         found[f"v_mad_{letter}16"] = _multiply_add("i16", "i16", extension)
@@ -425,58 +307,14 @@ def _arithmetic() -> dict[str, Handler]:
     found["v_or3_b32"] = _then("i32", "or", "or")
     found["v_xor3_b32"] = _then("i32", "xor", "xor")
     found["v_xad_u32"] = _then("i32", "xor", "add")
-    found["v_sad_u8"] = _same("i32", 3, _sad_bytes(0))
-    found["v_sad_hi_u8"] = _same("i32", 3, _sad_bytes(16))
-    found["v_msad_u8"] = _same("i32", 3, _sad_bytes(0, masked=True))
-    found["v_sad_u16"] = _same("i32", 3, _sad_words)
-    found["v_sad_u32"] = _same(
+    found["v_sad_u8"] = same("i32", 3, _sad_bytes(0))
+    found["v_sad_hi_u8"] = same("i32", 3, _sad_bytes(16))
+    found["v_msad_u8"] = same("i32", 3, _sad_bytes(0, masked=True))
+    found["v_sad_u16"] = same("i32", 3, _sad_words)
+    found["v_sad_u32"] = same(
         "i32", 3, lambda e, v: e.binary("add", "i32", _difference(e, v[0], v[1]), v[2])
     )
-    found["v_lerp_u8"] = _same("i32", 3, _lerp)
-    return found
-
-
-def _bitwise() -> dict[str, Handler]:
-    found: dict[str, Handler] = {}
-    for bits in (16, 32):
-        kind = f"i{bits}"
-        for name in ("and", "or", "xor"):
-            found[f"v_{name}_b{bits}"] = _binary(kind, name)
-        found[f"v_not_b{bits}"] = _same(
-            kind, 1, lambda e, v, k=kind: e.binary("xor", k, v[0], constant(k, -1))
-        )
-        found[f"v_mov_b{bits}"] = _move(kind)
-        found[f"v_cndmask_b{bits}"] = _select(kind)
-        for name, operation in (
-            (f"v_lshlrev_b{bits}", "shl"), (f"v_lshrrev_b{bits}", "lshr"),
-            (f"v_ashrrev_i{bits}", "ashr"),
-        ):  # fmt: skip
-            found[name] = _same(
-                kind, 2, lambda e, v, k=kind, op=operation: shift(e, op, k, v[1], v[0])
-            )
-    found["v_xnor_b32"] = _same(
-        "i32", 2,
-        lambda e, v: e.binary("xor", "i32", e.binary("xor", "i32", *v), constant("i32", -1)),
-    )  # fmt: skip
-    found["v_lshlrev_b64"] = _shift64("shl")
-    found["v_lshrrev_b64"] = _shift64("lshr")
-    found["v_ashrrev_i64"] = _shift64("ashr")
-    found["v_bfe_u32"] = _same("i32", 3, _field_extract(False))
-    found["v_bfe_i32"] = _same("i32", 3, _field_extract(True))
-    found["v_bfi_b32"] = _same("i32", 3, _insert)
-    found["v_bfm_b32"] = _same("i32", 2, _field_mask)
-    found["v_alignbit_b32"] = _same("i32", 3, _align(True))
-    found["v_alignbyte_b32"] = _same("i32", 3, _align(False))
-    found["v_perm_b32"] = _same("i32", 3, _permute_bytes)
-    found["v_bfrev_b32"] = _same("i32", 1, lambda e, v: e.intrinsic("bitreverse", "i32", v[0]))
-    found["v_clz_i32_u32"] = _same("i32", 1, _zeros("ctlz"))
-    found["v_ctz_i32_b32"] = _same("i32", 1, _zeros("cttz"))
-    found["v_cls_i32"] = _same("i32", 1, _sign_bits)
-    found["v_bcnt_u32_b32"] = _same(
-        "i32", 2, lambda e, v: e.binary("add", "i32", e.intrinsic("ctpop", "i32", v[0]), v[1])
-    )
-    found["v_mbcnt_lo_u32_b32"] = _same("i32", 2, _mask_count(False))
-    found["v_mbcnt_hi_u32_b32"] = _same("i32", 2, _mask_count(True))
+    found["v_lerp_u8"] = same("i32", 3, _lerp)
     return found
 
 
@@ -486,36 +324,21 @@ def _ordering() -> dict[str, Handler]:
         for bits in (16, 32):
             kind, ty = f"i{bits}", f"{letter}{bits}"
             for name in ("min", "max"):
-                fold = prefix + name
-
-                def several(
-                    e: Registers, v: tuple[str, ...], fold: str = fold, kind: str = kind
-                ) -> str:
-                    return choose(e, fold, kind, *v)
-
-                found[f"v_{name}_{ty}"] = _same(kind, 2, several)
-                found[f"v_{name}3_{ty}"] = _same(kind, 3, several)
-            found[f"v_med3_{ty}"] = _same(
-                kind, 3, lambda e, v, p=prefix, k=kind: _median(e, p, k, v)
-            )
+                found[f"v_{name}_{ty}"] = same(kind, 2, _extreme(prefix + name, kind))
+                found[f"v_{name}3_{ty}"] = same(kind, 3, _extreme(prefix + name, kind))
+            found[f"v_med3_{ty}"] = same(kind, 3, _median(prefix, kind))
             for first, second in (("min", "max"), ("max", "min")):
-                # v_maxmin is min(max(a, b), c).
-                found[f"v_{first}{second}_{ty}"] = _same(
-                    kind, 3,
-                    lambda e, v, p=prefix, k=kind, f=first, s=second: e.intrinsic(
-                        p + s, k, e.intrinsic(p + f, k, v[0], v[1]), v[2]
-                    ),
-                )  # fmt: skip
+                both = _one_then_other(prefix + first, prefix + second, kind)
+                found[f"v_{first}{second}_{ty}"] = same(kind, 3, both)
     return found
 
 
 def handlers() -> dict[str, Handler]:
     """Return the emitters by instruction name."""
-    found = {**_arithmetic(), **_bitwise(), **_ordering()}
+    found = {**_arithmetic(), **_ordering()}
     found["v_cvt_i32_i16"] = _extended("i16", "sext")
     found["v_cvt_u32_u16"] = _extended("i16", "zext")
-    found["v_cvt_pk_u16_u32"] = _same("i32", 2, _saturated_pack(False))
-    found["v_cvt_pk_i16_i32"] = _same("i32", 2, _saturated_pack(True))
-    found["v_sat_pk_u8_i16"] = _lanewise(("i32",), "i16", _saturated_bytes)
-    found["v_swap_b32"] = _swap
+    found["v_cvt_pk_u16_u32"] = same("i32", 2, _saturated_pack(False))
+    found["v_cvt_pk_i16_i32"] = same("i32", 2, _saturated_pack(True))
+    found["v_sat_pk_u8_i16"] = lanewise(("i32",), "i16", _saturated_bytes)
     return found

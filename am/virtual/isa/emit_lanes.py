@@ -143,8 +143,8 @@ def gather_lanes(e: Registers, vector: str, indices: str) -> str:
 def _permute_row(exchange: bool) -> Handler:
     """v_permlane16: any lane of one's row of 16; v_permlanex16: of the other row of the pair.
 
-    The selectors are sixteen 4-bit numbers in two scalars. op_sel bit 0: disabled lanes may be read;
-    bit 1: a lane whose source is disabled reads zero, else keeps its old value.
+    The selectors are sixteen 4-bit numbers in two scalars. op_sel bit 0: disabled lanes may be
+    read; bit 1: a lane whose source is disabled reads zero, else keeps its old value.
     """
 
     def emit(e: Registers, i: Instruction) -> None:

@@ -86,7 +86,7 @@ def _store_two(size: int, step: int) -> Handler:
     return emit
 
 
-# -- atomics ----------------------------------------------------------------------------------------
+# -- atomics -------------------------------------------------------------------------------------
 
 
 def _atomic(
@@ -94,7 +94,8 @@ def _atomic(
 ) -> None:
     e.call(
         "void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (ADDRESSES, addresses),
-        ("i32", e.exec()), ("i32", str(ATOMICS.index(operation))), ("i1", "true" if flat else "false"),
+        ("i32", e.exec()), ("i32", str(ATOMICS.index(operation))),
+        ("i1", "true" if flat else "false"),
     )  # fmt: skip
     if dst is not None:
         for k, value in enumerate(load_columns(e, bits // 32)):
@@ -161,7 +162,7 @@ def _atomics() -> dict[str, Handler]:
     return found
 
 
-# -- lanes through the LDS crossbar -----------------------------------------------------------------
+# -- lanes through the LDS crossbar --------------------------------------------------------------
 
 
 def _enabled_only(e: Registers, value: str, lane: str) -> str:
@@ -238,7 +239,8 @@ def handlers() -> dict[str, Handler]:
     """Return the emitters by instruction name."""
     found = _atomics()
     for name, size, how in (
-        ("u8", 1, "zero"), ("i8", 1, "sign"), ("u16", 2, "zero"), ("i16", 2, "sign"), ("b32", 4, ""),
+        ("u8", 1, "zero"), ("i8", 1, "sign"), ("u16", 2, "zero"), ("i16", 2, "sign"),
+        ("b32", 4, ""),
         ("b64", 8, ""), ("b96", 12, ""), ("b128", 16, ""), ("u8_d16", 1, "low"),
         ("u8_d16_hi", 1, "high"), ("i8_d16", 1, "low sign"), ("i8_d16_hi", 1, "high sign"),
         ("u16_d16", 2, "low"), ("u16_d16_hi", 2, "high"),

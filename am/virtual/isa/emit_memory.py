@@ -76,7 +76,7 @@ class Address:
 
 
 def _hit(e: Registers, address: str, size: int, write: bool) -> tuple[str, str]:
-    """Look `address` up in the TLB; return whether all of `size` bytes may be accessed, and where."""
+    """Look `address` up in the TLB; return whether `size` bytes may be accessed, and where."""
     tlb = e.context(layout.TLB, "ptr")
     page = e.value(f"lshr i64 {address}, {PAGE_SHIFT}")
     entry = e.value(f"and i64 {page}, {TLB_SETS - 1}")

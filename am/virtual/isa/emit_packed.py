@@ -102,6 +102,10 @@ def _multiply_add(e: Registers, v: tuple[str, ...]) -> str:
     return e.binary("add", "i16", e.binary("mul", "i16", v[0], v[1]), v[2])
 
 
+def _extreme_of(name: str) -> Function:
+    return lambda e, v: extreme(e, "float", name, v[0], v[1])
+
+
 def _packed_handlers() -> dict[str, Handler]:
     found: dict[str, Handler] = {
         "v_pk_mul_lo_u16": _packed("i16", _integer("mul")),
@@ -113,9 +117,7 @@ def _packed_handlers() -> dict[str, Handler]:
         "v_pk_mul_f16": _packed("half", _through_float(lambda e, v: e.binary("fmul", "float", *v))),
     }
     for name in ("min", "max"):
-        found[f"v_pk_{name}_f16"] = _packed(
-            "half", _through_float(lambda e, v, name=name: extreme(e, "float", name, *v))
-        )
+        found[f"v_pk_{name}_f16"] = _packed("half", _through_float(_extreme_of(name)))
     for letter, prefix in (("i", "s"), ("u", "u")):
         found[f"v_pk_mad_{letter}16"] = _packed("i16", _multiply_add)
         for operation in ("add", "sub"):
@@ -127,11 +129,11 @@ def _packed_handlers() -> dict[str, Handler]:
     return found
 
 
-# -- mixed precision --------------------------------------------------------------------------------
+# -- mixed precision -----------------------------------------------------------------------------
 
 
 def _mixed_sources(e: Registers, i: Instruction) -> list[str]:
-    """Read the sources of v_fma_mix as f32: each is an f32 or, by op_sel_hi, one half of a register.
+    """Read the sources of v_fma_mix as f32: an f32 or, by op_sel_hi, one half of a register.
 
     neg_lo negates, neg_hi takes the absolute value.
     """
@@ -157,7 +159,8 @@ def _mixed(half: str) -> Handler:
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        result = fma(e, "float", *_mixed_sources(e, i))
+        a, b, c = _mixed_sources(e, i)
+        result = fma(e, "float", a, b, c)
         if not half:
             if i.clamp:
                 result = e.clamped("float", result)
@@ -171,7 +174,7 @@ def _mixed(half: str) -> Handler:
     return emit
 
 
-# -- dot products -----------------------------------------------------------------------------------
+# -- dot products --------------------------------------------------------------------------------
 
 
 def _dot2(kind: str, result_kind: str, accumulates: bool = False) -> Handler:
@@ -204,7 +207,7 @@ def _dot2(kind: str, result_kind: str, accumulates: bool = False) -> Handler:
                 if not _plain(i) and _bit(negated, number):
                     value = e.unary("fneg", "double", value)
                 factors.append(value)
-            total = fma(e, "double", *factors, total)
+            total = fma(e, "double", factors[0], factors[1], total)
         _set_dot(e, i, result_kind, total)
 
     return emit
@@ -244,7 +247,7 @@ def to_brain(e: Registers, value: str) -> str:
 
 
 def _dot_integers(bits: int, mixed: bool) -> Handler:
-    """Sum of products of 4 bytes or 8 nibbles, plus c. mixed: neg_lo says which source is signed."""
+    """Sum products of 4 bytes or 8 nibbles, plus c. mixed: neg_lo says which source is signed."""
 
     def emit(e: Registers, i: Instruction) -> None:
         a, b, c = _words(e, i)

@@ -123,7 +123,7 @@ def _define_arithmetic() -> None:
 
         return emit
 
-    # SCC tells whether the first source was chosen; of equal ones max takes the first, min the second.
+    # SCC tells whether the first source was chosen; of equal ones max takes the first.
     HANDLERS["s_min_i32"] = minmax("slt")
     HANDLERS["s_min_u32"] = minmax("ult")
     HANDLERS["s_max_i32"] = minmax("sge")
@@ -311,18 +311,26 @@ def _population(bits: int, ones: bool) -> Callable[[Registers, str], str]:
     return function
 
 
+def _inverted(ty: str) -> Callable[[Registers, str], str]:
+    return lambda e, a: e.value(f"xor {ty} {a}, -1")
+
+
+def _reversed_bits(ty: str) -> Callable[[Registers, str], str]:
+    return lambda e, a: e.call(ty, f"llvm.bitreverse.{ty}", (ty, a))
+
+
+def _sign_extended(ty: str) -> Callable[[Registers, str], str]:
+    return lambda e, a: e.value(f"sext {ty} {e.value(f'trunc i32 {a} to {ty}')} to i32")
+
+
 def _define_unary() -> None:
     for bits in (32, 64):
         ty = f"i{bits}"
         HANDLERS[f"s_mov_b{bits}"] = _move(bits)
         HANDLERS[f"s_cmov_b{bits}"] = _conditional_move(bits)
         HANDLERS[f"s_cselect_b{bits}"] = _select(bits)
-        HANDLERS[f"s_not_b{bits}"] = _unary(
-            bits, lambda e, a, ty=ty: e.value(f"xor {ty} {a}, -1"), bits, True
-        )
-        HANDLERS[f"s_brev_b{bits}"] = _unary(
-            bits, lambda e, a, ty=ty: e.call(ty, f"llvm.bitreverse.{ty}", (ty, a)), bits, False
-        )
+        HANDLERS[f"s_not_b{bits}"] = _unary(bits, _inverted(ty), bits, True)
+        HANDLERS[f"s_brev_b{bits}"] = _unary(bits, _reversed_bits(ty), bits, False)
         HANDLERS[f"s_ctz_i32_b{bits}"] = _unary(bits, _count("cttz", bits), 32, False)
         HANDLERS[f"s_clz_i32_u{bits}"] = _unary(bits, _count("ctlz", bits), 32, False)
         HANDLERS["s_cls_i32" if bits == 32 else "s_cls_i32_i64"] = _unary(
@@ -331,12 +339,7 @@ def _define_unary() -> None:
         HANDLERS[f"s_bcnt0_i32_b{bits}"] = _unary(bits, _population(bits, False), 32, True)
         HANDLERS[f"s_bcnt1_i32_b{bits}"] = _unary(bits, _population(bits, True), 32, True)
     for name, ty in (("s_sext_i32_i8", "i8"), ("s_sext_i32_i16", "i16")):
-        HANDLERS[name] = _unary(
-            32,
-            lambda e, a, ty=ty: e.value(f"sext {ty} {e.value(f'trunc i32 {a} to {ty}')} to i32"),
-            32,
-            False,
-        )
+        HANDLERS[name] = _unary(32, _sign_extended(ty), 32, False)
     HANDLERS["s_abs_i32"] = _unary(
         32, lambda e, a: e.call("i32", "llvm.abs.i32", ("i32", a), ("i1", "false")), 32, True
     )

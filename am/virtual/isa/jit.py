@@ -118,7 +118,7 @@ class ObjectCache:
         return image if hashlib.sha256(image).digest() == digest else None
 
     def put(self, key: str, image: bytes) -> None:
-        """Store an object; a folder that cannot be written is not an error, only slower next time."""
+        """Store an object. A folder that cannot be written only makes the next time slower."""
         if self.folder is None:
             return
         try:

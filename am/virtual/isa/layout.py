@@ -1,6 +1,6 @@
 """Byte layouts that Python and the generated native code share: worker context and wave state.
 
-Nothing here is the chip's: it is our own interface between launcher, runtime and translated kernels.
+Nothing here is the chip's: it is our own interface between launcher, runtime and kernels.
 """
 
 from __future__ import annotations

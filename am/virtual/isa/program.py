@@ -233,7 +233,7 @@ def _spans(
     return tuple((offset, bytes(code)) for offset, code in spans)
 
 
-# -- where EXEC is known to be all ones -------------------------------------------------------------
+# -- where EXEC is known to be all ones ----------------------------------------------------------
 
 _BASES = {
     Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,

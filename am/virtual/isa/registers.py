@@ -277,7 +277,7 @@ class Registers(Text):
         return value
 
     def set_result(self, instruction: Instruction, element: str, value: str) -> None:
-        """Write a vector result: float output modifiers, then the enabled lanes of the destination."""
+        """Write a vector result, with float output modifiers, in the enabled lanes."""
         if instruction.dst is None:
             raise Unsupported("no destination")
         if element in _FLOATS:

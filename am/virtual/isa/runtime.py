@@ -55,7 +55,7 @@ miss:
 
 
 def _lane_host(access: Access, size: int) -> str:
-    """Define host_<access>_<size>: where a lane's access may be done directly, or 0 when it crosses."""
+    """Define host_<access>_<size>: where a lane's access may be done, or 0 when it splits."""
     name = "read" if access is Access.READ else "write"
     return f"""
 define internal i64 @host_{name}_{size}(ptr %context, ptr %tlb, i64 %address) alwaysinline {{
@@ -186,7 +186,8 @@ def _lanes_access(store: bool, size: int) -> str:
     before = columns(size, True) if store else ""
     after = "" if store else columns(size, False)
     return f"""
-define internal void @slow_{verb}_{size}(ptr %context, <32 x i64> %addresses, i32 %lanes) noinline {{
+define internal void @slow_{verb}_{size}(ptr %context, <32 x i64> %addresses,
+    i32 %lanes) noinline {{
 entry:
 {field("tlb", layout.TLB, "ptr")}{before}
   %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}

@@ -1,7 +1,8 @@
 """Vector memory access that a kernel's own fast path did not cover.
 
-`near` functions take a base and 32-bit offsets. When all enabled lanes lie in one page, they need one
-look at the TLB and one gather or scatter. `far` functions take 64-bit addresses; equal high halves
+`near` functions take a base and 32-bit offsets. When all enabled lanes lie in one page, they need
+one look at the TLB and one gather or scatter.
+`far` functions take 64-bit addresses; equal high halves
 make them near. Everything else is left to the loops over lanes of `runtime`.
 """
 

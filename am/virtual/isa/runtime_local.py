@@ -20,7 +20,7 @@ ATOMICS = (
 
 
 def _safe_offsets(size: int) -> str:
-    """Return lines giving %safe: each lane's offset into the buffer, or that of spare space behind."""
+    """Return lines giving %safe: each lane's offset into the buffer, or of spare space behind."""
     return f"""
 {field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
   %limit = trunc i64 %lds.size to i32
@@ -213,7 +213,7 @@ def _lane_value(name: str, column: int, ty: str) -> str:
 
 
 def _atomic(bits: int) -> str:
-    """Define atomic_<bits>(context, addresses, lanes, operation, flat): old values to the columns."""
+    """Define atomic_<bits>(context, addresses, lanes, operation, flat); old values to columns."""
     ty = f"i{bits}"
     words = bits // 32
     cases = " ".join(f"i32 {k}, label %do.{name}" for k, name in enumerate(ATOMICS))

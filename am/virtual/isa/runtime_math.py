@@ -1,8 +1,8 @@
 """Native exp2, log2, sine and cosine of 32 lanes, for translated kernels.
 
 Arguments and results are f32; the work is done in f64 with polynomials whose error is below 2^-40,
-so that the result is nearly always the correctly rounded one. (The chip's own units err by up to one
-unit in the last place.) Sine and cosine take revolutions, as the instructions do.
+so that the result is nearly always the correctly rounded one. (The chip's own units err by up to
+one unit in the last place.) Sine and cosine take revolutions, as the instructions do.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class Text:
         """Call `function` with (type, value) pairs; declare it. Return the result's name, or ""."""
         types = ", ".join(kind for kind, _ in arguments)
         self.declarations.add(f"declare {result} @{function}({types})")
-        text = f"call {result} @{function}({', '.join(f'{kind} {value}' for kind, value in arguments)})"
+        passed = ", ".join(f"{kind} {value}" for kind, value in arguments)
+        text = f"call {result} @{function}({passed})"
         if result == "void":
             self.do(text)
             return ""
@@ -82,7 +83,7 @@ class Text:
         return self.value(f"{operation} <32 x {element}> {a}, {b}")
 
     def compare(self, predicate: str, element: str, a: str, b: str) -> str:
-        """Compare vectors; `predicate` as in LLVM ("olt", "ult", "eq", ...), by the element's kind."""
+        """Compare vectors; `predicate` as in LLVM ("olt", "ult", "eq"), by the element's kind."""
         operation = "icmp" if element.startswith("i") else "fcmp"
         return self.value(f"{operation} {predicate} <32 x {element}> {a}, {b}")
 

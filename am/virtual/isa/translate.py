@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 from am.virtual.isa import (
+    emit_bits,
     emit_convert,
     emit_float,
     emit_flow,
@@ -36,8 +37,8 @@ _PROFILES = (
 
 
 _MODULES = (
-    emit_scalar, emit_int, emit_float, emit_convert, emit_lanes, emit_packed, emit_matrix,
-    emit_memory, emit_local, emit_flow,
+    emit_scalar, emit_int, emit_bits, emit_float, emit_convert, emit_lanes, emit_packed,
+    emit_matrix, emit_memory, emit_local, emit_flow,
 )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def handlers() -> dict[str, Handler]:
 
 
 def translate(program: Program, vector_limit: int, name: str) -> str:
-    """Return the IR module of a program; `vector_limit` is the number of vector registers it has."""
+    """Return the IR module of a program that has `vector_limit` vector registers."""
     e = Registers(vector_limit)
     resumes: set[int] = set(program.roots)
     jumps = False
@@ -106,7 +107,8 @@ def emit(e: Registers, instruction: Instruction) -> None:
 
 def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
     """Emit the two operations of a VOPD: both read before either writes."""
-    e.pending = held = []
+    held: list[tuple[int, str]] = []
+    e.pending = held
     try:
         for half in (x, y):
             name = half.name.replace("v_dual_", "v_")

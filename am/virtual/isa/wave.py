@@ -25,10 +25,10 @@ def _set_scalar_from(slot: int, name: str, value: str) -> str:
 
 
 def launcher_ir() -> str:
-    """Return the IR of `launch(context, kernel)`: run workgroups until none is left or a wave halts.
+    """Return the IR of `launch(context, kernel)`: run workgroups until none is left or one halts.
 
     Waves of a group run one after another, each to its next barrier or its end. Returns a code of
-    `layout` (FINISHED, HALTED, ABORTED, NO_CODE). After NO_CODE with RESUME_GROUP set, a second call
+    `layout`. After UNKNOWN_CODE, with RESUME_GROUP set, a second call
     goes on with that group's waves where they were.
     """
     return f"""
@@ -61,7 +61,8 @@ entry:
   br i1 %resuming, label %go.on, label %next.group
 go.on:
   store i64 -1, ptr %resume.group.p
-{_load("resume.wave", layout.HALT_WAVE, "i32")}{_load("resume.waiting", layout.RESUME_WAITING, "i32")}
+{_load("resume.wave", layout.HALT_WAVE, "i32")}
+{_load("resume.waiting", layout.RESUME_WAITING, "i32")}
   br label %passes
 next.group:
   %stop = load atomic i32, ptr %abort monotonic, align 4

@@ -111,30 +111,30 @@ class Worker:
             layout.RESUME_WAITING: 0,
         }
         for offset, value in quads.items():
-            struct.pack_into("<Q", self.context, offset, value)
+            struct.pack_into("<Q", self.context.data, offset, value)
         for offset, value in words.items():
-            struct.pack_into("<I", self.context, offset, value)
+            struct.pack_into("<I", self.context.data, offset, value)
 
     def quad(self, offset: int) -> int:
         """Read a 64-bit field of the context."""
-        return int(struct.unpack_from("<Q", self.context, offset)[0])
+        return int(struct.unpack_from("<Q", self.context.data, offset)[0])
 
     def word(self, offset: int) -> int:
         """Read a 32-bit field of the context."""
-        return int(struct.unpack_from("<I", self.context, offset)[0])
+        return int(struct.unpack_from("<I", self.context.data, offset)[0])
 
     def resume_here(self, moved: int, waves: int) -> None:
         """Make the next launch go on with the group that stopped.
 
         moved: bytes by which the base that code offsets count from has changed meanwhile.
         """
-        struct.pack_into("<Q", self.context, layout.RESUME_GROUP, self.quad(layout.HALT_GROUP))
+        struct.pack_into("<Q", self.context.data, layout.RESUME_GROUP, self.quad(layout.HALT_GROUP))
         if not moved:
             return
         base = self.quad(layout.CODE_BASE) + moved
-        struct.pack_into("<Q", self.context, layout.CODE_BASE, base)
+        struct.pack_into("<Q", self.context.data, layout.CODE_BASE, base)
         stride = self.quad(layout.STATE_STRIDE)
         for at in range(layout.STATE_RESUME, stride * waves, stride):
-            (resume,) = struct.unpack_from("<I", self._states, at)
+            (resume,) = struct.unpack_from("<I", self._states.data, at)
             if resume:
-                struct.pack_into("<I", self._states, at, (resume - moved) & 0xFFFF_FFFF)
+                struct.pack_into("<I", self._states.data, at, (resume - moved) & 0xFFFF_FFFF)

@@ -37,8 +37,8 @@ def raw(machine: Machine, words: list[int], address: int = CODE) -> Dispatch:
     machine.memory.map(KERNARGS, np.zeros(1024, np.uint32))
     return Dispatch(
         code_address=address, groups=(1, 1, 1), threads=(32, 1, 1), rsrc1=3 | 0xF0 << 12,
-        rsrc2=2 << 1 | 1 << 7, rsrc3=0, user_data=[KERNARGS & 0xFFFFFFFF, KERNARGS >> 32, *[0] * 14],
-        wave32=True,
+        rsrc2=2 << 1 | 1 << 7, rsrc3=0, wave32=True,
+        user_data=[KERNARGS & 0xFFFFFFFF, KERNARGS >> 32, *[0] * 14],
     )  # fmt: skip
 
 
