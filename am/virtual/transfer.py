@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from am.virtual.gmc import Hub
     from am.virtual.hubfault import Fault
 
-CHUNK = 4 << 20  # moved under one hold of the chip's lock: about a millisecond
+CHUNK = 4 << 20  # translated at once; between chunks a transfer can be stopped
 POISON = b"\xdb"  # what overlapping copies leave
 
 
@@ -46,27 +46,29 @@ def copy(
 def _copy_chunk(
     hub: Hub, vmid: int, source: int, destination: int, size: int, client: int
 ) -> list[Fault]:
-    with hub.chip.lock:
-        sources, bad_source = hub.pieces(vmid, source, size, Access.READ, client)
-        targets, bad_target = hub.pieces(vmid, destination, size, Access.WRITE, client)
-        at = 0
-        here, left = sources[0]
-        for host, length in targets:
-            while length:
-                if not left:
-                    at += 1
-                    here, left = sources[at]
-                step = min(left, length)
-                if host > 0:
-                    if here > 0:
-                        ctypes.memmove(host, here, step)
-                    else:
-                        ctypes.memset(host, 0 if here == 0 else 0xFF, step)
-                    host += step
+    sources, bad_source = hub.pieces(vmid, source, size, Access.READ, client)
+    targets, bad_target = hub.pieces(vmid, destination, size, Access.WRITE, client)
+    # RACE: memory may change hands during the move, as under a board's transfer in flight. It stays
+    # mapped in this process as long as the chip lives (see dma.DmaPool), so that the lock, which
+    # register accesses need, is not held while bytes move.
+    at = 0
+    here, left = sources[0]
+    for host, length in targets:
+        while length:
+            if not left:
+                at += 1
+                here, left = sources[at]
+            step = min(left, length)
+            if host > 0:
                 if here > 0:
-                    here += step
-                left -= step
-                length -= step
+                    ctypes.memmove(host, here, step)
+                else:
+                    ctypes.memset(host, 0 if here == 0 else 0xFF, step)
+                host += step
+            if here > 0:
+                here += step
+            left -= step
+            length -= step
     return [fault for fault in (bad_source, bad_target) if fault is not None]
 
 
