@@ -244,13 +244,11 @@ def _total(pairs: Iterable[tuple[Atom, int]], offset: int) -> Index:
         if not factor:
             continue
         quotient = atom.value // atom.divisor
-        if len(quotient.terms) == 1 and quotient.terms[0][1] == 1:
+        if len(quotient.terms) == 1 and quotient.terms[0][1] == 1 and not quotient.constant:
             whole = quotient.terms[0][0]
-            if factors.get(whole, 0) == factor * atom.divisor:
-                # y%c = y - c*(y//c), and y//c = whole + quotient.constant
+            if factors.get(whole, 0) == factor * atom.divisor:  # y%c = y - c*(y//c)
                 del factors[atom], factors[whole]
-                rest = _total(factors.items(), offset - factor * atom.divisor * quotient.constant)
-                return rest + atom.value * factor
+                return _total(factors.items(), offset) + atom.value * factor
     kept = [(atom, factor) for atom, factor in factors.items() if factor]
     kept.sort(key=lambda pair: pair[0].key)
     return Index(tuple(kept), offset)

@@ -181,6 +181,15 @@ def test_matmul_with_prologue_and_epilogue(cpu: Device) -> None:
     assert np.all(np.isinf(product.numpy()))
 
 
+@pytest.mark.parametrize("depth", [131, 259, 385])
+def test_matmul_of_a_depth_that_slices_do_not_divide(cpu: Device, depth: int) -> None:
+    left, right = random((40, depth), "float32"), random((depth, 70), "float32", 1)
+    ours, theirs = Tensor(left, device=cpu), Tensor(right, device=cpu)
+    np.testing.assert_allclose((ours @ theirs).numpy(), left @ right, rtol=1e-4, atol=1e-4)
+    found = ((ours + 1) @ (theirs + 1)).numpy()
+    np.testing.assert_allclose(found, (left + 1) @ (right + 1), rtol=1e-4, atol=1e-3)
+
+
 def test_matmul_of_narrow_floats_sums_in_float32(cpu: Device) -> None:
     left, right = random((40, 300), "float16"), random((300, 40), "float16", 1)
     exact = left.astype(np.float64) @ right.astype(np.float64)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from compiler import Tensor
 from compiler.schedule import describe, schedule
+from hcq.command import Command
 from hcq.device import Device
+from hcq.queue import HardwareQueue
 
 
 def plan(tensor: Tensor) -> list[str]:
@@ -77,6 +79,22 @@ def test_equal_structure_shares_a_kernel(square: Tensor, cpu: Device) -> None:
     assert schedule([(square * square + 5).node])[0].key != one[0].key
     zero, minus_zero = (schedule([(square * number).node])[0].key for number in (0.0, -0.0))
     assert zero != minus_zero
+
+
+def test_kernels_of_one_submission_are_ordered(
+    square: Tensor, cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Command] = []
+    submit = cpu.submit
+
+    def watch(hardware: HardwareQueue, commands: Sequence[Command]) -> int:
+        sent.extend(commands)
+        return submit(hardware, commands)
+
+    monkeypatch.setattr(cpu, "submit", watch)
+    square.softmax().realize()
+    kinds = [type(command).__name__ for command in sent]
+    assert kinds == ["Launch", "Barrier", "Launch", "Barrier", "Launch"]
 
 
 def test_several_roots_at_once(square: Tensor) -> None:

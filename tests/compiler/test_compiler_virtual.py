@@ -130,6 +130,29 @@ def test_matmul(gpu: Device, shape: tuple[int, int, int], turned: bool) -> None:
     np.testing.assert_allclose(found, left @ right * 2 + right[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("depth", [50, 64])
+def test_matmul_tiles_are_zero_outside(gpu: Device, depth: int) -> None:
+    """Adding one to the factors would make the padding one as well."""
+    random = np.random.default_rng(11)
+    left, right = (
+        random.normal(size=shape).astype(np.float32) for shape in ((70, depth), (depth, 90))
+    )
+    found = ((Tensor(left, device=gpu) + 1) @ (Tensor(right, device=gpu) + 1)).numpy()
+    np.testing.assert_allclose(found, (left + 1) @ (right + 1), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3, 4])
+def test_padding_inside_a_vector(gpu: Device, before: int) -> None:
+    """Threads move several elements at once; the border runs through the middle of them."""
+    array = np.random.default_rng(12).normal(size=(30, 50)).astype(np.float32)
+    pairs = ((before, 2), (before, 64 - 50 - before))
+    padded = Tensor(array, device=gpu).pad(pairs, 3) * 2
+    np.testing.assert_array_equal(padded.numpy(), np.pad(array, pairs, constant_values=3) * 2)
+    parts = [Tensor(array, device=gpu), Tensor(array[:, :14], device=gpu)]
+    joined = np.concatenate([array, array[:, :14]], 1)
+    np.testing.assert_array_equal(Tensor.cat(parts, 1).numpy(), joined)
+
+
 @pytest.mark.parametrize("name", ["float16", "int8", "int64", "bool"])
 def test_matmul_of_other_types_and_batches(gpu: Device, cpu: Device, name: str) -> None:
     left, right = (numbers(name, 2 * 33 * 33, seed).reshape(2, 33, 33) for seed in (8, 9))
