@@ -162,13 +162,20 @@ def matrices(kernel: Kernel) -> dict[str, str]:
     ):
         base = name.split(".v")[0]
         if flags == "signed":
-            arguments = f"i1 true, {ab} %x, i1 false, {ab} %y, {cd} %c, i1 true"
+            arguments = f"i1 true, {ab} %ma, i1 false, {ab} %mb, {cd} %c, i1 true"
             shapes = f"i1, {ab}, i1, {ab}, {cd}, i1"
         else:
-            arguments = f"{ab} %x, {ab} %y, {cd} %c{flags}"
+            arguments = f"{ab} %ma, {ab} %mb, {cd} %c{flags}"
             shapes = f"{ab}, {ab}, {cd}" + (", i1" if flags else "")
         for accumulator in ("zeroinitializer", "loaded"):
-            body = f"  %pc = getelementptr {cd}, ptr addrspace(1) %out, i32 %i\n"
+            # Both halves of the wave hold the same A and B, as the instructions demand.
+            body = f"""  %half = and i32 %i, 15
+  %qa = getelementptr {ab}, ptr addrspace(1) %a, i32 %half
+  %qb = getelementptr {ab}, ptr addrspace(1) %b, i32 %half
+  %ma = load {ab}, ptr addrspace(1) %qa
+  %mb = load {ab}, ptr addrspace(1) %qb
+  %pc = getelementptr {cd}, ptr addrspace(1) %out, i32 %i
+"""
             loaded = f"  %c = load {cd}, ptr addrspace(1) %pc\n"
             call = f"  %r = call {cd} @llvm.amdgcn.wmma.{name}({arguments})"
             if accumulator == "loaded":

@@ -101,9 +101,10 @@ def memory(kernel: Kernel) -> dict[str, str]:
   %p2 = getelementptr i32, ptr addrspace(3) %p, i32 64
   store i32 %y, ptr addrspace(3) %p2
   call void @llvm.amdgcn.s.barrier()
-  %q = getelementptr i32, ptr addrspace(3) %p, i32 3
+  %j = xor i32 %i, 1
+  %q = getelementptr i32, ptr addrspace(3) @lds, i32 %j
   %v = load i32, ptr addrspace(3) %q
-  %q2 = getelementptr i32, ptr addrspace(3) %p, i32 7
+  %q2 = getelementptr i32, ptr addrspace(3) %q, i32 64
   %w = load i32, ptr addrspace(3) %q2
   %r = sub i32 %v, %w""",
         lds + barrier,

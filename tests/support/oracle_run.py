@@ -50,41 +50,43 @@ def _pieces(address: int, size: int) -> Iterator[tuple[int, int]]:
 
 def run_oracle(dispatch: Dispatch, memory: ArrayMemory, limit: int = 200_000) -> int:
     """Run every workgroup, one after the other; return the number of instructions executed."""
-    code = _code(dispatch.code_address, memory)
+    base, code = _code(dispatch.code_address, memory)
     walker = PageWalker(memory)
     count = 0
     for z in range(dispatch.groups[2]):
         for y in range(dispatch.groups[1]):
             for x in range(dispatch.groups[0]):
-                count += run_group(code, _waves(dispatch, walker, (x, y, z)), limit)
+                count += run_group(code, _waves(dispatch, base, walker, (x, y, z)), limit)
     return count
 
 
-def _code(address: int, memory: ArrayMemory) -> bytes:
-    """Return the code from the page of `address` on; what is not mapped reads as nothing."""
+def _code(address: int, memory: ArrayMemory) -> tuple[int, bytes]:
+    """Return the executable pages around an address, and where they begin."""
     faults = len(memory.faults)
-    found = b""
-    while len(found) < CODE_WINDOW:
-        page = memory.fetch(address + len(found), PAGE - (address + len(found)) % PAGE)
-        if page is None:
-            break
+    base = address // PAGE * PAGE
+    found = memory.fetch(base, PAGE) or b""
+    while len(found) < CODE_WINDOW and (page := memory.fetch(base - PAGE, PAGE)) is not None:
+        base, found = base - PAGE, page + found
+    while len(found) < CODE_WINDOW and (page := memory.fetch(base + len(found), PAGE)) is not None:
         found += page
     del memory.faults[faults:]
-    return found
+    return base, found
 
 
 def _waves(
-    dispatch: Dispatch, walker: PageWalker, group: tuple[int, int, int]
+    dispatch: Dispatch, base: int, walker: PageWalker, group: tuple[int, int, int]
 ) -> list[WaveState]:
     threads = dispatch.threads[0] * dispatch.threads[1] * dispatch.threads[2]
     lds = np.zeros((dispatch.rsrc2 >> 15 & 0x1FF) * 512, np.uint8)
     return [
-        _wave(dispatch, walker, group, first, threads, lds) for first in range(0, threads, LANES)
+        _wave(dispatch, base, walker, group, first, threads, lds)
+        for first in range(0, threads, LANES)
     ]
 
 
 def _wave(
     dispatch: Dispatch,
+    base: int,
     walker: PageWalker,
     group: tuple[int, int, int],
     first: int,
@@ -100,7 +102,8 @@ def _wave(
         scratch=np.zeros((LANES, dispatch.scratch_wave_size // LANES), np.uint8),
         shared_aperture=dispatch.shared_aperture,
         private_aperture=dispatch.private_aperture,
-        code_base=dispatch.code_address,
+        code_base=base,
+        pc=dispatch.code_address - base,
     )
     state.sgprs[:user] = dispatch.user_data[:user]
     at = user

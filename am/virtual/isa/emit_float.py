@@ -346,10 +346,9 @@ def _div_scale(kind: str) -> Handler:
         wide_gap = e.compare("sge", "i32", gap, constant("i32", far))
         low_denormal = _is_denormal(e, kind, low)
         one = constant(kind, _ONE[kind])
-        # The reciprocal is taken in f64: of an f32 it is never denormal.
+        # UNSURE: the ISA document takes the reciprocal in f64 even of an f32, where it is never
+        # denormal; but then v_rcp_f32, which flushes, would make a division by 2**127 zero.
         inverse_denormal = _is_denormal(e, kind, e.binary("fdiv", kind, one, low))
-        if kind == "float":
-            inverse_denormal = "zeroinitializer"
         quotient_denormal = _is_denormal(e, kind, e.binary("fdiv", kind, top, low))
         both = _and(e, inverse_denormal, quotient_denormal)
         tiny_top = e.compare("sle", "i32", top_exponent, constant("i32", tiny))

@@ -176,19 +176,20 @@ def _lerp(e: Registers, v: tuple[str, ...]) -> str:
 
 
 def _multiply_add64(signed: bool) -> Handler:
-    """64-bit d = a * b + c, with the carry (or signed overflow) in sdst."""
+    """64-bit d = a * b + c, with bit 64 of the sum (signed: of the 65-bit sum) in sdst."""
 
     def emit(e: Registers, i: Instruction) -> None:
         a, b, c = e.source(i.srcs[0]), e.source(i.srcs[1]), e.source(i.srcs[2], "i64")
         total = e.binary("add", "i64", _wide_product(e, a, b, signed), c)
         if signed:
-            # Overflow out of 64 bits: operands of one sign, result of the other.
+            # Operands of one sign, result of the other: bit 64 is not the sign of the result.
             product = _wide_product(e, a, b, True)
             flips = e.binary(
                 "and", "i64", e.binary("xor", "i64", total, product),
                 e.binary("xor", "i64", total, c),
             )  # fmt: skip
-            carry = e.compare("slt", "i64", flips, constant("i64", 0))
+            sign = e.binary("xor", "i64", total, flips)
+            carry = e.compare("slt", "i64", sign, constant("i64", 0))
         else:
             carry = e.compare("ult", "i64", total, c)
         if i.sdst is not None:

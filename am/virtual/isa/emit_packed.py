@@ -27,8 +27,8 @@ def half_of(e: Registers, word: str, high: int, kind: str) -> str:
 
 
 def _raw(operand: Operand) -> Operand:
-    """Return the operand without modifiers: packed ones have theirs apart."""
-    return replace(operand, neg=False, absolute=False)
+    """Return the operand without modifiers and half: packed ones have theirs apart."""
+    return replace(operand, neg=False, absolute=False, high=False)
 
 
 def _bit(bits: tuple[int, ...], number: int) -> int:

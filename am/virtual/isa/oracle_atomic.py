@@ -68,6 +68,9 @@ def _float_result(operation: str, bits: int, old: int, value: int, other: int) -
             total = np.array([read(old)], number) + np.array([read(value)], number)
         return int(total.view(f"uint{bits}")[0])
     if operation in ("min", "max"):
+        # A number wins over a NaN: LLVM selects these for fmin and fmax.
+        if np.isnan(read(old)) or np.isnan(read(value)):
+            return value if np.isnan(read(old)) else old
         less, more = read(value) < read(old), read(value) > read(old)
         return value if (less if operation == "min" else more) else old
     raise NotSupported("the oracle does not know the atomic", operation=operation)

@@ -102,7 +102,7 @@ def add(first: Lanes, second: Lanes) -> Lanes:
 
 def subtract(first: Lanes, second: Lanes) -> Lanes:
     """Return first - second, rounded once."""
-    return add(first, -second)
+    return add(first, np.where(np.isnan(second), second, -second))
 
 
 multiply = _via_double(np.multiply)  # products of two f32 are exact in f64
@@ -136,20 +136,20 @@ def _fma64(first: Any, second: Any, third: Any) -> float:  # Any: float64 scalar
     return rounded if rounded else math.copysign(0.0, exact.numerator)
 
 
-def minimum(first: Lanes, second: Lanes) -> Lanes:
-    """Return the lesser; -0 is less than +0; a number wins over a quiet NaN."""
+def minimum(first: Lanes, second: Lanes, ieee: bool) -> Lanes:
+    """Return the lesser; -0 is less than +0; a number wins over a (quiet, if ieee) NaN."""
     less = (first < second) | ((first == second) & np.signbit(first))
     chosen = np.where(less, first, second)
     chosen = np.where(np.isnan(first), second, np.where(np.isnan(second), first, chosen))
-    return _signalling_wins(chosen, first, second)
+    return _signalling_wins(chosen, first, second) if ieee else chosen
 
 
-def maximum(first: Lanes, second: Lanes) -> Lanes:
-    """Return the greater; +0 is greater than -0; a number wins over a quiet NaN."""
+def maximum(first: Lanes, second: Lanes, ieee: bool) -> Lanes:
+    """Return the greater; +0 is greater than -0; a number wins over a (quiet, if ieee) NaN."""
     more = (first > second) | ((first == second) & ~np.signbit(first))
     chosen = np.where(more, first, second)
     chosen = np.where(np.isnan(first), second, np.where(np.isnan(second), first, chosen))
-    return _signalling_wins(chosen, first, second)
+    return _signalling_wins(chosen, first, second) if ieee else chosen
 
 
 def _signalling_wins(chosen: Lanes, first: Lanes, second: Lanes) -> Lanes:
@@ -158,16 +158,15 @@ def _signalling_wins(chosen: Lanes, first: Lanes, second: Lanes) -> Lanes:
     return np.where(is_signalling(first), quieted(first), chosen)
 
 
-def median(first: Lanes, second: Lanes, third: Lanes) -> Lanes:
+def median(first: Lanes, second: Lanes, third: Lanes, ieee: bool) -> Lanes:
     """Return the middle one; with a NaN among them the least."""
     nan = np.isnan(first) | np.isnan(second) | np.isnan(third)
-    least = minimum(minimum(first, second), third)
-    most = maximum(maximum(first, second), third)
-    middle = np.where(
-        bits_of(most) == bits_of(first),
-        maximum(second, third),
-        np.where(bits_of(most) == bits_of(second), maximum(first, third), maximum(first, second)),
-    )
+    least = minimum(minimum(first, second, ieee), third, ieee)
+    most = maximum(maximum(first, second, ieee), third, ieee)
+    others = [(second, third), (first, third), (first, second)]
+    rest = [maximum(one, other, ieee) for one, other in others]
+    is_first, is_second = bits_of(most) == bits_of(first), bits_of(most) == bits_of(second)
+    middle = np.where(is_first, rest[0], np.where(is_second, rest[1], rest[2]))
     return np.where(nan, least, middle)
 
 

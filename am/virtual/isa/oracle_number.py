@@ -73,7 +73,8 @@ def _div_fixup(quotient: Lanes, denominator: Lanes, numerator: Lanes) -> Lanes:
             underflow,
         ],
         [huge, zero, zero],
-        np.abs(quotient),
+        # Steps that overflowed leave a NaN behind: the quotient of finite numbers is infinite.
+        np.where(np.isnan(quotient), huge, np.abs(quotient)),
     ).astype(kind)
     result = np.where(negative, -size, size)
     invalid = ((denominator == 0) & (numerator == 0)) | (
@@ -167,8 +168,8 @@ def _cube_axis(x: Lanes, y: Lanes, z: Lanes) -> Lanes:
 
 
 @cache
-def operations() -> dict[str, Operation]:
-    """Return the floating-point operations by name."""
+def operations(ieee: bool = True) -> dict[str, Operation]:
+    """Return the floating-point operations by name. ieee: MODE.IEEE, minima quiet NaNs."""
     table: dict[str, Operation] = {
         "v_mul_dx9_zero_f32": _dx9_product,
         "v_fma_dx9_zero_f32": _dx9_fma,
@@ -184,6 +185,7 @@ def operations() -> dict[str, Operation]:
     }
     for kind in _KINDS:
         table.update(_common(kind))
+        table.update(_extremes(kind, ieee))
     table.update(_conversions())
     return table
 
@@ -194,14 +196,7 @@ def _common(kind: str) -> dict[str, Operation]:
         "sub": fp.subtract,
         "subrev": lambda a, b: fp.subtract(b, a),
         "mul": fp.multiply,
-        "min": fp.minimum,
-        "max": fp.maximum,
         "fma": fp.fma,
-        "min3": lambda a, b, c: fp.minimum(fp.minimum(a, b), c),
-        "max3": lambda a, b, c: fp.maximum(fp.maximum(a, b), c),
-        "med3": fp.median,
-        "minmax": lambda a, b, c: fp.maximum(fp.minimum(a, b), c),
-        "maxmin": lambda a, b, c: fp.minimum(fp.maximum(a, b), c),
         "div_fixup": _div_fixup,
         "ldexp": lambda a, b: fp.ldexp(a, signed(b, 8 * b.itemsize)),
         "trunc": np.trunc,
@@ -219,6 +214,24 @@ def _common(kind: str) -> dict[str, Operation]:
         "cos": _flushing(_double(_cosine)),
     }
     return {f"v_{stem}_{kind}": operation for stem, operation in named.items()}
+
+
+def _extremes(kind: str, ieee: bool) -> dict[str, Operation]:
+    def least(a: Lanes, b: Lanes) -> Lanes:
+        return fp.minimum(a, b, ieee)
+
+    def most(a: Lanes, b: Lanes) -> Lanes:
+        return fp.maximum(a, b, ieee)
+
+    return {
+        f"v_min_{kind}": least,
+        f"v_max_{kind}": most,
+        f"v_min3_{kind}": lambda a, b, c: least(least(a, b), c),
+        f"v_max3_{kind}": lambda a, b, c: most(most(a, b), c),
+        f"v_med3_{kind}": lambda a, b, c: fp.median(a, b, c, ieee),
+        f"v_minmax_{kind}": lambda a, b, c: most(least(a, b), c),
+        f"v_maxmin_{kind}": lambda a, b, c: least(most(a, b), c),
+    }
 
 
 def _to_int(low: int, high: int, write: Operation, before: Operation | None = None) -> Operation:
@@ -251,7 +264,8 @@ def _pack(operation: Callable[[Lanes], Lanes]) -> Operation:
 
 def _pack_byte(value: Lanes, place: Lanes, old: Lanes) -> Lanes:
     shift = np.uint32(8) * (place & np.uint32(3))
-    byte = fp.to_integer(value, 0, 255).astype(np.uint32)
+    # UNSURE: whether to nearest (as here) or towards zero; a test on silicon would settle it.
+    byte = fp.to_integer(np.rint(value), 0, 255).astype(np.uint32)
     found: Lanes = (old & ~(np.uint32(0xFF) << shift)) | byte << shift
     return found
 

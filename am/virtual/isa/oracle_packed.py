@@ -60,7 +60,11 @@ def _packed_half(
             if negated[number]:
                 bits = bits ^ _SIGN
             numbers.append(_flushed(bits.view(np.float16), state))
-        result = _FLOATS[stem](*numbers)
+        if stem in ("min", "max"):
+            extreme = fp.minimum if stem == "min" else fp.maximum
+            result = extreme(*numbers, state.mode.ieee)
+        else:
+            result = _FLOATS[stem](*numbers)
         if instruction.clamp:
             result = fp.clamped(result, state.mode.dx10_clamp)
         return _flushed(result, state, result=True)
@@ -75,8 +79,6 @@ def _packed_half(
 _FLOATS: dict[str, Callable[..., Lanes]] = {
     "add": fp.add,
     "mul": fp.multiply,
-    "min": fp.minimum,
-    "max": fp.maximum,
     "fma": fp.fma,
 }
 

@@ -244,7 +244,7 @@ def _arithmetic(
     if stem == "min":
         return min(first, second) & mask, first < second
     if stem == "max":
-        return max(first, second) & mask, first > second
+        return max(first, second) & mask, first >= second
     if stem == "absdiff":
         result = abs(signed(first - second, bits)) & mask  # of the difference that fits
         return result, result != 0

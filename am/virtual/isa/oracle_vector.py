@@ -137,7 +137,7 @@ def _values(name: str, instruction: Instruction, state: WaveState, sources: list
     if name in integers.operations():
         return integers.operations()[name](*sources)
     if name in numbers.operations():
-        return numbers.operations()[name](*sources)
+        return numbers.operations(state.mode.ieee)[name](*sources)
     if name.startswith("v_cndmask"):
         return np.where(sources[2], sources[1], sources[0])
     if name.startswith("v_div_fmas"):

@@ -262,9 +262,9 @@ class Registers(Text):
             low = self.vector_register(operand.index)
         if bits == 64:
             return self.join(low, self.vector_register(operand.index + 1))
+        if operand.high:
+            low = self.binary("lshr", "i32", low, constant("i32", 16))
         if bits == 16:
-            if operand.high:
-                low = self.binary("lshr", "i32", low, constant("i32", 16))
             return self.convert("trunc", "i32", "i16", low)
         return low
 
