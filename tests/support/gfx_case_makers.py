@@ -19,6 +19,7 @@ _HALVES = ("f16", "b16", "bf16")
 _CARRIES = ("_co_u32", "_co_ci_u32", "v_div_scale", "v_mad_u64", "v_mad_i64")
 _SATURATING = ("add_nc", "sub_nc", "subrev_nc")
 # They move lanes or registers in their own ways: made by hand below, or not at all.
+TRANSCENDENTAL = ("rcp", "rsq", "sqrt", "exp", "log", "sin", "cos")
 SPECIAL = {
     "v_nop", "v_pipeflush", "v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32",
     "v_permlane16_b32", "v_permlanex16_b32", "v_permlane64_b32", "v_swap_b32", "v_swaprel_b32",
@@ -85,9 +86,13 @@ def small_registers(seed: int, groups: int = 2) -> Registers:
 class _Sources:
     """Picks sources: mostly vector registers, now and then scalars and constants."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, name: str) -> None:
         self.chance = chance
+        # As numbers of the transcendental unit small integers are denormals.
+        self.lowest = 0 if name.split("_")[1] in TRANSCENDENTAL else -16
         self.literal = chance.choice(SPECIAL_WORDS.tolist()) ^ chance.getrandbits(4)
+        if self.lowest == 0 and not self.literal & 0x7F800000:
+            self.literal |= 0x40000000
 
     def pick(self, kind: str, number: int) -> int:
         if kind == "mask":
@@ -98,7 +103,7 @@ class _Sources:
         if draw < 0.72:
             return asm.s(40 + 2 * number)
         if draw < 0.84:
-            return asm.integer(self.chance.randint(-16, 64))
+            return asm.integer(self.chance.randint(self.lowest, 64 if self.lowest else 0))
         if draw < 0.94:
             return self.chance.choice(asm.FLOATS)
         return asm.LITERAL
@@ -114,7 +119,7 @@ def _clamps(shape: Shape) -> bool:
 
 
 def _long(shape: Shape, chance: random.Random, label: str, plain: bool = False) -> Case:
-    sources = _Sources(chance)
+    sources = _Sources(chance, shape.name)
     codes = [sources.pick(kind, number) for number, kind in enumerate(shape.srcs)]
     if plain:
         codes = [
@@ -148,7 +153,7 @@ def _upper(kind: str, chance: random.Random) -> int:
 
 
 def _short(encoding: str, shape: Shape, chance: random.Random) -> Case:
-    sources = _Sources(chance)
+    sources = _Sources(chance, shape.name)
     first = sources.pick(shape.srcs[0], 0)
     first |= _upper(shape.srcs[0], chance) if first >= 256 else 0
     if "literal" in shape.srcs and first == asm.LITERAL:
@@ -240,16 +245,19 @@ def packed_cases(seed: int) -> Iterator[Case]:
         if "wmma" in shape.name:
             continue
         for label in ("one", "two"):
-            sources = _Sources(chance)
+            sources = _Sources(chance, shape.name)
             codes = [sources.pick(kind, number) for number, kind in enumerate(shape.srcs)]
             modified = "f16" in shape.name or "bf16" in shape.name or "mix" in shape.name
             plain = label == "one"
+            halves = 7
+            if "mix" in shape.name:  # an upper half of a constant means nothing there
+                halves = sum(1 << at for at, code in enumerate(codes) if not 128 <= code < 256)
             signs = 3 if "_iu" in shape.name else 0 if plain or not modified else 7
             words = asm.vop3p(
                 shape.name,
                 16,
                 [asm.v(8 + 2 * number) for number in range(len(codes))] if plain else codes,
-                op_sel=0 if plain or "_iu" in shape.name else chance.getrandbits(3),
+                op_sel=0 if plain or "_iu" in shape.name else chance.getrandbits(3) & halves,
                 op_sel_hi=7 if plain or "_iu" in shape.name else chance.getrandbits(3),
                 neg_lo=chance.getrandbits(3) & signs,
                 neg_hi=chance.getrandbits(3) & (0 if "_iu" in shape.name else signs),

@@ -382,6 +382,14 @@ def _div_fmas(kind: str) -> Handler:
         total = fma(e, kind, a, b, c)
         flag = e.value(f"bitcast i32 {e.scalar_register(106)} to <32 x i1>")
         large = e.compare("sgt", "i32", biased_exponent(e, kind, c), constant("i32", bias))
+        if kind == "float":  # scaled before it is rounded: a denormal quotient is rounded once
+            up, down = (constant("double", (1023 + by) << 52) for by in (step, -step))
+            wide = [e.convert("fpext", "float", "double", value) for value in (a, b, c)]
+            exact = e.binary("fmul", "double", fma(e, "double", *wide),
+                             e.select(large, "double", up, down))  # fmt: skip
+            moved = e.convert("fptrunc", "double", "float", exact)
+            e.set_result(i, kind, e.select(flag, kind, moved, total))
+            return
         up, down = constant(kind, (bias + step) << shift), constant(kind, (bias - step) << shift)
         if kind == "float":  # scaled before the rounding, as the chip does
             wide = [e.convert("fpext", "float", "double", value) for value in (a, b, c)]

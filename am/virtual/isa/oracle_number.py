@@ -41,11 +41,15 @@ def _flushing(operation: Operation) -> Operation:
 
 
 def _sine(turns: Lanes) -> Lanes:
-    return np.sin(np.fmod(turns, 1.0) * (2 * np.pi))
+    """Return sin(2 pi turns); exactly 0 at every half turn."""
+    rest = np.fmod(turns, 1.0)
+    halves = np.rint(2 * rest)
+    sine = np.sin((rest - halves / 2) * (2 * np.pi))
+    return np.where(halves % 2 == 1, -sine, sine)
 
 
 def _cosine(turns: Lanes) -> Lanes:
-    return np.cos(np.fmod(turns, 1.0) * (2 * np.pi))
+    return _sine(np.fmod(turns, 1.0) + 0.25)
 
 
 def _dx9_product(first: Lanes, second: Lanes) -> Lanes:
@@ -132,10 +136,17 @@ def div_scale(value: Lanes, denominator: Lanes, numerator: Lanes) -> tuple[Lanes
 
 
 def div_fmas(first: Lanes, second: Lanes, third: Lanes, scale: Lanes) -> Lanes:
-    """Return the fma, scaled back where VCC says so: up for large quotients, down for small."""
+    """Return the fma, scaled back where VCC says so: up for large quotients, down for small.
+
+    f32 is rounded once, after scaling: denormal quotients would otherwise be rounded twice.
+    """
     kind = first.dtype.type
-    step = 64 if kind is np.float32 else 128
-    powers = np.where(fp.exponent(third) > fp.BIAS[kind], step, -step)
+    if kind is np.float32:
+        product = first.astype(np.float64) * second.astype(np.float64)
+        total = fp.add_exactly(product, third.astype(np.float64))
+        powers = np.where(scale, np.where(fp.exponent(third) > 127, 64, -64), 0)
+        return np.ldexp(total, powers).astype(np.float32)
+    powers = np.where(fp.exponent(third) > fp.BIAS[kind], 128, -128)
     exact = fp.fma(first, second, third)
     return np.where(scale, fp.ldexp(exact, powers), exact)
 

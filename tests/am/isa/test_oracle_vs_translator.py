@@ -16,6 +16,7 @@ from am.virtual.isa.core import GfxCore
 from am.virtual.isa.translate import handlers
 from tests.support.float_compare import both_nan, close
 from tests.support.gfx_case_makers import (
+    TRANSCENDENTAL,
     dual_cases,
     lane_cases,
     packed_cases,
@@ -28,7 +29,6 @@ from tests.support.gfx_case_makers import (
 from tests.support.gfx_cases import Case, NotTranslated, Registers, run_core, run_oracle
 
 BATCH = 40
-TRANSCENDENTAL = ("rcp", "rsq", "sqrt", "exp", "log", "sin", "cos")
 # The core stops at these as at an illegal instruction.
 NOT_TRANSLATED = {"v_trig_preop_f64"}
 
