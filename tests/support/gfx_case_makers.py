@@ -217,8 +217,7 @@ def vector_cases(encoding: str, seed: int) -> Iterator[Case]:
         for number, shape in opcodes.vop3().items():
             if number >= 512 and shape.name not in SPECIAL:
                 yield _long(shape, chance, "plain", plain=True)
-                yield _long(shape, chance, "one")
-                yield _long(shape, chance, "two")
+                yield _long(shape, chance, "picked")
         return
     tables = {"VOP1": opcodes.vop1, "VOP2": opcodes.vop2, "VOPC": opcodes.vopc}
     long = {shape.name for shape in opcodes.vop3().values()}
@@ -226,10 +225,11 @@ def vector_cases(encoding: str, seed: int) -> Iterator[Case]:
         if shape.name in SPECIAL:
             continue
         yield _short(encoding, shape, chance)
+        # Comparisons are many and alike: some of them in every form.
         permuted = _permuted(encoding, shape, chance)
-        if permuted is not None:
+        if permuted is not None and (encoding != "VOPC" or chance.random() < 0.25):
             yield permuted
-        if shape.name in long:
+        if shape.name in long and (encoding != "VOPC" or chance.random() < 0.35):
             yield _long(shape, chance, "long")
 
 

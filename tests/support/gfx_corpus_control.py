@@ -150,19 +150,23 @@ four:
         """  %g = call i32 @llvm.amdgcn.workgroup.id.x()
   %h = call i32 @llvm.amdgcn.workgroup.id.y()
   %t = call i32 @llvm.amdgcn.workitem.id.y()
-  %s = call i32 @llvm.amdgcn.s.getreg(i32 63494)
   %w = call i32 @llvm.amdgcn.groupstaticsize()
   %r0 = add i32 %g, %h
   %r1 = add i32 %r0, %t
-  %r2 = add i32 %r1, %s
-  %r3 = add i32 %r2, %w
+  %r3 = add i32 %r1, %w
   call void @llvm.amdgcn.s.sleep(i32 2)
   call void @llvm.amdgcn.s.setprio(i16 3)
   %r = add i32 %r3, %x""",
         "declare i32 @llvm.amdgcn.workgroup.id.x()\ndeclare i32 @llvm.amdgcn.workgroup.id.y()\n"
-        "declare i32 @llvm.amdgcn.workitem.id.y()\ndeclare i32 @llvm.amdgcn.s.getreg(i32)\n"
+        "declare i32 @llvm.amdgcn.workitem.id.y()\n"
         "declare void @llvm.amdgcn.s.sleep(i32)\ndeclare void @llvm.amdgcn.s.setprio(i16)\n"
         "declare i32 @llvm.amdgcn.groupstaticsize()\n",
+        inputs="i32",
+        result="i32",
+    )
+    found["hardware register"] = kernel(
+        "  %s = call i32 @llvm.amdgcn.s.getreg(i32 63494)\n  %r = add i32 %s, %x",
+        "declare i32 @llvm.amdgcn.s.getreg(i32)\n",
         inputs="i32",
         result="i32",
     )

@@ -34,6 +34,7 @@ NOT_TRANSLATED = (
     "amdgcn.qsad",
     "amdgcn.mqsad",
     "buffer ",
+    "hardware register",
 )
 
 Words = NDArray[np.uint32]
