@@ -82,9 +82,9 @@ def open(name: str = "auto", **options: object) -> Device:
     Options are the driver's, and for virtual chips also the model's (`chip=` plugs in a chip again
     that stayed powered). For `pci:` names `bind=True` takes the device from its kernel driver and
     gives it back at close, `via="sysfs"` does without VFIO, and `no_iommu=True` accepts a device
-    whose DMA nothing confines (see hcq.transport.attach). Every driver takes `on_stage`: called with the name of each step of coming
-    up and the seconds it took. DeviceNotFound for an unknown name, BadArgument for an unknown
-    option.
+    whose DMA nothing confines (see hcq.transport.attach). Every driver takes `on_stage`: called
+    with the name of each step of coming up and the seconds it took. DeviceNotFound for an unknown
+    name, BadArgument for an unknown option.
     """
     if name == "auto":
         ready = (e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci")

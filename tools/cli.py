@@ -1,4 +1,4 @@
-"""The `ugpu` command. Verbs: ls, info, demo, doctor; every verb takes --json.
+"""The `ugpu` command. Verbs: ls, info, demo, doctor, bind, unbind, eject; every verb takes --json.
 
 Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from hcq.errors import UgpuError, UsageError
-from tools import devices, doctor
+from tools import devices, doctor, pci
 from tools.console import Output
 
 MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
@@ -29,6 +29,10 @@ def parser() -> argparse.ArgumentParser:
     demo = verbs.add_parser("demo", parents=[shared], help="classify digits on a device")
     demo.add_argument("--device", default="virtual:navi31", help="default: %(default)s")
     verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
+    for verb, what in pci.VERBS.items():
+        one = verbs.add_parser(verb, parents=[shared], help=what)
+        one.add_argument("device", help="a device of `ugpu ls`, e.g. pci:0000:03:00.0")
+        one.add_argument("--dry-run", action="store_true", help="show the steps, change nothing")
     return top
 
 
@@ -62,6 +66,8 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
             return run_demo(arguments.device, out)
         case "doctor":
             return run_doctor(out)
+        case "bind" | "unbind" | "eject":
+            return pci.run(arguments.verb, arguments.device, out, dry_run=arguments.dry_run)
     raise AssertionError(arguments.verb)
 
 

@@ -13,6 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from am.chips.navi31 import facts as navi31
+from hcq.errors import UgpuError
+from hcq.transport import pci_function
+from hcq.transport.system import System
+from tools.pci import CHECKS
 
 VFIO_RULE = 'SUBSYSTEM=="vfio", OWNER="root", GROUP="vfio", MODE="0660"'
 SMALL_BAR = 256 << 20
@@ -91,6 +95,8 @@ class Doctor:
             *self.devices(functions),
             *self.iommu(),
             *self.vfio(),
+            *self.type1(),
+            *self.no_iommu(),
             *self.memory_lock(),
             *self.firmware(),
             *(item for function in functions if function.known for item in self.function(function)),
@@ -223,6 +229,39 @@ class Doctor:
             yield Finding(check, "ok", f"the VRAM BAR is {vram >> 30} GiB")
         if function.group is None:
             yield Finding(check, "missing", "the device is in no IOMMU group; see iommu above")
+        yield from self.reachable(function)
+
+    def reachable(self, function: PciFunction) -> Iterator[Finding]:
+        """The transport's own checks: link, power, BARs, the group's other members, other users."""
+        check = f"pci:{function.address}"
+        found = pci_function.PciFunction(System(self.root), function.address)
+        for look in CHECKS:
+            try:
+                look(found)
+            except UgpuError as error:
+                yield Finding(check, "missing", str(error.message), str(error.facts["remedy"]))
+
+    def no_iommu(self) -> Iterator[Finding]:
+        switch = self.root / "sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
+        if switch.is_file() and switch.read_text().strip() == "Y":
+            yield Finding(
+                "no-IOMMU mode",
+                "note",
+                "switched on: any process with access to /dev/vfio can have a device read and "
+                "write all memory",
+                f"echo N | sudo tee {switch}",
+            )
+
+    def type1(self) -> Iterator[Finding]:
+        if (self.root / "sys/module/vfio").is_dir() and not (
+            self.root / "sys/module/vfio_iommu_type1"
+        ).is_dir():
+            yield Finding(
+                "vfio_iommu_type1",
+                "missing",
+                "VFIO's IOMMU driver is not loaded",
+                "sudo modprobe vfio_iommu_type1",
+            )
 
 
 def bind(function: PciFunction) -> str:

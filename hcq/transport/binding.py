@@ -52,8 +52,8 @@ class Step:
         return f"{self.function.address}: {self.former or 'no driver'} -> {VFIO_DRIVER}"
 
 
-def plan(function: PciFunction, *, with_group: bool = True) -> list[Step]:
-    """What binding would do, after every check; changes nothing.
+def plan(function: PciFunction, *, with_group: bool = True, rights: bool = True) -> list[Step]:
+    """What binding would do, after every check; changes nothing. rights: check those too.
 
     Functions that share the IOMMU group come along (a GPU's audio function does). Refused with a
     reason: no IOMMU, no vfio-pci, a bridge, a group with storage or network that a kernel driver
@@ -74,7 +74,7 @@ def plan(function: PciFunction, *, with_group: bool = True) -> list[Step]:
         _check_expendable(function, member)
     for member in taken:
         _check_idle(member)
-    for member in taken:
+    for member in taken if rights else ():
         _check_rights(member.folder / "driver_override")
     return [Step(member, member.driver, member.override) for member in taken]
 
@@ -138,7 +138,7 @@ class Binding:
         self.restore()
 
 
-def release(function: PciFunction) -> list[Step]:
+def release(function: PciFunction, *, rights: bool = True) -> list[Step]:
     """What giving the function and its group back would undo; DeviceBusy while VFIO has users."""
     users = holders(function.system, function.device_nodes())
     if users:
@@ -148,7 +148,7 @@ def release(function: PciFunction) -> list[Step]:
             remedy="end that process, or let it close the device",
         )
     members = [one for one in function.group_members() if one.driver == VFIO_DRIVER]
-    for member in members:
+    for member in members if rights else ():
         _check_rights(member.folder / "driver_override")
     return [Step(member, None, None) for member in members]
 
@@ -160,8 +160,9 @@ def give_back(step: Step) -> None:
     if not function.folder.is_dir():
         log.info("%s has left the bus; there is nothing to give back", function.address)
         return
-    _override(function, step.override)
-    if function.driver == VFIO_DRIVER:
+    if function.override != step.override:
+        _override(function, step.override)
+    if function.driver == VFIO_DRIVER and step.former != VFIO_DRIVER:
         _write(system, function.folder / "driver/unbind", function.address)
     if function.driver is not None:
         return
@@ -181,6 +182,31 @@ def probe(function: PciFunction) -> str | None:
     except TransportError:
         log.info("no driver of the kernel takes %s", function.address)
     return function.driver
+
+
+def ejectable(function: PciFunction, *, rights: bool = True) -> list[PciFunction]:
+    """All functions of the card, once none of them is in use or in a kernel driver's hands."""
+    check_kind(function)
+    card = function.card()
+    for member in card:
+        if member.driver not in (None, VFIO_DRIVER, "pci-stub"):
+            raise DeviceBusy(
+                f"{member.address} is held by a kernel driver",
+                holder=member.driver,
+                remedy=f"sudo ugpu bind pci:{function.address}   # then eject it",
+            )
+        _check_idle(member)
+    for member in card if rights else ():
+        _check_rights(member.folder / "remove")
+    return card
+
+
+def eject(function: PciFunction) -> list[PciFunction]:
+    """Take all functions of a card off the bus, so that it may be unplugged or powered off."""
+    card = ejectable(function)
+    for member in card:
+        _write(member.system, member.folder / "remove", "1")
+    return card
 
 
 def _take(step: Step) -> None:

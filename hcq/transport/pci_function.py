@@ -74,8 +74,10 @@ class PciFunction:
         """The text of an attribute file; None where there is none."""
         return self.system.read_text(f"{DEVICES}/{self.address}/{name}")
 
-    def _number(self, name: str) -> int:
+    def _number(self, name: str, default: int | None = None) -> int:
         text = self.attribute(name)
+        if text is None and default is not None:
+            return default
         try:
             return int(text or "", 0)
         except ValueError:
@@ -87,9 +89,9 @@ class PciFunction:
         return PciIdentity(
             vendor=self._number("vendor"),
             device=self._number("device"),
-            revision=self._number("revision"),
-            subsystem_vendor=self._number("subsystem_vendor"),
-            subsystem_device=self._number("subsystem_device"),
+            revision=self._number("revision", 0),
+            subsystem_vendor=self._number("subsystem_vendor", 0),
+            subsystem_device=self._number("subsystem_device", 0),
             class_code=self._number("class"),
         )
 
@@ -100,6 +102,12 @@ class PciFunction:
     def _link(self, name: str) -> str | None:
         link = self.folder / name
         return link.resolve().name if link.is_symlink() else None
+
+    def card(self) -> list[PciFunction]:
+        """The functions of the same card: those that share everything but the function number."""
+        slot = self.address.rpartition(".")[0]
+        names = sorted(entry.name for entry in self.folder.parent.glob(f"{slot}.*"))
+        return [PciFunction(self.system, name) for name in names]
 
     @property
     def driver(self) -> str | None:

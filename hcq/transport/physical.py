@@ -58,7 +58,7 @@ class PhysicalMemory:
         try:
             for offset in range(0, size, PAGE):
                 self.view[offset] = 0  # a page that was never touched has no address
-            system.lock_memory(self._host.address, size)
+            _lock(system, self._host.address, size)
             self.segments: Sequence[DmaSegment] = _segments(system, self._host.address, size)
             if contiguous and len(self.segments) > 1:
                 raise OutOfMemory(
@@ -68,9 +68,6 @@ class PhysicalMemory:
                     if size >= HUGE_PAGE
                     else "ask for 4096 bytes, or for at least 2 MiB with reserved huge pages",
                 )
-        except OSError as error:
-            self._host.close()
-            raise OutOfMemory("memory could not be locked", size=size) from error
         except BaseException:
             self._host.close()
             raise
@@ -82,6 +79,13 @@ class PhysicalMemory:
             self._closed = True
             self._release(self)
             self._host.close()
+
+
+def _lock(system: System, address: int, size: int) -> None:
+    try:
+        system.lock_memory(address, size)
+    except OSError as error:
+        raise OutOfMemory("memory could not be locked", size=size) from error
 
 
 def _segments(system: System, address: int, size: int) -> tuple[DmaSegment, ...]:

@@ -31,7 +31,7 @@ from hcq.transport.interrupts import EventInterrupts, EventWatch
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.system import System
-from hcq.transport.vfio_container import Container, capabilities, fill
+from hcq.transport.vfio_container import Container, ask, capabilities, fill
 from hcq.transport.window import FileWindow, MappedWindow
 from hcq.uapi import constants, structs
 
@@ -239,13 +239,8 @@ class VfioTransport:
         buffer = bytearray(head) + descriptor.to_bytes(4, "little", signed=True)
         flags = names.VFIO_IRQ_SET_DATA_EVENTFD | names.VFIO_IRQ_SET_ACTION_TRIGGER
         fill(buffer, "vfio_irq_set", flags=flags, index=index, start=0, count=1)
-        try:
-            self.system.ioctl(self._descriptor, names.VFIO_DEVICE_SET_IRQS, buffer)
-        except OSError as error:
-            raise TransportError(
-                f"{self.name}: interrupt {index} cannot be delivered",
-                reason=error.strerror or error.errno,
-            ) from error
+        what = f"{self.name}: interrupt {index} cannot be delivered"
+        ask(self.system, self._descriptor, names.VFIO_DEVICE_SET_IRQS, buffer, what)
 
     def _watch_events(self) -> EventWatch | None:
         wanted: dict[str, tuple[int, Callable[[], bool]]] = {
@@ -326,13 +321,8 @@ class VfioTransport:
         head = structs("vfio").vfio_pci_hot_reset.size
         buffer = bytearray(head) + self.container.group.to_bytes(4, "little", signed=True)
         fill(buffer, "vfio_pci_hot_reset", flags=0, count=1)
-        try:
-            self.system.ioctl(self._descriptor, names.VFIO_DEVICE_PCI_HOT_RESET, buffer)
-        except OSError as error:
-            raise TransportError(
-                f"{self.name}: the bus could not be reset",
-                reason=error.strerror or error.errno,
-            ) from error
+        what = f"{self.name}: the bus could not be reset"
+        ask(self.system, self._descriptor, names.VFIO_DEVICE_PCI_HOT_RESET, buffer, what)
 
     def _reset_companions(self) -> list[tuple[str, int, str | None]]:
         """Functions that a bus reset hits, as (address, group, driver)."""
@@ -363,7 +353,8 @@ class VfioTransport:
     def _learn(self) -> None:
         buffer = bytearray(structs("vfio").vfio_device_info.size)
         info = fill(buffer, "vfio_device_info")
-        self.system.ioctl(self._descriptor, self._constants.VFIO_DEVICE_GET_INFO, buffer)
+        request = self._constants.VFIO_DEVICE_GET_INFO
+        ask(self.system, self._descriptor, request, buffer, f"VFIO does not describe {self.name}")
         if not info.flags & self._constants.VFIO_DEVICE_FLAGS_PCI:
             raise NotSupported(f"{self.name} is no PCI device to VFIO", flags=info.flags)
         self._flags = info.flags
@@ -375,15 +366,9 @@ class VfioTransport:
         buffer = bytearray(_REGION_ROOM)
         while True:
             info = fill(buffer, "vfio_region_info", index=index)
-            try:
-                self.system.ioctl(
-                    self._descriptor, self._constants.VFIO_DEVICE_GET_REGION_INFO, buffer
-                )
-            except OSError as error:
-                raise TransportError(
-                    f"{self.name}: VFIO does not describe region {index}",
-                    reason=error.strerror or error.errno,
-                ) from error
+            what = f"{self.name}: VFIO does not describe region {index}"
+            request = self._constants.VFIO_DEVICE_GET_REGION_INFO
+            ask(self.system, self._descriptor, request, buffer, what)
             if info.argsz <= len(buffer):
                 return buffer, info
             buffer = bytearray(info.argsz)

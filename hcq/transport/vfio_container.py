@@ -53,6 +53,14 @@ def fill(buffer: bytearray, name: str, **values: int) -> Struct:
     return laid
 
 
+def ask(system: System, descriptor: int, request: int, argument: bytearray | int, what: str) -> int:
+    """One call whose failure nobody foresees: TransportError says which it was."""
+    try:
+        return system.ioctl(descriptor, request, argument)
+    except OSError as error:
+        raise TransportError(what, reason=error.strerror or error.errno) from error
+
+
 def capabilities(buffer: bytearray, first: int) -> dict[int, int]:
     """Offsets by id of a chain of vfio_info_cap_header; a chain that loops or leaves the buffer
     ends."""
@@ -184,11 +192,11 @@ class Container:
     # ---- opening -----------------------------------------------------------------------------
 
     def _check_api(self) -> None:
-        version = self.system.ioctl(self.descriptor, self._constants.VFIO_GET_API_VERSION, 0)
+        version = self._ask(self._constants.VFIO_GET_API_VERSION, 0)
         if version != self._constants.VFIO_API_VERSION:
             raise NotSupported("VFIO's interface has another version", version=version)
         kind = self._kind()
-        if not self.system.ioctl(self.descriptor, self._constants.VFIO_CHECK_EXTENSION, kind):
+        if not self._ask(self._constants.VFIO_CHECK_EXTENSION, kind):
             if self.no_iommu:
                 raise NotSupported(
                     "this kernel was built without VFIO_NOIOMMU, or it is switched off",
@@ -200,6 +208,9 @@ class Container:
                 module="vfio_iommu_type1",
                 remedy="sudo modprobe vfio_iommu_type1",
             )
+
+    def _ask(self, request: int, argument: bytearray | int) -> int:
+        return ask(self.system, self.descriptor, request, argument, "VFIO's container fails")
 
     def _kind(self) -> int:
         if self.no_iommu:
@@ -236,7 +247,13 @@ class Container:
     def _check_viable(self, function: PciFunction) -> None:
         buffer = bytearray(structs("vfio").vfio_group_status.size)
         status = fill(buffer, "vfio_group_status")
-        self.system.ioctl(self._group, self._constants.VFIO_GROUP_GET_STATUS, buffer)
+        ask(
+            self.system,
+            self._group,
+            self._constants.VFIO_GROUP_GET_STATUS,
+            buffer,
+            f"IOMMU group {function.group} does not tell its state",
+        )
         if status.flags & self._constants.VFIO_GROUP_FLAGS_CONTAINER_SET:
             raise DeviceBusy(
                 f"IOMMU group {function.group} is in another container",
@@ -251,7 +268,7 @@ class Container:
         buffer = bytearray(_INFO_ROOM)
         while True:
             info = fill(buffer, "vfio_iommu_type1_info")
-            self.system.ioctl(self.descriptor, self._constants.VFIO_IOMMU_GET_INFO, buffer)
+            self._ask(self._constants.VFIO_IOMMU_GET_INFO, buffer)
             if info.argsz <= len(buffer):
                 break
             buffer = bytearray(info.argsz)

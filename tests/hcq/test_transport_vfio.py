@@ -1,0 +1,463 @@
+"""The VFIO transport over a made-up kernel: the order of calls, every refusal, what is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    BarTooSmall,
+    BarUnassigned,
+    Closed,
+    DeviceAsleep,
+    DeviceBusy,
+    DeviceLost,
+    GroupNotViable,
+    HostError,
+    IommuOff,
+    LinkDown,
+    ModuleMissing,
+    NotSupported,
+    OutOfMemory,
+    TransportError,
+    UgpuError,
+)
+from hcq.transport.attach import attach_pci
+from hcq.transport.base import ResetKind
+from hcq.transport.vfio import VfioTransport
+from hcq.transport.vfio_container import capabilities
+from tests.support import fake_vfio
+from tests.support.fake_vfio import VfioMachine
+
+GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[VfioMachine]:
+    made = VfioMachine(tmp_path)
+    made.load("vfio-pci")
+    made.add(GPU, driver="vfio-pci")
+    yield made
+    assert made.open_files == {}, "descriptors were left open"
+    made.free()
+
+
+def opened(machine: VfioMachine, **options: Any) -> VfioTransport:
+    return VfioTransport(GPU, system=machine, **options)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_opening_enables_memory_and_closing_ends_bus_mastering(machine: VfioMachine) -> None:
+    config = machine.functions[GPU].config
+    struct.pack_into("<H", config, 4, 0x4)  # left on by somebody
+    with opened(machine) as transport:
+        assert str(transport.identity) == "1002:744c" and transport.identity.class_code == 0x030000
+        assert struct.unpack_from("<H", config, 4)[0] & 6 == 2
+        transport.config_write(4, 6, 2)
+        assert transport.present()
+    assert struct.unpack_from("<H", config, 4)[0] & 4 == 0
+
+
+@pytest.mark.parametrize("mappable", [True, False])
+def test_windows_by_mapping_and_by_file(machine: VfioMachine, mappable: bool) -> None:
+    machine.mappable = mappable
+    with opened(machine) as transport:
+        window = transport.window(5)
+        assert window is transport.window(5) and window.size == 1 << 20
+        window.write32(8, 0xDEADBEEF)
+        window.write64(16, 0x1122334455667788)
+        window.write(64, b"abcdefgh")
+        memory = machine.bar_memory(machine.functions[GPU], 5, 1 << 20)
+        assert memory[8:12] == b"\xef\xbe\xad\xde"
+        assert window.read32(8) == 0xDEADBEEF and window.read64(16) == 0x1122334455667788
+        assert window.read(64, 8) == b"abcdefgh"
+        for bad in (lambda: window.read32(2), lambda: window.read32(-4),
+                    lambda: window.read32(1 << 20), lambda: window.read64((1 << 20) - 4),
+                    lambda: window.write32(0, 1 << 32), lambda: window.write32(0, -1),
+                    lambda: window.read(0, 3), lambda: window.read((1 << 20) - 4, 8),
+                    lambda: window.write(-4, b"1234")):  # fmt: skip
+            with pytest.raises(BadArgument):
+                bad()
+        for index in (1, -1, 6):
+            with pytest.raises(BadArgument):
+                transport.window(index)
+    with pytest.raises(Closed):
+        window.read32(0)
+    with pytest.raises(Closed):
+        window.write(0, b"1234")
+
+
+def test_a_region_with_holes_is_reached_by_file(machine: VfioMachine) -> None:
+    machine.sparse = True
+    machine.extra_room = 2000  # the kernel's answer is longer than the first buffer
+    with opened(machine) as transport:
+        assert type(transport.window(0)).__name__ == "FileWindow"
+
+
+def test_a_window_by_file_says_that_the_device_is_gone(machine: VfioMachine) -> None:
+    machine.mappable = False
+    with opened(machine) as transport:
+        window = transport.window(5)
+        machine.fail["device:pread"] = errno.EIO
+        machine.fail["device:pwrite"] = errno.EIO
+        with pytest.raises(DeviceLost):
+            window.read32(0)
+        with pytest.raises(DeviceLost):
+            window.write32(0, 1)
+        assert not transport.present()
+        assert transport.config_read(0) == 0xFFFFFFFF
+
+
+def test_memory_is_mapped_and_taken_back(machine: VfioMachine) -> None:
+    with opened(machine, reach_bits=36) as transport:
+        (container,) = machine.containers()
+        one = transport.allocate_dma(5000)
+        two = transport.allocate_dma(5 << 20, contiguous=True)
+        assert one.size == 8192 and len(one.segments) == len(two.segments) == 1
+        assert two.segments[0].address % (2 << 20) == 0
+        assert {bus: size for bus, (_, size) in container.maps.items()} == {
+            memory.segments[0].address: memory.size for memory in (one, two)
+        }
+        virtual = container.maps[two.segments[0].address][0]
+        assert virtual % (2 << 20) == 0, "the IOMMU could not use large pages"
+        assert not any(one.view) and not any(two.view[::4096])
+        one.view[:4] = b"data"
+        one.close()
+        one.close()
+        assert list(container.maps) == [two.segments[0].address]
+        assert transport.allocate_dma(4096).segments[0].address == one.segments[0].address
+        for size in (0, -1):
+            with pytest.raises(BadArgument):
+                transport.allocate_dma(size)
+    assert container.maps == {} or not machine.containers()
+    with pytest.raises(Closed):
+        transport.allocate_dma(4096)
+
+
+def test_an_array_may_outlive_its_memory(machine: VfioMachine) -> None:
+    with opened(machine) as transport:
+        memory = transport.allocate_dma(4096)
+        array = np.frombuffer(memory.view, dtype=np.uint8)
+    assert array.sum() == 0
+
+
+def test_addresses_keep_to_the_chips_reach_and_out_of_reserved_ranges(
+    machine: VfioMachine,
+) -> None:
+    machine.ranges = [(0, 0xFEDFFFFF), (0xFEF00000, (1 << 39) - 1)]
+    with opened(machine, reach_bits=33) as transport:
+        kept = [transport.allocate_dma(1 << 30) for _ in range(6)]
+        for memory in kept:
+            (segment,) = memory.segments
+            assert segment.address >= 16 << 20 and segment.address + segment.size <= 1 << 33
+        with pytest.raises(OutOfMemory):
+            for _ in range(3):
+                transport.allocate_dma(1 << 30)
+    machine.ranges = [(1 << 40, (1 << 41) - 1)]
+    with pytest.raises(OutOfMemory, match="no address that the device reaches"):
+        opened(machine, reach_bits=33)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(errno.ENOMEM, OutOfMemory), (errno.ENOSPC, OutOfMemory), (errno.EINVAL, TransportError)],
+)
+def test_a_refused_mapping_gives_everything_back(
+    machine: VfioMachine, code: int, error: type[UgpuError]
+) -> None:
+    with opened(machine) as transport:
+        machine.fail[f"container:{fake_vfio.MAP:#x}"] = code
+        with pytest.raises(error):
+            transport.allocate_dma(4096)
+        machine.fail.clear()
+        assert transport.allocate_dma(4096).segments[0].address == 16 << 20
+
+
+def test_interrupts_come_from_the_eventfd(machine: VfioMachine) -> None:
+    with opened(machine) as transport:
+        interrupts = transport.interrupts
+        assert interrupts is not None and interrupts is transport.interrupts
+        assert not interrupts.wait(0)
+        os.eventfd_write(machine.eventfds[fake_vfio.MSI], 3)
+        assert interrupts.wait(5) and not interrupts.wait(0)
+        ended = threading.Event()
+
+        def wait() -> None:
+            with pytest.raises(Closed):
+                interrupts.wait(60)
+            ended.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        transport.close()
+        thread.join(10)
+        assert ended.is_set()
+    with pytest.raises(Closed):
+        interrupts.wait(0)
+
+
+def test_message_interrupts_of_the_larger_kind_are_preferred(machine: VfioMachine) -> None:
+    machine.irqs[fake_vfio.MSIX] = 8
+    with opened(machine) as transport:
+        assert transport.interrupts is not None
+        assert fake_vfio.MSIX in machine.eventfds and fake_vfio.MSI not in machine.eventfds
+
+
+def test_a_function_without_message_interrupts(machine: VfioMachine) -> None:
+    machine.irqs = {}
+    with opened(machine) as transport:
+        assert transport.interrupts is None
+
+
+def test_the_system_asks_for_the_device_back(machine: VfioMachine) -> None:
+    asked = threading.Event()
+    with opened(machine, on_removal=asked.set) as transport:
+        interrupts = transport.interrupts
+        assert interrupts is not None and transport.present()
+        os.eventfd_write(machine.eventfds[fake_vfio.REQUEST], 1)
+        assert asked.wait(10)
+        assert not transport.present() and transport.removal_requested
+        assert not interrupts.wait(60)
+        transport.window(5).write32(0, 1)  # work may still end in order
+
+
+def test_closing_from_the_removal_callback(machine: VfioMachine) -> None:
+    done = threading.Event()
+    transports: list[VfioTransport] = []
+
+    def close() -> None:
+        transports[0].close()
+        done.set()
+
+    transport = opened(machine, on_removal=close)
+    transports.append(transport)
+    os.eventfd_write(machine.eventfds[fake_vfio.REQUEST], 1)
+    assert done.wait(10)
+    with pytest.raises(Closed):
+        transport.config_read(0)
+
+
+def test_resets(machine: VfioMachine) -> None:
+    machine.companions = [(7, GPU), (7, AUDIO)]
+    with opened(machine) as transport:
+        transport.reset(ResetKind.FUNCTION)
+        transport.reset(ResetKind.BUS)
+        assert (machine.functions[GPU].resets, machine.hot_resets) == (1, 1)
+        with pytest.raises(NotSupported):
+            transport.reset(ResetKind.POWER)
+        machine.companions.append((9, "0000:03:01.0"))
+        with pytest.raises(DeviceBusy, match=r"0000:03:01\.0"):
+            transport.reset(ResetKind.BUS)
+        assert machine.hot_resets == 1
+        machine.functions[GPU].config[:2] = b"\xff\xff"
+        with pytest.raises(DeviceLost):
+            transport.reset(ResetKind.FUNCTION)
+
+
+def test_a_device_without_reset(machine: VfioMachine) -> None:
+    machine.has_reset = False
+    with opened(machine) as transport, pytest.raises(NotSupported):
+        transport.reset(ResetKind.FUNCTION)
+
+
+def test_nothing_is_left_after_many_lives(machine: VfioMachine) -> None:
+    with opened(machine) as transport:
+        transport.close()
+    before = descriptors()
+    for _ in range(10):
+        with opened(machine) as transport:
+            transport.allocate_dma(3 << 20)
+            assert transport.interrupts is not None
+    assert descriptors() == before
+
+
+def test_an_error_while_closing_does_not_stop_the_rest(machine: VfioMachine) -> None:
+    restored: list[str] = []
+    transport = opened(machine, on_close=lambda: restored.append("yes"))
+    transport.allocate_dma(4096)
+    machine.fail[f"container:{fake_vfio.UNMAP:#x}"] = errno.EIO
+    with pytest.raises(TransportError):
+        transport.close()
+    assert restored == ["yes"] and machine.open_files == {}
+
+
+# ---- refusals --------------------------------------------------------------------------------
+
+
+def _module(machine: VfioMachine) -> None:
+    (machine.root / "dev/vfio/vfio").unlink()
+
+
+def _type1(machine: VfioMachine) -> None:
+    machine.extensions = set()
+
+
+def _iommu(machine: VfioMachine) -> None:
+    (machine.folder(GPU) / "iommu_group").unlink()
+
+
+def _access(machine: VfioMachine) -> None:
+    machine.fail["dev/vfio/7"] = errno.EACCES
+
+
+def _taken(machine: VfioMachine) -> None:
+    machine.fail["dev/vfio/7"] = errno.EBUSY
+
+
+def _kernel(machine: VfioMachine) -> None:
+    machine.load("amdgpu")
+    machine.write_text(machine.folder(GPU) / "driver/unbind", GPU)
+    machine.write_text(machine.root / "sys/bus/pci/drivers/amdgpu/bind", GPU)
+
+
+def _sibling(machine: VfioMachine) -> None:
+    machine.add(AUDIO, kind=0x040300, driver="snd_hda_intel", bars={})
+
+
+def _asleep(machine: VfioMachine) -> None:
+    (machine.folder(GPU) / "power_state").write_text("D3cold\n")
+
+
+def _stuck_in_d3(machine: VfioMachine) -> None:
+    machine.functions[GPU].config[0x54] = 3
+    machine.functions[GPU].config[6] = 0x10
+
+
+def _link(machine: VfioMachine) -> None:
+    (machine.folder(GPU) / "current_link_width").write_text("0\n")
+
+
+def _ones(machine: VfioMachine) -> None:
+    machine.functions[GPU].config[:] = b"\xff" * 4096
+
+
+def _no_bar(machine: VfioMachine) -> None:
+    path = machine.folder(GPU) / "resource"
+    lines = path.read_text().splitlines()
+    lines[0] = "0x0000000000000000 0x000000000fffffff 0x000000002014220c"
+    path.write_text("\n".join(lines))
+
+
+def _remapping(machine: VfioMachine) -> None:
+    machine.fail[f"container:{fake_vfio.SET_IOMMU:#x}"] = errno.EPERM
+
+
+def _version(machine: VfioMachine) -> None:
+    machine.api = 5
+
+
+REFUSALS = [
+    (_module, ModuleMissing, "modprobe vfio"),
+    (_type1, ModuleMissing, "modprobe vfio_iommu_type1"),
+    (_iommu, IommuOff, "intel_iommu=on"),
+    (_access, AccessDenied, "udev"),
+    (_taken, DeviceBusy, "process"),
+    (_kernel, DeviceBusy, "ugpu bind"),
+    (_sibling, GroupNotViable, "snd_hda_intel"),
+    (_asleep, DeviceAsleep, "power/control"),
+    (_stuck_in_d3, DeviceAsleep, "power/control"),
+    (_link, LinkDown, "rescan"),
+    (_ones, DeviceLost, "all ones"),
+    (_no_bar, BarUnassigned, "pci=realloc"),
+    (_remapping, HostError, "interrupt remapping"),
+    (_version, NotSupported, "version"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "error", "words"), REFUSALS)
+def test_each_refusal_is_named_with_its_remedy(
+    machine: VfioMachine, spoil: object, error: type[UgpuError], words: str
+) -> None:
+    assert callable(spoil)
+    spoil(machine)
+    before = descriptors()
+    with pytest.raises(error) as caught:
+        opened(machine)
+    assert words in str(caught.value)
+    assert descriptors() == before
+
+
+def test_bars_that_are_too_small_or_missing(machine: VfioMachine) -> None:
+    with pytest.raises(BarTooSmall, match="Resizable BAR"):
+        opened(machine, least_bars={0: 1 << 30})
+    with pytest.raises(BarUnassigned):
+        opened(machine, least_bars={4: 4096})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        f"group:{fake_vfio.GROUP_STATUS:#x}", f"group:{fake_vfio.SET_CONTAINER:#x}",
+        f"group:{fake_vfio.GET_FD:#x}", f"device:{fake_vfio.DEVICE_INFO:#x}",
+        f"device:{fake_vfio.REGION_INFO:#x}", f"device:{fake_vfio.SET_IRQS:#x}",
+        f"container:{fake_vfio.IOMMU_INFO:#x}", f"container:{fake_vfio.API:#x}", "device:pread",
+    ],
+)  # fmt: skip
+def test_a_failure_at_any_call_leaves_nothing_open(machine: VfioMachine, call: str) -> None:
+    machine.fail[call] = errno.EIO
+    before = descriptors()
+    with pytest.raises(UgpuError):
+        opened(machine)
+    assert descriptors() == before and machine.open_files == {}
+
+
+def test_without_an_iommu_only_when_asked_and_with_a_warning(
+    machine: VfioMachine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.extensions = {fake_vfio.NOIOMMU}
+    (machine.root / "dev/vfio/noiommu-7").touch()
+    with pytest.raises(ModuleMissing):
+        opened(machine)
+    assert "IOMMU" not in caplog.text
+    with opened(machine, no_iommu=True) as transport:
+        assert "all memory of this machine" in caplog.text
+        assert transport.container.ranges == ((0, (1 << 64) - 1),)
+    machine.extensions = {fake_vfio.TYPE1V2}
+    with pytest.raises(NotSupported, match="VFIO_NOIOMMU"):
+        opened(machine, no_iommu=True)
+
+
+# ---- by name, with binding -------------------------------------------------------------------
+
+
+def test_attaching_binds_and_gives_back(tmp_path: Path) -> None:
+    machine = VfioMachine(tmp_path)
+    machine.load("vfio-pci")
+    machine.add(GPU, driver="amdgpu")
+    machine.add(AUDIO, kind=0x040300, driver="snd_hda_intel", bars={})
+    with pytest.raises(DeviceBusy, match="amdgpu"):
+        attach_pci(GPU, system=machine)
+    with attach_pci(GPU, system=machine, bind=True):
+        assert machine.driver(AUDIO) == "vfio-pci"
+    assert (machine.driver(GPU), machine.driver(AUDIO)) == ("amdgpu", "snd_hda_intel")
+    with pytest.raises(BarTooSmall):
+        attach_pci(GPU, system=machine, bind=True, least_bars={0: 1 << 40})
+    machine.extensions = set()
+    with pytest.raises(ModuleMissing):
+        attach_pci(GPU, system=machine, bind=True)
+    assert (machine.driver(GPU), machine.driver(AUDIO)) == ("amdgpu", "snd_hda_intel")
+    with pytest.raises(BadArgument):
+        attach_pci(GPU, system=machine, via="ivshmem")
+    with pytest.raises(BadArgument):
+        attach_pci(GPU, system=machine, via="sysfs", bind=True)
+
+
+@given(st.binary(max_size=96), st.integers(0, 2**32 - 1))
+def test_chains_of_capabilities_end(data: bytes, first: int) -> None:
+    found = capabilities(bytearray(data), first)
+    assert all(0 < place <= len(data) - 8 for place in found.values())

@@ -1,0 +1,114 @@
+"""`ugpu bind | unbind | eject`: hand a PCI device to VFIO, give it back, take it off the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hcq.errors import DeviceBusy, DeviceNotFound
+from hcq.registry import PCI_DRIVERS
+from hcq.transport.binding import Binding, eject, ejectable, give_back, plan, probe, release
+from hcq.transport.checks import check_bars, check_link, check_power, check_siblings
+from hcq.transport.pci_function import PciFunction, holders
+from hcq.transport.system import System
+from tools.console import Output
+
+VERBS = {
+    "bind": "hand a device and its IOMMU group to vfio-pci",
+    "unbind": "give a device and its IOMMU group back to the kernel's drivers",
+    "eject": "take a device off the bus, so that it can be unplugged",
+}
+
+
+def run(
+    verb: str, name: str, out: Output, *, dry_run: bool = False, system: System | None = None
+) -> int:
+    """Do one verb on a device that a driver of ours knows; everything is checked beforehand."""
+    function = ours(name, system if system is not None else System())
+    lines, act = PLANS[verb](function, dry_run)
+    for line in lines or [f"{function.address}: nothing to do"]:
+        out.say(("would do: " if dry_run and lines else "") + line)
+    after = {}
+    if not dry_run:
+        act()
+        after = {one.address: one.driver for one in function.card() if one.folder.is_dir()}
+        for address, driver in after.items():
+            out.say(f"{address}: now held by {driver or 'no driver'}")
+    out.result({"verb": verb, "device": name, "dry_run": dry_run, "steps": lines, "drivers": after})
+    return 0
+
+
+def ours(name: str, system: System) -> PciFunction:
+    """The function of a `pci:` name; DeviceNotFound unless a driver of ours knows it."""
+    function = PciFunction.find(system, name.removeprefix("pci:"))
+    identity = function.identity()
+    if (identity.vendor, identity.device) not in PCI_DRIVERS:
+        raise DeviceNotFound(
+            f"{function.address} is {identity}, which no driver of ours knows; it is left alone",
+            driver=function.driver or "none",
+        )
+    return function
+
+
+def _bind(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[], object]]:
+    steps = plan(function, rights=not dry_run)
+    return [str(step) for step in steps], lambda: Binding.bind(function)
+
+
+def _unbind(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[], object]]:
+    steps = release(function, rights=not dry_run)
+
+    def act() -> None:
+        for step in steps:
+            give_back(step)
+            probe(step.function)
+
+    lines = [f"{step.function.address}: vfio-pci -> the kernel's choice" for step in steps]
+    return lines, act
+
+
+def _eject(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[], object]]:
+    card = ejectable(function, rights=not dry_run)
+    lines = [f"{one.address}: removed from the bus" for one in card]
+    return lines, lambda: eject(function)
+
+
+PLANS = {"bind": _bind, "unbind": _unbind, "eject": _eject}
+
+
+# ---- what `ugpu doctor` asks of a function -----------------------------------------------------
+
+
+def _check_awake(function: PciFunction) -> None:
+    check_power(function, runtime_managed=True)
+
+
+def _check_bars(function: PciFunction) -> None:
+    identity = function.identity()
+    known = PCI_DRIVERS[identity.vendor, identity.device]
+    sizes = {bar.index: bar.size for bar in function.bars()}
+    # A BAR without an address is the doctor's own finding; what is left is one that is too small.
+    check_bars(function, {bar: size for bar, size in known.least_bars if sizes.get(bar)})
+
+
+def _check_unused(function: PciFunction) -> None:
+    users = holders(function.system, function.device_nodes())
+    if users:
+        raise DeviceBusy(
+            f"in use by {', '.join(users)}",
+            holder=", ".join(users),
+            remedy="end those processes (a display server: switch to a text console)",
+        )
+
+
+def _check_group(function: PciFunction) -> None:
+    if function.driver == "vfio-pci":
+        check_siblings(function)
+
+
+CHECKS: tuple[Callable[[PciFunction], None], ...] = (
+    check_link,
+    _check_awake,
+    _check_bars,
+    _check_group,
+    _check_unused,
+)
