@@ -141,6 +141,8 @@ class ComputeQueue:
         return None
 
     def _serve(self) -> float | None:
+        if self.rptr != self.wptr:
+            self._executor.stale = "the host's doorbell"
         while self.rptr != self.wptr and not self.draining:
             self.worker.check()
             if not self._execute_some():
@@ -275,13 +277,18 @@ class ComputeQueue:
         if launch is not None:
             self._pending.append((launch, vmid))
 
-    def drain(self) -> None:
+    def unacquired(self, since: str) -> None:
+        """Note a launch whose waves may read stale caches."""
+        self._violation(f"launch without ACQUIRE_MEM of GLK, GLV and GL1 since {since}")
+
+    def drain(self) -> bool:
         """Run all launches to their end: the newest first, as nothing but a wait orders them.
 
         A board starts them in order and lets them overlap, so that what a launch needs of an
         earlier one may be missing; here it always is. `options.launch_in_order` is milder.
         """
         in_order = self._chip.options.launch_in_order
+        any_pending = bool(self._pending)
         while self._pending:
             launch, vmid = self._pending.popleft() if in_order else self._pending.pop()
             outcome = self.mec.array.run(launch, vmid, self.abort)
@@ -292,6 +299,7 @@ class ComputeQueue:
                 self.abort.clear()  # SPI reset the waves; the queue itself goes on
                 continue
             self._wave_failed(outcome, vmid)
+        return any_pending
 
     def _wave_failed(self, outcome: Outcome, vmid: int) -> None:
         self.wave = outcome

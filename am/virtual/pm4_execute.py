@@ -32,6 +32,9 @@ IB_CHAIN = 1 << 20
 IB_VALID = 1 << 23
 IB_INHERIT_VMID = 1 << 30
 
+# GCR_CNTL bits without which a wave may read what its L0, L1 or scalar cache kept from before.
+ACQUIRE_SHADER_CACHES = 1 << 7 | 1 << 8 | 1 << 9  # GLK_INV, GLV_INV, GL1_INV
+
 FIRST_POLL_S = 20e-6
 LONGEST_POLL_S = 1e-3
 
@@ -63,6 +66,7 @@ class Executor:
         self.depth = 0  # 1 inside an indirect buffer
         self.skip = 0  # dwords still to skip, from a COND_EXEC at the end of what was fetched
         self.packets = 0
+        self.stale = ""  # since when the shader caches may be behind memory
         self.consumed = 0  # dwords of the words being run that are done with
         self._chained: tuple[int, int] | None = None  # address and size of the next buffer
         self._table: dict[int, tuple[int, int, tuple[tuple[int, int], ...], Handler]] = {}
@@ -301,6 +305,7 @@ class Executor:
     # ---- waiting ------------------------------------------------------------------------------
 
     def _wait(self, met: Callable[[], bool]) -> None:
+        self.stale = "a wait for memory"
         if met():
             return
         self.around.drain()  # the waves run while the command processor waits
@@ -405,14 +410,20 @@ class Executor:
 
     # ---- shaders and caches -------------------------------------------------------------------
 
+    def _launch(self, dims: Sequence[int], initiator: int) -> None:
+        if self.stale:
+            self.around.unacquired(self.stale)
+            self.stale = ""
+        self.around.dispatch(self.vmid, dims, initiator)
+
     def _dispatch_direct(self, words: Sequence[int], at: int, count: int) -> int:
-        self.around.dispatch(self.vmid, words[at : at + 3], words[at + 3])
+        self._launch(words[at : at + 3], words[at + 3])
         return 0
 
     def _dispatch_indirect(self, words: Sequence[int], at: int, count: int) -> int:
         address = words[at] | words[at + 1] << 32
         dims = struct.unpack("<3I", self.around.load(self.vmid, address, 12))
-        self.around.dispatch(self.vmid, dims, words[at + 2])
+        self._launch(dims, words[at + 2])
         return 0
 
     def _event_write(self, words: Sequence[int], at: int, count: int) -> int:
@@ -420,13 +431,17 @@ class Executor:
         if event == CS_PARTIAL_FLUSH:
             if index != PARTIAL_FLUSH_INDEX:
                 raise BadPacket(f"CS_PARTIAL_FLUSH with event index {index}", words[at - 1])
-            self.around.drain()
+            if self.around.drain():
+                self.stale = "earlier launches"
         elif event not in QUIET_EVENTS or index:
             raise BadPacket(f"EVENT_WRITE {event:#x} index {index} is not modelled", words[at - 1])
         return 0
 
     def _acquire_mem(self, words: Sequence[int], at: int, count: int) -> int:
-        # Caches hold nothing here: the model's shader cores and engines see memory at once.
+        # Caches hold nothing here: shader cores and engines see memory at once. That the packet is
+        # there before a launch is checked all the same.
+        if words[at + 6] & ACQUIRE_SHADER_CACHES == ACQUIRE_SHADER_CACHES:
+            self.stale = ""
         return 0
 
     def _release_mem(self, words: Sequence[int], at: int, count: int) -> int:
@@ -447,7 +462,8 @@ class Executor:
             raise BadPacket("RELEASE_MEM waits for the write of no data", header)
         if data > 1 and address & 7:
             raise BadPacket(f"RELEASE_MEM of 64 bits to {address:#x}, not 8-byte aligned", header)
-        self.around.drain()
+        if self.around.drain():
+            self.stale = "earlier launches"
         body = b""
         if data == 1:
             body = words[at + 4].to_bytes(4, "little")

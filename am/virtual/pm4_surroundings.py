@@ -46,8 +46,12 @@ class Surroundings(Protocol):
         """Queue a launch."""
         ...
 
-    def drain(self) -> None:
-        """Wait for all waves of this queue. Raises Hang."""
+    def unacquired(self, since: str) -> None:
+        """Note a launch whose waves may read stale caches."""
+        ...
+
+    def drain(self) -> bool:
+        """Wait for all waves of this queue; whether there were any. Raises Hang."""
         ...
 
     def end_of_pipe(self, address: int, data: bytes) -> None:

@@ -15,6 +15,7 @@ INITIATOR, START_X, NUM_THREAD_X, PGM_LO, SCRATCH_LO = 0x200, 0x204, 0x207, 0x20
 RSRC1, RSRC2, TMPRING, RSRC3, USER_DATA, STATIC_SE0 = 0x212, 0x213, 0x218, 0x228, 0x240, 0x216
 RESTART_X = 0x21B
 EN, FORCE_START, DIMENSIONS, WAVE32 = 1, 1 << 2, 1 << 5, 1 << 15
+ACQUIRE = [0xC0065800, 0, 0xFFFFFFFF, 0xFFFFFF, 0, 0, 0xA, 1 << 7 | 1 << 8 | 1 << 9]
 WRITE = [0xC0033700, 0x00100500, low(DATA), high(DATA)]
 FLUSH = [0xC0004600, 7 | 4 << 8]
 RELEASE = [0xC0064900, 0x14 | 5 << 8, 2 << 29, low(DATA + 8), high(DATA), 1, 0, 0]
@@ -57,6 +58,7 @@ def test_registers_become_a_launch(bench: Bench) -> None:
         sh(SCRATCH_LO, 0x10, 0x2),
         sh(TMPRING, 32 | 5 << 12),
         sh(RSRC3, 0x10),
+        ACQUIRE,
         dispatch(3, 4, 5),
     )
     (launch,) = bench.core.launches
@@ -102,6 +104,24 @@ def test_waves_run_beside_the_packets_until_one_waits(bench: Bench) -> None:
     bench.submit(dispatch(), [*WRITE, 1], FLUSH, [*WRITE, 2], dispatch(), RELEASE)
     assert seen == [(1, 0), (2, 0)]
     assert bench.qword(DATA + 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("packets", "since"),
+    [
+        ([dispatch()], "the host's doorbell"),
+        ([ACQUIRE[:7] + [1 << 8], dispatch()], "the host's doorbell"),
+        ([ACQUIRE, [0xC0053C00, 0x10, low(DATA), high(DATA), 0, 0, 4], dispatch()], "a wait"),
+        ([ACQUIRE, dispatch(), FLUSH, dispatch()], "earlier launches"),
+        ([ACQUIRE, dispatch(), RELEASE, dispatch()], "earlier launches"),
+        ([ACQUIRE, dispatch(), dispatch(), FLUSH, ACQUIRE, dispatch(), RELEASE], ""),
+    ],
+)
+def test_launches_need_an_acquire(bench: Bench, packets: list[list[int]], since: str) -> None:
+    bench.submit(*packets)
+    found = [text for text in bench.chip.violations if "without ACQUIRE_MEM" in text]
+    assert len(found) == bool(since)
+    assert since in "".join(found)
 
 
 def test_nothing_but_a_wait_orders_launches(bench: Bench) -> None:
