@@ -170,9 +170,14 @@ def _permute_row(exchange: bool) -> Handler:
     return emit
 
 
+def _swap_halves(e: Registers, i: Instruction) -> None:
+    """Exchange the halves of a wave of 64: nothing in a wave of 32."""
+
+
 def handlers() -> dict[str, Handler]:
     """Return the emitters by instruction name."""
     return {
+        "v_permlane64_b32": _swap_halves,
         "v_readfirstlane_b32": _read_first_lane,
         "v_readlane_b32": _read_lane,
         "v_writelane_b32": _write_lane,

@@ -89,14 +89,21 @@ def _store_two(size: int, step: int) -> Handler:
 # -- atomics -------------------------------------------------------------------------------------
 
 
+def atomic_call(
+    e: Registers, bits: int, operation: str, addresses: str, flat: bool, enabled: str
+) -> None:
+    """Call the runtime's atomic operation; data and old values are in the columns."""
+    e.call(
+        "void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (ADDRESSES, addresses),
+        ("i32", enabled), ("i32", str(ATOMICS.index(operation))),
+        ("i1", "true" if flat else "false"),
+    )  # fmt: skip
+
+
 def _atomic(
     e: Registers, bits: int, operation: str, addresses: str, flat: bool, dst: Operand | None
 ) -> None:
-    e.call(
-        "void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (ADDRESSES, addresses),
-        ("i32", e.exec()), ("i32", str(ATOMICS.index(operation))),
-        ("i1", "true" if flat else "false"),
-    )  # fmt: skip
+    atomic_call(e, bits, operation, addresses, flat, e.exec())
     if dst is not None:
         for k, value in enumerate(load_columns(e, bits // 32)):
             e.set_vector_register(dst.index + k, value)
@@ -133,22 +140,31 @@ _COMMON = {
 }  # fmt: skip
 
 
+def _atomic_names() -> dict[str, tuple[int, str]]:
+    """Return the memory atomics: suffix -> (bits, operation)."""
+    found: dict[str, tuple[int, str]] = {}
+    for bits in (32, 64):
+        for name, operation in _COMMON.items():
+            found[f"{name}{bits}"] = (bits, operation)
+        found[f"swap_b{bits}"] = (bits, "swap")
+        found[f"cmpswap_b{bits}"] = (bits, "cmpswap")
+    for name, operation in (
+        ("csub_u32", "csub"), ("cmpswap_f32", "fcmpswap"), ("min_f32", "fmin"),
+        ("max_f32", "fmax"), ("add_f32", "fadd"),
+    ):  # fmt: skip
+        found[name] = (32, operation)
+    return found
+
+
+ATOMIC_NAMES = _atomic_names()
+
+
 def _atomics() -> dict[str, Handler]:
     found: dict[str, Handler] = {}
+    for name, (bits, operation) in ATOMIC_NAMES.items():
+        found[f"global_atomic_{name}"] = _memory_atomic(bits, operation, False)
+        found[f"flat_atomic_{name}"] = _memory_atomic(bits, operation, True)
     for bits in (32, 64):
-        memory = {
-            **{f"{name}{bits}": operation for name, operation in _COMMON.items()},
-            f"swap_b{bits}": "swap",
-            f"cmpswap_b{bits}": "cmpswap",
-        }
-        if bits == 32:
-            memory |= {
-                "csub_u32": "csub", "cmpswap_f32": "fcmpswap", "min_f32": "fmin",
-                "max_f32": "fmax", "add_f32": "fadd",
-            }  # fmt: skip
-        for name, operation in memory.items():
-            found[f"global_atomic_{name}"] = _memory_atomic(bits, operation, False)
-            found[f"flat_atomic_{name}"] = _memory_atomic(bits, operation, True)
         local = {
             **_COMMON, "rsub_u": "rsub", "min_f": "fmin", "max_f": "fmax", "add_f": "fadd",
             "mskor_b": "mskor", "cmpstore_b": "cmpswap", "cmpstore_f": "fcmpswap",

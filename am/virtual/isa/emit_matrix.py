@@ -13,7 +13,7 @@ from am.virtual.isa.operands import Operand
 from am.virtual.isa.registers import Registers, Unsupported
 from am.virtual.isa.runtime import PREFIX
 from am.virtual.isa.runtime_matrix import A_COLUMN, B_COLUMN, C_COLUMN
-from am.virtual.isa.text import constant
+from am.virtual.isa.text import VECTOR, constant
 
 _ROWS = 8  # registers of C and D
 
@@ -83,13 +83,15 @@ def _half_matrix(element: str) -> Handler:
             added.append(_widened(e, word, element))
         store_columns(e, added, C_COLUMN)
         results = _call(e, f"wmma_f32_{element}", 0, 0, False)
+        merged: list[str] = []
         for k, value in enumerate(results):
             old = e.vector_register(i.dst.index + k)
             wide = e.convert("zext", "i16", "i32", _narrowed(e, value, element))
             if high:
                 wide = e.binary("shl", "i32", wide, constant("i32", 16))
             kept = e.binary("and", "i32", old, constant("i32", 0xFFFF if high else ~0xFFFF))
-            e.set_vector_register(i.dst.index + k, e.binary("or", "i32", kept, wide))
+            merged.append(e.binary("or", "i32", kept, wide))
+        _set_all(e, i.dst, merged)
 
     return emit
 
@@ -124,7 +126,8 @@ def _integer_matrix(name: str, registers: int) -> Handler:
 def _set_all(e: Registers, dst: Operand, values: list[str]) -> None:
     """Write all rows. EXEC is ignored: the instruction requires it to be all ones."""
     for k, value in enumerate(values):
-        e.set_vector_register(dst.index + k, value)
+        e.vector_register(dst.index + k)  # counts it as used; raises when it is not allocated
+        e.do(f"store {VECTOR} {value}, ptr %v{dst.index + k}")
 
 
 def handlers() -> dict[str, Handler]:

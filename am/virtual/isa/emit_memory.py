@@ -124,24 +124,20 @@ def check_registers(e: Registers, *operands: Operand | None) -> None:
                 raise Unsupported(f"v{last} is beyond the {e.vector_limit} allocated")
 
 
-def _loads() -> dict[str, tuple[int, str]]:
-    """Return the loads: suffix -> (bytes, how the destination takes the value)."""
-    return {
-        "load_u8": (1, "zero"), "load_i8": (1, "sign"), "load_u16": (2, "zero"),
-        "load_i16": (2, "sign"), "load_b32": (4, ""), "load_b64": (8, ""), "load_b96": (12, ""),
-        "load_b128": (16, ""), "load_d16_u8": (1, "low"), "load_d16_i8": (1, "low sign"),
-        "load_d16_b16": (2, "low"), "load_d16_hi_u8": (1, "high"),
-        "load_d16_hi_i8": (1, "high sign"), "load_d16_hi_b16": (2, "high"),
-    }  # fmt: skip
-
-
-def _stores() -> dict[str, tuple[int, bool]]:
-    """Return the stores: suffix -> (bytes, whether the register's upper half is stored)."""
-    return {
-        "store_b8": (1, False), "store_b16": (2, False), "store_b32": (4, False),
-        "store_b64": (8, False), "store_b96": (12, False), "store_b128": (16, False),
-        "store_d16_hi_b8": (1, True), "store_d16_hi_b16": (2, True),
-    }  # fmt: skip
+# Loads by name: bytes, and how the destination takes them.
+LOADS = {
+    "load_u8": (1, "zero"), "load_i8": (1, "sign"), "load_u16": (2, "zero"),
+    "load_i16": (2, "sign"), "load_b32": (4, ""), "load_b64": (8, ""), "load_b96": (12, ""),
+    "load_b128": (16, ""), "load_d16_u8": (1, "low"), "load_d16_i8": (1, "low sign"),
+    "load_d16_b16": (2, "low"), "load_d16_hi_u8": (1, "high"),
+    "load_d16_hi_i8": (1, "high sign"), "load_d16_hi_b16": (2, "high"),
+}  # fmt: skip
+# Stores by name: bytes, and whether the register's upper half is stored.
+STORES = {
+    "store_b8": (1, False), "store_b16": (2, False), "store_b32": (4, False),
+    "store_b64": (8, False), "store_b96": (12, False), "store_b128": (16, False),
+    "store_d16_hi_b8": (1, True), "store_d16_hi_b16": (2, True),
+}  # fmt: skip
 
 
 def narrow_result(e: Registers, dst: Operand, value: str, size: int, how: str) -> str:
@@ -335,11 +331,11 @@ def _nothing(e: Registers, i: Instruction) -> None:
 def handlers() -> dict[str, Handler]:
     """Return the emitters by instruction name."""
     found: dict[str, Handler] = {}
-    for name, (size, how) in _loads().items():
+    for name, (size, how) in LOADS.items():
         found[f"global_{name}"] = _global_load(size, how)
         found[f"flat_{name}"] = _flat_load(size, how)
         found[f"scratch_{name}"] = _scratch_load(size, how)
-    for name, (size, high) in _stores().items():
+    for name, (size, high) in STORES.items():
         found[f"global_{name}"] = _global_store(size, high)
         found[f"flat_{name}"] = _flat_store(size, high)
         found[f"scratch_{name}"] = _scratch_store(size, high)

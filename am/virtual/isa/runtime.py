@@ -341,6 +341,9 @@ entry:
   %end = add i64 %inside, %bytes
   %fits = icmp ule i64 %end, {PAGE}
   %io = getelementptr i8, ptr %context, i64 {layout.IO}
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %done, label %some
+some:
   br i1 %fits, label %whole, label %loop
 whole:
   %first = call i64 @{PREFIX}translate_read(ptr %context, i64 %start)
@@ -356,7 +359,7 @@ copy:
   %c.more = icmp ult i64 %c.next, %count
   br i1 %c.more, label %copy, label %done
 loop:
-  %k = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %k = phi i64 [ 0, %some ], [ %next, %loop ]
   %offset = shl i64 %k, 2
   %va = add i64 %start, %offset
   %host = call i64 @{PREFIX}translate_read(ptr %context, i64 %va)

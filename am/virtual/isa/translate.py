@@ -11,6 +11,7 @@ from functools import cache
 
 from am.virtual.isa import (
     emit_bits,
+    emit_buffer,
     emit_convert,
     emit_float,
     emit_flow,
@@ -20,6 +21,7 @@ from am.virtual.isa import (
     emit_matrix,
     emit_memory,
     emit_packed,
+    emit_relative,
     emit_scalar,
     layout,
 )
@@ -38,7 +40,7 @@ _PROFILES = (
 
 _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_convert, emit_lanes, emit_packed,
-    emit_matrix, emit_memory, emit_local, emit_flow,
+    emit_matrix, emit_memory, emit_local, emit_buffer, emit_relative, emit_flow,
 )  # fmt: skip
 
 
@@ -157,7 +159,8 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
     tail = [*_save(scalars, vectors), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
-    return "\n".join([*head, *e.lines, *tail, *sorted(e.declarations), _PROFILES])
+    body = emit_relative.expanded(e.lines, scalars, vectors)
+    return "\n".join([*head, *body, *tail, *sorted(e.declarations), _PROFILES])
 
 
 def _resume(vectors: list[int], entry: int, resumes: list[int]) -> list[str]:

@@ -92,6 +92,7 @@ def test_corpus_computes_what_the_host_does(machine: Machine, group: int) -> Non
     rng = np.random.default_rng(group)
     for name in _twins()[group::8]:
         ir = corpus()[name]
+        twin = HostKernel(ir)
         kind = _kind(r"%x = load (.*?), ptr", ir)
         for mode in ("random", "moderate", "special"):
             if mode == "special" and kind not in SPECIAL:
@@ -100,17 +101,18 @@ def test_corpus_computes_what_the_host_does(machine: Machine, group: int) -> Non
                 continue
             a, b = _inputs(kind, mode, rng)
             _tame(name, kind, a, b)
-            _compare(machine, name, ir, mode, a, b)
+            _compare(machine, twin, name, mode, a, b)
 
 
 def _compare(
-    machine: Machine, name: str, ir: str, mode: str, a: NDArray[Any], b: NDArray[Any]
+    machine: Machine, twin: HostKernel, name: str, mode: str, a: NDArray[Any], b: NDArray[Any]
 ) -> None:
+    ir = twin.ir
     found = np.zeros(BYTES, np.uint8)
     wanted = found.copy()
     outcome, views = machine.run(compile_ir(ir).image, [found, a, b, 7], 1, THREADS)
     assert outcome.ending is Ending.DONE, f"{name}: {outcome}"
-    HostKernel(ir).run(wanted, a.copy(), b.copy(), 7, THREADS)
+    twin.run(wanted, a.copy(), b.copy(), 7, THREADS)
     kind = _kind(r"store (.*?) %r, ptr", ir)
     if kind not in FLOATS and kind not in INTEGERS:
         return

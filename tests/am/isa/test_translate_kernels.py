@@ -7,7 +7,7 @@ import pytest
 
 from am.virtual.isa.core import GfxCore
 from am.virtual.shader import Ending
-from tests.support import gfx_kernels
+from tests.support import gfx_corpus, gfx_kernels
 from tests.support.gfx_run import Machine
 from tests.support.kernels import compile_ir
 
@@ -141,3 +141,45 @@ def test_a_thousand_groups_give_the_same_on_any_number_of_threads() -> None:
         machine.core.close()
     assert all(np.array_equal(result, results[0]) for result in results)
     assert np.allclose(results[0], x.reshape(groups, 256).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("index", [0, 7, 15])
+def test_registers_chosen_at_run_time(core: GfxCore, index: int) -> None:
+    text = gfx_corpus.kernel(
+        """  %vector = load <16 x float>, ptr addrspace(1) %a
+  %k = and i32 %n, 15
+  %q = extractelement <16 x float> %vector, i32 %k
+  %changed = insertelement <16 x float> %vector, float %y, i32 %k
+  %j = and i32 %i, 15
+  %z = extractelement <16 x float> %changed, i32 %j
+  %r = fadd float %q, %z"""
+    )
+    compiled = gfx_corpus.compile_ir(text)
+    names = {line.text.split()[0] for line in compiled.listing}
+    assert {"v_movrels_b32_e32", "v_movreld_b32_e32"} <= names
+    rng = np.random.default_rng(7)
+    a, b = (rng.random(64, np.float32) for _ in "ab")
+    machine = Machine(core)
+    outcome, views = machine.run(compiled.image, [np.zeros(64, np.float32), a, b, index], 1, 64)
+    assert outcome.ending is Ending.DONE
+    lane = np.arange(64)
+    changed = np.where(lane % 16 == index, b, a[lane % 16])
+    assert np.array_equal(views[0], a[index] + changed)
+
+
+def test_raw_buffers_read_zero_beyond_their_records(core: GfxCore) -> None:
+    compiled = gfx_corpus.compile_ir(gfx_corpus.corpus()["buffer i32"])
+    rng = np.random.default_rng(8)
+    a, b, out = (rng.integers(0, 2**32, 4096, np.uint32) for _ in range(3))
+    machine = Machine(core)
+    outcome, views = machine.run(compiled.image, [out.copy(), a, b, 8], 1, 320)
+    assert outcome.ending is Ending.DONE
+    assert not machine.memory.faults
+    # Lane i copies the dword 8 bytes after 16 i to 16 i through buffers of 4096 bytes, and then
+    # stores what it read at 4 i.
+    lane = np.arange(320)
+    read = np.where(lane < 256, a[4 * lane + 2], 0)
+    wanted = out.copy()
+    wanted[4 * lane[:256]] = read[:256]
+    wanted[lane] = read
+    assert np.array_equal(views[0], wanted)
