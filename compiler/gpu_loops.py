@@ -7,7 +7,7 @@ whole lines; what would run past the end is switched off only where the sizes do
 from __future__ import annotations
 
 from compiler.accumulate import combine, identity, replace
-from compiler.index import Index, Range, at_least_zero, constant, unflatten
+from compiler.index import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.ir import (
     Barrier,
     If,
@@ -28,6 +28,7 @@ from hcq.target import TargetSpec
 
 BLOCK = 256  # threads per group where there is enough to do
 LONG = 64  # reductions from here on are shared by the threads of a group
+MANY = 1 << 15  # so many results keep the machine busy with a thread each
 
 
 def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
@@ -63,15 +64,21 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
 
 
 def reduction(computation: Computation, target: TargetSpec) -> Kernel:
-    """A group per result where the reduction is long, else a thread per result."""
+    """A group per result where the reduction is long, or per wave of neighbouring results where
+    memory runs that way; else a thread per result."""
     reduce = computation.reduction
     assert reduce is not None
-    over = reduce.arg[1]
-    outputs = elements(computation.ranges)
-    together = unit_stride(reduce.sources[0], over[-1]) or outputs < 4096
-    if elements(over) >= LONG and together and outputs < 1 << 31:
+    over, ranges = reduce.arg[1], computation.ranges
+    outputs = elements(ranges)
+    if elements(over) < LONG or outputs >= 1 << 31:
+        return _by_threads(computation, reduce, target)
+    if unit_stride(reduce.sources[0], over[-1]):
         return _by_groups(computation, reduce, target)
-    return _by_threads(computation, reduce, target)
+    if outputs >= MANY:
+        return _by_threads(computation, reduce, target)
+    if ranges and ranges[-1].size >= 8 and unit_stride(reduce.sources[0], ranges[-1]):
+        return _by_columns(computation, reduce, target)
+    return _by_groups(computation, reduce, target)
 
 
 def _by_threads(computation: Computation, reduce: Value, target: TargetSpec) -> Kernel:
@@ -129,15 +136,7 @@ def _by_groups(computation: Computation, reduce: Value, target: TargetSpec) -> K
     if inside:
         step = (If(inside, step),)
 
-    # half as much again, so that the addresses of idle threads lie inside too
     shared = Memory("shared", reduce.dtype, block + block // 2, "local")
-    tree: list[Statement] = [Store(shared, thread, here), Barrier()]
-    half = block // 2
-    while half:
-        pair = combine(operation, load(shared, thread), load(shared, thread + half))
-        tree.append(If(at_least_zero(constant(half - 1) - thread), (Store(shared, thread, pair),)))
-        tree.append(Barrier())
-        half //= 2
     result = replace(
         substitute(computation.value, places),
         substitute(reduce, places),
@@ -148,10 +147,65 @@ def _by_groups(computation: Computation, reduce: Value, target: TargetSpec) -> K
     body: tuple[Statement, ...] = (
         Store(total, constant(0), identity(operation, reduce.dtype)),
         Loop(counter, step),
-        *tree,
+        *_tree(operation, shared, here, block, 1),
         finish,
     )
     return _kernel(computation, (total, shared), (outputs, 1, 1), block, body)
+
+
+def _by_columns(computation: Computation, reduce: Value, target: TargetSpec) -> Kernel:
+    """A wave of neighbouring results per group; each of its waves takes every n-th step, so that
+    lanes read neighbours. Then a tree over the waves."""
+    operation, over = reduce.arg
+    outer, last = computation.ranges[:-1], computation.ranges[-1]
+    wave, length = target.wave_size, elements(over)
+    waves = BLOCK // wave
+    thread = thread_range(BLOCK).index()
+    grid = (-(-last.size // wave), elements(outer), 1)
+    column = group_range(0, grid[0]).index() * wave + thread % wave
+    exists = at_least_zero(constant(last.size - 1) - column)
+    places = dict(zip(outer, _positions(outer, group_range(1, grid[1]).index()), strict=True))
+    places[last] = column
+    total = Memory("total", reduce.dtype, 1, "register")
+    here = load(total, constant(0))
+    counter = Range("k", -(-length // waves))
+    step = counter.index() * waves + thread // wave
+    inner = _positions(over, step)
+    taken = substitute(reduce.sources[0], {**places, **dict(zip(over, inner, strict=True))})
+    add: tuple[Statement, ...] = (Store(total, constant(0), combine(operation, here, taken)),)
+    inside = both(exists, at_least_zero(constant(length - 1) - step))
+    if inside:
+        add = (If(inside, add),)
+
+    shared = Memory("shared", reduce.dtype, BLOCK + BLOCK // 2, "local")
+    root = substitute(computation.value, places)
+    result = replace(root, substitute(reduce, places), load(shared, thread))
+    position = computation.position.substitute(places)
+    first_wave = at_least_zero(constant(wave - 1) - thread)
+    body: tuple[Statement, ...] = (
+        Store(total, constant(0), identity(operation, reduce.dtype)),
+        Loop(counter, add),
+        *_tree(operation, shared, here, BLOCK, wave),
+        If(both(first_wave, exists), (Store(computation.output, position, result),)),
+    )
+    return _kernel(computation, (total, shared), grid, BLOCK, body)
+
+
+def _tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:
+    """Join the totals of all threads until the first `lowest` threads hold the rest's.
+
+    shared: half as long again as the block, so that the addresses of idle threads lie inside too.
+    """
+    thread = thread_range(block).index()
+    statements: list[Statement] = [Store(shared, thread, here), Barrier()]
+    half = block // 2
+    while half >= lowest:
+        pair = combine(operation, load(shared, thread), load(shared, thread + half))
+        active = at_least_zero(constant(half - 1) - thread)
+        statements.append(If(active, (Store(shared, thread, pair),)))
+        statements.append(Barrier())
+        half //= 2
+    return statements
 
 
 def _single(computation: Computation, target: TargetSpec) -> Kernel:

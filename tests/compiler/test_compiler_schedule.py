@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -95,6 +96,23 @@ def test_kernels_of_one_submission_are_ordered(
     square.softmax().realize()
     kinds = [type(command).__name__ for command in sent]
     assert kinds == ["Launch", "Barrier", "Launch", "Barrier", "Launch"]
+
+
+def test_threads_may_realize_at_once(cpu: Device) -> None:
+    results: dict[int, float] = {}
+
+    def work(number: int) -> None:
+        total = Tensor(np.full(100, number, np.float32), device=cpu)
+        for _ in range(20):
+            total = (total + number).realize()
+        results[number] = total.sum().item()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: 2100.0 * number for number in range(6)}
 
 
 def test_several_roots_at_once(square: Tensor) -> None:

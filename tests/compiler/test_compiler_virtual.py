@@ -161,6 +161,24 @@ def test_matmul_of_other_types_and_batches(gpu: Device, cpu: Device, name: str) 
     alike(gpu, cpu, lambda a, b: a @ b, left, right[0], tolerance=2e-3 if name == "float16" else 0)
 
 
+@pytest.mark.parametrize("shape", [(200, 33), (64, 8), (3, 130, 40)])
+def test_reductions_across_rows(gpu: Device, cpu: Device, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(13).normal(size=shape).astype(np.float32)
+    alike(gpu, cpu, lambda t: t.sum(-2) * 2 + 1, array, tolerance=1e-4)
+    alike(gpu, cpu, lambda t: t.argmax(-2), array)
+
+
+def test_tensors_survive_a_reset(gpu: Device) -> None:
+    tensor = Tensor(np.arange(1000, dtype=np.float32), device=gpu)
+    doubled = (tensor * 2).realize()
+    gpu.synchronize()
+    gpu.reset()
+    assert (tensor * 2).numpy().sum() == 999000  # the program is still loaded
+    fresh = Tensor(np.ones(10, np.float32), device=gpu)
+    assert (fresh * 2).sum().item() == 20
+    del doubled
+
+
 def test_a_chain_of_kernels_reuses_memory(gpu: Device) -> None:
     result = Tensor(np.ones((64, 64), np.float32), device=gpu)
     for _ in range(20):
