@@ -331,3 +331,73 @@ def dual_cases(seed: int, count: int) -> Iterator[Case]:
             chance.choice(SPECIAL_WORDS.tolist()),
         )
         yield Case(f"{x.name} :: {y.name}", words)
+
+
+_UNLIKELY = ("addtid", "append", "consume", "bvh", "swizzle", "permute", "ds_nop", "condxchg")
+
+
+def _offset(chance: random.Random, name: str, size: int) -> int:
+    """Pick an offset within 16 bytes: whole words for loads and stores, aligned for atomics."""
+    if size >= 16:
+        return 0
+    if name.endswith(("8", "16", "d16", "hi")):
+        return chance.randrange(0, 14)
+    plain = "load" in name or "store" in name
+    return chance.randrange(0, 17 - size, 4 if plain else size)
+
+
+def share_cases(seed: int) -> Iterator[Case]:
+    """Make a case of every DS opcode: fill LDS from v[8:11], operate, read LDS back into them.
+
+    Each lane keeps to its own 16 bytes, so that the order of the lanes does not matter.
+    """
+    chance = random.Random(seed)
+    for shape in opcodes.ds().values():
+        if any(part in shape.name for part in _UNLIKELY):
+            continue
+        if "stride64" in shape.name and "load" not in shape.name:
+            continue
+        paired = "2addr" in shape.name
+        size = 4 * max(shape.data, shape.dst, 1)
+        offset = 1 << 8 if paired else _offset(chance, shape.name, size)
+        # Reads of other lanes' bytes: all of them must have been written.
+        whole = asm.sop1("s_mov_b32", asm.EXEC, asm.integer(-1)) if "stride" in shape.name else ()
+        words = (
+            *whole,
+            *asm.ds("ds_store_b128", addr=1, data=8),
+            *asm.ds(shape.name, addr=1, data=12, data1=14, dst=16, offset=offset),
+            *asm.sopp("s_waitcnt"),
+            *asm.ds("ds_load_b128", addr=1, dst=8),
+            *asm.sopp("s_waitcnt"),
+        )
+        yield Case(f"{shape.name} offset {offset}", words)
+    for _ in range(12):
+        offset = chance.choice([chance.getrandbits(15), 0x8000 | chance.getrandbits(8)])
+        words = (*asm.ds("ds_swizzle_b32", addr=8, dst=16, offset=offset), *asm.sopp("s_waitcnt"))
+        yield Case(f"ds_swizzle_b32 {offset:#x}", words)
+    for name in ("ds_permute_b32", "ds_bpermute_b32"):
+        for offset in (0, 4, 0x81):
+            words = (*asm.ds(name, addr=8, data=10, dst=16, offset=offset), *asm.sopp("s_waitcnt"))
+            yield Case(f"{name} {offset}", words)
+
+
+def global_cases(seed: int) -> Iterator[Case]:
+    """Make cases of every GLOBAL opcode, with and without a returned value, as for LDS."""
+    chance = random.Random(seed)
+    for shape in opcodes.flat().values():
+        if "g" not in shape.segments or "addtid" in shape.name or "csub" in shape.name:
+            continue
+        size = 4 * max(shape.dst, shape.data if "cmpswap" not in shape.name else shape.dst)
+        for glc in (False, True) if "atomic" in shape.name else (False,):
+            offset = _offset(chance, shape.name, size)
+            operation = asm.global_access(
+                shape.name, addr=1, saddr=2, data=12, dst=16, offset=offset, glc=glc
+            )
+            words = (
+                *asm.global_access("store_b128", addr=1, saddr=2, data=8),
+                *operation,
+                *asm.sopp("s_waitcnt"),
+                *asm.global_access("load_b128", addr=1, saddr=2, dst=8),
+                *asm.sopp("s_waitcnt"),
+            )
+            yield Case(f"global_{shape.name} glc {glc}", words)

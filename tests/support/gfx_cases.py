@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decode import decode
+from am.virtual.isa.decode import decode_all
 from am.virtual.isa.oracle import Mode, WaveState, execute
 from am.virtual.shader import Abort, Dispatch, Ending
 from tests.support import gfx_encode as asm
@@ -33,12 +33,15 @@ CODE, INPUT, OUTPUT = 0x7E00_0000_0000, 0x7E20_0000_0000, 0x7E40_0000_0000
 # 32 vector registers, denormals, DX10 clamp. Not IEEE: in that mode minima quiet signalling NaNs,
 # which the translating core does not do (compiled code quiets what it compares).
 _RSRC1 = 3 | 0xF0 << 12 | 1 << 21
-_RSRC2 = 4 << 1 | 1 << 7  # four user registers, the workgroup's x
+_RSRC2 = 4 << 1 | 1 << 7 | 1 << 15  # four user registers, the workgroup's x, 512 bytes of LDS
 
 
 @dataclass(frozen=True)
 class Case:
-    """One instruction and what to call it."""
+    """One instruction (or a few that belong together) and what to call it.
+
+    v1 is 16 times the lane and s[2:3] points at 512 zeroed bytes of memory, for addresses.
+    """
 
     label: str
     words: asm.Encoded
@@ -131,7 +134,8 @@ def run_core(core: GfxCore, cases: Sequence[Case], inputs: Sequence[Registers]) 
     outcome = core.run(dispatch, memory, Abort())
     if outcome.ending is Ending.ILLEGAL_INSTRUCTION:
         for case in cases:
-            if case.words[: len(outcome.words)] == outcome.words[: len(case.words)]:
+            places = range(len(case.words) - len(outcome.words) + 1)
+            if any(case.words[at : at + len(outcome.words)] == outcome.words for at in places):
                 raise NotTranslated(case)
     assert outcome.ending is Ending.DONE, outcome
     assert not memory.faults, memory.faults[0]
@@ -145,9 +149,24 @@ def run_core(core: GfxCore, cases: Sequence[Case], inputs: Sequence[Registers]) 
     return found
 
 
+class _Window:
+    """The oracle's memory: the bytes at OUTPUT that a case may use."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(512)
+
+    def load(self, address: int, size: int) -> bytes:
+        assert 0 <= address - OUTPUT <= len(self.data) - size
+        return bytes(self.data[address - OUTPUT : address - OUTPUT + size])
+
+    def store(self, address: int, data: bytes) -> None:
+        assert 0 <= address - OUTPUT <= len(self.data) - len(data)
+        self.data[address - OUTPUT : address - OUTPUT + len(data)] = data
+
+
 def run_oracle(case: Case, registers: Registers) -> Registers:
     """Execute the case once for each group on the oracle."""
-    instruction = decode(np.array(case.words, np.uint32).tobytes())
+    instructions = decode_all(np.array(case.words, np.uint32).tobytes())
     vectors, scalars = registers.vectors.copy(), registers.scalars.copy()
     for group in range(len(vectors)):
         state = WaveState(
@@ -156,10 +175,15 @@ def run_oracle(case: Case, registers: Registers) -> Registers:
             scc=bool(scalars[group, _SCC]),
             m0=int(scalars[group, _M0]),
             mode=Mode(ieee=False),
+            lds=np.zeros(512, np.uint8),
+            memory=_Window(),
         )
+        state.vgprs[1] = np.arange(LANES) * 16
+        state.sgprs[2:4] = (OUTPUT & 0xFFFFFFFF, OUTPUT >> 32)
         state.sgprs[FIRST_SCALAR : FIRST_SCALAR + SCALARS] = scalars[group, :SCALARS]
         state.vgprs[FIRST_VECTOR : FIRST_VECTOR + VECTORS] = vectors[group]
-        execute(instruction, state)
+        for instruction in instructions:
+            execute(instruction, state)
         vectors[group] = state.vgprs[FIRST_VECTOR : FIRST_VECTOR + VECTORS]
         scalars[group, :SCALARS] = state.sgprs[FIRST_SCALAR : FIRST_SCALAR + SCALARS]
         scalars[group, SCALARS:_OUT_SCALARS] = (state.vcc, state.exec, int(state.scc))

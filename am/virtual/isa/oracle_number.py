@@ -45,7 +45,7 @@ def _sine(turns: Lanes) -> Lanes:
     rest = np.fmod(turns, 1.0)
     halves = np.rint(2 * rest)
     sine = np.sin((rest - halves / 2) * (2 * np.pi))
-    return np.where(halves % 2 == 1, -sine, sine)
+    return np.array(np.where(halves % 2 == 1, -sine, sine))
 
 
 def _cosine(turns: Lanes) -> Lanes:

@@ -62,7 +62,7 @@ def _packed_half(
             numbers.append(_flushed(bits.view(np.float16), state))
         if stem in ("min", "max"):
             extreme = fp.minimum if stem == "min" else fp.maximum
-            result = extreme(*numbers, state.mode.ieee)
+            result = extreme(numbers[0], numbers[1], state.mode.ieee)
         else:
             result = _FLOATS[stem](*numbers)
         if instruction.clamp:

@@ -137,7 +137,9 @@ def test_integer_arithmetic(kind: str, name: str) -> None:
 def test_rounding(kind: str, name: str, operation: Callable[[Lanes], Lanes]) -> None:
     suffix = {"float": "f32", "half": "f16", "double": "f64"}[kind]
     values = _numbers(FLOATS[kind], 6)
-    _agree(run_kernel(f"{name} {suffix}", values, values, FLOATS[kind]), operation(values))
+    with np.errstate(all="ignore"):
+        expected = operation(values)
+    _agree(run_kernel(f"{name} {suffix}", values, values, FLOATS[kind]), expected)
 
 
 @pytest.mark.parametrize("kind", ["f32", "f64"])

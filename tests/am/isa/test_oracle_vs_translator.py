@@ -18,10 +18,12 @@ from tests.support.float_compare import both_nan, close
 from tests.support.gfx_case_makers import (
     TRANSCENDENTAL,
     dual_cases,
+    global_cases,
     lane_cases,
     packed_cases,
     registers,
     scalar_cases,
+    share_cases,
     small_registers,
     vector_cases,
     without_denormals,
@@ -31,7 +33,7 @@ from tests.support.gfx_cases import Case, NotTranslated, Registers, run_core, ru
 BATCH = 40
 PARTS = 4
 # The core stops at these as at an illegal instruction.
-NOT_TRANSLATED = {"v_trig_preop_f64"}
+NOT_TRANSLATED = {"v_trig_preop_f64", "ds_storexchg_2addr_rtn_b32", "ds_storexchg_2addr_rtn_b64"}
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +148,15 @@ def test_sums_of_exact_products(core: GfxCore) -> None:
     ]
     assert len(cases) >= 5
     _compare(core, cases, [small_registers(number) for number in range(len(cases))])
+
+
+def test_data_share(core: GfxCore) -> None:
+    cases = list(share_cases(seed=17))
+    assert len(cases) > 100
+    _compare(core, cases, [registers(number) for number in range(len(cases))])
+
+
+def test_global_memory(core: GfxCore) -> None:
+    cases = list(global_cases(seed=18))
+    assert len(cases) > 60
+    _compare(core, cases, [registers(number) for number in range(len(cases))])
