@@ -30,7 +30,11 @@ _CP_PACKETS = {
     184: "access to a privileged register",
     185: "privileged instruction",
 }
+# Source 50 is "SRBM write protection" by name; its like on older chips reports illegal packets too
+# (Linux 6.12 sdma_v3_0.c registers it as the illegal instruction interrupt). UNSURE: that gfx11
+# does so; a bad packet on a board would settle it.
 _SDMA_SOURCES = {
+    50: "illegal packet, or write of a protected register",
     54: "doorbell of an invalid queue",
     56: "atomic operation timed out",
     57: "poll ran out of retries",
@@ -44,6 +48,7 @@ _SDMA_SOURCES = {
     65: "semaphore incomplete",
     66: "semaphore wait failed",
 }
+_SDMA_PACKET = 50
 _SDMA_PAGE = (59, 60, 61)
 _SDMA_HANGS = (56, 57, 58)
 
@@ -223,6 +228,8 @@ def sdma_error(interrupt: Interrupt, state: dict[str, object]) -> UgpuError | No
         return PageFault(
             f"SDMA: {what}", address=address, access="unknown", client=facts["engine"], **facts
         )
+    if interrupt.source == _SDMA_PACKET:
+        return BadPacket(f"SDMA: {what}", reason=what, **facts)
     if interrupt.source in _SDMA_HANGS:
         return DeviceHang(f"SDMA: {what}", **facts)
     return ChipError(f"SDMA: {what}", **facts)

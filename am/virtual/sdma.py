@@ -249,7 +249,11 @@ class Sdma(Block):
         )
 
     def hung(self, queue: SdmaQueue) -> None:
-        """A queue stopped at a bad packet: report it, and let the watchdog bite later."""
+        """A queue stopped at a bad packet: report it, and let the watchdog bite later.
+
+        UNSURE: source 50 is named after register writes; older chips report illegal packets by its
+        like (Linux 6.12 sdma_v3_0.c). A bad packet on a board would settle it.
+        """
         self.interrupt(SOURCE_REGISTER_WRITE, queue.vmid, (queue.bad_header, 0, 0, 0))
         count = self.value("WATCHDOG_CNTL").QUEUE_HANG_COUNT
         if count:

@@ -173,6 +173,7 @@ def test_what_is_no_failure() -> None:
 def test_copy_engine_errors() -> None:
     assert isinstance(sdma_error(entry(0x0A, 57, ring=0x10), {}), DeviceHang)
     assert isinstance(sdma_error(entry(0x0A, 62), {}), ChipError)
+    assert isinstance(sdma_error(entry(0x0A, 50), {}), BadPacket)
     fault = sdma_error(entry(0x0A, 60, ring=0x10, data=(0x45, 0x2, 0, 0)), {})
     assert isinstance(fault, PageFault)
     assert fault.facts["address"] == 2 << 44 | 0x45000
