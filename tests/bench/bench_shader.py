@@ -17,6 +17,8 @@ from tests.support.gfx_run import CODE, KERNARGS, Machine
 #   s_load_b256 s[4:11], s[0:1], null ; s_load_b64 s[12:13], s[0:1], 0x20
 #   v_lshlrev_b32 v0, 2, v0 ; s_waitcnt lgkmcnt(0)
 #   global_load_b32 v0, v0, s[12:13] ; s_waitcnt vmcnt(0)       the lane's offset
+#   s_and_b32 s2, s2, 1 ; s_lshl_b32 s2, s2, 18 ; v_add_nc_u32 v0, s2, v0
+#                                    groups alternate between two places, so that threads share none
 # loop:
 #   global_load_b32 v1, v0, s[4:5] ; global_load_b32 v2, v0, s[6:7] ; s_waitcnt vmcnt(0)
 #   v_add_f32 v3, v1, v2 ; v_fma_f32 v3, v3, v1, v2 ; global_store_b32 v0, v3, s[8:9]
@@ -25,14 +27,16 @@ from tests.support.gfx_run import CODE, KERNARGS, Machine
 #   s_endpgm
 _LOOP = (
     0xF40C0100, 0xF8000000, 0xF4040300, 0xF8000020, 0x30000082, 0xBF89FC07, 0xDC520000, 0x000C0000,
-    0xBF8903F7, 0xDC520000, 0x01040000, 0xDC520000, 0x02060000, 0xBF8903F7, 0x06060501, 0xD6130003,
-    0x040A0303, 0xDC6A0000, 0x00080300, 0x4A0000FF, 0x00000080, 0x810AC10A, 0xBF07800A, 0xBFA2FFF1,
+    0xBF8903F7, 0x8B028102, 0x84029202, 0x4A000002,
+    0xDC520000, 0x01040000, 0xDC520000, 0x02060000, 0xBF8903F7, 0x06060501, 0xD6130003, 0x040A0303,
+    0xDC6A0000, 0x00080300, 0x4A0000FF, 0x00000080, 0x810AC10A, 0xBF07800A, 0xBFA2FFF1,
     0xBFB00000,
 )  # fmt: skip
 _PER_TURN = 10  # instructions of the loop's body, the waits included
 _TURNS = 512
 _RSRC1 = 0 | 0xF0 << 12  # 8 vector registers; denormals kept
-_RSRC2 = 2 << 1  # two user SGPRs: the argument block
+_RSRC2 = 2 << 1 | 1 << 7  # two user SGPRs: the argument block; then the group's number
+_PLACE = 1 << 18  # bytes from one place of work to the other
 
 
 def _offsets(kind: str) -> NDArray[np.uint32]:
@@ -48,7 +52,7 @@ def measure_loop(kind: str, workers: int, seconds: float = 1.0) -> float:
     """Return wave instructions per second; checks the result as well."""
     machine = Machine(GfxCore(workers))
     offsets = _offsets(kind)
-    size = int(offsets.max()) // 4 + 1 + 32 * _TURNS
+    size = (int(offsets.max()) + _PLACE) // 4 + 1 + 32 * _TURNS
     rng = np.random.default_rng(2)
     a, b = (rng.random(size, np.float32) for _ in range(2))
     addresses, views = zip(
@@ -67,6 +71,7 @@ def measure_loop(kind: str, workers: int, seconds: float = 1.0) -> float:
     dispatch = Dispatch(groups=(groups, 1, 1), **arguments)
     _run(machine, dispatch)
     touched = (offsets[:, None] // 4 + 32 * np.arange(_TURNS)).reshape(-1)
+    touched = np.concatenate([touched, touched + _PLACE // 4])
     wanted = (a + b) * a + b
     if not np.allclose(views[2][touched], wanted[touched], rtol=1e-5):
         raise AssertionError(f"the {kind} loop computes something else")

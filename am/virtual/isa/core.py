@@ -5,13 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from am.virtual.isa import (
     jit,
@@ -26,7 +23,7 @@ from am.virtual.isa import (
 from am.virtual.isa.launch import BadDispatch, Launch
 from am.virtual.isa.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translate import translate
-from am.virtual.isa.worker import Worker
+from am.virtual.isa.worker import Run, Worker
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
@@ -101,21 +98,19 @@ class GfxCore:
             return Outcome(Ending.BAD_DISPATCH, detail=str(bad))
         if launch.total_groups == 0:
             return Outcome(Ending.DONE)
+        run = Run(dispatch, launch, memory, abort)
         kernel = self._kernel(dispatch.code_address, launch, memory)
-        counter = np.zeros(1, np.uint64)
-        count = self._worker_count(dispatch, launch)
-        workers = self._workers[:count]
+        workers = self._workers[: self._worker_count(dispatch, launch)]
         for number, worker in enumerate(workers):
-            first = number * launch.waves
-            worker.prepare(dispatch, launch, memory, abort, counter, first, kernel.program.base)
-        futures: list[Future[Outcome]] = []
-        for worker in workers[1:]:
-            futures.append(
-                self._threads().submit(
-                    self._work, worker, kernel, launch, dispatch, memory, counter
-                )
-            )
-        outcomes = [self._work(workers[0], kernel, launch, dispatch, memory, counter)]
+            worker.prepare(run, number * launch.waves, kernel.program.base)
+        futures = [
+            self._threads().submit(self._work, worker, kernel, run) for worker in workers[1:]
+        ]
+        outcomes = []
+        try:
+            outcomes.append(self._work(workers[0], kernel, run))
+        finally:
+            wait(futures)
         outcomes.extend(future.result() for future in futures)
         for worker in workers:
             if worker.error is not None:
@@ -142,16 +137,18 @@ class GfxCore:
             count = min(count, dispatch.scratch_waves // launch.waves)
         return count
 
-    def _work(
-        self,
-        worker: Worker,
-        kernel: Kernel,
-        launch: Launch,
-        dispatch: Dispatch,
-        memory: ShaderMemory,
-        counter: NDArray[np.uint64],
-    ) -> Outcome:
+    def _work(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
         """Run workgroups on this thread until none is left or a wave cannot go on."""
+        try:
+            outcome = self._run_groups(worker, kernel, run)
+        except BaseException:
+            run.stop[0] = 1
+            raise
+        if outcome.ending is not Ending.DONE:
+            run.stop[0] = 1  # waves on other threads stop too
+        return outcome
+
+    def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
         context = worker.context.ctypes.data
         while True:
             code = self._launch(context, kernel.address)
@@ -162,14 +159,13 @@ class GfxCore:
             if code != layout.UNKNOWN_CODE:
                 break
             root = kernel.program.base + _signed(worker.quad(layout.HALT_PC))
-            if memory.fetch(root, 4) is None:
+            if run.memory.fetch(root, 4) is None:
                 code = layout.NO_CODE
                 break
-            longer = self._extended(kernel, root, launch, memory)
-            worker.resume_here(longer.program.base - kernel.program.base, launch.waves)
+            longer = self._extended(kernel, root, run.launch, run.memory)
+            worker.resume_here(longer.program.base - kernel.program.base, run.launch.waves)
             kernel = longer
-        counter[0] = launch.total_groups  # the other threads finish what they have begun
-        return _halted(worker, kernel.program, code, dispatch)
+        return _halted(worker, kernel.program, code, run.dispatch)
 
     def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
         key = (address, launch.vgprs, launch.full)

@@ -46,8 +46,9 @@ def halt(e: Registers, offset: int | str, code: int) -> None:
 
 def poll_abort(e: Registers) -> None:
     """Leave the function when the dispatch is being aborted."""
-    flag = e.value("load atomic i32, ptr %abort monotonic, align 4")
-    stop = e.value(f"icmp ne i32 {flag}, 0")
+    asked = e.value("load atomic i32, ptr %abort monotonic, align 4")
+    halted = e.value("load atomic i32, ptr %stop monotonic, align 4")
+    stop = e.value(f"icmp ne i32 {e.value(f'or i32 {asked}, {halted}')}, 0")
     on = e.new_label("on")
     e.do(f"br i1 {stop}, label %stopped, label %{on}, !prof !1")
     e.begin(on)

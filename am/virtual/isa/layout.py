@@ -42,6 +42,7 @@ RESUME_GROUP = (
     200  # u64 workgroup to go on with after an indirect jump to unknown code, else all ones
 )
 RESUME_WAITING = 208  # u32 waves of that group that already wait at a barrier
+STOP = 216  # address of the dispatch's own stop flag (u32): a wave elsewhere has halted
 IO = 256  # 24 columns of 32 u32 through which data passes to and from the runtime functions
 IO_COLUMN = 128
 ROWS = 3328  # 32 rows of 16 bytes: one access of each lane

@@ -136,6 +136,8 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append("  %code.slot = alloca i32")
     head.append(f"  %abort.p = getelementptr i8, ptr %context, i64 {layout.ABORT}")
     head.append("  %abort = load ptr, ptr %abort.p")
+    head.append(f"  %stop.p = getelementptr i8, ptr %context, i64 {layout.STOP}")
+    head.append("  %stop = load ptr, ptr %stop.p")
     head.append(f"  %resume.p = getelementptr i8, ptr %wave, i64 {layout.STATE_RESUME}")
     for k in scalars:
         head.append(f"  %sp{k} = getelementptr i32, ptr %wave, i32 {k}")

@@ -49,7 +49,8 @@ entry:
 
 define internal i32 @launch_groups(ptr %context, ptr %kernel) noinline {{
 entry:
-{_load("abort", layout.ABORT, "ptr")}{_load("counter", layout.COUNTER, "ptr")}
+{_load("abort", layout.ABORT, "ptr")}{_load("stop", layout.STOP, "ptr")}
+{_load("counter", layout.COUNTER, "ptr")}
 {_load("total", layout.TOTAL, "i64")}{_load("waves", layout.WAVES, "i32")}
 {_load("nx", layout.GROUPS_X, "i32")}{_load("ny", layout.GROUPS_Y, "i32")}
 {_load("template", layout.SGPR_TEMPLATE, "ptr")}{_load("vgprs", layout.VGPR_TEMPLATE, "ptr")}
@@ -65,8 +66,10 @@ go.on:
 {_load("resume.waiting", layout.RESUME_WAITING, "i32")}
   br label %passes
 next.group:
-  %stop = load atomic i32, ptr %abort monotonic, align 4
-  %stopped = icmp ne i32 %stop, 0
+  %asked = load atomic i32, ptr %abort monotonic, align 4
+  %halted = load atomic i32, ptr %stop monotonic, align 4
+  %either = or i32 %asked, %halted
+  %stopped = icmp ne i32 %either, 0
   br i1 %stopped, label %aborted, label %take
 take:
   %g = atomicrmw add ptr %counter, i64 1 monotonic

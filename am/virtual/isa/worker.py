@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,23 @@ def aligned(size: int) -> NDArray[np.uint8]:
     return raw[start : start + size]
 
 
+class Run:
+    """What all workers of one dispatch share.
+
+    counter: the next workgroup to begin. stop: set when a wave has halted, so that the others end.
+    """
+
+    def __init__(
+        self, dispatch: Dispatch, launch: Launch, memory: ShaderMemory, abort: Abort
+    ) -> None:
+        self.dispatch = dispatch
+        self.launch = launch
+        self.memory = memory
+        self.abort = abort
+        self.counter = np.zeros(1, np.uint64)
+        self.stop = np.zeros(1, np.uint32)
+
+
 class Worker:
     """What the native code of one thread works on. Used by one thread at a time."""
 
@@ -34,22 +50,19 @@ class Worker:
         self._sink = aligned(2 * PAGE)
         self._states = aligned(0)
         self._tlbs: list[tuple[ShaderMemory, NDArray[np.uint64]]] = []
-        self._memory: ShaderMemory | None = None
+        self._run: Run | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
-        self._abort: Abort | None = None
-        self._keep: tuple[Any, ...] = ()  # arrays whose addresses the context holds
         self._refill = REFILL(self._on_miss)
         self.error: BaseException | None = None
 
     def _on_miss(self, address: int, access: int) -> int:
         """Refill for native code; an exception must not pass through it, so it is kept."""
-        assert self._memory is not None and self._tlb is not None
+        assert self._run is not None and self._tlb is not None
         try:
-            return self._memory.refill(self._tlb, address, Access(access))
+            return self._run.memory.refill(self._tlb, address, Access(access))
         except Exception as error:  # raised again by the thread that started the dispatch
             self.error = error
-            if self._abort is not None:
-                self._abort.set()
+            self._run.stop[0] = 1
             return int(self._sink.ctypes.data) + address % PAGE
 
     def _tlb_for(self, memory: ShaderMemory) -> NDArray[np.uint64]:
@@ -62,34 +75,31 @@ class Worker:
 
     def prepare(
         self,
-        dispatch: Dispatch,
-        launch: Launch,
-        memory: ShaderMemory,
-        abort: Abort,
-        counter: NDArray[np.uint64],
+        run: Run,
         first_wave: int,
         code_base: int,
     ) -> None:
         """Fill the context for a dispatch. first_wave: this worker's first scratch slot."""
         self.error = None
-        self._memory, self._abort = memory, abort
-        self._tlb = tlb = self._tlb_for(memory)
+        dispatch, launch = run.dispatch, run.launch
+        self._run = run
+        self._tlb = tlb = self._tlb_for(run.memory)
         stride = layout.STATE_VGPR + 128 * launch.vgprs
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
-        self._keep = (counter, launch, tlb, abort)
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
         quads = {
             layout.TLB: tlb.ctypes.data,
             layout.REFILL: ctypes.cast(self._refill, ctypes.c_void_p).value or 0,
-            layout.ABORT: abort.flag.ctypes.data,
+            layout.ABORT: run.abort.flag.ctypes.data,
+            layout.STOP: run.stop.ctypes.data,
             layout.LDS: self._lds.ctypes.data,
             layout.LDS_SIZE: launch.lds_bytes,
             layout.SCRATCH: dispatch.scratch_base + first_wave * wave_size,
             layout.SCRATCH_WAVE: wave_size,
             layout.SHARED_HIGH: dispatch.shared_aperture >> 32,
             layout.PRIVATE_HIGH: dispatch.private_aperture >> 32,
-            layout.COUNTER: counter.ctypes.data,
+            layout.COUNTER: run.counter.ctypes.data,
             layout.TOTAL: launch.total_groups,
             layout.SGPR_TEMPLATE: launch.scalars.ctypes.data,
             layout.VGPR_TEMPLATE: launch.ids.ctypes.data,

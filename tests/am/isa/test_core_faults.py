@@ -222,3 +222,21 @@ def test_compiled_code_is_kept_on_disk(tmp_path: Path) -> None:
         assert len(files) >= 1
         for path in files:  # a damaged file counts as absent
             path.write_bytes(path.read_bytes()[:-8])
+
+
+def test_a_halted_wave_ends_the_endless_ones(core: GfxCore) -> None:
+    machine = Machine(core)
+    # s_cmp_eq_u32 s2, 5 ; s_cbranch_scc1 to the bad words ; loop: s_branch loop
+    words = [0xBF068502, 0xBFA20001, 0xBFA0FFFF, 0xD7FF0000, 0]
+    dispatch = dataclasses.replace(raw(machine, words), groups=(64, 1, 1))
+    dispatch = dataclasses.replace(dispatch, user_data=[0, 0, 5, *[0] * 13], rsrc2=3 << 1)
+    outcome = core.run(dispatch, machine.memory, machine.abort)
+    assert outcome.ending is Ending.ILLEGAL_INSTRUCTION
+    # Group 1 halts, on whichever thread; group 0 spins on the other.
+    words = [0xBF068102, 0xBFA20001, 0xBFA0FFFF, 0xD7FF0000, 0]
+    dispatch = dataclasses.replace(raw(machine, words), groups=(8, 1, 1))
+    machine.memory.invalidate()
+    outcome = core.run(dispatch, machine.memory, machine.abort)
+    assert outcome.ending is Ending.ILLEGAL_INSTRUCTION
+    assert outcome.group == (1, 0, 0)
+    assert outcome.pc == CODE + 12
