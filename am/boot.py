@@ -31,7 +31,7 @@ StageHook = Callable[[str, float], None]
 TAG = 0x75470001
 LEFT_CLEAN, IN_USE = 0, 1
 _COMMAND = 4  # PCI command register, offset in configuration space
-_MEMORY_AND_MASTER = 0x6
+_MEMORY = 0x2
 _MASTER = 0x4
 _FIRST_BAR = 0x10
 _TMR_ALIGN = 1 << 20
@@ -60,9 +60,18 @@ class Stages:
 
 
 def enable_function(transport: Transport) -> None:
-    """Let the function decode its BARs and reach host memory."""
+    """Let the function decode its BARs, but not yet reach host memory.
+
+    A process that died may have left engines at work on addresses that are now somebody else's.
+    """
     command = transport.config_read(_COMMAND, 2)
-    transport.config_write(_COMMAND, command | _MEMORY_AND_MASTER, 2)
+    transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
+
+
+def enable_master(transport: Transport) -> None:
+    """Let the function reach host memory."""
+    command = transport.config_read(_COMMAND, 2)
+    transport.config_write(_COMMAND, command | _MASTER, 2)
 
 
 def disable_master(transport: Transport) -> None:
@@ -177,6 +186,7 @@ def start_bus_and_hub(units: Units, stages: Stages) -> None:
         units.gmc.mmhub.clear_fault()
         units.gmc.flush_tlb()
     with stages.stage("IH"):
+        enable_master(units.chip.transport)
         units.ih.start(units.dummy_address)
 
 
@@ -298,7 +308,7 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     time.sleep(chip.facts.MODE1_QUIET_S)
     for index, value in enumerate(bars):
         transport.config_write(_FIRST_BAR + 4 * index, value)
-    transport.config_write(_COMMAND, command | _MEMORY_AND_MASTER, 2)
+    transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
     _wait_bootloader(chip)
 
 

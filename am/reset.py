@@ -145,17 +145,27 @@ def _soft_reset(device: AmDevice) -> None:
 
 def _mode1(device: AmDevice) -> None:
     """Reset the chip through its SMU and boot it again."""
+    _quiet(device)
     _boot_again(device, boot.mode1_reset)
 
 
 def _bus_reset(device: AmDevice) -> None:
     """Reset the chip from its slot and boot it again."""
+    _quiet(device)
     _boot_again(device, boot.bus_reset)
 
 
 def _after_power_loss(device: AmDevice) -> None:
     """Boot a chip that was pulled out and plugged in again, or whose power came back."""
     _boot_again(device, boot.after_power_loss)
+
+
+def _quiet(device: AmDevice) -> None:
+    """Take off what still can be: nothing should reach for host memory when it is cut off."""
+    for queue in device.compute_queues:
+        device.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
+    for copy in device.copy_queues:
+        copy.engine.stop()
 
 
 def _boot_again(device: AmDevice, strike: Callable[[Units], None]) -> None:

@@ -76,6 +76,8 @@ def _append(lines: list[str], line: str) -> None:
     if line.startswith("R "):
         if lines[-1:] == [line]:
             return
+        if line == "R MP0_SMN_C2PMSG_35" and lines[-1:] == ["R MP0_SMN_C2PMSG_81"]:
+            return  # a look for refusals while the secure OS starts
         if len(lines) >= 3 and lines[-2] == line and lines[-3] == lines[-1]:
             lines.pop()
             return
