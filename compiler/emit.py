@@ -173,6 +173,9 @@ class _Host(_Shell):
 
     def __init__(self, kernel: Kernel, target: TargetSpec) -> None:
         features = target.features.split(",")
+        for needed in ("sse4.1", "f16c"):  # without them rounding and float16 are library calls
+            if f"-{needed}" in features and target.triple.startswith("x86"):
+                raise NotSupported(f"this processor lacks {needed}, which kernels need")
         known = "+fma" in features or not target.triple.startswith("x86")
         super().__init__(kernel, target, known)
 
@@ -268,7 +271,7 @@ class _Amd(_Shell):
             if memory.space == "local":
                 kind = f"[{memory.count} x {stored_type(memory.dtype)}]"
                 name = f"@{kernel.name}.{memory.name}"
-                globals_.append(f"{name} = internal addrspace(3) global {kind} poison, align 16")
+                globals_.append(f"{name} = internal addrspace(3) global {kind} poison, align 64")
                 lines.pointers[memory.name] = name
         for memory in kernel.parameters:
             lines.pointers[memory.name] = f"%{memory.name}"

@@ -122,8 +122,9 @@ class Runtime:
     def _make(self, group: Group) -> _Loaded:
         start = time.perf_counter()
         target = self.device.target
-        kernel = lower(express(group), target)
-        text = emit(kernel, target)
+        with _lowering:
+            kernel = lower(express(group), target)
+            text = emit(kernel, target)
         key = DiskCache.key(text, *_identity(target), codegen.version())
         found = self._kernels.get(key)
         if found is not None:
@@ -170,6 +171,7 @@ _opened: dict[str, Device] = {}
 _devices_lock = threading.RLock()
 _listeners: list[Callable[[KernelRecord], None]] = []
 _default = ""
+_lowering = threading.Lock()  # IR values are interned, and compared by identity
 
 
 def runtime_of(device: Device) -> Runtime:

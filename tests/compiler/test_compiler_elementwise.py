@@ -20,7 +20,7 @@ from tests.support.compiler_cases import NUMPY_TYPES, arrays
 
 Array = NDArray[Any]
 check = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 INTEGERS = [name for name in NUMPY_TYPES if "int" in name]
 FLOATS = ("float16", "float32")

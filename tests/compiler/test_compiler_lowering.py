@@ -210,6 +210,13 @@ def test_verify_finds(rule: str) -> None:
         verify(BROKEN[rule])
 
 
+def test_a_processor_without_what_kernels_need_is_refused() -> None:
+    old = TargetSpec("old", "host", "x86_64-unknown-linux-gnu", "x86-64", "-f16c,-sse4.1")
+    (kernel,) = kernels_of(scaled_bias(4, 4), old)
+    with pytest.raises(NotSupported, match="lacks"):
+        emit(kernel, old)
+
+
 def test_unknown_targets_are_refused() -> None:
     alien = TargetSpec("alien", "spirv", "spirv64", "none")
     with pytest.raises(NotSupported, match="spirv"):

@@ -19,7 +19,7 @@ from tests.support.compiler_cases import arrays
 Array = NDArray[Any]
 Draw = Callable[[Any], Any]  # a strategy to one of its values
 check = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -17,7 +17,7 @@ from tests.support.compiler_cases import NUMPY_TYPES, arrays
 
 Array = NDArray[Any]
 check = settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -125,7 +125,7 @@ def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_matmul(cpu: Device, data: st.DataObject) -> None:

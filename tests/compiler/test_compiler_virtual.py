@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hcq
-from compiler import Tensor
-from compiler.runtime import use_cache
+from compiler import Tensor, emit
+from compiler.runtime import kernel_log, use_cache
 from hcq.device import Device
 from tests.support.compiler_cases import NUMPY_TYPES, arrays
 
@@ -92,7 +92,7 @@ def test_functions_are_the_same_to_the_last_bit(gpu: Device, cpu: Device) -> Non
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_random_shapes(gpu: Device, data: st.DataObject) -> None:
@@ -166,6 +166,21 @@ def test_reductions_across_rows(gpu: Device, cpu: Device, shape: tuple[int, ...]
     array = np.random.default_rng(13).normal(size=shape).astype(np.float32)
     alike(gpu, cpu, lambda t: t.sum(-2) * 2 + 1, array, tolerance=1e-4)
     alike(gpu, cpu, lambda t: t.argmax(-2), array)
+
+
+def test_indices_of_64_bits(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tensors beyond 2^31 bytes use, on small ones."""
+    monkeypatch.setattr(emit, "LIMIT_32", -1)
+    random = np.random.default_rng(14)
+    left, right = (random.normal(size=s).astype(np.float32) for s in ((70, 50), (50, 90)))
+    ours, theirs = Tensor(left, device=gpu), Tensor(right, device=gpu)
+    with kernel_log() as kernels:
+        found = (ours.pad(((1, 2), (0, 0))) @ theirs.flip(0)).abs().sum(0).numpy()
+    assert len(kernels) == 2
+    padded = np.pad(left, ((1, 2), (0, 0)))
+    np.testing.assert_allclose(found, np.abs(padded @ right[::-1]).sum(0), rtol=1e-4)
+    turned = (ours.T * 3)[::-1, 1:].numpy()
+    np.testing.assert_array_equal(turned, (left.T * 3)[::-1, 1:])
 
 
 def test_tensors_survive_a_reset(gpu: Device) -> None:
