@@ -28,6 +28,7 @@ def some_axes(data: st.DataObject, array: Array) -> tuple[int, ...] | int | None
     return axes[0] if len(axes) == 1 and data.draw(st.booleans()) else tuple(axes)
 
 
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "any", "all"])
 @check
 @given(data=st.data())
