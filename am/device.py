@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from am import boot, chips, reset
 from am.chip import Chip
-from am.firmware import SYSTEM_FOLDER, FirmwareSet, FirmwareSource, load_firmware
+from am.firmware import FirmwareSet, FirmwareSource, load_firmware
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.gmc import QUEUE_VMID
 from am.memory import DATA_FLAGS, AddressSpace, Mapping
@@ -30,6 +30,7 @@ from am.sensors import Metrics, make_sensors
 from am.smu import version_text
 from am.units import Units
 from hcq.buffer import Buffer
+from hcq.config import config
 from hcq.device import Device
 from hcq.errors import (
     BadArgument,
@@ -66,12 +67,12 @@ def open_device(
     """Boot the chip behind `attachment`, or take it over if a process of ours left it up.
 
     on_stage(name, seconds) is called after each stage. firmware: a folder with images, in place of
-    the system's. leave: "warm" keeps firmware running at close, "cold" resets the chip. force_cold
+    the system's and the attachment's. leave: "warm" keeps firmware running at close, "cold" resets the chip. force_cold
     boots from scratch in any case. The device owns the attachment's transport from now on.
     """
     if leave not in ("warm", "cold"):
         raise BadArgument("leave is warm or cold", leave=leave)
-    folders = (Path(firmware),) if firmware is not None else (SYSTEM_FOLDER,)
+    folders = (Path(firmware),) if firmware is not None else config().firmware_folders
     images = attachment.firmware if firmware is None else None
     return AmDevice(
         name,

@@ -21,7 +21,7 @@ from hcq.layout import Layout, Struct
 
 log = logging.getLogger(__name__)
 
-SYSTEM_FOLDER = Path("/lib/firmware/amdgpu")
+VENDOR_FOLDER = "amdgpu"
 
 
 @dataclass
@@ -39,12 +39,15 @@ class FirmwareSet:
 
 
 class FirmwareSource:
-    """Where images come from: a mapping (an attachment's own set), else folders in order."""
+    """Where images come from: a mapping (an attachment's own set), else folders in order.
+
+    In each folder images may lie directly or, as in /lib/firmware, under amdgpu/.
+    """
 
     def __init__(
         self,
         images: Mapping[str, bytes] | None = None,
-        folders: Sequence[Path] = (SYSTEM_FOLDER,),
+        folders: Sequence[Path] = (),
     ) -> None:
         self.images = images
         self.folders = tuple(folders)
@@ -52,11 +55,12 @@ class FirmwareSource:
     def read(self, name: str) -> bytes:
         """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound tells where was looked."""
         if self.images is not None:
-            for key in (name, f"amdgpu/{name}"):
+            for key in (name, f"{VENDOR_FOLDER}/{name}"):
                 if key in self.images:
                     return bytes(self.images[key])
             raise FirmwareNotFound(f"no image {name} in the given set", name=name, searched="set")
-        for folder in self.folders:
+        places = [place for top in self.folders for place in (top / VENDOR_FOLDER, top)]
+        for folder in places:
             for suffix, unpack in (("", bytes), (".xz", _unpack_xz), (".zst", _unpack_zstd)):
                 path = folder / (name + suffix)
                 if path.is_file():
@@ -65,7 +69,7 @@ class FirmwareSource:
         raise FirmwareNotFound(
             f"firmware {name} is not installed (package firmware-amd-graphics or linux-firmware)",
             name=name,
-            searched=[str(folder) for folder in self.folders],
+            searched=[str(folder) for folder in places],
         )
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from am.chips.navi31 import facts
 from am.firmware import (
-    SYSTEM_FOLDER,
     FirmwareSet,
     FirmwareSource,
     load_firmware,
@@ -168,6 +167,9 @@ def test_folders_plain_and_packed(tmp_path: Path) -> None:
     source = FirmwareSource(None, (tmp_path / "nothing here", tmp_path))
     assert source.read("plain.bin") == b"plain"
     assert source.read("packed.bin") == b"packed"
+    (tmp_path / "amdgpu").mkdir()
+    (tmp_path / "amdgpu" / "below.bin").write_bytes(b"below")
+    assert source.read("below.bin") == b"below"
     with pytest.raises(FirmwareNotFound, match=r"other\.bin"):
         source.read("other.bin")
 
@@ -188,12 +190,15 @@ def test_zstd_archives(tmp_path: Path) -> None:
     assert FirmwareSource(None, (tmp_path,)).read("packed.bin") == b"packed"
 
 
+SYSTEM = Path("/lib/firmware")
+
+
 def _installed() -> bool:
-    return any(SYSTEM_FOLDER.glob("psp_13_0_0_sos.bin*"))
+    return any((SYSTEM / "amdgpu").glob("psp_13_0_0_sos.bin*"))
 
 
 @pytest.mark.skipif(not _installed(), reason="the real images are not installed")
 def test_real_images() -> None:
-    found = load_firmware(FirmwareSource(), facts)
+    found = load_firmware(FirmwareSource(None, (SYSTEM,)), facts)
     assert found.mec_start
     assert len(found.boot) >= 5

@@ -1,0 +1,205 @@
+"""Launches on the virtual Navi31: what kernels are given, scratch, local memory; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import hcq
+from am.device import AmDevice
+from hcq.errors import BadArgument, BadCodeObject, NotSupported, OutOfMemory
+from tests.support.kernels import compile_ir
+
+TRIPLE = "amdgcn-amd-amdhsa"
+NEEDS_LITTLE = (
+    '"amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id" '
+    '"amdgpu-flat-work-group-size"="1,256"'
+)
+DISPATCH_PACKET = """
+define amdgpu_kernel void @packet(ptr addrspace(1) %out) #0 {
+  %d = call ptr addrspace(4) @llvm.amdgcn.dispatch.ptr()
+  %id = call i32 @llvm.amdgcn.workitem.id.x()
+  %from = getelementptr i32, ptr addrspace(4) %d, i32 %id
+  %v = load i32, ptr addrspace(4) %from
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %id
+  store i32 %v, ptr addrspace(1) %to
+  ret void
+}
+declare ptr addrspace(4) @llvm.amdgcn.dispatch.ptr()
+declare i32 @llvm.amdgcn.workitem.id.x()
+"""
+SCRATCH = """
+define amdgpu_kernel void @reverse(ptr addrspace(1) %out, i32 %key) #0 {
+entry:
+  %own = alloca [64 x i32], align 4, addrspace(5)
+  %id = call i32 @llvm.amdgcn.workitem.id.x()
+  %group = call i32 @llvm.amdgcn.workgroup.id.x()
+  %base = mul i32 %group, 64
+  %mine = add i32 %base, %id
+  br label %fill
+fill:
+  %i = phi i32 [ 0, %entry ], [ %i1, %fill ]
+  %p = getelementptr [64 x i32], ptr addrspace(5) %own, i32 0, i32 %i
+  %v = mul i32 %i, %mine
+  store volatile i32 %v, ptr addrspace(5) %p
+  %i1 = add i32 %i, 1
+  %more = icmp ult i32 %i1, 64
+  br i1 %more, label %fill, label %pick
+pick:
+  %at = xor i32 %id, %key
+  %q = getelementptr [64 x i32], ptr addrspace(5) %own, i32 0, i32 %at
+  %got = load volatile i32, ptr addrspace(5) %q
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %mine
+  store i32 %got, ptr addrspace(1) %to
+  ret void
+}
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare i32 @llvm.amdgcn.workgroup.id.x()
+"""
+LOCAL = """
+@shared = internal addrspace(3) global [64 x i32] poison, align 4
+define amdgpu_kernel void @mirror(ptr addrspace(1) %out) #0 {
+  %id = call i32 @llvm.amdgcn.workitem.id.x()
+  %p = getelementptr [64 x i32], ptr addrspace(3) @shared, i32 0, i32 %id
+  store i32 %id, ptr addrspace(3) %p
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("workgroup") acquire
+  %back = sub i32 63, %id
+  %q = getelementptr [64 x i32], ptr addrspace(3) @shared, i32 0, i32 %back
+  %v = load i32, ptr addrspace(3) %q
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %id
+  store i32 %v, ptr addrspace(1) %to
+  ret void
+}
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare void @llvm.amdgcn.s.barrier()
+"""
+HIDDEN = """
+define amdgpu_kernel void @sizes(ptr addrspace(1) %out) #1 {
+  %a = call ptr addrspace(4) @llvm.amdgcn.implicitarg.ptr()
+  %blocks = load i32, ptr addrspace(4) %a
+  %p = getelementptr i8, ptr addrspace(4) %a, i32 12
+  %size = load i16, ptr addrspace(4) %p
+  %wide = zext i16 %size to i32
+  store i32 %blocks, ptr addrspace(1) %out
+  %q = getelementptr i32, ptr addrspace(1) %out, i32 1
+  store i32 %wide, ptr addrspace(1) %q
+  ret void
+}
+declare ptr addrspace(4) @llvm.amdgcn.implicitarg.ptr()
+"""
+PLAIN = "define amdgpu_kernel void @nothing(ptr addrspace(1) %out) #0 {\n  ret void\n}\n"
+
+
+def built(body: str, attributes: str = NEEDS_LITTLE, cpu: str = "gfx1100") -> bytes:
+    text = f'target triple = "{TRIPLE}"\n{body}\nattributes #0 = {{ {attributes} }}\n'
+    more = attributes.replace('"amdgpu-no-implicitarg-ptr"', "")
+    return compile_ir(f"{text}attributes #1 = {{ {more} }}\n", TRIPLE, cpu)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[AmDevice]:
+    with hcq.open("virtual:navi31") as opened:
+        assert isinstance(opened, AmDevice)
+        yield opened
+
+
+def run(
+    device: AmDevice, image: bytes, grid: int, block: int, *more: object, words: int
+) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Run the one kernel of an image; its first argument is the result buffer."""
+    with device.load(image) as program, device.alloc(words * 4) as out:
+        out.fill(0)
+        (kernel,) = program.values()
+        with device.queue() as queue:
+            queue.launch(kernel, grid=(grid,), block=(block,), args=(out, *more))
+        device.synchronize()
+        return out.numpy(np.uint32)
+
+
+def test_dispatch_packet(device: AmDevice) -> None:
+    packet = run(device, built(DISPATCH_PACKET), 3, 16, words=16)
+    # header and dimensions, group size, grid in threads
+    assert list(packet[:6]) == [0x0003_0002, 0x0001_0010, 1, 48, 1, 1]
+
+
+@pytest.mark.parametrize("groups", [1, 7, 200])
+def test_scratch_is_each_threads_own(device: AmDevice, groups: int) -> None:
+    found = run(device, built(SCRATCH), groups, 64, np.uint32(21), words=groups * 64)
+    index = np.arange(groups * 64, dtype=np.uint32)
+    assert (found == (index % 64 ^ 21) * index).all()
+
+
+def test_local_memory(device: AmDevice) -> None:
+    assert (run(device, built(LOCAL), 1, 64, words=64) == np.arange(63, -1, -1)).all()
+
+
+def test_hidden_arguments(device: AmDevice) -> None:
+    assert list(run(device, built(HIDDEN), 5, 32, words=2)) == [5, 32]
+
+
+def test_an_empty_grid_runs_nothing(device: AmDevice) -> None:
+    assert not run(device, built(DISPATCH_PACKET), 0, 16, words=16).any()
+
+
+@pytest.mark.parametrize("block", [257, 1024])
+def test_groups_larger_than_the_kernel_allows(device: AmDevice, block: int) -> None:
+    with pytest.raises(BadArgument, match="256"):
+        run(device, built(PLAIN), 1, block, words=1)
+    device.synchronize()
+
+
+def test_what_is_not_provided_is_refused(device: AmDevice) -> None:
+    with pytest.raises(NotSupported, match="queue_ptr"):
+        device.load(built(PLAIN, '"amdgpu-no-implicitarg-ptr"'))
+
+
+def test_code_for_another_chip(device: AmDevice) -> None:
+    with pytest.raises(BadCodeObject, match="another processor"):
+        device.load(built(PLAIN, cpu="gfx1030"))
+
+
+def test_memory_used_up_leaves_everything_as_it_was(device: AmDevice) -> None:
+    used = device.memory.used
+    with pytest.raises(OutOfMemory):
+        device.alloc(device.chip.vram.size)
+    assert device.memory.used == used
+
+
+def test_fragmented_memory_is_put_together(device: AmDevice) -> None:
+    """Where no run is long enough a buffer is made of pieces, and still one range of addresses."""
+    heap = device.memory.heap
+    blocks = [heap.allocate(heap.largest // 2 // 4096 * 4096) for _ in range(6)]
+    for start in blocks[::2]:
+        heap.free(start)
+    rest = [heap.allocate(heap.largest) for _ in range(1)]
+    try:
+        size = heap.largest + (4 << 20)
+        if size > 64 << 20:
+            size = 64 << 20
+        data = np.arange(size // 4, dtype=np.uint32)
+        with device.alloc(size) as buffer:
+            buffer.copy_from(data)
+            assert (buffer.numpy(np.uint32) == data).all()
+    finally:
+        for start in [*blocks[1::2], *rest]:
+            heap.free(start)
+
+
+def test_nothing_stays_mapped_after_close() -> None:
+    from am.virtual.gpu import build_chip
+    from tests.support.am_navi31 import plug_in
+
+    chip = build_chip()
+    try:
+        opened = plug_in(chip)
+        opened.alloc(4096)
+        with opened.load(built(SCRATCH)):
+            opened.close()
+        opened.close()
+        assert chip.violations == []
+    finally:
+        chip.close()
