@@ -218,6 +218,7 @@ class Device(ABC):
             self.pause(min(1e-3, limit - elapsed))
         if self.resets != resets:  # `restart` raised the timeline, not the work
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
+        self.check_failures()  # work that faulted may have gone on to its end
 
     def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
         with self.lock:
