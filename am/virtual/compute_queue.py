@@ -123,8 +123,13 @@ class ComputeQueue:
         self.worker.wake()
 
     def kill(self) -> None:
-        """Abort the waves and stop at once; the thread ends by itself."""
+        """Abort the waves and stop at once; the thread ends by itself.
+
+        From here on the queue touches neither memory nor registers: whatever its thread does to
+        them it does under the chip's lock, after a look whether it was stopped.
+        """
         self.abort.set()
+        self.mec.array.cut(self.abort)
         self.worker.stop()
 
     # ---- the thread ---------------------------------------------------------------------------
@@ -191,6 +196,7 @@ class ComputeQueue:
         if isinstance(bad, PrivilegedRegister):
             source, field = SOURCE_PRIVILEGED_REGISTER, "PRIV_REG_INT"
         with self._chip.lock:
+            self.worker.check()
             if "not modelled" in bad.reason:
                 self._violation(self.hung)
             self.mec.interrupt(self, source, field, bad.header)
@@ -203,20 +209,26 @@ class ComputeQueue:
 
     def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
         """Read packets. Raises Hang after a fault: the fetcher has nothing to go on with."""
-        data, fault = self._chip.gc.read(vmid, address, 4 * dwords, CLIENT_CPF)
-        if fault is not None:
-            with self._chip.lock:
+        with self._chip.lock:
+            self.worker.check()
+            data, fault = self._chip.gc.read(vmid, address, 4 * dwords, CLIENT_CPF)
+            if fault is not None:
                 self.slot.error("IB_UTCL1_ERROR" if self._executor.depth else "PQ_UTCL1_ERROR")
+        if fault is not None:
             raise Hang(f"page fault while fetching {dwords} dwords at {address:#x}")
         return struct.unpack(f"<{dwords}I", data)
 
     def load(self, vmid: int, address: int, size: int) -> bytes:
         """Read memory; a fault, which the hub reports, reads as zeros."""
-        return self._chip.gc.read(vmid, address, size, CLIENT_CPC)[0]
+        with self._chip.lock:
+            self.worker.check()
+            return self._chip.gc.read(vmid, address, size, CLIENT_CPC)[0]
 
     def store(self, vmid: int, address: int, data: bytes) -> None:
         """Write memory and let engines that wait for memory look again."""
-        self._chip.gc.write(vmid, address, data, CLIENT_CPC)
+        with self._chip.lock:
+            self.worker.check()
+            self._chip.gc.write(vmid, address, data, CLIENT_CPC)
         self.mec.memory_written.notify()
 
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
@@ -236,11 +248,13 @@ class ComputeQueue:
     def read_register(self, index: int) -> int:
         """Read any register by absolute dword index."""
         with self._chip.lock:
+            self.worker.check()
             return self._chip.space.read(index)
 
     def write_register(self, index: int, value: int) -> None:
         """Write any register."""
         with self._chip.lock:
+            self.worker.check()
             self._chip.space.write(index, value)
 
     def check_sh(self, offset: int, values: Sequence[int]) -> None:
@@ -309,6 +323,7 @@ class ComputeQueue:
             detail = (outcome.words[0] if outcome.words else 0) & 0x1FFFFF
             data0 = detail | SQ_ILLEGAL_INSTRUCTION | (outcome.wave & 0x1F) << 27
             with self._chip.lock:
+                self.worker.check()
                 self._chip.ih.raise_interrupt(
                     GRBM_CP,
                     SOURCE_SQ,
@@ -323,13 +338,14 @@ class ComputeQueue:
         setup = self.setup
         entry = struct.pack("<Q8s16x", address, data)
         place = setup.eop_base + self.eop_wptr
-        fault = self._chip.gc.write(self.vmid, place, entry, CLIENT_CPC)
-        if fault is not None:
-            with self._chip.lock:
+        with self._chip.lock:
+            self.worker.check()
+            if self._chip.gc.write(self.vmid, place, entry, CLIENT_CPC) is not None:
                 self.slot.error("EOP_UTCL1_ERROR")
         self.eop_wptr = (self.eop_wptr + EOP_ENTRY) % (4 * setup.eop_size)
 
     def end_of_pipe_interrupt(self, context: int) -> None:
         """Raise source 181 if the pipe's TIME_STAMP interrupt is enabled."""
         with self._chip.lock:
+            self.worker.check()
             self.mec.interrupt(self, SOURCE_END_OF_PIPE, "TIME_STAMP_INT", context)

@@ -11,6 +11,7 @@ from am.virtual.engine import Worker
 from am.virtual.sdma_execute import BadSdmaPacket, SdmaExecutor
 
 if TYPE_CHECKING:
+    from am.virtual.hubfault import Fault
     from am.virtual.sdma import Sdma
 
 FETCH_BYTES = 1 << 20
@@ -81,7 +82,7 @@ class SdmaQueue:
         self.worker.wake()
 
     def kill(self) -> None:
-        """Stop at once; the thread ends by itself."""
+        """Stop at once; the thread ends by itself and touches nothing more (see ComputeQueue)."""
         self.worker.stop()
 
     # ---- the thread ---------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class SdmaQueue:
                 return
             worked = True
         if worked and self.engine.value("CNTL").CTXEMPTY_INT_ENABLE:
-            self.engine.interrupt(SOURCE_EMPTY, self.vmid, (0, 0, 0, 0))
+            self._interrupt(SOURCE_EMPTY, self.vmid, (0, 0, 0, 0))
 
     def _execute_some(self) -> bool:
         setup = self.setup
@@ -131,24 +132,29 @@ class SdmaQueue:
 
     def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
         """Read packets; a fault stops the queue."""
-        data, fault = self._chip.gc.read(vmid, address, 4 * dwords, self.engine.client)
+        data, fault = self._read(vmid, address, 4 * dwords)
         if fault is not None:
-            self._page_fault(vmid, address)
             raise BadSdmaPacket(f"page fault while fetching {dwords} dwords at {address:#x}", 0)
         return struct.unpack(f"<{dwords}I", data)
 
+    def _read(self, vmid: int, address: int, size: int) -> tuple[bytes, Fault | None]:
+        with self._chip.lock:
+            self.worker.check()
+            data, fault = self._chip.gc.read(vmid, address, size, self.engine.client)
+            if fault is not None:
+                self._page_fault(vmid, address)
+        return data, fault
+
     def load(self, vmid: int, address: int, size: int) -> bytes:
         """Read memory; a fault reads as zeros."""
-        data, fault = self._chip.gc.read(vmid, address, size, self.engine.client)
-        if fault is not None:
-            self._page_fault(vmid, address)
-        return data
+        return self._read(vmid, address, size)[0]
 
     def store(self, vmid: int, address: int, data: bytes) -> None:
         """Write memory and let engines that wait for memory look again."""
-        fault = self._chip.gc.write(vmid, address, data, self.engine.client)
-        if fault is not None:
-            self._page_fault(vmid, address)
+        with self._chip.lock:
+            self.worker.check()
+            if self._chip.gc.write(vmid, address, data, self.engine.client) is not None:
+                self._page_fault(vmid, address)
         self.engine.memory_written.notify()
 
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
@@ -175,31 +181,38 @@ class SdmaQueue:
     def read_register(self, index: int) -> int:
         """Read a register by absolute dword index."""
         with self._chip.lock:
+            self.worker.check()
             return self._chip.space.read(index)
 
     def write_register(self, index: int, value: int) -> None:
         """Write a register."""
         with self._chip.lock:
+            self.worker.check()
             self._chip.space.write(index, value)
 
     def trap(self, context: int) -> None:
         """Raise source 49 if CNTL.TRAP_ENABLE."""
         if self.engine.value("CNTL").TRAP_ENABLE:
-            self.engine.interrupt(SOURCE_TRAP, self.vmid, (context, 0, 0, 0))
+            self._interrupt(SOURCE_TRAP, self.vmid, (context, 0, 0, 0))
+
+    def _interrupt(self, source: int, vmid: int, data: tuple[int, int, int, int]) -> None:
+        with self._chip.lock:
+            self.worker.check()
+            self.engine.interrupt(source, vmid, data)
 
     def poll_timeout(self, address: int) -> None:
         """A bounded poll ran out: report it and go on."""
-        self.engine.interrupt(SOURCE_POLL, self.vmid, (address & 0xFFFF_FFFF, address >> 32, 0, 0))
+        self._interrupt(SOURCE_POLL, self.vmid, (address & 0xFFFF_FFFF, address >> 32, 0, 0))
 
     def refused_register(self, index: int) -> None:
         """An unprivileged queue wrote a register: the write is dropped and reported."""
-        self.engine.interrupt(SOURCE_REGISTER_WRITE, self.vmid, (index, 0, 0, 0))
+        self._interrupt(SOURCE_REGISTER_WRITE, self.vmid, (index, 0, 0, 0))
 
     def _page_fault(self, vmid: int, address: int) -> None:
         """The hub has latched and reported the fault; SDMA adds its own entry if it is told to."""
         if self.engine.value("CNTL").PAGE_FAULT_INT_ENABLE:
             page = address >> 12
-            self.engine.interrupt(SOURCE_PAGE, vmid, (page & 0xFFFF_FFFF, page >> 32, 0, 0))
+            self._interrupt(SOURCE_PAGE, vmid, (page & 0xFFFF_FFFF, page >> 32, 0, 0))
 
     def pause(self, seconds: float) -> None:
         """Wait for a change of memory, at most `seconds`. Raises Stopped."""

@@ -38,6 +38,7 @@ class HubShaderMemory:
         self._hub = hub
         self._vmid = vmid
         self._dummy = _DummyPages()
+        self.cut = False  # the waves that use it were killed, and have not noticed yet
 
     def new_tlb(self) -> NDArray[np.uint64]:
         """Make a table for one worker thread."""
@@ -50,7 +51,7 @@ class HubShaderMemory:
         hub = self._hub
         offset = address & 0xFFF
         with hub.chip.lock:
-            if hub.chip.lost:
+            if hub.chip.lost or self.cut:
                 return self._nothing(access, self._dummy.ones) + offset
             client = _SQC_INSTRUCTION if access is Access.EXECUTE else _TCP
             piece = hub.resolve(self._vmid, address, access, client)
@@ -68,6 +69,8 @@ class HubShaderMemory:
         """Read instructions; None after a fault."""
         hub = self._hub
         with hub.chip.lock:
+            if self.cut:
+                return None
             runs, fault = hub.pieces(self._vmid, address, size, Access.EXECUTE, _SQC_INSTRUCTION)
             if fault is not None or hub.chip.lost:
                 return None

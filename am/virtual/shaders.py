@@ -6,11 +6,12 @@ import importlib
 import threading
 from typing import TYPE_CHECKING
 
-from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderCore, ShaderMemory
+from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderCore
 from hcq.config import config
 
 if TYPE_CHECKING:
     from am.virtual.chip import Chip
+    from am.virtual.shadermemory import HubShaderMemory
 
 LOOK_S = 0.01  # how often a launch that waits for the array looks whether it was aborted
 
@@ -29,7 +30,8 @@ class ShaderArray:
         self._chip = chip
         self._core: ShaderCore | None = None
         self._lock = threading.Lock()
-        self._memories: dict[int, ShaderMemory] = {}
+        self._memories: dict[int, HubShaderMemory] = {}
+        self._current: tuple[Abort, HubShaderMemory] | None = None
         self.running = 0  # launches inside or waiting
         self.launches = 0
 
@@ -48,17 +50,25 @@ class ShaderArray:
             self.running -= 1
 
     def _locked(self, dispatch: Dispatch, vmid: int, abort: Abort) -> Outcome:
-        if abort.flag[0]:
-            return Outcome(Ending.ABORTED)
         if self._core is None:
             factory = self._chip.options.shader_core or default_core
             self._core = factory()
         memory = self._memories.get(vmid)
         if memory is None:
             memory = self._memories[vmid] = self._chip.gc.shader_memory(vmid)
+        with self._chip.lock:
+            if abort.flag[0]:
+                return Outcome(Ending.ABORTED)
+            memory.cut = False
+            self._current = abort, memory
         self.launches += 1
         with self._chip.smu.metrics.load.working():
             return self._core.run(dispatch, memory, abort)
+
+    def cut(self, abort: Abort) -> None:
+        """Part the waves of an aborted launch from memory until they have noticed. Lock held."""
+        if self._current is not None and self._current[0] is abort:
+            self._current[1].cut = True
 
     def close(self) -> None:
         """Free the core. The queues must have been stopped and their launches aborted."""

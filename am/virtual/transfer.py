@@ -32,22 +32,30 @@ def copy(
 ) -> list[Fault]:
     """Copy between ranges that do not overlap; return the first faults of each chunk.
 
-    What faults reads as zeros, or is not written. `check` is called between chunks and may raise.
+    What faults reads as zeros, or is not written. `check` is called before each chunk, with
+    the chip's lock held, and may raise.
     """
     faults: list[Fault] = []
     while size:
-        check()
         length = min(size, CHUNK)
-        faults += _copy_chunk(hub, vmid, source, destination, length, client)
+        faults += _copy_chunk(hub, vmid, source, destination, length, client, check)
         source, destination, size = source + length, destination + length, size - length
     return faults
 
 
 def _copy_chunk(
-    hub: Hub, vmid: int, source: int, destination: int, size: int, client: int
+    hub: Hub,
+    vmid: int,
+    source: int,
+    destination: int,
+    size: int,
+    client: int,
+    check: Callable[[], None],
 ) -> list[Fault]:
-    sources, bad_source = hub.pieces(vmid, source, size, Access.READ, client)
-    targets, bad_target = hub.pieces(vmid, destination, size, Access.WRITE, client)
+    with hub.chip.lock:
+        check()
+        sources, bad_source = hub.pieces(vmid, source, size, Access.READ, client)
+        targets, bad_target = hub.pieces(vmid, destination, size, Access.WRITE, client)
     # RACE: memory may change hands during the move, as under a board's transfer in flight. It stays
     # mapped in this process as long as the chip lives (see dma.DmaPool), so that the lock, which
     # register accesses need, is not held while bytes move.
@@ -85,9 +93,10 @@ def fill(
     faults: list[Fault] = []
     block = pattern * (min(size, CHUNK) // len(pattern) + 1)
     while size:
-        check()
         length = min(size, CHUNK)
-        fault = hub.write(vmid, destination, memoryview(block)[:length], client)
+        with hub.chip.lock:
+            check()
+            fault = hub.write(vmid, destination, memoryview(block)[:length], client)
         if fault is not None:
             faults.append(fault)
         destination, size = destination + length, size - length

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
+from am.virtual.chip import FRAME_BUFFER_BASE
+from am.virtual.shader import Abort, Access, Dispatch, Ending, Outcome, ShaderMemory
 from tests.support.virtual_engines import DATA, Bench, high, low, spin_until_aborted
 
 # Offsets from 0x2C00: 0x200 is COMPUTE_DISPATCH_INITIATOR (0x2E00), by the register header.
@@ -209,6 +210,27 @@ def test_an_infinite_loop_ends_with_the_reset_of_its_waves(bench: Bench) -> None
     bench.activate()
     bench.submit(dispatch(), RELEASE)
     assert bench.qword(DATA + 8) == 1
+
+
+def test_killed_waves_are_parted_from_memory(bench: Bench) -> None:
+    seen: list[int] = []
+
+    def body(launch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
+        tlb = memory.new_tlb()
+        seen.append(memory.refill(tlb, DATA, Access.WRITE))
+        spin_until_aborted(launch, memory, abort)
+        seen.append(memory.refill(tlb, DATA, Access.WRITE))
+        return Outcome(Ending.ABORTED)
+
+    bench.core.body = body
+    bench.submit(dispatch(), wait=False)
+    bench.wait(lambda: seen)
+    queue = bench.queue()
+    bench.set("GRBM_SOFT_RESET", 1)
+    bench.wait(lambda: not queue.worker.alive)
+    home = bench.chip.vram.host_address(DATA - FRAME_BUFFER_BASE)
+    assert seen[0] == home
+    assert seen[1] != home
 
 
 def test_spi_reset_alone_frees_the_queue(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from am.virtual.engine import Stopped
 from tests.support.virtual_engines import (
     DATA,
     DOORBELL_DWORD,
@@ -360,3 +361,16 @@ def test_a_bug_of_the_model_does_not_pass_as_a_hang(
     ready.submit([0xC0064900, 0x14 | 5 << 8, 2 << 29, low(DATA), high(DATA), 1, 0, 0], wait=False)
     ready.wait(lambda: ready.chip.violations)
     assert "bug in engine mec-1.0.0" in ready.chip.violations[0]
+
+
+def test_a_killed_queue_touches_nothing_more(ready: Bench) -> None:
+    queue = ready.queue()
+    ready.set("GRBM_SOFT_RESET", 1)
+    with pytest.raises(Stopped):
+        queue.store(0, DATA, b"late")
+    with pytest.raises(Stopped):
+        queue.end_of_pipe_interrupt(0)
+    with pytest.raises(Stopped):
+        queue.write_register(0xC046, 1)
+    assert ready.dword(DATA) == 0
+    assert ready.interrupts() == []
