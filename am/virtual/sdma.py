@@ -182,7 +182,7 @@ class Sdma(Block):
             self._enable()
         elif not value & 1 and self.queue is not None:
             if self.queue.busy and not self.queue.hung:
-                self.flag("ring disabled with work in it")
+                self.chip.notes.append(f"SDMA{self.instance}: ring disabled with work in it")
             for name, pointer in (("RPTR", self.queue.rptr), ("WPTR", self.queue.wptr)):
                 self.set(self._name(f"QUEUE0_RB_{name}"), pointer & 0xFFFF_FFFF)
                 self.set(self._name(f"QUEUE0_RB_{name}_HI"), pointer >> 32)

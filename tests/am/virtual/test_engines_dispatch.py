@@ -111,7 +111,7 @@ def test_waves_run_beside_the_packets_until_one_waits(bench: Bench) -> None:
     ("packets", "since"),
     [
         ([dispatch()], "the host's doorbell"),
-        ([ACQUIRE[:7] + [1 << 8], dispatch()], "the host's doorbell"),
+        ([[*ACQUIRE[:7], 1 << 8], dispatch()], "the host's doorbell"),
         ([ACQUIRE, [0xC0053C00, 0x10, low(DATA), high(DATA), 0, 0, 4], dispatch()], "a wait"),
         ([ACQUIRE, dispatch(), FLUSH, dispatch()], "earlier launches"),
         ([ACQUIRE, dispatch(), RELEASE, dispatch()], "earlier launches"),
