@@ -25,7 +25,8 @@ def attach_pci(
 ) -> Transport:
     """Open the function at `address`; the caller closes the transport.
 
-    via: "vfio", or "sysfs", which needs root and protects from nothing. bind: take the function and
+    via: "vfio"; "iommufd", which is VFIO without groups; or "sysfs", which needs root and protects
+    from nothing. bind: take the function and
     its IOMMU group from their kernel drivers first, and give them back when the transport closes.
     no_iommu: accept that the device's DMA is not confined (VFIO's no-IOMMU mode); never chosen by
     itself. reach_bits, least_bars: what the chip needs, see VfioTransport. Every refusal comes
@@ -36,8 +37,8 @@ def attach_pci(
         if bind or no_iommu:
             raise BadArgument("bind and no_iommu belong to via='vfio'", via=via)
         return SysfsTransport(address, system=system, least_bars=least_bars)
-    if via != "vfio":
-        raise BadArgument("a PCI function is reached via 'vfio' or 'sysfs'", via=via)
+    if via not in ("vfio", "iommufd"):
+        raise BadArgument("a PCI function is reached via 'vfio', 'iommufd' or 'sysfs'", via=via)
     function = PciFunction.find(system, address)
     binding = Binding.bind(function) if bind else None
     try:
@@ -46,6 +47,7 @@ def attach_pci(
             system=system,
             reach_bits=reach_bits,
             no_iommu=no_iommu,
+            iommufd=True if via == "iommufd" else None,
             least_bars=least_bars,
             on_close=binding.restore if binding is not None else None,
         )

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
@@ -40,6 +41,7 @@ from hcq.transport.checks import (
     read_identity,
 )
 from hcq.transport.dma import rounded
+from hcq.transport.fork import drop_in_child
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.system import System
@@ -88,6 +90,7 @@ class SysfsTransport:
             self.identity: PciIdentity = read_identity(self.name, self._config.read)
             self._write_attribute("enable", "1")
             check_power(self.function, runtime_managed=False)
+            drop_in_child(self)
         except BaseException:
             self.close()
             raise
@@ -319,6 +322,8 @@ class SysfsTransport:
 
     def close(self) -> None:
         """End the device's DMA, then free windows, memory and descriptors; idempotent."""
+        if self._closed:
+            return  # before the lock, which in a forked child may be held for ever
         with self._lock:
             if self._closed:
                 return
@@ -333,6 +338,17 @@ class SysfsTransport:
             if hasattr(self, "_config"):
                 last_first.callback(self._silence)
 
+    def abandon(self) -> None:
+        """Drop a forked child's copies; the parent's device is not touched."""
+        self._closed = True
+        for window in self._windows.values():
+            window.close()
+        self.system.close(self._descriptor)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
+
     def __enter__(self) -> Self:
         return self
 
@@ -345,7 +361,7 @@ class SysfsTransport:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<SysfsTransport {self.name} {self.identity}>"
+        return f"<SysfsTransport {self.name} {getattr(self, 'identity', None)}>"
 
 
 def rescan(system: System) -> None:

@@ -7,18 +7,17 @@ drivers/vfio/pci/vfio_pci_core.c. The function must be in vfio-pci's hands (hcq.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from hcq.errors import (
     BadArgument,
     Closed,
     DeviceAsleep,
-    DeviceBusy,
     DeviceLost,
     NotSupported,
     TransportError,
@@ -27,18 +26,21 @@ from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import check_bars, check_openable, read_identity
 from hcq.transport.dma import BusAddresses, HostMemory, MappedMemory, alignment, rounded
+from hcq.transport.fork import drop_in_child
 from hcq.transport.interrupts import EventInterrupts, EventWatch
+from hcq.transport.iommufd import IommufdSpace, available
+from hcq.transport.pci_config import ConfigFile
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.system import System
-from hcq.transport.vfio_container import Container, ask, capabilities, fill
+from hcq.transport.vfio_container import Container
+from hcq.transport.vfio_device import VfioDevice
 from hcq.transport.window import FileWindow, MappedWindow
-from hcq.uapi import constants, structs
+from hcq.uapi import constants
 
 log = logging.getLogger(__name__)
 
 REACH_BITS = 47  # positive on every host; a driver whose chip reaches less says so
-_REGION_ROOM = 1024  # vfio_region_info and its capabilities
 NO_IOMMU_WARNING = (
     "%s is opened without an IOMMU: the device can read and write all memory of this machine, and "
     "a wrong address in a driver corrupts whatever lies there, the kernel included. The kernel is "
@@ -63,6 +65,7 @@ class VfioTransport:
         system: System | None = None,
         reach_bits: int = REACH_BITS,
         no_iommu: bool = False,
+        iommufd: bool | None = None,
         least_bars: Mapping[int, int] | None = None,
         on_removal: Callable[[], None] | None = None,
         on_close: Callable[[], None] | None = None,
@@ -70,9 +73,11 @@ class VfioTransport:
         """Open pci:`address`, whose driver must be vfio-pci.
 
         reach_bits: width of the bus addresses that the device can emit. least_bars: bytes that each
-        named BAR must have at least. no_iommu: accept a device that no IOMMU confines; a warning
-        says what that means. on_close: run after closing (to bind the former driver again).
-        Everything is checked before anything is opened; the errors name their remedies.
+        named BAR must have at least. iommufd: open the device's own node in an address space of
+        iommufd, not its group; None takes the group where the kernel has groups. no_iommu: accept a
+        device that no IOMMU confines; a warning says what that means. on_close: run after closing
+        (to bind the former driver again). What can be checked is checked before anything is opened;
+        the errors name their remedies.
         """
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
@@ -90,16 +95,18 @@ class VfioTransport:
         self._memory: set[MappedMemory | PhysicalMemory] = set()
         self._interrupts: EventInterrupts | None = None
         self._watch: EventWatch | None = None
-        self._descriptor = -1
         if no_iommu:
             log.warning(NO_IOMMU_WARNING, self.name)
-        self.container = Container(self.system, self.function, no_iommu=no_iommu)
+        self.space = self._open_space(iommufd, no_iommu)
         try:
-            self._descriptor = self.container.device(self.function)
-            self._learn()
-            self._addresses = BusAddresses(self.container.ranges, reach_bits)
+            self._device = VfioDevice(self.system, self.space.device(self.function), self.function)
+            region = self._device.region(self._constants.VFIO_PCI_CONFIG_REGION_INDEX)
+            self._config = ConfigFile(self.system, self._device.descriptor, region.offset)
+            self.identity: PciIdentity = read_identity(self.name, self._config.read)
+            self._addresses = BusAddresses(self.space.ranges, reach_bits)
             self._enable()
             self._watch = self._watch_events()
+            drop_in_child(self)
         except BaseException:
             self.close()
             raise
@@ -135,15 +142,13 @@ class VfioTransport:
     def _open_window(self, index: int) -> MappedWindow | FileWindow:
         if not 0 <= index <= 5:
             raise BadArgument("a BAR's index is 0 to 5", index=index)
-        buffer, region = self._region(index)
+        region = self._device.region(index)
         if not region.size:
             raise BadArgument(f"{self.name} has no BAR {index}", index=index)
-        mappable = region.flags & self._constants.VFIO_REGION_INFO_FLAG_MMAP
-        # A region with holes may be mapped in parts only; it is then reached by file throughout.
-        chain = capabilities(buffer, region.cap_offset)
-        if mappable and self._constants.VFIO_REGION_INFO_CAP_SPARSE_MMAP not in chain:
+        descriptor = self._device.descriptor
+        if region.whole:
             try:
-                mapping = self.system.map(self._descriptor, region.size, region.offset)
+                mapping = self.system.map(descriptor, region.size, region.offset)
             except OSError as error:
                 raise TransportError(
                     f"BAR {index} of {self.name} does not map",
@@ -152,7 +157,7 @@ class VfioTransport:
                 ) from error
             return MappedWindow(index, mapping, region.size)
         log.info("%s: BAR %d may not be mapped; each access is a system call", self.name, index)
-        return FileWindow(self.system, index, self._descriptor, region.offset, region.size)
+        return FileWindow(self.system, index, descriptor, region.offset, region.size)
 
     # ---- memory ------------------------------------------------------------------------------
 
@@ -162,7 +167,7 @@ class VfioTransport:
         with self._lock:
             self._check()
             memory: MappedMemory | PhysicalMemory
-            if self.container.no_iommu:
+            if self.space.no_iommu:
                 memory = PhysicalMemory(
                     self.system, size, contiguous=contiguous, release=self._release_physical
                 )
@@ -176,7 +181,7 @@ class VfioTransport:
         try:
             bus = self._addresses.allocate(size, alignment(size))
             try:
-                self.container.map(host.address, bus, size)
+                self.space.map(host.address, bus, size)
             except BaseException:
                 self._addresses.free(bus)
                 raise
@@ -191,7 +196,7 @@ class VfioTransport:
             if memory in self._memory:
                 self._memory.remove(memory)
                 bus = memory.segments[0].address
-                self.container.unmap(bus, memory.size)
+                self.space.unmap(bus, memory.size)
                 self._addresses.free(bus)
         memory.memory.close()
 
@@ -211,10 +216,10 @@ class VfioTransport:
                     self._constants.VFIO_PCI_MSIX_IRQ_INDEX,
                     self._constants.VFIO_PCI_MSI_IRQ_INDEX,
                 ):
-                    if self._irq_count(index):
+                    if self._device.interrupt_count(index):
                         made = EventInterrupts(self.system)
                         try:
-                            self._deliver(index, made.descriptor)
+                            self._device.deliver(index, made.descriptor)
                         except BaseException:
                             made.close()
                             raise
@@ -222,38 +227,20 @@ class VfioTransport:
                         break
             return self._interrupts
 
-    def _irq_count(self, index: int) -> int:
-        buffer = bytearray(structs("vfio").vfio_irq_info.size)
-        info = fill(buffer, "vfio_irq_info", index=index)
-        try:
-            self.system.ioctl(self._descriptor, self._constants.VFIO_DEVICE_GET_IRQ_INFO, buffer)
-        except OSError:
-            return 0  # Linux gives EINVAL for events that the function cannot have
-        deliverable = info.flags & self._constants.VFIO_IRQ_INFO_EVENTFD
-        return info.count if deliverable else 0
-
-    def _deliver(self, index: int, descriptor: int) -> None:
-        """Have vector 0 of an interrupt index signal an eventfd (VFIO_DEVICE_SET_IRQS)."""
-        names = self._constants
-        head = structs("vfio").vfio_irq_set.size
-        buffer = bytearray(head) + descriptor.to_bytes(4, "little", signed=True)
-        flags = names.VFIO_IRQ_SET_DATA_EVENTFD | names.VFIO_IRQ_SET_ACTION_TRIGGER
-        fill(buffer, "vfio_irq_set", flags=flags, index=index, start=0, count=1)
-        what = f"{self.name}: interrupt {index} cannot be delivered"
-        ask(self.system, self._descriptor, names.VFIO_DEVICE_SET_IRQS, buffer, what)
-
     def _watch_events(self) -> EventWatch | None:
         wanted: dict[str, tuple[int, Callable[[], bool]]] = {
             "removal": (self._constants.VFIO_PCI_REQ_IRQ_INDEX, self._removal),
             "error": (self._constants.VFIO_PCI_ERR_IRQ_INDEX, self._error),
         }
-        there = {name: item for name, item in wanted.items() if self._irq_count(item[0])}
+        there = {
+            name: item for name, item in wanted.items() if self._device.interrupt_count(item[0])
+        }
         if not there:
             return None
         watch = EventWatch(self.system, {name: item[1] for name, item in there.items()})
         try:
             for name, (index, _) in there.items():
-                self._deliver(index, watch.descriptors[name])
+                self._device.deliver(index, watch.descriptors[name])
         except BaseException:
             watch.close()
             raise
@@ -283,9 +270,9 @@ class VfioTransport:
         """
         self._check()
         if kind is ResetKind.FUNCTION:
-            self._reset_function()
+            self._device.reset_function()
         elif kind is ResetKind.BUS:
-            self._reset_bus()
+            self._device.reset_bus(self.space.proofs)
         else:
             raise NotSupported(
                 "VFIO cannot cut a function's power; take its slot's power away, or reboot"
@@ -293,85 +280,17 @@ class VfioTransport:
         if not pci_config.answers(self._config.read):
             raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
 
-    def _reset_function(self) -> None:
-        if not self._flags & self._constants.VFIO_DEVICE_FLAGS_RESET:
-            raise NotSupported(f"{self.name} has no function reset", remedy="reset its bus instead")
-        try:
-            self.system.ioctl(self._descriptor, self._constants.VFIO_DEVICE_RESET, 0)
-        except OSError as error:
-            if error.errno in (errno.EINVAL, errno.ENOTTY):
-                raise NotSupported(f"{self.name} has no function reset") from error
-            raise DeviceLost(
-                f"{self.name} could not be reset", reason=error.strerror or error.errno
-            ) from error
-
-    def _reset_bus(self) -> None:
-        names = self._constants
-        foreign = [
-            f"{address} ({driver or 'no driver'})"
-            for address, group, driver in self._reset_companions()
-            if group != int(self.function.group or -1)
-        ]
-        if foreign:
-            raise DeviceBusy(
-                "a bus reset would also reset functions of other IOMMU groups",
-                holder=", ".join(foreign),
-                remedy="bind and open those as well, or reset the function alone",
-            )
-        head = structs("vfio").vfio_pci_hot_reset.size
-        buffer = bytearray(head) + self.container.group.to_bytes(4, "little", signed=True)
-        fill(buffer, "vfio_pci_hot_reset", flags=0, count=1)
-        what = f"{self.name}: the bus could not be reset"
-        ask(self.system, self._descriptor, names.VFIO_DEVICE_PCI_HOT_RESET, buffer, what)
-
-    def _reset_companions(self) -> list[tuple[str, int, str | None]]:
-        """Functions that a bus reset hits, as (address, group, driver)."""
-        entry, head = (
-            structs("vfio").vfio_pci_dependent_device,
-            structs("vfio").vfio_pci_hot_reset_info,
-        )
-        buffer = bytearray(head.size + 256 * entry.size)  # a bus has no more functions
-        info = fill(buffer, "vfio_pci_hot_reset_info")
-        try:
-            self.system.ioctl(
-                self._descriptor, self._constants.VFIO_DEVICE_GET_PCI_HOT_RESET_INFO, buffer
-            )
-        except OSError as error:
-            raise NotSupported(
-                f"{self.name}: no bridge above it can reset its bus",
-                reason=error.strerror or error.errno,
-            ) from error
-        found = []
-        for index in range(min(info.count, 256)):
-            one = entry.view(buffer, head.size + index * entry.size)
-            address = f"{one.segment:04x}:{one.bus:02x}:{one.devfn >> 3:02x}.{one.devfn & 7}"
-            found.append((address, one.group_id, PciFunction(self.system, address).driver))
-        return found
-
     # ---- life --------------------------------------------------------------------------------
 
-    def _learn(self) -> None:
-        buffer = bytearray(structs("vfio").vfio_device_info.size)
-        info = fill(buffer, "vfio_device_info")
-        request = self._constants.VFIO_DEVICE_GET_INFO
-        ask(self.system, self._descriptor, request, buffer, f"VFIO does not describe {self.name}")
-        if not info.flags & self._constants.VFIO_DEVICE_FLAGS_PCI:
-            raise NotSupported(f"{self.name} is no PCI device to VFIO", flags=info.flags)
-        self._flags = info.flags
-        _, region = self._region(self._constants.VFIO_PCI_CONFIG_REGION_INDEX)
-        self._config = pci_config.ConfigFile(self.system, self._descriptor, region.offset)
-        self.identity: PciIdentity = read_identity(self.name, self._config.read)
-
-    def _region(self, index: int) -> tuple[bytearray, Any]:  # Any: members are of several types
-        buffer = bytearray(_REGION_ROOM)
-        while True:
-            info = fill(buffer, "vfio_region_info", index=index)
-            what = f"{self.name}: VFIO does not describe region {index}"
-            request = self._constants.VFIO_DEVICE_GET_REGION_INFO
-            ask(self.system, self._descriptor, request, buffer, what)
-            if info.argsz <= len(buffer):
-                return buffer, info
-            buffer = bytearray(info.argsz)
+    def _open_space(self, iommufd: bool | None, no_iommu: bool) -> Container | IommufdSpace:
+        if iommufd and no_iommu:
+            raise NotSupported("no-IOMMU mode is opened through a group, not through iommufd")
+        if iommufd is None:
+            grouped = self.system.path(f"dev/vfio/{self.function.group}").exists()
+            iommufd = not grouped and not no_iommu and available(self.function)
+        if iommufd:
+            return IommufdSpace(self.system, self.function)
+        return Container(self.system, self.function, no_iommu=no_iommu)
 
     def _enable(self) -> None:
         """Have the function decode its BARs. A mapped BAR that is off ends the process (SIGBUS)."""
@@ -403,6 +322,8 @@ class VfioTransport:
 
     def close(self) -> None:
         """Stop the device's DMA, free all windows, memory and descriptors; idempotent."""
+        if self._closed:
+            return  # before the lock, which in a forked child may be held for ever
         with self._lock:
             if self._closed:
                 return
@@ -412,15 +333,27 @@ class VfioTransport:
             # driver comes back when nothing of ours is open. One failure does not stop the rest.
             if self._on_close is not None:
                 last_first.callback(self._on_close)
-            if hasattr(self, "container"):
-                last_first.callback(self.container.close)
-            if self._descriptor >= 0:
-                last_first.callback(self.system.close, self._descriptor)
+            last_first.callback(self.space.close)
+            if hasattr(self, "_device"):
+                last_first.callback(self._device.close)
             for part in (*self._memory, *self._windows.values(), self._interrupts, self._watch):
                 if part is not None:
                     last_first.callback(part.close)
             if hasattr(self, "_config"):
                 last_first.callback(self._silence)
+
+    def abandon(self) -> None:
+        """Drop a forked child's copies; the parent's device is not touched. Threads and locks of
+        the parent do not exist here."""
+        self._closed = True
+        for window in self._windows.values():
+            window.close()
+        self._device.close()
+        self.space.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
 
     def __enter__(self) -> Self:
         return self
@@ -434,4 +367,4 @@ class VfioTransport:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<VfioTransport {self.name} {self.identity}>"
+        return f"<VfioTransport {self.name} {getattr(self, 'identity', None)}>"

@@ -123,9 +123,9 @@ class Container:
     # ---- the device's way in -----------------------------------------------------------------
 
     @property
-    def group(self) -> int:
-        """The group's descriptor; a hot reset shows it as proof of ownership."""
-        return self._group
+    def proofs(self) -> Sequence[int]:
+        """Descriptors that prove ownership to a hot reset: the group's."""
+        return (self._group,)
 
     def device(self, function: PciFunction) -> int:
         """The descriptor of a device of the group; the caller closes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -296,6 +297,33 @@ def test_an_error_while_closing_does_not_stop_the_rest(machine: VfioMachine) -> 
     assert restored == ["yes"] and machine.open_files == {}
 
 
+def test_a_forked_child_drops_the_device_and_the_parent_keeps_it(machine: VfioMachine) -> None:
+    config = machine.functions[GPU].config
+    with opened(machine) as transport:
+        window = transport.window(5)
+        transport.config_write(4, 6, 2)
+        child = os.fork()
+        if not child:
+            outcome = 1
+            with contextlib.suppress(BaseException):
+                transport.close()
+                try:
+                    window.read32(0)
+                except Closed:
+                    outcome = 0
+            os._exit(outcome)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        window.write32(0, 5)
+        assert window.read32(0) == 5 and config[4] == 6
+
+
+def test_a_transport_that_is_dropped_unclosed_warns(machine: VfioMachine) -> None:
+    transport = opened(machine)
+    with pytest.warns(ResourceWarning, match="not closed"):
+        transport.__del__()
+    transport.close()
+
+
 # ---- refusals --------------------------------------------------------------------------------
 
 
@@ -426,7 +454,7 @@ def test_without_an_iommu_only_when_asked_and_with_a_warning(
     assert "IOMMU" not in caplog.text
     with opened(machine, no_iommu=True) as transport:
         assert "all memory of this machine" in caplog.text
-        assert transport.container.ranges == ((0, (1 << 64) - 1),)
+        assert transport.space.ranges == ((0, (1 << 64) - 1),)
     machine.extensions = {fake_vfio.TYPE1V2}
     with pytest.raises(NotSupported, match="VFIO_NOIOMMU"):
         opened(machine, no_iommu=True)

@@ -1,0 +1,165 @@
+"""The calls on a VFIO device's descriptor: regions, interrupts, resets. Owns the descriptor.
+
+Source: Linux include/uapi/linux/vfio.h and drivers/vfio/pci/vfio_pci_core.c.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hcq.errors import DeviceBusy, DeviceLost, NotSupported
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.system import System
+from hcq.transport.vfio_container import ask, capabilities, fill
+from hcq.uapi import constants, structs
+
+_REGION_ROOM = 1024  # vfio_region_info and its capabilities; the kernel says if it needs more
+_BUS_LIMIT = 256  # functions on one bus
+
+
+@dataclass(frozen=True)
+class Region:
+    """A BAR or configuration space: where it is in the descriptor. `whole`: may be mapped in one
+    piece."""
+
+    size: int
+    offset: int
+    whole: bool
+
+
+class VfioDevice:
+    """One open device; owns the descriptor from the start. Errors name it by `name`."""
+
+    def __init__(self, system: System, descriptor: int, function: PciFunction) -> None:
+        self.system = system
+        self.descriptor = descriptor
+        self.function = function
+        self.name = f"pci:{function.address}"
+        self._constants = constants("vfio")
+        try:
+            self._flags = self._read_flags()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_flags(self) -> int:
+        buffer = bytearray(structs("vfio").vfio_device_info.size)
+        info = fill(buffer, "vfio_device_info")
+        request = self._constants.VFIO_DEVICE_GET_INFO
+        what = f"VFIO does not describe {self.name}"
+        ask(self.system, self.descriptor, request, buffer, what)
+        if not info.flags & self._constants.VFIO_DEVICE_FLAGS_PCI:
+            raise NotSupported(f"{self.name} is no PCI device to VFIO", flags=info.flags)
+        return int(info.flags)
+
+    def region(self, index: int) -> Region:
+        """Region `index` of vfio.h; size 0 where there is none."""
+        buffer = bytearray(_REGION_ROOM)
+        request = self._constants.VFIO_DEVICE_GET_REGION_INFO
+        what = f"{self.name}: VFIO does not describe region {index}"
+        while True:
+            info = fill(buffer, "vfio_region_info", index=index)
+            ask(self.system, self.descriptor, request, buffer, what)
+            if info.argsz <= len(buffer):
+                break
+            buffer = bytearray(info.argsz)
+        # A region with holes may be mapped in parts only.
+        holes = self._constants.VFIO_REGION_INFO_CAP_SPARSE_MMAP in capabilities(
+            buffer, info.cap_offset
+        )
+        mappable = bool(info.flags & self._constants.VFIO_REGION_INFO_FLAG_MMAP)
+        return Region(info.size, info.offset, mappable and not holes)
+
+    def interrupt_count(self, index: int) -> int:
+        """How many vectors of an interrupt index come on eventfds; 0 where there is none."""
+        buffer = bytearray(structs("vfio").vfio_irq_info.size)
+        info = fill(buffer, "vfio_irq_info", index=index)
+        try:
+            self.system.ioctl(self.descriptor, self._constants.VFIO_DEVICE_GET_IRQ_INFO, buffer)
+        except OSError:
+            return 0  # Linux gives EINVAL for events that the function cannot have
+        deliverable = info.flags & self._constants.VFIO_IRQ_INFO_EVENTFD
+        return int(info.count) if deliverable else 0
+
+    def deliver(self, index: int, eventfd: int) -> None:
+        """Have vector 0 of an interrupt index signal an eventfd."""
+        names = self._constants
+        head = structs("vfio").vfio_irq_set.size
+        buffer = bytearray(head) + eventfd.to_bytes(4, "little", signed=True)
+        flags = names.VFIO_IRQ_SET_DATA_EVENTFD | names.VFIO_IRQ_SET_ACTION_TRIGGER
+        fill(buffer, "vfio_irq_set", flags=flags, index=index, start=0, count=1)
+        what = f"{self.name}: interrupt {index} cannot be delivered"
+        ask(self.system, self.descriptor, names.VFIO_DEVICE_SET_IRQS, buffer, what)
+
+    def reset_function(self) -> None:
+        """Reset by whatever way the kernel finds best for this function alone."""
+        if not self._flags & self._constants.VFIO_DEVICE_FLAGS_RESET:
+            raise NotSupported(f"{self.name} has no function reset", remedy="reset its bus instead")
+        try:
+            self.system.ioctl(self.descriptor, self._constants.VFIO_DEVICE_RESET, 0)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOTTY):
+                raise NotSupported(f"{self.name} has no function reset") from error
+            raise DeviceLost(
+                f"{self.name} could not be reset", reason=error.strerror or error.errno
+            ) from error
+
+    def reset_bus(self, proofs: Sequence[int]) -> None:
+        """Reset everything below the bridge. proofs: descriptors of the groups that are ours; none
+        for a device that was opened by its own node."""
+        foreign = self._foreign_companions()
+        if foreign:
+            raise DeviceBusy(
+                "a bus reset would also reset functions that are not in our hands",
+                holder=", ".join(foreign),
+                remedy="bind and open those as well, or reset the function alone",
+            )
+        head = structs("vfio").vfio_pci_hot_reset.size
+        buffer = bytearray(head)
+        for proof in proofs:
+            buffer += proof.to_bytes(4, "little", signed=True)
+        fill(buffer, "vfio_pci_hot_reset", flags=0, count=len(proofs))
+        request = self._constants.VFIO_DEVICE_PCI_HOT_RESET
+        what = f"{self.name}: the bus could not be reset"
+        ask(self.system, self.descriptor, request, buffer, what)
+
+    def _foreign_companions(self) -> list[str]:
+        """Functions that a bus reset hits and that this process does not own."""
+        names = self._constants
+        head = structs("vfio").vfio_pci_hot_reset_info
+        entry = structs("vfio").vfio_pci_dependent_device
+        buffer = bytearray(head.size + _BUS_LIMIT * entry.size)
+        info = fill(buffer, "vfio_pci_hot_reset_info")
+        try:
+            self.system.ioctl(self.descriptor, names.VFIO_DEVICE_GET_PCI_HOT_RESET_INFO, buffer)
+        except OSError as error:
+            raise NotSupported(
+                f"{self.name}: no bridge above it can reset its bus",
+                reason=error.strerror or error.errno,
+            ) from error
+        by_device = bool(info.flags & names.VFIO_PCI_HOT_RESET_FLAG_DEV_ID)
+        if by_device and info.flags & names.VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED:
+            return []
+        found = []
+        for index in range(min(info.count, _BUS_LIMIT)):
+            one = entry.view(buffer, head.size + index * entry.size)
+            if not self._is_ours(one, by_device=by_device):
+                address = f"{one.segment:04x}:{one.bus:02x}:{one.devfn >> 3:02x}.{one.devfn & 7}"
+                driver = PciFunction(self.system, address).driver
+                found.append(f"{address} ({driver or 'no driver'})")
+        return found
+
+    def _is_ours(self, one: Any, *, by_device: bool) -> bool:  # Any: members are of several types
+        if not by_device:
+            return bool(one.group_id == int(self.function.group or -1))
+        # As 32 bits: VFIO_PCI_DEVID_NOT_OWNED is -1.
+        return bool(one.devid != self._constants.VFIO_PCI_DEVID_NOT_OWNED & 0xFFFF_FFFF)
+
+    def close(self) -> None:
+        """Give the descriptor back; idempotent."""
+        if self.descriptor >= 0:
+            self.system.close(self.descriptor)
+            self.descriptor = -1
