@@ -67,8 +67,9 @@ def open_device(
     """Boot the chip behind `attachment`, or take it over if a process of ours left it up.
 
     on_stage(name, seconds) is called after each stage. firmware: a folder with images, in place of
-    the system's and the attachment's. leave: "warm" keeps firmware running at close, "cold" resets the chip. force_cold
-    boots from scratch in any case. The device owns the attachment's transport from now on.
+    the system's and the attachment's. leave: "warm" keeps firmware running at close, "cold" resets
+    the chip. force_cold boots from scratch in any case. The device owns the attachment's transport
+    from now on.
     """
     if leave not in ("warm", "cold"):
         raise BadArgument("leave is warm or cold", leave=leave)

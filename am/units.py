@@ -13,6 +13,7 @@ from am.nbio import Nbio
 from am.psp import Psp
 from am.sdma import Engine
 from am.smu import Smu
+from hcq.errors import DiscoveryError
 from hcq.memory import Placement
 from hcq.transport.base import DmaMemory
 
@@ -65,5 +66,22 @@ def make_units(chip: Chip) -> Units:
         smu=Smu(chip, nbio, carveout),
         ih=Ih(chip, nbio, memory.allocate(MEMORY_SIZE, Placement.HOST)),
         gfx=Gfx(chip, nbio),
-        engines=tuple(Engine(chip, index) for index in range(facts.SDMA_ENGINES)),
+        engines=tuple(Engine(chip, index) for index in copy_engines(chip)),
     )
+
+
+def copy_engines(chip: Chip) -> list[int]:
+    """The copy engines that discovery lists and harvesting left.
+
+    Tables list them as instances of SDMA0 or as blocks of their own (Linux 6.12
+    amdgpu_discovery.c counts both).
+    """
+    ids, find = chip.facts.HARDWARE_IDS, chip.discovery.find
+    found = [
+        index
+        for index in range(chip.facts.SDMA_ENGINES)
+        if find(ids["SDMA0"], index) or find(ids[f"SDMA{index}"], 0)
+    ]
+    if not found:
+        raise DiscoveryError("the discovery table has no copy engine")
+    return found

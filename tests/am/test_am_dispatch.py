@@ -1,4 +1,4 @@
-"""Launches on the virtual Navi31: what kernels are given, scratch, local memory; what is refused."""
+"""Launches on the virtual Navi31: what kernels are given, scratch, local memory, refusals."""
 
 from __future__ import annotations
 
