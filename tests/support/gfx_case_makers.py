@@ -98,8 +98,10 @@ class _Sources:
         if kind == "mask":
             return self.chance.choice([asm.VCC, asm.s(44), asm.s(45)])
         draw = self.chance.random()
-        if draw < 0.55:
+        if draw < 0.51:
             return asm.v(8 + 2 * number)
+        if draw < 0.55 and not kind.endswith("64") and self.lowest:
+            return self.chance.choice([asm.VCC, asm.EXEC, asm.M0, asm.NULL, asm.SCC, 251, 252])
         if draw < 0.72:
             return asm.s(40 + 2 * number)
         if draw < 0.84:
@@ -130,7 +132,11 @@ def _long(shape: Shape, chance: random.Random, label: str, plain: bool = False) 
         codes[0] = codes[chance.choice([1, 2])]
     modifiable = 0 if plain or "div_scale" in shape.name else _modifiable(shape.srcs)
     carries = any(stem in shape.name for stem in _CARRIES)
-    halves = sum(1 << number for number, kind in enumerate(shape.srcs) if kind in _HALVES)
+    halves = sum(
+        1 << number
+        for number, kind in enumerate(shape.srcs)
+        if kind in _HALVES and not 106 <= codes[number] < 256  # registers have halves
+    )
     halves |= 8 if shape.dst in _HALVES else 0
     mask = shape.dst == "mask"
     words = asm.vop3(

@@ -21,7 +21,6 @@ _BITS: dict[type[np.generic], type[np.generic]] = {
     np.float64: np.uint64,
 }
 _EXPONENT = {np.float16: (10, 0x1F), np.float32: (23, 0xFF), np.float64: (52, 0x7FF)}
-BIAS = {np.float16: 15, np.float32: 127, np.float64: 1023}
 
 
 def bits_of(values: Lanes) -> Lanes:
@@ -117,13 +116,20 @@ def fma(first: Lanes, second: Lanes, third: Lanes) -> Lanes:
     return np.array([_fma64(*values) for values in zip(first, second, third, strict=True)])
 
 
-def _fma64(first: Any, second: Any, third: Any) -> float:  # Any: float64 scalars
+def fma_scaled(first: Lanes, second: Lanes, third: Lanes, powers: Lanes) -> Lanes:
+    """Return (first * second + third) * 2**power in float64, rounded once."""
+    lanes = zip(first, second, third, powers, strict=True)
+    return np.array([_fma64(*values) for values in lanes])
+
+
+def _fma64(first: Any, second: Any, third: Any, power: Any = 0) -> float:  # Any: NumPy scalars
     numbers = (float(first), float(second), float(third))
     if not all(math.isfinite(number) for number in numbers):
         if math.isinf(numbers[2]) and math.isfinite(numbers[0]) and math.isfinite(numbers[1]):
             return numbers[2]
         return float(first * second + third)
     exact = Fraction(numbers[0]) * Fraction(numbers[1]) + Fraction(numbers[2])
+    exact *= Fraction(2) ** int(power)
     if exact == 0:
         product_sign = math.copysign(1, numbers[0]) * math.copysign(1, numbers[1])
         zero_product = numbers[0] == 0 or numbers[1] == 0
@@ -133,7 +139,7 @@ def _fma64(first: Any, second: Any, third: Any) -> float:  # Any: float64 scalar
         rounded = exact.numerator / exact.denominator
     except OverflowError:
         rounded = math.inf if exact > 0 else -math.inf
-    return rounded if rounded else math.copysign(0.0, exact.numerator)
+    return rounded if rounded else math.copysign(0.0, -1 if exact < 0 else 1)
 
 
 def minimum(first: Lanes, second: Lanes, ieee: bool) -> Lanes:

@@ -138,7 +138,7 @@ def div_scale(value: Lanes, denominator: Lanes, numerator: Lanes) -> tuple[Lanes
 def div_fmas(first: Lanes, second: Lanes, third: Lanes, scale: Lanes) -> Lanes:
     """Return the fma, scaled back where VCC says so: up for large quotients, down for small.
 
-    f32 is rounded once, after scaling: denormal quotients would otherwise be rounded twice.
+    Rounding comes once, after scaling: denormal quotients would otherwise be rounded twice.
     """
     kind = first.dtype.type
     if kind is np.float32:
@@ -146,9 +146,8 @@ def div_fmas(first: Lanes, second: Lanes, third: Lanes, scale: Lanes) -> Lanes:
         total = fp.add_exactly(product, third.astype(np.float64))
         powers = np.where(scale, np.where(fp.exponent(third) > 127, 64, -64), 0)
         return np.ldexp(total, powers).astype(np.float32)
-    powers = np.where(fp.exponent(third) > fp.BIAS[kind], 128, -128)
-    exact = fp.fma(first, second, third)
-    return np.where(scale, fp.ldexp(exact, powers), exact)
+    powers = np.where(scale, np.where(fp.exponent(third) > 1023, 128, -128), 0)
+    return fp.fma_scaled(first, second, third, powers)
 
 
 def _cube_face(x: Lanes, y: Lanes, z: Lanes) -> tuple[Lanes, Lanes]:

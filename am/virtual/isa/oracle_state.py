@@ -179,6 +179,8 @@ class WaveState:
     def read_bits(self, operand: Operand) -> Lanes:
         """Return a source's bits in each lane: uint16, uint32 or uint64; no modifiers."""
         size = operand.type.bits
+        if size > 64:
+            raise NotSupported("a vector operand wider than 64 bits", type=operand.type.value)
         found: Lanes
         if operand.kind is Kind.VGPR:
             found = self.vgprs[operand.index].copy()

@@ -13,6 +13,7 @@ from am.virtual.isa import (
     emit_bits,
     emit_buffer,
     emit_convert,
+    emit_division,
     emit_float,
     emit_flow,
     emit_int,
@@ -39,8 +40,8 @@ _PROFILES = (
 
 
 _MODULES = (
-    emit_scalar, emit_int, emit_bits, emit_float, emit_convert, emit_lanes, emit_packed,
-    emit_matrix, emit_memory, emit_local, emit_buffer, emit_relative, emit_flow,
+    emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
+    emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_relative, emit_flow,
 )  # fmt: skip
 
 

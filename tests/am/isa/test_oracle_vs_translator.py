@@ -11,9 +11,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from am.virtual.isa.core import GfxCore
+from am.virtual.isa.decode import decode
+from am.virtual.isa.formats import UnknownInstruction
+from am.virtual.isa.oracle import WaveState, execute
 from am.virtual.isa.translate import handlers
+from hcq.errors import NotSupported
 from tests.support.float_compare import both_nan, close
 from tests.support.gfx_case_makers import (
     TRANSCENDENTAL,
@@ -30,10 +36,24 @@ from tests.support.gfx_case_makers import (
 )
 from tests.support.gfx_cases import Case, NotTranslated, Registers, run_core, run_oracle
 
+ENCODINGS = (
+    0x7E, 0x7C, 0x00, 0x45, 0x60, 0xD4, 0xD5, 0xD6, 0xD7, 0xCC, 0xC8, 0xC9, 0xD8, 0xDB, 0xDC, 0xDE,
+    0xE0, 0xE1, 0xF4, 0xBE, 0xB0, 0x80, 0x90, 0xBF,
+)  # fmt: skip
 BATCH = 40
 PARTS = 4
 # The core stops at these as at an illegal instruction.
 NOT_TRANSLATED = {"v_trig_preop_f64", "ds_storexchg_2addr_rtn_b32", "ds_storexchg_2addr_rtn_b64"}
+
+
+class Zeros:
+    """A memory of zeros that takes anything."""
+
+    def load(self, address: int, size: int) -> bytes:
+        return bytes(size)
+
+    def store(self, address: int, data: bytes) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +106,8 @@ def _compare(core: GfxCore, cases: Sequence[Case], data: Sequence[Registers]) ->
                 refused.append(stop.case.label)
                 place = batch.index(stop.case)
                 del batch[place], inputs[place]
-        for case, given, found in zip(batch, inputs, results, strict=True):
-            wrong += _differences(case, run_oracle(case, given), found)
+        for case, before, found in zip(batch, inputs, results, strict=True):
+            wrong += _differences(case, run_oracle(case, before), found)
     unknown = [label for label in refused if label.split()[0] not in NOT_TRANSLATED]
     assert not unknown, f"not translated: {unknown}\n" + "\n".join(wrong[:60])
     assert not wrong, f"{len(wrong)} differences\n" + "\n".join(wrong[:60])
@@ -160,3 +180,19 @@ def test_global_memory(core: GfxCore) -> None:
     cases = list(global_cases(seed=18))
     assert len(cases) > 60
     _compare(core, cases, [registers(number) for number in range(len(cases))])
+
+
+@given(st.sampled_from(ENCODINGS), st.binary(min_size=15, max_size=15), st.integers(0, 2**32 - 1))
+def test_the_oracle_executes_or_refuses_whatever_decodes(top: int, rest: bytes, mask: int) -> None:
+    try:
+        instruction = decode(rest[:3] + bytes([top]) + rest[3:])
+    except UnknownInstruction:
+        return
+    state = WaveState(exec=mask, memory=Zeros(), scratch=np.zeros((32, 64), np.uint8))
+    state.vgprs[:] = np.frombuffer(rest.ljust(16, b"\x5a") * 2, np.uint32)[0]
+    try:
+        execute(instruction, state)
+    except NotSupported:
+        return
+    assert 0 <= state.exec < 1 << 32
+    assert 0 <= state.vcc < 1 << 32
