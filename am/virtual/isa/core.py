@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,7 @@ LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_math, runtime_matrix)
 _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
+_SHORT_S = 300e-6  # so is one that is expected to take no longer: to wake threads takes 100 us
 _MOST_KERNELS = 1024  # kept translated
 
 _PROFILES = (
@@ -86,6 +88,7 @@ class GfxCore:
         self._objects = jit.ObjectCache(cache)
         self._kernels: dict[tuple[int, int, bool], Kernel] = {}
         self._compiled: dict[tuple[str, int, bool], Kernel] = {}
+        self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._launch = LAUNCH(_runtime(cache).address(runtime.PREFIX + "launch"))
@@ -100,7 +103,8 @@ class GfxCore:
             return Outcome(Ending.DONE)
         run = Run(dispatch, launch, memory, abort)
         kernel = self._kernel(dispatch.code_address, launch, memory)
-        workers = self._workers[: self._worker_count(dispatch, launch)]
+        workers = self._workers[: self._worker_count(dispatch, launch, kernel)]
+        start = time.perf_counter()
         for number, worker in enumerate(workers):
             worker.prepare(run, number * launch.waves, kernel.program.base)
         futures = [
@@ -115,6 +119,8 @@ class GfxCore:
         for worker in workers:
             if worker.error is not None:
                 raise worker.error
+        spent = (time.perf_counter() - start) * len(workers)
+        self._group_s[kernel.address] = spent / launch.total_groups
         return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
 
     def close(self) -> None:
@@ -128,9 +134,11 @@ class GfxCore:
             self._pool = ThreadPoolExecutor(len(self._workers) - 1, "shader-core")
         return self._pool
 
-    def _worker_count(self, dispatch: Dispatch, launch: Launch) -> int:
+    def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
         """Return how many threads to use: scratch has room for some number of waves only."""
         if launch.total_groups * launch.waves <= _FEW_WAVES:
+            return 1
+        if self._group_s.get(kernel.address, 1.0) * launch.total_groups < _SHORT_S:
             return 1
         count = min(len(self._workers), launch.total_groups)
         if launch.scratch:

@@ -1,7 +1,7 @@
 """Untyped buffer loads, stores and atomics (MUBUF), and s_buffer_load, translated to LLVM IR.
 
 The four scalars of the resource: base address (48 bits), stride, number of records, flags. Only
-buffers without swizzling, index or thread id are translated, as LLVM's raw buffers are: a lane whose
+buffers without swizzling, index or thread id are translated, as raw buffers are: a lane whose
 bytes do not lie below the number of records reads zero and writes nothing.
 Source: RDNA3 ISA document, "Vector memory buffer instructions", table of the buffer resource.
 """

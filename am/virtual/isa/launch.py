@@ -6,6 +6,7 @@ Source: LLVM AMDGPUUsage, "compute_pgm_rsrc1/2/3 for GFX11" and "Initial kernel 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ class Launch:
             slots=slots,
             mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
             scalars=scalars,
-            ids=_thread_ids(dispatch, waves),
+            ids=_thread_ids(*dispatch.threads[:2], waves, _bits(dispatch.rsrc2, 11, 2)),
             execs=_exec_masks(threads, waves),
             scratch=scratch,
         )
@@ -136,12 +137,11 @@ def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, in
     return scalars, (slots[0], slots[1], slots[2], slots[3])
 
 
-def _thread_ids(dispatch: Dispatch, waves: int) -> NDArray[np.uint32]:
+@lru_cache(maxsize=256)
+def _thread_ids(x: int, y: int, waves: int, components: int) -> NDArray[np.uint32]:
     """Return v0 of every lane of every wave: x | y << 10 | z << 20, as far as enabled."""
-    x, y, _ = dispatch.threads
     linear = np.arange(waves * layout.LANES, dtype=np.uint32)
     packed = linear % np.uint32(x)
-    components = _bits(dispatch.rsrc2, 11, 2)
     if components >= 1:
         packed |= (linear // np.uint32(x)) % np.uint32(y) << np.uint32(10)
     if components >= 2:
@@ -149,6 +149,7 @@ def _thread_ids(dispatch: Dispatch, waves: int) -> NDArray[np.uint32]:
     return packed.reshape(waves, layout.LANES)
 
 
+@lru_cache(maxsize=256)
 def _exec_masks(threads: int, waves: int) -> NDArray[np.uint32]:
     masks = np.full(waves, 0xFFFFFFFF, np.uint32)
     rest = threads % layout.LANES

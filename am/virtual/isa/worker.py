@@ -14,6 +14,7 @@ from am.virtual.isa.runtime import LDS_SPACE, PAGE
 from am.virtual.shader import Abort, Access, Dispatch, ShaderMemory
 
 REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+_SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
 NO_GROUP = 0xFFFFFFFFFFFFFFFF
 
 
@@ -46,6 +47,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.context = aligned(layout.CONTEXT_SIZE)
+        self._quads = memoryview(self.context.data).cast("B").cast("Q")
+        self._words = memoryview(self.context.data).cast("B").cast("I")
         self._lds = aligned(LDS_SPACE + 64)
         self._sink = aligned(2 * PAGE)
         self._states = aligned(0)
@@ -54,6 +57,8 @@ class Worker:
         self._tlb: NDArray[np.uint64] | None = None
         self._refill = REFILL(self._on_miss)
         self.error: BaseException | None = None
+        self._quads[layout.REFILL // 8] = ctypes.cast(self._refill, ctypes.c_void_p).value or 0
+        self._quads[layout.LDS // 8] = self._lds.ctypes.data
 
     def _on_miss(self, address: int, access: int) -> int:
         """Refill for native code; an exception must not pass through it, so it is kept."""
@@ -88,42 +93,31 @@ class Worker:
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
-        quads = {
-            layout.TLB: tlb.ctypes.data,
-            layout.REFILL: ctypes.cast(self._refill, ctypes.c_void_p).value or 0,
-            layout.ABORT: run.abort.flag.ctypes.data,
-            layout.STOP: run.stop.ctypes.data,
-            layout.LDS: self._lds.ctypes.data,
-            layout.LDS_SIZE: launch.lds_bytes,
-            layout.SCRATCH: dispatch.scratch_base + first_wave * wave_size,
-            layout.SCRATCH_WAVE: wave_size,
-            layout.SHARED_HIGH: dispatch.shared_aperture >> 32,
-            layout.PRIVATE_HIGH: dispatch.private_aperture >> 32,
-            layout.COUNTER: run.counter.ctypes.data,
-            layout.TOTAL: launch.total_groups,
-            layout.SGPR_TEMPLATE: launch.scalars.ctypes.data,
-            layout.VGPR_TEMPLATE: launch.ids.ctypes.data,
-            layout.EXEC_TEMPLATE: launch.execs.ctypes.data,
-            layout.STATES: self._states.ctypes.data,
-            layout.STATE_STRIDE: stride,
-            layout.CODE_BASE: code_base,
-            layout.RESUME_GROUP: NO_GROUP,
-        }
-        words = {
-            layout.GROUPS_X: dispatch.groups[0],
-            layout.GROUPS_Y: dispatch.groups[1],
-            layout.WAVES: launch.waves,
-            layout.MXCSR: launch.mxcsr,
-            layout.SLOT_X: launch.slots[0],
-            layout.SLOT_Y: launch.slots[1],
-            layout.SLOT_Z: launch.slots[2],
-            layout.SLOT_INFO: launch.slots[3],
-            layout.RESUME_WAITING: 0,
-        }
-        for offset, value in quads.items():
-            struct.pack_into("<Q", self.context.data, offset, value)
-        for offset, value in words.items():
-            struct.pack_into("<I", self.context.data, offset, value)
+        quads, words = self._quads, self._words
+        quads[layout.TLB // 8] = tlb.ctypes.data
+        quads[layout.ABORT // 8] = run.abort.flag.ctypes.data
+        quads[layout.STOP // 8] = run.stop.ctypes.data
+        quads[layout.COUNTER // 8] = run.counter.ctypes.data
+        quads[layout.LDS_SIZE // 8] = launch.lds_bytes
+        quads[layout.SCRATCH // 8] = dispatch.scratch_base + first_wave * wave_size
+        quads[layout.SCRATCH_WAVE // 8] = wave_size
+        quads[layout.SHARED_HIGH // 8] = dispatch.shared_aperture >> 32
+        quads[layout.PRIVATE_HIGH // 8] = dispatch.private_aperture >> 32
+        quads[layout.TOTAL // 8] = launch.total_groups
+        quads[layout.SGPR_TEMPLATE // 8] = launch.scalars.ctypes.data
+        quads[layout.VGPR_TEMPLATE // 8] = launch.ids.ctypes.data
+        quads[layout.EXEC_TEMPLATE // 8] = launch.execs.ctypes.data
+        quads[layout.STATES // 8] = self._states.ctypes.data
+        quads[layout.STATE_STRIDE // 8] = stride
+        quads[layout.CODE_BASE // 8] = code_base
+        quads[layout.RESUME_GROUP // 8] = NO_GROUP
+        words[layout.GROUPS_X // 4] = dispatch.groups[0]
+        words[layout.GROUPS_Y // 4] = dispatch.groups[1]
+        words[layout.WAVES // 4] = launch.waves
+        words[layout.MXCSR // 4] = launch.mxcsr
+        for field, slot in zip(_SLOTS, launch.slots, strict=True):
+            words[field // 4] = slot
+        words[layout.RESUME_WAITING // 4] = 0
 
     def quad(self, offset: int) -> int:
         """Read a 64-bit field of the context."""
