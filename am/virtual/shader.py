@@ -15,13 +15,22 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-TLB_SETS = 4096  # entries of a native TLB, direct mapped by virtual page number
+TLB_SETS = 4096  # entries of a native TLB, one for each value of `tlb_set`
 PAGE_SHIFT = 12
 INVALID_TAG = 0xFFFF_FFFF_FFFF_FFFF
 # Columns of a native TLB row (uint64). A row translates page p for reading iff row[READ_TAG] == p,
 # for writing iff row[WRITE_TAG] == p; then host address = virtual address + row[DELTA] mod 2^64.
 READ_TAG, WRITE_TAG, DELTA = 0, 1, 2
 TLB_COLUMNS = 4  # the fourth column pads a row to 32 bytes
+
+
+def tlb_set(page: int) -> int:
+    """Return the row of a native TLB that may hold a virtual page.
+
+    Runs of 64 pages lie in rows that follow each other; the pages of arrays whose distance is a
+    multiple of 16 MB lie in different rows, so that walking them side by side does not thrash.
+    """
+    return (page ^ page >> 6 & ~63) % TLB_SETS
 
 
 class Access(enum.IntEnum):

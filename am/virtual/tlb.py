@@ -8,7 +8,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.shader import DELTA, INVALID_TAG, READ_TAG, TLB_COLUMNS, TLB_SETS, WRITE_TAG
+from am.virtual.shader import (
+    DELTA,
+    INVALID_TAG,
+    READ_TAG,
+    TLB_COLUMNS,
+    TLB_SETS,
+    WRITE_TAG,
+    tlb_set,
+)
 
 READ, WRITE, EXECUTE = 1, 2, 4  # permission bits of an entry
 
@@ -137,9 +145,9 @@ def fill_native(
     if last - first <= 1:
         read = page if permissions & READ else INVALID_TAG
         write = page if permissions & WRITE else INVALID_TAG
-        _ROW.pack_into(table.data, page % TLB_SETS * _ROW.size, read, write, delta, 0)
+        _ROW.pack_into(table.data, tlb_set(page) * _ROW.size, read, write, delta, 0)
         return
-    row = first % TLB_SETS
+    row = tlb_set(first)
     rows = table[row : row + last - first]
     pages = np.arange(first, last, dtype=np.uint64)
     rows[:, DELTA] = delta

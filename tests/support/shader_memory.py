@@ -17,6 +17,7 @@ from am.virtual.shader import (
     TLB_SETS,
     WRITE_TAG,
     Access,
+    tlb_set,
 )
 
 PAGE = 1 << PAGE_SHIFT
@@ -87,7 +88,7 @@ class ArrayMemory:
                 return int(self._dummy.ctypes.data) + address % PAGE
             return int(self._sink.ctypes.data) + address % PAGE
         host, writable, _ = found
-        row = tlb[page % TLB_SETS]
+        row = tlb[tlb_set(page)]
         row[READ_TAG] = row[WRITE_TAG] = INVALID_TAG
         row[DELTA] = (host - (page << PAGE_SHIFT)) % 2**64
         row[READ_TAG] = page

@@ -79,7 +79,9 @@ def _hit(e: Registers, address: str, size: int, write: bool) -> tuple[str, str]:
     """Look `address` up in the TLB; return whether `size` bytes may be accessed, and where."""
     tlb = e.context(layout.TLB, "ptr")
     page = e.value(f"lshr i64 {address}, {PAGE_SHIFT}")
-    entry = e.value(f"and i64 {page}, {TLB_SETS - 1}")
+    fold = e.value(f"and i64 {e.value(f'lshr i64 {page}, 6')}, -64")
+    mixed = e.value(f"xor i64 {page}, {fold}")  # as `tlb_set` says
+    entry = e.value(f"and i64 {mixed}, {TLB_SETS - 1}")
     offset = e.value(f"shl i64 {entry}, {ROW_SHIFT}")
     row = e.value(f"getelementptr i8, ptr {tlb}, i64 {offset}")
     tag_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * (WRITE_TAG if write else READ_TAG)}")

@@ -34,7 +34,10 @@ def _translate(access: Access) -> str:
 define i64 @{PREFIX}translate_{name}(ptr %context, i64 %address) noinline {{
 {field("tlb", layout.TLB, "ptr")}
   %page = lshr i64 %address, {PAGE_SHIFT}
-  %set = and i64 %page, {TLB_SETS - 1}
+  %page.high = lshr i64 %page, 6
+  %page.fold = and i64 %page.high, -64
+  %page.mixed = xor i64 %page, %page.fold
+  %set = and i64 %page.mixed, {TLB_SETS - 1}
   %offset = shl i64 %set, {ROW_SHIFT}
   %row = getelementptr i8, ptr %tlb, i64 %offset
   %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}
@@ -60,7 +63,10 @@ def _lane_host(access: Access, size: int) -> str:
     return f"""
 define internal i64 @host_{name}_{size}(ptr %context, ptr %tlb, i64 %address) alwaysinline {{
   %page = lshr i64 %address, {PAGE_SHIFT}
-  %set = and i64 %page, {TLB_SETS - 1}
+  %page.high = lshr i64 %page, 6
+  %page.fold = and i64 %page.high, -64
+  %page.mixed = xor i64 %page, %page.fold
+  %set = and i64 %page.mixed, {TLB_SETS - 1}
   %offset = shl i64 %set, {ROW_SHIFT}
   %row = getelementptr i8, ptr %tlb, i64 %offset
   %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from am.virtual.shader import DELTA, READ_TAG, TLB_SETS, WRITE_TAG, Access
+from am.virtual.shader import DELTA, READ_TAG, WRITE_TAG, Access, tlb_set
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench
 
 # Tables in VRAM, each 4 KiB; addresses in entries are VRAM offsets (gfx11, amdgpu_vm.h).
@@ -403,12 +403,12 @@ def test_native_rows_translate_and_forget() -> None:
         assert not (table[:, READ_TAG] == VA >> 12).any()
         host = memory.refill(table, VA + 0x123, Access.READ)
         assert host == made.chip.vram.host_address(PAGES + 0x123)
-        row = table[(VA >> 12) % TLB_SETS]
+        row = table[tlb_set(VA >> 12)]
         assert row[READ_TAG] == VA >> 12
         assert row[WRITE_TAG] != VA >> 12  # read-only page
         assert np.uint64(VA + 0x123) + row[DELTA] == np.uint64(host)
         memory.refill(table, VA + 0x1000, Access.WRITE)
-        row = table[((VA >> 12) + 1) % TLB_SETS]
+        row = table[tlb_set((VA >> 12) + 1)]
         assert row[READ_TAG] == row[WRITE_TAG] == (VA >> 12) + 1
         # Stale until invalidated.
         made.page(VA + 0x1000, 0, 0)
@@ -438,7 +438,7 @@ def test_native_rows_of_a_fragment_are_filled_together() -> None:
         base = made.chip.vram.host_address(0x40_0000)
         filled = 0
         for page in range(VA >> 12, (VA >> 12) + 512):
-            row = table[page % TLB_SETS]
+            row = table[tlb_set(page)]
             if row[READ_TAG] == page:
                 filled += 1
                 address = (page << 12) + int(row[DELTA]) & (1 << 64) - 1
@@ -456,8 +456,8 @@ def test_native_rows_forget_memory_that_was_given_back() -> None:
         memory = made.unit.shader_memory(VMID)
         table = memory.new_tlb()
         memory.refill(table, VA, Access.READ)
-        assert table[(VA >> 12) % TLB_SETS, READ_TAG] == VA >> 12
+        assert table[tlb_set(VA >> 12), READ_TAG] == VA >> 12
         lent.close()
-        assert table[(VA >> 12) % TLB_SETS, READ_TAG] != VA >> 12
+        assert table[tlb_set(VA >> 12), READ_TAG] != VA >> 12
         host = memory.refill(table, VA, Access.READ)
         assert ctypes.string_at(host, 64) == b"\xff" * 64

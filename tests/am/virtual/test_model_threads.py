@@ -6,7 +6,7 @@ import ctypes
 import random
 import threading
 
-from am.virtual.shader import READ_TAG, TLB_SETS, WRITE_TAG, Access
+from am.virtual.shader import READ_TAG, WRITE_TAG, Access, tlb_set
 from tests.support.navi31_bench import bench
 
 TABLE, VA, VMID = 0x60_0000, 0x4000_0000, 2
@@ -42,7 +42,7 @@ def test_translations_never_lead_out_of_the_process() -> None:
                 while not stop.is_set():
                     page = (VA >> 12) + source.randrange(PAGES)
                     write = source.random() < 0.5
-                    row = table[page % TLB_SETS]
+                    row = table[tlb_set(page)]
                     if row[WRITE_TAG if write else READ_TAG] == page:
                         delta = int(row[2])
                         host = (page << 12) + delta & (1 << 64) - 1
