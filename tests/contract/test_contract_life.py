@@ -11,16 +11,15 @@ import hcq
 from hcq.device import Device
 from hcq.errors import BadArgument, BadCodeObject, Closed, DeviceHang, DeviceNotFound, NotSupported
 from hcq.memory import Placement
+from hcq.program import Parameter
 from hcq.queue import QueueKind
-from tests.support.devices import PROVIDERS, is_provided
+from tests.support.devices import DEVICES
 from tests.support.kernels import contract_object
 
 
-@pytest.fixture(params=list(PROVIDERS))
+@pytest.fixture(params=DEVICES)
 def opener(request: pytest.FixtureRequest) -> Iterator[Callable[[], Device]]:
     """Opens devices of one kind; closes those a test left open."""
-    if not is_provided(request.param):
-        pytest.skip(f"{PROVIDERS[request.param]}, the driver of {request.param}, is not there")
     opened: list[Device] = []
 
     def open_one() -> Device:
@@ -118,6 +117,33 @@ def test_a_hang_is_reported_and_survived(opener: Callable[[], Device]) -> None:
     assert out.numpy(np.uint64)[0] == 42
     assert flag.view is not None
     flag.view[:] = bytes([1] * 64)  # lets a kernel that could not be killed end by itself
+
+
+def test_graphs_outlive_a_reset(opener: Callable[[], Device]) -> None:
+    """Replaying after a reset works as before it, also when the reset met a replay half way."""
+    device = opener()
+    program = device.load(contract_object(device.target))
+    flag = device.alloc(64, placement=Placement.HOST)
+    out = device.alloc(64)
+    assert flag.view is not None
+    flag.view[:] = bytes([1] * 64)
+    with device.capture() as graph, device.queue() as queue:
+        queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,)).barrier()
+        args = (out, Parameter(0, 8), np.uint8(1))
+        queue.launch(program["wide"], grid=(1,), block=(1,), args=args)
+    graph.replay(parameters=[1])
+    assert out.numpy(np.uint64)[0] == 2
+    flag.view[:] = bytes(64)
+    graph.replay(parameters=[10])
+    with pytest.raises(DeviceHang):
+        graph.wait(limit_s=0.1)
+    with pytest.raises(DeviceHang):
+        graph.replay(parameters=[20])
+    flag.view[:] = bytes([1] * 64)
+    device.reset()
+    graph.replay(parameters=[30])
+    assert out.numpy(np.uint64)[0] == 31
+    graph.close()
 
 
 @pytest.mark.parametrize("image", [b"", b"\x7fELF", b"no code object at all" * 20])

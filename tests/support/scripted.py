@@ -1,0 +1,104 @@
+"""A device whose hardware does exactly what a test says: for what all devices share."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.buffer import Buffer
+from hcq.command import Command, CommandBuffer
+from hcq.device import Device
+from hcq.errors import NotSupported, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Program
+from hcq.queue import HardwareQueue, QueueKind, Resident
+from hcq.target import TargetSpec
+from hcq.timeline import SIZE, Timeline
+
+
+class ScriptedQueue(HardwareQueue):
+    """Takes submissions and finishes none by itself."""
+
+    def __init__(self, device: ScriptedDevice, kind: QueueKind) -> None:
+        self.device = device
+        self.kind = kind
+        self.name = f"scripted {kind.value}"
+        memory = Buffer(
+            device, VirtAddr(0), SIZE, Placement.HOST, memoryview(bytearray(SIZE)), "timeline"
+        )
+        self.timeline = Timeline(device, memory, self.name)
+        self.submitted: list[Sequence[Command]] = []
+        self.encoded: Sequence[Command] = ()
+
+    def encode(self, commands: Sequence[Command]) -> CommandBuffer:
+        self.encoded = commands
+        return CommandBuffer(np.zeros(1, np.uint32), 1, [])
+
+    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        self.submitted.append(self.encoded)
+
+    def place(self, buffer: CommandBuffer) -> Resident:
+        raise NotSupported("a scripted device replays nothing")
+
+    def submit_resident(self, resident: Resident, command_words: int) -> None:
+        raise NotSupported("a scripted device replays nothing")
+
+    def finish(self, value: int | None = None) -> None:
+        """The hardware reaches `value` (default: all submitted)."""
+        assert self.timeline.memory.view is not None
+        reached = self.timeline.last if value is None else value
+        struct.pack_into("<Q", self.timeline.memory.view, 0, reached)
+
+
+class ScriptedDevice(Device):
+    """on_pause is called whenever somebody waits; problem is what the hardware reports next."""
+
+    target = TargetSpec("scripted", "none", "", "")
+    clock_hertz = 1.0
+
+    def __init__(self) -> None:
+        super().__init__("scripted")
+        self.problem: UgpuError | None = None
+        self.on_pause: Callable[[], None] = lambda: None
+        self.pauses = 0
+        self.freed: list[Buffer] = []
+        self.calls: list[str] = []
+        self._queues = {kind: ScriptedQueue(self, kind) for kind in QueueKind}
+
+    def scripted(self, kind: QueueKind = QueueKind.COMPUTE) -> ScriptedQueue:
+        return self._queues[kind]
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        return Buffer(self, VirtAddr(4096), size, placement)
+
+    def free_memory(self, buffer: Buffer) -> None:
+        self.freed.append(buffer)
+
+    def load_program(self, image: bytes) -> Program:
+        raise NotSupported("a scripted device runs nothing")
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return (self._queues[kind],)
+
+    def poll(self) -> UgpuError | None:
+        return self.problem
+
+    def pause(self, limit_s: float) -> None:
+        self.pauses += 1
+        self.on_pause()
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        return {"mood": "scripted"}
+
+    def recover(self) -> None:
+        self.problem = None
+        self.calls.append("recover")
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+    def info(self) -> dict[str, object]:
+        return {}
