@@ -1,0 +1,58 @@
+"""How long after the event a fault is its own error, on the virtual Navi31, and how long a reset
+takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from am.virtual.gpu import build_chip
+from hcq.errors import UgpuError
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import check_runs, opened, run
+
+ROUNDS = 5
+UNMAPPED = np.uint64(0x1234_5678_9000)
+
+
+def _error_s(provoke: Callable[[], None]) -> float:
+    """Seconds from the submission that faults to the error."""
+    start = time.perf_counter()
+    try:
+        provoke()
+    except UgpuError:
+        return time.perf_counter() - start
+    raise SystemExit("the fault was not reported")
+
+
+def measure() -> list[dict[str, object]]:
+    chip = build_chip()
+    figures: dict[str, float] = {}
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out = device.alloc(64)
+        faults: dict[str, tuple[str, tuple[object, ...]]] = {
+            "page fault": ("read_at", (out, UNMAPPED)),
+            "page fault of an instruction": ("jump_to", (out, np.uint64(out.address))),
+            "illegal instruction": ("illegal", (out,)),
+        }
+        check_runs(device, program, out, 1)
+        for what, (kernel, args) in faults.items():
+            errors, resets = [], []
+            for _ in range(ROUNDS):
+                errors.append(_error_s(partial(run, device, program, kernel, *args)))
+                start = time.perf_counter()
+                device.reset()
+                resets.append(time.perf_counter() - start)
+                check_runs(device, program, out, 2)
+            # The first round translates the kernel.
+            figures[f"{what}, from submission to error"] = sorted(errors[1:])[(ROUNDS - 1) // 2]
+            figures[f"{what}, reset"] = sorted(resets)[ROUNDS // 2]
+        chip.unplug()
+        figures["surprise removal, to error"] = _error_s(
+            lambda: run(device, program, "good", out, np.uint32(3))
+        )
+    chip.close()
+    return [{"name": name, "value": value * 1e3, "unit": "ms"} for name, value in figures.items()]
