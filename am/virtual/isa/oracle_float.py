@@ -116,6 +116,9 @@ def fma(first: Lanes, second: Lanes, third: Lanes) -> Lanes:
     return np.array([_fma64(*values) for values in zip(first, second, third, strict=True)])
 
 
+_OVERFLOW = 2**1024 - 2**970  # float64 rounds this and more to infinity
+
+
 def fma_scaled(first: Lanes, second: Lanes, third: Lanes, powers: Lanes) -> Lanes:
     """Return (first * second + third) * 2**power in float64, rounded once."""
     lanes = zip(first, second, third, powers, strict=True)
@@ -129,6 +132,8 @@ def _fma64(first: Any, second: Any, third: Any, power: Any = 0) -> float:  # Any
             return numbers[2]
         return float(first * second + third)
     exact = Fraction(numbers[0]) * Fraction(numbers[1]) + Fraction(numbers[2])
+    if abs(exact) >= _OVERFLOW:  # also when it is to be scaled down
+        return math.inf if exact > 0 else -math.inf
     exact *= Fraction(2) ** int(power)
     if exact == 0:
         product_sign = math.copysign(1, numbers[0]) * math.copysign(1, numbers[1])
