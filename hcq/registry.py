@@ -4,6 +4,7 @@ auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands, 
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 pci:<address>    bare metal
+vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ PCI_DRIVERS = {
 }
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu"))
-PLANNED = ("usb", "nvrm", "kfd", "kgsl", "vfio-user", "tcp")
+PLANNED = ("usb", "nvrm", "kfd", "kgsl", "tcp")
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         return _open_virtual(name, rest, options)
     if kind == "pci":
         return _open_pci(name, rest, options)
+    if kind == "vfio-user":
+        # Loaded here alone: no other name needs it.
+        from hcq.transport.vfio_user.client import VfioUserTransport
+
+        return _open_attached(name, Attachment(VfioUserTransport(rest)), options)
     if kind in PLANNED:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not built yet")
     have = ", ".join(entry.name for entry in list_devices())

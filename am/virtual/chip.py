@@ -75,7 +75,7 @@ class Chip:
             self.violation,
             self.notes,
         )
-        self.vram = Vram(self.options.vram)
+        self.vram = Vram(self.options.vram, shared=self.options.shared_vram)
         self.iommu = Iommu(self.options.seed)
         self.dma = DmaPool(self.iommu, self._revoked)
         self.config = ConfigSpace(self)
@@ -261,6 +261,18 @@ class Chip:
         """Return where a bus address lies in this process, or None."""
         found = self.dma_piece(bus, 1)
         return None if found is None else found[0]
+
+    def map_dma(self, bus: int, size: int, host: int | None) -> None:
+        """Let the card reach memory that somebody else owns, at `host` in this process; None: at
+        no address of ours, so that its engines are refused."""
+        with self.lock:
+            self.iommu.add(bus, size, host)
+
+    def unmap_dma(self, bus: int, size: int) -> None:
+        """Take back what `map_dma` gave, by the same addresses."""
+        with self.lock:
+            self.iommu.remove(bus)
+            self._revoked(0, size)
 
     def _revoked(self, host: int, size: int) -> None:
         with self.lock:

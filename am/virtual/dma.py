@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import mmap
@@ -29,6 +30,8 @@ class Iommu:
         self._random = random.Random(seed)
         self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> (bus start, bus end, host)
         self._next = _FIRST_SLOT + self._random.randrange(1 << 10)
+        self._starts: list[int] = []  # of memory of others, sorted
+        self._others: dict[int, tuple[int, int | None]] = {}  # bus start -> (bus end, host)
 
     def _deal(self, count: int) -> int:
         first = self._next
@@ -62,8 +65,34 @@ class Iommu:
         """Return (host address, bytes in one piece, at most `size`); None if refused."""
         slot = self._slots.get(bus >> _SLOT_SHIFT)
         if slot is None or bus >= slot[1]:
-            return None
+            return self._find_other(bus, size) if self._starts else None
         return slot[2] + bus - slot[0], min(size, slot[1] - bus)
+
+    def add(self, bus: int, size: int, host: int | None) -> None:
+        """Map memory of another owner at a bus address of its choice, which must be free."""
+        bisect.insort(self._starts, bus)
+        self._others[bus] = (bus + size, host)
+
+    def remove(self, bus: int) -> None:
+        """Unmap what was added at `bus`."""
+        del self._others[bus]
+        del self._starts[bisect.bisect_left(self._starts, bus)]
+
+    def _find_other(self, bus: int, size: int) -> tuple[int, int] | None:
+        at = bisect.bisect_right(self._starts, bus) - 1
+        if at < 0:
+            return None
+        start = self._starts[at]
+        end, host = self._others[start]
+        if bus >= end or host is None:
+            return None
+        found = host + bus - start
+        # An owner behind an IOMMU of its own maps page by page; what lies together is one piece.
+        while end - bus < size and (following := self._others.get(end)) is not None:
+            if following[1] != found + end - bus:
+                break
+            end = following[0]
+        return found, min(size, end - bus)
 
 
 class HostMemory:

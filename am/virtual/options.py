@@ -56,16 +56,18 @@ class FaultPlan:
 class ChipOptions:
     """A virtual card as built. Sizes are bytes.
 
-    visible_vram: size of BAR0; None shows all of VRAM. noise: bytes of VRAM, from its start, that
-    hold noise after power-on (all of it does on a board; beyond that the model's VRAM is sparse and
-    zero). manual_time: the scheduler has no thread; tests call `chip.scheduler.advance`.
-    launch_in_order: dispatches of a queue that no wait separates run in their order, not the newest
-    first. shader_core: makes the shader cores, at the first dispatch. index_latch: an indirect
-    index takes effect only when it was read back (posted writes).
+    visible_vram: size of BAR0; None shows all of VRAM. shared_vram: VRAM lies in a memfd that other
+    processes can map; what they write there passes the host data path by. noise: bytes of VRAM,
+    from its start, that hold noise after power-on (all of it does on a board; beyond that the
+    model's VRAM is sparse and zero). manual_time: the scheduler has no thread; tests call
+    `chip.scheduler.advance`. launch_in_order: dispatches of a queue that no wait separates run in
+    their order, not the newest first. shader_core: makes the shader cores, at the first dispatch.
+    index_latch: an indirect index takes effect only when it was read back (posted writes).
     """
 
     vram: int = 24 << 30
     visible_vram: int | None = None
+    shared_vram: bool = False
     registers: int = 1 << 20
     doorbells: int = 2 << 20
     noise: int = 32 << 20

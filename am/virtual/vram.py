@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
+import os
 
 import numpy as np
 
@@ -19,11 +21,15 @@ class Vram:
     CPU writes through BAR0 reach it only by way of `Hdp`. Out-of-range access is the caller's bug.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, shared: bool = False) -> None:
+        """`shared`: in a file without a name, `descriptor`, that other processes can map."""
         self.size = size
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self.descriptor = -1
+        flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         try:
-            self._memory = mmap.mmap(-1, size, flags=flags)
+            if shared:
+                self.descriptor = _sealed_file(size)
+            self._memory = mmap.mmap(self.descriptor, size, flags=flags | _MAP_NORESERVE)
         except OSError as error:  # vm.overcommit_memory=2, or a limit on address space
             raise OutOfMemory(
                 "this machine does not let us reserve address space for the virtual card's memory;"
@@ -50,12 +56,27 @@ class Vram:
 
     def close(self) -> None:
         """Give the memory back to the host; reads give zeros from now on."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        self._forget()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def _forget(self) -> None:
+        self._memory.madvise(mmap.MADV_DONTNEED if self.descriptor < 0 else mmap.MADV_REMOVE)
 
     def scramble(self, seed: int, noise: int) -> None:
         """Lose the contents: `noise` bytes from the start become noise, the rest zero (sparse)."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        self._forget()
         tile = np.random.default_rng(seed).bytes(_NOISE_TILE)
         for start in range(0, min(noise, self.size), _NOISE_TILE):
             piece = tile[: min(noise, self.size) - start]
             self._memory[start : start + len(piece)] = piece
+
+
+def _sealed_file(size: int) -> int:
+    """Memory as a file whose length never changes: who maps it can rely on that."""
+    descriptor = os.memfd_create("vram", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor

@@ -1,0 +1,297 @@
+"""The using side: a function of a vfio-user server as a transport.
+
+Register writes are posted, as on the bus: they are sent at once, in order, and nothing is awaited;
+a read waits for its answer and so for all writes before it. `batch` sends many in one message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from hcq.errors import AccessDenied, BadArgument, Closed, DeviceNotFound, NotSupported, UgpuError
+from hcq.transport import pci_config
+from hcq.transport.base import PciIdentity, ResetKind
+from hcq.transport.checks import read_identity
+from hcq.transport.dma import PAGE, BusAddresses
+from hcq.transport.interrupts import EventInterrupts
+from hcq.transport.system import System
+from hcq.transport.vfio_user import regions, wire
+from hcq.transport.vfio_user.client_memory import ClientAllocation, Memories
+from hcq.transport.vfio_user.connection import Connection
+from hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
+from hcq.transport.vfio_user.wire import Command, Interrupt, Region
+from hcq.transport.window import MappedWindow
+from hcq.uapi import constants
+
+log = logging.getLogger(__name__)
+
+REACH_BITS = 44  # of the bus addresses we hand out: what every chip of ours can emit
+_COMMAND, _MASTER = 0x04, 0x4
+_open: weakref.WeakSet[VfioUserTransport] = weakref.WeakSet()
+
+
+class VfioUserTransport:
+    """A device that another process offers. See hcq.transport.base.Transport.
+
+    DMA memory is shared with the server, which maps it; with `share_memory=False` it stays ours and
+    the server asks for it by messages (slow; not every device can work so). A process forked off
+    cannot use it: everything raises Closed there.
+    """
+
+    def __init__(
+        self, path: str, *, share_memory: bool = True, reach_bits: int = REACH_BITS
+    ) -> None:
+        """Connect to the server at `path`. DeviceNotFound if none is there, DeviceBusy if it has a
+        client, TransportError if it does not keep to the protocol."""
+        self.name = f"vfio-user:{path}"
+        self._lock = threading.RLock()
+        self._closed = False
+        self._share_memory = share_memory
+        self._windows: dict[int, MessageWindow | SharedWindow | MappedWindow] = {}
+        self._interrupts: EventInterrupts | None = None
+        self._addresses = BusAddresses([(0, (1 << 64) - 1)], reach_bits)
+        self._memories = Memories()
+        self._connection = Connection(_connect(path), self.name, self._memories)
+        try:
+            self._connection.negotiate(twin_socket=not share_memory)
+            self._flags, self._region_count, self._irq_count = self._device_info()
+            self.identity: PciIdentity = read_identity(self.name, self.config_read)
+            if self.identity.vendor == 0 and self.identity.device == 0:
+                raise NotSupported(f"{self.name} has an empty configuration space")
+        except BaseException:
+            self.close()
+            raise
+        _open.add(self)
+
+    # ---- configuration space -----------------------------------------------------------------
+
+    def config_read(self, offset: int, width: int = 4) -> int:
+        """Read 1, 2 or 4 bytes of configuration space."""
+        self._check()
+        pci_config.check_access(offset, width)
+        return int.from_bytes(self._connection.read(Region.CONFIG, offset, width), "little")
+
+    def config_write(self, offset: int, value: int, width: int = 4) -> None:
+        """Write 1, 2 or 4 bytes; returns when it is done."""
+        self._check()
+        pci_config.check_access(offset, width)
+        if not 0 <= value < 1 << 8 * width:
+            raise BadArgument("the value does not fit the width", value=value, width=width)
+        self._connection.write(Region.CONFIG, offset, value.to_bytes(width, "little"))
+
+    def present(self) -> bool:
+        """Whether the server is there and its device answers."""
+        if self._closed:
+            return False
+        try:
+            return self.config_read(0, 2) != 0xFFFF
+        except UgpuError:
+            return False
+
+    # ---- windows -----------------------------------------------------------------------------
+
+    def window(self, index: int) -> MessageWindow | SharedWindow | MappedWindow:
+        """Open BAR `index`; mapped where the server shares its memory."""
+        with self._lock:
+            self._check()
+            if not 0 <= index <= 5:
+                raise BadArgument("a BAR's index is 0 to 5", index=index)
+            if index not in self._windows:
+                self._windows[index] = regions.open_window(self._connection, self.name, index)
+            return self._windows[index]
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Collect the register writes of this block and send them as one message at its end, or
+        before anything that must come after them. Only for writes that nobody waits for inside."""
+        self._check()
+        with self._connection.batch():
+            yield
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> ClientAllocation:
+        """Allocate memory that the device reaches; always one run on the bus."""
+        if size <= 0:
+            raise BadArgument("DMA memory has a positive size", size=size)
+        size = -(-size // PAGE) * PAGE
+        with self._lock:
+            self._check()
+            address = self._addresses.allocate(size, min(1 << (size - 1).bit_length(), 2 << 20))
+            try:
+                memory = ClientAllocation(address, size, self._release)
+                try:
+                    self._map(memory)
+                except BaseException:
+                    memory.discard()
+                    raise
+            except BaseException:
+                self._addresses.free(address)
+                raise
+            self._memories.add(memory)
+            return memory
+
+    def _map(self, memory: ClientAllocation) -> None:
+        flags = wire.DMA_READABLE | wire.DMA_WRITEABLE
+        payload = wire.DMA_MAP.pack(
+            wire.DMA_MAP.size, flags, 0, memory.segments[0].address, memory.size
+        )
+        shared = (memory.descriptor,) if self._share_memory else ()
+        try:
+            self._connection.call(Command.DMA_MAP, (payload,), descriptors=shared)
+        finally:
+            memory.close_descriptor()
+
+    def _release(self, memory: ClientAllocation) -> None:
+        # ORDER: the server lets go of the pages before they, and their bus address, are used again.
+        with self._lock:
+            if not self._memories.remove(memory):
+                return
+            address = memory.segments[0].address
+            if not self._closed and self._connection.alive:
+                payload = wire.DMA_UNMAP.pack(wire.DMA_UNMAP.size, 0, address, memory.size)
+                self._connection.call(Command.DMA_UNMAP, (payload,))
+            self._addresses.free(address)
+
+    # ---- interrupts and reset ----------------------------------------------------------------
+
+    @property
+    def interrupts(self) -> EventInterrupts | None:
+        """MSI-X or MSI vector 0 on an eventfd; None for a device that has neither."""
+        with self._lock:
+            self._check()
+            if self._interrupts is None:
+                for index in (Interrupt.MSIX, Interrupt.MSI):
+                    if self._vectors(index):
+                        self._interrupts = self._deliver(index)
+                        break
+            return self._interrupts
+
+    def _vectors(self, index: int) -> int:
+        if index >= self._irq_count:
+            return 0
+        request = wire.IRQ_INFO.pack(wire.IRQ_INFO.size, 0, index, 0)
+        _, flags, _, count = wire.unpack(
+            wire.IRQ_INFO, self._connection.call(Command.DEVICE_GET_IRQ_INFO, (request,))
+        )
+        return count if flags & constants("vfio").VFIO_IRQ_INFO_EVENTFD else 0
+
+    def _deliver(self, index: int) -> EventInterrupts:
+        made = EventInterrupts(System())
+        names = constants("vfio")
+        flags = names.VFIO_IRQ_SET_DATA_EVENTFD | names.VFIO_IRQ_SET_ACTION_TRIGGER
+        payload = wire.SET_IRQS.pack(wire.SET_IRQS.size, flags, index, 0, 1)
+        try:
+            self._connection.call(
+                Command.DEVICE_SET_IRQS, (payload,), descriptors=(made.descriptor,)
+            )
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def reset(self, kind: ResetKind) -> None:
+        """Reset the device. The protocol has one reset, which stands for the function's and for
+        its bus's, as nothing else is on that bus."""
+        self._check()
+        if kind is ResetKind.POWER:
+            raise NotSupported("vfio-user cannot cut a device's power; start its server again")
+        if not self._flags & constants("vfio").VFIO_DEVICE_FLAGS_RESET:
+            raise NotSupported(f"{self.name} has no reset")
+        self._connection.call(Command.DEVICE_RESET)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def _device_info(self) -> tuple[int, int, int]:
+        request = wire.DEVICE_INFO.pack(wire.DEVICE_INFO.size, 0, 0, 0)
+        answer = self._connection.call(Command.DEVICE_GET_INFO, (request,))
+        _, flags, region_count, irq_count = wire.unpack(wire.DEVICE_INFO, answer)
+        if not flags & constants("vfio").VFIO_DEVICE_FLAGS_PCI:
+            raise NotSupported(f"{self.name} is no PCI device", flags=flags)
+        if region_count <= Region.CONFIG:
+            raise NotSupported(f"{self.name} has no configuration space", regions=region_count)
+        return flags, region_count, irq_count
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.name} was closed")
+
+    def close(self) -> None:
+        """Stop the device's DMA, take back all memory, and leave; idempotent, from any thread."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._connection.alive:
+                with contextlib.suppress(UgpuError):  # the server may be gone; then all is stopped
+                    command = self.config_read(_COMMAND, 2)
+                    if command != 0xFFFF:
+                        self.config_write(_COMMAND, command & ~_MASTER, 2)
+            self._closed = True
+            self._abandon()
+        if self._interrupts is not None:
+            self._interrupts.close()
+
+    def _abandon(self) -> None:
+        self._connection.close()
+        for window in self._windows.values():
+            window.close()
+        self._memories.discard_all()
+
+    def _forked(self) -> None:
+        """In a child process: the connection is the parent's."""
+        self._lock = threading.RLock()
+        self._closed = True
+        self._connection.forked()
+        for window in self._windows.values():
+            window.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<VfioUserTransport {self.name} {getattr(self, 'identity', '')}>"
+
+
+def _connect(path: str) -> socket.socket:
+    if not path or len(os.fsencode(path)) > 107:
+        raise BadArgument("a socket's path has 1 to 107 bytes", path=path)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except PermissionError as error:
+        connection.close()
+        raise AccessDenied(
+            f"{path} may not be connected to", remedy=f"sudo setfacl -m u:$USER:rw {path}"
+        ) from error
+    except OSError as error:
+        connection.close()
+        raise DeviceNotFound(
+            f"no vfio-user server answers at {path}",
+            reason=error.strerror or error.errno,
+            remedy=f"ugpu serve --vfio-user {path} virtual:navi31",
+        ) from error
+    return connection
+
+
+def _after_fork(call: Callable[[VfioUserTransport], None]) -> None:
+    for transport in list(_open):
+        call(transport)
+
+
+os.register_at_fork(after_in_child=lambda: _after_fork(VfioUserTransport._forked))

@@ -1,0 +1,95 @@
+"""Memory of a client that the device of a server reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from hcq.errors import BadArgument
+from hcq.memory import BusAddr
+from hcq.transport.base import DmaSegment
+from hcq.transport.vfio_user.files import sealed_memory
+
+
+class ClientAllocation:
+    """A run of bus addresses on a file of its own. See hcq.transport.base.DmaMemory."""
+
+    def __init__(
+        self, address: int, size: int, release: Callable[[ClientAllocation], None]
+    ) -> None:
+        self.size = size
+        self.segments: Sequence[DmaSegment] = (DmaSegment(BusAddr(address), size),)
+        self.descriptor = sealed_memory("ugpu-dma", size)
+        self._map = mmap.mmap(self.descriptor, size)
+        self.view = memoryview(self._map)
+        self._release = release
+        self._closed = False
+
+    def close_descriptor(self) -> None:
+        """The file lives on in its mappings."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close(self) -> None:
+        """Take it from the device and free it. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._release(self)
+            finally:
+                self.discard()
+
+    def discard(self) -> None:
+        """Free it here, or leave that to the last array that still looks at it."""
+        self._closed = True
+        self.close_descriptor()
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._map.close()
+
+    def __repr__(self) -> str:
+        return f"<ClientAllocation {self.size:#x} bytes at bus {self.segments[0].address:#x}>"
+
+
+class Memories:
+    """All allocations of a client, found by bus address; answers a server's DMA commands."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, ClientAllocation] = {}
+        self._lock = threading.Lock()
+
+    def add(self, memory: ClientAllocation) -> None:
+        with self._lock:
+            self._all[memory.segments[0].address] = memory
+
+    def remove(self, memory: ClientAllocation) -> bool:
+        """Whether it was there."""
+        with self._lock:
+            return self._all.pop(memory.segments[0].address, None) is not None
+
+    def discard_all(self) -> None:
+        with self._lock:
+            taken = list(self._all.values())
+            self._all.clear()
+        for memory in taken:
+            memory.discard()
+
+    def read(self, address: int, size: int) -> bytes:
+        """BadArgument unless one allocation holds it all."""
+        with self._lock:
+            return bytes(self._find(address, size))
+
+    def write(self, address: int, data: bytes) -> None:
+        """BadArgument unless one allocation holds it all."""
+        with self._lock:
+            self._find(address, len(data))[:] = data
+
+    def _find(self, address: int, size: int) -> memoryview:
+        for start, memory in self._all.items():
+            if start <= address and address + size <= start + memory.size:
+                return memory.view[address - start : address - start + size]
+        raise BadArgument("no memory is mapped there", address=address, size=size)

@@ -1,0 +1,324 @@
+"""A client's connection: commands and answers, posted writes, and the server's own commands."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NoReturn, Protocol
+
+from hcq.errors import (
+    BadArgument,
+    Closed,
+    DeviceBusy,
+    DeviceLost,
+    NotSupported,
+    OutOfMemory,
+    TransportError,
+)
+from hcq.transport.vfio_user import version, wire
+from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
+
+# TIMEOUT: no command takes so long but a reset of a busy device; our choice.
+ANSWER_LIMIT_S = 30.0
+BATCH_LIMIT = 256  # writes in one message
+_HEAD, _ACCESS = wire.HEADER.size, wire.REGION_ACCESS.size
+
+
+class DmaSource(Protocol):
+    """Who answers the server's DMA commands; BadArgument outside what is mapped."""
+
+    def read(self, address: int, size: int) -> bytes: ...
+    def write(self, address: int, data: bytes) -> None: ...
+
+
+class Connection:
+    """Talks to a server. Any thread; one command at a time. DeviceLost once the server is gone."""
+
+    def __init__(self, connection: socket.socket, name: str, memory: DmaSource) -> None:
+        self._name = name
+        self._memory = memory
+        self._channel = Channel(connection, ANSWER_LIMIT_S)
+        self._twin: Channel | None = None
+        self._twin_thread: threading.Thread | None = None
+        self._lock = threading.RLock()
+        self._number = 0
+        self._batch: list[bytes] | None = None
+        self._closed = False
+        self.alive = True
+        self.peer = version.Capabilities()
+
+    def negotiate(self, *, twin_socket: bool) -> None:
+        """Agree on the version. DeviceBusy if the server has another client."""
+        offered: dict[str, object] = {
+            "max_msg_fds": wire.LARGEST_DESCRIPTORS,
+            "max_data_xfer_size": wire.LARGEST_TRANSFER,
+            "pgsizes": version.PAGE_SIZES,
+            "write_multiple": True,
+        }
+        if twin_socket:
+            offered["twin_socket"] = {"supported": True}
+        answer = self._call(Command.VERSION, (version.build(offered),))
+        major, minor, self.peer = version.parse(answer.payload)
+        if (major, minor) != (wire.MAJOR, wire.MINOR):
+            answer.close()
+            raise NotSupported(f"{self._name} speaks version {major}.{minor}")
+        if self.peer.twin_socket:
+            index = self.peer.twin_index
+            if not twin_socket or index is None or index >= len(answer.descriptors):
+                answer.close()
+                raise TransportError(f"{self._name} offers a second socket and gives none")
+            self._serve_twin(answer.descriptors.pop(index))
+        answer.close()
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def call(
+        self,
+        command: Command,
+        parts: Sequence[bytes | memoryview] = (),
+        *,
+        descriptors: Sequence[int] = (),
+    ) -> bytes:
+        """Do a command; the payload of its answer."""
+        answer = self._call(command, parts, descriptors)
+        answer.close()
+        return answer.payload
+
+    def call_for_descriptors(
+        self, command: Command, parts: Sequence[bytes]
+    ) -> tuple[bytes, list[int]]:
+        """The same, for an answer with descriptors, which are the caller's to close."""
+        answer = self._call(command, parts)
+        return answer.payload, answer.descriptors
+
+    def _call(
+        self,
+        command: Command,
+        parts: Sequence[bytes | memoryview],
+        descriptors: Sequence[int] = (),
+    ) -> Message:
+        with self._lock:
+            self._flush()
+            number = self._next()
+            try:
+                self._channel.send(number, command, parts, descriptors=descriptors)
+                return self._answer(number, command)
+            except (Disconnected, OSError) as error:
+                self._lost(error)
+
+    def _answer(self, number: int, command: int) -> Message:
+        while True:
+            message = self._channel.receive(patient=False)
+            if message.is_reply:
+                break
+            self._serve(self._channel, message)
+        if message.number != number or message.command != command:
+            message.close()
+            self._fail(TransportError(f"{self._name} answers another command than {command}"))
+        if message.flags & wire.ERROR:
+            message.close()
+            raise _refusal(self._name, command, message.error)
+        return message
+
+    def read(self, region: int, offset: int, size: int) -> bytes:
+        """Read `size` bytes of a region in one message, at most the peer's transfer size."""
+        with self._lock:
+            if self._batch:
+                self._flush()
+            number = self._next()
+            place = wire.REGION_ACCESS.pack(offset, region, size)
+            request = wire.HEADER.pack(number, Command.REGION_READ, _HEAD + _ACCESS, 0, 0) + place
+            whole = _HEAD + _ACCESS + size
+            try:
+                self._channel.send_bytes(request)
+                if size <= 4096:
+                    answer = self._channel.answer(whole)
+                    expected = (number, Command.REGION_READ, whole, wire.REPLY, 0)
+                    if len(answer) == whole and wire.HEADER.unpack_from(answer) == expected:
+                        return answer[_HEAD + _ACCESS :]
+                    self._channel.hold(answer)
+                message = self._answer(number, Command.REGION_READ)
+            except (Disconnected, OSError) as error:
+                self._lost(error)
+        message.close()
+        if len(message.payload) != _ACCESS + size:
+            raise TransportError(f"{self._name} answers a read with another size", size=size)
+        return message.payload[_ACCESS:]
+
+    def read_many(self, region: int, offset: int, size: int) -> bytearray:
+        """Read a block in as many messages as it takes."""
+        block = bytearray(size)
+        view = memoryview(block)
+        limit = min(self.peer.transfer, wire.DEFAULT_TRANSFER)
+        for start in range(0, size, limit):
+            count = min(limit, size - start)
+            view[start : start + count] = self.read(region, offset + start, count)
+        return block
+
+    def write(self, region: int, offset: int, data: bytes) -> None:
+        """Write and wait until it is done."""
+        self.call(Command.REGION_WRITE, (wire.REGION_ACCESS.pack(offset, region, len(data)), data))
+
+    # ---- posted writes -----------------------------------------------------------------------
+
+    def post(self, region: int, offset: int, data: bytes) -> None:
+        """Send a write of at most 8 bytes that nobody waits for; a refusal is not heard of."""
+        size = len(data)
+        with self._lock:
+            if self._batch is not None:
+                value = int.from_bytes(data, "little")
+                self._batch.append(wire.WRITE_ENTRY.pack(offset, region, size, value))
+                if len(self._batch) >= BATCH_LIMIT:
+                    self._flush()
+                return
+            whole = _HEAD + _ACCESS + size
+            head = wire.HEADER.pack(self._next(), Command.REGION_WRITE, whole, wire.NO_REPLY, 0)
+            try:
+                self._channel.send_bytes(
+                    head + wire.REGION_ACCESS.pack(offset, region, size) + data
+                )
+            except OSError as error:
+                self._lost(error)
+
+    def post_many(self, region: int, offset: int, data: memoryview) -> None:
+        """Send a block that nobody waits for."""
+        limit = min(self.peer.transfer, wire.DEFAULT_TRANSFER)
+        with self._lock:
+            self._flush()
+            for start in range(0, len(data), limit):
+                piece = data[start : start + limit]
+                place = wire.REGION_ACCESS.pack(offset + start, region, len(piece))
+                try:
+                    self._channel.send(
+                        self._next(), Command.REGION_WRITE, (place, piece), flags=wire.NO_REPLY
+                    )
+                except OSError as error:
+                    self._lost(error)
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Collect posted writes until the end; see VfioUserTransport.batch."""
+        with self._lock:
+            outermost = self._batch is None and self.peer.write_multiple
+            if outermost:
+                self._batch = []
+            try:
+                yield
+            finally:
+                if outermost:
+                    try:
+                        self._flush()
+                    finally:
+                        self._batch = None
+
+    def _flush(self) -> None:
+        if not self._batch:
+            return
+        entries = b"".join(self._batch)
+        count = wire.WRITE_COUNT.pack(len(self._batch))
+        self._batch.clear()
+        command, flags = Command.REGION_WRITE_MULTI, wire.NO_REPLY
+        try:
+            self._channel.send(self._next(), command, (count, entries), flags=flags)
+        except OSError as error:
+            self._lost(error)
+
+    # ---- the server's commands ---------------------------------------------------------------
+
+    def _serve_twin(self, descriptor: int) -> None:
+        twin = self._twin = Channel(socket.socket(fileno=descriptor), ANSWER_LIMIT_S)
+
+        def run() -> None:
+            with contextlib.suppress(Disconnected, TransportError, OSError):
+                while True:
+                    self._serve(twin, twin.receive())
+
+        self._twin_thread = threading.Thread(target=run, name="vfio-user-dma", daemon=True)
+        self._twin_thread.start()
+
+    def _serve(self, channel: Channel, message: Message) -> None:
+        """Answer a DMA command of the server."""
+        message.close()
+        parts: tuple[bytes, ...] = ()
+        number = 0
+        try:
+            parts = self._access(message)
+        except (BadArgument, TransportError):
+            number = errno.EINVAL
+        if not message.flags & wire.NO_REPLY:
+            flags = wire.REPLY | (wire.ERROR if number else 0)
+            channel.send(message.number, message.command, parts, flags=flags, error=number)
+
+    def _access(self, message: Message) -> tuple[bytes, ...]:
+        if message.command not in (Command.DMA_READ, Command.DMA_WRITE):
+            raise BadArgument("a server commands only DMA", command=message.command)
+        address, count = wire.unpack(wire.DMA_ACCESS, message.payload)
+        if count > wire.LARGEST_TRANSFER:
+            raise BadArgument("too much at once", count=count)
+        head = message.payload[: wire.DMA_ACCESS.size]
+        data = message.payload[wire.DMA_ACCESS.size :]
+        if message.command == Command.DMA_READ:
+            return head, self._memory.read(address, count)
+        if len(data) != count:
+            raise BadArgument("the data has another size", count=count, size=len(data))
+        self._memory.write(address, data)
+        return (head,)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        if not self.alive:
+            if self._closed:
+                raise Closed(f"{self._name} was closed")
+            raise DeviceLost(f"the server of {self._name} is gone")
+        self._number = (self._number + 1) & 0xFFFF
+        return self._number
+
+    def _lost(self, error: BaseException) -> NoReturn:
+        if self._closed:
+            raise Closed(f"{self._name} was closed") from error
+        self.alive = False
+        raise DeviceLost(f"the server of {self._name} is gone") from error
+
+    def _fail(self, error: TransportError) -> NoReturn:
+        """The stream cannot be trusted any more."""
+        self.alive = False
+        self._channel.shut()
+        raise error
+
+    def close(self) -> None:
+        """Hang up, waking whoever waits for an answer."""
+        self._closed = True
+        self.alive = False
+        self._channel.close()
+        if self._twin is not None:
+            self._twin.close()
+        thread = self._twin_thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+
+    def forked(self) -> None:
+        """In a child process: let go without a word to the server."""
+        self._lock = threading.RLock()
+        self._closed, self.alive = True, False
+        self._channel.socket.close()
+        if self._twin is not None:
+            self._twin.socket.close()
+
+
+def _refusal(name: str, command: int, number: int) -> Exception:
+    """The error that a server's errno stands for."""
+    title = Command(command).name
+    reason = wire.errno_name(number)
+    if number == errno.EBUSY:
+        return DeviceBusy(f"{name} has another client", holder="another process")
+    if number in (errno.ENODEV, errno.ENXIO, errno.EIO):
+        return DeviceLost(f"{name} refuses {title}: its device is gone", reason=reason)
+    if number in (errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS):
+        return NotSupported(f"{name} does not do {title}", reason=reason)
+    if number in (errno.ENOMEM, errno.ENOSPC):
+        return OutOfMemory(f"{name} has no room for {title}", reason=reason)
+    return TransportError(f"{name} refuses {title}", reason=reason)

@@ -1,0 +1,78 @@
+"""Memory that a client lets the device reach: bus address ranges, none over another."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from hcq.errors import BadArgument
+from hcq.transport.vfio_user.files import PAGE, SharedFiles
+from hcq.transport.vfio_user.model import DeviceModel
+
+_TOP = 1 << 64
+
+
+@dataclass(frozen=True)
+class _Range:
+    address: int
+    size: int
+    key: tuple[int, int, bool] | None  # of its file; None where no memory was shared
+
+
+class ClientMemory:
+    """The DMA maps of one client, told to its model."""
+
+    def __init__(self, model: DeviceModel) -> None:
+        self._model = model
+        self._files = SharedFiles()
+        self._starts: list[int] = []  # sorted
+        self._ranges: dict[int, _Range] = {}
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def overlaps(self, address: int, size: int) -> bool:
+        """Whether a range that is mapped reaches into this one."""
+        at = bisect.bisect_left(self._starts, address)
+        if at < len(self._starts) and self._starts[at] < address + size:
+            return True
+        before = self._ranges[self._starts[at - 1]] if at else None
+        return before is not None and before.address + before.size > address
+
+    def map(
+        self, address: int, size: int, descriptor: int | None, offset: int, *, writable: bool
+    ) -> None:
+        """Map a range that overlaps no other; the descriptor stays the caller's."""
+        if (address | size) % PAGE or not size or address + size > _TOP:
+            raise BadArgument("bus memory is given in pages", address=address, size=size)
+        host, key = None, None
+        if descriptor is not None:
+            host, key = self._files.map(descriptor, offset, size, writable=writable)
+        bisect.insort(self._starts, address)
+        self._ranges[address] = _Range(address, size, key)
+        self._model.map_dma(address, size, host)
+
+    def unmap(self, address: int, size: int) -> None:
+        """Unmap all ranges inside this one; BadArgument if it would cut one in two."""
+        first = bisect.bisect_left(self._starts, address)
+        last = bisect.bisect_left(self._starts, address + size)
+        for count, edge in ((first, address), (last, address + size)):
+            before = self._ranges[self._starts[count - 1]] if count else None
+            if before is not None and before.address + before.size > edge:
+                raise BadArgument("an unmap would cut a range in two", address=address)
+        for start in self._starts[first:last]:
+            self._drop(self._ranges.pop(start))
+        del self._starts[first:last]
+
+    def clear(self) -> None:
+        """Unmap everything."""
+        for one in self._ranges.values():
+            self._drop(one)
+        self._ranges.clear()
+        self._starts.clear()
+
+    def _drop(self, one: _Range) -> None:
+        # ORDER: the model forgets the memory before its pages go.
+        self._model.unmap_dma(one.address, one.size)
+        if one.key is not None:
+            self._files.release(one.key)

@@ -1,0 +1,115 @@
+"""What a server offers: the interface between the protocol and a model of a device."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from hcq.errors import UgpuError
+from hcq.transport.base import Transport
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """A BAR, or its first `size` bytes, as memory that a client maps. The descriptor stays the
+    model's; its file must be sealed against shrinking (hcq.transport.vfio_user.files)."""
+
+    descriptor: int
+    offset: int
+    size: int
+
+
+class Client(Protocol):
+    """The client that is attached, to its model. Any thread may call."""
+
+    def interrupt(self, vector: int = 0) -> None:
+        """Send a message interrupt; nothing happens while the client wants none."""
+        ...
+
+    def read_memory(self, address: int, size: int) -> bytes:
+        """Read memory that the client did not share, by a message to it. TransportError where it
+        refuses, or is gone."""
+        ...
+
+    def write_memory(self, address: int, data: bytes) -> None:
+        """Write memory that the client did not share. Errors as for `read_memory`."""
+        ...
+
+
+class DeviceModel(Protocol):
+    """A device behind a server. Called from one thread; `detach` follows each `attach`.
+
+    Addresses are the client's bus addresses, in whole pages. The device's state outlives its
+    clients; when one goes, its memory and interrupts are taken back.
+    """
+
+    vectors: int  # message interrupts (MSI) that it can send; 0 for none
+
+    def attach(self, client: Client) -> Transport:
+        """A client came. The transport is this model's way to the device, closed by `detach`."""
+        ...
+
+    def detach(self) -> None:
+        """The client is gone: stop DMA, forget its memory."""
+        ...
+
+    def map_dma(self, address: int, size: int, host: int | None) -> None:
+        """The client's memory at a bus address lies at `host` in this process; None when it must be
+        asked for by `Client.read_memory`."""
+        ...
+
+    def unmap_dma(self, address: int, size: int) -> None:
+        """Taken back; must not be touched when this returns."""
+        ...
+
+    def shared(self, bar: int) -> SharedMemory | None:
+        """Memory behind a BAR that clients may map; None where each access counts."""
+        ...
+
+
+class TransportModel:
+    """Any transport as a model: its windows, configuration space, reset and interrupts.
+
+    A transport has no way to let its device reach another process's memory, so that what a client
+    maps is only noted. Closing the transport stays the owner's.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.vectors = 1 if transport.interrupts is not None else 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def attach(self, client: Client) -> Transport:
+        if self.vectors:
+            self._stop.clear()
+            self._thread = threading.Thread(
+                target=self._pass_on, args=(client,), name="vfio-user-interrupts", daemon=True
+            )
+            self._thread.start()
+        return self.transport
+
+    def _pass_on(self, client: Client) -> None:
+        interrupts = self.transport.interrupts
+        assert interrupts is not None
+        with contextlib.suppress(UgpuError):  # closed or lost: there will be no more
+            while not self._stop.is_set():
+                if interrupts.wait(0.1):
+                    client.interrupt()
+
+    def detach(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def map_dma(self, address: int, size: int, host: int | None) -> None:
+        """Nothing can use it."""
+
+    def unmap_dma(self, address: int, size: int) -> None:
+        """Nothing used it."""
+
+    def shared(self, bar: int) -> SharedMemory | None:
+        return None

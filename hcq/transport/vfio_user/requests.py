@@ -1,0 +1,103 @@
+"""The server's side of a connection: commands come in, and now and then one of ours goes out.
+
+A client may give us a second socket's end for our commands (twin-socket mode). Without one they
+share the main socket: then the answer arrives between the client's commands, which wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from hcq.errors import TransportError
+from hcq.transport.vfio_user import wire
+from hcq.transport.vfio_user.wire import Channel, Disconnected, Message
+
+ANSWER_LIMIT_S = 10.0  # TIMEOUT: a client that serves no DMA for so long is broken; our choice
+
+
+class Requests:
+    """Serves a client's commands in one thread, and asks the client from any."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._twin: Channel | None = None
+        self._numbers = itertools.count(1)
+        self._asking = threading.Lock()  # one command of ours at a time
+        self._answered = threading.Condition()
+        self._answer: Message | None = None
+        self._expected: int | None = None
+        self._ended = False
+        self._waiting: deque[Message] = deque()
+        self._thread: threading.Thread | None = None
+
+    def use_twin(self, connection: socket.socket) -> None:
+        """Send our commands on `connection`, which this owns from now on."""
+        self._twin = Channel(connection, ANSWER_LIMIT_S)
+
+    def serve(self, handle: Callable[[Message], None]) -> None:
+        """Hand each command to `handle` until the connection ends (Disconnected, or an error)."""
+        self._thread = threading.current_thread()
+        while True:
+            message = self._waiting.popleft() if self._waiting else self._channel.receive()
+            if message.is_reply:
+                self._take(message)
+            else:
+                handle(message)
+
+    def ask(self, command: int, parts: Sequence[bytes]) -> bytes:
+        """The payload of the client's answer; TransportError if it refuses or is gone."""
+        with self._asking:
+            number = next(self._numbers) & 0xFFFF
+            try:
+                answer = self._ask(number, command, parts)
+            except (Disconnected, OSError) as error:
+                raise TransportError("the client is gone") from error
+        answer.close()
+        if answer.command != command or answer.number != number:
+            raise TransportError("the client answers another command", command=answer.command)
+        if answer.flags & wire.ERROR:
+            raise TransportError(
+                "the client refuses", command=command, reason=wire.errno_name(answer.error)
+            )
+        return answer.payload
+
+    def _ask(self, number: int, command: int, parts: Sequence[bytes]) -> Message:
+        if self._twin is not None:
+            self._twin.send(number, command, parts)
+            return self._twin.receive(patient=False)
+        if threading.current_thread() is self._thread:
+            self._channel.send(number, command, parts)
+            while not (message := self._channel.receive(patient=False)).is_reply:
+                self._waiting.append(message)
+            return message
+        with self._answered:
+            self._expected, self._answer = number, None
+            self._channel.send(number, command, parts)
+            self._answered.wait_for(lambda: self._answer or self._ended, ANSWER_LIMIT_S)
+            self._expected = None
+            if self._answer is None:
+                raise TransportError("the client does not answer", command=command)
+            return self._answer
+
+    def _take(self, message: Message) -> None:
+        with self._answered:
+            if self._expected is None:
+                message.close()
+                raise TransportError("an answer to nothing", command=message.command)
+            self._answer = message
+            self._answered.notify_all()
+
+    def close(self) -> None:
+        """End all waiting; the main channel stays its owner's."""
+        with self._answered:
+            self._ended = True
+            self._answered.notify_all()
+        if self._twin is not None:
+            self._twin.close()
+        for message in self._waiting:
+            message.close()
+        self._waiting.clear()

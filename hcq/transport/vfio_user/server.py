@@ -1,0 +1,156 @@
+"""The serving side: a socket on which one client at a time uses a model of a device.
+
+Source: QEMU docs/interop/vfio-user.rst. Where QEMU's client differs from the text we take what it
+does: an unmap names any range, as in the kernel's VFIO, not only one that was mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hcq.errors import BadArgument, DeviceBusy, TransportError
+from hcq.transport.vfio_user import wire
+from hcq.transport.vfio_user.model import DeviceModel
+from hcq.transport.vfio_user.session import Session
+from hcq.transport.vfio_user.wire import Channel, Disconnected
+
+log = logging.getLogger(__name__)
+
+# TIMEOUT: a message that was begun is whole within this, or its sender is gone; our choice.
+MESSAGE_LIMIT_S = 10.0
+REFUSAL_LIMIT_S = 1.0
+# TIMEOUT: the kernel has told of a dead client's end by then; who asks meanwhile may be its heir.
+TAKEOVER_LIMIT_S = 0.2
+
+
+class Server:
+    """Offers `model` on a UNIX socket. A second client is refused (EBUSY) while one is there.
+
+    The device's state is kept between clients. Owns the socket file, which must not be in use.
+    """
+
+    def __init__(self, path: str | Path, model: DeviceModel) -> None:
+        """Bind and listen; clients are served by `run`. DeviceBusy if another server answers at
+        `path`; a socket that nobody answers is replaced."""
+        self.path = Path(path)
+        self.model = model
+        self.clients = 0
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._stopping = False
+        self._socket = _listen(self.path)
+
+    def run(self) -> None:
+        """Serve clients until `stop`; call once. Runs in the caller's thread and one per client."""
+        try:
+            while not self._stopping:
+                try:
+                    connection, _ = self._socket.accept()
+                except OSError:
+                    if self._stopping:
+                        break
+                    raise
+                self._admit(connection)
+        finally:
+            self.stop()
+            session = self._session
+            if session is not None:
+                session.ended.wait(MESSAGE_LIMIT_S)
+            self._socket.close()
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+
+    def _admit(self, connection: socket.socket) -> None:
+        with self._lock:
+            current = self._session
+        if current is not None and not current.gone(TAKEOVER_LIMIT_S):
+            _refuse(connection)
+            return
+        session = Session(Channel(connection, MESSAGE_LIMIT_S), self.model)
+        with self._lock:
+            self._session = session
+        self.clients += 1
+        threading.Thread(target=session.run, name="vfio-user-client", daemon=True).start()
+
+    @property
+    def session(self) -> Session | None:
+        """The client that is attached, if any."""
+        session = self._session
+        return None if session is None or session.ended.is_set() else session
+
+    def stop(self) -> None:
+        """End `run` and the client's connection; any thread may call it, any number of times."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        session = self._session
+        if session is not None:
+            session.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _listen(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > 107:
+        raise BadArgument("a socket's path has at most 107 bytes", path=str(path))
+    if path.exists():
+        _clear(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)  # who may connect may have the device write to memory it shares
+        listener.listen(4)
+    except OSError as error:
+        listener.close()
+        raise TransportError(
+            f"no socket can be made at {path}", reason=error.strerror or error.errno
+        ) from error
+    return listener
+
+
+def _clear(path: Path) -> None:
+    """Remove a socket that a dead server left behind."""
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise BadArgument(f"{path} exists and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(REFUSAL_LIMIT_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            return
+        except OSError as error:
+            raise DeviceBusy(f"{path} is in use", holder="another server") from error
+    raise DeviceBusy(f"{path} is in use", holder="another server")
+
+
+def _refuse(connection: socket.socket) -> None:
+    """Tell a second client that the device is taken."""
+    channel = Channel(connection, REFUSAL_LIMIT_S)
+    try:
+        first = channel.receive(patient=False)
+        first.close()
+        channel.send(first.number, first.command, flags=wire.REPLY | wire.ERROR, error=errno.EBUSY)
+    except (Disconnected, TransportError, OSError):
+        log.info("a second client left before it was refused")
+    finally:
+        channel.close()

@@ -1,0 +1,416 @@
+"""One client of a server: its messages, each checked before the model hears of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+
+from hcq.errors import (
+    BadArgument,
+    Closed,
+    DeviceLost,
+    NotSupported,
+    OutOfMemory,
+    TransportError,
+    UgpuError,
+)
+from hcq.transport.base import ResetKind, Transport, Window
+from hcq.transport.vfio_user import version, wire
+from hcq.transport.vfio_user.config import SIZE as CONFIG_SIZE
+from hcq.transport.vfio_user.config import ServedConfig
+from hcq.transport.vfio_user.memory import ClientMemory
+from hcq.transport.vfio_user.model import DeviceModel, SharedMemory
+from hcq.transport.vfio_user.requests import Requests
+from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Interrupt, Message, Region
+from hcq.uapi import constants
+
+log = logging.getLogger(__name__)
+
+Reply = tuple[Sequence[bytes | memoryview], Sequence[int]]
+DETACH_LIMIT_S = 5.0
+_DONE: Reply = ((), ())
+_WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
+
+
+class Refused(Exception):
+    """A command that cannot be done; `number` is the errno of the reply."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
+class Session:
+    """Serves one connection in the thread that calls `run`; implements model.Client."""
+
+    def __init__(self, channel: Channel, model: DeviceModel) -> None:
+        self.channel = channel
+        self.model = model
+        self.ended = threading.Event()
+        self._leaving = False
+        self._peer: version.Capabilities | None = None
+        self._transport: Transport | None = None
+        self._windows: dict[int, Window] = {}
+        self._shared: dict[int, SharedMemory | None] = {}
+        self._events: list[int | None] = [None] * model.vectors
+        self._events_lock = threading.Lock()
+        self._requests = Requests(channel)
+        self._commands: dict[int, Callable[[Message], Reply]] = {
+            Command.VERSION: self._version,
+            Command.DMA_MAP: self._dma_map,
+            Command.DMA_UNMAP: self._dma_unmap,
+            Command.DEVICE_GET_INFO: self._device_info,
+            Command.DEVICE_GET_REGION_INFO: self._region_info,
+            Command.DEVICE_GET_IRQ_INFO: self._irq_info,
+            Command.DEVICE_SET_IRQS: self._set_irqs,
+            Command.REGION_READ: self._region_read,
+            Command.REGION_WRITE: self._region_write,
+            Command.REGION_WRITE_MULTI: self._region_write_multi,
+            Command.DEVICE_RESET: self._reset,
+        }
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the client goes, or `stop`. Afterwards nothing of it is left."""
+        memory: ClientMemory | None = None
+        try:
+            self._transport = self.model.attach(self)
+            self._config = ServedConfig(self._transport)
+            memory = self._memory = ClientMemory(self.model)
+            self._requests.serve(self._handle)
+        except Disconnected:
+            log.info("the client left")
+        except (TransportError, OSError) as error:
+            log.warning("the client is dropped: %s", error)
+        except UgpuError:
+            log.exception("the model cannot be served")
+        finally:
+            self._leaving = True
+            self.channel.close()
+            self._requests.close()
+            if self._transport is not None:
+                self.model.detach()
+            if memory is not None:
+                memory.clear()
+            with self._events_lock:
+                wire.close_all(event for event in self._events if event is not None)
+                self._events = []
+            self.ended.set()
+
+    def stop(self) -> None:
+        """End the connection; `run` returns soon after. Any thread may call it."""
+        self.channel.shut()
+
+    def gone(self, limit_s: float) -> bool:
+        """Whether the client is gone, or goes within `limit_s` seconds."""
+        return self.ended.wait(limit_s) or (self._leaving and self.ended.wait(DETACH_LIMIT_S))
+
+    # ---- for the model -----------------------------------------------------------------------
+
+    def interrupt(self, vector: int = 0) -> None:
+        with self._events_lock:
+            event = self._events[vector] if vector < len(self._events) else None
+            if event is not None:
+                with contextlib.suppress(BlockingIOError):  # it is signalled to the brim
+                    os.eventfd_write(event, 1)
+
+    def read_memory(self, address: int, size: int) -> bytes:
+        limit = self._limit()
+        parts = []
+        for start in range(address, address + size, limit):
+            count = min(limit, address + size - start)
+            head = wire.DMA_ACCESS.pack(start, count)
+            answer = self._requests.ask(Command.DMA_READ, (head,))
+            if len(answer) != wire.DMA_ACCESS.size + count or answer[:16] != head:
+                raise TransportError("the client answers a DMA read with something else")
+            parts.append(answer[wire.DMA_ACCESS.size :])
+        return b"".join(parts)
+
+    def write_memory(self, address: int, data: bytes) -> None:
+        limit = self._limit()
+        for start in range(0, len(data), limit):
+            piece = data[start : start + limit]
+            head = wire.DMA_ACCESS.pack(address + start, len(piece))
+            self._requests.ask(Command.DMA_WRITE, (head, piece))
+
+    def _limit(self) -> int:
+        peer = self._peer
+        if peer is None:
+            raise TransportError("the client has not said who it is")
+        return min(peer.transfer, wire.LARGEST_TRANSFER)
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def _handle(self, message: Message) -> None:
+        """Do a command and answer it."""
+        try:
+            parts, descriptors = self._do(message)
+            flags, number = wire.REPLY, 0
+        except Refused as refusal:
+            log.info("command %d is refused: %s", message.command, refusal)
+            parts, descriptors, number = (), (), refusal.number
+            flags = wire.REPLY | wire.ERROR
+        finally:
+            message.close()
+        if not message.flags & wire.NO_REPLY:
+            self.channel.send(
+                message.number, message.command, parts,
+                flags=flags, error=number, descriptors=descriptors,
+            )  # fmt: skip
+
+    def _do(self, message: Message) -> Reply:
+        command = self._commands.get(message.command)
+        if command is None:
+            raise Refused(errno.ENOTSUP, "no such command here")
+        if self._peer is None and message.command != Command.VERSION:
+            raise Refused(errno.EINVAL, "the version comes first")
+        try:
+            return command(message)
+        except (BadArgument, TransportError) as error:
+            raise Refused(errno.EINVAL, str(error)) from error
+        except NotSupported as error:
+            raise Refused(errno.ENOTSUP, str(error)) from error
+        except OutOfMemory as error:
+            raise Refused(errno.ENOMEM, str(error)) from error
+        except (Closed, DeviceLost) as error:
+            raise Refused(errno.ENODEV, str(error)) from error
+
+    def _version(self, message: Message) -> Reply:
+        if self._peer is not None:
+            raise Refused(errno.EINVAL, "the version is agreed on once")
+        major, _, peer = version.parse(message.payload)
+        if major != wire.MAJOR:
+            raise Refused(errno.ENOTSUP, f"major version {major}")
+        self._peer = peer
+        offered = {
+            "max_msg_fds": wire.LARGEST_DESCRIPTORS,
+            "max_data_xfer_size": wire.LARGEST_TRANSFER,
+            "max_dma_maps": version.MOST_DMA_MAPS,
+            "pgsizes": version.PAGE_SIZES,
+            "write_multiple": True,
+        }
+        answer: dict[str, object] = {
+            name: value for name, value in offered.items() if name in peer.named
+        }
+        if not peer.twin_socket:
+            return (version.build(answer),), ()
+        ours, theirs = socket.socketpair()
+        self._requests.use_twin(ours)
+        answer["twin_socket"] = {"supported": True, "fd_index": 0}
+        # ORDER: the descriptor must live until the reply is sent; `message` closes it after that.
+        message.descriptors.append(theirs.detach())
+        return (version.build(answer),), (message.descriptors[-1],)
+
+    def _dma_map(self, message: Message) -> Reply:
+        argsz, flags, offset, address, size = wire.unpack(wire.DMA_MAP, message.payload, exact=True)
+        if argsz < wire.DMA_MAP.size or not flags or flags & ~3 or len(message.descriptors) > 1:
+            raise Refused(errno.EINVAL, "a DMA map that makes no sense")
+        if self._memory.overlaps(address, size):
+            raise Refused(errno.EEXIST, f"{address:#x} is mapped")
+        if len(self._memory) >= version.MOST_DMA_MAPS:
+            raise Refused(errno.ENOSPC, "too many DMA maps")
+        descriptor = message.descriptors[0] if message.descriptors else None
+        writable = bool(flags & wire.DMA_WRITEABLE)
+        self._memory.map(address, size, descriptor, offset, writable=writable)
+        return _DONE
+
+    def _dma_unmap(self, message: Message) -> Reply:
+        _, flags, address, size = wire.unpack(wire.DMA_UNMAP, message.payload, exact=True)
+        if flags & ~wire.UNMAP_ALL:
+            raise Refused(errno.EINVAL, f"unmap flags {flags:#x}")
+        if flags & wire.UNMAP_ALL:
+            self._memory.clear()
+        else:
+            self._memory.unmap(address, size)
+        return (message.payload,), ()
+
+    def _device_info(self, message: Message) -> Reply:
+        self._room(message, wire.DEVICE_INFO)
+        names = constants("vfio")
+        flags = names.VFIO_DEVICE_FLAGS_RESET | names.VFIO_DEVICE_FLAGS_PCI
+        return (
+            wire.DEVICE_INFO.pack(wire.DEVICE_INFO.size, flags, wire.REGIONS, wire.INTERRUPTS),
+        ), ()
+
+    def _room(self, message: Message, layout: struct.Struct) -> tuple[int, ...]:
+        """A request's fields; its argsz must leave room for the fixed part of the reply."""
+        fields = wire.unpack(layout, message.payload)
+        if fields[0] < layout.size:
+            raise Refused(errno.EINVAL, f"argsz {fields[0]} leaves no room for the reply")
+        return fields
+
+    def _region_info(self, message: Message) -> Reply:
+        fields = self._room(message, wire.REGION_INFO)
+        room, index = fields[0], fields[2]
+        if index >= wire.REGIONS:
+            raise Refused(errno.EINVAL, f"no region {index}")
+        names = constants("vfio")
+        size = self._region_size(index)
+        access = names.VFIO_REGION_INFO_FLAG_READ | names.VFIO_REGION_INFO_FLAG_WRITE
+        flags, offset, capabilities = access if size else 0, 0, b""
+        descriptors: tuple[int, ...] = ()
+        shared = self._shared_memory(index) if size else None
+        if shared is not None:
+            flags |= names.VFIO_REGION_INFO_FLAG_MMAP
+            offset, descriptors = shared.offset, (shared.descriptor,)
+            if shared.size < size:
+                flags |= names.VFIO_REGION_INFO_FLAG_CAPS
+                kind = names.VFIO_REGION_INFO_CAP_SPARSE_MMAP
+                capabilities = wire.CAPABILITY.pack(kind, 1, 0) + wire.SPARSE.pack(1, 0)
+                capabilities += wire.AREA.pack(0, shared.size)
+        whole = wire.REGION_INFO.size + len(capabilities)
+        fits = room >= whole
+        place = wire.REGION_INFO.size if capabilities and fits else 0
+        info = wire.REGION_INFO.pack(whole, flags, index, place, size, offset)
+        return (info, capabilities if fits else b""), descriptors
+
+    def _region_size(self, index: int) -> int:
+        if index == Region.CONFIG:
+            return CONFIG_SIZE
+        return self._config.bar_size(index) if index < Region.ROM else 0
+
+    def _shared_memory(self, index: int) -> SharedMemory | None:
+        if index >= Region.ROM:
+            return None
+        if index not in self._shared:
+            self._shared[index] = self.model.shared(index)
+        return self._shared[index]
+
+    def _irq_info(self, message: Message) -> Reply:
+        fields = self._room(message, wire.IRQ_INFO)
+        index = fields[2]
+        if index >= wire.INTERRUPTS:
+            raise Refused(errno.EINVAL, f"no interrupt type {index}")
+        names = constants("vfio")
+        count = self.model.vectors if index == Interrupt.MSI else 0
+        flags = names.VFIO_IRQ_INFO_EVENTFD | names.VFIO_IRQ_INFO_NORESIZE if count else 0
+        return (wire.IRQ_INFO.pack(wire.IRQ_INFO.size, flags, index, count),), ()
+
+    def _set_irqs(self, message: Message) -> Reply:
+        argsz, flags, index, start, count = wire.unpack(wire.SET_IRQS, message.payload)
+        data = message.payload[wire.SET_IRQS.size :]
+        names = constants("vfio")
+        kind = flags & names.VFIO_IRQ_SET_DATA_TYPE_MASK
+        vectors = self.model.vectors if index == Interrupt.MSI else 0
+        if argsz < wire.SET_IRQS.size or index >= wire.INTERRUPTS or start + count > vectors:
+            raise Refused(errno.EINVAL, f"no interrupts {start} to {start + count} of {index}")
+        if flags & ~kind != names.VFIO_IRQ_SET_ACTION_TRIGGER:
+            raise Refused(errno.EINVAL, f"messages know no such action, flags {flags:#x}")
+        with self._events_lock:
+            if kind == names.VFIO_IRQ_SET_DATA_EVENTFD:
+                self._assign(start, count, message.descriptors)
+            elif kind == names.VFIO_IRQ_SET_DATA_NONE and count == 0 and index == Interrupt.MSI:
+                self._assign(0, vectors, [])
+            elif kind not in (names.VFIO_IRQ_SET_DATA_NONE, names.VFIO_IRQ_SET_DATA_BOOL):
+                raise Refused(errno.EINVAL, f"interrupt flags {flags:#x}")
+        if kind == names.VFIO_IRQ_SET_DATA_BOOL and len(data) != count:
+            raise Refused(errno.EINVAL, f"{count} booleans are {len(data)} bytes")
+        if kind != names.VFIO_IRQ_SET_DATA_EVENTFD:
+            for vector in range(start, start + count):
+                if kind == names.VFIO_IRQ_SET_DATA_NONE or data[vector - start]:
+                    self.interrupt(vector)
+        return _DONE
+
+    def _assign(self, start: int, count: int, events: list[int]) -> None:
+        """Give vectors their eventfds; without any they are taken away."""
+        if events and len(events) != count:
+            raise Refused(errno.EINVAL, f"{len(events)} descriptors for {count} interrupts")
+        for event in events:
+            # What is no eventfd could block us, or be a file to write numbers into.
+            if os.readlink(f"/proc/self/fd/{event}") != "anon_inode:[eventfd]":
+                raise Refused(errno.EINVAL, "an interrupt's descriptor is no eventfd")
+            os.set_blocking(event, False)
+        for vector in range(start, start + count):
+            former, self._events[vector] = self._events[vector], None
+            if former is not None:
+                os.close(former)
+            if events:
+                self._events[vector] = events.pop(0)
+
+    def _reset(self, message: Message) -> Reply:
+        self._device().reset(ResetKind.FUNCTION)
+        return _DONE
+
+    # ---- regions -----------------------------------------------------------------------------
+
+    def _region_read(self, message: Message) -> Reply:
+        offset, region, count = wire.unpack(wire.REGION_ACCESS, message.payload)
+        self._check(offset, region, count)
+        return (message.payload[:16], self._read(offset, region, count)), ()
+
+    def _region_write(self, message: Message) -> Reply:
+        offset, region, count = wire.unpack(wire.REGION_ACCESS, message.payload)
+        data = memoryview(message.payload)[wire.REGION_ACCESS.size :]
+        self._check(offset, region, count)
+        if len(data) != count:
+            raise Refused(errno.EINVAL, f"{count} bytes are {len(data)}")
+        self._write(offset, region, data)
+        return (message.payload[:16],), ()
+
+    def _region_write_multi(self, message: Message) -> Reply:
+        (count,) = wire.unpack(wire.WRITE_COUNT, message.payload)
+        entries = memoryview(message.payload)[wire.WRITE_COUNT.size :]
+        if len(entries) != count * wire.WRITE_ENTRY.size:
+            raise Refused(errno.EINVAL, f"{count} writes in {len(entries)} bytes")
+        # ORDER: all is checked before the first is done, so that a refusal has had no effect.
+        writes = list(wire.WRITE_ENTRY.iter_unpack(entries))
+        for offset, region, size, _ in writes:
+            if size not in (1, 2, 4, 8):
+                raise Refused(errno.EINVAL, f"a write of {size} bytes")
+            self._check(offset, region, size)
+        for offset, region, size, value in writes:
+            window = self._windows.get(region)
+            if size == 4 and window is not None:
+                window.write32(offset, value & 0xFFFF_FFFF)
+            else:
+                self._write(offset, region, memoryview(_LONG.pack(value))[:size])
+        return (wire.WRITE_COUNT.pack(count),), ()
+
+    def _check(self, offset: int, region: int, count: int) -> None:
+        if region >= wire.REGIONS or count > wire.LARGEST_TRANSFER or not count:
+            raise Refused(errno.EINVAL, f"no access of {count} bytes to region {region}")
+        if offset + count > self._region_size(region):
+            raise Refused(errno.EINVAL, f"{offset:#x} lies outside region {region}")
+
+    def _read(self, offset: int, region: int, count: int) -> bytes:
+        if region == Region.CONFIG:
+            return self._config.read(offset, count)
+        window = self._window(region)
+        if offset % count == 0 and count == 4:
+            return _WORD.pack(window.read32(offset))
+        if offset % count == 0 and count == 8:
+            return _LONG.pack(window.read64(offset))
+        if (offset | count) % 4 == 0:
+            return window.read(offset, count)
+        raise Refused(errno.EINVAL, f"{count} bytes at {offset:#x} are not aligned")
+
+    def _write(self, offset: int, region: int, data: memoryview) -> None:
+        if region == Region.CONFIG:
+            self._config.write(offset, bytes(data))
+            return
+        window = self._window(region)
+        count = len(data)
+        if offset % count == 0 and count == 4:
+            window.write32(offset, _WORD.unpack(data)[0])
+        elif offset % count == 0 and count == 8:
+            window.write64(offset, _LONG.unpack(data)[0])
+        elif (offset | count) % 4 == 0:
+            window.write(offset, data)
+        else:
+            raise Refused(errno.EINVAL, f"{count} bytes at {offset:#x} are not aligned")
+
+    def _window(self, region: int) -> Window:
+        if region not in self._windows:
+            self._windows[region] = self._device().window(region)
+        return self._windows[region]
+
+    def _device(self) -> Transport:
+        assert self._transport is not None, "commands come after attaching"
+        return self._transport

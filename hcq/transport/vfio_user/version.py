@@ -1,0 +1,84 @@
+"""The version message: what two peers agree on. Source: vfio-user.rst, "VFIO_USER_VERSION"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hcq.errors import TransportError
+from hcq.transport.vfio_user import wire
+
+PAGE_SIZES = 4096
+MOST_DMA_MAPS = 65535
+_LARGEST_JSON = 4096
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a peer said it can take; the protocol's defaults where it said nothing.
+
+    transfer: bytes of one read or write. descriptors: per message. named: the names it gave at all,
+    since an answer may only repeat those.
+    """
+
+    transfer: int = wire.DEFAULT_TRANSFER
+    descriptors: int = wire.DEFAULT_DESCRIPTORS
+    dma_maps: int = MOST_DMA_MAPS
+    write_multiple: bool = False
+    twin_socket: bool = False
+    twin_index: int | None = None
+    named: frozenset[str] = frozenset()
+
+
+def parse(payload: bytes) -> tuple[int, int, Capabilities]:
+    """(major, minor, capabilities); TransportError for what cannot be one."""
+    major, minor = wire.unpack(wire.VERSION, payload)
+    text = payload[wire.VERSION.size :]
+    if not text:
+        return major, minor, Capabilities()
+    if len(text) > _LARGEST_JSON or not text.endswith(b"\0"):
+        raise TransportError("version data is too long, or does not end in NUL", size=len(text))
+    try:
+        data = json.loads(text[:-1].decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TransportError("version data is not JSON") from error
+    given = data.get("capabilities", {}) if isinstance(data, dict) else None
+    if not isinstance(given, dict):
+        raise TransportError("version data holds no object of capabilities")
+    twin = given.get("twin_socket", {})
+    if not isinstance(twin, dict):
+        raise TransportError("twin_socket is not an object")
+    index = _number(twin, "fd_index", -1, 0, wire.LARGEST_DESCRIPTORS)
+    return major, minor, Capabilities(
+        transfer=_number(given, "max_data_xfer_size", wire.DEFAULT_TRANSFER, 1, 1 << 63),
+        descriptors=_number(given, "max_msg_fds", wire.DEFAULT_DESCRIPTORS, 0, 1 << 31),
+        dma_maps=_number(given, "max_dma_maps", MOST_DMA_MAPS, 1, 1 << 63),
+        write_multiple=_truth(given, "write_multiple"),
+        twin_socket=_truth(twin, "supported"),
+        twin_index=None if index < 0 else index,
+        named=frozenset(given),
+    )  # fmt: skip
+
+
+def build(capabilities: Mapping[str, Any]) -> bytes:  # Any: JSON values
+    """The payload of a version message of ours."""
+    text = json.dumps({"capabilities": dict(capabilities)}).encode() + b"\0"
+    return wire.VERSION.pack(wire.MAJOR, wire.MINOR) + text
+
+
+def _number(given: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
+    value = given.get(name, default)
+    if name not in given:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise TransportError(f"{name} is not a number that can be", value=str(value)[:40])
+    return value
+
+
+def _truth(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise TransportError(f"{name} is not true or false", value=str(value)[:40])
+    return value

@@ -1,0 +1,293 @@
+"""Messages of vfio-user: their layouts, and a channel that sends and receives them whole.
+
+Source: QEMU docs/interop/vfio-user.rst, sections "Header" and those of the single commands. Numbers
+are in the host's byte order, which is little-endian on all hosts that we run on.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import enum
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from hcq.errors import TransportError
+
+HEADER: Final = struct.Struct("<HHIII")  # id, command, size with header, flags, error
+VERSION: Final = struct.Struct("<HH")  # major, minor; then JSON and a NUL
+DMA_MAP: Final = struct.Struct("<IIQQQ")  # argsz, flags, file offset, address, size
+DMA_UNMAP: Final = struct.Struct("<IIQQ")  # argsz, flags, address, size
+DEVICE_INFO: Final = struct.Struct("<IIII")  # argsz, flags, regions, interrupt types
+REGION_INFO: Final = struct.Struct("<IIIIQQ")  # argsz, flags, index, cap_offset, size, offset
+CAPABILITY: Final = struct.Struct("<HHI")  # id, version, next
+SPARSE: Final = struct.Struct("<II")  # areas, reserved; then an AREA each
+AREA: Final = struct.Struct("<QQ")  # offset, size
+IRQ_INFO: Final = struct.Struct("<IIII")  # argsz, flags, index, count
+SET_IRQS: Final = struct.Struct("<IIIII")  # argsz, flags, index, start, count; then booleans
+REGION_ACCESS: Final = struct.Struct("<QII")  # offset, region, count; then data
+DMA_ACCESS: Final = struct.Struct("<QQ")  # address, count; then data
+WRITE_COUNT: Final = struct.Struct("<Q")
+WRITE_ENTRY: Final = struct.Struct("<QIIQ")  # offset, region, count, data
+
+REPLY, NO_REPLY, ERROR = 0x1, 0x10, 0x20
+TYPE_MASK = 0xF
+DMA_READABLE, DMA_WRITEABLE = 1, 2
+UNMAP_ALL = 2  # VFIO_DMA_UNMAP_FLAG_ALL of linux/vfio.h; QEMU sends it
+DEFAULT_TRANSFER = 1 << 20  # max_data_xfer_size where a peer names none
+LARGEST_TRANSFER = 16 << 20  # what we agree to, whatever a peer asks for
+DEFAULT_DESCRIPTORS = 1  # max_msg_fds where a peer names none
+LARGEST_DESCRIPTORS = 64
+MAJOR, MINOR = 0, 0
+_ROOM = socket.CMSG_SPACE(4 * LARGEST_DESCRIPTORS)
+
+
+class Command(enum.IntEnum):
+    """Command numbers, section "Commands"."""
+
+    VERSION = 1
+    DMA_MAP = 2
+    DMA_UNMAP = 3
+    DEVICE_GET_INFO = 4
+    DEVICE_GET_REGION_INFO = 5
+    DEVICE_GET_REGION_IO_FDS = 6
+    DEVICE_GET_IRQ_INFO = 7
+    DEVICE_SET_IRQS = 8
+    REGION_READ = 9
+    REGION_WRITE = 10
+    DMA_READ = 11
+    DMA_WRITE = 12
+    DEVICE_RESET = 13
+    REGION_WRITE_MULTI = 15
+    DEVICE_FEATURE = 16
+    MIG_DATA_READ = 17
+    MIG_DATA_WRITE = 18
+
+
+class Region(enum.IntEnum):
+    """Region numbers of a PCI device (linux/vfio.h, VFIO_PCI_*_REGION_INDEX); BARs are 0 to 5."""
+
+    ROM = 6
+    CONFIG = 7
+    VGA = 8
+
+
+class Interrupt(enum.IntEnum):
+    """Interrupt types of a PCI device (linux/vfio.h, VFIO_PCI_*_IRQ_INDEX)."""
+
+    INTX = 0
+    MSI = 1
+    MSIX = 2
+    ERROR = 3
+    REQUEST = 4
+
+
+REGIONS, INTERRUPTS = 9, 5
+
+
+class Disconnected(Exception):
+    """The peer closed the connection between two messages."""
+
+
+@dataclass
+class Message:
+    """One message. Whoever handles it owns `descriptors`, and takes those it keeps out of it."""
+
+    number: int
+    command: int
+    flags: int
+    error: int
+    payload: bytes
+    descriptors: list[int] = field(default_factory=list)
+
+    @property
+    def is_reply(self) -> bool:
+        return self.flags & TYPE_MASK == REPLY
+
+    def close(self) -> None:
+        """Close the descriptors that nobody took."""
+        close_all(self.descriptors)
+        self.descriptors.clear()
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def unpack(layout: struct.Struct, payload: bytes, *, exact: bool = False) -> tuple[int, ...]:
+    """The fixed part of a payload; TransportError if it is too short, or longer than `exact`."""
+    if len(payload) < layout.size or (exact and len(payload) != layout.size):
+        raise TransportError("a payload has the wrong size", size=len(payload), needed=layout.size)
+    return layout.unpack_from(payload)
+
+
+class Channel:
+    """A connected socket that carries messages. Sending and receiving may be in two threads.
+
+    Descriptors belong to the message whose first byte carries them: so the header is received by
+    itself, and descriptors that ride on any later byte are dropped by the kernel.
+    """
+
+    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+        """Own `connection`. A message that was begun must be whole within `limit_s` seconds, and a
+        peer that reads nothing for so long is given up."""
+        self.socket = connection
+        self.largest = LARGEST_TRANSFER + 4096  # bytes of a payload
+        connection.setblocking(True)
+        limit = struct.pack("@ll", int(limit_s), int(limit_s % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._held = b""  # received with an earlier message, by `answer`
+        self._sending = threading.Lock()
+
+    def send(
+        self,
+        number: int,
+        command: int,
+        parts: Sequence[bytes | bytearray | memoryview] = (),
+        *,
+        flags: int = 0,
+        error: int = 0,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Send one message; OSError when the peer is gone, TransportError when it reads nothing."""
+        size = HEADER.size + sum(len(part) for part in parts)
+        head = HEADER.pack(number, command, size, flags, error)
+        try:
+            with self._sending:
+                self._send(head, parts, size, descriptors)
+        except BlockingIOError as stalled:
+            raise TransportError("the peer reads no messages") from stalled
+
+    def _send(
+        self,
+        head: bytes,
+        parts: Sequence[bytes | bytearray | memoryview],
+        size: int,
+        descriptors: Sequence[int],
+    ) -> None:
+        if descriptors:
+            rights = array.array("i", descriptors)
+            carried = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            sent = self.socket.sendmsg([head, *parts], carried, socket.MSG_NOSIGNAL)
+        elif size <= 4096:
+            whole = b"".join((head, *parts))
+            sent = self.socket.send(whole, socket.MSG_NOSIGNAL)
+        else:
+            sent = self.socket.sendmsg([head, *parts], (), socket.MSG_NOSIGNAL)
+        if sent < size:
+            self._send_rest(sent, [head, *parts])
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send one whole small message, header included; errors as for `send`."""
+        try:
+            with self._sending:
+                sent = self.socket.send(message, socket.MSG_NOSIGNAL)
+                if sent < len(message):
+                    self.socket.sendall(message[sent:])
+        except BlockingIOError as stalled:
+            raise TransportError("the peer reads no messages") from stalled
+
+    def _send_rest(self, sent: int, parts: list[bytes | bytearray | memoryview]) -> None:
+        for part in parts:
+            if sent < len(part):
+                self.socket.sendall(memoryview(part)[sent:])
+            sent = max(0, sent - len(part))
+
+    def receive(self, *, patient: bool = True) -> Message:
+        """The next message. Disconnected at the peer's orderly end, TransportError for an end or a
+        stall within a message, and for a header that cannot be. Waits for its beginning without
+        limit, unless not `patient`."""
+        descriptors: list[int] = []
+        try:
+            head = self._head(descriptors, patient)
+            number, command, size, flags, error = HEADER.unpack(head)
+            if not HEADER.size <= size <= self.largest + HEADER.size:
+                raise TransportError("a message has an impossible size", size=size)
+            if flags & TYPE_MASK > REPLY:
+                raise TransportError("a message is neither command nor reply", flags=flags)
+            payload = self._rest(b"", size - HEADER.size) if size > HEADER.size else b""
+        except BaseException:
+            close_all(descriptors)
+            raise
+        return Message(number, command, flags, error, payload, descriptors)
+
+    def _head(self, descriptors: list[int], patient: bool) -> bytes:
+        if self._held:
+            return self._rest(b"", HEADER.size)
+        while True:
+            try:
+                head, carried, flags, _ = self.socket.recvmsg(
+                    HEADER.size, _ROOM, socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except BlockingIOError as silence:
+                if not patient:
+                    raise TransportError("the peer does not answer") from silence
+        for level, kind, data in carried:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                rights = array.array("i")
+                rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
+                descriptors += rights
+        if flags & socket.MSG_CTRUNC:
+            raise TransportError("a message carries too many descriptors")
+        if not head:
+            raise Disconnected
+        return head if len(head) == HEADER.size else self._rest(head, HEADER.size)
+
+    def _rest(self, begun: bytes, size: int) -> bytes:
+        """`size` bytes in all, of which `begun` are there."""
+        if self._held:
+            taken = self._held[: size - len(begun)]
+            self._held = self._held[len(taken) :]
+            begun += taken
+        if len(begun) == size:
+            return begun
+        content = bytearray(size)
+        content[: len(begun)] = begun
+        self.receive_into(memoryview(content)[len(begun) :])
+        return bytes(content)
+
+    def receive_into(self, room: memoryview) -> None:
+        """Fill `room` with bytes of the message that was begun."""
+        while room:
+            try:
+                count = self.socket.recv_into(room, len(room), socket.MSG_WAITALL)
+            except BlockingIOError as stalled:
+                raise TransportError("a message stops half-way") from stalled
+            if not count:
+                raise TransportError("the connection ended within a message")
+            room = room[count:]
+
+    def answer(self, size: int) -> bytes:
+        """At most `size` bytes of what comes next, for a reply that is expected to have that size
+        and to carry no descriptors; what is not such a reply goes back by `hold`."""
+        if self._held:
+            return b""
+        return self.socket.recv(size)
+
+    def hold(self, data: bytes) -> None:
+        """Give back bytes taken by `answer`; `receive` begins with them."""
+        self._held = data + self._held
+
+    def shut(self) -> None:
+        """End the connection, waking whoever waits in `receive`; any thread may call it."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut()
+        self.socket.close()
+
+
+def errno_name(number: int) -> str:
+    """EINVAL and so on, for messages to people."""
+    return errno.errorcode.get(number, str(number))

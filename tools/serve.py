@@ -1,0 +1,92 @@
+"""`ugpu serve`: offer a virtual chip to other processes, on a UNIX socket that speaks vfio-user.
+
+The chip stays powered from client to client. Its firmware images are written into a folder, since
+a driver in another process needs them: the folder is printed, and is given to the driver with
+`firmware=` or UGPU_FIRMWARE. Ctrl-C or SIGTERM ends the server; a client then finds its device lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from am.virtual.firmware import synthetic_set
+from am.virtual.gpu import build_chip
+from am.virtual.options import ChipOptions
+from am.virtual.served import ServedChip
+from hcq.errors import DeviceNotFound
+from hcq.transport.vfio_user.server import Server
+from tools.console import Output
+
+CHIPS = ("virtual:navi31",)
+VRAM = 24 << 30
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a person may ask for. vram: bytes. firmware: a folder to write into; None makes one."""
+
+    socket: Path
+    device: str = CHIPS[0]
+    vram: int = VRAM
+    firmware: Path | None = None
+    map_vram: bool = False
+
+
+def write_firmware(folder: Path) -> None:
+    """Write the images that a driver of the virtual chip needs, by linux-firmware's names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, image in synthetic_set().items():
+        (folder / name).write_bytes(image)
+
+
+def run(options: ServeOptions, out: Output) -> int:
+    """Serve until told to stop; 0 then."""
+    if options.device not in CHIPS:
+        raise DeviceNotFound(f"{options.device} cannot be served; there are: {', '.join(CHIPS)}")
+    with contextlib.ExitStack() as undo:
+        folder = options.firmware
+        if folder is None:
+            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ugpu-firmware-")))
+        write_firmware(folder)
+        chip = build_chip(ChipOptions(vram=options.vram, shared_vram=options.map_vram))
+        undo.callback(chip.close)
+        server = Server(options.socket, ServedChip(chip, map_vram=options.map_vram))
+        undo.enter_context(_stopped_by_signals(server.stop))
+        out.say(f"{options.device} is served at {options.socket}; firmware in {folder}")
+        out.say(f"  UGPU_FIRMWARE={folder} ugpu demo --device vfio-user:{options.socket}")
+        out.say("Ctrl-C ends it.")
+        out.result(
+            {
+                "device": options.device,
+                "socket": str(options.socket),
+                "name": f"vfio-user:{options.socket}",
+                "firmware": str(folder),
+                "vram": options.vram,
+            }
+        )
+        sys.stdout.flush()
+        server.run()
+        out.say(f"served {server.clients} clients")
+    return 0
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    former = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
