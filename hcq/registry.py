@@ -109,10 +109,8 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind == "pci":
         return _open_pci(name, rest, options)
     if kind == "vfio-user":
-        # Loaded here alone: no other name needs it.
-        from hcq.transport.vfio_user.client import VfioUserTransport
-
-        return _open_attached(name, Attachment(VfioUserTransport(rest)), options)
+        connect = _load("hcq.transport.vfio_user.client:VfioUserTransport")
+        return _open_attached(name, Attachment(connect(rest)), options)
     if kind in PLANNED:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not built yet")
     have = ", ".join(entry.name for entry in list_devices())

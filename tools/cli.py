@@ -1,4 +1,4 @@
-"""The `ugpu` command. Verbs: ls, info, demo, doctor, bind, unbind, eject; every verb takes --json.
+"""The `ugpu` command. Verbs: ls, info, demo, serve, doctor, bind, unbind, eject; all take --json.
 
 Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
 """
@@ -9,6 +9,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hcq.errors import UgpuError, UsageError
 from tools import devices, doctor, pci
@@ -28,6 +29,12 @@ def parser() -> argparse.ArgumentParser:
     info.add_argument("device", help="a name that `ugpu ls` shows, e.g. virtual:navi31")
     demo = verbs.add_parser("demo", parents=[shared], help="classify digits on a device")
     demo.add_argument("--device", default="virtual:navi31", help="default: %(default)s")
+    offer = verbs.add_parser("serve", parents=[shared], help="offer a virtual chip to others")
+    offer.add_argument("--vfio-user", required=True, metavar="SOCKET", help="where to listen")
+    offer.add_argument("--firmware", metavar="DIR", help="where its images go; default: a new one")
+    offer.add_argument("--vram", type=float, default=24, metavar="GIB", help="default: %(default)s")
+    offer.add_argument("--map-vram", action="store_true", help="clients map VRAM (for guests)")
+    offer.add_argument("device", help="virtual:navi31")
     verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
     for verb, what in pci.VERBS.items():
         one = verbs.add_parser(verb, parents=[shared], help=what)
@@ -56,6 +63,22 @@ def run_demo(device: str, out: Output) -> int:
     return demo.run(device, out)
 
 
+def run_serve(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the model of the chip, which the other verbs do not need.
+    from tools import serve
+
+    return serve.run(
+        serve.ServeOptions(
+            Path(arguments.vfio_user),
+            arguments.device,
+            int(arguments.vram * 2**30),
+            Path(arguments.firmware) if arguments.firmware else None,
+            arguments.map_vram,
+        ),
+        out,
+    )
+
+
 def dispatch(arguments: argparse.Namespace, out: Output) -> int:
     match arguments.verb:
         case "ls":
@@ -64,6 +87,8 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
             return devices.run_info(arguments.device, out)
         case "demo":
             return run_demo(arguments.device, out)
+        case "serve":
+            return run_serve(arguments, out)
         case "doctor":
             return run_doctor(out)
         case "bind" | "unbind" | "eject":

@@ -2,7 +2,7 @@
 
 The chip stays powered from client to client. Its firmware images are written into a folder, since
 a driver in another process needs them: the folder is printed, and is given to the driver with
-`firmware=` or UGPU_FIRMWARE. Ctrl-C or SIGTERM ends the server; a client then finds its device lost.
+`firmware=` or UGPU_FIRMWARE. Ctrl-C or SIGTERM ends the server; its client's device is lost then.
 """
 
 from __future__ import annotations
