@@ -153,7 +153,13 @@ def _div_fixup(kind: str) -> Handler:
         signs = e.binary("and", integer, signs, constant(integer, sign))
         size_low, size_top = magnitude(low), magnitude(top)
         limit, zero = constant(integer, infinity), constant(integer, 0)
-        low_zero, top_zero = (e.compare("eq", integer, v, zero) for v in (size_low, size_top))
+        if kind == "half":
+            low_zero, top_zero = (e.compare("eq", integer, v, zero) for v in (size_low, size_top))
+        else:  # as floats: where the mode takes denormals for zero, they are
+            low_zero, top_zero = (
+                e.compare("oeq", kind, e.convert("bitcast", integer, kind, v), constant(kind, 0))
+                for v in (low, top)
+            )
         low_inf, top_inf = (e.compare("eq", integer, v, limit) for v in (size_low, size_top))
         low_nan, top_nan = (e.compare("ugt", integer, v, limit) for v in (size_low, size_top))
         # UNSURE: a quotient that overflows becomes NaN in the refinement steps; the ISA document

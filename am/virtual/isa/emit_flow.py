@@ -8,6 +8,7 @@ from __future__ import annotations
 from am.virtual.isa import layout
 from am.virtual.isa.emit_scalar import Handler
 from am.virtual.isa.formats import Instruction
+from am.virtual.isa.launch import denormal_control
 from am.virtual.isa.registers import Registers, Unsupported
 
 # Instructions whose effect on a real chip is timing, ordering or debugging: nothing to do here.
@@ -126,13 +127,30 @@ def _get_register(e: Registers, i: Instruction) -> None:
 
 
 def _set_register(e: Registers, i: Instruction) -> None:
-    """Accept writes of MODE that leave rounding and denormals as they are by default."""
+    """Accept writes of MODE that keep rounding as it is; the denormal fields take effect."""
     register, offset, size = i.simm16 & 0x3F, i.simm16 >> 6 & 0x1F, (i.simm16 >> 11) + 1
     if register != _HWREG_MODE or not i.srcs or not i.srcs[0].is_constant:
         raise Unsupported(f"write of hardware register {register}")
-    mask = ((1 << size) - 1) << offset & 0xFF
-    if i.srcs[0].value << offset & mask != _MODE_DEFAULT & mask:
-        raise Unsupported("a floating-point mode other than the default")
+    written = ((1 << size) - 1) << offset
+    value = i.srcs[0].value << offset & written
+    if value & 0xF:
+        raise Unsupported("a rounding mode other than nearest even")
+    if written & 0x30 == 0x30:
+        _set_denormals(e, value >> 4 & 3)
+    elif written & 0x30:
+        raise Unsupported("half of the denormal mode")
+
+
+def _set_denormals(e: Registers, denormals: int) -> None:
+    """Switch the host's treatment of denormals; a new block keeps arithmetic in order."""
+    e.switches_mode = True
+    for line in ("", f"store i32 {denormal_control(denormals)}, ptr %mode.slot"):
+        if line:
+            e.do(line)
+            e.call("void", "llvm.x86.sse.ldmxcsr", ("ptr", "%mode.slot"))
+        label = e.new_label("mode")
+        e.do(f"br label %{label}")
+        e.begin(label)
 
 
 def _round_mode(e: Registers, i: Instruction) -> None:
@@ -141,8 +159,7 @@ def _round_mode(e: Registers, i: Instruction) -> None:
 
 
 def _denormal_mode(e: Registers, i: Instruction) -> None:
-    if i.simm16 & 0xF != 0xF:
-        raise Unsupported("flushing of denormals")
+    _set_denormals(e, i.simm16 & 3)
 
 
 def _message(e: Registers, i: Instruction) -> None:

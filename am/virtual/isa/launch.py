@@ -104,21 +104,24 @@ def _check_scratch(dispatch: Dispatch, waves: int) -> None:
         )
 
 
+def denormal_control(denormals: int) -> int:
+    """Return the host's floating-point control for the denormal setting of 32-bit floats.
+
+    denormals: bit 0 keeps those of results, bit 1 those of sources.
+    """
+    results = 0 if denormals & 1 else _FLUSH_RESULTS
+    return MXCSR_DEFAULT | results | (0 if denormals & 2 else _FLUSH_SOURCES)
+
+
 def _float_mode(mode: int) -> int:
     """Return the host's floating-point control for FLOAT_MODE.
 
     Rounding other than to nearest even is refused. The denormal setting of 32-bit floats decides
-    for all: the host has a single one.
+    for f64 too: the host has a single one. Conversions from and to f16 keep denormals always.
     """
     if mode & 0xF:
         raise BadDispatch(f"FLOAT_MODE {mode:#x}: rounding other than to nearest even")
-    denormals = mode >> 4 & 3
-    control = MXCSR_DEFAULT
-    if not denormals & 1:
-        control |= _FLUSH_RESULTS
-    if not denormals & 2:
-        control |= _FLUSH_SOURCES
-    return control
+    return denormal_control(mode >> 4 & 3)
 
 
 def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, int, int]]:

@@ -47,6 +47,7 @@ class Registers(Text):
         self.override: tuple[Operand, str] | None = None  # its permuted first source
         self.pending: list[tuple[int, str]] | None = None  # writes held back by a VOPD
         self.uses_scratch_vector = False
+        self.switches_mode = False  # of denormals, within the kernel
 
     def start_block(self, full: bool) -> None:
         """Forget what was known about EXEC."""

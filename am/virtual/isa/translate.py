@@ -133,6 +133,11 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.extend(f"  %v{k} = alloca {VECTOR}" for k in vectors)
     if e.uses_scratch_vector:
         head.append(f"  %lanes.slot = alloca {VECTOR}")
+    if e.switches_mode:
+        # Another wave may have left its own mode behind.
+        head.append("  %mode.slot = alloca i32")
+        head.append(f"  %mode.p = getelementptr i8, ptr %context, i64 {layout.MXCSR}")
+        head.append("  call void @llvm.x86.sse.ldmxcsr(ptr %mode.p)")
     head.append("  %resume.slot = alloca i32")
     head.append("  %code.slot = alloca i32")
     head.append(f"  %abort.p = getelementptr i8, ptr %context, i64 {layout.ABORT}")

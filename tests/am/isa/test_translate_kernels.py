@@ -183,3 +183,27 @@ def test_raw_buffers_read_zero_beyond_their_records(core: GfxCore) -> None:
     wanted[4 * lane[:256]] = read[:256]
     wanted[lane] = read
     assert np.array_equal(views[0], wanted)
+
+
+@pytest.mark.parametrize("mode", ["preserve-sign,preserve-sign", "ieee,ieee"])
+@pytest.mark.parametrize("operation", ["fmul", "fdiv"])
+def test_denormals_by_the_kernels_mode(core: GfxCore, mode: str, operation: str) -> None:
+    text = gfx_corpus.kernel(f"  %r = {operation} float %x, %y").replace(
+        "#0 = {", f'#0 = {{ "denormal-fp-math-f32"="{mode}"'
+    )
+    a = np.array([2.0**-100, 2.0**-140, 3.0, 2.0**-126, 7.0], np.float32)
+    b = np.array([2.0**-40, 2.0**20, 7.0, 2.0, 2.0**-130], np.float32)
+    machine = Machine(core)
+    outcome, views = machine.run(
+        gfx_corpus.compile_ir(text).image, [np.zeros(5, np.float32), a, b, 0], 1, 5
+    )
+    assert outcome.ending is Ending.DONE
+    flush = mode.startswith("preserve")
+
+    def seen(values: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(values) < 2.0**-126, 0, values) if flush else values
+
+    with np.errstate(divide="ignore", over="ignore"):
+        x, y = seen(a).astype(np.float32), seen(b).astype(np.float32)
+        wanted = seen(x * y if operation == "fmul" else x / y)
+    assert np.array_equal(views[0], wanted), (views[0], wanted)
