@@ -1,7 +1,11 @@
 """Relocatable ELF objects, as compilers emit them: read with every bound checked, laid out, linked.
 
 Only 64-bit little-endian ET_REL files; whatever is wrong with one is a BadCodeObject. Facts: the
-System V ABI (gABI), chapters 4 "Object Files"; processor specifics are given by the caller.
+System V ABI (gABI), chapter 4 "Object Files"; processor specifics are given by the caller.
+
+Why our own reader: objects come from outside, and must be refused with one class of error whatever
+is wrong with them. General readers raise many kinds, or follow a size that a flipped bit made;
+LLVM's loader ends the process. The tests hold this one against pyelftools.
 """
 
 from __future__ import annotations

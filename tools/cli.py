@@ -11,7 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hcq.config import config
 from hcq.errors import UgpuError, UsageError
+from hcq.log import configure, remove
 from tools import devices, doctor, pci
 from tools.console import Output
 
@@ -22,7 +24,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="ugpu", description="User-space GPU drivers in Python.")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print JSON instead of text")
-    shared.add_argument("-v", "--verbose", action="count", default=0, help="log; twice for more")
+    shared.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log; up to three times for more"
+    )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("ls", parents=[shared], help="list the devices that can be opened")
     info = verbs.add_parser("info", parents=[shared], help="open a device and show its facts")
@@ -98,10 +102,11 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
-    logging.basicConfig(level=levels[min(arguments.verbose, 2)], format="%(name)s: %(message)s")
     out = Output(arguments.json)
+    handler: logging.Handler | None = None
     try:
+        levels = (config().log_level, "info", "debug", "trace")
+        handler = configure(levels[min(arguments.verbose, 3)])
         return dispatch(arguments, out)
     except UgpuError as error:
         print(f"ugpu: {type(error).__name__}: {error}", file=sys.stderr)
@@ -110,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ugpu: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if handler is not None:
+            remove(handler)
 
 
 if __name__ == "__main__":
