@@ -319,6 +319,11 @@ def lane_cases(seed: int) -> Iterator[Case]:
     yield Case("v_readfirstlane_b32", asm.vop1("v_readfirstlane_b32", 46, asm.v(8)))
     yield Case("v_swap_b32", asm.vop1("v_swap_b32", 16, asm.v(8)))
     yield Case("v_permlane64_b32", asm.vop1("v_permlane64_b32", 16, asm.v(8)))
+    for name in ("v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32"):
+        yield Case(name, asm.vop1(name, 14, asm.v(8)))
+    yield Case("v_swaprel_b32", asm.vop1("v_swaprel_b32", 14, asm.v(8)))
+    for name in ("s_movrels_b32", "s_movreld_b32", "s_movrelsd_2_b32"):
+        yield Case(name, asm.sop1(name, 44, 40))
     for name in ("v_permlane16_b32", "v_permlanex16_b32"):
         for op_sel in range(4):
             sources = [asm.v(8), asm.s(40), chance.choice([asm.s(42), asm.integer(9)])]

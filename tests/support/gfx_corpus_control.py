@@ -170,6 +170,24 @@ four:
         inputs="i32",
         result="i32",
     )
+    vector = """  %v0 = insertelement <8 x i32> poison, i32 %x, i32 0
+  %v1 = insertelement <8 x i32> %v0, i32 %y, i32 1
+  %v2 = insertelement <8 x i32> %v1, i32 %i, i32 2
+  %v3 = shufflevector <8 x i32> %v2, <8 x i32> %v2,
+      <8 x i32> <i32 0, i32 1, i32 2, i32 1, i32 0, i32 2, i32 0, i32 1>
+"""
+    for index, place in (("uniform", "%n"), ("divergent", "%x")):
+        found[f"{index} vector index"] = kernel(
+            vector
+            + f"""  %k = and i32 {place}, 7
+  %e = extractelement <8 x i32> %v3, i32 %k
+  %w = insertelement <8 x i32> %v3, i32 77, i32 %k
+  %f = extractelement <8 x i32> %w, i32 3
+  %g = mul i32 %e, 3
+  %r = sub i32 %g, %f""",
+            inputs="i32",
+            result="i32",
+        )
     found["fence"] = kernel(
         '  fence syncscope("agent") seq_cst\n'
         '  %v = load atomic i32, ptr addrspace(1) %pb syncscope("agent") acquire, align 4\n'

@@ -76,11 +76,6 @@ def add_exactly(first: Lanes, second: Lanes) -> Lanes:
     return _odd(total, np.where(np.isfinite(error), error, 0.0))
 
 
-def narrow(values: Lanes, kind: Any) -> Lanes:  # Any: a NumPy scalar type
-    """Round float64 to a smaller type."""
-    return values.astype(kind)
-
-
 def _via_double(operation: Callable[[Lanes, Lanes], Lanes]) -> Callable[[Lanes, Lanes], Lanes]:
     def apply(first: Lanes, second: Lanes) -> Lanes:
         kind = first.dtype.type

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from am.virtual.isa.formats import Format, Instruction
+from am.virtual.isa.operands import Kind, Operand
 from am.virtual.isa.oracle_state import WaveState
 from hcq.errors import NotSupported
 
@@ -266,6 +267,9 @@ def _one(instruction: Instruction, state: WaveState) -> None:
     if "saveexec" in name or "wrexec" in name:
         _exec_update(instruction, state)
         return
+    if name.startswith("s_movrel"):
+        _move_relative(instruction, state)
+        return
     if instruction.dst is None or not instruction.srcs:
         raise NotSupported("the oracle does not execute", instruction=name)
     source = state.read_scalar(instruction.srcs[0])
@@ -283,6 +287,25 @@ def _one(instruction: Instruction, state: WaveState) -> None:
     state.write_scalar(instruction.dst, result & (1 << instruction.dst.type.bits) - 1)
     if sets_scc:
         state.scc = result != 0
+
+
+def _move_relative(instruction: Instruction, state: WaveState) -> None:
+    """Move between scalar registers whose numbers M0 is added to."""
+    source, dst, name = instruction.srcs[0], instruction.dst, instruction.name
+    both = name == "s_movrelsd_2_b32"
+    if not name.startswith("s_movreld"):
+        source = _relative(source, state.m0 & 0x3FF if both else state.m0)
+    if dst is not None and not name.startswith("s_movrels_"):
+        dst = _relative(dst, state.m0 >> 16 & 0x3FF if both else state.m0)
+    if dst is not None:
+        state.write_scalar(dst, state.read_scalar(source))
+
+
+def _relative(operand: Operand, offset: int) -> Operand:
+    index = operand.index + offset
+    if operand.kind is not Kind.SGPR or not 0 <= index <= 106 - operand.width:
+        raise NotSupported("a relative register that is none", index=index)
+    return replace(operand, index=index)
 
 
 def _unary(name: str, value: int, bits: int) -> tuple[int, bool]:

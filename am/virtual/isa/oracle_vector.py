@@ -13,15 +13,18 @@ from am.virtual.isa import oracle_float as fp
 from am.virtual.isa import oracle_integer as integers
 from am.virtual.isa import oracle_number as numbers
 from am.virtual.isa.formats import Dpp8, Dpp16, Format, Instruction
-from am.virtual.isa.operands import Operand, Type
+from am.virtual.isa.operands import Kind, Operand, Type
 from am.virtual.isa.oracle_packed import dot_pairs, execute_matrix, execute_packed
 from am.virtual.isa.oracle_state import LANE, LANES, Lanes, WaveState, flush, to_lanes
 from hcq.errors import NotSupported
 
 _FLOAT_TYPES = (Type.F16, Type.F32, Type.F64)
-_LANE_MOVES = {
+_RELATIVE = {
+    "v_movrels_b32", "v_movreld_b32", "v_movrelsd_b32", "v_movrelsd_2_b32", "v_swaprel_b32",
+}  # fmt: skip
+_LANE_MOVES = _RELATIVE | {
     "v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32", "v_permlane16_b32",
-    "v_permlanex16_b32", "v_permlane64_b32", "v_swap_b32", "v_movrels_b32", "v_movreld_b32",
+    "v_permlanex16_b32", "v_permlane64_b32", "v_swap_b32",
 }  # fmt: skip
 
 
@@ -263,18 +266,30 @@ def _move_lanes(instruction: Instruction, state: WaveState) -> None:
         old = state.read_bits(dst)
         state.write_lanes(dst, source)
         state.write_lanes(replace(instruction.srcs[0]), old)
-    elif name == "v_movrels_b32":
-        moved = _relative(instruction.srcs[0], state)
-        state.write_lanes(dst, state.read_bits(moved))
-    elif name == "v_movreld_b32":
-        state.write_lanes(_relative(dst, state), source)
+    elif name in _RELATIVE:
+        _move_relative(instruction, state, dst)
     elif name != "v_permlane64_b32":  # that one does nothing in wave32
         _permlane(instruction, state, source)
 
 
-def _relative(operand: Operand, state: WaveState) -> Operand:
-    index = operand.index + state.m0
-    if not 0 <= index < 256:
+def _move_relative(instruction: Instruction, state: WaveState, dst: Operand) -> None:
+    """Move between registers whose numbers M0 is added to, wholly or by two 10-bit fields."""
+    both = instruction.name in ("v_movrelsd_2_b32", "v_swaprel_b32")
+    from_offset = state.m0 & 0x3FF if both else state.m0
+    to_offset = state.m0 >> 16 & 0x3FF if both else state.m0
+    source = instruction.srcs[0]
+    if instruction.name != "v_movreld_b32":
+        source = _relative(source, from_offset)
+    target = dst if instruction.name == "v_movrels_b32" else _relative(dst, to_offset)
+    old, values = state.read_bits(target), state.read_bits(source)
+    state.write_lanes(target, values)
+    if instruction.name == "v_swaprel_b32":
+        state.write_lanes(source, old)
+
+
+def _relative(operand: Operand, offset: int) -> Operand:
+    index = operand.index + offset
+    if operand.kind is not Kind.VGPR or not 0 <= index < 256:
         raise NotSupported("a relative register beyond v255", index=index)
     return replace(operand, index=index)
 
