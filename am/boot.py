@@ -19,7 +19,13 @@ from am.pagetable import VALID
 from am.psp import DEFAULT_TMR_SIZE
 from am.units import Units, make_units
 from hcq import trace
-from hcq.errors import DiscoveryError, FirmwareSilent, OutOfMemory, UnitTimeout
+from hcq.errors import (
+    DiscoveryError,
+    FirmwareSilent,
+    NotSupported,
+    OutOfMemory,
+    UnitTimeout,
+)
 from hcq.transport.base import ResetKind, Transport
 
 log = logging.getLogger(__name__)
@@ -156,7 +162,7 @@ def make_fresh(units: Units, stages: Stages) -> None:
         with stages.stage("mode1 reset"):
             try:
                 mode1_reset(units)
-            except FirmwareSilent as error:
+            except (FirmwareSilent, NotSupported) as error:
                 log.warning("%s; resetting from the slot", error)
                 bus_reset(units)
     elif units.psp.bootloader_failed():
@@ -255,6 +261,7 @@ def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
 
 def warm_attach(units: Units, stages: Stages) -> None:
     """Take over a chip that a previous process left up: firmware runs, everything else is new."""
+    units.smu.version = units.smu.send("GetSmuVersion")
     start_bus_and_hub(units, stages)
     start_graphics(units, None, stages)
 
@@ -278,9 +285,16 @@ def stop(units: Units) -> None:
 
 
 def mode1_reset(units: Units) -> None:
-    """Reset the whole chip by its SMU; everything, VRAM too, is lost. Ends at the bootloader."""
+    """Reset the whole chip by its SMU; everything, VRAM too, is lost. Ends at the bootloader.
+
+    NotSupported where the SMU's firmware is too old for it.
+    """
+    facts = units.chip.facts
+    version = units.smu.version or units.smu.send("GetSmuVersion")
+    if version < facts.SMU_MODE1_SINCE:
+        raise NotSupported("the SMU's firmware knows no mode1 reset", version=version)
     units.ih.stop()
-    number = units.chip.facts.SMU_MODE1_MESSAGE
+    number = facts.SMU_MODE1_MESSAGE
     _reset_chip(units, lambda: units.smu.post(number, 0))
     if units.psp.alive():
         raise FirmwareSilent("the SMU ignores the mode1 reset", **units.smu.state())

@@ -121,7 +121,11 @@ class AmDevice(Device):
         self.clock_hertz = self.facts.CLOCK_HERTZ
         self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
         self._looked_at = 0.0
-        self.units: Units = boot.prepare(self.transport, self.facts, stages)
+        try:
+            self.units: Units = boot.prepare(self.transport, self.facts, stages)
+        except BaseException:
+            self.transport.close()
+            raise
         try:
             self._bring_up(force_cold)
         except BaseException:
@@ -354,8 +358,6 @@ class AmDevice(Device):
 
     def info(self) -> dict[str, object]:
         identity = self.transport.identity
-        with self.lock:
-            smu_version = self.units.smu.send("GetSmuVersion")
         firmware = self.firmware.versions if self.firmware is not None else {}
         return {
             "chip": self.facts.NAME,
@@ -365,7 +367,7 @@ class AmDevice(Device):
             "compute_units": self.target.compute_units,
             "vram_bytes": self.chip.vram.size,
             "vram_visible_bytes": self.chip.vram.visible,
-            "smu_firmware": version_text(smu_version),
+            "smu_firmware": version_text(self.units.smu.version),
             "firmware": {name: f"{version:#x}" for name, version in firmware.items()},
             "start": "warm" if self.warm else "cold",
             "copy_engines": len(self.copy_queues),

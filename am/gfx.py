@@ -33,6 +33,15 @@ DRAIN_LIMIT_S = 0.1
 DEQUEUE_DRAIN = 1
 DEQUEUE_RESET_WAVES = 2
 _SAFE_MODE_ENTER, _SAFE_MODE_LEAVE = 1, 0
+_SOFT_RESETS = (
+    "SOFT_RESET_CP",
+    "SOFT_RESET_GFX",
+    "SOFT_RESET_CPF",
+    "SOFT_RESET_CPC",
+    "SOFT_RESET_CPG",
+)
+_ALL_VMIDS_BUT_0 = 0xFFFF_FFFE
+_VMID_RESET_READS = 3  # gives the queues time to go
 
 
 class Gfx:
@@ -290,14 +299,35 @@ class Gfx:
         register.update(**{f"MEC_PIPE{pipe}_RESET": 0, f"MEC_PIPE{pipe}_ACTIVE": 1})
 
     def soft_reset(self) -> None:
-        """Reset the command processors by GRBM; every hardware queue is gone afterwards."""
+        """Reset the command processors by GRBM; every hardware queue is gone afterwards.
+
+        Order and values: gfx_v11_0.c, soft_reset. The caller is in safe mode, and restores what
+        `configure` and `enable_mec` set.
+        """
         gc = self.chip.gc
-        bits = dict.fromkeys(
-            ("SOFT_RESET_CP", "SOFT_RESET_GFX", "SOFT_RESET_CPF", "SOFT_RESET_CPC",
-             "SOFT_RESET_CPG"), 1
-        )  # fmt: skip
+        program = self._mec_program()
+        for pipe in range(self.pipes):
+            for queue in range(self.chip.facts.QUEUES_PER_PIPE):
+                with self.select(me=MEC, pipe=pipe, queue=queue):
+                    gc.CP_HQD_DEQUEUE_REQUEST.write(DEQUEUE_REQ=DEQUEUE_RESET_WAVES)
+                    gc.SPI_COMPUTE_QUEUE_RESET.write(RESET=1)
+        gc.CP_VMID_RESET.write(_ALL_VMIDS_BUT_0)
+        for _ in range(_VMID_RESET_READS):
+            gc.CP_VMID_RESET.read()
+        bits = dict.fromkeys(_SOFT_RESETS, 1)
         gc.GRBM_SOFT_RESET.update(**bits)
         time.sleep(_RESET_PAUSE_S)
         gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
         gc.CP_SOFT_RESET_CNTL.update(CMP_HQD_REG_RESET=1)
         gc.CP_MEC_RS64_CNTL.write(0)
+        self.chip.wait(
+            gc.CP_VMID_RESET, lambda value: value == 0, unit="CP", waiting_for="VMID reset"
+        )
+        self.start_mec(program)
+
+    def _mec_program(self) -> int:
+        """The byte address at which the MEC's program starts, as `start_mec` set it."""
+        gc = self.chip.gc
+        with self.select(me=MEC):
+            low = int(gc.CP_MEC_RS64_PRGRM_CNTR_START.read())
+            return (low | int(gc.CP_MEC_RS64_PRGRM_CNTR_START_HI.read()) << 32) << 2

@@ -41,6 +41,7 @@ class Smu:
         self.nbio = nbio
         self.carveout = carveout
         self.limit_s = MESSAGE_LIMIT_S
+        self.version = 0  # as GetSmuVersion gave it last
         self.stuck = False  # a message was not answered: only a reset makes the SMU listen again
         self._messages = constants("smu_v13_0_0_ppsmc")
         self._interface = constants("smu13_driver_if_v13_0_0")
@@ -118,12 +119,12 @@ class Smu:
 
     def start(self) -> None:
         """Check versions, tell the SMU where our table buffer is, switch its features on."""
-        version = self.send("GetSmuVersion")
+        self.version = self.send("GetSmuVersion")
         interface = self.send("GetDriverIfVersion")
         if interface != self.chip.facts.SMU_DRIVER_IF_VERSION:
             log.warning(
                 "SMU %s speaks interface %#x, we know %#x: sensors may read wrong",
-                version_text(version),
+                version_text(self.version),
                 interface,
                 self.chip.facts.SMU_DRIVER_IF_VERSION,
             )
@@ -132,7 +133,10 @@ class Smu:
         self.send("SetDriverDramAddrLow", address & 0xFFFF_FFFF)
         self.send("EnableAllSmuFeatures")
         # With GFXOFF the graphics core's registers may sleep under us.
-        self.send("DisallowGfxOff")
+        try:
+            self.send("DisallowGfxOff")
+        except FirmwareRejected as error:
+            log.warning("%s; it is off where the firmware does not know it", error)
 
     def alive(self) -> bool:
         """Whether the SMU answers a test message."""

@@ -1,0 +1,84 @@
+"""Every rung of the reset ladder by itself: afterwards all queues run, and programs are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from am import reset
+from am.device import AmDevice
+from am.virtual.gpu import build_chip
+from hcq.errors import DeviceHang, FirmwareSilent
+from hcq.queue import QueueKind
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import check_runs, opened
+
+Rung = Callable[[AmDevice], None]
+
+
+@pytest.fixture
+def chip() -> Iterator[Any]:
+    made = build_chip()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize(
+    "rung",
+    [
+        reset._drain,
+        reset._kill_waves,
+        reset._pipe_reset,
+        reset._soft_reset,
+        reset._mode1,
+        reset._bus_reset,
+    ],
+)
+def test_rung(chip: Any, rung: Rung, warm: bool) -> None:
+    if warm:
+        with opened(chip):
+            pass
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        assert device.warm is warm
+        out = device.alloc(64)
+        check_runs(device, program, out, 1)
+        rung(device)
+        reset._prove(device)
+        check_runs(device, program, out, 2)
+        for index in range(2):
+            with device.queue(QueueKind.COPY, index) as queue:
+                queue.fill(out, index + 7)
+            device.synchronize()
+            assert out.numpy(np.uint32)[5] == index + 7
+    assert chip.violations == []
+
+
+def test_the_mildest_rung_that_works_is_taken(chip: Any) -> None:
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out = device.alloc(64)
+        with device.queue() as queue:
+            queue.launch(program["forever"], grid=(1,), block=(32,), args=(out,))
+        with pytest.raises(DeviceHang):
+            device.synchronize(limit_s=0.05)
+        device.reset()
+        report = [(step.name, step.worked) for step in device.reset_report]
+        assert report == [("take queues off", False), ("kill waves", True)]
+        assert not device.vram_lost
+        check_runs(device, program, out, 3)
+
+
+def test_a_deaf_smu_needs_the_slot(chip: Any) -> None:
+    """Where the SMU ignores mode1 the chip is reset from its slot."""
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out = device.alloc(64)
+        device.failure = FirmwareSilent("provoked by the test")
+        chip.faults.mode1_ignored = True
+        device.reset()
+        report = [(step.name, step.worked) for step in device.reset_report]
+        assert report == [("mode1 reset", False), ("bus reset", True)]
+        assert device.vram_lost
+        check_runs(device, program, out, 4)
