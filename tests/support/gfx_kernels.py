@@ -219,6 +219,57 @@ define amdgpu_kernel void @k(ptr addrspace(1) %pointers, ptr addrspace(1) %out) 
 }
 """)
 
+# Lanes store and load through flat pointers into local, private and global memory by turns.
+FLAT = module("""
+@block = internal addrspace(3) global [64 x i32] poison
+define amdgpu_kernel void @k(ptr addrspace(1) %out, ptr addrspace(1) %x) #0 {
+  %own = alloca [4 x i32], addrspace(5)
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %local = getelementptr [64 x i32], ptr addrspace(3) @block, i32 0, i32 %t
+  %which = and i32 %t, 3
+  %private = getelementptr [4 x i32], ptr addrspace(5) %own, i32 0, i32 %which
+  %global = getelementptr i32, ptr addrspace(1) %x, i32 %t
+  %fl = addrspacecast ptr addrspace(3) %local to ptr
+  %fp = addrspacecast ptr addrspace(5) %private to ptr
+  %fg = addrspacecast ptr addrspace(1) %global to ptr
+  %is1 = icmp eq i32 %which, 1
+  %is2 = icmp eq i32 %which, 2
+  %a = select i1 %is1, ptr %fl, ptr %fg
+  %b = select i1 %is2, ptr %fp, ptr %a
+  %value = mul i32 %t, 77
+  store volatile i32 %value, ptr %b
+  store volatile i32 0, ptr addrspace(5) %own
+  %back = load volatile i32, ptr %b
+  %old = atomicrmw add ptr %a, i32 1 syncscope("workgroup") monotonic,
+      !amdgpu.no.fine.grained.memory !0
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %t
+  store i32 %back, ptr addrspace(1) %to
+  %place = add i32 %t, 64
+  %to2 = getelementptr i32, ptr addrspace(1) %out, i32 %place
+  %last = load volatile i32, ptr %a
+  store i32 %last, ptr addrspace(1) %to2
+  ret void
+}
+!0 = !{}
+""")
+
+# Reads its private array and local memory beyond their ends.
+BEYOND = module("""
+@block = internal addrspace(3) global [128 x i32] poison
+define amdgpu_kernel void @k(ptr addrspace(1) %out, i32 %index) #0 {
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %mine = getelementptr [128 x i32], ptr addrspace(3) @block, i32 0, i32 %t
+  store volatile i32 5, ptr addrspace(3) %mine
+  %far = add i32 %t, %index
+  %p = getelementptr [128 x i32], ptr addrspace(3) @block, i32 0, i32 %far
+  store volatile i32 6, ptr addrspace(3) %p
+  %r = load volatile i32, ptr addrspace(3) %p
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %t
+  store i32 %r, ptr addrspace(1) %to
+  ret void
+}
+""")
+
 SPIN = module("""
 define amdgpu_kernel void @k(ptr addrspace(1) %flag) #0 {
 entry:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Ending
+from am.virtual.shader import Access, Ending
 from tests.support import gfx_corpus, gfx_kernels
 from tests.support.gfx_run import Machine
 from tests.support.kernels import compile_ir
@@ -207,3 +207,44 @@ def test_denormals_by_the_kernels_mode(core: GfxCore, mode: str, operation: str)
         x, y = seen(a).astype(np.float32), seen(b).astype(np.float32)
         wanted = seen(x * y if operation == "fmul" else x / y)
     assert np.array_equal(views[0], wanted), (views[0], wanted)
+
+
+def test_flat_pointers_into_all_apertures(core: GfxCore) -> None:
+    text = gfx_kernels.FLAT
+    names = {line.text.split()[0] for line in gfx_corpus.compile_ir(text).listing}
+    assert {"flat_store_b32", "flat_load_b32"} <= names
+    machine = Machine(core)
+    x = np.full(64, 3, np.uint32)
+    outcome, views = machine.run(image(text), [np.zeros(128, np.uint32), x], 1, 64)
+    assert outcome.ending is Ending.DONE
+    assert not machine.memory.faults
+    lane = np.arange(64)
+    assert np.array_equal(views[0][:64], lane * 77)
+    elsewhere = lane % 4 == 2  # these stored into their private array, and then added to x
+    assert np.array_equal(views[0][64:], np.where(elsewhere, 3, lane * 77) + 1)
+    assert np.array_equal(views[1][lane % 4 == 0], lane[lane % 4 == 0] * 77 + 1)
+    assert (views[1][lane % 4 == 1] == 3).all()
+
+
+def test_local_memory_ends_where_the_allocation_does(core: GfxCore) -> None:
+    for index, wanted in ((64, 6), (128, 0), (1 << 20, 0), (2**32 - 128, 0)):
+        machine = Machine(core)
+        outcome, views = machine.run(
+            image(gfx_kernels.BEYOND), [np.zeros(64, np.uint32), index], 1, 64
+        )
+        assert outcome.ending is Ending.DONE
+        assert (views[0] == wanted).all(), index
+
+
+def test_scratch_beyond_the_waves_share_is_a_fault(core: GfxCore) -> None:
+    machine = Machine(core)
+    index = np.arange(64, dtype=np.uint32) % 24
+    index[5] = 100_000
+    outcome, views = machine.run(
+        image(gfx_kernels.SCRATCH), [np.zeros(64, np.uint32), index], 1, 64
+    )
+    assert outcome.ending is Ending.DONE
+    assert {access for _, access in machine.memory.faults} == {Access.READ}
+    others = np.arange(64) != 5
+    assert np.array_equal(views[0][others], (index * 1000 + np.arange(64))[others])
+    assert views[0][5] == 0
