@@ -411,6 +411,17 @@ done:
   ret void
 }
 
+; Tell a pool's threads to end.
+define void @ugpu_halt(ptr %pool) {
+  %a = call i32 @pthread_mutex_lock(ptr %pool)
+  %stop.at = getelementptr %Pool, ptr %pool, i32 0, i32 5
+  store atomic i64 1, ptr %stop.at release, align 8
+  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
+  %b = call i32 @pthread_cond_broadcast(ptr %work)
+  %c = call i32 @pthread_mutex_unlock(ptr %pool)
+  ret void
+}
+
 ; A thread of the pool.
 define void @ugpu_work(ptr %pool) {
 entry:

@@ -24,7 +24,7 @@ JOIN_LIMIT_S = 0.2  # a thread that runs no kernel ends within microseconds of b
 # Queue, in 64-bit words.
 HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL = range(9)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
-POOL_STOP, POOL_WORKERS = 24 + 2, 24 + 3
+POOL_WORKERS = 24 + 3
 BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 9, 24 + 12
 
 
@@ -43,6 +43,7 @@ class Native:
         self.listen = entry("ugpu_listen", word, pointer, word, word)
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word)
         self.serve = entry("ugpu_serve", None, pointer)
+        self.halt = entry("ugpu_halt", None, pointer)
         self.work = entry("ugpu_work", None, pointer)
 
 
@@ -124,10 +125,7 @@ class Pool:
 
     def stop(self) -> bool:
         """End the threads; False if one is still inside a kernel."""
-        self.state[POOL_STOP] = 1
-        # They doze on the pool's own condition for at most a second; the pool's first 128 bytes are
-        # laid out as a bell's, so ringing it wakes them. Its "sequence" falls into the third part.
-        native().ring(self.state.address)
+        native().halt(self.state.address)
         return all(_ended(thread) for thread in self.threads)
 
 
