@@ -30,6 +30,7 @@ from math import prod
 from typing import Any
 
 from compiler.dtype import DType, int64
+from compiler.origin import Origin
 
 Shape = tuple[int, ...]
 
@@ -37,7 +38,7 @@ Shape = tuple[int, ...]
 class Node:
     """One operation of the tensor graph; see the module for what `arg` holds."""
 
-    __slots__ = ("__weakref__", "arg", "dtype", "op", "shape", "sources", "storage")
+    __slots__ = ("__weakref__", "arg", "dtype", "op", "origin", "shape", "sources", "storage")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Node:
         self.sources = sources
         self.arg = arg
         self.storage: object | None = None  # compiler.runtime's, once computed
+        self.origin: Origin | None = None  # the line that built it, where it became a Tensor
 
     @property
     def size(self) -> int:

@@ -25,7 +25,7 @@ class Movement(TensorCore):
         """The same elements in row-major order; one size may be -1."""
         wanted = shape_of("reshape", shape, self.numel())
         if prod(wanted) != self.numel():
-            raise BadArgument(f"reshape: from {list(self.shape)} to {list(wanted)}")
+            raise BadArgument(f"reshape: from {self._shown} to {list(wanted)}")
         return self._new(graph.reshape(self.node, wanted))
 
     view = reshape
@@ -36,7 +36,7 @@ class Movement(TensorCore):
             return self.reshape(1)
         first, last = self._axis("flatten", start), self._axis("flatten", end)
         if first > last:
-            raise BadArgument(f"flatten: axes {start} to {end} of shape {list(self.shape)}")
+            raise BadArgument(f"flatten: axes {start} to {end} of shape {self._shown}")
         joined = prod(self.shape[first : last + 1])
         return self.reshape(*self.shape[:first], joined, *self.shape[last + 1 :])
 
@@ -57,7 +57,7 @@ class Movement(TensorCore):
         order = tuple(self._axis("permute", axis) for axis in listed)
         if sorted(order) != list(range(self.ndim)):
             raise BadArgument(
-                f"permute: {tuple(listed)} does not order the axes of {list(self.shape)}"
+                f"permute: {tuple(listed)} does not order the axes of {self._shown}"
             )
         return self._new(graph.permute(self.node, order))
 
@@ -78,24 +78,24 @@ class Movement(TensorCore):
         listed = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
         own = (1,) * (len(listed) - self.ndim) + self.shape
         if len(own) != len(listed):
-            raise BadArgument(f"expand: from {list(self.shape)} to {list(listed)}")
+            raise BadArgument(f"expand: from {self._shown} to {list(listed)}")
         kept = [mine if size == -1 else size for mine, size in zip(own, listed, strict=True)]
         wanted = shape_of("expand", [tuple(kept)])
         if any(m not in (1, w) for m, w in zip(own, wanted, strict=True)):
-            raise BadArgument(f"expand: from {list(self.shape)} to {list(wanted)}")
+            raise BadArgument(f"expand: from {self._shown} to {list(wanted)}")
         return self._new(broadcast(self.node, wanted))
 
     def broadcast_to(self, *shape: Any) -> Self:
         wanted = shape_of("broadcast_to", shape)
-        if broadcast_shape("broadcast_to", [self.shape, wanted]) != wanted:
-            raise BadArgument(f"broadcast_to: from {list(self.shape)} to {list(wanted)}")
+        if broadcast_shape("broadcast_to", self.node, wanted) != wanted:
+            raise BadArgument(f"broadcast_to: from {self._shown} to {list(wanted)}")
         return self._new(broadcast(self.node, wanted))
 
     def pad(self, pairs: Sequence[tuple[int, int]], value: Scalar = 0) -> Self:
         """Surround by `value`: (before, after) for each axis, as numpy.pad takes them."""
         listed = self._pairs("pad", pairs)
         if any(before < 0 or after < 0 for before, after in listed):
-            raise BadArgument(f"pad: {listed} of shape {list(self.shape)}")
+            raise BadArgument(f"pad: {listed} of shape {self._shown}")
         checked = self._constant("pad", value, self.dtype, ()).arg
         return self._new(graph.pad(self.node, listed, checked))
 
@@ -104,7 +104,7 @@ class Movement(TensorCore):
         listed = self._pairs("shrink", box)
         for (start, stop), size in zip(listed, self.shape, strict=True):
             if not 0 <= start <= stop <= size:
-                raise BadArgument(f"shrink: {listed} of shape {list(self.shape)}")
+                raise BadArgument(f"shrink: {listed} of shape {self._shown}")
         return self._new(graph.shrink(self.node, listed))
 
     def _pairs(self, operation: str, given: Sequence[Any]) -> list[tuple[int, int]]:
@@ -113,7 +113,7 @@ class Movement(TensorCore):
         except (TypeError, ValueError):
             raise BadArgument(f"{operation}: {given!r} is no list of pairs") from None
         if len(listed) != self.ndim:
-            raise BadArgument(f"{operation}: {listed} for shape {list(self.shape)}")
+            raise BadArgument(f"{operation}: {listed} for shape {self._shown}")
         return listed
 
     def flip(self, *axes: Any) -> Self:
@@ -125,7 +125,7 @@ class Movement(TensorCore):
         """Tile: repeats[i] copies along axis i; new axes may come first."""
         counts = shape_of("repeat", repeats)
         if len(counts) < self.ndim:
-            raise BadArgument(f"repeat: {list(counts)} of shape {list(self.shape)}")
+            raise BadArgument(f"repeat: {list(counts)} of shape {self._shown}")
         own = (1,) * (len(counts) - self.ndim) + self.shape
         split = self.reshape(tuple(n for size in own for n in (1, size)))
         spread = split.expand(
@@ -171,7 +171,7 @@ class Movement(TensorCore):
                 assert isinstance(entry, int)
                 if not -size <= entry < size:
                     raise BadArgument(
-                        f"index {entry} is outside axis {axis} of shape {list(self.shape)}"
+                        f"index {entry} is outside axis {axis} of shape {self._shown}"
                     )
                 box.append((entry % size, entry % size + 1))
                 steps.append(1)
@@ -196,7 +196,7 @@ class Movement(TensorCore):
             raise BadArgument("an index holds ... at most once")
         given = sum(1 for entry in entries if entry is not None) - len(dots)
         if given > self.ndim:
-            raise BadArgument(f"{given} indices for shape {list(self.shape)}")
+            raise BadArgument(f"{given} indices for shape {self._shown}")
         place = dots[0] if dots else len(entries)
         rest: list[Key] = [slice(None)] * (self.ndim - given)
         return [*entries[:place], *rest, *entries[place + len(dots) :]]

@@ -107,7 +107,7 @@ class Reductions(Elementwise, Movement):
     def _some(self, operation: str, axis: Axis) -> tuple[int, ...]:
         axes = self._axes(operation, axis)
         if any(self.shape[i] == 0 for i in axes):
-            raise BadArgument(f"{operation}: of nothing, axis {axis} of shape {list(self.shape)}")
+            raise BadArgument(f"{operation}: of nothing, axis {axis} of shape {self._shown}")
         return axes
 
     def softmax(self, axis: int = -1) -> Self:
@@ -141,9 +141,9 @@ class Reductions(Elementwise, Movement):
             two = two.unsqueeze(1)
         if one.shape[-1] != two.shape[-2]:
             raise BadArgument(
-                f"matmul: shapes {list(self.shape)} and {list(right.shape)} do not multiply"
+                f"matmul: shapes {self._shown} and {right._shown} do not multiply"
             )
-        batch = broadcast_shape("matmul", [one.shape[:-2], two.shape[:-2]])
+        batch = broadcast_shape("matmul", one.shape[:-2], two.shape[:-2])
         rows, columns = one.shape[-2], two.shape[-1]
         # [..., rows, 1, depth] * [..., 1, columns, depth], summed over the depth
         products = one.unsqueeze(-2) * two.transpose(-1, -2).unsqueeze(-3)

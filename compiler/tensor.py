@@ -17,6 +17,7 @@ from compiler import graph
 from compiler.dtype import DType, bfloat16
 from compiler.graph import Node
 from compiler.memory_pool import Storage
+from compiler.origin import here
 from compiler.reductions import Reductions
 from compiler.runtime import device_of, runtime_of
 from compiler.tensor_core import Scalar, shape_of
@@ -51,6 +52,8 @@ class Tensor(Reductions):
             self.node = self._constant("Tensor", data, kind, ())
         else:
             self.node = _upload(self.device, _as_array(data), wanted)
+        if self.node.origin is None:
+            self.node.origin = here()
 
     # ---- made of nothing -----------------------------------------------------------------------
 
@@ -133,15 +136,16 @@ class Tensor(Reductions):
         shapes = [list(tensor.shape) for tensor in tensors]
         rest = {(*shape[:place], *shape[place + 1 :]) for shape in shapes}
         if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1:
-            raise BadArgument(f"cat: shapes {' and '.join(map(str, shapes))} along axis {axis}")
+            listed = " and ".join(tensor._shown for tensor in tensors)
+            raise BadArgument(f"cat: shapes {listed} along axis {axis}")
         return first._new(graph.cat([graph.cast(t.node, kind) for t in tensors], place))
 
     @staticmethod
     def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Along a new axis; the shapes must be equal."""
         if len({tensor.shape for tensor in tensors}) > 1:
-            shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)
-            raise BadArgument(f"stack: shapes {shapes}")
+            listed = " and ".join(tensor._shown for tensor in tensors)
+            raise BadArgument(f"stack: shapes {listed}")
         return Tensor.cat([tensor.unsqueeze(axis) for tensor in tensors], axis)
 
     # ---- results -------------------------------------------------------------------------------
@@ -166,7 +170,7 @@ class Tensor(Reductions):
     def item(self) -> Scalar:
         """The only element, as a Python number."""
         if self.numel() != 1:
-            raise BadArgument(f"item: a tensor of shape {list(self.shape)} has no single element")
+            raise BadArgument(f"item: a tensor of shape {self._shown} has no single element")
         number: Scalar = self.numpy().item()
         return number
 

@@ -12,6 +12,7 @@ from compiler import dtype as dtypes
 from compiler import graph
 from compiler.dtype import DType
 from compiler.graph import Node, Shape
+from compiler.origin import here, text
 from hcq.device import Device
 from hcq.errors import BadArgument
 
@@ -46,7 +47,14 @@ class TensorCore:
         made = object.__new__(type(self))
         made.node = node
         made.device = self.device
+        if node.origin is None:
+            node.origin = here()
         return made
+
+    @property
+    def _shown(self) -> str:
+        """The shape and the line that built this, for errors."""
+        return shown(self.node)
 
     def _lift(self, operation: str, other: Any) -> TensorCore | Scalar:  # Any: checked here
         """An operand: a tensor, or a weak Python scalar."""
@@ -89,8 +97,9 @@ class TensorCore:
             for scalar in lifted:
                 if not isinstance(scalar, TensorCore):
                     dtype = dtypes.promote_scalar(dtype, scalar)
-        shapes = [each.shape for each in lifted if isinstance(each, TensorCore)]
-        shape = broadcast_shape(operation, shapes)
+        shape = broadcast_shape(
+            operation, *(each.node for each in lifted if isinstance(each, TensorCore))
+        )
         nodes = []
         for each in lifted:
             if isinstance(each, TensorCore):
@@ -105,7 +114,7 @@ class TensorCore:
         if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
             raise BadArgument(f"{operation}: an axis is an int, not {axis!r}")
         if not -count <= axis < count:
-            raise BadArgument(f"{operation}: axis {axis} of a tensor of shape {list(self.shape)}")
+            raise BadArgument(f"{operation}: axis {axis} of a tensor of shape {self._shown}")
         return int(axis) % count
 
     def _axes(self, operation: str, axis: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -119,15 +128,26 @@ class TensorCore:
         return axes
 
 
-def broadcast_shape(operation: str, shapes: Sequence[Shape]) -> Shape:
+def shown(given: Node | Shape) -> str:
+    """A shape for errors; of a node, with the line that built it."""
+    if not isinstance(given, Node):
+        return str(list(given))
+    place = text(given.origin)
+    return f"{list(given.shape)} (built at {place})" if place else str(list(given.shape))
+
+
+def broadcast_shape(operation: str, *operands: Node | Shape) -> Shape:
     """The shape all broadcast to, aligned at the last axis. BadArgument if there is none."""
+    shapes = [each.shape if isinstance(each, Node) else each for each in operands]
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
     rank = max(len(shape) for shape in shapes)
     full = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     result = []
     for sizes in zip(*full, strict=True):
         others = {size for size in sizes if size != 1}
         if len(others) > 1:
-            listed = " and ".join(str(list(shape)) for shape in shapes)
+            listed = " and ".join(shown(each) for each in operands)
             raise BadArgument(f"{operation}: shapes {listed} do not broadcast")
         result.append(others.pop() if others else 1)
     return tuple(result)

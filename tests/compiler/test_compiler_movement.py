@@ -145,11 +145,11 @@ def test_made_of_nothing(cpu: Device) -> None:
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda t: t.reshape(4, 2), r"reshape: from \[2, 3\] to \[4, 2\]"),
+        (lambda t: t.reshape(4, 2), r"reshape: from \[2, 3\] .* to \[4, 2\]"),
         (lambda t: t.reshape(-1, 4), "6 elements do not fill"),
         (lambda t: t.permute(0, 0), r"permute: \(0, 0\)"),
         (lambda t: t.permute(0, 2), "axis 2 of a tensor of shape"),
-        (lambda t: t.expand(4, 3), r"expand: from \[2, 3\] to \[4, 3\]"),
+        (lambda t: t.expand(4, 3), r"expand: from \[2, 3\] .* to \[4, 3\]"),
         (lambda t: t.pad([(1, 1)]), "pad: "),
         (lambda t: t.pad([(0, -1), (0, 0)]), "pad: "),
         (lambda t: t.shrink([(0, 3), (0, 3)]), "shrink: "),

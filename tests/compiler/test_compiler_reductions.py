@@ -202,7 +202,7 @@ def test_matmul_of_narrow_floats_sums_in_float32(cpu: Device) -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((2, 3), (4, 5)), r"matmul: shapes \[2, 3\] and \[4, 5\] do not multiply"),
+        (((2, 3), (4, 5)), r"matmul: shapes \[2, 3\] .*and \[4, 5\] .*do not multiply"),
         (((2, 2, 3), (3, 3, 4)), r"matmul: shapes \[2\] and \[3\] do not broadcast"),
         (((), (3, 3)), "matmul: an operand has no axes"),
     ],
