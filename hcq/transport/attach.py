@@ -40,7 +40,7 @@ def attach_pci(
     if via not in ("vfio", "iommufd"):
         raise BadArgument("a PCI function is reached via 'vfio', 'iommufd' or 'sysfs'", via=via)
     function = PciFunction.find(system, address)
-    binding = Binding.bind(function) if bind else None
+    binding = Binding.bind(function, no_iommu=no_iommu) if bind else None
     try:
         return VfioTransport(
             function.address,

@@ -52,8 +52,15 @@ class Step:
         return f"{self.function.address}: {self.former or 'no driver'} -> {VFIO_DRIVER}"
 
 
-def plan(function: PciFunction, *, with_group: bool = True, rights: bool = True) -> list[Step]:
-    """What binding would do, after every check; changes nothing. rights: check those too.
+def plan(
+    function: PciFunction,
+    *,
+    with_group: bool = True,
+    rights: bool = True,
+    no_iommu: bool = False,
+) -> list[Step]:
+    """What binding would do, after every check; changes nothing. rights: check those too. no_iommu:
+    accept a function that no IOMMU translates for.
 
     Functions that share the IOMMU group come along (a GPU's audio function does). Refused with a
     reason: no IOMMU, no vfio-pci, a bridge, a group with storage or network that a kernel driver
@@ -61,7 +68,8 @@ def plan(function: PciFunction, *, with_group: bool = True, rights: bool = True)
     """
     check_kind(function)
     check_link(function)
-    check_iommu(function)
+    if not no_iommu:
+        check_iommu(function)
     check_module(function)
     check_power(function, runtime_managed=True)
     members = function.group_members() if with_group else [function]
@@ -87,9 +95,9 @@ class Binding:
         self._done: list[Step] = []
 
     @classmethod
-    def bind(cls, function: PciFunction) -> Self:
+    def bind(cls, function: PciFunction, *, no_iommu: bool = False) -> Self:
         """Take the function and its group; all of them, or none when one cannot be taken."""
-        return cls._carry_out(plan(function))
+        return cls._carry_out(plan(function, no_iommu=no_iommu))
 
     @classmethod
     def bind_alone(cls, function: PciFunction) -> Self:

@@ -33,9 +33,9 @@ RESIZE_REMEDY = "enable Resizable BAR and Above 4G decoding in the firmware setu
 
 def check_iommu(function: PciFunction) -> None:
     """IommuOff unless an IOMMU translates for the function."""
-    if function.group is None:
+    if not function.translated:
         raise IommuOff(
-            f"{function.address} is in no IOMMU group: the IOMMU is off, or absent",
+            f"no IOMMU translates for {function.address}: it is off, or absent",
             remedy=IOMMU_REMEDY,
         )
 

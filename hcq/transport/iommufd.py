@@ -120,7 +120,8 @@ class IommufdSpace:
         try:
             self.system.ioctl(descriptor, self._constants.VFIO_DEVICE_BIND_IOMMUFD, buffer)
         except OSError as error:
-            if error.errno in (errno.EBUSY, errno.EPERM):
+            # EINVAL is what Linux (drivers/vfio/device_cdev.c) says of one that is bound already.
+            if error.errno in (errno.EBUSY, errno.EPERM, errno.EINVAL):
                 raise DeviceBusy(
                     f"{function.address}, or a function that shares its IOMMU group, is in use",
                     holder=", ".join(holders(self.system, function.device_nodes())) or "unknown",

@@ -120,6 +120,13 @@ class PciFunction:
         return self._link("iommu_group")
 
     @property
+    def translated(self) -> bool:
+        """Whether an IOMMU translates for it. VFIO's no-IOMMU mode makes groups of its own, named
+        "vfio-noiommu" (Linux drivers/vfio/group.c)."""
+        name = self.system.read_text(f"{GROUPS}/{self.group}/name")
+        return self.group is not None and name != "vfio-noiommu"
+
+    @property
     def group_type(self) -> str | None:
         """How the IOMMU treats the group by default: "DMA", "DMA-FQ", "identity"."""
         return self.system.read_text(f"{GROUPS}/{self.group}/type")

@@ -151,7 +151,7 @@ class SysfsTransport:
         size = rounded(size)
         with self._lock:
             self._check()
-            if self.function.group is not None and self.function.group_type != "identity":
+            if self.function.translated and self.function.group_type != "identity":
                 raise AccessDenied(
                     f"the IOMMU translates for {self.name}: physical addresses mean nothing to it",
                     group=self.function.group,

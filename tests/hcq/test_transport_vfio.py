@@ -460,6 +460,62 @@ def test_without_an_iommu_only_when_asked_and_with_a_warning(
         opened(machine, no_iommu=True)
 
 
+# ---- iommufd ---------------------------------------------------------------------------------
+
+
+def test_memory_and_registers_through_iommufd(machine: VfioMachine) -> None:
+    machine.offer_iommufd(GPU)
+    machine.ranges = [(0, 0xFEDFFFFF), *((at << 32, (at << 32) + 4095) for at in range(1, 300))]
+    with opened(machine, iommufd=True) as transport:
+        (iommufd,) = machine.iommufds()
+        assert not machine.containers() and len(transport.space.ranges) == 300
+        memory = transport.allocate_dma(3 << 20)
+        (bus,) = iommufd.spaces[7]
+        assert bus == memory.segments[0].address and iommufd.spaces[7][bus][1] == 3 << 20
+        transport.window(5).write32(0, 9)
+        assert transport.interrupts is not None
+        with pytest.raises(DeviceBusy):
+            opened(machine, iommufd=True)
+        memory.close()
+        assert iommufd.spaces[7] == {}
+        for code, error in ((errno.ENOMEM, OutOfMemory), (errno.EINVAL, TransportError)):
+            machine.fail[f"iommufd:{fake_vfio.IOAS_MAP:#x}"] = code
+            with pytest.raises(error):
+                transport.allocate_dma(4096)
+
+
+def test_iommufd_is_taken_where_there_are_no_groups(machine: VfioMachine) -> None:
+    machine.offer_iommufd(GPU)
+    (machine.root / "dev/vfio/7").unlink()
+    with opened(machine):
+        assert machine.iommufds()
+
+
+def test_iommufd_that_is_not_there(machine: VfioMachine) -> None:
+    with pytest.raises(NotSupported, match="VFIO_DEVICE_CDEV"):
+        opened(machine, iommufd=True)
+    machine.offer_iommufd(GPU)
+    (machine.root / "dev/iommu").unlink()
+    with pytest.raises(ModuleMissing, match="modprobe iommufd"):
+        opened(machine, iommufd=True)
+    with pytest.raises(NotSupported):
+        opened(machine, iommufd=True, no_iommu=True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [f"device:{fake_vfio.BIND:#x}", f"iommufd:{fake_vfio.IOAS_ALLOC:#x}",
+     f"device:{fake_vfio.ATTACH:#x}", f"iommufd:{fake_vfio.IOVA_RANGES:#x}"],
+)  # fmt: skip
+def test_a_failure_of_iommufd_leaves_nothing_open(machine: VfioMachine, call: str) -> None:
+    machine.offer_iommufd(GPU)
+    machine.fail[call] = errno.EIO
+    before = descriptors()
+    with pytest.raises(UgpuError):
+        opened(machine, iommufd=True)
+    assert descriptors() == before and machine.open_files == {}
+
+
 # ---- by name, with binding -------------------------------------------------------------------
 
 

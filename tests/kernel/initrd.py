@@ -53,9 +53,10 @@ _DIRECTORY, _FILE, _PROGRAM, _DEVICE = 0o040755, 0o100644, 0o100755, 0o020600
 class Modules:
     """The modules of an unpacked kernel, each with what it needs loaded before it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
+        """Those below `folder`; None for a kernel without modules."""
         self._paths: dict[str, Path] = {}
-        for path in folder.rglob("*.ko*"):
+        for path in folder.rglob("*.ko*") if folder is not None else ():
             self._paths[_plain(path.name.split(".ko")[0])] = path
 
     def in_order(self, names: Iterable[str]) -> dict[str, bytes]:

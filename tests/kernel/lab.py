@@ -89,6 +89,13 @@ class Lab:
             partial.rename(kernel)
         return cls(folder, programs, kernel)
 
+    def with_kernel(self, kernel: Path) -> Lab:
+        """The same laboratory with another kernel (an ELF vmlinux) that has all it needs built
+        in."""
+        other = Lab(self.folder, self.programs, kernel)
+        other.modules = initrd.Modules(None)
+        return other
+
     def boot(
         self,
         name: str,

@@ -105,6 +105,17 @@ def ensure(folder: Path, *, mirror: str = MIRROR, keyring: Path = KEYRING) -> Pr
     return Programs(ready)
 
 
+def unpack(names: tuple[str, ...], target: Path, folder: Path) -> None:
+    """Download further packages by name, without what they depend on, and unpack them."""
+    apt = _Apt(folder / "apt", MIRROR, KEYRING)
+    try:
+        apt.update()
+        for package in apt.download(names):
+            _step("unpack", ["dpkg-deb", "-x", str(package), str(target)], None)
+    finally:
+        shutil.rmtree(folder / "apt")
+
+
 class _Apt:
     """An apt of its own in `root`: lists, status and cache; the system's are never touched."""
 

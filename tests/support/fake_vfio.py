@@ -6,6 +6,7 @@ from the generated tables that the code under test uses.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from tests.support.pci_machine import Function, PciMachine
 
+BIND, ATTACH = 0x3B76, 0x3B77
+IOAS_ALLOC, IOVA_RANGES, IOAS_MAP, IOAS_UNMAP = 0x3B81, 0x3B84, 0x3B85, 0x3B86
 (API, CHECK, SET_IOMMU, GROUP_STATUS, SET_CONTAINER, UNSET, GET_FD, DEVICE_INFO, REGION_INFO,
  IRQ_INFO, SET_IRQS, RESET, HOT_INFO, HOT_RESET) = range(0x3B64, 0x3B72)  # fmt: skip
 IOMMU_INFO, MAP, UNMAP = 0x3B70, 0x3B71, 0x3B72
@@ -30,6 +33,15 @@ class Container:
     groups: list[str] = field(default_factory=list)
     iommu: int = 0
     maps: dict[int, tuple[int, int]] = field(default_factory=dict)  # bus -> (virtual, size)
+
+
+@dataclass
+class Iommufd:
+    """What one /dev/iommu descriptor holds."""
+
+    spaces: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    attached: dict[str, int] = field(default_factory=dict)
 
 
 class VfioMachine(PciMachine):
@@ -59,6 +71,11 @@ class VfioMachine(PciMachine):
         descriptor = super().open(path, flags)
         if name == "dev/vfio/vfio":
             self.open_files[descriptor] = ("container", Container())
+        elif name == "dev/iommu":
+            self.open_files[descriptor] = ("iommufd", Iommufd())
+        elif name.startswith("dev/vfio/devices/"):
+            address = path.read_text()
+            self.open_files[descriptor] = ("device", self.functions[address])
         elif name.startswith("dev/vfio/"):
             group = name.removeprefix("dev/vfio/").removeprefix("noiommu-")
             if any(kept == ("group", group) for kept in self.open_files.values()):
@@ -79,6 +96,16 @@ class VfioMachine(PciMachine):
     def containers(self) -> list[Container]:
         return [what for _, what in self.open_files.values() if isinstance(what, Container)]
 
+    def offer_iommufd(self, address: str) -> None:
+        """Have the kernel make /dev/iommu and the function's own node."""
+        (self.root / "dev/iommu").touch()
+        (self.root / "dev/vfio/devices").mkdir()
+        (self.root / "dev/vfio/devices/vfio0").write_text(address)
+        (self.folder(address) / "vfio-dev/vfio0").mkdir(parents=True)
+
+    def iommufds(self) -> list[Iommufd]:
+        return [what for _, what in self.open_files.values() if isinstance(what, Iommufd)]
+
     # ---- calls -------------------------------------------------------------------------------
 
     def ioctl(self, descriptor: int, request: int, argument: bytearray | memoryview | int) -> int:
@@ -89,6 +116,8 @@ class VfioMachine(PciMachine):
         assert not isinstance(argument, int) or request == RESET, hex(request)
         if kind == "group" and isinstance(argument, bytearray):
             return self._group_call(str(what), request, argument)
+        if kind == "iommufd" and isinstance(what, Iommufd) and isinstance(argument, bytearray):
+            return self._iommufd_call(what, request, argument)
         if kind == "device":
             return self._device_call(descriptor, request, argument)
         raise OSError(errno.ENOTTY, "no such call")
@@ -145,6 +174,50 @@ class VfioMachine(PciMachine):
             raise OSError(errno.EEXIST, "overlap")
         container.maps[bus] = (virtual, length)
 
+    def _iommufd_call(self, iommufd: Iommufd, request: int, argument: bytearray) -> int:
+        if struct.unpack_from("<I", argument)[0] != len(argument):
+            raise OSError(errno.EOPNOTSUPP, "not the structure's size")
+        if request == IOAS_ALLOC:
+            iommufd.spaces[7] = {}
+            struct.pack_into("<I", argument, 8, 7)
+        elif request == IOVA_RANGES:
+            _, space, room, _, place, _ = struct.unpack("<IIIIQQ", argument)
+            if space not in iommufd.attached.values():
+                raise OSError(errno.EINVAL, "nothing attached")
+            struct.pack_into("<I", argument, 8, len(self.ranges))
+            if room < len(self.ranges):
+                raise OSError(errno.EMSGSIZE, "no room")
+            data = b"".join(struct.pack("<QQ", *one) for one in self.ranges)
+            ctypes.memmove(place, data, len(data))
+        elif request == IOAS_MAP:
+            _, flags, space, _, virtual, size, bus = struct.unpack("<IIIIQQQ", argument)
+            if flags != 7 or (virtual | size | bus) & 4095:
+                raise OSError(errno.EINVAL, "bad mapping")
+            iommufd.spaces[space][bus] = (virtual, size)
+        elif request == IOAS_UNMAP:
+            _, space, bus, size = struct.unpack("<IIQQ", argument)
+            if iommufd.spaces[space].get(bus, (0, 0))[1] != size:
+                raise OSError(errno.ENOENT, "not what was mapped")
+            del iommufd.spaces[space][bus]
+        else:
+            raise OSError(errno.ENOTTY, "no such call")
+        return 0
+
+    def _bind_call(self, function: Function, request: int, argument: bytearray) -> int:
+        if request == BIND:
+            kind, what = self.open_files[struct.unpack("<IIiI", argument)[2]]
+            assert kind == "iommufd" and isinstance(what, Iommufd)
+            if any(function.address in one.bound for one in self.iommufds()):
+                raise OSError(errno.EINVAL, "bound already")
+            what.bound.add(function.address)
+            return 0
+        (owner,) = (one for one in self.iommufds() if function.address in one.bound)
+        space = struct.unpack("<III", argument)[2]
+        if space not in owner.spaces:
+            raise OSError(errno.ENOENT, "no such space")
+        owner.attached[function.address] = space
+        return 0
+
     def _group_call(self, group: str, request: int, argument: bytearray) -> int:
         attached = [one for one in self.containers() if group in one.groups]
         if request == GROUP_STATUS:
@@ -180,6 +253,8 @@ class VfioMachine(PciMachine):
             function.resets += 1
             return 0
         assert isinstance(argument, bytearray)
+        if request in (BIND, ATTACH):
+            return self._bind_call(function, request, argument)
         if request == DEVICE_INFO:
             struct.pack_into("<IIIII", argument, 0, 24, 2 | int(self.has_reset), 9, 5, 0)
         elif request == REGION_INFO:
