@@ -55,7 +55,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
         runtime.memory_ir(),
         runtime_lanes.lanes_ir(),
         runtime_local.local_ir(),
-        wave.launcher_ir(),
+        wave.launcher_ir(jit.on_x86()),
         _PROFILES,
     ]
     declarations: set[str] = set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from am.virtual.isa import layout
 from am.virtual.isa.emit_scalar import Handler
 from am.virtual.isa.formats import Instruction
+from am.virtual.isa.jit import on_x86
 from am.virtual.isa.launch import denormal_control
 from am.virtual.isa.registers import Registers, Unsupported
 
@@ -143,6 +144,8 @@ def _set_register(e: Registers, i: Instruction) -> None:
 
 def _set_denormals(e: Registers, denormals: int) -> None:
     """Switch the host's treatment of denormals; a new block keeps arithmetic in order."""
+    if not on_x86():
+        raise Unsupported("switching the denormal mode on this host")
     e.switches_mode = True
     for line in ("", f"store i32 {denormal_control(denormals)}, ptr %mode.slot"):
         if line:

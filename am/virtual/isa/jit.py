@@ -35,6 +35,11 @@ def host() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), ",".join(names)
 
 
+def on_x86() -> bool:
+    """Return whether the host is an x86-64."""
+    return str(llvm.get_default_triple()).startswith("x86_64")
+
+
 @cache
 def _machine(optimise: int) -> llvm.TargetMachine:
     """Return the shared target machine for compiling at one level."""

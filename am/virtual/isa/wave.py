@@ -24,15 +24,19 @@ def _set_scalar_from(slot: int, name: str, value: str) -> str:
     )
 
 
-def launcher_ir() -> str:
-    """Return the IR of `launch(context, kernel)`: run workgroups until none is left or one halts.
+def _float_mode_ir(on_x86: bool) -> str:
+    """Return the entry point, which sets the host's floating-point mode around the groups.
 
-    Waves of a group run one after another, each to its next barrier or its end. Returns a code of
-    `layout`. After UNKNOWN_CODE, with RESUME_GROUP set, a second call
-    goes on with that group's waves where they were.
+    Only for x86 do we know how; elsewhere denormals are always kept.
     """
+    if not on_x86:
+        return f"""
+define i32 @{PREFIX}launch(ptr %context, ptr %kernel) {{
+  %code = call i32 @launch_groups(ptr %context, ptr %kernel)
+  ret i32 %code
+}}
+"""
     return f"""
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 declare void @llvm.x86.sse.stmxcsr(ptr)
 
@@ -46,6 +50,19 @@ entry:
   call void @llvm.x86.sse.ldmxcsr(ptr %saved)
   ret i32 %code
 }}
+"""
+
+
+def launcher_ir(on_x86: bool) -> str:
+    """Return the IR of `launch(context, kernel)`: run workgroups until none is left or one halts.
+
+    Waves of a group run one after another, each to its next barrier or its end. Returns a code of
+    `layout`. After UNKNOWN_CODE, with RESUME_GROUP set, a second call
+    goes on with that group's waves where they were.
+    """
+    return f"""
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+{_float_mode_ir(on_x86)}
 
 define internal i32 @launch_groups(ptr %context, ptr %kernel) noinline {{
 entry:
