@@ -93,9 +93,12 @@ def wait_ifwi(chip: Chip) -> None:
     while True:
         state = chip.bus.read32(facts.MP0_SMN_C2PMSG_33)
         size = chip.memory_size_mb()
-        if state == ALL_ONES and size == ALL_ONES:
+        dark = state == ALL_ONES and size == ALL_ONES
+        # A chip that comes out of a reset is dark for a while; one that was pulled out has lost its
+        # configuration space too.
+        if dark and (not chip.transport.present() or time.monotonic() > limit):
             chip.check_present("waiting for the board's firmware")
-        elif state & 0x8000_0000 and size not in (0, ALL_ONES):
+        elif not dark and state & 0x8000_0000 and size not in (0, ALL_ONES):
             chip.vram.size = size << 20
             return
         if time.monotonic() > limit:
