@@ -41,7 +41,7 @@ from hcq.transport.checks import (
     read_identity,
 )
 from hcq.transport.dma import rounded
-from hcq.transport.fork import drop_in_child
+from hcq.transport.life import look_after
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.system import System
@@ -90,7 +90,7 @@ class SysfsTransport:
             self.identity: PciIdentity = read_identity(self.name, self._config.read)
             self._write_attribute("enable", "1")
             check_power(self.function, runtime_managed=False)
-            drop_in_child(self)
+            look_after(self)
         except BaseException:
             self.close()
             raise

@@ -26,9 +26,9 @@ from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import check_bars, check_openable, read_identity
 from hcq.transport.dma import BusAddresses, HostMemory, MappedMemory, alignment, rounded
-from hcq.transport.fork import drop_in_child
 from hcq.transport.interrupts import EventInterrupts, EventWatch
 from hcq.transport.iommufd import IommufdSpace, available
+from hcq.transport.life import look_after
 from hcq.transport.pci_config import ConfigFile
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
@@ -106,7 +106,7 @@ class VfioTransport:
             self._addresses = BusAddresses(self.space.ranges, reach_bits)
             self._enable()
             self._watch = self._watch_events()
-            drop_in_child(self)
+            look_after(self)
         except BaseException:
             self.close()
             raise

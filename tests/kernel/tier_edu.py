@@ -18,6 +18,9 @@ def run(lab: Lab) -> list[Run]:
         *("-device", "edu,id=edu1,bus=bridge0,addr=1"),
         *("-device", "e1000,bus=bridge0,addr=2,romfile="),
     )
-    tests = [f"{GUEST}/{name}.py" for name in ("smoke", "edu_vfio", "edu_sysfs", "edu_unplug")]
+    tests = [
+        f"{GUEST}/{name}.py"
+        for name in ("smoke", "edu_vfio", "edu_sysfs", "edu_tools", "edu_unplug")
+    ]
     modules = ("vfio_pci", "vfio_iommu_type1", "e1000")
     return [lab.boot("edu", tests=tests, devices=devices, modules=modules, limit_s=180)]

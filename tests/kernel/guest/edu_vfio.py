@@ -134,7 +134,13 @@ def wait_for_fault(before: int) -> None:
     wait_until(lambda: faults() > before, unit="IOMMU", waiting_for="a logged fault", limit_s=10)
 
 
-def test_large_memory_is_one_run(transport: VfioTransport, record_property: Record) -> None:
+@pytest.mark.parametrize("reserved", [0, 16])
+def test_large_memory_is_one_run(
+    transport: VfioTransport, record_property: Record, reserved: int
+) -> None:
+    pool = Path("/proc/sys/vm/nr_hugepages")
+    pool.write_text(str(reserved))
+    pages = "reserved huge pages" if reserved else "ordinary pages"
     for size in (4096, 2 << 20, 16 << 20):
         start = time.perf_counter()
         memory = transport.allocate_dma(size, contiguous=True)
@@ -145,9 +151,10 @@ def test_large_memory_is_one_run(transport: VfioTransport, record_property: Reco
         memory.close()
         end = time.perf_counter()
         record_property(
-            f"map {size >> 10} KiB", f"{(mapped - start) * 1e6:.0f} us, "
-            f"unmap {(end - freed) * 1e6:.0f} us",
-        )  # fmt: skip
+            f"map {size >> 10} KiB, {pages}",
+            f"{(mapped - start) * 1e6:.0f} us, unmap {(end - freed) * 1e6:.0f} us",
+        )
+    pool.write_text("0")
 
 
 def test_interrupts_come_one_by_one(transport: VfioTransport, record_property: Record) -> None:
