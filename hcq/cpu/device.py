@@ -13,7 +13,9 @@ import ctypes
 import logging
 import os
 import platform
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import llvmlite.binding as llvm
@@ -35,6 +37,10 @@ from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
 
 log = logging.getLogger(__name__)
+
+
+# Threads inside kernels that never ended, each with all that it may reach.
+_left_behind: list[tuple[threading.Thread, list[object]]] = []
 
 
 def open_device(
@@ -91,7 +97,8 @@ class CpuDevice(Device):
         self.target = host_target(threads)
         self.used = 0
         self.kernel_names: dict[int, str] = {}
-        self._abandoned: list[object] = []  # threads that never ended, and memory they may reach
+        self._memories: weakref.WeakSet[HostMemory | CodeMemory] = weakref.WeakSet()
+        self._abandoned: list[object] = []  # what threads that never ended may reach
         self.bell = Bell()
         self._pool = Pool(threads - 1, name)
         self._idle_pool = Pool(0, name)
@@ -119,6 +126,7 @@ class CpuDevice(Device):
 
     def take_memory(self, size: int) -> HostMemory:
         memory = HostMemory(size)
+        self._memories.add(memory)
         self.used += size
         return memory
 
@@ -132,6 +140,7 @@ class CpuDevice(Device):
     def timeline_memory(self) -> Buffer:
         """Memory of a queue's timeline; it belongs to the device and is not counted as used."""
         memory = HostMemory(TIMELINE_SIZE)
+        self._memories.add(memory)
         address = VirtAddr(memory.address)
         return Buffer(self, address, TIMELINE_SIZE, Placement.HOST, memory.view, memory)
 
@@ -148,6 +157,7 @@ class CpuDevice(Device):
 
     def load_program(self, image: bytes) -> Program:
         memory, kernels = load_object(image)
+        self._memories.add(memory)
         self.used += memory.size
         address = VirtAddr(memory.address)
         owner = Buffer(self, address, memory.size, Placement.DEVICE, None, memory)
@@ -215,12 +225,21 @@ class CpuDevice(Device):
 
     def _stop(self) -> None:
         """End all threads; those inside a kernel are left behind, with all they may reach."""
+        left: list[threading.Thread] = []
         for queue in (self._compute, self._copy):
             if not queue.server.stop():
                 log.warning("%s: a kernel still runs; its thread is left behind", queue.name)
                 self._abandoned += [queue.server, queue._arena, list(queue._alive)]
+                left.append(queue.server.thread)
         if not self._pool.stop():
             self._abandoned.append(self._pool)
+            left += self._pool.threads
+        if left:
+            # RACE: the threads may outlive this device, so what they reach must too: also memory
+            # that nobody refers to any more, and what is freed from now on.
+            self._abandoned += [self.bell, *self._memories]
+            _left_behind[:] = [entry for entry in _left_behind if entry[0].is_alive()]
+            _left_behind.extend((thread, self._abandoned) for thread in left)
 
     # ---- facts -------------------------------------------------------------------------------
 

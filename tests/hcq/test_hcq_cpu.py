@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import struct
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hcq
+from hcq.cpu import device as device_module
 from hcq.cpu.device import CpuDevice
 from hcq.cpu.object import load_object
 from hcq.cpu.queue import ARENA_SIZE
@@ -235,3 +238,25 @@ def test_stages_are_told() -> None:
         pass
     assert [stage for stage, _ in told] == ["command processor", "queues and threads"]
     assert all(seconds >= 0 for _, seconds in told)
+
+
+def test_a_kernel_left_behind_outlives_its_device() -> None:
+    """Its code, arguments and structures stay while it runs, whatever happens to the device."""
+    cpu = hcq.open("cpu")
+    program = cpu.load(contract_object(cpu.target))
+    flag = cpu.alloc(64, placement=Placement.HOST)
+    flag.fill(0)
+    with cpu.queue() as queue:
+        queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
+    with pytest.raises(DeviceHang):
+        cpu.synchronize(0.05)
+    address = int(flag.address)
+    cpu.reset()
+    cpu.close()
+    threads = [thread for thread, _ in device_module._left_behind]
+    del cpu, program, flag, queue
+    gc.collect()
+    ctypes.memset(address, 1, 64)
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
