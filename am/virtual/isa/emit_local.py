@@ -134,6 +134,27 @@ def _local_atomic(bits: int, operation: str) -> Handler:
     return emit
 
 
+def _exchange_two(bits: int, step: int) -> Handler:
+    """Exchange two elements, the first before the second."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.addr, i.data, i.data1, i.dst)
+        high = e.value(f"trunc i64 {e.context(layout.SHARED_HIGH, 'i64')} to i32")
+        old: list[str] = []
+        for operand, offset in ((i.data, i.offset0), (i.data1, i.offset1)):
+            assert operand is not None
+            address = _local_address(e, i, offset * step * bits // 8)
+            store_columns(e, data_registers(e, operand))
+            addresses = e.join(address, e.broadcast("i32", high))
+            atomic_call(e, bits, "swap", addresses, True, e.exec())
+            old += load_columns(e, bits // 32)
+        assert i.dst is not None
+        for k, value in enumerate(old):
+            e.set_vector_register(i.dst.index + k, value)
+
+    return emit
+
+
 _COMMON = {
     "add_u": "add", "sub_u": "sub", "min_i": "min_i", "min_u": "min_u", "max_i": "max_i",
     "max_u": "max_u", "and_b": "and", "or_b": "or", "xor_b": "xor", "inc_u": "inc", "dec_u": "dec",
@@ -268,6 +289,7 @@ def handlers() -> dict[str, Handler]:
     found["ds_store_b16_d16_hi"] = _store(2, high=True)
     for bits in (32, 64):
         for suffix, step in (("", 1), ("_stride64", 64)):
+            found[f"ds_storexchg_2addr{suffix}_rtn_b{bits}"] = _exchange_two(bits, step)
             found[f"ds_load_2addr{suffix}_b{bits}"] = _load_two(bits // 8, step)
             found[f"ds_store_2addr{suffix}_b{bits}"] = _store_two(bits // 8, step)
     found["ds_bpermute_b32"] = _backward_permute

@@ -20,6 +20,7 @@ from am.virtual.isa import (
     emit_lanes,
     emit_local,
     emit_matrix,
+    emit_media,
     emit_memory,
     emit_packed,
     emit_relative,
@@ -41,7 +42,8 @@ _PROFILES = (
 
 _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
-    emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_relative, emit_flow,
+    emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
+    emit_flow,
 )  # fmt: skip
 
 

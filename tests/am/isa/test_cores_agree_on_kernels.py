@@ -29,11 +29,6 @@ ROUGH = ("rcp", "rsq", "sqrt", "exp", "log", "sin", "cos", "tan")
 # The core may stop at these as at an illegal instruction.
 NOT_TRANSLATED = (
     "amdgcn.trig.preop",
-    "amdgcn.cube",
-    "amdgcn.permlane64",
-    "amdgcn.qsad",
-    "amdgcn.mqsad",
-    "buffer ",
     "hardware register",
 )
 

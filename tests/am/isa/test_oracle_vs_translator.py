@@ -43,7 +43,7 @@ ENCODINGS = (
 BATCH = 40
 PARTS = 4
 # The core stops at these as at an illegal instruction.
-NOT_TRANSLATED = {"v_trig_preop_f64", "ds_storexchg_2addr_rtn_b32", "ds_storexchg_2addr_rtn_b64"}
+NOT_TRANSLATED = {"v_trig_preop_f64"}
 
 
 class Zeros:
