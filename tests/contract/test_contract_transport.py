@@ -1,9 +1,12 @@
-"""The transport contract, over every transport there is: directly, traced and virtual."""
+"""The transport contract, over every transport there is: directly, traced, virtual, VFIO."""
 
 from __future__ import annotations
 
 import itertools
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,8 @@ from am.virtual.gpu import attach
 from hcq.errors import BadArgument, Closed
 from hcq.transport.base import Transport
 from hcq.transport.trace import Access, TracingTransport
+from hcq.transport.vfio import VfioTransport
+from tests.support.fake_vfio import VfioMachine
 from tests.support.pcifunction import PlainFunction
 
 
@@ -33,7 +38,37 @@ def traced_virtual() -> Transport:
     return TracingTransport(virtual(), lambda access: None)
 
 
-@pytest.fixture(params=[plain, traced, virtual, traced_virtual], ids=lambda make: make.__name__)
+def machine() -> VfioMachine:
+    """A made-up kernel with one card in vfio-pci's hands; its files go with the object."""
+    folder = tempfile.TemporaryDirectory()
+    made = VfioMachine(Path(folder.name))
+    made.load("vfio-pci")
+    made.add("0000:03:00.0", driver="vfio-pci")
+    weakref.finalize(made, folder.cleanup)
+    return made
+
+
+def vfio() -> Transport:
+    made = machine()
+    return VfioTransport("0000:03:00.0", system=made, on_close=made.free)
+
+
+def vfio_by_file() -> Transport:
+    made = machine()
+    made.mappable = False
+    return VfioTransport("0000:03:00.0", system=made, on_close=made.free)
+
+
+def iommufd() -> Transport:
+    made = machine()
+    made.offer_iommufd("0000:03:00.0")
+    return VfioTransport("0000:03:00.0", system=made, iommufd=True, on_close=made.free)
+
+
+MAKERS = [plain, traced, virtual, traced_virtual, vfio, vfio_by_file, iommufd]
+
+
+@pytest.fixture(params=MAKERS, ids=lambda make: make.__name__)
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     make: Callable[[], Transport] = request.param
     with make() as opened:

@@ -1,0 +1,79 @@
+"""`pci:` names on a made-up machine: what is refused, what is handed on, what is given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from am.chips.navi31 import facts as navi31
+from am.virtual.gpu import attach
+from hcq import registry
+from hcq.errors import BadArgument, BarTooSmall, DeviceBusy, DeviceNotFound, FirmwareSilent
+from hcq.transport import attach as pci
+from tests.support.fake_vfio import VfioMachine
+
+GPU, OTHER = "0000:03:00.0", "0000:04:00.0"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VfioMachine:
+    made = VfioMachine(tmp_path)
+    made.load("vfio-pci")
+    made.add(GPU, driver="amdgpu")
+    made.add(OTHER, ids=(0x10DE, 0x2684), driver="nvidia", group="8")
+    monkeypatch.setattr(pci, "System", lambda: made)
+    monkeypatch.setattr(registry, "SYSFS_PCI", tmp_path / "sys/bus/pci/devices")
+    return made
+
+
+def test_what_no_driver_knows_is_left_alone(machine: VfioMachine) -> None:
+    for name in (f"pci:{OTHER}", "pci:0000:09:00.0"):
+        with pytest.raises(DeviceNotFound):
+            registry.open(name, bind=True)
+    with pytest.raises(BadArgument, match="not a PCI address"):
+        registry.open("pci:first")
+    assert machine.log == [] and machine.driver(OTHER) == "nvidia"
+
+
+def test_options_are_checked_before_binding(machine: VfioMachine) -> None:
+    with pytest.raises(BadArgument, match=r"leaf.*bind.*leave.*no_iommu.*via"):
+        registry.open(f"pci:{GPU}", bind=True, leaf="warm")
+    assert machine.log == []
+
+
+def test_a_card_in_use_is_refused_and_named(machine: VfioMachine) -> None:
+    with pytest.raises(DeviceBusy, match="amdgpu"):
+        registry.open("pci:03:00.0")
+    assert machine.log == []
+
+
+def test_the_chips_needs_are_asked_of_the_bars(machine: VfioMachine) -> None:
+    folder = machine.folder(GPU)
+    text = (folder / "resource").read_text().splitlines()
+    text[0] = "0x0000008000000000 0x0000008000ffffff 0x000000000014220c"
+    (folder / "resource").write_text("\n".join(text))
+    with pytest.raises(BarTooSmall, match="Resizable BAR"):
+        registry.open(f"pci:{GPU}", bind=True)
+    assert machine.driver(GPU) == "amdgpu"
+
+
+def test_a_driver_that_fails_gives_the_card_back(
+    machine: VfioMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The made-up card has memory where registers should be: no firmware in it ever starts."""
+    monkeypatch.setattr(navi31, "IFWI_LIMIT_S", 0.01)
+    with pytest.raises(FirmwareSilent):
+        registry.open(f"pci:{GPU}", bind=True)
+    assert machine.driver(GPU) == "amdgpu" and machine.open_files == {}
+
+
+def test_auto_takes_only_what_is_ready(machine: VfioMachine) -> None:
+    with registry.open("auto") as device:
+        assert device.name == "cpu"
+
+
+def test_the_needs_of_the_chip_are_met_by_its_model() -> None:
+    with attach(vram=256 << 20).transport as transport:
+        needs = dict(registry.PCI_DRIVERS[0x1002, 0x744C].least_bars)
+        assert all(transport.window(bar).size >= size for bar, size in needs.items())
