@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.dtype import DType, bool_
-from compiler.index import Atom, Div, Index, Range, Validity
+from compiler.index import Atom, Div, Index, Opaque, Range, Validity
 from compiler.ir import Memory, Value
 
 SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
@@ -104,6 +104,8 @@ class Lines:
         known = self._find(atom)
         if known is not None:
             return known
+        if isinstance(atom, Opaque):
+            return self.opaque(atom)
         kind, divisor = self.index_type, atom.divisor
         inner = self.index(atom.value)
         op = "div" if isinstance(atom, Div) else "rem"
@@ -121,6 +123,9 @@ class Lines:
                 result = self.new(f"select i1 {negative}, {kind} {down}, {kind} {quotient}")
         self.scopes[-1][atom] = result
         return result
+
+    def opaque(self, atom: Opaque) -> str:
+        raise NotImplementedError
 
     def conditions(self, conditions: Validity) -> str:
         """An i1: all indices are at least zero."""
@@ -163,7 +168,8 @@ def _rank(atom: Atom) -> tuple[int, str]:
     kinds = {"group": 0, "thread": 1, "loop": 2}
     if isinstance(atom, Range):
         return kinds[atom.kind], atom.name
-    return max((kinds[r.kind] for r in atom.value.ranges()), default=0), atom.key
+    inner = atom.indices() if isinstance(atom, Opaque) else (atom.value,)
+    return max((kinds[r.kind] for i in inner for r in i.ranges()), default=0), atom.key
 
 
 def pointer_type(memory: Memory, host: bool) -> str:

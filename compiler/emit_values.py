@@ -10,8 +10,9 @@ import struct
 
 from compiler.dtype import DType, bfloat16, bool_, float16, float32
 from compiler.emit_lines import SUFFIX, Lines, alignment, element_type, pointer_type, stored_type
-from compiler.index import Index
+from compiler.index import Index, Opaque
 from compiler.ir import Load, Memory, Value, walk
+from compiler.lookup import Lookup
 
 _COMPARE = {
     "f": {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"},
@@ -62,6 +63,20 @@ class Values(Lines):
         self.private.clear()
         if memory.space == "local":
             self.shared.clear()
+
+    def opaque(self, atom: Opaque) -> str:
+        """A lookup: clamped, then as wide as indices are."""
+        assert isinstance(atom, Lookup), atom
+        dtype = atom.source.dtype
+        text, kind = self.value(atom.source), element_type(dtype)
+        if dtype.kind == "i":
+            text = self.intrinsic("smax", kind, [text, "0"])
+        if atom.high < (1 << dtype.bits) - 1:
+            text = self.intrinsic("umin", kind, [text, str(atom.high)])
+        narrow = dtype.bits < int(self.index_type[1:])
+        if narrow:
+            return self.new(f"zext {kind} {text} to {self.index_type}")
+        return self._resize(text, kind, self.index_type)
 
     # ---- values --------------------------------------------------------------------------------
 

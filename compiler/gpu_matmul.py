@@ -36,8 +36,9 @@ from compiler.ir import (
     thread_range,
     value,
 )
+from compiler.lookup import guard
 from compiler.ranges import Computation, elements
-from compiler.spread import guard, spread, store, unit_stride
+from compiler.spread import spread, store, unit_stride
 from hcq.target import TargetSpec
 
 BLOCK = 4  # rows and columns of a thread's block, and elements moved at once

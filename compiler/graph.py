@@ -19,8 +19,13 @@ element-wise    1..3     -                               see ops.py; all of one 
 "flip"          1        axes                            reversed along the axes
 "stride"        1        steps                           every step-th element, from the first
 "cat"           1..n     axis                            one after the other
+"gather"        1 + n    (axes, checked)                 elements at indices along n axes, see below
 "reduce"        1        (operation, axes)               the axes keep size 1
 "contiguous"    1        -                               must be stored
+
+A gather's indices (sources 1 to n) have one common shape, the first axes of the result; the axes
+that are not indexed follow. Negative indices count from the end, and outside of the axis there is
+zero; `checked`: all are known to lie inside.
 """
 
 from __future__ import annotations
@@ -156,6 +161,12 @@ def cat(sources: Sequence[Node], axis: int) -> Node:
     shape = list(sources[0].shape)
     shape[axis] = sum(source.shape[axis] for source in sources)
     return Node("cat", sources[0].dtype, tuple(shape), tuple(sources), axis)
+
+
+def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked: bool) -> Node:
+    rest = tuple(size for axis, size in enumerate(source.shape) if axis not in axes)
+    shape = (*indices[0].shape, *rest)
+    return Node("gather", source.dtype, shape, (source, *indices), (axes, checked))
 
 
 _IDENTITY = {"sum": 0, "prod": 1, "or": False, "and": True}

@@ -10,6 +10,7 @@ tests/compiler/test_compiler_index.py.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,7 +97,36 @@ class Mod(_Quotient):
         return 0, self.divisor - 1
 
 
-Atom = Range | Div | Mod
+class Opaque(ABC):
+    """A bounded integer that other parts know how to compute (compiler.lookup)."""
+
+    __slots__ = ()
+
+    low: int
+    high: int
+    key: str
+
+    @abstractmethod
+    def indices(self) -> Iterable[Index]:
+        """The indices it depends on."""
+
+    @abstractmethod
+    def rebuild(self, leaf: Callable[[Range], Index]) -> Index:
+        """The same over `leaf(range)` for each range."""
+
+    @abstractmethod
+    def guarded(self, conditions: Validity) -> Index:
+        """The same, reading memory only where the conditions hold."""
+
+    @abstractmethod
+    def magnitude(self) -> int:
+        """See Index.magnitude."""
+
+    def __str__(self) -> str:
+        return self.key
+
+
+Atom = Range | Div | Mod | Opaque
 Terms = tuple[tuple[Atom, int], ...]
 
 
@@ -135,25 +165,32 @@ class Index:
             return self
         return self.rebuild(lambda r: values[r] if r in values else r.index())
 
-    def rebuild(self, leaf: Callable[[Range], Index]) -> Index:
-        """The same expression over `leaf(range)` for each range."""
+    def rebuild(
+        self, leaf: Callable[[Range], Index], opaque: Callable[[Opaque], Index] | None = None
+    ) -> Index:
+        """The same expression over `leaf(range)` for each range; opaque atoms are rebuilt, or
+        replaced by `opaque(atom)`."""
         total = constant(self.constant)
         for atom, factor in self.terms:
             if isinstance(atom, Range):
                 part = leaf(atom)
+            elif isinstance(atom, Opaque):
+                part = atom.rebuild(leaf) if opaque is None else opaque(atom)
             elif isinstance(atom, Div):
-                part = atom.value.rebuild(leaf) // atom.divisor
+                part = atom.value.rebuild(leaf, opaque) // atom.divisor
             else:
-                part = atom.value.rebuild(leaf) % atom.divisor
+                part = atom.value.rebuild(leaf, opaque) % atom.divisor
             total = total + part * factor
         return total
 
     def evaluate(self, values: Mapping[str, int]) -> int:
-        """Its value where each range, by name, has the given value."""
+        """Its value where each range, by name, and opaque atom, by key, has the given value."""
         total = self.constant
         for atom, factor in self.terms:
             if isinstance(atom, Range):
                 part = values[atom.name]
+            elif isinstance(atom, Opaque):
+                part = values[atom.key]
             elif isinstance(atom, Div):
                 part = atom.value.evaluate(values) // atom.divisor
             else:
@@ -166,7 +203,9 @@ class Index:
         worst = abs(self.constant)
         for atom, factor in self.terms:
             worst += max(abs(factor * atom.low), abs(factor * atom.high))
-            if not isinstance(atom, Range):
+            if isinstance(atom, Opaque):
+                worst = max(worst, atom.magnitude())
+            elif not isinstance(atom, Range):
                 worst = max(worst, atom.value.magnitude(), atom.divisor)
         return worst
 
@@ -228,6 +267,8 @@ def _ranges(index: Index) -> frozenset[Range]:
     for atom, _ in index.terms:
         if isinstance(atom, Range):
             found.add(atom)
+        elif isinstance(atom, Opaque):
+            found |= frozenset().union(*(_ranges(inner) for inner in atom.indices()))
         else:
             found |= _ranges(atom.value)
     return frozenset(found)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from types import EllipsisType
 from typing import Any, Self
-
-import numpy as np
 
 from compiler import graph
 from compiler.tensor_core import Scalar, TensorCore, broadcast, broadcast_shape, shape_of
-from hcq.errors import BadArgument, NotSupported
-
-Key = int | slice | EllipsisType | None
+from hcq.errors import BadArgument
 
 
 class Movement(TensorCore):
@@ -56,9 +51,7 @@ class Movement(TensorCore):
         listed = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
         order = tuple(self._axis("permute", axis) for axis in listed)
         if sorted(order) != list(range(self.ndim)):
-            raise BadArgument(
-                f"permute: {tuple(listed)} does not order the axes of {self._shown}"
-            )
+            raise BadArgument(f"permute: {tuple(listed)} does not order the axes of {self._shown}")
         return self._new(graph.permute(self.node, order))
 
     def transpose(self, first: int = 0, second: int = 1) -> Self:
@@ -144,59 +137,3 @@ class Movement(TensorCore):
         if not self.ndim:
             raise TypeError("len() of a tensor without axes")
         return self.shape[0]
-
-    def __getitem__(self, key: Any) -> Self:
-        """Ints, slices (any step), None and ..., as in NumPy."""
-        entries = self._full_key(key if isinstance(key, tuple) else (key,))
-        box: list[tuple[int, int]] = []
-        steps: list[int] = []
-        flipped: list[int] = []
-        result: list[int] = []  # the final shape
-        axis = 0
-        for entry in entries:
-            if entry is None:
-                result.append(1)
-                continue
-            size = self.shape[axis]
-            if isinstance(entry, slice):
-                start, stop, step = entry.indices(size)
-                count = len(range(start, stop, step))
-                low, high = sorted((start, start + (count - 1) * step)) if count else (0, -1)
-                box.append((low, high + 1))
-                steps.append(abs(step))
-                if step < 0 and count:
-                    flipped.append(axis)
-                result.append(count)
-            else:
-                assert isinstance(entry, int)
-                if not -size <= entry < size:
-                    raise BadArgument(
-                        f"index {entry} is outside axis {axis} of shape {self._shown}"
-                    )
-                box.append((entry % size, entry % size + 1))
-                steps.append(1)
-            axis += 1
-        node = graph.flip(graph.shrink(self.node, box), flipped)
-        return self._new(graph.reshape(graph.stride(node, tuple(steps)), tuple(result)))
-
-    def _full_key(self, key: tuple[Any, ...]) -> list[Key]:
-        """The key with "..." written out, one entry for each axis besides the Nones."""
-        entries: list[Key] = []
-        for entry in key:
-            if isinstance(entry, bool | list | np.ndarray | TensorCore):
-                raise NotSupported("indexing by arrays, tensors or bools is not built")
-            if isinstance(entry, np.integer):
-                entries.append(int(entry))
-            elif entry is None or isinstance(entry, int | slice | EllipsisType):
-                entries.append(entry)
-            else:
-                raise BadArgument(f"a tensor is indexed by int, slice, None or ..., not {entry!r}")
-        dots = [i for i, entry in enumerate(entries) if isinstance(entry, EllipsisType)]
-        if len(dots) > 1:
-            raise BadArgument("an index holds ... at most once")
-        given = sum(1 for entry in entries if entry is not None) - len(dots)
-        if given > self.ndim:
-            raise BadArgument(f"{given} indices for shape {self._shown}")
-        place = dots[0] if dots else len(entries)
-        rest: list[Key] = [slice(None)] * (self.ndim - given)
-        return [*entries[:place], *rest, *entries[place + len(dots) :]]

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from math import prod
 
 from compiler import ops
-from compiler.dtype import DType, int32
+from compiler.dtype import DType, int32, int64
 from compiler.graph import Node
 from compiler.index import (
     NEVER,
     Div,
     Index,
     Mod,
+    Opaque,
     Range,
     Validity,
     at_least_zero,
@@ -31,6 +33,7 @@ from compiler.index import (
 from compiler.ir import (
     Memory,
     Value,
+    binary,
     cast,
     const,
     gate,
@@ -41,6 +44,7 @@ from compiler.ir import (
     value,
     walk,
 )
+from compiler.lookup import lookup
 from compiler.schedule import Group, describe
 
 
@@ -114,9 +118,11 @@ class _Tracer:
             sources = []
             for source in node.sources:
                 sources.append(self.value(source, at, valid))
-            return ops.build(op, node.dtype, sources)
+            return _as_index(op, node.dtype, sources) or ops.build(op, node.dtype, sources)
         if op == "cat":
             return self._cat(node, at, valid)
+        if op == "gather":
+            return self._gather(node, at, valid)
         source = node.sources[0]
         if op == "cast":
             return _convert(self.value(source, at, valid), node.dtype)
@@ -173,6 +179,71 @@ class _Tracer:
             stop = start
         assert result is not None, "cat of nothing"
         return result
+
+    def _gather(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        """Read at indices that are values; zero where one is outside and may be."""
+        axes, checked = node.arg
+        source, *givens = node.sources
+        if node.size == 0 or source.size == 0:
+            return const(0, node.dtype)
+        common = len(givens[0].shape)
+        rest = iter(at[common:])
+        found: dict[int, Index] = {}
+        inside: list[Value] = []
+        for axis, given in zip(axes, givens, strict=True):
+            size = source.shape[axis]
+            number = self.value(given, at[:common], valid)
+            if not checked and not (number.op == "index" and number.arg.low >= 0):
+                number = _from_end(number, size)
+            found[axis] = lookup(number, size)
+            sure = number.op == "index" and number.arg.low >= 0 and number.arg.high < size
+            if not checked and not sure:
+                inside += _in_bounds(number, size)
+        inner = tuple(found[i] if i in found else next(rest) for i in range(len(source.shape)))
+        piece = self.value(source, inner, valid)
+        if not inside:
+            return piece
+        allowed = reduce(partial(binary, "and"), inside)
+        return value("where", node.dtype, (allowed, piece, const(0, node.dtype)))
+
+
+def _as_index(op: str, dtype: DType, sources: Sequence[Value]) -> Value | None:
+    """Sums and multiples of indices are indices, where the type holds them without wrapping."""
+    if op not in ("add", "sub", "mul") or not dtype.is_integer:
+        return None
+    if not any(s.op == "index" for s in sources) or any(
+        s.op not in ("index", "const") for s in sources
+    ):
+        return None
+    left, right = (s.arg if s.op == "index" else constant(s.arg) for s in sources)
+    if op == "mul":
+        if not (left.is_constant or right.is_constant):
+            return None
+        total = right * left.constant if left.is_constant else left * right.constant
+    else:
+        total = left + right if op == "add" else left - right
+    lowest = 0 if dtype.kind == "u" else -(1 << (dtype.bits - 1))
+    if total.low < lowest or total.magnitude() >= 1 << (dtype.bits - 1):
+        return None
+    return value("index", dtype, (), total)
+
+
+def _from_end(number: Value, size: int) -> Value:
+    """A negative index counts from the end."""
+    if number.dtype.kind != "i":
+        return number
+    wide = cast(number, int64)
+    negative = binary("lt", wide, const(0, int64))
+    return value("where", int64, (negative, binary("add", wide, const(size, int64)), wide))
+
+
+def _in_bounds(number: Value, size: int) -> list[Value]:
+    """Conditions for 0 <= number < size."""
+    wide = cast(number, int64)
+    if number.dtype.name == "uint64":
+        return [binary("lt", number, const(size, number.dtype))]
+    low = binary("le", const(0, int64), wide)
+    return [low, binary("lt", wide, const(size, int64))]
 
 
 def _convert(inner: Value, dtype: DType) -> Value:
@@ -245,7 +316,10 @@ def _difficulty(root: Value) -> int:
 
     def visit(index: Index) -> None:
         for atom, _ in index.terms:
-            if not isinstance(atom, Range) and atom not in atoms:
+            if isinstance(atom, Opaque):
+                for inner in atom.indices():
+                    visit(inner)
+            elif not isinstance(atom, Range) and atom not in atoms:
                 atoms.add(atom)
                 visit(atom.value)
 

@@ -7,11 +7,11 @@ from math import prod
 from typing import Any, Self
 
 from compiler import dtype as dtypes
-from compiler import graph
+from compiler import graph, split
 from compiler.dtype import bool_, float32, int32, int64
 from compiler.elementwise import Elementwise
 from compiler.graph import Node
-from compiler.movement import Movement
+from compiler.indexing import Indexing
 from compiler.ops import is_narrow
 from compiler.tensor_core import broadcast_shape
 from hcq.errors import BadArgument
@@ -19,7 +19,7 @@ from hcq.errors import BadArgument
 Axis = int | Sequence[int] | None
 
 
-class Reductions(Elementwise, Movement):
+class Reductions(Elementwise, Indexing):
     """axis: an axis, several, or None for all; reduced axes vanish unless keepdims."""
 
     __slots__ = ()
@@ -27,7 +27,7 @@ class Reductions(Elementwise, Movement):
     def _reduce(self, op: str, node: Node, axes: tuple[int, ...], keepdims: bool) -> Self:
         """Reduce in float32 where the type is narrower, and round once."""
         wide = graph.cast(node, float32) if is_narrow(node.dtype) else node
-        result = graph.cast(graph.reduce(op, wide, axes), node.dtype)
+        result = graph.cast(split.reduce(op, wide, axes), node.dtype)
         if not keepdims:
             kept = tuple(size for i, size in enumerate(node.shape) if i not in axes)
             result = graph.reshape(result, kept)
@@ -140,9 +140,7 @@ class Reductions(Elementwise, Movement):
         if two.ndim == 1:
             two = two.unsqueeze(1)
         if one.shape[-1] != two.shape[-2]:
-            raise BadArgument(
-                f"matmul: shapes {self._shown} and {right._shown} do not multiply"
-            )
+            raise BadArgument(f"matmul: shapes {self._shown} and {right._shown} do not multiply")
         batch = broadcast_shape("matmul", one.shape[:-2], two.shape[:-2])
         rows, columns = one.shape[-2], two.shape[-1]
         # [..., rows, 1, depth] * [..., 1, columns, depth], summed over the depth

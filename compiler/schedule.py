@@ -64,7 +64,7 @@ def _choose(roots: Sequence[Node], order: Sequence[Node]) -> set[int]:
             cost[id(node)] = _own_cost(node) + sum(cost[id(source)] for source in inlined)
             for source in inlined:
                 shared = len(users[id(source)]) > 1 and cost[id(source)] > SHARE
-                repeated = node.op == "expand" and cost[id(source)] > REPEAT
+                repeated = node.op in ("expand", "gather") and cost[id(source)] > REPEAT
                 if (shared or repeated) and _may_store(source):
                     stored.add(id(source))
                     break

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compiler.dtype import DType
-from compiler.index import Index, Range, Validity, both, substitute_all
-from compiler.ir import Load, Memory, Store, Value, gate, load, rebuild, value, walk
+from compiler.index import Index, Range, substitute_all
+from compiler.ir import Load, Memory, Store, Value, gate, load, value, walk
 
 
 def spread(
@@ -78,20 +78,6 @@ def pack(values: list[Value]) -> Value:
 
 def store(memory: Memory, index: Index, values: list[Value]) -> Store:
     return Store(memory, index, pack(values))
-
-
-def guard(root: Value, conditions: Validity) -> Value:
-    """Let every load of `root` happen only where the conditions hold."""
-    if not conditions:
-        return root
-
-    def change(node: Value, _: tuple[Value, ...]) -> Value | None:
-        if node.op != "load":
-            return None
-        access: Load = node.arg
-        return load(access.memory, access.index, both(access.conditions, conditions), node.lanes)
-
-    return rebuild(root, change)
 
 
 def unit_stride(root: Value, variable: Range) -> bool:

@@ -64,7 +64,7 @@ class _Printer:
                 uses[id(source)] = uses.get(id(source), 0) + 1
         shown: dict[int, str] = {}
         for node in nodes:
-            text = _operation(node, [shown[id(source)] for source in node.sources])
+            text = operation_text(node, [shown[id(source)] for source in node.sources])
             if uses.get(id(node), 0) > 1 and node.op not in ("const", "index"):
                 name = f"%{sum(1 for t in shown.values() if t.startswith('%'))}"
                 self.lines.append(f"{indent}{name} = {text}")
@@ -73,7 +73,8 @@ class _Printer:
         return shown[id(root)]
 
 
-def _operation(node: Value, sources: list[str]) -> str:
+def operation_text(node: Value, sources: list[str]) -> str:
+    """One operation on sources that are text already."""
     kind = type_text(node.dtype, node.lanes)
     if node.op == "const":
         return f"{node.arg!r}:{kind}"

@@ -22,6 +22,7 @@ from compiler.ir import (
     Value,
     walk,
 )
+from compiler.lookup import Lookup, atoms
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast")
 
@@ -108,6 +109,11 @@ class _Checker:
     def index(self, index: Index, bound: dict[str, int]) -> None:
         for used in index.ranges():
             _require(self.is_bound(used, bound), "a range is used inside its loop", used)
+        for atom in atoms(index):
+            if isinstance(atom, Lookup):
+                _require(atom.source.dtype.is_integer, "a lookup is an integer", atom)
+                for node in walk(atom.source):
+                    self.value(node, bound)
 
     def is_bound(self, used: Range, bound: dict[str, int]) -> bool:
         return bound.get(used.name) == used.size

@@ -199,3 +199,21 @@ def test_a_chain_of_kernels_reuses_memory(gpu: Device) -> None:
     for _ in range(20):
         result = ((result @ result) / 64).realize()
     np.testing.assert_array_equal(result.numpy(), np.ones((64, 64), np.float32))
+
+
+def test_gathers(gpu: Device, cpu: Device) -> None:
+    random = np.random.default_rng(5)
+    table = random.random((70, 40), np.float32)
+    rows, columns = random.integers(-80, 80, 33).astype(np.int32), random.integers(0, 40, 33)
+
+    def pick(tensor: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return Tensor.cat([tensor[row], tensor[row, column].unsqueeze(1) * 2], 1)
+
+    alike(gpu, cpu, pick, table, rows, columns)
+    alike(gpu, cpu, lambda t, r, c: t[r] @ t[:40, c], table, rows, columns, tolerance=1e-5)
+
+
+def test_long_reductions_in_pieces(gpu: Device, cpu: Device) -> None:
+    array = np.random.default_rng(6).integers(-9, 9, (3, 70001)).astype(np.int32)
+    alike(gpu, cpu, lambda t: t.sum(), array)
+    alike(gpu, cpu, lambda t: t.max(1) - t.min(1), array)
