@@ -204,6 +204,21 @@ define amdgpu_kernel void @k(ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %of
 }
 """)
 
+# Offsets of 32 bits that wrap around.
+WRAPPED = module("""
+define amdgpu_kernel void @k(ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %offset) #0 {
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %four = shl i32 %t, 2
+  %at = add i32 %four, %offset
+  %wide = zext i32 %at to i64
+  %from = getelementptr i8, ptr addrspace(1) %x, i64 %wide
+  %value = load i32, ptr addrspace(1) %from
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %t
+  store i32 %value, ptr addrspace(1) %to
+  ret void
+}
+""")
+
 # Loads through a pointer out of memory, and stores through another.
 WILD = module("""
 define amdgpu_kernel void @k(ptr addrspace(1) %pointers, ptr addrspace(1) %out) #0 {

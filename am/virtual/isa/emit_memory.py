@@ -62,7 +62,10 @@ class Address:
         if not e.full:
             disabled = e.value(f"xor i32 {e.exec()}, -1")
             bits = e.value(f"or i32 {bits}, {disabled}")
-        return e.value(f"icmp eq i32 {bits}, -1")
+        all_follow = e.value(f"icmp eq i32 {bits}, -1")
+        # Offsets that wrap around 4 GB are consecutive as numbers only.
+        straight = e.value(f"icmp ule i32 {first}, {(1 << 32) - 32 * size}")
+        return e.value(f"and i1 {all_follow}, {straight}")
 
     def first(self) -> str:
         """Return lane 0's address as i64."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
@@ -248,3 +250,19 @@ def test_scratch_beyond_the_waves_share_is_a_fault(core: GfxCore) -> None:
     others = np.arange(64) != 5
     assert np.array_equal(views[0][others], (index * 1000 + np.arange(64))[others])
     assert views[0][5] == 0
+
+
+def test_offsets_wrap_at_32_bits(core: GfxCore) -> None:
+    machine = Machine(core)
+    base = 0x7D00_0000_0000
+    low = machine.memory.map(base, np.arange(1024, dtype=np.uint32))
+    high = machine.memory.map(base + 2**32 - 4096, np.arange(1024, dtype=np.uint32) + 5000)
+    above = machine.memory.map(base + 2**32, np.full(1024, 9, np.uint32))
+    kernel = machine.load(image(gfx_kernels.WRAPPED))
+    address, out = machine.place(np.zeros(32, np.uint32))
+    block = struct.pack("<QQI", address, base, 2**32 - 64)
+    dispatch = machine.dispatch(kernel, block, (1, 1, 1), (32, 1, 1))
+    for _ in range(2):  # the second time all pages are in the TLB
+        assert core.run(dispatch, machine.memory, machine.abort).ending is Ending.DONE
+        assert np.array_equal(out, [*high[-16:], *low[:16]])
+    assert above[0] == 9
