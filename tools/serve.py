@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from am.virtual.firmware import synthetic_set
+from am.virtual.bus.served import ServedChip
+from am.virtual.firmware.images import synthetic_set
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
-from am.virtual.served import ServedChip
 from hcq.errors import DeviceNotFound
 from hcq.transport.vfio_user.server import Server
 from tools.console import Output

@@ -14,19 +14,19 @@ from collections.abc import Callable
 from am.chips.navi31 import facts
 from am.regs import load
 from am.virtual.block import Block, DoorbellTarget, Reset
-from am.virtual.config import ConfigSpace
-from am.virtual.discovery import build_discovery
-from am.virtual.dma import DmaPool, Iommu
-from am.virtual.gmc import Hub
-from am.virtual.hdp import Hdp
-from am.virtual.ih import InterruptHandler
-from am.virtual.nbio import Nbio
+from am.virtual.bus.config import ConfigSpace
+from am.virtual.bus.dma import DmaPool, Iommu
+from am.virtual.bus.ih import InterruptHandler
+from am.virtual.bus.nbio import Nbio
+from am.virtual.firmware.discovery import build_discovery
+from am.virtual.firmware.psp import Psp
+from am.virtual.firmware.smu import Smu
+from am.virtual.memory.gmc import Hub
+from am.virtual.memory.hdp import Hdp
+from am.virtual.memory.vram import Vram
 from am.virtual.options import ChipOptions
-from am.virtual.psp import Psp
 from am.virtual.registers import ALL_ONES, RegisterSpace
 from am.virtual.scheduler import Scheduler
-from am.virtual.smu import Smu
-from am.virtual.vram import Vram
 
 _BLOCKS = {
     "mp": "MP0",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from am.virtual import engines
+from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
-from am.virtual.firmware import synthetic_set
+from am.virtual.engines import install as engines
+from am.virtual.firmware.images import synthetic_set
 from am.virtual.options import ChipOptions, FaultPlan
-from am.virtual.pci import VirtualTransport
 from hcq.errors import BadArgument
 from hcq.registry import Attachment
 

@@ -27,6 +27,7 @@ class Scheduler:
         self._epoch = 0  # grows with each cancel_all
         self._wake = threading.Condition(threading.Lock())
         self._closed = False
+        self._running = False  # a callback was taken and has not returned
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None  # a bug in a callback; `Chip.close` raises it
 
@@ -48,6 +49,12 @@ class Scheduler:
                 self._thread.start()
             elif self._pending[0][2] is callback:
                 self._wake.notify()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is pending, and nothing runs."""
+        with self._wake:
+            return not self._pending and not self._running
 
     def cancel_all(self) -> None:
         """Forget everything that is pending, also what just waits for the chip's lock."""
@@ -75,6 +82,7 @@ class Scheduler:
                     continue
                 wait = self._pending[0][0] - time.monotonic()
                 if wait <= 0:
+                    self._running = True
                     return self._epoch, heapq.heappop(self._pending)[2]
                 self._wake.wait(wait)
         return None
@@ -83,13 +91,14 @@ class Scheduler:
         while (due := self._next()) is not None:
             epoch, callback = due
             with self._lock:
-                if epoch != self._epoch:
-                    continue
                 try:
-                    callback()
+                    if epoch == self._epoch:
+                        callback()
                 except Exception as error:  # a bug of the model must not pass as a silent chip
                     self.error = error
                     raise
+                finally:
+                    self._running = False
 
     def close(self) -> None:
         """End the thread. Not to be called with the chip's lock held."""

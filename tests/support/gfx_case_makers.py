@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa import opcodes
-from am.virtual.isa.opcodes import Shape
+from am.virtual.isa.decoder import opcodes
+from am.virtual.isa.decoder.opcodes import Shape
 from tests.support import gfx_encode as asm
 from tests.support.gfx_cases import LANES, SCALARS, VECTORS, Case, Registers
 

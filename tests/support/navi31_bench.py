@@ -7,14 +7,15 @@ a wrong generated map or a driver's misreading cannot agree with the model by it
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
-from am.virtual.firmware import synthetic_set
+from am.virtual.firmware.images import synthetic_set
 from am.virtual.options import ChipOptions
-from am.virtual.pci import VirtualTransport
 
 GC, MMHUB, NBIO, MP, IH = 0x1260, 0x1A000, 0xD20, 0x16000, 0x10A0
 # gc_11_0_0_offset.h and mmhub_3_0_0_offset.h, segment 0.
@@ -107,8 +108,14 @@ class Bench:
         self.registers.write32(self.read(NBIO + 0x12D), 0)
 
     def pass_time(self, seconds: float = 1.0) -> None:
-        """Let the chip's firmware work."""
-        self.chip.scheduler.advance(seconds)
+        """Let the chip's firmware work; with the chip's own clock, until it has nothing to do."""
+        if self.chip.options.manual_time:
+            self.chip.scheduler.advance(seconds)
+            return
+        end = time.monotonic() + 10
+        while not self.chip.scheduler.idle:
+            assert time.monotonic() < end, "the firmware does not come to rest"
+            time.sleep(1e-3)
 
     # ---- steps --------------------------------------------------------------------------------
 
@@ -143,8 +150,9 @@ class Bench:
         self.vram.write(STAGING, image.ljust(1 << 20, b"\x00"))
         self.flush_hdp()
         self.write(self.psp(36), (FRAME_BUFFER + STAGING) >> 20)
-        self.write(self.psp(35), command)
-        assert self.read(self.psp(35)) == command  # busy
+        with self.chip.lock:  # the firmware has to wait, however slow we are
+            self.write(self.psp(35), command)
+            assert self.read(self.psp(35)) == command  # busy
         self.pass_time()
         return self.read(self.psp(35))
 
@@ -186,8 +194,9 @@ class Bench:
         self.vram.write32(FENCE, 0)
         self.vram.write(RING + 4 * pointer, frame)
         self.flush_hdp()
-        self.write(self.psp(67), (pointer + 16) % (frames * 16))
-        assert self.vram.read32(FENCE) == 0
+        with self.chip.lock:
+            self.write(self.psp(67), (pointer + 16) % (frames * 16))
+            assert self.vram.read32(FENCE) == 0
         self.pass_time()
         assert self.vram.read32(FENCE) == self._fence, "fence not written"
         return struct.unpack("<5I", self.vram.read(COMMAND + 864, 20))
@@ -259,8 +268,9 @@ class Bench:
         assert self.read(self.smu(90)) != 0
         self.write(self.smu(90), 0)
         self.write(self.smu(82), argument)
-        self.write(self.smu(66), number)
-        assert self.read(self.smu(90)) == 0  # busy
+        with self.chip.lock:
+            self.write(self.smu(66), number)
+            assert self.read(self.smu(90)) == 0  # busy
         self.pass_time()
         return self.read(self.smu(90)), self.read(self.smu(82))
 

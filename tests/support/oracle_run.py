@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa.oracle import Mode, WaveState, run_group
+from am.virtual.isa.oracle.execute import Mode, WaveState, run_group
 from am.virtual.shader import Access, Dispatch
 from tests.support.shader_memory import PAGE, ArrayMemory
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from am.virtual.chip import FRAME_BUFFER_BASE, Chip
-from am.virtual.compute_queue import ComputeQueue
-from am.virtual.gfx import Gfx
+from am.virtual.engines.compute_queue import ComputeQueue
+from am.virtual.engines.gfx import Gfx
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory

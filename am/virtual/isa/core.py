@@ -11,20 +11,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from am.virtual.isa import (
-    jit,
-    layout,
-    runtime,
-    runtime_lanes,
-    runtime_local,
-    runtime_math,
-    runtime_matrix,
-    wave,
-)
-from am.virtual.isa.launch import BadDispatch, Launch
-from am.virtual.isa.program import Program, Stop, load, mark_full_blocks
-from am.virtual.isa.translate import translate
-from am.virtual.isa.worker import Run, Worker
+from am.virtual.isa.runtime import calls as runtime
+from am.virtual.isa.runtime import jit, layout, wave
+from am.virtual.isa.runtime import lanes as runtime_lanes
+from am.virtual.isa.runtime import local as runtime_local
+from am.virtual.isa.runtime import math as runtime_math
+from am.virtual.isa.runtime import matrix as runtime_matrix
+from am.virtual.isa.runtime.launch import BadDispatch, Launch
+from am.virtual.isa.runtime.worker import Run, Worker
+from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
+from am.virtual.isa.translator.translate import translate
 from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from am.virtual.isa.decode import LONGEST, decode
-from am.virtual.isa.disassembly import text
-from am.virtual.isa.formats import Dpp8, Dpp16, Format, Instruction, UnknownInstruction
-from am.virtual.isa.operands import Kind, Type
+from am.virtual.isa.decoder.decode import LONGEST, decode
+from am.virtual.isa.decoder.disassembly import text
+from am.virtual.isa.decoder.formats import Dpp8, Dpp16, Format, Instruction, UnknownInstruction
+from am.virtual.isa.decoder.operands import Kind, Type
 
 
 def words(*values: int) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from am.virtual.isa.decode import decode, decode_all
-from am.virtual.isa.disassembly import text
+from am.virtual.isa.decoder.decode import decode, decode_all
+from am.virtual.isa.decoder.disassembly import text
 from tests.support.gfx_corpus import Line, compile_ir, corpus
 
 # Immediates that LLVM spells out in words, targets that its listing leaves out: mnemonic only.

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.decode import decode
-from am.virtual.isa.oracle import WaveState, execute, run, run_group
+from am.virtual.isa.decoder.decode import decode
+from am.virtual.isa.oracle.execute import WaveState, execute, run, run_group
 from hcq.errors import NotSupported
 from tests.support import gfx_encode as asm
 from tests.support.gfx_corpus import compile_ir, corpus

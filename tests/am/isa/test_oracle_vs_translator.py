@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decode import decode
-from am.virtual.isa.formats import UnknownInstruction
-from am.virtual.isa.oracle import WaveState, execute
-from am.virtual.isa.translate import handlers
+from am.virtual.isa.decoder.decode import decode
+from am.virtual.isa.decoder.formats import UnknownInstruction
+from am.virtual.isa.oracle.execute import WaveState, execute
+from am.virtual.isa.translator.translate import handlers
 from hcq.errors import NotSupported
 from tests.support.float_compare import both_nan, close
 from tests.support.gfx_case_makers import (

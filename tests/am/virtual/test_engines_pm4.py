@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual import pm4
-from am.virtual.pm4 import BadPacket
+from am.virtual.engines import pm4
+from am.virtual.engines.pm4 import BadPacket
 from tests.support.virtual_engines import (
     DATA,
     EOP,

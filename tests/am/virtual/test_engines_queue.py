@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.virtual.engine import Stopped
+from am.virtual.engines.engine import Stopped
 from tests.support.virtual_engines import (
     DATA,
     DOORBELL_DWORD,

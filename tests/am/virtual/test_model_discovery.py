@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from am.virtual.discovery import build_discovery
+from am.virtual.firmware.discovery import build_discovery
 from tests.support.navi31_bench import SMALL, bench, options
 
 

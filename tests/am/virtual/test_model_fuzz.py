@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from am.chips.navi31 import facts
 from am.regs import load
-from am.virtual.firmware import image_size, sign, verify
+from am.virtual.firmware.images import image_size, sign, verify
 from am.virtual.gpu import build_chip
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench, options
 

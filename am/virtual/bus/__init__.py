@@ -1,0 +1,1 @@
+"""How the virtual card meets the host: PCI function, DMA, NBIO and interrupts."""

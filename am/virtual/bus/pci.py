@@ -1,0 +1,307 @@
+"""The virtual card as a PCI function: a transport with windows, DMA memory and interrupts."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from am.virtual.bus.dma import HostMemory
+from am.virtual.chip import Chip
+from hcq.errors import BadArgument, Closed, DeviceBusy
+from hcq.transport.base import PciIdentity, ResetKind
+
+_ONES_32 = 0xFFFF_FFFF
+
+
+class _BarWindow:
+    """What all BARs share: bounds, alignment, and 64-bit accesses made of two."""
+
+    def __init__(self, chip: Chip, index: int) -> None:
+        self._chip = chip
+        self.index = index
+
+    @property
+    def size(self) -> int:
+        """Bytes that the BAR decodes now."""
+        return self._chip.config.bar_size(self.index)
+
+    def _check(self, offset: int, size: int, alignment: int) -> None:
+        if offset % alignment or offset < 0 or size < 0 or offset + size > self.size:
+            raise BadArgument(
+                f"no such place in BAR{self.index}: aligned to {alignment} and inside the window",
+                offset=offset,
+                size=size,
+                window=self.size,
+            )
+
+    def read32(self, offset: int) -> int:
+        """Read one dword."""
+        raise NotImplementedError
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write one dword."""
+        raise NotImplementedError
+
+    def read64(self, offset: int) -> int:
+        """Read two dwords, low first."""
+        self._check(offset, 8, 8)
+        return self.read32(offset) | self.read32(offset + 4) << 32
+
+    def write64(self, offset: int, value: int) -> None:
+        """Write two dwords, low first."""
+        self._check(offset, 8, 8)
+        self.write32(offset, value & _ONES_32)
+        self.write32(offset + 4, value >> 32)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read a block as dwords; registers are not memory, so that is noted as a violation."""
+        self._check(offset, size, 4)
+        self._chip.violation(f"block read of BAR{self.index} at {offset:#x}")
+        words = (self.read32(offset + at) for at in range(0, size, 4))
+        return b"".join(word.to_bytes(4, "little") for word in words)
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write a block as dwords; a violation too."""
+        content = bytes(data)
+        self._check(offset, len(content), 4)
+        self._chip.violation(f"block write of BAR{self.index} at {offset:#x}")
+        for at in range(0, len(content), 4):
+            self.write32(offset + at, int.from_bytes(content[at : at + 4], "little"))
+
+
+class RegisterWindow(_BarWindow):
+    """BAR5."""
+
+    def __init__(self, chip: Chip, index: int) -> None:
+        super().__init__(chip, index)
+        self._size = chip.options.registers
+
+    def read32(self, offset: int) -> int:
+        """Read one register."""
+        if offset & 3 or not 0 <= offset < self._size:
+            self._check(offset, 4, 4)
+        return self._chip.read_register(offset >> 2)
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write one register."""
+        if offset & 3 or not 0 <= offset < self._size:
+            self._check(offset, 4, 4)
+        self._chip.write_register(offset >> 2, value & _ONES_32)
+
+
+class DoorbellWindow(_BarWindow):
+    """BAR2. Writes reach the engines; reads give zero."""
+
+    def read32(self, offset: int) -> int:
+        """Read nothing of use."""
+        self._check(offset, 4, 4)
+        return 0 if self._chip.answers() and not self._chip.dark else _ONES_32
+
+    def write32(self, offset: int, value: int) -> None:
+        """Ring half a doorbell."""
+        self._ring(offset, value & _ONES_32, 4)
+
+    def write64(self, offset: int, value: int) -> None:
+        """Ring a doorbell in one access."""
+        self._ring(offset, value & 0xFFFF_FFFF_FFFF_FFFF, 8)
+
+    def _ring(self, offset: int, value: int, width: int) -> None:
+        self._check(offset, width, width)
+        with self._chip.lock:
+            if self._chip.answers() and not self._chip.dark:
+                self._chip.nbio.doorbell(offset, value, width)
+
+
+class VramWindow(_BarWindow):
+    """BAR0: VRAM through the host data path."""
+
+    def _reaches(self, offset: int, size: int) -> bool:
+        chip = self._chip
+        return chip.answers() and not chip.dark and offset + size <= chip.vram.size
+
+    def read32(self, offset: int) -> int:
+        """Read a dword of VRAM."""
+        self._check(offset, 4, 4)
+        return int.from_bytes(self._read(offset, 4), "little")
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write a dword of VRAM."""
+        self._check(offset, 4, 4)
+        self._write(offset, (value & _ONES_32).to_bytes(4, "little"))
+
+    def read64(self, offset: int) -> int:
+        """Read a quadword of VRAM."""
+        self._check(offset, 8, 8)
+        return int.from_bytes(self._read(offset, 8), "little")
+
+    def write64(self, offset: int, value: int) -> None:
+        """Write a quadword of VRAM."""
+        self._check(offset, 8, 8)
+        self._write(offset, (value & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read a block of VRAM."""
+        self._check(offset, size, 4)
+        return self._read(offset, size)
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write a block of VRAM."""
+        content = bytes(data)
+        self._check(offset, len(content), 4)
+        self._write(offset, content)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        with self._chip.lock:
+            if not self._reaches(offset, size):
+                return b"\xff" * size
+            return self._chip.hdp.read(offset, size)
+
+    def _write(self, offset: int, content: bytes) -> None:
+        with self._chip.lock:
+            if self._reaches(offset, len(content)):
+                self._chip.hdp.write(offset, content)
+
+
+class MessageInterrupts:
+    """MSI as the host sees it."""
+
+    def __init__(self) -> None:
+        self._came = threading.Event()
+
+    def signal(self) -> None:
+        """Take a message from the card."""
+        self._came.set()
+
+    def wait(self, limit_s: float) -> bool:
+        """Block until one came since the last call; False after `limit_s`."""
+        if not self._came.wait(limit_s):
+            return False
+        self._came.clear()
+        return True
+
+
+class VirtualTransport:
+    """One attachment to a chip, as VFIO would give it; implements `hcq.transport.base.Transport`.
+
+    As on a board, nothing is enabled at first: the driver sets memory space and bus master in the
+    command register. `close` turns bus mastering off and takes back all DMA memory; the chip keeps
+    its power, unless `owns_chip`: then it is closed too. DeviceBusy while another one is open.
+    """
+
+    def __init__(
+        self, chip: Chip, name: str = "virtual:navi31", *, owns_chip: bool = False
+    ) -> None:
+        if chip.msi is not None:
+            raise DeviceBusy(f"{name} is already attached", holder="this process")
+        self.name = name
+        self._chip = chip
+        self._owns_chip = owns_chip
+        self._memory: list[HostMemory] = []
+        self._sweep = 64
+        self._interrupts = MessageInterrupts()
+        self._closed = False
+        chip.msi = self._interrupts.signal
+        word = chip.config.read
+        self.identity = PciIdentity(
+            vendor=word(0, 2),
+            device=word(2, 2),
+            revision=word(8, 1),
+            subsystem_vendor=word(0x2C, 2),
+            subsystem_device=word(0x2E, 2),
+            class_code=word(8, 4) >> 8,
+        )
+        self._windows: dict[int, _BarWindow] = {
+            0: VramWindow(chip, 0),
+            2: DoorbellWindow(chip, 2),
+            5: RegisterWindow(chip, 5),
+        }
+
+    @property
+    def chip(self) -> Chip:
+        """The card behind it, for tests and fault injection."""
+        return self._chip
+
+    def _open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.name} was closed")
+
+    def config_read(self, offset: int, width: int = 4) -> int:
+        """Read configuration space; all ones when the card is gone."""
+        self._open()
+        with self._chip.lock:
+            return self._chip.config.read(offset, width)
+
+    def config_write(self, offset: int, value: int, width: int = 4) -> None:
+        """Write configuration space."""
+        self._open()
+        with self._chip.lock:
+            self._chip.config.write(offset, value, width)
+
+    def window(self, index: int) -> _BarWindow:
+        """Open BAR 0 (VRAM), 2 (doorbells) or 5 (registers)."""
+        self._open()
+        if index not in self._windows:
+            raise BadArgument("no such memory BAR", index=index)
+        return self._windows[index]
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> HostMemory:
+        """Allocate host memory; unless contiguous it comes in runs of 2 MiB at most."""
+        self._open()
+        memory = self._chip.dma.allocate(size, contiguous=contiguous)
+        self._memory.append(memory)
+        if len(self._memory) > self._sweep:
+            self._memory = [kept for kept in self._memory if not kept.closed]
+            self._sweep = 2 * len(self._memory) + 64
+        return memory
+
+    @property
+    def interrupts(self) -> MessageInterrupts:
+        """The function's message interrupts."""
+        self._open()
+        return self._interrupts
+
+    def reset(self, kind: ResetKind) -> None:
+        """Reset as an operating system does, which saves and restores BARs and command."""
+        self._open()
+        chip = self._chip
+        with chip.lock:
+            if kind is ResetKind.POWER:
+                chip.power_cycle()
+                return
+            saved = chip.config.snapshot()
+            chip.bus_reset()
+            chip.config.restore(saved)
+
+    def present(self) -> bool:
+        """Whether the vendor id still reads back."""
+        return not self._closed and self._chip.config.read(0, 2) != 0xFFFF
+
+    def close(self) -> None:
+        """Detach; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._chip.lock:
+            command = self._chip.config.read(4, 2)
+            self._chip.config.write(4, command & ~0x4, 2)
+            self._chip.msi = None
+        for memory in self._memory:
+            memory.close()
+        self._memory.clear()
+        if self._owns_chip:
+            self._chip.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<VirtualTransport {self.name} {self.identity}>"

@@ -1,0 +1,58 @@
+"""The virtual Navi31 behind a server: clients of another process own the memory it reaches."""
+
+from __future__ import annotations
+
+from am.virtual.bus.pci import VirtualTransport
+from am.virtual.chip import Chip
+from hcq.errors import BadArgument
+from hcq.transport.base import Transport
+from hcq.transport.vfio_user.model import Client, SharedMemory
+
+_VRAM_BAR = 0
+
+
+class ServedChip:
+    """Implements `hcq.transport.vfio_user.model.DeviceModel`; the chip stays the caller's.
+
+    map_vram: clients map VRAM and reach it without us, which is fast, but passes the host data path
+    by: writes that a board would hold until they are flushed are seen at once, and the trusted
+    memory region is open to them. It needs a chip with `shared_vram`.
+    """
+
+    vectors = 1
+
+    def __init__(self, chip: Chip, *, map_vram: bool = False) -> None:
+        if map_vram and not chip.options.shared_vram:
+            raise BadArgument("clients can map VRAM only of a chip made with shared_vram")
+        self.chip = chip
+        self.map_vram = map_vram
+        self._transport: VirtualTransport | None = None
+
+    def attach(self, client: Client) -> Transport:
+        """Plug the client in; its interrupts come straight from the chip."""
+        self._transport = VirtualTransport(self.chip, "served:navi31")
+        with self.chip.lock:
+            self.chip.msi = client.interrupt
+        return self._transport
+
+    def detach(self) -> None:
+        """End bus mastering, as an operating system does for a process that died."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def map_dma(self, address: int, size: int, host: int | None) -> None:
+        """See DeviceModel. Memory that was not shared is refused to the engines, and named."""
+        self.chip.map_dma(address, size, host)
+
+    def unmap_dma(self, address: int, size: int) -> None:
+        """See DeviceModel."""
+        self.chip.unmap_dma(address, size)
+
+    def shared(self, bar: int) -> SharedMemory | None:
+        """VRAM, where that was asked for."""
+        if bar != _VRAM_BAR or not self.map_vram:
+            return None
+        vram = self.chip.vram
+        bar_size = self.chip.config.bar_size(_VRAM_BAR)
+        return SharedMemory(vram.descriptor, 0, min(vram.size, bar_size))

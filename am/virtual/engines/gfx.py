@@ -1,0 +1,173 @@
+"""The graphics block as compute sees it: GRBM selects and resets, RLC, MEC, the shader array.
+
+Facts: Linux 6.12 soc21.c (soc21_grbm_select), gfx_v11_0.c (soft reset, wave data), gc_11_0_0_*.h.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from am import regs
+from am.chips.navi31 import facts
+from am.virtual.block import Block, Reset
+from am.virtual.engines.engine import clock_ticks
+from am.virtual.engines.mec import Mec
+from am.virtual.engines.rlc import Rlc
+from am.virtual.engines.sdma import Sdma
+from am.virtual.engines.shaders import ShaderArray
+from am.virtual.shader import Ending, Outcome
+from hcq.fields import RegisterValue
+
+if TYPE_CHECKING:
+    from am.virtual.chip import Chip
+
+VMIDS = 16
+SH_MEM_CONFIG_DEFAULT = 0xC000
+BROADCAST_ALL = 0xE000_0000  # GRBM_GFX_INDEX at power-on
+
+# Per-VMID registers behind GRBM_GFX_CNTL.VMID.
+PER_VMID = (
+    "SH_MEM_CONFIG",
+    "SH_MEM_BASES",
+    "SQ_SHADER_TBA_LO",
+    "SQ_SHADER_TBA_HI",
+    "SQ_SHADER_TMA_LO",
+    "SQ_SHADER_TMA_HI",
+    "SPI_GDBG_PER_VMID_CNTL",
+)
+
+# Wave state behind SQ_IND_INDEX.INDEX (gc_11_0_0_offset.h, ixSQ_WAVE_*).
+WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
+    0x0B,
+    0x102,
+    0x103,
+    0x108,
+    0x109,
+)
+STATUS_HALTED = 1 << 13 | 1 << 16 | 1 << 23  # HALT, VALID, FATAL_HALT
+TRAPSTS_ILLEGAL = 1 << 11
+
+
+class Gfx(Block):
+    """`chip.gfx`: takes AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
+
+    def __init__(self, chip: Chip) -> None:
+        super().__init__(chip, "gc")
+        self.table = regs.load(facts.REGISTER_TABLES["GC"])
+        self._select_layout = self.table["GRBM_GFX_CNTL"]
+        self.select: RegisterValue = self._select_layout.decode(0)
+        self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]
+        self.sdma: list[Sdma] = []  # set by engines.install; blocks of the chip by themselves
+        self.array = ShaderArray(chip)
+        self.rlc = Rlc(self)
+        self.mec = Mec(self, self.array)
+        self.memory_written = self.mec.memory_written
+        self.on_write("GRBM_GFX_CNTL", self._choose)
+        for name in PER_VMID:
+            self.on_read(name, partial(self._read_per_vmid, name))
+            self.on_write(name, partial(self._write_per_vmid, name))
+        self.on_write("GRBM_SOFT_RESET", self._soft_reset)
+        self.on_read("GRBM_STATUS", self._status)
+        self.on_read("GRBM_STATUS2", self._status2)
+        self.on_read("SQ_IND_DATA", self._wave_data)
+        space = chip.space
+        space.on_read("smuio", "GOLDEN_TSC_COUNT_LOWER", lambda: clock_ticks() & 0xFFFF_FFFF)
+        space.on_read("smuio", "GOLDEN_TSC_COUNT_UPPER", lambda: clock_ticks() >> 32 & 0xFF_FFFF)
+
+    def reset(self, scope: Reset) -> None:
+        """Take the state after a reset of this reach: no firmware, no queues."""
+        self._choose(0)
+        self._per_vmid = [{"SH_MEM_CONFIG": SH_MEM_CONFIG_DEFAULT} for _ in range(VMIDS)]
+        self.set("GRBM_GFX_INDEX", BROADCAST_ALL)
+        self.rlc.reset(scope)
+        self.mec.reset(scope)
+
+    def stop(self) -> None:
+        """Stop all queues."""
+        self.mec.stop()
+
+    def close(self) -> None:
+        """Join the queues and free the shader core."""
+        self.mec.close()
+        self.array.close()
+
+    # ---- from other blocks --------------------------------------------------------------------
+
+    def autoload(self) -> None:
+        """Begin what AUTOLOAD_RLC asks for."""
+        self.rlc.autoload()
+
+    def doorbell(self, dword: int, value: int) -> bool:
+        """Take a doorbell write for the MEC; see block.DoorbellTarget."""
+        return self.mec.doorbell(dword, value)
+
+    # ---- selects ------------------------------------------------------------------------------
+
+    def _choose(self, value: int) -> None:
+        self.select = self._select_layout.decode(value)
+
+    def sh_mem(self, vmid: int, name: str) -> int:
+        """Return a per-VMID register of any VMID."""
+        return self._per_vmid[vmid].get(name, 0)
+
+    def _read_per_vmid(self, name: str) -> int:
+        return self._per_vmid[self.select.VMID].get(name, 0)
+
+    def _write_per_vmid(self, name: str, value: int) -> None:
+        self._per_vmid[self.select.VMID][name] = value
+
+    # ---- resets and status --------------------------------------------------------------------
+
+    def _soft_reset(self, value: int) -> None:
+        reset = self.chip.space.register("gc", "GRBM_SOFT_RESET").decode(value)
+        if reset.SOFT_RESET_CP or reset.SOFT_RESET_CPC or reset.SOFT_RESET_GFX:
+            self.mec.reset(Reset.GFX)
+        if reset.SOFT_RESET_RLC:
+            self.rlc.reset(Reset.GFX)
+        for instance, engine in enumerate(self.sdma):
+            if reset[f"SOFT_RESET_SDMA{instance}"]:
+                engine.reset(Reset.GFX)
+
+    def _status(self) -> int:
+        register = self.chip.space.register("gc", "GRBM_STATUS")
+        waves = int(self.array.running > 0)
+        busy = int(waves or self.mec.busy() or self.rlc.loading)
+        return register.encode(SPI_BUSY=waves, ANY_ACTIVE=busy, CP_BUSY=busy, GUI_ACTIVE=busy)
+
+    def _status2(self) -> int:
+        register = self.chip.space.register("gc", "GRBM_STATUS2")
+        busy = int(self.mec.busy())
+        sdma = int(any(engine.busy() for engine in self.sdma))
+        return register.encode(
+            CPC_BUSY=busy, CPF_BUSY=busy, SDMA_BUSY=sdma, RLC_BUSY=int(self.rlc.loading)
+        )
+
+    # ---- waves --------------------------------------------------------------------------------
+
+    def halted_wave(self) -> Outcome | None:
+        """The wave that halted, of a queue that hangs."""
+        for queue in self.mec.queues():
+            if queue.wave is not None:
+                return queue.wave
+        return None
+
+    def _wave_data(self) -> int:
+        """Read wave state; the halted wave sits in SE 0, SA 0, WGP 0, SIMD 0, in its own slot."""
+        wave = self.halted_wave()
+        index = self.fields("SQ_IND_INDEX")
+        where = self.fields("GRBM_GFX_INDEX")
+        place = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
+        if wave is None or any(place):
+            return 0
+        if index.INDEX != WAVE_VALID_AND_IDLE and wave.wave & 0x1F != index.WAVE_ID:
+            return 0
+        illegal = wave.ending is Ending.ILLEGAL_INSTRUCTION
+        values = {
+            WAVE_VALID_AND_IDLE: 1 << (wave.wave & 0x1F) & 0xFFFFF,
+            WAVE_STATUS: STATUS_HALTED,
+            WAVE_TRAPSTS: TRAPSTS_ILLEGAL if illegal else 0,
+            WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
+            WAVE_PC_HI: wave.pc >> 32,
+        }
+        return values.get(index.INDEX, 0)

@@ -1,0 +1,271 @@
+"""Hardware queue descriptors: the registers of each queue slot, and what makes a queue of them.
+
+Facts: Linux 6.12 gc_11_0_0_{offset,sh_mask,default}.h, v11_structs.h (where the MQD mirrors
+registers), gfx_v11_0.c (values of a compute MQD, order of activation).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from am.virtual.engines.compute_queue import CLIENT_CPC, ComputeQueue, QueueSetup
+
+if TYPE_CHECKING:
+    from am.virtual.engines.mec import Mec
+
+MQD_HEADER = 0xC0310800
+MQD_DWORDS = 512
+MQD_FIRST_HQD = 128  # dwords 128..183 mirror CP_MQD_BASE_ADDR..CP_HQD_PQ_WPTR_HI
+MQD_LAST_HQD = 183
+MQD_RPTR, MQD_WPTR = 138, 182
+
+# The MQD keeps a queue's compute registers; CP loads them when it connects the queue. Dword of the
+# MQD of each (v11_structs.h). Those a dispatch sets anew are left out.
+MQD_COMPUTE = {
+    "COMPUTE_STATIC_THREAD_MGMT_SE0": 23,
+    "COMPUTE_STATIC_THREAD_MGMT_SE1": 24,
+    "COMPUTE_STATIC_THREAD_MGMT_SE2": 26,
+    "COMPUTE_STATIC_THREAD_MGMT_SE3": 27,
+    "COMPUTE_STATIC_THREAD_MGMT_SE4": 44,
+    "COMPUTE_STATIC_THREAD_MGMT_SE5": 45,
+    "COMPUTE_STATIC_THREAD_MGMT_SE6": 46,
+    "COMPUTE_STATIC_THREAD_MGMT_SE7": 47,
+    "COMPUTE_RESOURCE_LIMITS": 22,
+    "COMPUTE_TMPRING_SIZE": 25,
+}
+
+POWER_ON = {
+    "CP_HQD_PERSISTENT_STATE": 0x0BE05501,
+    "CP_HQD_PQ_CONTROL": 0x00308509,
+    "CP_HQD_IB_CONTROL": 0x00300000,
+    "CP_HQD_HQ_STATUS0": 0x40000000,
+    "CP_MQD_CONTROL": 0x00000100,
+    "CP_HQD_EOP_CONTROL": 0x00000006,
+    "CP_HQD_EOP_RPTR": 0x40000000,
+    "CP_HQD_EOP_WPTR": 0x00008000,
+}
+
+# Registers that software may write while the queue is active.
+LIVE = frozenset(
+    (
+        "CP_HQD_ACTIVE",
+        "CP_HQD_DEQUEUE_REQUEST",
+        "CP_HQD_PQ_WPTR_LO",
+        "CP_HQD_PQ_WPTR_HI",
+        "CP_HQD_PQ_DOORBELL_CONTROL",
+        "CP_HQD_PIPE_PRIORITY",
+        "CP_HQD_QUEUE_PRIORITY",
+        "CP_HQD_QUANTUM",
+        "CP_HQD_ERROR",
+        "CP_HQD_MSG_TYPE",
+        "CP_HQD_EOP_EVENTS",
+    )
+)
+
+
+class Slot:
+    """One queue slot of a pipe. All methods run with the chip's lock held."""
+
+    def __init__(self, mec: Mec, me: int, pipe: int, queue: int) -> None:
+        self.mec = mec
+        self.me = me
+        self.pipe = pipe
+        self.queue = queue
+        self.ring_id = me << 2 | pipe | queue << 4  # as interrupt entries name it
+        self.values: dict[str, int] = {}
+        self.sh: list[int] = []
+        self.active: ComputeQueue | None = None
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"Slot({self.me}.{self.pipe}.{self.queue}, {self.active!r})"
+
+    def reset(self) -> None:
+        """Stop the queue and take the power-on state."""
+        if self.active is not None:
+            self.active.kill()
+            self.mec.retired_one(self.active)
+            self.active = None
+        self.values = dict(POWER_ON)
+        self.sh = self.mec.sh_registers.power_on()
+
+    def _flag(self, text: str) -> None:
+        self.mec.chip.violation(f"compute queue {self.me}.{self.pipe}.{self.queue}: {text}")
+
+    def _field(self, register: str, field: str) -> int:
+        value = self.mec.chip.space.register("gc", register).decode(self.values.get(register, 0))
+        return value[field]
+
+    def _wide(self, low: str, high: str) -> int:
+        return self.values.get(low, 0) | self.values.get(high, 0) << 32
+
+    def error(self, field: str) -> None:
+        """Set a bit of CP_HQD_ERROR."""
+        register = self.mec.chip.space.register("gc", "CP_HQD_ERROR")
+        self.values["CP_HQD_ERROR"] = register.insert(
+            self.values.get("CP_HQD_ERROR", 0), {field: 1}
+        )
+
+    # ---- register accesses --------------------------------------------------------------------
+
+    def read(self, name: str) -> int:
+        """Read one of the slot's registers."""
+        queue = self.active
+        if queue is not None:
+            if name == "CP_HQD_ACTIVE":
+                return 1
+            if name == "CP_HQD_PQ_RPTR":
+                return queue.rptr % queue.setup.size
+            if name == "CP_HQD_PQ_WPTR_LO":
+                return queue.wptr & 0xFFFF_FFFF
+            if name == "CP_HQD_PQ_WPTR_HI":
+                return queue.wptr >> 32
+        return self.values.get(name, 0)
+
+    def write(self, name: str, value: int) -> None:
+        """Write one of the slot's registers."""
+        queue = self.active
+        if queue is not None and name not in LIVE and value != self.values.get(name, 0):
+            self._flag(f"{name} written with {value:#x} while the queue is active")
+        if name == "CP_HQD_ACTIVE":
+            self._write_active(value & 1)
+            return
+        self.values[name] = value
+        if queue is None:
+            return
+        if name == "CP_HQD_PQ_WPTR_LO":
+            queue.ring(queue.wptr & ~0xFFFF_FFFF | value)
+        elif name == "CP_HQD_PQ_WPTR_HI":
+            queue.ring(queue.wptr & 0xFFFF_FFFF | value << 32)
+        elif name == "CP_HQD_DEQUEUE_REQUEST":
+            self._dequeue(value & 0xF)
+
+    def _write_active(self, active: int) -> None:
+        if active and self.active is None:
+            self._activate()
+        elif not active and self.active is not None:
+            self._flag("CP_HQD_ACTIVE cleared without a dequeue")
+            self.active.kill()
+            self.retire()
+
+    # ---- activation ---------------------------------------------------------------------------
+
+    def _activate(self) -> None:
+        setup = self._setup()
+        if not self.mec.rlc_ready():
+            self._flag("activated before the RLC has booted the CP")
+        context = self.mec.chip.space.register("gc", "GCVM_CONTEXT0_CNTL").decode(
+            self.mec.get(f"GCVM_CONTEXT{setup.vmid}_CNTL")
+        )
+        if not context.ENABLE_CONTEXT:
+            self._flag(f"activated in VMID {setup.vmid}, whose context is not enabled")
+        self._load_mqd()
+        rptr = self.values.get("CP_HQD_PQ_RPTR", 0)
+        wptr = self._wide("CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
+        self.active = ComputeQueue(self.mec, self, setup, rptr, wptr)
+        if self.active.rptr != wptr or (setup.wptr_poll and self.mec.polls()):
+            self.active.worker.wake()
+
+    def _setup(self) -> QueueSetup:
+        size = 2 << self._field("CP_HQD_PQ_CONTROL", "QUEUE_SIZE")
+        base = self._wide("CP_HQD_PQ_BASE", "CP_HQD_PQ_BASE_HI") << 8
+        report = self._wide("CP_HQD_PQ_RPTR_REPORT_ADDR", "CP_HQD_PQ_RPTR_REPORT_ADDR_HI")
+        poll = self._wide("CP_HQD_PQ_WPTR_POLL_ADDR", "CP_HQD_PQ_WPTR_POLL_ADDR_HI")
+        eop = self._wide("CP_HQD_EOP_BASE_ADDR", "CP_HQD_EOP_BASE_ADDR_HI") << 8
+        if not 64 <= size <= 1 << 30:
+            self._flag(f"activated with a ring of {size} dwords")
+        if base == 0:
+            self._flag("activated without a ring")
+        if eop == 0:
+            self._flag("activated without an EOP buffer")
+        if report & 3 or poll & 7:
+            self._flag(f"pointer addresses {report:#x}, {poll:#x} are not aligned")
+        if self._field("CP_HQD_PQ_CONTROL", "SLOT_BASED_WPTR"):
+            self._flag("SLOT_BASED_WPTR: AQL queues are not modelled")
+        if not self._field("CP_HQD_PQ_DOORBELL_CONTROL", "DOORBELL_EN"):
+            self.mec.chip.notes.append("compute queue activated without its doorbell")
+        return QueueSetup(
+            vmid=self._field("CP_HQD_VMID", "VMID"),
+            base=base,
+            size=size,
+            rptr_report=report & ~3,
+            wptr_poll=poll & ~7,
+            eop_base=eop,
+            eop_size=2 << self._field("CP_HQD_EOP_CONTROL", "EOP_SIZE"),
+            report_rptr=not self._field("CP_HQD_PQ_CONTROL", "NO_UPDATE_RPTR"),
+            privileged=bool(self._field("CP_HQD_PQ_CONTROL", "PRIV_STATE")),
+            kernel=bool(self._field("CP_HQD_PQ_CONTROL", "KMD_QUEUE")),
+        )
+
+    def _mqd_address(self) -> int:
+        return self._wide("CP_MQD_BASE_ADDR", "CP_MQD_BASE_ADDR_HI")
+
+    def _load_mqd(self) -> None:
+        """Connect: load the compute state from the MQD."""
+        address = self._mqd_address()
+        if address == 0 or address & 0xFF:
+            self._flag(f"activated with an MQD at {address:#x}: it must be 256-byte aligned")
+            return
+        vmid = self._field("CP_MQD_CONTROL", "VMID")
+        data, fault = self.mec.chip.gc.read(vmid, address, 4 * MQD_DWORDS, CLIENT_CPC)
+        if fault is not None:
+            self._flag(f"MQD at {address:#x} cannot be read")
+            return
+        mqd = struct.unpack(f"<{MQD_DWORDS}I", data)
+        if mqd[0] != MQD_HEADER:
+            self._flag(f"MQD at {address:#x} begins with {mqd[0]:#010x}, not {MQD_HEADER:#010x}")
+            return
+        for name, dword in MQD_COMPUTE.items():
+            self.sh[self.mec.sh_registers.at(name)] = mqd[dword]
+
+    def _save_mqd(self) -> None:
+        """Disconnect: keep the pointers in the MQD."""
+        address = self._mqd_address()
+        vmid = self._field("CP_MQD_CONTROL", "VMID")
+        hub = self.mec.chip.gc
+        pointers = struct.pack("<I", self.values["CP_HQD_PQ_RPTR"])
+        hub.write(vmid, address + 4 * MQD_RPTR, pointers, CLIENT_CPC)
+        low, high = self.values["CP_HQD_PQ_WPTR_LO"], self.values["CP_HQD_PQ_WPTR_HI"]
+        hub.write(vmid, address + 4 * MQD_WPTR, struct.pack("<II", low, high), CLIENT_CPC)
+
+    # ---- dequeue ------------------------------------------------------------------------------
+
+    def _dequeue(self, request: int) -> None:
+        """Take a DEQUEUE_REQ: 1 drains, 2 resets the waves; both finish later."""
+        queue = self.active
+        if queue is None or request == 0:
+            return
+        if request == 1:
+            queue.drain_out()
+        elif request == 2:
+            if self.mec.running(self.pipe):
+                queue.kill()
+                self.mec.later(lambda: self._dequeued(queue))
+        else:
+            self._flag(f"DEQUEUE_REQ {request} (save for later) is not modelled")
+
+    def drained(self, queue: ComputeQueue) -> None:
+        """The queue's thread has drained it."""
+        queue.worker.stop()
+        self.mec.later(lambda: self._dequeued(queue))
+
+    def _dequeued(self, queue: ComputeQueue) -> None:
+        if self.active is not queue:
+            return
+        if not queue.worker.join(0):
+            self.mec.later(lambda: self._dequeued(queue))  # its waves are not dead yet
+            return
+        self.retire()
+        self._save_mqd()
+
+    def retire(self) -> None:
+        """Take the queue out of the slot; its pointers stay in the registers."""
+        queue = self.active
+        assert queue is not None
+        for name in ("CP_HQD_PQ_RPTR", "CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI"):
+            self.values[name] = self.read(name)
+        self.values["CP_HQD_ACTIVE"] = 0
+        self.values["CP_HQD_DEQUEUE_REQUEST"] = 0
+        self.active = None
+        self.mec.retired_one(queue)

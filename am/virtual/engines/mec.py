@@ -1,0 +1,275 @@
+"""The compute micro-engine: pipes, queue slots behind GRBM selects, doorbells, interrupts.
+
+Facts: Linux 6.12 gfx_v11_0.c (one MEC of 4 pipes with 4 queues; CP_MEC_RS64_CNTL; doorbell range),
+gc_11_0_0_{sh_mask,default}.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from am.virtual.block import Block, Reset
+from am.virtual.engines.compute_queue import GRBM_CP, ComputeQueue
+from am.virtual.engines.dispatch import Launcher, ShRegisters
+from am.virtual.engines.engine import MemoryWritten
+from am.virtual.engines.hqd import Slot
+from am.virtual.engines.shaders import ShaderArray
+from am.virtual.firmware.images import MEC_START
+
+if TYPE_CHECKING:
+    from am.virtual.engines.gfx import Gfx
+
+ME = 1  # GRBM_GFX_CNTL.MEID of the first MEC; 0 is the graphics engine
+PIPES = 4
+QUEUES = 4
+DEQUEUE_S = 60e-6  # from a request to CP_HQD_ACTIVE = 0
+RS64_HALTED = 0x4000_0000  # CP_MEC_RS64_CNTL at power-on (gc_11_0_0_default.h)
+SOURCE_STRAY_DOORBELL = 200
+
+
+class Mec(Block):
+    """Owns the queue slots. `gfx` holds the selects and knows whether the RLC is up."""
+
+    def __init__(self, gfx: Gfx, array: ShaderArray) -> None:
+        super().__init__(gfx.chip, "gc")
+        self.gfx = gfx
+        self.array = array
+        self.memory_written = MemoryWritten()
+        self.sh_registers = ShRegisters(gfx.table)
+        self.launcher = Launcher(self.sh_registers)
+        self.retired: list[ComputeQueue] = []  # to be joined at close
+        self.slots = [
+            [Slot(self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)
+        ]
+        self._program_start = [0] * PIPES
+        self._was_reset = [False] * PIPES
+        self._install()
+
+    def _install(self) -> None:
+        for name in self.gfx.table:
+            if name.startswith("CP_HQD_GFX"):
+                continue
+            if name.startswith("CP_HQD_") or name in (
+                "CP_MQD_BASE_ADDR",
+                "CP_MQD_BASE_ADDR_HI",
+                "CP_MQD_CONTROL",
+            ):
+                self.on_read(name, partial(self._read_hqd, name))
+                self.on_write(name, partial(self._write_hqd, name))
+        for name, at in self.sh_registers.items().items():
+            self.on_read(name, partial(self._read_sh, at))
+            self.on_write(name, partial(self._write_sh, at))
+        # The MQD mirrors two dwords of this block that no header names; writing them does nothing.
+        for dword in (144, 178):
+            index = self.index("CP_MQD_BASE_ADDR") + dword - 128
+            if self.chip.space.owner(index) is None:
+                self.chip.space.on_write_at(index, lambda value: None)
+        self.on_write("CP_MEC_RS64_CNTL", self._control)
+        self.on_write("CP_MEC_RS64_PRGRM_CNTR_START", self._start_address)
+        self.on_write("SPI_COMPUTE_QUEUE_RESET", self._reset_waves)
+        self.on_write("CP_VMID_RESET", self._reset_vmids)
+        self.on_write("CP_SOFT_RESET_CNTL", self._soft_reset)
+        self.on_read("CP_CPC_STATUS", self._cpc_status)
+
+    def reset(self, scope: Reset) -> None:
+        """Lose all queues; the pipes are halted."""
+        for slot in self._all():
+            slot.reset()
+        self._program_start = [0] * PIPES
+        self._was_reset = [False] * PIPES
+        self.set("CP_MEC_RS64_CNTL", RS64_HALTED)
+        self.set("CP_MEC_DOORBELL_RANGE_LOWER", 0x110)
+        self.set("CP_MEC_DOORBELL_RANGE_UPPER", 0xFFC)
+        # The header's default is 0, yet queues take doorbells on bare metal without this ever being
+        # written: the CP's own firmware enables them.
+        self.set("CP_PQ_STATUS", DOORBELL_ENABLE=1)
+
+    def stop(self) -> None:
+        """Stop all queues at once."""
+        for queue in self.queues():
+            queue.kill()
+
+    def close(self) -> None:
+        """Stop and join all queue threads."""
+        with self.chip.lock:
+            self.stop()
+            queues = self.retired + self.queues()
+            self.retired = []
+        for queue in queues:
+            queue.worker.join()
+
+    def _all(self) -> list[Slot]:
+        return [slot for pipe in self.slots for slot in pipe]
+
+    def retired_one(self, queue: ComputeQueue) -> None:
+        """Keep a queue that left its slot until its thread has ended."""
+        self.retired = [other for other in self.retired if other.worker.alive]
+        self.retired.append(queue)
+
+    def later(self, callback: Callable[[], None]) -> None:
+        """Do what the MEC's firmware does a moment after it was asked."""
+        self.chip.scheduler.after(DEQUEUE_S, callback)
+
+    def rlc_ready(self) -> bool:
+        """The RLC has loaded the CP's firmware."""
+        return self.gfx.rlc.booted
+
+    # ---- selects ------------------------------------------------------------------------------
+
+    def _selected(self, name: str, value: int | None) -> Slot | None:
+        select = self.gfx.select
+        if select.MEID == ME and select.QUEUEID < QUEUES:
+            return self.slots[select.PIPEID][select.QUEUEID]
+        if value is not None:
+            self.chip.violation(
+                f"{name} written with {value:#x} while GRBM_GFX_CNTL selects me {select.MEID} "
+                f"pipe {select.PIPEID} queue {select.QUEUEID}, where no compute queue is"
+            )
+        return None
+
+    def _read_hqd(self, name: str) -> int:
+        slot = self._selected(name, None)
+        return slot.read(name) if slot is not None else 0
+
+    def _write_hqd(self, name: str, value: int) -> None:
+        slot = self._selected(name, value)
+        if slot is not None:
+            slot.write(name, value)
+
+    def _read_sh(self, at: int) -> int:
+        slot = self._selected("", None)
+        return slot.sh[at] if slot is not None else 0
+
+    def _write_sh(self, at: int, value: int) -> None:
+        slot = self._selected(self.sh_registers.known[at].name, value)
+        if slot is not None:
+            slot.sh[at] = value
+
+    def apertures(self, vmid: int) -> tuple[int, int]:
+        """Return the LDS and scratch apertures of a VMID (SH_MEM_BASES)."""
+        bases = self.gfx.sh_mem(vmid, "SH_MEM_BASES")
+        return (bases >> 16) << 48, (bases & 0xFFFF) << 48
+
+    # ---- pipes --------------------------------------------------------------------------------
+
+    def running(self, pipe: int) -> bool:
+        """The pipe executes its firmware."""
+        control = self.get("CP_MEC_RS64_CNTL")
+        halted = control >> 30 & 1
+        return bool(
+            control >> (26 + pipe) & 1
+            and not control >> (16 + pipe) & 1
+            and not halted
+            and self.rlc_ready()
+            and self._starts_right(pipe)
+        )
+
+    def _starts_right(self, pipe: int) -> bool:
+        """The pipe begins where its firmware does: counters are in instructions of 4 bytes."""
+        return self._program_start[pipe] == MEC_START >> 2
+
+    def polls(self) -> bool:
+        """Write pointers are polled from memory."""
+        return bool(self.get("CP_PQ_WPTR_POLL_CNTL") >> 31)
+
+    def _start_address(self, value: int) -> None:
+        if self.gfx.select.MEID == ME:
+            self._program_start[self.gfx.select.PIPEID] = value
+
+    def _control(self, value: int) -> None:
+        for pipe in range(PIPES):
+            if value >> (16 + pipe) & 1:
+                self._was_reset[pipe] = True
+                for slot in self.slots[pipe]:
+                    slot.reset()
+                continue
+            if not value >> (26 + pipe) & 1 or value >> 30 & 1:
+                continue
+            if not self.rlc_ready():
+                self._complain(f"MEC pipe {pipe} started before the RLC has booted the CP")
+            elif not self._was_reset[pipe]:
+                self._complain(f"MEC pipe {pipe} started without a pulse of its reset")
+            elif not self._starts_right(pipe):
+                self._complain(
+                    f"MEC pipe {pipe} started at {self._program_start[pipe]:#x}, its program "
+                    f"begins at {MEC_START:#x} / 4"
+                )
+            for slot in self.slots[pipe]:
+                if slot.active is not None:
+                    slot.active.worker.wake()
+
+    def _complain(self, text: str) -> None:
+        if text not in self.chip.violations:
+            self.chip.violation(text)
+
+    # ---- resets -------------------------------------------------------------------------------
+
+    def _reset_waves(self, value: int) -> None:
+        slot = self._selected("SPI_COMPUTE_QUEUE_RESET", value)
+        if value & 1 and slot is not None and slot.active is not None:
+            slot.active.abort.set()
+
+    def _reset_vmids(self, value: int) -> None:
+        """Reset the queues of the VMIDs in RESET_REQUEST; the register reads 0 when it is done."""
+        for slot in self._all():
+            if slot.active is not None and value >> slot.active.vmid & 1:
+                slot.active.kill()
+                slot.retire()
+        self.later(lambda: self.set("CP_VMID_RESET", 0))
+
+    def _soft_reset(self, value: int) -> None:
+        if value & 4:  # CMP_HQD_REG_RESET
+            for slot in self._all():
+                slot.reset()
+
+    # ---- doorbells ----------------------------------------------------------------------------
+
+    def doorbell(self, dword: int, value: int) -> bool:
+        """Take a doorbell write; see block.DoorbellTarget."""
+        byte = dword * 4
+        lower = self.get("CP_MEC_DOORBELL_RANGE_LOWER") & 0xFFC
+        upper = self.get("CP_MEC_DOORBELL_RANGE_UPPER") & 0xFFC
+        if not lower <= byte <= upper or not self.fields("CP_PQ_STATUS").DOORBELL_ENABLE:
+            return False
+        hit = False
+        for slot in self._all():
+            control = slot.values.get("CP_HQD_PQ_DOORBELL_CONTROL", 0)
+            if control >> 30 & 1 and control >> 2 & 0x3FFFFFF == dword:
+                slot.values["CP_HQD_PQ_DOORBELL_CONTROL"] = control | 1 << 31
+                if slot.active is not None:
+                    slot.active.ring(value)
+                    hit = True
+        if not hit and self.fields("CP_INT_CNTL").CP_VM_DOORBELL_WR_INT_ENABLE:
+            self.chip.ih.raise_interrupt(GRBM_CP, SOURCE_STRAY_DOORBELL, data=(byte, 0, 0, 0))
+        return hit
+
+    # ---- what queues report -------------------------------------------------------------------
+
+    def drained(self, queue: ComputeQueue) -> None:
+        """A queue's thread has finished a drain."""
+        with self.chip.lock:
+            if queue.slot.active is queue:
+                queue.slot.drained(queue)
+
+    def queues(self) -> list[ComputeQueue]:
+        """All active queues."""
+        return [slot.active for slot in self._all() if slot.active is not None]
+
+    def interrupt(self, queue: ComputeQueue, source: int, enable: str, data: int) -> None:
+        """Raise a CP interrupt if CP_ME1_PIPEn_INT_CNTL enables it; CPC_INT_STATUS notes it."""
+        self.set("CPC_INT_STATUS", **{f"{enable}_STATUS": 1})
+        control = self.fields(f"CP_ME1_PIPE{queue.slot.pipe}_INT_CNTL")
+        if control[f"{enable}_ENABLE"]:
+            self.chip.ih.raise_interrupt(
+                GRBM_CP, source, ring_id=queue.slot.ring_id, vmid=queue.vmid, data=(data, 0, 0, 0)
+            )
+
+    def busy(self) -> bool:
+        """Some queue has work or hangs."""
+        return any(queue.busy for queue in self.queues())
+
+    def _cpc_status(self) -> int:
+        register = self.chip.space.register("gc", "CP_CPC_STATUS")
+        return register.encode(MEC1_BUSY=1, CPC_BUSY=1) if self.busy() else 0

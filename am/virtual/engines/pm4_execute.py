@@ -1,0 +1,479 @@
+"""Execute the PM4 packets of one compute queue.
+
+Shader waves run beside the command processor: a dispatch is queued and runs at the latest when a
+packet waits for it (CS_PARTIAL_FLUSH, RELEASE_MEM), when a wait is not met yet, or when the queue
+has nothing else to do. So packets that follow a dispatch without a wait see memory as it was
+before, as they may on the chip. Sources: Linux 6.12 nvd.h and gfx_v11_0.c; navi10_enum.h for event
+types.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from am.virtual.engines import atomics, pm4
+from am.virtual.engines.engine import clock_ticks
+from am.virtual.engines.pm4 import BadPacket, PrivilegedRegister
+from am.virtual.engines.pm4_surroundings import Surroundings
+
+CS_PARTIAL_FLUSH = 0x07
+PARTIAL_FLUSH_INDEX = 4
+CS_DONE = 0x2F
+END_OF_PIPE_EVENTS = frozenset(
+    (0x04, 0x14, 0x28)
+)  # CACHE_FLUSH_TS, .._AND_INV_TS, BOTTOM_OF_PIPE_TS
+END_OF_PIPE_INDEX = 5
+SHADER_DONE_INDEX = 6
+# Events without effect here: caches, statistics and thread trace are not modelled.
+QUIET_EVENTS = frozenset((0x06, 0x16, 0x17, 0x18, 0x19, 0x1A, 0x1B, 0x33, 0x34, 0x35, 0x37))
+
+IB_CHAIN = 1 << 20
+IB_VALID = 1 << 23
+IB_INHERIT_VMID = 1 << 30
+
+# GCR_CNTL bits without which a wave may read what its L0, L1 or scalar cache kept from before.
+ACQUIRE_SHADER_CACHES = 1 << 7 | 1 << 8 | 1 << 9  # GLK_INV, GLV_INV, GL1_INV
+
+FIRST_POLL_S = 20e-6
+LONGEST_POLL_S = 1e-3
+
+_COMPARE: tuple[Callable[[int, int], bool] | None, ...] = (
+    lambda value, reference: True,
+    lambda value, reference: value < reference,
+    lambda value, reference: value <= reference,
+    lambda value, reference: value == reference,
+    lambda value, reference: value != reference,
+    lambda value, reference: value >= reference,
+    lambda value, reference: value > reference,
+    None,
+)
+
+
+Handler = Callable[[Sequence[int], int, int], int]
+
+
+class Executor:
+    """Runs packets against its surroundings; one per active queue, used by the queue's own thread.
+
+    A handler gets all words, the index of its payload and the payload's length, and returns how
+    many dwords after the packet are to be skipped.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
+        self.around = around
+        self.vmid = around.vmid  # of the packets being executed
+        self.depth = 0  # 1 inside an indirect buffer
+        self.skip = 0  # dwords still to skip, from a COND_EXEC at the end of what was fetched
+        self.packets = 0
+        self.stale = ""  # since when the shader caches may be behind memory
+        self.consumed = 0  # dwords of the words being run that are done with
+        self._chained: tuple[int, int] | None = None  # address and size of the next buffer
+        self._table: dict[int, tuple[int, int, tuple[tuple[int, int], ...], Handler]] = {}
+        handlers: dict[int, Handler] = {
+            pm4.NOP: self._nop,
+            pm4.DISPATCH_DIRECT: self._dispatch_direct,
+            pm4.DISPATCH_INDIRECT: self._dispatch_indirect,
+            pm4.ATOMIC_MEM: self._atomic_mem,
+            pm4.COND_EXEC: self._cond_exec,
+            pm4.PRED_EXEC: self._pred_exec,
+            pm4.WRITE_DATA: self._write_data,
+            pm4.WAIT_REG_MEM: self._wait_reg_mem,
+            pm4.WAIT_REG_MEM64: self._wait_reg_mem64,
+            pm4.INDIRECT_BUFFER: self._indirect_buffer,
+            pm4.COPY_DATA: self._copy_data,
+            pm4.EVENT_WRITE: self._event_write,
+            pm4.RELEASE_MEM: self._release_mem,
+            pm4.ACQUIRE_MEM: self._acquire_mem,
+            pm4.DMA_DATA: self._dma_data,
+            pm4.SET_SH_REG: self._set_sh_reg,
+            pm4.SET_UCONFIG_REG: self._set_uconfig_reg,
+        }
+        for opcode, handler in handlers.items():
+            entry = pm4.FORMATS[opcode]
+            masks = tuple((at, mask) for at, mask in enumerate(entry.reserved) if mask)
+            # The key is the header without its count: reserved header bits miss the table.
+            key = (pm4.TYPE3 << 30) | (opcode << 8)
+            self._table[key] = (entry.minimum, entry.maximum, masks, handler)
+
+    def run(self, words: Sequence[int]) -> int:
+        """Execute the whole packets in `words`; return how many dwords were consumed.
+
+        The last packet may be incomplete; it is left. Raises BadPacket with `consumed` at the
+        packet.
+        """
+        end = len(words)
+        at = min(self.skip, end)
+        self.skip -= at
+        table = self._table
+        self.consumed = at
+        while at < end:
+            header = words[at]
+            entry = table.get(header & 0xC000_FFFD)
+            if entry is None:
+                pm4.payload_length(header)
+                pm4.check(header, words, at + 1)
+                raise BadPacket("packet cannot be executed", header)
+            minimum, maximum, masks, handler = entry
+            count = ((header >> 16) & pm4.MAXIMUM_COUNT) + 1
+            if count > pm4.MAXIMUM_COUNT:
+                if header & ~pm4.SHADER_TYPE != pm4.ONE_DWORD_NOP:
+                    raise BadPacket("count 0x3fff belongs to a one-dword NOP alone", header)
+                at += 1
+                self.consumed = at
+                continue
+            if not minimum <= count <= maximum:
+                pm4.check(header, words, at + 1)
+            payload = at + 1
+            after = payload + count
+            if after > end:
+                break
+            for position, mask in masks:
+                if words[payload + position] & mask:
+                    pm4.check(header, words, payload)
+            self.packets += 1
+            skip = handler(words, payload, count)
+            at = after
+            if skip:
+                at += skip
+                if at > end:
+                    self.skip = at - end
+                    at = end
+            self.consumed = at
+        return at
+
+    # ---- registers ----------------------------------------------------------------------------
+
+    def _nop(self, words: Sequence[int], at: int, count: int) -> int:
+        return 0
+
+    def _set_sh_reg(self, words: Sequence[int], at: int, count: int) -> int:
+        offset = words[at]
+        if offset + count - 1 > len(self.around.sh):
+            raise BadPacket(
+                f"SET_SH_REG of {count - 1} registers at offset {offset:#x} leaves SH space",
+                words[at - 1],
+            )
+        values = words[at + 1 : at + count]
+        self.around.check_sh(offset, values)
+        self.around.sh[offset : offset + count - 1] = values
+        return 0
+
+    def _set_uconfig_reg(self, words: Sequence[int], at: int, count: int) -> int:
+        first = pm4.UCONFIG_REGISTERS.start + words[at]
+        if first + count - 1 > pm4.UCONFIG_REGISTERS.stop:
+            raise BadPacket(
+                f"SET_UCONFIG_REG of {count - 1} registers at {words[at]:#x} leaves its space",
+                words[at - 1],
+            )
+        for number in range(count - 1):
+            self.around.write_register(first + number, words[at + 1 + number])
+        return 0
+
+    def _read_register(self, index: int, header: int) -> int:
+        if index in pm4.SH_REGISTERS:
+            return self.around.sh[index - pm4.SH_REGISTERS.start]
+        return self.around.read_register(index)
+
+    def _write_register(self, index: int, value: int, header: int) -> None:
+        if index in pm4.SH_REGISTERS:
+            offset = index - pm4.SH_REGISTERS.start
+            self.around.check_sh(offset, (value,))
+            self.around.sh[offset] = value
+        elif index in pm4.UCONFIG_REGISTERS or self.around.privileged:
+            self.around.write_register(index, value)
+        else:
+            raise PrivilegedRegister(f"register {index:#x} needs a privileged queue", header)
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def _write_data(self, words: Sequence[int], at: int, count: int) -> int:
+        control = words[at]
+        address = words[at + 1] | words[at + 2] << 32
+        data = words[at + 3 : at + count]
+        destination = (control >> 8) & 0xF
+        one_address = bool(control & 1 << 16)
+        if control >> 30:
+            raise BadPacket("WRITE_DATA by an engine that a compute queue lacks", words[at - 1])
+        if destination == 0:
+            for number, value in enumerate(data):
+                index = address if one_address else address + number
+                self._write_register(index, value, words[at - 1])
+        elif destination in (1, 2, 5):
+            if address & 3:
+                raise BadPacket(f"WRITE_DATA to {address:#x}, not 4-byte aligned", words[at - 1])
+            if one_address:
+                data = data[-1:]
+            self.around.store(self.vmid, address, struct.pack(f"<{len(data)}I", *data))
+        else:
+            raise BadPacket(f"WRITE_DATA destination {destination} is not modelled", words[at - 1])
+        return 0
+
+    def _copy_data(self, words: Sequence[int], at: int, count: int) -> int:
+        control = words[at]
+        source_kind = control & 0xF
+        destination_kind = (control >> 8) & 0xF
+        size = 8 if control & 1 << 16 else 4
+        source = words[at + 1] | words[at + 2] << 32
+        destination = words[at + 3] | words[at + 4] << 32
+        header = words[at - 1]
+        if control >> 30:
+            raise BadPacket("COPY_DATA by an engine that a compute queue lacks", header)
+        if source_kind in (1, 2):
+            if source % size:
+                raise BadPacket(f"COPY_DATA of {size} bytes from {source:#x}, not aligned", header)
+            value = int.from_bytes(self.around.load(self.vmid, source, size), "little")
+        elif source_kind in (0, 4):
+            value = self._read_register(words[at + 1], header)
+            if size == 8:
+                value |= self._read_register(words[at + 1] + 1, header) << 32
+        elif source_kind == 5:
+            value = source
+        elif source_kind == 9:
+            value = clock_ticks()
+        else:
+            raise BadPacket(f"COPY_DATA source {source_kind} is not modelled", header)
+        if destination_kind in (2, 5):
+            if destination % size:
+                raise BadPacket(
+                    f"COPY_DATA of {size} bytes to {destination:#x}, not aligned", header
+                )
+            data = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+            self.around.store(self.vmid, destination, data)
+        elif destination_kind in (0, 4):
+            self._write_register(words[at + 3], value & pm4.ALL, header)
+            if size == 8:
+                self._write_register(words[at + 3] + 1, value >> 32 & pm4.ALL, header)
+        else:
+            raise BadPacket(f"COPY_DATA destination {destination_kind} is not modelled", header)
+        return 0
+
+    def _atomic_mem(self, words: Sequence[int], at: int, count: int) -> int:
+        control = words[at]
+        operation = control & 0x7F
+        command = (control >> 8) & 0xF
+        address = words[at + 1] | words[at + 2] << 32
+        size = atomics.width(operation)
+        if size is None or command > 1:
+            raise BadPacket(
+                f"ATOMIC_MEM {operation:#x} mode {command} is not modelled", words[at - 1]
+            )
+        if address % size:
+            raise BadPacket(
+                f"ATOMIC_MEM of {size} bytes at {address:#x}, not aligned", words[at - 1]
+            )
+        source = words[at + 3] | words[at + 4] << 32
+        compare = words[at + 5] | words[at + 6] << 32
+        mask = (1 << 8 * size) - 1
+
+        def attempt() -> bool:
+            old = int.from_bytes(self.around.load(self.vmid, address, size), "little")
+            if command == 1 and old != compare & mask:
+                return False
+            new = atomics.apply(operation, old, source, compare)
+            self.around.store(self.vmid, address, new.to_bytes(size, "little"))
+            return True
+
+        self._wait(attempt)
+        return 0
+
+    def _dma_data(self, words: Sequence[int], at: int, count: int) -> int:
+        """Move bytes by the CP's own DMA; nothing waits for waves, and the CP waits for the DMA."""
+        control, command = words[at], words[at + 5]
+        source_kind, destination_kind = control >> 29 & 3, control >> 20 & 3
+        source = words[at + 1] | words[at + 2] << 32
+        destination = words[at + 3] | words[at + 4] << 32
+        size = command & 0x3FF_FFFF
+        header = words[at - 1]
+        if control & 1 or command >> 26 & 0xF:
+            raise BadPacket("DMA_DATA by PFP, or of registers, is not modelled", header)
+        if destination_kind not in (0, 3) or source_kind == 1:
+            raise BadPacket("DMA_DATA of GDS is not modelled", header)
+        if destination >> 48 or (source_kind != 2 and source >> 48):
+            raise BadPacket("DMA_DATA beyond 48 bits", header)
+        if not size:
+            return 0
+        if source_kind == 2:
+            if destination % 4 or size % 4:
+                raise BadPacket(f"DMA_DATA fills {size} bytes at {destination:#x}", header)
+            pattern = words[at + 1].to_bytes(4, "little")
+            self.around.fill(self.vmid, destination, pattern, size)
+        else:
+            self.around.copy(self.vmid, source, destination, size)
+        return 0
+
+    # ---- waiting ------------------------------------------------------------------------------
+
+    def _wait(self, met: Callable[[], bool]) -> None:
+        self.stale = "a wait for memory"
+        if met():
+            return
+        self.around.drain()  # the waves run while the command processor waits
+        pause = FIRST_POLL_S
+        while not met():
+            self.around.pause(pause)
+            pause = min(pause * 1.5, LONGEST_POLL_S)
+
+    def _wait_reg_mem(self, words: Sequence[int], at: int, count: int) -> int:
+        header, control = words[at - 1], words[at]
+        compare = _COMPARE[control & 7]
+        space, operation, engine = control >> 4 & 3, control >> 6 & 3, control >> 8 & 3
+        reference, mask = words[at + 3], words[at + 4]
+        if compare is None or space > 1 or operation > 1 or engine:
+            raise BadPacket(f"WAIT_REG_MEM control {control:#x}", header)
+        if operation == 1:
+            if space:
+                raise BadPacket("WAIT_REG_MEM writes registers only", header)
+            # Both operands are registers: write the first, then wait for the second. The kernel
+            # does so with GPU_HDP_FLUSH_REQ and _DONE from queues of any privilege.
+            self.around.write_register(words[at + 1], reference)
+            index = words[at + 2]
+            self._wait(lambda: compare(self._read_register(index, header) & mask, reference))
+            return 0
+        if space == 0:
+            index = words[at + 1]
+            self._wait(lambda: compare(self._read_register(index, header) & mask, reference))
+            return 0
+        address = words[at + 1] | words[at + 2] << 32
+        if address & 3 or address >> 48:
+            raise BadPacket(f"WAIT_REG_MEM at {address:#x}", header)
+        load, vmid = self.around.load, self.vmid
+        self._wait(
+            lambda: compare(int.from_bytes(load(vmid, address, 4), "little") & mask, reference)
+        )
+        return 0
+
+    def _wait_reg_mem64(self, words: Sequence[int], at: int, count: int) -> int:
+        control = words[at]
+        compare = _COMPARE[control & 7]
+        if compare is None or control >> 4 & 3 != 1 or control >> 6 & 0xF:
+            raise BadPacket(f"WAIT_REG_MEM64 control {control:#x}: memory only", words[at - 1])
+        address = words[at + 1] | words[at + 2] << 32
+        reference = words[at + 3] | words[at + 4] << 32
+        mask = words[at + 5] | words[at + 6] << 32
+        load, vmid = self.around.load, self.vmid
+        self._wait(
+            lambda: compare(int.from_bytes(load(vmid, address, 8), "little") & mask, reference)
+        )
+        return 0
+
+    # ---- control flow -------------------------------------------------------------------------
+
+    def _indirect_buffer(self, words: Sequence[int], at: int, count: int) -> int:
+        header, control = words[at - 1], words[at + 2]
+        address = words[at] | words[at + 1] << 32
+        size = control & 0xFFFFF
+        if not control & IB_VALID:
+            raise BadPacket("INDIRECT_BUFFER without VALID", header)
+        if not size:
+            raise BadPacket("INDIRECT_BUFFER of no dwords", header)
+        if bool(control & IB_CHAIN) != bool(self.depth):
+            # The MEC has no second level: inside a buffer only a chain, which replaces the rest.
+            raise BadPacket(f"INDIRECT_BUFFER control {control:#x} at level {self.depth}", header)
+        if self.depth:
+            self._chained = (address, size)
+            return len(words)
+        vmid = self.around.vmid
+        if self.around.may_choose_vmid and not control & IB_INHERIT_VMID:
+            vmid = control >> 24 & 0xF
+        ring_consumed = self.consumed
+        self.depth, self.vmid = 1, vmid
+        try:
+            self._chained = (address, size)
+            while self._chained is not None:
+                address, size = self._chained
+                self._chained = None
+                self._run_buffer(self.around.fetch(vmid, address, size), header)
+        finally:
+            self.depth, self.vmid, self.skip = 0, self.around.vmid, 0
+            self.consumed = ring_consumed
+        return 0
+
+    def _run_buffer(self, words: Sequence[int], header: int) -> None:
+        whole = self.run(words) == len(words)
+        if self._chained is not None:
+            self.skip = 0
+        if not whole or self.skip:
+            raise BadPacket("the last packet of an indirect buffer reaches beyond it", header)
+
+    def _cond_exec(self, words: Sequence[int], at: int, count: int) -> int:
+        address = words[at] | words[at + 1] << 32
+        flag = int.from_bytes(self.around.load(self.vmid, address, 4), "little")
+        return 0 if flag else words[at + 3]
+
+    def _pred_exec(self, words: Sequence[int], at: int, count: int) -> int:
+        if not self.depth:
+            raise BadPacket(
+                "PRED_EXEC in the ring: it works in indirect buffers alone", words[at - 1]
+            )
+        return 0 if words[at] >> 24 & 1 else words[at] & 0x3FFF
+
+    # ---- shaders and caches -------------------------------------------------------------------
+
+    def _launch(self, dims: Sequence[int], initiator: int) -> None:
+        if self.stale:
+            self.around.unacquired(self.stale)
+            self.stale = ""
+        self.around.dispatch(self.vmid, dims, initiator)
+
+    def _dispatch_direct(self, words: Sequence[int], at: int, count: int) -> int:
+        self._launch(words[at : at + 3], words[at + 3])
+        return 0
+
+    def _dispatch_indirect(self, words: Sequence[int], at: int, count: int) -> int:
+        address = words[at] | words[at + 1] << 32
+        dims = struct.unpack("<3I", self.around.load(self.vmid, address, 12))
+        self._launch(dims, words[at + 2])
+        return 0
+
+    def _event_write(self, words: Sequence[int], at: int, count: int) -> int:
+        event, index = words[at] & 0x3F, words[at] >> 8 & 0xF
+        if event == CS_PARTIAL_FLUSH:
+            if index != PARTIAL_FLUSH_INDEX:
+                raise BadPacket(f"CS_PARTIAL_FLUSH with event index {index}", words[at - 1])
+            if self.around.drain():
+                self.stale = "earlier launches"
+        elif event not in QUIET_EVENTS or index:
+            raise BadPacket(f"EVENT_WRITE {event:#x} index {index} is not modelled", words[at - 1])
+        return 0
+
+    def _acquire_mem(self, words: Sequence[int], at: int, count: int) -> int:
+        # Caches hold nothing here: shader cores and engines see memory at once. That the packet is
+        # there before a launch is checked all the same.
+        if words[at + 6] & ACQUIRE_SHADER_CACHES == ACQUIRE_SHADER_CACHES:
+            self.stale = ""
+        return 0
+
+    def _release_mem(self, words: Sequence[int], at: int, count: int) -> int:
+        header, what, how = words[at - 1], words[at], words[at + 1]
+        event, index = what & 0x3F, what >> 8 & 0xF
+        sound = (event in END_OF_PIPE_EVENTS and index == END_OF_PIPE_INDEX) or (
+            event == CS_DONE and index == SHADER_DONE_INDEX
+        )
+        if not sound:
+            raise BadPacket(f"RELEASE_MEM event {event:#x} with index {index}", header)
+        destination, interrupt, data = how >> 16 & 3, how >> 24 & 7, how >> 29
+        address = words[at + 2] | words[at + 3] << 32
+        if destination > 1 or data > 4 or interrupt > 3:
+            raise BadPacket(f"RELEASE_MEM selects {how:#010x} are not modelled", header)
+        if interrupt == 1 and data:
+            raise BadPacket("RELEASE_MEM INT_SEL 1 is for an interrupt without data", header)
+        if interrupt > 1 and not data:
+            raise BadPacket("RELEASE_MEM waits for the write of no data", header)
+        if data > 1 and address & 7:
+            raise BadPacket(f"RELEASE_MEM of 64 bits to {address:#x}, not 8-byte aligned", header)
+        if self.around.drain():
+            self.stale = "earlier launches"
+        body = b""
+        if data == 1:
+            body = words[at + 4].to_bytes(4, "little")
+        elif data == 2:
+            body = (words[at + 4] | words[at + 5] << 32).to_bytes(8, "little")
+        elif data:
+            body = clock_ticks().to_bytes(8, "little")
+        self.around.end_of_pipe(address, body)
+        if body:
+            self.around.store(self.vmid, address, body)
+        if interrupt in (1, 2):
+            self.around.end_of_pipe_interrupt(words[at + 6])
+        return 0

@@ -1,0 +1,77 @@
+"""The run-list controller: autoload of the graphics firmware, safe mode, the clock counter.
+
+Facts: Linux 6.12 gfx_v11_0.c (wait_for_rlc_autoload_complete, set_safe_mode), gc_11_0_0_sh_mask.h.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from am.virtual.block import Block, Reset
+from am.virtual.engines.engine import clock_ticks
+
+if TYPE_CHECKING:
+    from am.virtual.engines.gfx import Gfx
+
+SAFE_MODE_S = 20e-6
+CP_LOADING = 0x8000_8000  # CP_STAT while firmware is loaded: CP_BUSY, PFP_BUSY
+
+
+class Rlc(Block):
+    """`booted` once AUTOLOAD_RLC has brought all graphics firmware up; lost with the GFX block."""
+
+    def __init__(self, gfx: Gfx) -> None:
+        super().__init__(gfx.chip, "gc")
+        self.booted = False
+        self.loading = False
+        self._count = 0
+        self.on_read("RLC_RLCS_BOOTLOAD_STATUS", self._bootload_status)
+        self.on_read("CP_STAT", self._cp_stat)
+        self.on_write("RLC_SAFE_MODE", self._safe_mode)
+        self.on_write("RLC_CAPTURE_GPU_CLOCK_COUNT", self._capture)
+        self.on_read("RLC_GPU_CLOCK_COUNT_LSB", lambda: self._count & 0xFFFF_FFFF)
+        self.on_read("RLC_GPU_CLOCK_COUNT_MSB", lambda: self._count >> 32)
+        for name in ("RLC_RLCS_BOOTLOAD_STATUS", "CP_STAT"):
+            self.chip.space.read_only("gc", name)
+
+    def reset(self, scope: Reset) -> None:
+        """Forget the firmware: the next AUTOLOAD_RLC starts over."""
+        self.booted = False
+        self.loading = False
+        self.set("RLC_CNTL", 1)
+
+    def autoload(self) -> None:
+        """Begin the autoload (PSP command AUTOLOAD_RLC); it takes a while."""
+        self.loading = True
+        self.booted = False
+        if not self.chip.faults.autoload_never:
+            self.chip.scheduler.after(self.chip.options.delays.autoload, self._loaded)
+
+    def _loaded(self) -> None:
+        if self.loading:
+            self.loading = False
+            self.booted = True
+
+    def _bootload_status(self) -> int:
+        register = self.chip.space.register("gc", "RLC_RLCS_BOOTLOAD_STATUS")
+        if not self.booted:
+            return register.encode(GFX_INIT_DONE=1) if self.loading else 0
+        return register.encode(
+            GFX_INIT_DONE=1, RLC_GPM_IRAM_LOADED=1, RLC_GPM_IRAM_DONE=1, BOOTLOAD_COMPLETE=1
+        )
+
+    def _cp_stat(self) -> int:
+        return CP_LOADING if self.loading else 0
+
+    def _safe_mode(self, value: int) -> None:
+        """CMD with MESSAGE 1 enters safe mode, with 0 leaves it; a running RLC clears CMD."""
+        if value & 1 and self.booted and self.get("RLC_CNTL") & 1:
+            self.chip.scheduler.after(SAFE_MODE_S, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        mode = self.fields("RLC_SAFE_MODE")
+        self.set("RLC_SAFE_MODE", CMD=0, RESPONSE=mode.MESSAGE)
+
+    def _capture(self, value: int) -> None:
+        if value & 1:
+            self._count = clock_ticks()

@@ -1,0 +1,221 @@
+"""An enabled SDMA ring: the thread that fetches it, moves memory and keeps the pointers."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from am.virtual.engines import transfer
+from am.virtual.engines.engine import Worker
+from am.virtual.engines.sdma_execute import BadSdmaPacket, SdmaExecutor
+
+if TYPE_CHECKING:
+    from am.virtual.engines.sdma import Sdma
+    from am.virtual.memory.hubfault import Fault
+
+FETCH_BYTES = 1 << 20
+SOURCE_TRAP, SOURCE_REGISTER_WRITE, SOURCE_EMPTY, SOURCE_POLL, SOURCE_PAGE = 49, 50, 51, 57, 60
+
+
+@dataclass(frozen=True)
+class SdmaSetup:
+    """What enabling the ring latched. Addresses virtual, sizes in bytes; rptr_report 0: none."""
+
+    vmid: int
+    base: int
+    size: int
+    rptr_report: int
+    privileged: bool
+
+
+class SdmaQueue:
+    """Implements SdmaSurroundings; all but `ring` and `kill` runs on its own thread."""
+
+    def __init__(self, engine: Sdma, setup: SdmaSetup, rptr: int) -> None:
+        self.engine = engine
+        self.setup = setup
+        self.vmid = setup.vmid
+        self.privileged = setup.privileged
+        self.rptr = rptr  # bytes, counts for ever
+        self.wptr = rptr
+        self.hung = ""
+        self.bad_header = 0
+        self.copied = 0  # bytes, for telemetry
+        self._chip = engine.chip
+        self._executor = SdmaExecutor(self)
+        self.worker = Worker(f"sdma-{engine.instance}", self._step, self._chip.violation)
+
+    def __repr__(self) -> str:
+        return (
+            f"SdmaQueue(sdma {self.engine.instance}, rptr {self.rptr:#x}, wptr {self.wptr:#x}"
+            + (f", {self.hung})" if self.hung else ")")
+        )
+
+    @property
+    def busy(self) -> bool:
+        """There is work left, or it hangs."""
+        return bool(self.hung or self.rptr != self.wptr)
+
+    @property
+    def indirect_enabled(self) -> bool:
+        """IB_CNTL.IB_ENABLE."""
+        return bool(self.engine.value("QUEUE0_IB_CNTL").IB_ENABLE)
+
+    # ---- from outside, with the chip's lock held ----------------------------------------------
+
+    def ring(self, wptr: int) -> None:
+        """Take a new write pointer, in bytes."""
+        size = self.setup.size
+        if wptr & 3:
+            self.engine.flag(f"wptr {wptr:#x} is not a multiple of 4 bytes")
+            wptr &= ~3
+        if wptr < self.wptr:
+            self.engine.flag(f"wptr moved back from {self.wptr:#x} to {wptr:#x}")
+            self.rptr = wptr - (wptr - self.rptr) % size
+        elif wptr - self.rptr > size:
+            self.engine.flag(
+                f"wptr {wptr:#x} is {wptr - self.rptr} bytes ahead of rptr, the ring has {size}"
+            )
+            self.rptr = wptr - (wptr - self.rptr) % size
+        self.wptr = wptr
+        self.worker.wake()
+
+    def kill(self) -> None:
+        """Stop at once; the thread ends by itself and touches nothing more (see ComputeQueue)."""
+        self.worker.stop()
+
+    # ---- the thread ---------------------------------------------------------------------------
+
+    def _step(self) -> float | None:
+        if self.hung:
+            return None
+        try:
+            self._serve()
+        except BadSdmaPacket as bad:
+            self.hung = f"{bad.reason} (header {bad.header:#010x} at rptr {self.rptr:#x})"
+            self.bad_header = bad.header
+            with self._chip.lock:
+                if not self.worker.stopped:
+                    self.engine.hung(self)
+        return None
+
+    def _serve(self) -> None:
+        worked = False
+        while self.rptr != self.wptr:
+            self.worker.check()
+            if not self.engine.running() or not self._execute_some():
+                return
+            worked = True
+        if worked and self.engine.value("CNTL").CTXEMPTY_INT_ENABLE:
+            self._interrupt(SOURCE_EMPTY, self.vmid, (0, 0, 0, 0))
+
+    def _execute_some(self) -> bool:
+        setup = self.setup
+        count = min(self.wptr - self.rptr, FETCH_BYTES * 8)
+        start = self.rptr % setup.size
+        first = min(count, setup.size - start)
+        words = self.fetch(self.vmid, setup.base + start, first // 4)
+        if first < count:
+            words += self.fetch(self.vmid, setup.base, (count - first) // 4)
+        executor = self._executor
+        executor.position = start // 4
+        try:
+            executor.run(words)
+        finally:
+            self.rptr += 4 * executor.consumed
+            if setup.rptr_report and not self.worker.stopped:
+                self.store(self.vmid, setup.rptr_report, struct.pack("<Q", self.rptr))
+        return executor.consumed > 0
+
+    # ---- SdmaSurroundings ---------------------------------------------------------------------
+
+    def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
+        """Read packets; a fault stops the queue."""
+        data, fault = self._read(vmid, address, 4 * dwords)
+        if fault is not None:
+            raise BadSdmaPacket(f"page fault while fetching {dwords} dwords at {address:#x}", 0)
+        return struct.unpack(f"<{dwords}I", data)
+
+    def _read(self, vmid: int, address: int, size: int) -> tuple[bytes, Fault | None]:
+        with self._chip.lock:
+            self.worker.check()
+            data, fault = self._chip.gc.read(vmid, address, size, self.engine.client)
+            if fault is not None:
+                self._page_fault(vmid, address)
+        return data, fault
+
+    def load(self, vmid: int, address: int, size: int) -> bytes:
+        """Read memory; a fault reads as zeros."""
+        return self._read(vmid, address, size)[0]
+
+    def store(self, vmid: int, address: int, data: bytes) -> None:
+        """Write memory and let engines that wait for memory look again."""
+        with self._chip.lock:
+            self.worker.check()
+            if self._chip.gc.write(vmid, address, data, self.engine.client) is not None:
+                self._page_fault(vmid, address)
+        self.engine.memory_written.notify()
+
+    def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
+        """Copy; overlapping ranges leave poison, as their result is undefined."""
+        if transfer.overlaps(source, destination, size):
+            self.engine.flag(
+                f"copy of {size} bytes from {source:#x} to {destination:#x} overlaps itself"
+            )
+            self.fill(vmid, destination, transfer.POISON, size)
+            return
+        hub, check = self._chip.gc, self.worker.check
+        for fault in transfer.copy(hub, vmid, source, destination, size, self.engine.client, check):
+            self._page_fault(vmid, fault.address)
+        self.copied += size
+
+    def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
+        """Fill with a repeated pattern of 1, 2 or 4 bytes."""
+        hub, check = self._chip.gc, self.worker.check
+        for fault in transfer.fill(
+            hub, vmid, destination, pattern, size, self.engine.client, check
+        ):
+            self._page_fault(vmid, fault.address)
+
+    def read_register(self, index: int) -> int:
+        """Read a register by absolute dword index."""
+        with self._chip.lock:
+            self.worker.check()
+            return self._chip.space.read(index)
+
+    def write_register(self, index: int, value: int) -> None:
+        """Write a register."""
+        with self._chip.lock:
+            self.worker.check()
+            self._chip.space.write(index, value)
+
+    def trap(self, context: int) -> None:
+        """Raise source 49 if CNTL.TRAP_ENABLE."""
+        if self.engine.value("CNTL").TRAP_ENABLE:
+            self._interrupt(SOURCE_TRAP, self.vmid, (context, 0, 0, 0))
+
+    def _interrupt(self, source: int, vmid: int, data: tuple[int, int, int, int]) -> None:
+        with self._chip.lock:
+            self.worker.check()
+            self.engine.interrupt(source, vmid, data)
+
+    def poll_timeout(self, address: int) -> None:
+        """A bounded poll ran out: report it and go on."""
+        self._interrupt(SOURCE_POLL, self.vmid, (address & 0xFFFF_FFFF, address >> 32, 0, 0))
+
+    def refused_register(self, index: int) -> None:
+        """An unprivileged queue wrote a register: the write is dropped and reported."""
+        self._interrupt(SOURCE_REGISTER_WRITE, self.vmid, (index, 0, 0, 0))
+
+    def _page_fault(self, vmid: int, address: int) -> None:
+        """The hub has latched and reported the fault; SDMA adds its own entry if it is told to."""
+        if self.engine.value("CNTL").PAGE_FAULT_INT_ENABLE:
+            page = address >> 12
+            self._interrupt(SOURCE_PAGE, vmid, (page & 0xFFFF_FFFF, page >> 32, 0, 0))
+
+    def pause(self, seconds: float) -> None:
+        """Wait for a change of memory, at most `seconds`. Raises Stopped."""
+        watching = self.engine.memory_written
+        with watching.watching(self.worker):
+            self.worker.pause(seconds)

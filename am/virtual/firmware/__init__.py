@@ -1,0 +1,1 @@
+"""What runs firmware on the virtual card: PSP, SMU, and the images they accept."""

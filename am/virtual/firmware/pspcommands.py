@@ -1,0 +1,166 @@
+"""What the secure OS does with the commands of its ring: trusted memory, firmware, autoload.
+
+Facts: Linux 6.12 psp_gfx_if.h (ids, layouts), amdgpu_psp.c (order on MP0 13.0.0: SMU firmware,
+then the trusted memory region, then the rest, RLC_G last). Status numbers other than those in
+psp_gfx_if.h are UNSURE: AMD's are not public.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from am.virtual.firmware.images import verify
+
+if TYPE_CHECKING:
+    from am.virtual.firmware.psp import Psp
+
+OK = 0
+BAD_IMAGE, WRONG_ORDER, BAD_ADDRESS, NO_TOC = 0x0000_000F, 0x0000_0012, 0x0000_0015, 0x0000_0017
+UNKNOWN_COMMAND = 0x0000_0100  # PSP_ERR_UNKNOWN_COMMAND
+NOT_SUPPORTED = 0xFFFF_000A  # TEE_ERROR_NOT_SUPPORTED
+_SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR = 5, 6, 7
+_LOAD_TOC, _AUTOLOAD, _BOOT_CONFIG = 0x20, 0x21, 0x22
+_UNSUPPORTED = frozenset({1, 2, 3, 4, 8, 9, 0xA, 0xB, 0xF, 0x27})
+_PARAMETERS = 28
+_RESPONSE_SIZE = 96
+_ALIGNMENT = 1 << 20
+# psp_gfx_fw_type -> kind of image.
+FIRMWARE_KINDS = {
+    7: "RLC_V",
+    8: "RLC_G",
+    18: "SMU",
+    25: "RLC_P",
+    26: "RLC_IRAM",
+    48: "RLC_DRAM",
+    68: "IMU_I",
+    69: "IMU_D",
+    71: "SDMA_TH0",
+    72: "SDMA_TH1",
+    87: "RS64_PFP",
+    88: "RS64_ME",
+    89: "RS64_MEC",
+    90: "RS64_PFP_STACK",
+    91: "RS64_PFP_STACK",
+    92: "RS64_ME_STACK",
+    93: "RS64_ME_STACK",
+    94: "RS64_MEC_STACK",
+    95: "RS64_MEC_STACK",
+    96: "RS64_MEC_STACK",
+    97: "RS64_MEC_STACK",
+}
+# What RLC waits for before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
+_NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I", "IMU_D"} | {
+    "RLC_IRAM",
+    "RLC_DRAM",
+    "RLC_P",
+    "RLC_G",
+}
+
+
+class Commands:
+    """State that the commands share."""
+
+    def __init__(self, psp: Psp) -> None:
+        self._psp = psp
+        self.loaded: set[str] = set()
+        self._toc = False
+        self._autoload = False
+        self._next = 0  # where the next image goes in the TMR
+
+    def reset(self) -> None:
+        """Forget all firmware."""
+        self.loaded.clear()
+        self._toc = False
+        self._autoload = False
+        self._next = 0
+
+    def execute(self, content: bytes) -> bytes:
+        """Run the command of a 1024-byte buffer; return the 96-byte response."""
+        command = struct.unpack_from("<I", content, 8)[0]
+        words = struct.unpack_from("<6I", content, _PARAMETERS)
+        address, size = words[0] | words[1] << 32, words[2]
+        status, placed, tmr_size = OK, 0, 0
+        if command == _LOAD_TOC:
+            status, tmr_size = self._load_toc(address, size)
+        elif command == _SETUP_TMR:
+            status = self._setup_tmr(address, size, words[3], words[4] | words[5] << 32)
+        elif command == _LOAD_IP_FW:
+            status, placed = self._load_firmware(address, size, words[3])
+        elif command == _DESTROY_TMR:
+            self._psp.chip.tmr = None
+            self.loaded &= {"SMU"}
+        elif command == _AUTOLOAD:
+            status = self._start_autoload()
+        elif command == _BOOT_CONFIG:
+            pass
+        else:
+            status = NOT_SUPPORTED if command in _UNSUPPORTED else UNKNOWN_COMMAND
+        response = struct.pack("<5I", status, 0, placed & 0xFFFF_FFFF, placed >> 32, tmr_size)
+        return response.ljust(_RESPONSE_SIZE, b"\x00")
+
+    def _load_toc(self, address: int, size: int) -> tuple[int, int]:
+        """Learn what will be loaded; answer how large the trusted memory region must be."""
+        status = self._check("TOC", address, size)
+        if status:
+            return status, 0
+        self._toc = True
+        return OK, self._psp.chip.options.tmr_size
+
+    def _setup_tmr(self, address: int, size: int, flags: int, physical: int) -> int:
+        chip = self._psp.chip
+        if not self._toc:
+            return NO_TOC
+        if "SMU" not in self.loaded:
+            return WRONG_ORDER
+        start, end = chip.mm.frame_buffer()
+        offset = address - start
+        if address % _ALIGNMENT or address < start or address + size > end:
+            return BAD_ADDRESS
+        if size < chip.options.tmr_size or (flags & 2 and physical != offset):
+            return BAD_ADDRESS
+        chip.tmr = (offset, offset + size)
+        self._next = address
+        return OK
+
+    def _load_firmware(self, address: int, size: int, number: int) -> tuple[int, int]:
+        chip = self._psp.chip
+        kind = FIRMWARE_KINDS.get(number)
+        if kind is None:
+            return NOT_SUPPORTED, 0
+        if kind == "SMU":
+            if chip.tmr is not None:
+                return WRONG_ORDER, 0
+        elif chip.tmr is None or "RLC_G" in self.loaded:
+            return WRONG_ORDER, 0
+        status = self._check(kind, address, size)
+        if status:
+            return status, 0
+        self.loaded.add(kind)
+        if kind == "SMU":
+            chip.smu.start()
+            return OK, 0
+        placed = self._next
+        self._next += -(-size // 4096) * 4096
+        return OK, placed
+
+    def _check(self, kind: str, address: int, size: int) -> int:
+        """Check an image in memory: where it is, its whole size, its kind, its signature."""
+        if address % 4096:
+            return BAD_ADDRESS
+        if kind in self._psp.chip.faults.psp_reject:
+            return self._psp.chip.faults.psp_status
+        image = self._psp.read(address, size) if 0 < size <= 1 << 24 else None
+        if image is None:
+            return BAD_ADDRESS
+        return OK if verify(kind, image) else BAD_IMAGE
+
+    def _start_autoload(self) -> int:
+        """Start RLC. If something is missing it just never finishes, as on a board."""
+        chip = self._psp.chip
+        if self._autoload or chip.tmr is None:
+            return WRONG_ORDER
+        if self.loaded >= _NEEDED and not chip.faults.autoload_never:
+            self._autoload = True
+            chip.scheduler.after(chip.options.delays.autoload, chip.autoload)
+        return OK

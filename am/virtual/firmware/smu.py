@@ -1,0 +1,214 @@
+"""The system management unit (MP1): its mailboxes and messages.
+
+Facts: Linux 6.12 smu_cmn.c (protocol), smu_v13_0_0_ppsmc.h (messages, responses),
+smu_v13_0.c and smu_v13_0_0_ppt.c (arguments, mode1), smu13_driver_if_v13_0_0.h (tables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from am.regs import constants
+from am.virtual.block import Block, Reset
+from am.virtual.firmware.clocks import Clocks
+from am.virtual.firmware.smumetrics import Metrics
+
+if TYPE_CHECKING:
+    from am.virtual.chip import Chip
+
+_CLIENT = 7  # MP1 in MMHUB
+_OK, _FAILED, _UNKNOWN, _PREREQUISITE, _BUSY = 1, 0xFF, 0xFE, 0xFD, 0xFC
+_MODE1_GRACE = 0.0005  # between the response to Mode1Reset and the darkness
+_TABLE_ALIGNMENT = 256
+_POWER_LIMITS = range(100, 340)  # watts
+
+# Messages that are accepted without an effect that this model shows.
+_ACCEPTED = """
+    UseDefaultPPTable SetWorkloadMask AllowGfxOff DisallowGfxOff NotifyPowerSource
+    SetToolsDramAddrHigh SetToolsDramAddrLow SetSystemVirtualDramAddrHigh
+    SetSystemVirtualDramAddrLow SetThrottlerMask SetFwDstatesMask RunDcBtc AllowGfxDcs
+    DisallowGfxDcs OverridePcieParameters DALNotPresent EnableAudioStutterWA
+    SetExternalClientDfCstateAllow AllowIHHostInterrupt SetTemperatureInputSelect PowerUpVcn
+    PowerDownVcn PowerUpJpeg PowerDownJpeg ReenableAcDcInterrupt SetDcsArch
+"""
+
+Answer = tuple[int, int | None]  # response, value for the argument register (None leaves it)
+
+
+class _Mailbox(NamedTuple):
+    message: str
+    argument: str
+    response: str
+
+
+_MAIN = _Mailbox("MP1_SMN_C2PMSG_66", "MP1_SMN_C2PMSG_82", "MP1_SMN_C2PMSG_90")
+_DEBUG = _Mailbox("MP1_SMN_C2PMSG_75", "MP1_SMN_C2PMSG_53", "MP1_SMN_C2PMSG_54")
+
+
+class Smu(Block):
+    """MP1. Silent until its firmware was loaded through the PSP.
+
+    features: those enabled, one bit each. metrics.load: the engines tell it when they work.
+    messages: all that came, as (id, argument), for tests.
+    """
+
+    def __init__(self, chip: Chip) -> None:
+        super().__init__(chip, "mp")
+        self.running = False
+        self.features = 0
+        self.messages: list[tuple[int, int]] = []
+        self.clocks = Clocks()
+        self.metrics = Metrics(chip, self.clocks)
+        self._allowed = 0
+        self._dram = 0
+        self._power_limit = _POWER_LIMITS[-1]
+        self._pending: set[_Mailbox] = set()
+        names = constants("smu_v13_0_0_ppsmc")
+        handlers: dict[str, Callable[[int], Answer]] = {
+            "TestMessage": lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
+            "GetSmuVersion": lambda _: (_OK, chip.options.smu_version),
+            "GetDriverIfVersion": lambda _: (_OK, chip.options.smu_driver_if),
+            "SetAllowedFeaturesMaskLow": lambda mask: self._allow(mask, 0),
+            "SetAllowedFeaturesMaskHigh": lambda mask: self._allow(mask, 32),
+            "EnableAllSmuFeatures": lambda _: self._enable(self._allowed),
+            "DisableAllSmuFeatures": lambda _: self._enable(0),
+            "EnableSmuFeaturesLow": lambda mask: self._enable(self.features | mask),
+            "EnableSmuFeaturesHigh": lambda mask: self._enable(self.features | mask << 32),
+            "DisableSmuFeaturesLow": lambda mask: self._enable(self.features & ~mask),
+            "DisableSmuFeaturesHigh": lambda mask: self._enable(self.features & ~(mask << 32)),
+            "GetRunningSmuFeaturesLow": lambda _: (_OK, self.features & 0xFFFF_FFFF),
+            "GetRunningSmuFeaturesHigh": lambda _: (_OK, self.features >> 32),
+            "SetDriverDramAddrHigh": lambda high: self._set_dram(high << 32, 0xFFFF_FFFF),
+            "SetDriverDramAddrLow": lambda low: self._set_dram(low, 0xFFFF_FFFF << 32),
+            "TransferTableSmu2Dram": self._to_dram,
+            "TransferTableDram2Smu": self._from_dram,
+            "SetSoftMinByFreq": lambda argument: self._limit(argument, lowest=True),
+            "SetSoftMaxByFreq": lambda argument: self._limit(argument, lowest=False),
+            "SetHardMinByFreq": lambda argument: self._limit(argument, lowest=True),
+            "SetHardMaxByFreq": lambda argument: self._limit(argument, lowest=False),
+            "GetMinDpmFreq": lambda argument: self._found(self.clocks.end(argument >> 16, 0)),
+            "GetMaxDpmFreq": lambda argument: self._found(self.clocks.end(argument >> 16, -1)),
+            "GetDpmFreqByIndex": lambda argument: self._found(
+                self.clocks.level(argument >> 16, argument & 0xFFFF)
+            ),
+            "SetPptLimit": self._set_power_limit,
+            "GetPptLimit": lambda _: (_OK, self._power_limit),
+            "PrepareMp1ForUnload": lambda _: self._enable(0),
+            "Mode1Reset": self._mode1,
+        }
+        for name in _ACCEPTED.split():
+            handlers[name] = lambda _: (_OK, None)
+        self._handlers = {
+            getattr(names, f"PPSMC_MSG_{name}"): handler for name, handler in handlers.items()
+        }
+        self._debug_handlers: dict[int, Callable[[int], Answer]] = {
+            names.DEBUGSMC_MSG_TestMessage: lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
+            names.DEBUGSMC_MSG_GetDebugData: lambda _: (_OK, 0),
+            names.DEBUGSMC_MSG_DebugDumpExit: lambda _: (0xFB, None),
+        }
+        self.on_write(_MAIN.message, lambda message: self._message(_MAIN, message))
+        self.on_write(_DEBUG.message, lambda message: self._message(_DEBUG, message))
+
+    def reset(self, scope: Reset) -> None:
+        """Lose the firmware and all it was told."""
+        self.running = False
+        self.features = 0
+        self._allowed = 0
+        self._dram = 0
+        self._power_limit = _POWER_LIMITS[-1]
+        self._pending.clear()
+        self.clocks.reset()
+        self.metrics.reset()
+
+    def start(self) -> None:
+        """Run: the PSP has accepted the firmware. Both mailboxes are free."""
+        self.running = True
+        self._allowed = (1 << 64) - 1
+        self.set(_MAIN.response, _OK)
+        self.set(_DEBUG.response, _OK)
+
+    # ---- mailboxes ----------------------------------------------------------------------------
+
+    def _message(self, box: _Mailbox, message: int) -> None:
+        argument = self.get(box.argument)
+        self.messages.append((message, argument))
+        del self.messages[:-1000]
+        if not self.running or self.chip.faults.smu_silent:
+            return
+        if box in self._pending:
+            self.chip.violation(f"SMU: message {message:#x} while another is under way; it is lost")
+            return
+        if self.get(box.response):
+            self.chip.violation(f"SMU: message {message:#x} with the last response not cleared")
+        self._pending.add(box)
+        self.chip.scheduler.after(
+            self.chip.options.delays.smu_message, lambda: self._answer(box, message, argument)
+        )
+
+    def _answer(self, box: _Mailbox, message: int, argument: int) -> None:
+        self._pending.discard(box)
+        if self.chip.faults.smu_silent:
+            return
+        forced = self.chip.faults.smu_responses.get(message) if box is _MAIN else None
+        if forced is not None:
+            response, value = forced, None
+        else:
+            handlers = self._handlers if box is _MAIN else self._debug_handlers
+            handler = handlers.get(message)
+            response, value = (_UNKNOWN, None) if handler is None else handler(argument)
+        if value is not None:
+            self.set(box.argument, value)
+        self.set(box.response, response)
+
+    # ---- messages -----------------------------------------------------------------------------
+
+    @staticmethod
+    def _found(value: int | None) -> Answer:
+        return (_FAILED, None) if value is None else (_OK, value)
+
+    def _allow(self, mask: int, shift: int) -> Answer:
+        self._allowed = self._allowed & ~(0xFFFF_FFFF << shift) | mask << shift
+        return _OK, None
+
+    def _enable(self, features: int) -> Answer:
+        self.features = features & self._allowed
+        return _OK, None
+
+    def _set_dram(self, part: int, keep: int) -> Answer:
+        self._dram = self._dram & keep | part
+        return _OK, None
+
+    def _to_dram(self, argument: int) -> Answer:
+        """Write a table for the driver; only the metrics are made here."""
+        if argument & 0xFFFF != constants("smu13_driver_if_v13_0_0").TABLE_SMU_METRICS:
+            return _FAILED, None
+        if not self._dram or self._dram % _TABLE_ALIGNMENT:
+            return _PREREQUISITE, None
+        fault = self.chip.mm.write(0, self._dram, self.metrics.table(), _CLIENT)
+        return (_FAILED if fault else _OK), None
+
+    def _from_dram(self, argument: int) -> Answer:
+        """Take a table of the driver's; read it, so that a bad address shows."""
+        if not self._dram or self._dram % _TABLE_ALIGNMENT:
+            return _PREREQUISITE, None
+        _, fault = self.chip.mm.read(0, self._dram, 64, _CLIENT)
+        return (_FAILED if fault else _OK), None
+
+    def _limit(self, argument: int, *, lowest: bool) -> Answer:
+        """Bound a clock; the power manager has to run for that."""
+        if not self.features:
+            return _PREREQUISITE, None
+        return (_OK if self.clocks.limit(argument, lowest=lowest) else _FAILED), None
+
+    def _set_power_limit(self, argument: int) -> Answer:
+        watts = argument & 0xFFFF
+        if watts not in _POWER_LIMITS:
+            return _FAILED, None
+        self._power_limit = watts
+        return _OK, None
+
+    def _mode1(self, _argument: int) -> Answer:
+        """Answer, then reset; a driver that reads late finds all ones instead of the answer."""
+        self.chip.scheduler.after(_MODE1_GRACE, self.chip.mode1_reset)
+        return _OK, None

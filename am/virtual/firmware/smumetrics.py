@@ -1,0 +1,119 @@
+"""What the virtual SMU measures: plausible figures that follow the load and never stand still.
+
+Facts: SmuMetricsExternal_t in smu13_driver_if_v13_0_0.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from am.regs import structs
+from am.virtual.firmware.clocks import FABRIC, GFX, MEMORY, Clocks
+
+if TYPE_CHECKING:
+    from am.virtual.chip import Chip
+
+_EDGE, _HOTSPOT, _MEMORY_TEMPERATURE = 0, 1, 4
+_IDLE_WATTS, _FULL_WATTS = 18.0, 312.0
+
+
+class Load:
+    """How busy the shader array was since it was last asked; engines enter and leave `working`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running = 0
+        self._busy = 0.0  # seconds of work since the last question
+        self._since = clock()  # when what runs now began, or was last counted
+        self._asked = clock()
+
+    def _count(self) -> float:
+        now = self._clock()
+        if self._running:
+            self._busy += now - self._since
+        self._since = now
+        return now
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Count the time inside as busy. May be entered from several threads."""
+        with self._lock:
+            self._count()
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count()
+                self._running -= 1
+
+    def take(self) -> float:
+        """Return the busy share, 0 to 1, of the time since the last call."""
+        with self._lock:
+            now = self._count()
+            passed, busy = now - self._asked, self._busy
+            self._asked, self._busy = now, 0.0
+            return min(1.0, busy / passed) if passed > 0 else float(self._running > 0)
+
+
+class Metrics:
+    """Makes the table, from the load and the clocks."""
+
+    def __init__(self, chip: Chip, clocks: Clocks) -> None:
+        self._chip = chip
+        self._clocks = clocks
+        self._random = random.Random(chip.options.seed)
+        self.load = Load(chip.scheduler.now)
+        self._heat = 0.0  # follows the load slowly
+        self._energy = 0.0
+        self._counter = 0
+
+    def reset(self) -> None:
+        """Start from cold."""
+        self._heat = 0.0
+        self._energy = 0.0
+        self._counter = 0
+
+    def table(self) -> bytes:
+        """Make a SmuMetricsExternal_t of this moment."""
+        self._counter += 1
+        activity = self.load.take()
+        self._heat += 0.2 * (activity - self._heat)
+        jitter = self._random.uniform(-1.0, 1.0)
+        watts = _IDLE_WATTS + (_FULL_WATTS - _IDLE_WATTS) * activity + 2 * jitter
+        self._energy += watts
+        layout = structs("smu13_driver_if_v13_0_0").SmuMetricsExternal_t
+        external = layout.new()
+        metrics = external.SmuMetrics
+        for clock in range(13):
+            metrics.CurrClock[clock] = self._clocks.current(clock, activity)
+        frequency = self._clocks.current(GFX, activity)
+        for name in ("Target", "PreDs", "PostDs"):
+            metrics[f"AverageGfxclkFrequency{name}"] = frequency
+        for name in ("PreDs", "PostDs"):
+            metrics[f"AverageFclkFrequency{name}"] = self._clocks.current(FABRIC, activity)
+            metrics[f"AverageMemclkFrequency{name}"] = self._clocks.current(MEMORY, activity)
+        metrics.MetricsCounter = self._counter
+        metrics.AverageGfxActivity = round(100 * activity)
+        metrics.AverageUclkActivity = round(60 * activity)
+        metrics.EnergyAccumulator = round(self._energy) & 0xFFFF_FFFF
+        metrics.AverageSocketPower = round(watts)
+        metrics.AverageTotalBoardPower = round(watts * 1.1 + 9)
+        edge = 34 + 26 * self._heat + jitter
+        for sensor in range(13):
+            metrics.AvgTemperature[sensor] = round(edge + sensor % 5)
+        metrics.AvgTemperature[_EDGE] = round(edge)
+        metrics.AvgTemperature[_HOTSPOT] = round(edge + 6 + 12 * self._heat)
+        metrics.AvgTemperature[_MEMORY_TEMPERATURE] = round(edge + 10 + 8 * self._heat)
+        metrics.AvgTemperatureFanIntake = 27
+        metrics.AvgVoltage[0] = round(720 + 380 * activity)
+        metrics.AvgCurrent[0] = round(watts / 1.1)
+        metrics.PcieRate, metrics.PcieWidth = 3, 6  # 16 GT/s, x16, in the firmware's codes
+        metrics.AvgFanPwm = round(255 * self._heat * 0.5)
+        metrics.AvgFanRpm = round(3300 * self._heat * 0.5)
+        return bytes(external)

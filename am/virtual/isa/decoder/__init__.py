@@ -1,0 +1,1 @@
+"""gfx1100 machine code to instructions, and back to text."""

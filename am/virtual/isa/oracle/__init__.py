@@ -1,0 +1,1 @@
+"""The slow second opinion of the tests: every instruction in NumPy."""

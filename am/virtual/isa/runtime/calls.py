@@ -1,0 +1,405 @@
+"""Native functions that translated kernels call: memory access by lanes, and the workgroup loop.
+
+They are written as LLVM IR, compiled once and shared by all kernels. Data of vector accesses passes
+through the IO columns of the worker context (see `layout`): column c holds dword c of every lane.
+Every global access looks at the worker's TLB; a miss calls the refill function of `ShaderMemory`,
+which answers with a host address even for a fault, so that nothing here can leave mapped memory.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.runtime import layout
+from am.virtual.shader import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
+
+PAGE = 1 << PAGE_SHIFT
+ROW_SHIFT = 5  # a TLB row is 32 bytes
+SIZES = (1, 2, 4, 8, 12, 16)
+PREFIX = "ugpu_"
+LDS_SPACE = 65536  # bytes of the buffer behind every workgroup's local memory
+
+TAGS = {Access.READ: READ_TAG, Access.WRITE: WRITE_TAG}
+
+
+def field(name: str, offset: int, kind: str) -> str:
+    return (
+        f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}\n"
+        f"  %{name} = load {kind}, ptr %{name}.p\n"
+    )
+
+
+def _translate(access: Access) -> str:
+    """Define the function that turns a GPU address into a host address."""
+    name = "read" if access is Access.READ else "write"
+    return f"""
+define i64 @{PREFIX}translate_{name}(ptr %context, i64 %address) noinline {{
+{field("tlb", layout.TLB, "ptr")}
+  %page = lshr i64 %address, {PAGE_SHIFT}
+  %page.high = lshr i64 %page, 6
+  %page.fold = and i64 %page.high, -64
+  %page.mixed = xor i64 %page, %page.fold
+  %set = and i64 %page.mixed, {TLB_SETS - 1}
+  %offset = shl i64 %set, {ROW_SHIFT}
+  %row = getelementptr i8, ptr %tlb, i64 %offset
+  %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}
+  %tag = load atomic i64, ptr %tag.p monotonic, align 8
+  %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
+  %delta = load atomic i64, ptr %delta.p monotonic, align 8
+  %hit = icmp eq i64 %tag, %page
+  br i1 %hit, label %found, label %miss, !prof !0
+found:
+  %host = add i64 %address, %delta
+  ret i64 %host
+miss:
+{field("refill", layout.REFILL, "ptr")}
+  %answer = call i64 %refill(i64 %address, i32 {int(access)})
+  ret i64 %answer
+}}
+"""
+
+
+def _lane_host(access: Access, size: int) -> str:
+    """Define host_<access>_<size>: where a lane's access may be done, or 0 when it splits."""
+    name = "read" if access is Access.READ else "write"
+    return f"""
+define internal i64 @host_{name}_{size}(ptr %context, ptr %tlb, i64 %address) alwaysinline {{
+  %page = lshr i64 %address, {PAGE_SHIFT}
+  %page.high = lshr i64 %page, 6
+  %page.fold = and i64 %page.high, -64
+  %page.mixed = xor i64 %page, %page.fold
+  %set = and i64 %page.mixed, {TLB_SETS - 1}
+  %offset = shl i64 %set, {ROW_SHIFT}
+  %row = getelementptr i8, ptr %tlb, i64 %offset
+  %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}
+  %tag = load atomic i64, ptr %tag.p monotonic, align 8
+  %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
+  %delta = load atomic i64, ptr %delta.p monotonic, align 8
+  %inside = and i64 %address, {PAGE - 1}
+  %crosses = icmp ugt i64 %inside, {PAGE - size}
+  %hit = icmp eq i64 %tag, %page
+  %whole = xor i1 %crosses, true
+  %fast = and i1 %hit, %whole
+  br i1 %fast, label %found, label %miss, !prof !0
+found:
+  %host = add i64 %address, %delta
+  ret i64 %host
+miss:
+  br i1 %crosses, label %split, label %walk
+split:
+  ret i64 0
+walk:
+  %answer = call i64 @{PREFIX}translate_{name}(ptr %context, i64 %address)
+  ret i64 %answer
+}}
+"""
+
+
+def move(store: bool, size: int, suffix: str = "") -> str:
+    """Return the lines that move one lane between %at (host) and its row %row."""
+    row, at = f"%row{suffix}", f"%at{suffix}"
+    source, target = (row, at) if store else (at, row)
+    x = f"%x{suffix}"
+    if size < 4 and not store:
+        kind = f"i{8 * size}"
+        return (
+            f"  {x} = load {kind}, ptr {source}, align 1\n  {x}.wide = zext {kind} {x} to i32\n"
+            f"  store i32 {x}.wide, ptr {target}, align 4"
+        )
+    kind = {12: "<3 x i32>", 16: "<4 x i32>"}.get(size, f"i{8 * size}")
+    return f"  {x} = load {kind}, ptr {source}, align 1\n  store {kind} {x}, ptr {target}, align 1"
+
+
+def columns(size: int, into_rows: bool) -> str:
+    """Return the lines that turn columns into rows of 16 bytes, or back."""
+    if size <= 4:
+        return ""
+    count = size // 4
+    lines = []
+    for column in range(count):
+        lines.append(
+            f"  %io{column} = getelementptr i8, ptr %context,"
+            f" i64 {layout.IO + column * layout.IO_COLUMN}"
+        )
+    lines.append(f"  %rows = getelementptr i8, ptr %context, i64 {layout.ROWS}")
+    if into_rows:
+        for column in range(count):
+            lines.append(f"  %c{column} = load <32 x i32>, ptr %io{column}, align 64")
+        for column in range(count, 4):
+            lines.append(f"  %c{column} = freeze <32 x i32> poison")
+        pairs = ", ".join(f"i32 {k}" for k in range(64))
+        lines.append(f"  %p0 = shufflevector <32 x i32> %c0, <32 x i32> %c1, <64 x i32> <{pairs}>")
+        lines.append(f"  %p1 = shufflevector <32 x i32> %c2, <32 x i32> %c3, <64 x i32> <{pairs}>")
+        order = ", ".join(f"i32 {32 * c + lane}" for lane in range(32) for c in range(4))
+        lines.append(
+            f"  %all = shufflevector <64 x i32> %p0, <64 x i32> %p1, <128 x i32> <{order}>"
+        )
+        lines.append("  store <128 x i32> %all, ptr %rows, align 64")
+    else:
+        lines.append("  %all = load <128 x i32>, ptr %rows, align 64")
+        for column in range(count):
+            order = ", ".join(f"i32 {4 * lane + column}" for lane in range(32))
+            lines.append(
+                f"  %c{column} = shufflevector <128 x i32> %all, <128 x i32> poison,"
+                f" <32 x i32> <{order}>"
+            )
+            lines.append(f"  store <32 x i32> %c{column}, ptr %io{column}, align 64")
+    return "\n".join(lines)
+
+
+def rows_of(size: int) -> tuple[int, int]:
+    """Return where the rows of an access lie in the context, and the bytes from one to the next."""
+    return (layout.IO, 4) if size <= 4 else (layout.ROWS, 16)
+
+
+def _flat_case(store: bool, size: int) -> str:
+    """Return the blocks that route a lane's flat address to local memory or scratch."""
+    return f"""
+  %high = lshr i64 %va, 32
+  %is.shared = icmp eq i64 %high, %shared
+  br i1 %is.shared, label %local, label %not.local
+local:
+  %low = and i64 %va, 4294967295
+  %end = add i64 %low, {size}
+  %in = icmp ule i64 %end, %lds.size
+  %local.at = getelementptr i8, ptr %lds, i64 %low
+  %local.safe = select i1 %in, ptr %local.at, ptr %dummy
+  br label %access
+not.local:
+  %is.private = icmp eq i64 %high, %private
+  br i1 %is.private, label %scratch, label %global
+scratch:
+  %own = and i64 %va, 4294967295
+  %own.end = add i64 %own, {size}
+  %own.bytes = shl i64 %own.end, 5
+  %own.in = icmp ule i64 %own.bytes, %wave.size
+  br i1 %own.in, label %spread.out, label %global
+spread.out:
+  %dword = lshr i64 %own, 2
+  %byte = and i64 %own, 3
+  %spread = shl i64 %dword, 7
+  %lane4 = shl i64 %lane, 2
+  %s0 = or i64 %spread, %lane4
+  %s1 = or i64 %s0, %byte
+  %scratch.va = add i64 %wave.scratch, %s1
+  br label %global
+"""
+
+
+def _lanes_access(store: bool, size: int) -> str:
+    """Define the loop over lanes that loads or stores `size` bytes each at 64-bit addresses."""
+    verb = "store" if store else "load"
+    kind = "write" if store else "read"
+    rows, stride = rows_of(size)
+    before = columns(size, True) if store else ""
+    after = "" if store else columns(size, False)
+    return f"""
+define internal void @slow_{verb}_{size}(ptr %context, <32 x i64> %addresses,
+    i32 %lanes) noinline {{
+entry:
+{field("tlb", layout.TLB, "ptr")}{before}
+  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
+  store <32 x i64> %addresses, ptr %list, align 64
+  %none = icmp eq i32 %lanes, 0
+  br i1 %none, label %done, label %loop
+loop:
+  %left = phi i32 [ %lanes, %entry ], [ %rest, %next ]
+  %lane32 = call i32 @llvm.cttz.i32(i32 %left, i1 true)
+  %lane = zext i32 %lane32 to i64
+  %less = sub i32 %left, 1
+  %rest = and i32 %left, %less
+  %va.p = getelementptr i64, ptr %list, i64 %lane
+  %va = load i64, ptr %va.p
+  %row.offset = mul i64 %lane, {stride}
+  %row.base = add i64 %row.offset, {rows}
+  %row = getelementptr i8, ptr %context, i64 %row.base
+  %host = call i64 @host_{kind}_{size}(ptr %context, ptr %tlb, i64 %va)
+  %split = icmp eq i64 %host, 0
+  br i1 %split, label %crossing, label %whole, !prof !1
+whole:
+  %at = inttoptr i64 %host to ptr
+{move(store, size)}
+  br label %next
+crossing:
+  call void @{PREFIX}cross_{verb}(ptr %context, ptr %row, i64 %va, i64 {size})
+  br label %next
+next:
+  %more = icmp ne i32 %rest, 0
+  br i1 %more, label %loop, label %done
+done:
+{after}
+  ret void
+}}
+"""
+
+
+def _flat_access(store: bool, size: int) -> str:
+    """Define flat_<verb>_<size>: lanes in the apertures go to local memory or scratch."""
+    verb = "store" if store else "load"
+    rows, stride = rows_of(size)
+    before = columns(size, True) if store else ""
+    after = "" if store else columns(size, False)
+    # Scratch is interleaved by dwords, so wide accesses are done dword by dword.
+    part = min(size, 4)
+    return f"""
+define void @{PREFIX}flat_{verb}_{size}(ptr %context, <32 x i64> %addresses, i32 %lanes) noinline {{
+entry:
+{field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
+{field("shared", layout.SHARED_HIGH, "i64")}{field("private", layout.PRIVATE_HIGH, "i64")}
+{field("wave.scratch", layout.WAVE_SCRATCH, "i64")}
+{field("wave.size", layout.SCRATCH_WAVE, "i64")}
+  %dummy = alloca i128
+  store i128 0, ptr %dummy
+{before}
+  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
+  store <32 x i64> %addresses, ptr %list, align 64
+  %none = icmp eq i32 %lanes, 0
+  br i1 %none, label %done, label %loop
+loop:
+  %left = phi i32 [ %lanes, %entry ], [ %rest, %next ]
+  %lane32 = call i32 @llvm.cttz.i32(i32 %left, i1 true)
+  %lane = zext i32 %lane32 to i64
+  %less = sub i32 %left, 1
+  %rest = and i32 %left, %less
+  %va.p = getelementptr i64, ptr %list, i64 %lane
+  %va.lane = load i64, ptr %va.p
+  %row.offset = mul i64 %lane, {stride}
+  %row.base = add i64 %row.offset, {rows}
+  %row.lane = getelementptr i8, ptr %context, i64 %row.base
+  br label %parts
+parts:
+  %done.bytes = phi i64 [ 0, %loop ], [ %bytes, %part.done ]
+  %va = add i64 %va.lane, %done.bytes
+  %row = getelementptr i8, ptr %row.lane, i64 %done.bytes
+{_flat_case(store, part)}
+global:
+  %global.va = phi i64 [ %va, %not.local ], [ %va, %scratch ], [ %scratch.va, %spread.out ]
+  call void @{PREFIX}cross_{verb}(ptr %context, ptr %row, i64 %global.va, i64 {part})
+  br label %part.done
+access:
+  %at = phi ptr [ %local.safe, %local ]
+{move(store, part)}
+  br label %part.done
+part.done:
+  %bytes = add i64 %done.bytes, {part}
+  %again = icmp ult i64 %bytes, {size}
+  br i1 %again, label %parts, label %next
+next:
+  %more = icmp ne i32 %rest, 0
+  br i1 %more, label %loop, label %done
+done:
+{after}
+  ret void
+}}
+"""
+
+
+def _crossing(store: bool) -> str:
+    """Define the byte-by-byte access used where an access lies in two pages."""
+    verb = "store" if store else "load"
+    kind = "write" if store else "read"
+    widen = "" if store else "  store i8 0, ptr %b2\n  store i8 0, ptr %b3\n"
+    # A narrow load fills its dword: the bytes above the loaded ones are cleared first.
+    clear = (
+        ""
+        if store
+        else f"""
+  %narrow = icmp ult i64 %size, 4
+  br i1 %narrow, label %clear, label %loop
+clear:
+  %b1 = getelementptr i8, ptr %row, i64 1
+  %b2 = getelementptr i8, ptr %row, i64 2
+  %b3 = getelementptr i8, ptr %row, i64 3
+  store i8 0, ptr %b1
+{widen}  br label %loop
+"""
+    )
+    start = "  br label %loop\n" if store else clear
+    incoming = "[ 0, %entry ], " if store else "[ 0, %entry ], [ 0, %clear ], "
+    source, target = ("%mine", "%at") if store else ("%at", "%mine")
+    return f"""
+define void @{PREFIX}cross_{verb}(ptr %context, ptr %row, i64 %address, i64 %size) noinline {{
+entry:
+{start}
+loop:
+  %k = phi i64 {incoming}[ %next, %loop ]
+  %va = add i64 %address, %k
+  %host = call i64 @{PREFIX}translate_{kind}(ptr %context, i64 %va)
+  %at = inttoptr i64 %host to ptr
+  %mine = getelementptr i8, ptr %row, i64 %k
+  %x = load i8, ptr {source}
+  store i8 %x, ptr {target}
+  %next = add i64 %k, 1
+  %more = icmp ult i64 %next, %size
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+
+
+def _scalar_load() -> str:
+    """Define scalar_load: copy dwords of scalar memory to the first IO column."""
+    return f"""
+define void @{PREFIX}scalar_load(ptr %context, i64 %address, i64 %count) noinline {{
+entry:
+  %start = and i64 %address, -4
+  %inside = and i64 %start, {PAGE - 1}
+  %bytes = shl i64 %count, 2
+  %end = add i64 %inside, %bytes
+  %fits = icmp ule i64 %end, {PAGE}
+  %io = getelementptr i8, ptr %context, i64 {layout.IO}
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %done, label %some
+some:
+  br i1 %fits, label %whole, label %loop
+whole:
+  %first = call i64 @{PREFIX}translate_read(ptr %context, i64 %start)
+  %source = inttoptr i64 %first to ptr
+  br label %copy
+copy:
+  %c = phi i64 [ 0, %whole ], [ %c.next, %copy ]
+  %cs = getelementptr i32, ptr %source, i64 %c
+  %cd = getelementptr i32, ptr %io, i64 %c
+  %cx = load i32, ptr %cs, align 1
+  store i32 %cx, ptr %cd, align 4
+  %c.next = add i64 %c, 1
+  %c.more = icmp ult i64 %c.next, %count
+  br i1 %c.more, label %copy, label %done
+loop:
+  %k = phi i64 [ 0, %some ], [ %next, %loop ]
+  %offset = shl i64 %k, 2
+  %va = add i64 %start, %offset
+  %host = call i64 @{PREFIX}translate_read(ptr %context, i64 %va)
+  %at = inttoptr i64 %host to ptr
+  %x = load i32, ptr %at, align 1
+  %to = getelementptr i32, ptr %io, i64 %k
+  store i32 %x, ptr %to, align 4
+  %next = add i64 %k, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+
+
+def memory_ir() -> str:
+    """Return the IR of the functions for global, flat and scalar memory."""
+    parts = ["declare i32 @llvm.cttz.i32(i32, i1)"]
+    for access in (Access.READ, Access.WRITE):
+        parts.append(_translate(access))
+        parts.extend(_lane_host(access, size) for size in SIZES)
+    for store in (False, True):
+        parts.append(_crossing(store))
+        for size in SIZES:
+            parts.append(_lanes_access(store, size))
+            parts.append(_flat_access(store, size))
+    parts.append(_scalar_load())
+    return "\n".join(parts)
+
+
+def names() -> list[str]:
+    """Return the functions that kernels may call."""
+    found = [PREFIX + "scalar_load"]
+    for verb in ("load", "store"):
+        found.extend(f"{PREFIX}flat_{verb}_{size}" for size in SIZES)
+    return found

@@ -1,0 +1,316 @@
+"""Vector memory access that a kernel's own fast path did not cover.
+
+`near` functions take a base and 32-bit offsets. When all enabled lanes lie in one page, they need
+one look at the TLB and one gather or scatter.
+`far` functions take 64-bit addresses; equal high halves
+make them near. Everything else is left to the loops over lanes of `runtime`.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, columns, move, rows_of
+from am.virtual.isa.translator.text import constant, lanes
+
+WIDE = "<32 x i64>"
+VECTOR = "<32 x i32>"
+_SPLAT = "<32 x i32> zeroinitializer"
+
+
+def splat_lines(name: str, kind: str, scalar: str) -> str:
+    """Return the lines that make %name a vector of 32 equal scalars."""
+    vector = f"<32 x {kind}>"
+    return (
+        f"  %{name}.1 = insertelement {vector} poison, {kind} {scalar}, i32 0\n"
+        f"  %{name} = shufflevector {vector} %{name}.1, {vector} poison, {_SPLAT}\n"
+    )
+
+
+def _by_value(size: int) -> bool:
+    """Return whether the data of an access passes in registers rather than through columns."""
+    return size <= 4
+
+
+def _signature(store: bool, size: int, addresses: str) -> tuple[str, str]:
+    """Return the result type and the parameters of an access function."""
+    result = VECTOR if not store and _by_value(size) else "void"
+    data = f", {VECTOR} %data" if store and _by_value(size) else ""
+    return result, f"ptr %context, {addresses}, i32 %lanes{data}"
+
+
+def _one_page(size: int, store: bool) -> str:
+    """Return code that goes to %near with %host (of the first lane) and %step, or to %general.
+
+    %step is each lane's distance from the first enabled lane. Saturating limits keep lanes that are
+    4 GB apart from looking close.
+    """
+    kind = "write" if store else "read"
+    aligned = ""
+    good = "%near.1"
+    if size == 2:
+        aligned = f"""
+  %odd.v = and {VECTOR} %step, {constant("i32", 1)}
+  %odd.l = icmp ne {VECTOR} %odd.v, zeroinitializer
+  %odd.m = and <32 x i1> %odd.l, %mask
+  %odd.b = bitcast <32 x i1> %odd.m to i32
+  %va.odd = and i64 %va, 1
+  %va.even = icmp eq i64 %va.odd, 0
+  %steps.even = icmp eq i32 %odd.b, 0
+  %even = and i1 %va.even, %steps.even
+  %near.2 = and i1 %near.1, %even
+"""
+        good = "%near.2"
+    return f"""
+  %none = icmp eq i32 %lanes, 0
+  br i1 %none, label %nothing, label %some
+some:
+  %mask = bitcast i32 %lanes to <32 x i1>
+  %first = call i32 @llvm.cttz.i32(i32 %lanes, i1 true)
+  %off = extractelement {VECTOR} %offsets, i32 %first
+  %off.64 = zext i32 %off to i64
+  %va = add i64 %base, %off.64
+  %in.64 = and i64 %va, {PAGE - 1}
+  %in = trunc i64 %in.64 to i32
+  %low = call i32 @llvm.usub.sat.i32(i32 %off, i32 %in)
+  %room = sub i32 {PAGE - size}, %in
+  %has.room = icmp sge i32 %room, 0
+  %high = call i32 @llvm.uadd.sat.i32(i32 %off, i32 %room)
+{splat_lines("off.v", "i32", "%off")}{splat_lines("low.v", "i32", "%low")}
+{splat_lines("high.v", "i32", "%high")}
+  %step = sub {VECTOR} %offsets, %off.v
+  %below = icmp ult {VECTOR} %offsets, %low.v
+  %above = icmp ugt {VECTOR} %offsets, %high.v
+  %outside = or <32 x i1> %below, %above
+  %outside.b = bitcast <32 x i1> %outside to i32
+  %outside.on = and i32 %outside.b, %lanes
+  %all.in = icmp eq i32 %outside.on, 0
+  %near.1 = and i1 %all.in, %has.room
+{aligned}
+  br i1 {good}, label %near, label %general
+near:
+  %host.i = call i64 @{PREFIX}translate_{kind}(ptr %context, i64 %va)
+  %host = inttoptr i64 %host.i to ptr
+"""
+
+
+def _pointers(step: str, host: str) -> str:
+    return (
+        f"  %step.64 = sext {VECTOR} {step} to {WIDE}\n"
+        f"  %pointers = getelementptr i8, ptr {host}, {WIDE} %step.64\n"
+    )
+
+
+def _near_small(store: bool, size: int) -> str:
+    """Return the body of the one-page case for up to four bytes a lane."""
+    if store:
+        if size == 4:
+            return _pointers("%step", "%host") + (
+                f"  call void @llvm.masked.scatter.v32i32.v32p0({VECTOR} %data,"
+                " <32 x ptr> align 1 %pointers, <32 x i1> %mask)\n  ret void\n"
+            )
+        return _narrow_stores(size)
+    gather = f"call {VECTOR} @llvm.masked.gather.v32i32.v32p0(<32 x ptr> align 1 %pointers, "
+    gather += f"<32 x i1> %mask, {VECTOR} zeroinitializer)"
+    if size == 4:
+        return _pointers("%step", "%host") + f"  %v = {gather}\n  ret {VECTOR} %v\n"
+    # Aligned dwords do not leave the page; the wanted bytes are shifted down.
+    return f"""
+  %odd.start = and i64 %host.i, 3
+  %odd.32 = trunc i64 %odd.start to i32
+{splat_lines("odd", "i32", "%odd.32")}
+  %place = add {VECTOR} %step, %odd
+  %byte = and {VECTOR} %place, {constant("i32", 3)}
+  %dword = sub {VECTOR} %step, %byte
+{_pointers("%dword", "%host")}
+  %w = {gather}
+  %count = shl {VECTOR} %byte, {constant("i32", 3)}
+  %moved = lshr {VECTOR} %w, %count
+  %v = and {VECTOR} %moved, {constant("i32", (1 << 8 * size) - 1)}
+  ret {VECTOR} %v
+"""
+
+
+def _narrow_stores(size: int) -> str:
+    """Store bytes or words lane by lane; lanes switched off repeat into spare memory."""
+    kind = f"i{8 * size}"
+    lines = [_pointers("%step", "%host")]
+    lines.append(f"  %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}\n")
+    lines.append(splat_lines("spare.v", "ptr", "%spare"))
+    lines.append("  %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v\n")
+    for lane in range(32):
+        lines.append(
+            f"  %at{lane} = extractelement <32 x ptr> %safe, i32 {lane}\n"
+            f"  %d{lane} = extractelement {VECTOR} %data, i32 {lane}\n"
+            f"  %n{lane} = trunc i32 %d{lane} to {kind}\n"
+            f"  store {kind} %n{lane}, ptr %at{lane}, align 1\n"
+        )
+    return "".join(lines) + "  ret void\n"
+
+
+def _block(store: bool, size: int) -> str:
+    """Return code that moves 32 consecutive accesses between memory at %host and the columns."""
+    count = size // 4
+    kind = f"<{32 * count} x i32>"
+    lines = []
+    for column in range(count):
+        offset = layout.IO + column * layout.IO_COLUMN
+        lines.append(f"  %b.io{column} = getelementptr i8, ptr %context, i64 {offset}")
+    if store:
+        for column in range(count):
+            lines.append(f"  %b{column} = load {VECTOR}, ptr %b.io{column}, align 64")
+        for column in range(count, 4):
+            lines.append(f"  %b{column} = freeze {VECTOR} poison")
+        pairs = ", ".join(f"i32 {k}" for k in range(64))
+        for pair in (0, 1):
+            lines.append(
+                f"  %b.p{pair} = shufflevector {VECTOR} %b{2 * pair},"
+                f" {VECTOR} %b{2 * pair + 1}, <64 x i32> <{pairs}>"
+            )
+        order = ", ".join(f"i32 {32 * c + lane}" for lane in range(32) for c in range(count))
+        lines.append(
+            f"  %b.all = shufflevector <64 x i32> %b.p0, <64 x i32> %b.p1, <{32 * count} x i32>"
+            f" <{order}>"
+        )
+        lines.append(f"  store {kind} %b.all, ptr %host, align 4")
+    else:
+        lines.append(f"  %b.all = load {kind}, ptr %host, align 4")
+        for column in range(count):
+            order = ", ".join(f"i32 {count * lane + column}" for lane in range(32))
+            lines.append(
+                f"  %b{column} = shufflevector {kind} %b.all, {kind} poison, {VECTOR} <{order}>"
+            )
+            lines.append(f"  store {VECTOR} %b{column}, ptr %b.io{column}, align 64")
+    return "\n".join(lines)
+
+
+def _near_wide(store: bool, size: int) -> str:
+    """Return the body of the one-page case for more than four bytes a lane."""
+    base, stride = rows_of(size)
+    each = []
+    for lane in range(32):
+        each.append(
+            f"  %at{lane} = extractelement <32 x ptr> %safe, i32 {lane}\n"
+            f"  %row{lane} = getelementptr i8, ptr %context, i64 {base + stride * lane}\n"
+            + move(store, size, str(lane))
+            + "\n"
+        )
+    rows = columns(size, True) if store else ""
+    back = "" if store else columns(size, False)
+    return f"""
+  %follows = icmp eq {VECTOR} %step, {lanes([size * lane for lane in range(32)])}
+  %follow.b = bitcast <32 x i1> %follows to i32
+  %in.row = icmp eq i32 %follow.b, -1
+  %all.on = icmp eq i32 %lanes, -1
+  %as.block = and i1 %in.row, %all.on
+  br i1 %as.block, label %block, label %each
+block:
+{_block(store, size)}
+  ret void
+each:
+{rows}
+{_pointers("%step", "%host")}
+  %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}
+{splat_lines("spare.v", "ptr", "%spare")}
+  %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v
+{"".join(each)}
+{back}
+  ret void
+"""
+
+
+def _general(store: bool, size: int) -> str:
+    """Return code that hands all addresses %wide to the loop over lanes."""
+    verb = "store" if store else "load"
+    column = f"  %column = getelementptr i8, ptr %context, i64 {layout.IO}\n"
+    call = f"  call void @slow_{verb}_{size}(ptr %context, {WIDE} %wide, i32 %lanes)\n"
+    if not _by_value(size):
+        return call + "  ret void\n"
+    if store:
+        return column + f"  store {VECTOR} %data, ptr %column, align 64\n" + call + "  ret void\n"
+    return (
+        column
+        + call
+        + f"  %result = load {VECTOR}, ptr %column, align 64\n  ret {VECTOR} %result\n"
+    )
+
+
+def _near(store: bool, size: int) -> str:
+    verb = "store" if store else "load"
+    result, parameters = _signature(store, size, f"i64 %base, {VECTOR} %offsets")
+    body = _near_small(store, size) if size <= 4 else _near_wide(store, size)
+    nothing = f"  ret {VECTOR} zeroinitializer\n" if result == VECTOR else "  ret void\n"
+    return f"""
+define {result} @{PREFIX}near_{verb}_{size}({parameters}) noinline {{
+{_one_page(size, store)}
+{body}
+general:
+  %offsets.64 = zext {VECTOR} %offsets to {WIDE}
+{splat_lines("base.v", "i64", "%base")}
+  %wide = add {WIDE} %base.v, %offsets.64
+{_general(store, size)}
+nothing:
+{nothing}
+}}
+"""
+
+
+def _far(store: bool, size: int) -> str:
+    verb = "store" if store else "load"
+    result, parameters = _signature(store, size, f"{VECTOR} %lows, {VECTOR} %highs, i64 %base")
+    data = f", {VECTOR} %data" if "%data" in parameters else ""
+    call = f"call {result} @{PREFIX}near_{verb}_{size}(ptr %context, i64 %start, {VECTOR} %lows,"
+    call += f" i32 %lanes{data})"
+    back = (
+        f"  %near.r = {call}\n  ret {VECTOR} %near.r\n"
+        if result == VECTOR
+        else (f"  {call}\n  ret void\n")
+    )
+    order = ", ".join(f"i32 {lane}, i32 {lane + 32}" for lane in range(32))
+    return f"""
+define {result} @{PREFIX}far_{verb}_{size}({parameters}) noinline {{
+  %first = call i32 @llvm.cttz.i32(i32 %lanes, i1 false)
+  %lane = and i32 %first, 31
+  %high = extractelement {VECTOR} %highs, i32 %lane
+{splat_lines("high.v", "i32", "%high")}
+  %differ = icmp ne {VECTOR} %highs, %high.v
+  %differ.b = bitcast <32 x i1> %differ to i32
+  %differ.on = and i32 %differ.b, %lanes
+  %equal = icmp eq i32 %differ.on, 0
+  br i1 %equal, label %near, label %general
+near:
+  %high.64 = zext i32 %high to i64
+  %top = shl i64 %high.64, 32
+  %start = add i64 %top, %base
+{back}
+general:
+  %mixed = shufflevector {VECTOR} %lows, {VECTOR} %highs, <64 x i32> <{order}>
+  %pairs = bitcast <64 x i32> %mixed to {WIDE}
+{splat_lines("base.v", "i64", "%base")}
+  %wide = add {WIDE} %base.v, %pairs
+{_general(store, size)}
+}}
+"""
+
+
+def lanes_ir() -> str:
+    """Return the IR of the functions."""
+    parts = [
+        "declare i32 @llvm.usub.sat.i32(i32, i32)",
+        "declare i32 @llvm.uadd.sat.i32(i32, i32)",
+        f"declare {VECTOR} @llvm.masked.gather.v32i32.v32p0(<32 x ptr>, <32 x i1>, {VECTOR})",
+        f"declare void @llvm.masked.scatter.v32i32.v32p0({VECTOR}, <32 x ptr>, <32 x i1>)",
+    ]
+    for store in (False, True):
+        for size in SIZES:
+            parts += [_near(store, size), _far(store, size)]
+    return "\n".join(parts)
+
+
+def names() -> list[str]:
+    """Return the functions that kernels may call."""
+    return [
+        f"{PREFIX}{reach}_{verb}_{size}"
+        for reach in ("near", "far")
+        for verb in ("load", "store")
+        for size in SIZES
+    ]

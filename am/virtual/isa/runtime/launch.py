@@ -1,0 +1,161 @@
+"""What a dispatch's registers ask for, checked, as the launcher needs it.
+
+Source: LLVM AMDGPUUsage, "compute_pgm_rsrc1/2/3 for GFX11" and "Initial kernel execution state".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.virtual.isa.runtime import layout
+from am.virtual.shader import Dispatch
+
+MOST_THREADS = 1024
+LDS_GRANULE = 512
+MOST_LDS = 65536
+VGPR_GRANULE = 8
+MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest even, denormals kept
+_FLUSH_RESULTS = 0x8000
+_FLUSH_SOURCES = 0x0040
+
+
+class BadDispatch(Exception):
+    """The SPI cannot launch what the registers describe."""
+
+
+def _bits(value: int, low: int, count: int) -> int:
+    return value >> low & ((1 << count) - 1)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A checked dispatch.
+
+    vgprs, lds_bytes: allocation of a wave and of a workgroup. full: every wave has 32 threads.
+    slots: scalar register of each workgroup id, and of the group information.
+    """
+
+    vgprs: int
+    lds_bytes: int
+    waves: int
+    total_groups: int
+    full: bool
+    slots: tuple[int, int, int, int]
+    mxcsr: int
+    scalars: NDArray[np.uint32]
+    ids: NDArray[np.uint32]
+    execs: NDArray[np.uint32]
+    scratch: bool
+
+    @classmethod
+    def of(cls, dispatch: Dispatch) -> Launch:
+        """Check a dispatch. Raises BadDispatch with what is wrong."""
+        threads = _check_shape(dispatch)
+        waves = -(-threads // layout.LANES)
+        lds = _bits(dispatch.rsrc2, 15, 9) * LDS_GRANULE
+        if lds > MOST_LDS:
+            raise BadDispatch(f"{lds} bytes of LDS; a workgroup has at most {MOST_LDS}")
+        scratch = bool(dispatch.rsrc2 & 1)
+        if scratch:
+            _check_scratch(dispatch, waves)
+        scalars, slots = _scalars(dispatch)
+        gx, gy, gz = dispatch.groups
+        return cls(
+            vgprs=min(256, (_bits(dispatch.rsrc1, 0, 6) + 1) * VGPR_GRANULE),
+            lds_bytes=lds,
+            waves=waves,
+            total_groups=gx * gy * gz,
+            full=threads % layout.LANES == 0,
+            slots=slots,
+            mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
+            scalars=scalars,
+            ids=_thread_ids(*dispatch.threads[:2], waves, _bits(dispatch.rsrc2, 11, 2)),
+            execs=_exec_masks(threads, waves),
+            scratch=scratch,
+        )
+
+
+def _check_shape(dispatch: Dispatch) -> int:
+    x, y, z = dispatch.threads
+    if min(x, y, z) < 1:
+        raise BadDispatch(f"workgroup of {x}x{y}x{z} threads: every dimension is at least 1")
+    threads = x * y * z
+    if threads > MOST_THREADS:
+        raise BadDispatch(f"workgroup of {x}x{y}x{z} = {threads} threads; at most {MOST_THREADS}")
+    if min(dispatch.groups) < 0:
+        raise BadDispatch(f"grid of {dispatch.groups} workgroups")
+    if dispatch.code_address & 0xFF:
+        raise BadDispatch(f"code address {dispatch.code_address:#x} is not a multiple of 256")
+    if not dispatch.wave32:
+        raise BadDispatch("wave64: these cores execute wave32 (initiator CS_W32_EN) only")
+    return threads
+
+
+def _check_scratch(dispatch: Dispatch, waves: int) -> None:
+    if dispatch.scratch_wave_size <= 0:
+        raise BadDispatch("SCRATCH_EN is set but TMPRING_SIZE.WAVESIZE is 0")
+    if dispatch.scratch_waves < waves:
+        raise BadDispatch(
+            f"scratch for {dispatch.scratch_waves} waves; one workgroup has {waves} waves"
+        )
+
+
+def denormal_control(denormals: int) -> int:
+    """Return the host's floating-point control for the denormal setting of 32-bit floats.
+
+    denormals: bit 0 keeps those of results, bit 1 those of sources.
+    """
+    results = 0 if denormals & 1 else _FLUSH_RESULTS
+    return MXCSR_DEFAULT | results | (0 if denormals & 2 else _FLUSH_SOURCES)
+
+
+def _float_mode(mode: int) -> int:
+    """Return the host's floating-point control for FLOAT_MODE.
+
+    Rounding other than to nearest even is refused. The denormal setting of 32-bit floats decides
+    for f64 too: the host has a single one. Conversions from and to f16 keep denormals always.
+    """
+    if mode & 0xF:
+        raise BadDispatch(f"FLOAT_MODE {mode:#x}: rounding other than to nearest even")
+    return denormal_control(mode >> 4 & 3)
+
+
+def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, int, int]]:
+    """Return the initial scalar registers and where the workgroup ids go."""
+    count = _bits(dispatch.rsrc2, 1, 5)
+    data = list(dispatch.user_data)
+    if count > len(data):
+        raise BadDispatch(f"{count} user SGPRs; COMPUTE_USER_DATA holds {len(data)}")
+    scalars = np.zeros(128, np.uint32)
+    scalars[:count] = data[:count]
+    slots = []
+    number = count
+    for enabled in (_bits(dispatch.rsrc2, 7 + k, 1) for k in range(4)):
+        slots.append(number if enabled else layout.STATE_DEAD_SLOT)
+        number += enabled
+    return scalars, (slots[0], slots[1], slots[2], slots[3])
+
+
+@lru_cache(maxsize=256)
+def _thread_ids(x: int, y: int, waves: int, components: int) -> NDArray[np.uint32]:
+    """Return v0 of every lane of every wave: x | y << 10 | z << 20, as far as enabled."""
+    linear = np.arange(waves * layout.LANES, dtype=np.uint32)
+    packed = linear % np.uint32(x)
+    if components >= 1:
+        packed |= (linear // np.uint32(x)) % np.uint32(y) << np.uint32(10)
+    if components >= 2:
+        packed |= linear // np.uint32(x * y) << np.uint32(20)
+    return packed.reshape(waves, layout.LANES)
+
+
+@lru_cache(maxsize=256)
+def _exec_masks(threads: int, waves: int) -> NDArray[np.uint32]:
+    masks = np.full(waves, 0xFFFFFFFF, np.uint32)
+    rest = threads % layout.LANES
+    if rest:
+        masks[-1] = (1 << rest) - 1
+    return masks

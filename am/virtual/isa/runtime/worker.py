@@ -1,0 +1,144 @@
+"""One worker thread's native state: its context, TLB, local memory and wave states."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.calls import LDS_SPACE, PAGE
+from am.virtual.isa.runtime.launch import Launch
+from am.virtual.shader import Abort, Access, Dispatch, ShaderMemory
+
+REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+_SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
+NO_GROUP = 0xFFFFFFFFFFFFFFFF
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Allocate zeroed bytes at a multiple of 64."""
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
+
+
+class Run:
+    """What all workers of one dispatch share.
+
+    counter: the next workgroup to begin. stop: set when a wave has halted, so that the others end.
+    """
+
+    def __init__(
+        self, dispatch: Dispatch, launch: Launch, memory: ShaderMemory, abort: Abort
+    ) -> None:
+        self.dispatch = dispatch
+        self.launch = launch
+        self.memory = memory
+        self.abort = abort
+        self.counter = np.zeros(1, np.uint64)
+        self.stop = np.zeros(1, np.uint32)
+
+
+class Worker:
+    """What the native code of one thread works on. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.context = aligned(layout.CONTEXT_SIZE)
+        self._quads = memoryview(self.context.data).cast("B").cast("Q")
+        self._words = memoryview(self.context.data).cast("B").cast("I")
+        self._lds = aligned(LDS_SPACE + 64)
+        self._sink = aligned(2 * PAGE)
+        self._states = aligned(0)
+        self._tlbs: list[tuple[ShaderMemory, NDArray[np.uint64]]] = []
+        self._run: Run | None = None  # also keeps alive what the context points to
+        self._tlb: NDArray[np.uint64] | None = None
+        self._refill = REFILL(self._on_miss)
+        self.error: BaseException | None = None
+        self._quads[layout.REFILL // 8] = ctypes.cast(self._refill, ctypes.c_void_p).value or 0
+        self._quads[layout.LDS // 8] = self._lds.ctypes.data
+
+    def _on_miss(self, address: int, access: int) -> int:
+        """Refill for native code; an exception must not pass through it, so it is kept."""
+        assert self._run is not None and self._tlb is not None
+        try:
+            return self._run.memory.refill(self._tlb, address, Access(access))
+        except Exception as error:  # raised again by the thread that started the dispatch
+            self.error = error
+            self._run.stop[0] = 1
+            return int(self._sink.ctypes.data) + address % PAGE
+
+    def _tlb_for(self, memory: ShaderMemory) -> NDArray[np.uint64]:
+        for known, tlb in self._tlbs:
+            if known is memory:
+                return tlb
+        tlb = memory.new_tlb()
+        self._tlbs = [*self._tlbs[-15:], (memory, tlb)]
+        return tlb
+
+    def prepare(
+        self,
+        run: Run,
+        first_wave: int,
+        code_base: int,
+    ) -> None:
+        """Fill the context for a dispatch. first_wave: this worker's first scratch slot."""
+        self.error = None
+        dispatch, launch = run.dispatch, run.launch
+        self._run = run
+        self._tlb = tlb = self._tlb_for(run.memory)
+        stride = layout.STATE_VGPR + 128 * launch.vgprs
+        if len(self._states) < stride * launch.waves:
+            self._states = aligned(stride * launch.waves)
+        wave_size = dispatch.scratch_wave_size if launch.scratch else 0
+        quads, words = self._quads, self._words
+        quads[layout.TLB // 8] = tlb.ctypes.data
+        quads[layout.ABORT // 8] = run.abort.flag.ctypes.data
+        quads[layout.STOP // 8] = run.stop.ctypes.data
+        quads[layout.COUNTER // 8] = run.counter.ctypes.data
+        quads[layout.LDS_SIZE // 8] = launch.lds_bytes
+        quads[layout.SCRATCH // 8] = dispatch.scratch_base + first_wave * wave_size
+        quads[layout.SCRATCH_WAVE // 8] = wave_size
+        quads[layout.SHARED_HIGH // 8] = dispatch.shared_aperture >> 32
+        quads[layout.PRIVATE_HIGH // 8] = dispatch.private_aperture >> 32
+        quads[layout.TOTAL // 8] = launch.total_groups
+        quads[layout.SGPR_TEMPLATE // 8] = launch.scalars.ctypes.data
+        quads[layout.VGPR_TEMPLATE // 8] = launch.ids.ctypes.data
+        quads[layout.EXEC_TEMPLATE // 8] = launch.execs.ctypes.data
+        quads[layout.STATES // 8] = self._states.ctypes.data
+        quads[layout.STATE_STRIDE // 8] = stride
+        quads[layout.CODE_BASE // 8] = code_base
+        quads[layout.RESUME_GROUP // 8] = NO_GROUP
+        words[layout.GROUPS_X // 4] = dispatch.groups[0]
+        words[layout.GROUPS_Y // 4] = dispatch.groups[1]
+        words[layout.WAVES // 4] = launch.waves
+        words[layout.MXCSR // 4] = launch.mxcsr
+        for field, slot in zip(_SLOTS, launch.slots, strict=True):
+            words[field // 4] = slot
+        words[layout.RESUME_WAITING // 4] = 0
+
+    def quad(self, offset: int) -> int:
+        """Read a 64-bit field of the context."""
+        return int(struct.unpack_from("<Q", self.context.data, offset)[0])
+
+    def word(self, offset: int) -> int:
+        """Read a 32-bit field of the context."""
+        return int(struct.unpack_from("<I", self.context.data, offset)[0])
+
+    def resume_here(self, moved: int, waves: int) -> None:
+        """Make the next launch go on with the group that stopped.
+
+        moved: bytes by which the base that code offsets count from has changed meanwhile.
+        """
+        struct.pack_into("<Q", self.context.data, layout.RESUME_GROUP, self.quad(layout.HALT_GROUP))
+        if not moved:
+            return
+        base = self.quad(layout.CODE_BASE) + moved
+        struct.pack_into("<Q", self.context.data, layout.CODE_BASE, base)
+        stride = self.quad(layout.STATE_STRIDE)
+        for at in range(layout.STATE_RESUME, stride * waves, stride):
+            (resume,) = struct.unpack_from("<I", self._states.data, at)
+            if resume:
+                struct.pack_into("<I", self._states.data, at, (resume - moved) & 0xFFFF_FFFF)

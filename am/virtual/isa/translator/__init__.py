@@ -1,0 +1,1 @@
+"""Instructions to LLVM IR, lanes as vectors."""

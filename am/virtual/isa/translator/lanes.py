@@ -1,0 +1,186 @@
+"""Movement of data between lanes: DPP, permlane, readlane and writelane, translated to LLVM IR.
+
+Source: RDNA3 ISA document, "Data parallel processing" and the chapters of VOP1 and VOP3 opcodes.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.decoder.formats import Dpp8, Dpp16, Instruction
+from am.virtual.isa.decoder.operands import Kind
+from am.virtual.isa.translator.registers import Registers, Unsupported
+from am.virtual.isa.translator.scalar import Handler
+from am.virtual.isa.translator.text import VECTOR, constant
+
+_ROW = 16
+
+
+def dpp16_sources(control: int) -> list[int | None]:
+    """Return the lane each lane reads; None where the row ends."""
+    found: list[int | None] = []
+    amount = control & 0xF
+    for lane in range(32):
+        row, inside = lane & ~0xF, lane & 0xF
+        source: int
+        if control < 0x100:
+            source = inside & ~3 | control >> 2 * (inside & 3) & 3
+        elif control >> 4 == 0x10:  # row_shl: from the lanes above
+            source = inside + amount
+        elif control >> 4 == 0x11:  # row_shr: from the lanes below
+            source = inside - amount
+        elif control >> 4 == 0x12:  # row_ror
+            source = (inside - amount) % _ROW
+        elif control == 0x140:
+            source = 15 - inside
+        elif control == 0x141:
+            source = inside ^ 7
+        elif control >> 4 == 0x15:
+            source = amount
+        elif control >> 4 == 0x16:
+            source = inside ^ amount
+        else:
+            raise Unsupported(f"DPP control {control:#x}")
+        found.append(row + source if 0 <= source < _ROW else None)
+    return found
+
+
+def dpp8_sources(selectors: tuple[int, ...]) -> list[int | None]:
+    """Return the lane each lane reads within its group of eight."""
+    return [lane & ~7 | selectors[lane & 7] for lane in range(32)]
+
+
+def _bits(flags: list[bool]) -> str:
+    return "<" + ", ".join(f"i1 {'true' if flag else 'false'}" for flag in flags) + ">"
+
+
+def apply_dpp(e: Registers, i: Instruction) -> None:
+    """Permute the first source and set which lanes may be written, for the instruction at hand.
+
+    A lane whose source is outside its row, or disabled without fetch_inactive, reads zero when
+    bound_ctrl is set and else is not written.
+    """
+    control = i.dpp
+    assert control is not None
+    operand = i.srcs[0]
+    if operand.kind is not Kind.VGPR or operand.width != 1:
+        raise Unsupported("DPP of something that is not one vector register")
+    if isinstance(control, Dpp8):
+        sources, zero_invalid = dpp8_sources(control.selectors), True
+        written = [True] * 32
+    else:
+        assert isinstance(control, Dpp16)
+        sources, zero_invalid = dpp16_sources(control.control), control.bound_ctrl
+        written = [
+            bool(control.row_mask >> lane // 16 & 1 and control.bank_mask >> lane % 16 // 4 & 1)
+            for lane in range(32)
+        ]
+    order = [lane if source is None else source for lane, source in enumerate(sources)]
+    inside = [source is not None for source in sources]
+    value = e.shuffle("i32", e.vector_register(operand.index), order)
+    valid: str | None = None if all(inside) else _bits(inside)
+    exec_mask = e.exec_mask()
+    if exec_mask is not None and not control.fetch_inactive:
+        enabled = e.shuffle("i1", exec_mask, order)
+        valid = enabled if valid is None else e.value(f"and <32 x i1> {enabled}, {valid}")
+    mask: str | None = None if all(written) else _bits(written)
+    if valid is not None:
+        if zero_invalid:
+            value = e.select(valid, "i32", value, constant("i32", 0))
+        else:
+            mask = valid if mask is None else e.value(f"and <32 x i1> {valid}, {mask}")
+    e.override = (operand, value)
+    e.extra_mask = mask
+
+
+def first_lane(e: Registers) -> str:
+    """Return the number of the first enabled lane as i32; 0 when none is."""
+    if e.full:
+        return "0"
+    count = e.call("i32", "llvm.cttz.i32", ("i32", e.exec()), ("i1", "false"))
+    return e.value(f"and i32 {count}, 31")
+
+
+def _read_first_lane(e: Registers, i: Instruction) -> None:
+    assert i.dst is not None
+    if i.srcs[0].is_vector:
+        vector = e.vector_register(i.srcs[0].index)
+        e.set_scalar(i.dst, e.value(f"extractelement {VECTOR} {vector}, i32 {first_lane(e)}"))
+    else:
+        e.set_scalar(i.dst, e.scalar(i.srcs[0]))
+
+
+def _lane(e: Registers, value: str) -> str:
+    return str(int(value) & 31) if value.isdigit() else e.value(f"and i32 {value}, 31")
+
+
+def _read_lane(e: Registers, i: Instruction) -> None:
+    assert i.dst is not None
+    lane = _lane(e, e.scalar(i.srcs[1]))
+    vector = e.vector_register(i.srcs[0].index)
+    e.set_scalar(i.dst, e.value(f"extractelement {VECTOR} {vector}, i32 {lane}"))
+
+
+def _write_lane(e: Registers, i: Instruction) -> None:
+    """Write one lane, whether enabled or not."""
+    assert i.dst is not None
+    value, lane = e.scalar(i.srcs[0]), _lane(e, e.scalar(i.srcs[1]))
+    old = e.vector_register(i.dst.index)
+    new = e.value(f"insertelement {VECTOR} {old}, i32 {value}, i32 {lane}")
+    e.do(f"store {VECTOR} {new}, ptr %v{i.dst.index}")
+
+
+def gather_lanes(e: Registers, vector: str, indices: str) -> str:
+    """Permute lanes by a vector of lane numbers (0..31), through memory."""
+    slot = e.scratch_vector()
+    e.do(f"store {VECTOR} {vector}, ptr {slot}")
+    wide = e.convert("zext", "i32", "i64", indices)
+    pointers = e.value(f"getelementptr i32, ptr {slot}, <32 x i64> {wide}")
+    return e.call(
+        VECTOR, "llvm.masked.gather.v32i32.v32p0", ("<32 x ptr>", pointers),
+        ("<32 x i1>", "splat (i1 true)"), (VECTOR, "poison"),
+    )  # fmt: skip
+
+
+def _permute_row(exchange: bool) -> Handler:
+    """v_permlane16: any lane of one's row of 16; v_permlanex16: of the other row of the pair.
+
+    The selectors are sixteen 4-bit numbers in two scalars. op_sel bit 0: disabled lanes may be
+    read; bit 1: a lane whose source is disabled reads zero, else keeps its old value.
+    """
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        low, high = e.scalar(i.srcs[1]), e.scalar(i.srcs[2])
+        both = e.broadcast("i64", e.pair(low, high))
+        amounts = "<" + ", ".join(f"i64 {4 * (lane & 15)}" for lane in range(32)) + ">"
+        selector = e.convert("trunc", "i64", "i32", e.binary("lshr", "i64", both, amounts))
+        selector = e.binary("and", "i32", selector, constant("i32", 15))
+        rows = [lane & 16 ^ (16 if exchange else 0) for lane in range(32)]
+        row = "<" + ", ".join(f"i32 {number}" for number in rows) + ">"
+        lane = e.binary("or", "i32", selector, row)
+        value = gather_lanes(e, e.source(i.srcs[0]), lane)
+        fetch_inactive = bool(i.op_sel and i.op_sel[0])
+        bound_ctrl = bool(i.op_sel and i.op_sel[1])
+        if not e.full and not fetch_inactive:
+            bits = e.binary("lshr", "i32", e.broadcast("i32", e.exec()), lane)
+            enabled = e.convert("trunc", "i32", "i1", bits)
+            other = constant("i32", 0) if bound_ctrl else e.vector_register(i.dst.index)
+            value = e.select(enabled, "i32", value, other)
+        e.set_vector(i.dst, "i32", value)
+
+    return emit
+
+
+def _swap_halves(e: Registers, i: Instruction) -> None:
+    """Exchange the halves of a wave of 64: nothing in a wave of 32."""
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by instruction name."""
+    return {
+        "v_permlane64_b32": _swap_halves,
+        "v_readfirstlane_b32": _read_first_lane,
+        "v_readlane_b32": _read_lane,
+        "v_writelane_b32": _write_lane,
+        "v_permlane16_b32": _permute_row(False),
+        "v_permlanex16_b32": _permute_row(True),
+    }

@@ -1,0 +1,299 @@
+"""Local memory (DS) instructions and all atomic operations, translated to LLVM IR.
+
+Source: RDNA3 ISA document, chapter of the DS opcodes; atomics also "Flat, global and scratch".
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.decoder.operands import Operand
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.calls import PREFIX
+from am.virtual.isa.runtime.local import ATOMICS
+from am.virtual.isa.translator.lanes import gather_lanes
+from am.virtual.isa.translator.memory import (
+    ADDRESSES,
+    Address,
+    check_registers,
+    data_registers,
+    load_columns,
+    narrow_result,
+    store_columns,
+)
+from am.virtual.isa.translator.registers import Registers, Unsupported
+from am.virtual.isa.translator.scalar import Handler
+from am.virtual.isa.translator.text import VECTOR, constant, lanes
+
+
+def _local_address(e: Registers, i: Instruction, offset: int) -> str:
+    if i.addr is None or i.gds:
+        raise Unsupported("no local address")
+    address = e.vector_register(i.addr.index)
+    return e.binary("add", "i32", address, constant("i32", offset)) if offset else address
+
+
+def _call(e: Registers, function: str, address: str) -> None:
+    e.call("void", PREFIX + function, ("ptr", "%context"), (VECTOR, address), ("i32", e.exec()))
+
+
+def _load(size: int, how: str = "") -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        check_registers(e, i.addr, i.dst)
+        _call(e, f"lds_load_{size}", _local_address(e, i, i.offset))
+        for k, value in enumerate(load_columns(e, i.dst.width)):
+            e.set_vector_register(i.dst.index + k, narrow_result(e, i.dst, value, size, how))
+
+    return emit
+
+
+def _store(size: int, high: bool = False) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.data is not None
+        check_registers(e, i.addr, i.data)
+        values = data_registers(e, i.data)
+        if high:
+            values[0] = e.binary("lshr", "i32", values[0], constant("i32", 16))
+        store_columns(e, values)
+        _call(e, f"lds_store_{size}", _local_address(e, i, i.offset))
+
+    return emit
+
+
+def _load_two(size: int, step: int) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        check_registers(e, i.addr, i.dst)
+        words = size // 4
+        values = []
+        for offset in (i.offset0, i.offset1):
+            _call(e, f"lds_load_{size}", _local_address(e, i, offset * size * step))
+            values += load_columns(e, words)
+        for k, value in enumerate(values):
+            e.set_vector_register(i.dst.index + k, value)
+
+    return emit
+
+
+def _store_two(size: int, step: int) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.addr, i.data, i.data1)
+        for operand, offset in ((i.data, i.offset0), (i.data1, i.offset1)):
+            assert operand is not None
+            store_columns(e, data_registers(e, operand))
+            _call(e, f"lds_store_{size}", _local_address(e, i, offset * size * step))
+
+    return emit
+
+
+# -- atomics -------------------------------------------------------------------------------------
+
+
+def atomic_call(
+    e: Registers, bits: int, operation: str, addresses: str, flat: bool, enabled: str
+) -> None:
+    """Call the runtime's atomic operation; data and old values are in the columns."""
+    e.call(
+        "void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (ADDRESSES, addresses),
+        ("i32", enabled), ("i32", str(ATOMICS.index(operation))),
+        ("i1", "true" if flat else "false"),
+    )  # fmt: skip
+
+
+def _atomic(
+    e: Registers, bits: int, operation: str, addresses: str, flat: bool, dst: Operand | None
+) -> None:
+    atomic_call(e, bits, operation, addresses, flat, e.exec())
+    if dst is not None:
+        for k, value in enumerate(load_columns(e, bits // 32)):
+            e.set_vector_register(dst.index + k, value)
+
+
+def _memory_atomic(bits: int, operation: str, flat: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.data is not None
+        check_registers(e, i.addr, i.data, i.dst)
+        addresses = Address(e, i).all()
+        store_columns(e, data_registers(e, i.data))
+        _atomic(e, bits, operation, addresses, flat, i.dst)
+
+    return emit
+
+
+def _local_atomic(bits: int, operation: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.data is not None
+        check_registers(e, i.addr, i.data, i.data1, i.dst)
+        high = e.value(f"trunc i64 {e.context(layout.SHARED_HIGH, 'i64')} to i32")
+        addresses = e.join(_local_address(e, i, i.offset), e.broadcast("i32", high))
+        store_columns(e, data_registers(e, i.data))
+        if i.data1 is not None:
+            store_columns(e, data_registers(e, i.data1), bits // 32)
+        _atomic(e, bits, operation, addresses, True, i.dst)
+
+    return emit
+
+
+def _exchange_two(bits: int, step: int) -> Handler:
+    """Exchange two elements, the first before the second."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.addr, i.data, i.data1, i.dst)
+        high = e.value(f"trunc i64 {e.context(layout.SHARED_HIGH, 'i64')} to i32")
+        old: list[str] = []
+        for operand, offset in ((i.data, i.offset0), (i.data1, i.offset1)):
+            assert operand is not None
+            address = _local_address(e, i, offset * step * bits // 8)
+            store_columns(e, data_registers(e, operand))
+            addresses = e.join(address, e.broadcast("i32", high))
+            atomic_call(e, bits, "swap", addresses, True, e.exec())
+            old += load_columns(e, bits // 32)
+        assert i.dst is not None
+        for k, value in enumerate(old):
+            e.set_vector_register(i.dst.index + k, value)
+
+    return emit
+
+
+_COMMON = {
+    "add_u": "add", "sub_u": "sub", "min_i": "min_i", "min_u": "min_u", "max_i": "max_i",
+    "max_u": "max_u", "and_b": "and", "or_b": "or", "xor_b": "xor", "inc_u": "inc", "dec_u": "dec",
+}  # fmt: skip
+
+
+def _atomic_names() -> dict[str, tuple[int, str]]:
+    """Return the memory atomics: suffix -> (bits, operation)."""
+    found: dict[str, tuple[int, str]] = {}
+    for bits in (32, 64):
+        for name, operation in _COMMON.items():
+            found[f"{name}{bits}"] = (bits, operation)
+        found[f"swap_b{bits}"] = (bits, "swap")
+        found[f"cmpswap_b{bits}"] = (bits, "cmpswap")
+    for name, operation in (
+        ("csub_u32", "csub"), ("cmpswap_f32", "fcmpswap"), ("min_f32", "fmin"),
+        ("max_f32", "fmax"), ("add_f32", "fadd"),
+    ):  # fmt: skip
+        found[name] = (32, operation)
+    return found
+
+
+ATOMIC_NAMES = _atomic_names()
+
+
+def _atomics() -> dict[str, Handler]:
+    found: dict[str, Handler] = {}
+    for name, (bits, operation) in ATOMIC_NAMES.items():
+        found[f"global_atomic_{name}"] = _memory_atomic(bits, operation, False)
+        found[f"flat_atomic_{name}"] = _memory_atomic(bits, operation, True)
+    for bits in (32, 64):
+        local = {
+            **_COMMON, "rsub_u": "rsub", "min_f": "fmin", "max_f": "fmax", "add_f": "fadd",
+            "mskor_b": "mskor", "cmpstore_b": "cmpswap", "cmpstore_f": "fcmpswap",
+            "storexchg_b": "swap", "wrap_b": "wrap",
+        }  # fmt: skip
+        for name, operation in local.items():
+            handler = _local_atomic(bits, operation)
+            stem, letter = name.rsplit("_", 1)
+            found[f"ds_{stem}_{letter}{bits}"] = handler
+            found[f"ds_{stem}_rtn_{letter}{bits}"] = handler
+    return found
+
+
+# -- lanes through the LDS crossbar --------------------------------------------------------------
+
+
+def _enabled_only(e: Registers, value: str, lane: str) -> str:
+    """Zero what was read from a disabled lane."""
+    if e.full:
+        return value
+    bits = e.binary("lshr", "i32", e.broadcast("i32", e.exec()), lane)
+    enabled = e.convert("trunc", "i32", "i1", bits)
+    return e.select(enabled, "i32", value, constant("i32", 0))
+
+
+def _backward_permute(e: Registers, i: Instruction) -> None:
+    """Each lane reads the lane its address names."""
+    assert i.data is not None and i.dst is not None
+    address = _local_address(e, i, i.offset)
+    lane = e.binary("lshr", "i32", address, constant("i32", 2))
+    lane = e.binary("and", "i32", lane, constant("i32", 31))
+    value = gather_lanes(e, e.vector_register(i.data.index), lane)
+    e.set_vector(i.dst, "i32", _enabled_only(e, value, lane))
+
+
+def _forward_permute(e: Registers, i: Instruction) -> None:
+    """Each enabled lane writes to the lane its address names; the highest wins; others get zero."""
+    assert i.data is not None and i.dst is not None
+    address = _local_address(e, i, i.offset)
+    lane = e.binary("lshr", "i32", address, constant("i32", 2))
+    lane = e.binary("and", "i32", lane, constant("i32", 31))
+    slot = e.scratch_vector()
+    e.do(f"store {VECTOR} zeroinitializer, ptr {slot}")
+    wide = e.convert("zext", "i32", "i64", lane)
+    pointers = e.value(f"getelementptr i32, ptr {slot}, <32 x i64> {wide}")
+    mask = e.exec_mask() or "splat (i1 true)"
+    e.call(
+        "void", "llvm.masked.scatter.v32i32.v32p0", (VECTOR, e.vector_register(i.data.index)),
+        ("<32 x ptr>", pointers), ("<32 x i1>", mask),
+    )  # fmt: skip
+    e.set_vector(i.dst, "i32", e.value(f"load {VECTOR}, ptr {slot}"))
+
+
+def swizzle_sources(offset: int) -> list[int]:
+    """Return the lane each lane reads under ds_swizzle_b32's pattern."""
+    found = []
+    for lane in range(32):
+        if offset >= 0xE000:  # FFT: reversed bits under a mask
+            mask = offset & 0x1F
+            reverse = int(f"{lane:05b}"[::-1], 2)
+            source = (lane & mask) | (reverse & ~mask & 0x1F) if mask else reverse
+            if mask:
+                raise Unsupported("partial FFT swizzle")
+        elif offset >= 0xC000:  # rotate
+            amount, mask = offset >> 5 & 0x1F, offset & 0x1F
+            step = -amount if offset >> 10 & 1 else amount
+            source = (lane & mask) | ((lane + step) & ~mask & 0x1F)
+        elif offset & 0x8000:  # quads
+            source = lane & ~3 | offset >> 2 * (lane & 3) & 3
+        else:
+            source = (lane & offset & 0x1F | offset >> 5 & 0x1F) ^ (offset >> 10 & 0x1F)
+        found.append(source)
+    return found
+
+
+def _swizzle(e: Registers, i: Instruction) -> None:
+    assert i.addr is not None and i.dst is not None
+    order = swizzle_sources(i.offset)
+    value = e.shuffle("i32", e.vector_register(i.addr.index), order)
+    e.set_vector(i.dst, "i32", _enabled_only(e, value, lanes(order)))
+
+
+def _nothing(e: Registers, i: Instruction) -> None:
+    """Do nothing."""
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by instruction name."""
+    found = _atomics()
+    for name, size, how in (
+        ("u8", 1, "zero"), ("i8", 1, "sign"), ("u16", 2, "zero"), ("i16", 2, "sign"),
+        ("b32", 4, ""),
+        ("b64", 8, ""), ("b96", 12, ""), ("b128", 16, ""), ("u8_d16", 1, "low"),
+        ("u8_d16_hi", 1, "high"), ("i8_d16", 1, "low sign"), ("i8_d16_hi", 1, "high sign"),
+        ("u16_d16", 2, "low"), ("u16_d16_hi", 2, "high"),
+    ):  # fmt: skip
+        found[f"ds_load_{name}"] = _load(size, how)
+    for name, size in (("b8", 1), ("b16", 2), ("b32", 4), ("b64", 8), ("b96", 12), ("b128", 16)):
+        found[f"ds_store_{name}"] = _store(size)
+    found["ds_store_b8_d16_hi"] = _store(1, high=True)
+    found["ds_store_b16_d16_hi"] = _store(2, high=True)
+    for bits in (32, 64):
+        for suffix, step in (("", 1), ("_stride64", 64)):
+            found[f"ds_storexchg_2addr{suffix}_rtn_b{bits}"] = _exchange_two(bits, step)
+            found[f"ds_load_2addr{suffix}_b{bits}"] = _load_two(bits // 8, step)
+            found[f"ds_store_2addr{suffix}_b{bits}"] = _store_two(bits // 8, step)
+    found["ds_bpermute_b32"] = _backward_permute
+    found["ds_permute_b32"] = _forward_permute
+    found["ds_swizzle_b32"] = _swizzle
+    found["ds_nop"] = _nothing
+    return found

@@ -1,0 +1,351 @@
+"""Global, flat, scratch and scalar memory instructions, translated to LLVM IR.
+
+Global loads and stores of up to 32 bits a lane have a fast path in the kernel: when the lanes'
+addresses are consecutive, lie in one page and the page is in the TLB, one vector moves. All else
+calls the functions of `runtime`.
+Source: RDNA3 ISA document, chapters on scalar memory, flat, global and scratch instructions.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.decoder.operands import Operand
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.calls import PAGE, PREFIX, ROW_SHIFT
+from am.virtual.isa.translator.registers import Registers, Unsupported
+from am.virtual.isa.translator.scalar import Handler
+from am.virtual.isa.translator.text import VECTOR, constant, lanes
+from am.virtual.shader import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+
+ADDRESSES = "<32 x i64>"
+
+
+class Address:
+    """Where the lanes of a vector access point: base + offset, or a pair of registers + base."""
+
+    def __init__(self, e: Registers, i: Instruction) -> None:
+        self.e = e
+        if i.addr is None:
+            raise Unsupported("no address")
+        self.low = e.vector_register(i.addr.index)
+        self.high: str | None = None
+        if i.saddr is None:
+            self.high = e.vector_register(i.addr.index + 1)
+            self.base = str(i.offset)
+        else:
+            base = e.scalar64(i.saddr)
+            self.base = e.value(f"add i64 {base}, {i.offset}") if i.offset else base
+
+    def all(self) -> str:
+        """Return every lane's address as <32 x i64>."""
+        e = self.e
+        if self.high is None:
+            wide = e.convert("zext", "i32", "i64", self.low)
+        else:
+            wide = e.join(self.low, self.high)
+        if self.base == "0":
+            return wide
+        return e.binary("add", "i64", wide, e.broadcast("i64", self.base))
+
+    def consecutive(self, size: int) -> str:
+        """Return as i1 whether all enabled lanes follow lane 0 at steps of `size` bytes."""
+        e = self.e
+        first = e.value(f"extractelement {VECTOR} {self.low}, i32 0")
+        steps = lanes([size * lane for lane in range(32)])
+        wanted = e.binary("add", "i32", e.broadcast("i32", first), steps)
+        good = e.compare("eq", "i32", wanted, self.low)
+        if self.high is not None:
+            first_high = e.value(f"extractelement {VECTOR} {self.high}, i32 0")
+            same = e.compare("eq", "i32", e.broadcast("i32", first_high), self.high)
+            good = e.value(f"and <32 x i1> {good}, {same}")
+        bits = e.value(f"bitcast <32 x i1> {good} to i32")
+        if not e.full:
+            disabled = e.value(f"xor i32 {e.exec()}, -1")
+            bits = e.value(f"or i32 {bits}, {disabled}")
+        all_follow = e.value(f"icmp eq i32 {bits}, -1")
+        # Offsets that wrap around 4 GB are consecutive as numbers only.
+        straight = e.value(f"icmp ule i32 {first}, {(1 << 32) - 32 * size}")
+        return e.value(f"and i1 {all_follow}, {straight}")
+
+    def first(self) -> str:
+        """Return lane 0's address as i64."""
+        e = self.e
+        low = e.value(f"extractelement {VECTOR} {self.low}, i32 0")
+        if self.high is None:
+            wide = e.value(f"zext i32 {low} to i64")
+        else:
+            wide = e.pair(low, e.value(f"extractelement {VECTOR} {self.high}, i32 0"))
+        return e.value(f"add i64 {wide}, {self.base}")
+
+
+def _hit(e: Registers, address: str, size: int, write: bool) -> tuple[str, str]:
+    """Look `address` up in the TLB; return whether `size` bytes may be accessed, and where."""
+    tlb = e.context(layout.TLB, "ptr")
+    page = e.value(f"lshr i64 {address}, {PAGE_SHIFT}")
+    fold = e.value(f"and i64 {e.value(f'lshr i64 {page}, 6')}, -64")
+    mixed = e.value(f"xor i64 {page}, {fold}")  # as `tlb_set` says
+    entry = e.value(f"and i64 {mixed}, {TLB_SETS - 1}")
+    offset = e.value(f"shl i64 {entry}, {ROW_SHIFT}")
+    row = e.value(f"getelementptr i8, ptr {tlb}, i64 {offset}")
+    tag_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * (WRITE_TAG if write else READ_TAG)}")
+    tag = e.value(f"load atomic i64, ptr {tag_at} monotonic, align 8")
+    delta_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * DELTA}")
+    delta = e.value(f"load atomic i64, ptr {delta_at} monotonic, align 8")
+    hit = e.value(f"icmp eq i64 {tag}, {page}")
+    inside = e.value(f"and i64 {address}, {PAGE - 1}")
+    fits = e.value(f"icmp ule i64 {inside}, {PAGE - size}")
+    host = e.value(f"add i64 {address}, {delta}")
+    return e.value(f"and i1 {hit}, {fits}"), e.value(f"inttoptr i64 {host} to ptr")
+
+
+def io_column(e: Registers, column: int) -> str:
+    """Return the address of an IO column of the context."""
+    offset = layout.IO + column * layout.IO_COLUMN
+    return e.value(f"getelementptr i8, ptr %context, i64 {offset}")
+
+
+def load_columns(e: Registers, count: int) -> list[str]:
+    """Read the first `count` IO columns."""
+    return [e.value(f"load {VECTOR}, ptr {io_column(e, c)}, align 64") for c in range(count)]
+
+
+def store_columns(e: Registers, values: list[str], first: int = 0) -> None:
+    """Write vectors to the IO columns from `first` on."""
+    for column, value in enumerate(values, first):
+        e.do(f"store {VECTOR} {value}, ptr {io_column(e, column)}, align 64")
+
+
+def data_registers(e: Registers, operand: Operand) -> list[str]:
+    """Read all registers of an operand."""
+    return [e.vector_register(operand.index + k) for k in range(operand.width)]
+
+
+def check_registers(e: Registers, *operands: Operand | None) -> None:
+    """Raise Unsupported before anything is done when a register is beyond the allocation."""
+    for operand in operands:
+        if operand is not None and operand.is_vector:
+            last = operand.index + operand.width - 1
+            if last >= e.vector_limit:
+                raise Unsupported(f"v{last} is beyond the {e.vector_limit} allocated")
+
+
+# Loads by name: bytes, and how the destination takes them.
+LOADS = {
+    "load_u8": (1, "zero"), "load_i8": (1, "sign"), "load_u16": (2, "zero"),
+    "load_i16": (2, "sign"), "load_b32": (4, ""), "load_b64": (8, ""), "load_b96": (12, ""),
+    "load_b128": (16, ""), "load_d16_u8": (1, "low"), "load_d16_i8": (1, "low sign"),
+    "load_d16_b16": (2, "low"), "load_d16_hi_u8": (1, "high"),
+    "load_d16_hi_i8": (1, "high sign"), "load_d16_hi_b16": (2, "high"),
+}  # fmt: skip
+# Stores by name: bytes, and whether the register's upper half is stored.
+STORES = {
+    "store_b8": (1, False), "store_b16": (2, False), "store_b32": (4, False),
+    "store_b64": (8, False), "store_b96": (12, False), "store_b128": (16, False),
+    "store_d16_hi_b8": (1, True), "store_d16_hi_b16": (2, True),
+}  # fmt: skip
+
+
+def narrow_result(e: Registers, dst: Operand, value: str, size: int, how: str) -> str:
+    """Turn zero-extended loaded bytes into what the destination register takes."""
+    if "sign" in how:
+        shift = constant("i32", 32 - 8 * size)
+        value = e.binary("ashr", "i32", e.binary("shl", "i32", value, shift), shift)
+    if "low" in how:
+        value = e.binary("and", "i32", value, constant("i32", 0xFFFF))
+        kept = e.binary("and", "i32", e.vector_register(dst.index), constant("i32", ~0xFFFF))
+        return e.binary("or", "i32", kept, value)
+    if "high" in how:
+        value = e.binary("shl", "i32", value, constant("i32", 16))
+        kept = e.binary("and", "i32", e.vector_register(dst.index), constant("i32", 0xFFFF))
+        return e.binary("or", "i32", kept, value)
+    return value
+
+
+def _finish_load(e: Registers, i: Instruction, size: int, how: str) -> None:
+    assert i.dst is not None
+    for k, value in enumerate(load_columns(e, i.dst.width)):
+        e.set_vector_register(i.dst.index + k, narrow_result(e, i.dst, value, size, how))
+
+
+def _call_access(
+    e: Registers, verb: str, size: int, address: Address, data: str | None = None
+) -> str:
+    """Call the runtime's near or far access; the result of a load of up to four bytes a lane."""
+    result = VECTOR if verb == "load" and size <= 4 else "void"
+    tail = [("i32", e.exec())] + ([(VECTOR, data)] if data is not None else [])
+    context = ("ptr", "%context")
+    if address.high is None:
+        name = f"{PREFIX}near_{verb}_{size}"
+        return e.call(result, name, context, ("i64", address.base), (VECTOR, address.low), *tail)
+    name = f"{PREFIX}far_{verb}_{size}"
+    return e.call(
+        result, name, context, (VECTOR, address.low), (VECTOR, address.high),
+        ("i64", address.base), *tail,
+    )  # fmt: skip
+
+
+def _global_load(size: int, how: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        check_registers(e, i.dst, i.addr)
+        e.exec_mask()
+        address = Address(e, i)
+        if size > 4:
+            _call_access(e, "load", size, address)
+            _finish_load(e, i, size, how)
+            return
+        fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
+        consecutive = address.consecutive(size)
+        hit, host = _hit(e, address.first(), 32 * size, write=False)
+        good = e.value(f"and i1 {consecutive}, {hit}")
+        e.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
+        e.begin(fast)
+        kind = f"i{8 * size}"
+        value = e.value(f"load <32 x {kind}>, ptr {host}, align 1")
+        value = e.convert("zext", kind, "i32", value)
+        e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
+        e.do(f"br label %{done}")
+        e.begin(slow)
+        value = _call_access(e, "load", size, address)
+        e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
+        e.do(f"br label %{done}")
+        e.begin(done)
+
+    return emit
+
+
+def _call_lanes(e: Registers, function: str, addresses: str) -> None:
+    e.call(
+        "void", PREFIX + function, ("ptr", "%context"), (ADDRESSES, addresses), ("i32", e.exec())
+    )
+
+
+def _stored(e: Registers, i: Instruction, high: bool) -> list[str]:
+    assert i.data is not None
+    values = data_registers(e, i.data)
+    if high:
+        values[0] = e.binary("lshr", "i32", values[0], constant("i32", 16))
+    return values
+
+
+def _global_store(size: int, high: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.data, i.addr)
+        mask = e.exec_mask()
+        address = Address(e, i)
+        values = _stored(e, i, high)
+        if size > 4:
+            store_columns(e, values)
+            _call_access(e, "store", size, address)
+            return
+        fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
+        consecutive = address.consecutive(size)
+        hit, host = _hit(e, address.first(), 32 * size, write=True)
+        good = e.value(f"and i1 {consecutive}, {hit}")
+        e.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
+        e.begin(fast)
+        kind = f"i{8 * size}"
+        value = e.convert("trunc", "i32", kind, values[0])
+        if mask is None:
+            e.do(f"store <32 x {kind}> {value}, ptr {host}, align 1")
+        else:
+            e.call(
+                "void", f"llvm.masked.store.v32{kind}.p0", (f"<32 x {kind}>", value),
+                ("ptr align 1", host), ("<32 x i1>", mask),
+            )  # fmt: skip
+        e.do(f"br label %{done}")
+        e.begin(slow)
+        _call_access(e, "store", size, address, values[0])
+        e.do(f"br label %{done}")
+        e.begin(done)
+
+    return emit
+
+
+def _flat_load(size: int, how: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.dst, i.addr)
+        _call_lanes(e, f"flat_load_{size}", Address(e, i).all())
+        _finish_load(e, i, size, how)
+
+    return emit
+
+
+def _flat_store(size: int, high: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.data, i.addr)
+        addresses = Address(e, i).all()
+        store_columns(e, _stored(e, i, high))
+        _call_lanes(e, f"flat_store_{size}", addresses)
+
+    return emit
+
+
+def _scratch_addresses(e: Registers, i: Instruction) -> str:
+    """Return each lane's private offset as a flat address in the private aperture."""
+    offset = constant("i32", i.offset)
+    if i.addr is not None:
+        offset = e.binary("add", "i32", offset, e.vector_register(i.addr.index))
+    if i.saddr is not None:
+        offset = e.binary("add", "i32", offset, e.broadcast("i32", e.scalar(i.saddr)))
+    high = e.value(f"trunc i64 {e.context(layout.PRIVATE_HIGH, 'i64')} to i32")
+    return e.join(offset, e.broadcast("i32", high))
+
+
+def _scratch_load(size: int, how: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.dst, i.addr)
+        _call_lanes(e, f"flat_load_{size}", _scratch_addresses(e, i))
+        _finish_load(e, i, size, how)
+
+    return emit
+
+
+def _scratch_store(size: int, high: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        check_registers(e, i.data, i.addr)
+        addresses = _scratch_addresses(e, i)
+        store_columns(e, _stored(e, i, high))
+        _call_lanes(e, f"flat_store_{size}", addresses)
+
+    return emit
+
+
+def _scalar_load(count: int) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        address = e.value(f"add i64 {e.scalar64(i.srcs[0])}, {i.offset}")
+        if i.soffset is not None:
+            extra = e.value(f"zext i32 {e.scalar(i.soffset)} to i64")
+            address = e.value(f"add i64 {address}, {extra}")
+        e.call(
+            "void", PREFIX + "scalar_load",
+            ("ptr", "%context"), ("i64", address), ("i64", str(count)),
+        )  # fmt: skip
+        for k in range(count):
+            at = e.value(f"getelementptr i8, ptr %context, i64 {layout.IO + 4 * k}")
+            e.set_scalar(i.dst, e.value(f"load i32, ptr {at}"), k)
+
+    return emit
+
+
+def _nothing(e: Registers, i: Instruction) -> None:
+    """Do nothing: cache control; memory here is coherent."""
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by instruction name."""
+    found: dict[str, Handler] = {}
+    for name, (size, how) in LOADS.items():
+        found[f"global_{name}"] = _global_load(size, how)
+        found[f"flat_{name}"] = _flat_load(size, how)
+        found[f"scratch_{name}"] = _scratch_load(size, how)
+    for name, (size, high) in STORES.items():
+        found[f"global_{name}"] = _global_store(size, high)
+        found[f"flat_{name}"] = _flat_store(size, high)
+        found[f"scratch_{name}"] = _scratch_store(size, high)
+    for count in (1, 2, 4, 8, 16):
+        found[f"s_load_b{32 * count}"] = _scalar_load(count)
+    for name in ("s_dcache_inv", "s_gl1_inv", "buffer_gl0_inv", "buffer_gl1_inv"):
+        found[name] = _nothing
+    return found

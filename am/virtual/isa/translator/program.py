@@ -1,0 +1,305 @@
+"""A kernel's machine code as basic blocks, fetched page by page along its control flow."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from am.virtual.isa.decoder.decode import LONGEST, decode
+from am.virtual.isa.decoder.formats import Instruction, UnknownInstruction
+from am.virtual.isa.decoder.operands import Kind, Operand
+from am.virtual.isa.runtime import layout
+from am.virtual.shader import PAGE_SHIFT, ShaderMemory
+
+PAGE = 1 << PAGE_SHIFT
+MOST_INSTRUCTIONS = 200_000  # of one kernel; runaway decoding of data stops here
+
+_ENDS = ("s_endpgm", "s_endpgm_saved")
+_INDIRECT = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")
+
+
+class Stop(Enum):
+    """Why a block's execution cannot go on past its last instruction."""
+
+    NONE = auto()
+    ILLEGAL = auto()  # the words at `end` are no instruction
+    NO_CODE = auto()  # the page at `end` cannot be fetched
+
+
+@dataclass
+class Block:
+    """Straight-line code from `start` to `end` (byte offsets), entered only at its start.
+
+    successors: the offsets control may pass to. full: EXEC is known to be all ones at the start.
+    """
+
+    start: int
+    end: int
+    instructions: list[Instruction]
+    successors: tuple[int, ...] = ()
+    stop: Stop = Stop.NONE
+    words: tuple[int, ...] = ()
+    full: bool = False
+
+
+@dataclass
+class Program:
+    """All code reachable from `entry`; offsets count from GPU address `base` (page aligned).
+
+    spans: (offset, bytes) of the code that was used. roots: offsets reached by indirect jumps.
+    """
+
+    base: int
+    entry: int
+    blocks: dict[int, Block]
+    spans: tuple[tuple[int, bytes], ...]
+    roots: frozenset[int] = frozenset()
+    digest: str = field(default="")
+
+    def __post_init__(self) -> None:
+        state = hashlib.sha256(repr((self.entry, sorted(self.roots))).encode())
+        for offset, code in self.spans:
+            state.update(f"{offset}:{len(code)}:".encode() + code)
+        for block in self.blocks.values():
+            if block.stop is Stop.NO_CODE:
+                state.update(f"missing {block.end}".encode())
+        self.digest = state.hexdigest()
+
+    def unchanged(self, memory: ShaderMemory) -> bool:
+        """Return whether memory still holds the same code."""
+        return all(
+            memory.fetch(self.base + offset, len(code)) == code for offset, code in self.spans
+        )
+
+    def words_at(self, offset: int) -> tuple[tuple[int, ...], str]:
+        """Return the encoding and name of what lies at an offset, as far as it was decoded."""
+        for block in self.blocks.values():
+            for instruction in block.instructions:
+                if instruction.pc == offset:
+                    return instruction.words, f"{instruction.name} is not executed by these cores"
+            if block.end == offset and block.stop is Stop.ILLEGAL:
+                return block.words, "no instruction has this encoding"
+        return (), ""
+
+
+class _BelowBase(Exception):
+    """Control flow reached code before the base."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__()
+        self.offset = offset
+
+
+class _Fetcher:
+    """Pages of code, fetched when control flow first reaches them."""
+
+    def __init__(self, memory: ShaderMemory, base: int) -> None:
+        self._memory = memory
+        self._base = base
+        self._pages: dict[int, bytes | None] = {}
+
+    def page(self, number: int) -> bytes | None:
+        """Return a page of code counted from the base, or None when it cannot be fetched."""
+        if number < 0:
+            raise _BelowBase(number * PAGE)
+        if number not in self._pages:
+            self._pages[number] = self._memory.fetch(self._base + number * PAGE, PAGE)
+        return self._pages[number]
+
+    def instruction(self, offset: int) -> Instruction | None:
+        """Decode at an offset; None when its page cannot be fetched, else UnknownInstruction."""
+        number, inside = divmod(offset, PAGE)
+        code = self.page(number)
+        if code is None:
+            return None
+        if inside + LONGEST > PAGE:
+            return self._at_end(offset, code, inside)
+        return _moved(decode(code, inside), offset - inside)
+
+    def _at_end(self, offset: int, code: bytes, inside: int) -> Instruction | None:
+        try:
+            return _moved(decode(code, inside), offset - inside)
+        except UnknownInstruction as short:
+            if inside + 4 * (len(short.words) + 1) <= PAGE:
+                raise
+        following = self.page(offset // PAGE + 1)
+        if following is None:
+            return None
+        return _moved(decode(code + following[:LONGEST], inside), offset - inside)
+
+
+def _moved(instruction: Instruction, by: int) -> Instruction:
+    """Return the instruction with its byte offsets counted from the base instead of its page."""
+    if by:
+        # Instruction is frozen against accidents; this one is new and ours alone.
+        object.__setattr__(instruction, "pc", instruction.pc + by)
+        if instruction.branch_target is not None:
+            object.__setattr__(instruction, "branch_target", instruction.branch_target + by)
+    return instruction
+
+
+def load(memory: ShaderMemory, address: int, roots: frozenset[int] = frozenset()) -> Program:
+    """Fetch and decode all code reachable from `address` and from the GPU addresses `roots`."""
+    base = address & -PAGE
+    while True:
+        try:
+            return _load(memory, address, base, roots)
+        except _BelowBase as below:
+            base += below.offset & -PAGE
+
+
+def _load(memory: ShaderMemory, address: int, base: int, roots: frozenset[int]) -> Program:
+    fetcher = _Fetcher(memory, base)
+    decoded: dict[int, Instruction] = {}
+    bad: dict[int, tuple[Stop, tuple[int, ...]]] = {}
+    starts = {address - base, *(root - base for root in roots)}
+    work = sorted(starts)
+    while work:
+        offset = work.pop()
+        while offset not in decoded and offset not in bad:
+            if offset < 0:
+                raise _BelowBase(offset)
+            try:
+                instruction = fetcher.instruction(offset)
+            except UnknownInstruction as unknown:
+                bad[offset] = (Stop.ILLEGAL, unknown.words)
+                break
+            if instruction is None or len(decoded) >= MOST_INSTRUCTIONS:
+                bad[offset] = (Stop.NO_CODE, ())
+                break
+            decoded[offset] = instruction
+            following = successors(instruction)
+            if following is not None:
+                fresh = [target for target in following if target not in starts]
+                starts.update(following)
+                work.extend(fresh)
+                break
+            offset = instruction.next_pc
+    blocks = {start: _block(start, starts, decoded, bad) for start in sorted(starts)}
+    offsets = frozenset(root - base for root in roots)
+    return Program(base, address - base, blocks, _spans(decoded, bad), offsets)
+
+
+def successors(instruction: Instruction) -> tuple[int, ...] | None:
+    """Return where control may go after an instruction that ends a block; None for all others."""
+    name = instruction.name
+    if name in _ENDS or name in _INDIRECT:
+        return ()
+    target = instruction.branch_target
+    if name == "s_branch" or name == "s_call_b64":
+        return () if target is None else (target,)
+    if target is not None:
+        return (target, instruction.next_pc)
+    if name == "s_barrier":
+        return (instruction.next_pc,)
+    return None
+
+
+def _block(
+    start: int,
+    starts: set[int],
+    decoded: dict[int, Instruction],
+    bad: dict[int, tuple[Stop, tuple[int, ...]]],
+) -> Block:
+    found: list[Instruction] = []
+    offset = start
+    while True:
+        if offset in bad:
+            stop, words = bad[offset]
+            return Block(start, offset, found, (), stop, words)
+        instruction = decoded[offset]
+        found.append(instruction)
+        offset = instruction.next_pc
+        following = successors(instruction)
+        if following is not None:
+            return Block(start, offset, found, following)
+        if offset in starts:
+            return Block(start, offset, found, (offset,))
+
+
+def _spans(
+    decoded: dict[int, Instruction], bad: dict[int, tuple[Stop, tuple[int, ...]]]
+) -> tuple[tuple[int, bytes], ...]:
+    found = {offset: instruction.words for offset, instruction in decoded.items()}
+    found.update((offset, words) for offset, (_, words) in bad.items() if words)
+    spans: list[tuple[int, bytearray]] = []
+    for offset in sorted(found):
+        code = b"".join(word.to_bytes(4, "little") for word in found[offset])
+        if spans and spans[-1][0] + len(spans[-1][1]) == offset:
+            spans[-1][1].extend(code)
+        else:
+            spans.append((offset, bytearray(code)))
+    return tuple((offset, bytes(code)) for offset, code in spans)
+
+
+# -- where EXEC is known to be all ones ----------------------------------------------------------
+
+_BASES = {
+    Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,
+    Kind.TTMP: layout.SGPR_TTMP,
+}  # fmt: skip
+
+
+def mark_full_blocks(program: Program, entry_full: bool) -> None:
+    """Set `full` of the blocks whose EXEC is all ones whichever way they are reached.
+
+    A forward analysis: the set of scalar registers known to be all ones, joined by intersection.
+    """
+    known: dict[int, frozenset[int]] = {
+        program.entry: frozenset({layout.SGPR_EXEC}) if entry_full else frozenset()
+    }
+    for root in program.roots:
+        known[root] = frozenset()
+    work = list(known)
+    while work:
+        block = program.blocks[work.pop()]
+        after = set(known[block.start])
+        for instruction in block.instructions:
+            ones_after(instruction, after)
+        for target in block.successors:
+            merged = frozenset(after) if target not in known else known[target] & after
+            if known.get(target) != merged:
+                known[target] = merged
+                work.append(target)
+    for start, block in program.blocks.items():
+        block.full = layout.SGPR_EXEC in known.get(start, frozenset())
+
+
+def _is_ones(operand: Operand, ones: set[int]) -> bool:
+    if operand.is_constant:
+        return operand.value & 0xFFFFFFFF == 0xFFFFFFFF
+    return operand.kind in _BASES and _BASES[operand.kind] + operand.index in ones
+
+
+def ones_after(instruction: Instruction, ones: set[int]) -> None:
+    """Update the set of scalar registers known to be all ones by one instruction's effect."""
+    name = instruction.name
+    result = False
+    exec_after: bool | None = None
+    if name == "s_mov_b32":
+        result = _is_ones(instruction.srcs[0], ones)
+    elif name == "s_or_b32":
+        result = any(_is_ones(operand, ones) for operand in instruction.srcs)
+    elif name == "s_and_b32":
+        result = all(_is_ones(operand, ones) for operand in instruction.srcs)
+    elif name.endswith("_saveexec_b32"):
+        was_full = layout.SGPR_EXEC in ones
+        source = _is_ones(instruction.srcs[0], ones)
+        result = was_full
+        exec_after = (name.startswith("s_or_save") and (was_full or source)) or (
+            name.startswith("s_and_save") and was_full and source
+        )
+    elif "exec" in name or name.startswith("v_cmpx"):
+        exec_after = False
+    for operand in (instruction.dst, instruction.sdst):
+        if operand is None or operand.kind not in _BASES:
+            continue
+        first = _BASES[operand.kind] + operand.index
+        ones.difference_update(range(first, first + operand.width))
+        if result and operand is instruction.dst:
+            ones.add(first)
+    if exec_after is not None:
+        ones.discard(layout.SGPR_EXEC)
+        if exec_after:
+            ones.add(layout.SGPR_EXEC)

@@ -1,0 +1,323 @@
+"""Registers of one wave in the translated function: reading operands, writing results under EXEC.
+
+Every register is a stack slot (alloca) that LLVM's SROA pass promotes: vector registers are
+<32 x i32>, scalar registers i32 (VCC 106, M0 125, EXEC 126), SCC i1.
+Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VOP3 modifiers".
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.decoder.operands import Kind, Operand
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.translator.text import ELEMENT_BITS, VECTOR, Text, constant, integer_of
+
+_BASE = {
+    Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,
+    Kind.TTMP: layout.SGPR_TTMP,
+}  # fmt: skip
+_FLOATS = ("half", "bfloat", "float", "double")
+_ONE = {"half": 0x3C00, "bfloat": 0x3F80, "float": 0x3F800000, "double": 0x3FF0000000000000}
+_OMOD = {
+    "half": (0, 0x4000, 0x4400, 0x3800),
+    "float": (0, 0x40000000, 0x40800000, 0x3F000000),
+    "double": (0, 0x4000000000000000, 0x4010000000000000, 0x3FE0000000000000),
+}
+
+
+class Unsupported(Exception):
+    """The instruction cannot be translated: a wave that reaches it halts as on an illegal one."""
+
+
+class Registers(Text):
+    """Access to registers and operands; tracks which registers the function uses.
+
+    full: EXEC is known to be all ones here, so that writes need no mask.
+    vector_limit: vector registers that the dispatch allocated; a use beyond it is illegal.
+    """
+
+    def __init__(self, vector_limit: int) -> None:
+        super().__init__()
+        self.vector_limit = vector_limit
+        self.used_scalars: set[int] = set()
+        self.used_vectors: set[int] = set()
+        self.full = False
+        self._exec_mask: str | None = None
+        self.extra_mask: str | None = None  # of DPP, for the instruction at hand
+        self.override: tuple[Operand, str] | None = None  # its permuted first source
+        self.pending: list[tuple[int, str]] | None = None  # writes held back by a VOPD
+        self.uses_scratch_vector = False
+        self.switches_mode = False  # of denormals, within the kernel
+
+    def start_block(self, full: bool) -> None:
+        """Forget what was known about EXEC."""
+        self.full = full
+        self._exec_mask = None
+
+    # -- scalar registers -----------------------------------------------------------------------
+
+    def scalar_register(self, number: int) -> str:
+        """Read one scalar register by its encoding (0..127)."""
+        if number == layout.SGPR_NULL:
+            return "0"
+        self.used_scalars.add(number)
+        return self.value(f"load i32, ptr %s{number}")
+
+    def set_scalar_register(self, number: int, value: str) -> None:
+        """Write one scalar register by its encoding."""
+        if number == layout.SGPR_NULL:
+            return
+        if number > 127:
+            raise Unsupported(f"scalar register {number}")
+        self.used_scalars.add(number)
+        self.do(f"store i32 {value}, ptr %s{number}")
+        if number == layout.SGPR_EXEC:
+            self._exec_mask = None
+            self.full = False
+
+    def pair(self, low: str, high: str) -> str:
+        """Join two i32 into an i64."""
+        wide_low = self.value(f"zext i32 {low} to i64")
+        wide_high = self.value(f"zext i32 {high} to i64")
+        shifted = self.value(f"shl i64 {wide_high}, 32")
+        return self.value(f"or disjoint i64 {shifted}, {wide_low}")
+
+    def halves(self, value: str) -> tuple[str, str]:
+        """Split an i64 into its low and high i32."""
+        low = self.value(f"trunc i64 {value} to i32")
+        shifted = self.value(f"lshr i64 {value}, 32")
+        return low, self.value(f"trunc i64 {shifted} to i32")
+
+    def scalar(self, operand: Operand) -> str:
+        """Read 32 bits of a scalar operand as i32."""
+        kind = operand.kind
+        if operand.is_constant:
+            return str(operand.value & 0xFFFFFFFF)
+        if kind in _BASE:
+            value = self.scalar_register(_BASE[kind] + operand.index)
+            if operand.high:
+                return self.value(f"lshr i32 {value}, 16")
+            return value
+        if kind is Kind.NULL:
+            return "0"
+        if kind is Kind.SCC:
+            return self.value(f"zext i1 {self.scc()} to i32")
+        if kind in (Kind.VCCZ, Kind.EXECZ):
+            number = layout.SGPR_VCC if kind is Kind.VCCZ else layout.SGPR_EXEC
+            zero = self.value(f"icmp eq i32 {self.scalar_register(number)}, 0")
+            return self.value(f"zext i1 {zero} to i32")
+        if kind is Kind.APERTURE:
+            return self.halves(self.aperture(operand.index))[0]
+        raise Unsupported(f"scalar source {kind.value}")
+
+    def scalar64(self, operand: Operand) -> str:
+        """Read 64 bits of a scalar operand as i64."""
+        kind = operand.kind
+        if operand.is_constant:
+            return str(operand.value & 0xFFFFFFFFFFFFFFFF)
+        if kind in _BASE:
+            base = _BASE[kind] + operand.index
+            return self.pair(self.scalar_register(base), self.scalar_register(base + 1))
+        if kind is Kind.APERTURE:
+            return self.aperture(operand.index)
+        if kind is Kind.NULL:
+            return "0"
+        return self.value(f"zext i32 {self.scalar(operand)} to i64")
+
+    def aperture(self, index: int) -> str:
+        """Return an aperture's base or limit (last byte of its 4 GB) as i64."""
+        field = layout.SHARED_HIGH if index < 2 else layout.PRIVATE_HIGH
+        base = self.value(f"shl i64 {self.context(field, 'i64')}, 32")
+        return self.value(f"or i64 {base}, 4294967295") if index & 1 else base
+
+    def set_scalar(self, operand: Operand, value: str, offset: int = 0) -> None:
+        """Write 32 bits to register `offset` of a scalar destination."""
+        if operand.kind is Kind.NULL:
+            return
+        if operand.kind not in _BASE:
+            raise Unsupported(f"scalar destination {operand.kind.value}")
+        self.set_scalar_register(_BASE[operand.kind] + operand.index + offset, value)
+
+    def set_scalar64(self, operand: Operand, value: str) -> None:
+        """Write 64 bits to a scalar destination."""
+        low, high = self.halves(value)
+        self.set_scalar(operand, low)
+        self.set_scalar(operand, high, 1)
+
+    def scc(self) -> str:
+        """Read SCC as i1."""
+        return self.value("load i1, ptr %scc")
+
+    def set_scc(self, value: str) -> None:
+        """Write SCC (i1)."""
+        self.do(f"store i1 {value}, ptr %scc")
+
+    def context(self, field: int, kind: str) -> str:
+        """Load a field of the worker context."""
+        address = self.value(f"getelementptr i8, ptr %context, i64 {field}")
+        return self.value(f"load {kind}, ptr {address}")
+
+    # -- masks ----------------------------------------------------------------------------------
+
+    def exec(self) -> str:
+        """Read EXEC as i32."""
+        return "-1" if self.full else self.scalar_register(layout.SGPR_EXEC)
+
+    def exec_mask(self) -> str | None:
+        """Return EXEC as <32 x i1>, or None where it is known to be all ones."""
+        if self.full:
+            return None
+        if self._exec_mask is None:
+            value = self.scalar_register(layout.SGPR_EXEC)
+            self._exec_mask = self.value(f"bitcast i32 {value} to <32 x i1>")
+        return self._exec_mask
+
+    def mask_source(self, operand: Operand) -> str:
+        """Read a lane mask as <32 x i1>."""
+        return self.value(f"bitcast i32 {self.scalar(operand)} to <32 x i1>")
+
+    def set_mask(self, operand: Operand, mask: str) -> None:
+        """Write a lane mask (<32 x i1>): lanes that EXEC disables give zero."""
+        enabled = self.write_mask()
+        if enabled is not None:
+            mask = self.value(f"and <32 x i1> {mask}, {enabled}")
+        self.set_scalar(operand, self.value(f"bitcast <32 x i1> {mask} to i32"))
+
+    def write_mask(self) -> str | None:
+        """Return the lanes to be written, None for all."""
+        mask = self.exec_mask()
+        if self.extra_mask is None:
+            return mask
+        if mask is None:
+            return self.extra_mask
+        return self.value(f"and <32 x i1> {mask}, {self.extra_mask}")
+
+    # -- vector registers -----------------------------------------------------------------------
+
+    def vector_register(self, number: int) -> str:
+        """Read a vector register."""
+        if number >= self.vector_limit:
+            raise Unsupported(f"v{number} is beyond the {self.vector_limit} allocated")
+        self.used_vectors.add(number)
+        return self.value(f"load {VECTOR}, ptr %v{number}")
+
+    def set_vector_register(self, number: int, value: str) -> None:
+        """Write a vector register in the enabled lanes."""
+        if number >= self.vector_limit:
+            raise Unsupported(f"v{number} is beyond the {self.vector_limit} allocated")
+        self.used_vectors.add(number)
+        if self.pending is not None:
+            self.pending.append((number, value))
+            return
+        mask = self.write_mask()
+        if mask is not None:
+            value = self.select(mask, "i32", value, self.vector_register(number))
+        self.do(f"store {VECTOR} {value}, ptr %v{number}")
+
+    def scratch_vector(self) -> str:
+        """Return the address of a vector's worth of memory for use within one instruction."""
+        self.uses_scratch_vector = True
+        return "%lanes.slot"
+
+    def join(self, low: str, high: str) -> str:
+        """Join two <32 x i32> into a <32 x i64>."""
+        order = ", ".join(f"i32 {lane}, i32 {lane + 32}" for lane in range(32))
+        mixed = self.value(f"shufflevector {VECTOR} {low}, {VECTOR} {high}, <64 x i32> <{order}>")
+        return self.value(f"bitcast <64 x i32> {mixed} to <32 x i64>")
+
+    def split(self, value: str) -> tuple[str, str]:
+        """Split a <32 x i64> into its low and high <32 x i32>."""
+        low = self.convert("trunc", "i64", "i32", value)
+        shifted = self.binary("lshr", "i64", value, constant("i64", 32))
+        return low, self.convert("trunc", "i64", "i32", shifted)
+
+    def set_vector64(self, number: int, value: str) -> None:
+        """Write a <32 x i64> to two registers."""
+        low, high = self.split(value)
+        self.set_vector_register(number, low)
+        self.set_vector_register(number + 1, high)
+
+    def source(self, operand: Operand, element: str = "i32") -> str:
+        """Read an operand in every lane as `element`; float modifiers applied."""
+        integer = integer_of(element)
+        bits = ELEMENT_BITS[element]
+        if operand.is_constant:
+            value = constant(element, operand.value)
+        elif operand.kind is Kind.VGPR:
+            value = self._vector_bits(operand, bits)
+            value = self.convert("bitcast", integer, element, value)
+        else:
+            if bits == 64:
+                scalar = self.scalar64(operand)
+            else:
+                scalar = self.scalar(operand)
+                if bits == 16:
+                    scalar = self.value(f"trunc i32 {scalar} to i16")
+            value = self.convert("bitcast", integer, element, self.broadcast(integer, scalar))
+        return self._modified(operand, element, value)
+
+    def _vector_bits(self, operand: Operand, bits: int) -> str:
+        if self.override is not None and self.override[0] is operand:
+            low = self.override[1]
+        else:
+            low = self.vector_register(operand.index)
+        if bits == 64:
+            return self.join(low, self.vector_register(operand.index + 1))
+        if operand.high:
+            low = self.binary("lshr", "i32", low, constant("i32", 16))
+        if bits == 16:
+            return self.convert("trunc", "i32", "i16", low)
+        return low
+
+    def _modified(self, operand: Operand, element: str, value: str) -> str:
+        if element in _FLOATS:
+            if operand.absolute:
+                value = self.intrinsic("fabs", element, value)
+            if operand.neg:
+                value = self.unary("fneg", element, value)
+        return value
+
+    def set_result(self, instruction: Instruction, element: str, value: str) -> None:
+        """Write a vector result, with float output modifiers, in the enabled lanes."""
+        if instruction.dst is None:
+            raise Unsupported("no destination")
+        if element in _FLOATS:
+            value = self.output_modified(instruction, element, value)
+        self.set_vector(instruction.dst, element, value)
+
+    def output_modified(self, instruction: Instruction, element: str, value: str) -> str:
+        """Apply OMOD and CLAMP (to 0..1, NaN becomes 0) to a float result."""
+        if instruction.omod:
+            factor = constant(element, _OMOD[element][instruction.omod])
+            value = self.binary("fmul", element, value, factor)
+        if instruction.clamp:
+            value = self.clamped(element, value)
+        return value
+
+    def clamped(self, element: str, value: str) -> str:
+        """Clamp floats to 0..1; NaN becomes 0."""
+        zero, one = constant(element, 0), constant(element, _ONE[element])
+        value = self.select(self.compare("ogt", element, value, zero), element, value, zero)
+        return self.select(self.compare("olt", element, value, one), element, value, one)
+
+    def set_vector(self, operand: Operand, element: str, value: str) -> None:
+        """Write `value` to a vector destination; 16-bit values keep the register's other half."""
+        if operand.kind is not Kind.VGPR:
+            raise Unsupported(f"vector destination {operand.kind.value}")
+        integer = integer_of(element)
+        value = self.convert("bitcast", element, integer, value)
+        bits = ELEMENT_BITS[element]
+        if bits == 64:
+            self.set_vector64(operand.index, value)
+            return
+        if bits == 16:
+            value = self.merged(operand, self.convert("zext", "i16", "i32", value))
+        self.set_vector_register(operand.index, value)
+
+    def merged(self, operand: Operand, value: str) -> str:
+        """Insert the low 16 bits of `value` (upper bits zero) into the operand's half."""
+        old = self.vector_register(operand.index)
+        if operand.high:
+            value = self.binary("shl", "i32", value, constant("i32", 16))
+        kept = self.binary("and", "i32", old, constant("i32", 0xFFFF if operand.high else ~0xFFFF))
+        return self.binary("or", "i32", kept, value)

@@ -1,0 +1,135 @@
+"""Registers chosen at run time by M0 (v_movrel*, s_movrel*), translated to LLVM IR.
+
+The function's registers are values without addresses, so all are written to the wave state, the one
+wanted is picked there, and after a write all are read back. Which registers the function uses is
+known only when all of it has been emitted: `SPILL` and `RELOAD` lines are placeholders till then.
+Source: RDNA3 ISA document, "Relative addressing" and the V_MOVREL and S_MOVREL opcodes.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.decoder.operands import Kind, Operand
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.translator.registers import Registers, Unsupported
+from am.virtual.isa.translator.scalar import Handler
+from am.virtual.isa.translator.text import VECTOR
+
+SPILL = "; spill all registers"
+RELOAD = "; reload all registers"
+_SCALARS = 106
+
+
+def expanded(lines: list[str], scalars: list[int], vectors: list[int]) -> list[str]:
+    """Replace the placeholders, now that the registers in use are known."""
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        kept = line.strip()
+        if kept not in (SPILL, RELOAD):
+            found.append(line)
+            continue
+        for kind, letter, numbers in (("i32", "s", scalars), (VECTOR, "v", vectors)):
+            for k in numbers:
+                here, there = f"%{letter}{k}", f"%{letter}p{k}"
+                if kept == RELOAD:
+                    here, there = there, here
+                name = f"%rel.{letter}{k}.{number}"
+                found.append(f"  {name} = load {kind}, ptr {here}, align 4")
+                found.append(f"  store {kind} {name}, ptr {there}, align 4")
+    return found
+
+
+def _index(e: Registers, base: int, shift: int, limit: int) -> str:
+    """Return base + the field of M0 at bit `shift`; out of range is register 0."""
+    field = e.scalar_register(layout.SGPR_M0)
+    if shift >= 0:
+        field = e.value(f"lshr i32 {field}, {shift}")
+        field = e.value(f"and i32 {field}, 1023")
+    number = e.value(f"add i32 {field}, {base}")
+    inside = e.value(f"icmp ult i32 {number}, {limit}")
+    return e.value(f"select i1 {inside}, i32 {number}, i32 0")
+
+
+def _vector_at(e: Registers, index: str) -> str:
+    offset = e.value(f"mul i32 {index}, 128")
+    start = e.value(f"getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR}")
+    return e.value(f"getelementptr i8, ptr {start}, i32 {offset}")
+
+
+def _scalar_at(e: Registers, index: str) -> str:
+    return e.value(f"getelementptr i32, ptr %wave, i32 {index}")
+
+
+def _touch(e: Registers, operand: Operand) -> None:
+    """Count the base register as used, so that its value is there."""
+    if operand.kind is Kind.VGPR:
+        e.vector_register(operand.index)
+    elif operand.kind is Kind.SGPR:
+        e.scalar_register(operand.index)
+    else:
+        raise Unsupported(f"relative addressing from {operand.kind.value}")
+
+
+def _vector_move(source_shift: int | None, target_shift: int | None) -> Handler:
+    """Move between vector registers; a shift says which field of M0 is added (-1: all of it)."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        source, target = i.srcs[0], i.dst
+        _touch(e, target)
+        e.do(SPILL)
+        if source_shift is None:
+            value = e.source(source)
+        else:
+            _touch(e, source)
+            index = _index(e, source.index, source_shift, e.vector_limit)
+            value = e.value(f"load {VECTOR}, ptr {_vector_at(e, index)}, align 64")
+        if target_shift is None:
+            e.set_vector(target, "i32", value)
+            return
+        place = _vector_at(e, _index(e, target.index, target_shift, e.vector_limit))
+        mask = e.write_mask()
+        if mask is not None:
+            old = e.value(f"load {VECTOR}, ptr {place}, align 64")
+            value = e.select(mask, "i32", value, old)
+        e.do(f"store {VECTOR} {value}, ptr {place}, align 64")
+        e.do(RELOAD)
+
+    return emit
+
+
+def _scalar_move(words: int, from_index: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        source, target = i.srcs[0], i.dst
+        moving = source if from_index else target
+        _touch(e, moving)
+        e.do(SPILL)
+        place = _scalar_at(e, _index(e, moving.index, -1, _SCALARS))
+        kind = f"i{32 * words}"
+        if from_index:
+            value = e.value(f"load {kind}, ptr {place}, align 4")
+            if words == 2:
+                e.set_scalar64(target, value)
+            else:
+                e.set_scalar(target, value)
+            return
+        value = e.scalar64(source) if words == 2 else e.scalar(source)
+        e.do(f"store {kind} {value}, ptr {place}, align 4")
+        e.do(RELOAD)
+
+    return emit
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by instruction name."""
+    return {
+        "v_movrels_b32": _vector_move(-1, None),
+        "v_movreld_b32": _vector_move(None, -1),
+        "v_movrelsd_b32": _vector_move(-1, -1),
+        "v_movrelsd_2_b32": _vector_move(0, 16),
+        "s_movrels_b32": _scalar_move(1, True),
+        "s_movrels_b64": _scalar_move(2, True),
+        "s_movreld_b32": _scalar_move(1, False),
+        "s_movreld_b64": _scalar_move(2, False),
+    }

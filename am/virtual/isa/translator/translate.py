@@ -1,0 +1,210 @@
+"""Translate a program of gfx1100 instructions into one LLVM function.
+
+The function runs one wave: `i32 kernel(context, wave state)`. It starts at the entry, or, after a
+barrier, where the wave state says; it returns a code of `layout`. Blocks become LLVM blocks; the
+registers are stack slots that SROA promotes to values.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.translator import bits as emit_bits
+from am.virtual.isa.translator import buffer as emit_buffer
+from am.virtual.isa.translator import convert as emit_convert
+from am.virtual.isa.translator import division as emit_division
+from am.virtual.isa.translator import float as emit_float
+from am.virtual.isa.translator import flow as emit_flow
+from am.virtual.isa.translator import integer as emit_int
+from am.virtual.isa.translator import lanes as emit_lanes
+from am.virtual.isa.translator import local as emit_local
+from am.virtual.isa.translator import matrix as emit_matrix
+from am.virtual.isa.translator import media as emit_media
+from am.virtual.isa.translator import memory as emit_memory
+from am.virtual.isa.translator import packed as emit_packed
+from am.virtual.isa.translator import relative as emit_relative
+from am.virtual.isa.translator import scalar as emit_scalar
+from am.virtual.isa.translator.flow import emit_end, halt
+from am.virtual.isa.translator.lanes import apply_dpp
+from am.virtual.isa.translator.program import Block, Program, Stop, successors
+from am.virtual.isa.translator.registers import Registers, Unsupported
+from am.virtual.isa.translator.scalar import Handler
+from am.virtual.isa.translator.text import VECTOR
+
+_PROFILES = (
+    '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
+)
+
+
+_MODULES = (
+    emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
+    emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
+    emit_flow,
+)  # fmt: skip
+
+
+@cache
+def handlers() -> dict[str, Handler]:
+    """Return every instruction's emitter by name."""
+    found: dict[str, Handler] = {}
+    for module in _MODULES:
+        found.update(module.handlers())
+    return found
+
+
+def translate(program: Program, vector_limit: int, name: str) -> str:
+    """Return the IR module of a program that has `vector_limit` vector registers."""
+    e = Registers(vector_limit)
+    resumes: set[int] = set(program.roots)
+    jumps = False
+    for start in sorted(program.blocks):
+        block = program.blocks[start]
+        _emit_block(e, block)
+        last = block.instructions[-1] if block.instructions else None
+        if last is not None and last.name == "s_barrier":
+            resumes.add(last.next_pc)
+        if last is not None and last.name in ("s_setpc_b64", "s_swappc_b64"):
+            jumps = True
+    return _module(e, program, sorted(resumes), name, jumps)
+
+
+def _emit_block(e: Registers, block: Block) -> None:
+    e.begin(f"pc{block.start}")
+    e.start_block(block.full)
+    for instruction in block.instructions:
+        mark = len(e.lines)
+        try:
+            if successors(instruction) is not None:
+                emit_end(e, instruction)
+                return
+            emit(e, instruction)
+        except Unsupported:
+            del e.lines[mark:]
+            halt(e, instruction.pc, layout.HALTED)
+            return
+    if block.stop is Stop.ILLEGAL:
+        halt(e, block.end, layout.HALTED)
+    elif block.stop is Stop.NO_CODE:
+        halt(e, block.end, layout.NO_CODE)
+    else:
+        e.do(f"br label %pc{block.end}")
+
+
+def emit(e: Registers, instruction: Instruction) -> None:
+    """Emit one instruction that does not steer control. Raises Unsupported."""
+    if instruction.x is not None and instruction.y is not None:
+        _emit_pair(e, instruction.x, instruction.y)
+        return
+    handler = handlers().get(instruction.name)
+    if handler is None:
+        raise Unsupported(instruction.name)
+    try:
+        if instruction.dpp is not None:
+            apply_dpp(e, instruction)
+        handler(e, instruction)
+    finally:
+        e.override = e.extra_mask = None
+
+
+def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
+    """Emit the two operations of a VOPD: both read before either writes."""
+    held: list[tuple[int, str]] = []
+    e.pending = held
+    try:
+        for half in (x, y):
+            name = half.name.replace("v_dual_", "v_")
+            handler = handlers().get(name)
+            if handler is None:
+                raise Unsupported(half.name)
+            handler(e, half)
+    finally:
+        e.pending = None
+    for number, value in held:
+        e.set_vector_register(number, value)
+
+
+def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps: bool) -> str:
+    scalars, vectors = sorted(e.used_scalars), sorted(e.used_vectors)
+    head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) nounwind {{", "entry:"]
+    head.append("  %scc = alloca i1")
+    head.extend(f"  %s{k} = alloca i32" for k in scalars)
+    head.extend(f"  %v{k} = alloca {VECTOR}" for k in vectors)
+    if e.uses_scratch_vector:
+        head.append(f"  %lanes.slot = alloca {VECTOR}")
+    if e.switches_mode:
+        # Another wave may have left its own mode behind.
+        head.append("  %mode.slot = alloca i32")
+        head.append(f"  %mode.p = getelementptr i8, ptr %context, i64 {layout.MXCSR}")
+        head.append("  call void @llvm.x86.sse.ldmxcsr(ptr %mode.p)")
+    head.append("  %resume.slot = alloca i32")
+    head.append("  %code.slot = alloca i32")
+    head.append(f"  %abort.p = getelementptr i8, ptr %context, i64 {layout.ABORT}")
+    head.append("  %abort = load ptr, ptr %abort.p")
+    head.append(f"  %stop.p = getelementptr i8, ptr %context, i64 {layout.STOP}")
+    head.append("  %stop = load ptr, ptr %stop.p")
+    head.append(f"  %resume.p = getelementptr i8, ptr %wave, i64 {layout.STATE_RESUME}")
+    for k in scalars:
+        head.append(f"  %sp{k} = getelementptr i32, ptr %wave, i32 {k}")
+        head.append(f"  %si{k} = load i32, ptr %sp{k}")
+        head.append(f"  store i32 %si{k}, ptr %s{k}")
+    head.append(f"  %scc.p = getelementptr i8, ptr %wave, i64 {layout.STATE_SCC}")
+    head.append("  %scc.i = load i32, ptr %scc.p")
+    head.append("  %scc.b = icmp ne i32 %scc.i, 0")
+    head.append("  store i1 %scc.b, ptr %scc")
+    for k in vectors:
+        head.append(f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}")
+    if resumes or jumps:
+        head.extend(_resume(vectors, program.entry, resumes))
+    head.append("start:")
+    for k in vectors:
+        if k == 0:
+            head.append(f"  %v0.i = load {VECTOR}, ptr %vp0, align 64")
+        initial = "%v0.i" if k == 0 else "zeroinitializer"
+        head.append(f"  store {VECTOR} {initial}, ptr %v{k}")
+    head.append(f"  br label %pc{program.entry}")
+    if not (resumes or jumps):
+        head.insert(head.index("start:"), "  br label %start")
+    tail = [*_save(scalars, vectors), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
+    body = emit_relative.expanded(e.lines, scalars, vectors)
+    return "\n".join([*head, *body, *tail, *sorted(e.declarations), _PROFILES])
+
+
+def _resume(vectors: list[int], entry: int, resumes: list[int]) -> list[str]:
+    lines = [
+        "  %resume = load i32, ptr %resume.p",
+        "  %fresh = icmp eq i32 %resume, 0",
+        "  br i1 %fresh, label %start, label %restore",
+        "restore:",
+    ]
+    for k in vectors:
+        lines.append(f"  %vr{k} = load {VECTOR}, ptr %vp{k}, align 64")
+        lines.append(f"  store {VECTOR} %vr{k}, ptr %v{k}")
+    cases = " ".join(f"i32 {offset + 1}, label %pc{offset}" for offset in resumes)
+    lines.append(f"  switch i32 %resume, label %elsewhere [ {cases} ]")
+    lines.append("elsewhere:")
+    lines.append(f"  %pc.p = getelementptr i8, ptr %context, i64 {layout.HALT_PC}")
+    lines.append("  %pc.32 = sub i32 %resume, 1")
+    lines.append("  %pc.64 = sext i32 %pc.32 to i64")
+    lines.append("  store i64 %pc.64, ptr %pc.p")
+    lines.append(f"  ret i32 {layout.UNKNOWN_CODE}")
+    return lines
+
+
+def _save(scalars: list[int], vectors: list[int]) -> list[str]:
+    lines = ["save:"]
+    for k in scalars:
+        lines.append(f"  %so{k} = load i32, ptr %s{k}")
+        lines.append(f"  store i32 %so{k}, ptr %sp{k}")
+    lines.append("  %scc.o = load i1, ptr %scc")
+    lines.append("  %scc.w = zext i1 %scc.o to i32")
+    lines.append("  store i32 %scc.w, ptr %scc.p")
+    for k in vectors:
+        lines.append(f"  %vo{k} = load {VECTOR}, ptr %v{k}")
+        lines.append(f"  store {VECTOR} %vo{k}, ptr %vp{k}, align 64")
+    lines.append("  %resume.o = load i32, ptr %resume.slot")
+    lines.append("  store i32 %resume.o, ptr %resume.p")
+    lines.append("  %code.o = load i32, ptr %code.slot")
+    lines.append("  ret i32 %code.o")
+    return lines

@@ -1,0 +1,80 @@
+"""What the shader cores see of memory: native translation tables filled from the GFX hub."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.virtual.memory.hubfault import Fault
+from am.virtual.memory.tlb import fill_native
+from am.virtual.shader import Access
+
+if TYPE_CHECKING:
+    from am.virtual.memory.gmc import Hub
+
+_TCP, _SQC_INSTRUCTION = 8, 9  # clients of the GFX hub (Linux 6.12 gfxhub_v3_0.c)
+_DUMMY = 4 * 4096
+
+
+class _DummyPages:
+    """Memory that stands where none is: zeros to read, ones (dead bus), a sink for writes."""
+
+    def __init__(self) -> None:
+        self._pages = [mmap.mmap(-1, _DUMMY, flags=mmap.MAP_PRIVATE) for _ in range(3)]
+        self._pages[1][:] = b"\xff" * _DUMMY
+        self.zeros, self.ones, self.sink = (
+            ctypes.addressof(ctypes.c_char.from_buffer(pages)) for pages in self._pages
+        )
+
+
+class HubShaderMemory:
+    """One VMID of a hub; implements `am.virtual.shader.ShaderMemory`."""
+
+    def __init__(self, hub: Hub, vmid: int) -> None:
+        self._hub = hub
+        self._vmid = vmid
+        self._dummy = _DummyPages()
+        self.cut = False  # the waves that use it were killed, and have not noticed yet
+
+    def new_tlb(self) -> NDArray[np.uint64]:
+        """Make a table for one worker thread."""
+        with self._hub.chip.lock:
+            return self._hub.caches.new_native(self._vmid)
+
+    def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
+        """Translate and fill the table; see the protocol."""
+        access = Access(access)
+        hub = self._hub
+        offset = address & 0xFFF
+        with hub.chip.lock:
+            if hub.chip.lost or self.cut:
+                return self._nothing(access, self._dummy.ones) + offset
+            client = _SQC_INSTRUCTION if access is Access.EXECUTE else _TCP
+            piece = hub.resolve(self._vmid, address, access, client)
+            if isinstance(piece, Fault):
+                return self._nothing(access, self._dummy.zeros) + offset
+            if not piece.host:
+                return self._nothing(access, self._dummy.ones) + offset
+            fill_native(tlb, address, piece.start, piece.end, piece.host, piece.permissions)
+            return piece.host + address - piece.start
+
+    def _nothing(self, access: Access, page: int) -> int:
+        return self._dummy.sink if access is Access.WRITE else page
+
+    def fetch(self, address: int, size: int) -> bytes | None:
+        """Read instructions; None after a fault."""
+        hub = self._hub
+        with hub.chip.lock:
+            if self.cut:
+                return None
+            runs, fault = hub.pieces(self._vmid, address, size, Access.EXECUTE, _SQC_INSTRUCTION)
+            if fault is not None or hub.chip.lost:
+                return None
+            return b"".join(
+                ctypes.string_at(host, length) if host > 0 else b"\xff" * length
+                for host, length in runs
+            )
