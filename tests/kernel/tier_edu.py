@@ -23,4 +23,4 @@ def run(lab: Lab) -> list[Run]:
         for name in ("smoke", "edu_vfio", "edu_sysfs", "edu_tools", "edu_unplug")
     ]
     modules = ("vfio_pci", "vfio_iommu_type1", "e1000")
-    return [lab.boot("edu", tests=tests, devices=devices, modules=modules, limit_s=180)]
+    return [lab.boot("edu", tests=tests, devices=devices, modules=modules, limit_s=300)]

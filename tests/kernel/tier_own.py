@@ -22,13 +22,13 @@ def run(lab: Lab) -> list[Run]:
     )
     own = lab.with_kernel(kernel)
     tests = [f"{GUEST}/own_iommufd.py"]
-    with_iommu = own.boot("own", tests=tests, devices=devices, modules=(), limit_s=150)
+    with_iommu = own.boot("own", tests=tests, devices=devices, modules=(), limit_s=240)
     without = own.boot(
         "own-no-iommu",
         tests=[f"{GUEST}/own_no_iommu.py"],
         devices=devices,
         modules=(),
         kernel_command="intel_iommu=off",
-        limit_s=150,
+        limit_s=240,
     )
     return [with_iommu, without]
