@@ -72,10 +72,15 @@ def check_link(function: PciFunction) -> None:
 
 
 def check_power(function: PciFunction, *, runtime_managed: bool) -> None:
-    """DeviceAsleep for a function without power. One in D3hot under vfio-pci wakes on opening."""
+    """DeviceAsleep for a function without power.
+
+    runtime_managed: opening it, or taking it from its driver, wakes it where the kernel itself put
+    it to sleep (Linux Documentation/power/runtime_pm.rst).
+    """
     state = function.power_state
     asleep = ("D3cold",) if runtime_managed else ("D1", "D2", "D3hot", "D3cold")
-    if state in asleep:
+    wakes = runtime_managed and function.attribute("power/runtime_status") == "suspended"
+    if state in asleep and not wakes:
         raise DeviceAsleep(
             f"{function.address} is powered down",
             state=state,

@@ -143,6 +143,14 @@ def test_each_refusal_is_named_with_its_remedy(
     assert descriptors() == before
 
 
+def test_a_device_that_the_kernel_put_to_sleep_is_woken_by_opening(machine: VfioMachine) -> None:
+    _asleep(machine)
+    (machine.folder(GPU) / "power").mkdir()
+    (machine.folder(GPU) / "power/runtime_status").write_text("suspended\n")
+    with opened(machine) as transport:
+        assert transport.present()
+
+
 def test_bars_that_are_too_small_or_missing(machine: VfioMachine) -> None:
     with pytest.raises(BarTooSmall, match="Resizable BAR"):
         opened(machine, least_bars={0: 1 << 30})
