@@ -101,6 +101,15 @@ def test_jump_into_data(device: AmDevice, program: Program, out: Buffer) -> None
     assert caught.value.facts["address"] == data.address
 
 
+@pytest.mark.parametrize("address", [NULL, UNMAPPED, LAST_LOW, NOT_CANONICAL])
+def test_jump_to_nowhere(device: AmDevice, program: Program, out: Buffer, address: int) -> None:
+    with pytest.raises(PageFault) as caught:
+        run(device, program, "jump_to", out, np.uint64(address))
+    facts = caught.value.facts
+    assert (facts["address"], facts["access"]) == (address, "execute")
+    assert (facts["hub"], facts["client"]) == ("GFXHUB", "SQC (inst)")
+
+
 def test_illegal_instruction(device: AmDevice, program: Program, out: Buffer) -> None:
     with pytest.raises(IllegalInstruction) as caught:
         run(device, program, "illegal", out)

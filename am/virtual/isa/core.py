@@ -160,9 +160,14 @@ class GfxCore:
                 return Outcome(Ending.DONE)
             if code == layout.ABORTED:
                 return Outcome(Ending.ABORTED)
+            offset = _signed(worker.quad(layout.HALT_PC))
+            root = kernel.program.base + offset
+            if code == layout.FAR_CODE:
+                if run.memory.fetch(root, 4) is None:
+                    code = layout.NO_CODE
+                break
             if code != layout.UNKNOWN_CODE:
                 break
-            root = kernel.program.base + _signed(worker.quad(layout.HALT_PC))
             if run.memory.fetch(root, 4) is None:
                 code = layout.NO_CODE
                 break
@@ -233,6 +238,8 @@ def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> 
     x, y, _ = dispatch.groups
     where = (group % x, group // x % y, group // (x * y))
     words, detail = program.words_at(offset)
+    if code == layout.FAR_CODE:
+        detail = "code more than 2 GB away from its kernel is not executed by these cores"
     ending = Ending.FETCH_FAULT if code == layout.NO_CODE else Ending.ILLEGAL_INSTRUCTION
     wave_number = worker.word(layout.HALT_WAVE)
     return Outcome(ending, program.base + offset, words, detail, where, wave_number)

@@ -59,7 +59,24 @@ def test_a_jump_to_where_no_code_is(core: GfxCore, target: int) -> None:
     assert {access for _, access in memory.faults} == {Access.EXECUTE}
 
 
-def test_a_jump_beyond_32_bits_of_offset(core: GfxCore) -> None:
-    outcome, _ = run(core, 0x1234_5678_9000, 0)
+@pytest.mark.parametrize("target", [0, 0x1234_5678_9000, 0x8000_0000_0000])
+def test_a_jump_beyond_32_bits_of_offset(core: GfxCore, target: int) -> None:
+    """The fetch is made there, so that the memory has a fault to report."""
+    outcome, memory = run(core, target, 0)
     assert outcome.ending is Ending.FETCH_FAULT
-    assert outcome.pc == 0x1234_5678_9000
+    assert outcome.pc == target
+    assert (target, Access.EXECUTE) in memory.faults
+
+
+def test_code_far_from_its_kernel_is_refused_by_name(core: GfxCore) -> None:
+    far = HIGH + (4 << 30)
+    memory = ArrayMemory()
+    memory.map(HIGH, code(SETPC_S0, ENDPGM), writable=False, executable=True)
+    memory.map(far, code(ENDPGM), writable=False, executable=True)
+    launch = Dispatch(HIGH, (1, 1, 1), (32, 1, 1), rsrc1=0, rsrc2=2 << 1, rsrc3=0,
+                      user_data=[far & 0xFFFF_FFFF, far >> 32, *[0] * 14], wave32=True)  # fmt: skip
+    outcome = core.run(launch, memory, Abort())
+    assert outcome.ending is Ending.ILLEGAL_INSTRUCTION
+    assert outcome.pc == far
+    assert "2 GB" in outcome.detail
+    assert not memory.faults

@@ -86,12 +86,12 @@ def emit_end(e: Registers, i: Instruction) -> None:
         base = e.context(layout.CODE_BASE, "i64")
         offset = e.value(f"sub i64 {goal}, {base}")
         short = e.value(f"trunc i64 {offset} to i32")
-        # Offsets of code have 32 bits; a jump further away counts as one to where no code is.
+        # Offsets of code have 32 bits; the core looks at what lies further away.
         near = e.value(f"icmp eq i64 {e.value(f'sext i32 {short} to i64')}, {offset}")
         jump, lost = e.new_label("jump"), e.new_label("lost")
         e.do(f"br i1 {near}, label %{jump}, label %{lost}")
         e.begin(lost)
-        halt(e, offset, layout.NO_CODE)
+        halt(e, offset, layout.FAR_CODE)
         e.begin(jump)
         return_to(e, short, layout.JUMPED)
     elif target is not None and name.startswith("s_cbranch") and "cdbg" not in name:
