@@ -68,6 +68,7 @@ class ChipOptions:
     vram: int = 24 << 30
     visible_vram: int | None = None
     shared_vram: bool = False
+    function_reset: bool = False  # a function-level reset by way of configuration space
     registers: int = 1 << 20
     doorbells: int = 2 << 20
     noise: int = 32 << 20

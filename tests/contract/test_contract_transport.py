@@ -1,22 +1,31 @@
-"""The transport contract, over every transport there is: directly, traced, virtual, VFIO."""
+"""The transport contract, over every transport there is: in process, VFIO, vfio-user, wrapped."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from am.virtual.gpu import attach
+from am.virtual.bus.served import ServedChip
+from am.virtual.gpu import attach, build_chip
+from am.virtual.options import ChipOptions
 from hcq.errors import BadArgument, Closed
 from hcq.transport.base import Transport
+from hcq.transport.record import Recording, ReplayTransport, record
 from hcq.transport.trace import Access, TracingTransport
 from hcq.transport.vfio import VfioTransport
+from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.support.fake_vfio import VfioMachine
 from tests.support.pcifunction import PlainFunction
+from tests.support.vfio_user_device import MemoryDevice
+from tests.support.vfio_user_served import served
 
 
 def plain() -> Transport:
@@ -65,12 +74,44 @@ def iommufd() -> Transport:
     return VfioTransport("0000:03:00.0", system=made, iommufd=True, on_close=made.free)
 
 
-MAKERS = [plain, traced, virtual, traced_virtual, vfio, vfio_by_file, iommufd]
+@contextmanager
+def vfio_user_plain() -> Iterator[Transport]:
+    with served(MemoryDevice()) as server, VfioUserTransport(str(server.path)) as transport:
+        yield transport
+
+
+@contextmanager
+def vfio_user_navi31(map_vram: bool = False) -> Iterator[Transport]:
+    """The virtual Navi31 behind a server; each access is a message, VRAM where it is not mapped."""
+    chip = build_chip(ChipOptions(vram=256 << 20, shared_vram=map_vram))
+    model = ServedChip(chip, map_vram=map_vram)
+    with served(model) as server, VfioUserTransport(str(server.path)) as transport:
+        transport.config_write(4, transport.config_read(4, 2) | 6, 2)
+        yield transport
+    chip.close()
+
+
+@contextmanager
+def vfio_user_mapped() -> Iterator[Transport]:
+    with vfio_user_navi31(map_vram=True) as transport:
+        yield transport
+
+
+@contextmanager
+def vfio_user_traced() -> Iterator[Transport]:
+    with vfio_user_plain() as transport:
+        yield TracingTransport(transport, lambda access: None)
+
+
+MAKERS: list[Callable[[], AbstractContextManager[Transport]]] = [
+    plain, traced, virtual, traced_virtual, vfio, vfio_by_file, iommufd,
+    vfio_user_plain, vfio_user_traced, vfio_user_navi31, vfio_user_mapped,
+]  # fmt: skip
 
 
 @pytest.fixture(params=MAKERS, ids=lambda make: make.__name__)
 def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
-    make: Callable[[], Transport] = request.param
+    make: Callable[[], AbstractContextManager[Transport]] = request.param
     with make() as opened:
         yield opened
 
@@ -160,6 +201,70 @@ def test_closed_use(transport: Transport) -> None:
         with pytest.raises(Closed):
             use()
     assert not transport.present()
+
+
+def test_use_of_a_window_after_the_end_is_refused_or_all_ones(transport: Transport) -> None:
+    window = transport.window(5)
+    transport.close()
+    with suppress(Closed):
+        assert window.read32(8) in (0, 0xFFFF_FFFF)
+
+
+def test_threads_may_follow_each_other(transport: Transport) -> None:
+    window = transport.window(0)
+    window.write32(0x40, 0)
+
+    def add() -> None:
+        for _ in range(50):
+            with turn:
+                window.write32(0x40, window.read32(0x40) + 1)
+
+    turn = threading.Lock()
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert window.read32(0x40) == 200
+
+
+def test_nothing_is_left_open(transport: Transport) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    memories = [transport.allocate_dma(4096) for _ in range(20)]
+    for memory in memories:
+        memory.close()
+        memory.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert transport.present()
+
+
+def test_interrupts_are_waited_for_with_a_limit(transport: Transport) -> None:
+    interrupts = transport.interrupts
+    if interrupts is not None:
+        assert not interrupts.wait(0)
+        assert not interrupts.wait(0.01)
+
+
+def drive(transport: Transport) -> list[object]:
+    """What a driver might do; what it read."""
+    memory = transport.window(0)
+    memory.write32(0x100, 1)
+    memory.write64(0x108, 2)
+    memory.write(0x200, bytes(range(64)))
+    values = (memory.read32(0x100), memory.read64(0x108), memory.read(0x200, 64))
+    return [transport.config_read(0), transport.config_read(8, 1), *values]
+
+
+def test_a_recording_replays_without_the_device(transport: Transport) -> None:
+    recorder, recording = record(transport)
+    seen = drive(recorder)
+    replay = ReplayTransport(Recording.load(recording.save()))
+    assert replay.identity == transport.identity
+    assert drive(replay) == seen
+    replay.finish()
+    replay.close()
+    with pytest.raises(Closed):
+        replay.window(0)
 
 
 def test_a_trace_holds_every_access_in_order() -> None:

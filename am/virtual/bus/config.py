@@ -22,7 +22,7 @@ _AER, _REBAR = 0x100, 0x200
 _REBAR_CONTROL = _REBAR + 8
 _MEMORY, _MASTER = 1 << 1, 1 << 2
 _COMMAND_BITS = 0x0547
-_FLR = 1 << 15
+_FLR, _FLR_CAPABLE = 1 << 15, 1 << 28
 # (BAR index, low bits, where the platform's firmware puts it); 64-bit BARs take two slots.
 _PLACES = (
     (0, 0xC, 0x38_0000_0000_00 << 4),
@@ -64,11 +64,15 @@ class ConfigSpace:
         self._put(0x00, "<HH", facts.VENDOR, facts.PCI_IDS[0])
         self._put(_COMMAND, "<HH", 0, 0x0010)
         self._put(0x08, "<I", facts.CLASS_CODE << 8 | 0xC8)
+        self._put(0x0E, "<B", 0x80)  # boards have more functions: audio, on some USB
         self._put(0x2C, "<HH", facts.VENDOR, 0x0E3B)
         self._put(_CAPABILITIES, "<B", _PM)
         self._put(0x3C, "<BB", 0xFF, 1)
         self._put(_PM, "<BBH", 0x01, _PCIE, 0x0003)
-        self._put(_PCIE, "<BBHIHHIHH", 0x10, _MSI, 0x0002, 1 << 28, 0, 0, 0x104, 0, 0x104)
+        # UNSURE: no function-level reset, as these boards are listed ("FLReset-"); the
+        # configuration space of one, read by lspci -vvv, settles it.
+        capabilities = _FLR_CAPABLE if self._chip.options.function_reset else 0
+        self._put(_PCIE, "<BBHIHHIHH", 0x10, _MSI, 0x0002, capabilities, 0, 0, 0x104, 0, 0x104)
         self._put(_MSI, "<BBH", 0x05, 0, 0x0080)
         self._put(_AER, "<I", 0x0001 | 2 << 16 | _REBAR << 20)
         self._put(_REBAR, "<II", 0x0015 | 1 << 16, self._rebar_sizes())
@@ -132,7 +136,7 @@ class ConfigSpace:
             self._write_bar((offset - _BARS) // 4, value)
         elif offset == _REBAR_CONTROL:
             self._resize(value)
-        elif offset == _DEVICE_CONTROL and value & _FLR:
+        elif offset == _DEVICE_CONTROL and value & _FLR and self._chip.options.function_reset:
             self._chip.bus_reset()
         elif offset == _MSI or _MSI + 4 <= offset <= _MSI + 12:
             keep = 0x0080_FFFF & ~0x0001_0000 if offset == _MSI else 0

@@ -34,6 +34,8 @@ from hcq.uapi import constants
 log = logging.getLogger(__name__)
 
 REACH_BITS = 44  # of the bus addresses we hand out: what every chip of ours can emit
+# TIMEOUT: no command takes so long but a reset of a busy device; our choice.
+ANSWER_LIMIT_S = 30.0
 _COMMAND, _MASTER = 0x04, 0x4
 _open: weakref.WeakSet[VfioUserTransport] = weakref.WeakSet()
 
@@ -47,10 +49,18 @@ class VfioUserTransport:
     """
 
     def __init__(
-        self, path: str, *, share_memory: bool = True, reach_bits: int = REACH_BITS
+        self,
+        path: str,
+        *,
+        share_memory: bool = True,
+        reach_bits: int = REACH_BITS,
+        limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
-        """Connect to the server at `path`. DeviceNotFound if none is there, DeviceBusy if it has a
-        client, TransportError if it does not keep to the protocol."""
+        """Connect to the server at `path`, which answers within `limit_s`.
+
+        DeviceNotFound if none is there, DeviceBusy if it has a client, TransportError if it does
+        not keep to the protocol.
+        """
         self.name = f"vfio-user:{path}"
         self._lock = threading.RLock()
         self._closed = False
@@ -59,7 +69,7 @@ class VfioUserTransport:
         self._interrupts: EventInterrupts | None = None
         self._addresses = BusAddresses([(0, (1 << 64) - 1)], reach_bits)
         self._memories = Memories()
-        self._connection = Connection(_connect(path), self.name, self._memories)
+        self._connection = Connection(_connect(path), self.name, self._memories, limit_s)
         try:
             self._connection.negotiate(twin_socket=not share_memory)
             self._flags, self._region_count, self._irq_count = self._device_info()

@@ -6,7 +6,8 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn, Protocol
 
 from hcq.errors import (
@@ -17,13 +18,14 @@ from hcq.errors import (
     NotSupported,
     OutOfMemory,
     TransportError,
+    UgpuError,
 )
 from hcq.transport.vfio_user import version, wire
 from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
 
-# TIMEOUT: no command takes so long but a reset of a busy device; our choice.
-ANSWER_LIMIT_S = 30.0
+MESSAGE_LIMIT_S = 30.0  # TIMEOUT: as for the main socket, see client.ANSWER_LIMIT_S
 BATCH_LIMIT = 256  # writes in one message
+READ_AHEAD = 3  # messages of a block asked for before the first is here
 _HEAD, _ACCESS = wire.HEADER.size, wire.REGION_ACCESS.size
 
 
@@ -37,10 +39,12 @@ class DmaSource(Protocol):
 class Connection:
     """Talks to a server. Any thread; one command at a time. DeviceLost once the server is gone."""
 
-    def __init__(self, connection: socket.socket, name: str, memory: DmaSource) -> None:
+    def __init__(
+        self, connection: socket.socket, name: str, memory: DmaSource, limit_s: float
+    ) -> None:
         self._name = name
         self._memory = memory
-        self._channel = Channel(connection, ANSWER_LIMIT_S)
+        self._channel = Channel(connection, limit_s)
         self._twin: Channel | None = None
         self._twin_thread: threading.Thread | None = None
         self._lock = threading.RLock()
@@ -111,7 +115,10 @@ class Connection:
 
     def _answer(self, number: int, command: int) -> Message:
         while True:
-            message = self._channel.receive(patient=False)
+            try:
+                message = self._channel.receive(patient=False)
+            except TransportError as error:
+                self._fail(error)
             if message.is_reply:
                 break
             self._serve(self._channel, message)
@@ -135,7 +142,7 @@ class Connection:
             try:
                 self._channel.send_bytes(request)
                 if size <= 4096:
-                    answer = self._channel.answer(whole)
+                    answer = self._first(whole)
                     expected = (number, Command.REGION_READ, whole, wire.REPLY, 0)
                     if len(answer) == whole and wire.HEADER.unpack_from(answer) == expected:
                         return answer[_HEAD + _ACCESS :]
@@ -148,15 +155,58 @@ class Connection:
             raise TransportError(f"{self._name} answers a read with another size", size=size)
         return message.payload[_ACCESS:]
 
-    def read_many(self, region: int, offset: int, size: int) -> bytearray:
-        """Read a block in as many messages as it takes."""
-        block = bytearray(size)
-        view = memoryview(block)
+    def read_many(self, region: int, offset: int, size: int) -> bytes:
+        """Read a block in as many messages as it takes; the server prepares one while the one
+        before it is on its way."""
         limit = min(self.peer.transfer, wire.DEFAULT_TRANSFER)
-        for start in range(0, size, limit):
-            count = min(limit, size - start)
-            view[start : start + count] = self.read(region, offset + start, count)
-        return block
+        counts = [min(limit, size - start) for start in range(0, size, limit)]
+        pieces: list[bytes] = []
+        asked: deque[int] = deque()
+        with self._lock:
+            self._flush()
+            try:
+                for place, count in enumerate(counts):
+                    request = wire.REGION_ACCESS.pack(offset + place * limit, region, count)
+                    number = self._next()
+                    self._channel.send(number, Command.REGION_READ, (request,))
+                    asked.append(number)
+                    if len(asked) == READ_AHEAD:
+                        pieces.append(self._read_answer(asked.popleft(), counts[len(pieces)]))
+                while asked:
+                    pieces.append(self._read_answer(asked.popleft(), counts[len(pieces)]))
+            except (Disconnected, OSError) as error:
+                self._lost(error)
+            except UgpuError:
+                self._skip_answers(asked)
+                raise
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read_answer(self, number: int, size: int) -> bytes:
+        whole = _HEAD + _ACCESS + size
+        head = self._first(_HEAD + _ACCESS)
+        if len(head) == _HEAD + _ACCESS:
+            expected = (number, Command.REGION_READ, whole, wire.REPLY, 0)
+            if wire.HEADER.unpack_from(head) == expected:
+                return self._channel.receive_data(size)
+        self._channel.hold(head)
+        message = self._answer(number, Command.REGION_READ)
+        message.close()
+        if len(message.payload) != _ACCESS + size:
+            raise TransportError(f"{self._name} answers a read with another size", size=size)
+        return message.payload[_ACCESS:]
+
+    def _first(self, size: int) -> bytes:
+        try:
+            return self._channel.answer(size)
+        except BlockingIOError:
+            self._fail(TransportError(f"{self._name} does not answer"))
+
+    def _skip_answers(self, numbers: Iterable[int]) -> None:
+        """Take the answers that are still to come off the stream, after one that was a refusal."""
+        for number in numbers:
+            if self.alive:
+                with contextlib.suppress(UgpuError, Disconnected, OSError):
+                    self._answer(number, Command.REGION_READ).close()
 
     def write(self, region: int, offset: int, data: bytes) -> None:
         """Write and wait until it is done."""
@@ -229,7 +279,7 @@ class Connection:
     # ---- the server's commands ---------------------------------------------------------------
 
     def _serve_twin(self, descriptor: int) -> None:
-        twin = self._twin = Channel(socket.socket(fileno=descriptor), ANSWER_LIMIT_S)
+        twin = self._twin = Channel(socket.socket(fileno=descriptor), MESSAGE_LIMIT_S)
 
         def run() -> None:
             with contextlib.suppress(Disconnected, TransportError, OSError):

@@ -152,7 +152,7 @@ class MessageWindow:
             self._refuse(offset, size)
         if not size:
             return b""
-        return bytes(self._connection.read_many(self.index, offset, size))
+        return self._connection.read_many(self.index, offset, size)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Post a block of memory; the caller may change `data` afterwards."""

@@ -152,14 +152,22 @@ class Session:
         """Do a command and answer it."""
         try:
             parts, descriptors = self._do(message)
-            flags, number = wire.REPLY, 0
+            self._answer(message, parts, descriptors, 0)
         except Refused as refusal:
             log.info("command %d is refused: %s", message.command, refusal)
-            parts, descriptors, number = (), (), refusal.number
-            flags = wire.REPLY | wire.ERROR
+            self._answer(message, (), (), refusal.number)
         finally:
             message.close()
+
+    def _answer(
+        self,
+        message: Message,
+        parts: Sequence[bytes | memoryview],
+        descriptors: Sequence[int],
+        number: int,
+    ) -> None:
         if not message.flags & wire.NO_REPLY:
+            flags = wire.REPLY | wire.ERROR if number else wire.REPLY
             self.channel.send(
                 message.number, message.command, parts,
                 flags=flags, error=number, descriptors=descriptors,

@@ -43,7 +43,7 @@ UNMAP_ALL = 2  # VFIO_DMA_UNMAP_FLAG_ALL of linux/vfio.h; QEMU sends it
 DEFAULT_TRANSFER = 1 << 20  # max_data_xfer_size where a peer names none
 LARGEST_TRANSFER = 16 << 20  # what we agree to, whatever a peer asks for
 DEFAULT_DESCRIPTORS = 1  # max_msg_fds where a peer names none
-LARGEST_DESCRIPTORS = 64
+LARGEST_DESCRIPTORS = 8  # QEMU refuses a peer that wants more than 16
 MAJOR, MINOR = 0, 0
 _ROOM = socket.CMSG_SPACE(4 * LARGEST_DESCRIPTORS)
 
@@ -251,10 +251,24 @@ class Channel:
             begun += taken
         if len(begun) == size:
             return begun
+        if not begun:
+            begun = self._receive_some(size)
+            if len(begun) == size:
+                return begun
         content = bytearray(size)
         content[: len(begun)] = begun
         self.receive_into(memoryview(content)[len(begun) :])
         return bytes(content)
+
+    def _receive_some(self, size: int) -> bytes:
+        """Up to `size` bytes, nearly always all, without the copy that `receive_into` costs."""
+        try:
+            some = self.socket.recv(size, socket.MSG_WAITALL)
+        except BlockingIOError as stalled:
+            raise TransportError("a message stops half-way") from stalled
+        if not some:
+            raise TransportError("the connection ended within a message")
+        return some
 
     def receive_into(self, room: memoryview) -> None:
         """Fill `room` with bytes of the message that was begun."""
@@ -277,6 +291,10 @@ class Channel:
     def hold(self, data: bytes) -> None:
         """Give back bytes taken by `answer`; `receive` begins with them."""
         self._held = data + self._held
+
+    def receive_data(self, size: int) -> bytes:
+        """Exactly `size` bytes of the message whose beginning `answer` took."""
+        return self._rest(b"", size)
 
     def shut(self) -> None:
         """End the connection, waking whoever waits in `receive`; any thread may call it."""

@@ -261,7 +261,7 @@ def test_resets_take_the_firmware_away(kind: ResetKind) -> None:
 
 
 def test_a_function_level_reset_by_hand_loses_the_bars() -> None:
-    with bench() as card:
+    with bench(function_reset=True) as card:
         card.enable()
         saved = [card.transport.config_read(at) for at in range(0x10, 0x28, 4)]
         card.transport.config_write(0x64 + 8, 1 << 15, 2)

@@ -1,0 +1,72 @@
+"""What the guest tests of the virtual Navi31 share."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+import hcq
+from hcq.device import Device
+from hcq.transport.binding import Binding
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.system import System
+from tests.kernel.lab import CACHE
+
+FIRMWARE = CACHE / "firmware"
+PCI_ID = ("0x1002", "0x744c")
+PROGRAM_LIMIT_S = 150
+
+
+def address() -> str:
+    """The card's address on the guest's bus."""
+    system = System()
+    for function in sorted(system.path("/sys/bus/pci/devices").iterdir()):
+        if tuple((function / key).read_text().strip() for key in ("vendor", "device")) == PCI_ID:
+            return function.name
+    raise LookupError("the guest has no such card")
+
+
+@contextmanager
+def bound() -> Iterator[str]:
+    """The card in vfio-pci's hands; its device name."""
+    function = PciFunction.find(System(), address())
+    # The function alone: were its sibling in the same hands, the kernel could reset the slot.
+    with Binding.bind(function, with_group=False):
+        yield f"pci:{function.address}"
+
+
+def open_card(name: str, **options: object) -> Device:
+    return hcq.open(name, firmware=FIRMWARE, **options)
+
+
+def check_copies(device: Device) -> None:
+    """Data goes to the card and back by its copy engine."""
+    data = np.arange(1 << 16, dtype=np.uint32)
+    with device.alloc(data.nbytes) as buffer:
+        buffer.copy_from(data)
+        assert np.array_equal(buffer.numpy(np.uint32), data)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "UGPU_FIRMWARE": str(FIRMWARE)}
+
+
+def start(code: str) -> subprocess.Popen[str]:
+    """A process of its own that runs `code`; its output is read line by line."""
+    command = [sys.executable, "-u", "-c", code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+
+
+def kernel_log() -> str:
+    return subprocess.run(["/bin/dmesg"], capture_output=True, text=True, check=False).stdout
+
+
+def iommu_faults() -> list[str]:
+    """What the guest's IOMMU refused, in its kernel's words."""
+    return re.findall(r"DMAR: .*fault.*", kernel_log())

@@ -1,0 +1,137 @@
+"""A small device for tests of vfio-user: memory, registers, and a DMA engine that can do both.
+
+BAR 0 is memory, BAR 5 registers:
+    0x00 counts its reads     0x08 scratch
+    0x10 bus address (64 bit) 0x18 bytes    0x1c command: 1 memory -> BAR 0, 2 BAR 0 -> memory,
+    3 interrupt; the device then raises its interrupt       0x20 status: 1 done, 0xdead refused
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from hcq.errors import BadArgument, NotSupported, TransportError
+from hcq.transport.base import ResetKind, Transport
+from hcq.transport.vfio_user.files import sealed_memory
+from hcq.transport.vfio_user.model import Client, SharedMemory
+from tests.support.pcifunction import PlainFunction, PlainWindow
+
+ADDRESS, SIZE, COMMAND, STATUS = 0x10, 0x18, 0x1C, 0x20
+REFUSED = 0xDEAD
+
+
+class _Registers(PlainWindow):
+    device: MemoryDevice
+
+    def write32(self, offset: int, value: int) -> None:
+        super().write32(offset, value)
+        if offset == COMMAND:
+            self.device.command(value)
+
+
+class _Memory(PlainWindow):
+    """Copies once, so that benchmarks measure the way to it."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._check(offset, size, 4)
+        return bytes(memoryview(self.data)[offset : offset + size])
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        self._check(offset, len(data), 4)
+        memoryview(self.data)[offset : offset + len(data)] = data
+
+
+class _Function(PlainFunction):
+    """PlainFunction with a configuration space that has BARs 0 and 5, and resets that count."""
+
+    def __init__(self, device: MemoryDevice, bar0: int) -> None:
+        super().__init__()
+        self.device = device
+        registers = _Registers(self, 5)
+        registers.device = device
+        memory = _Memory(self, 0)
+        memory.size, memory.data = bar0, bytearray(bar0)
+        self._windows = {0: memory, 5: registers}
+        self._config[8:12] = (0x030000 << 8 | 1).to_bytes(4, "little")
+        self._config[0x2C:0x30] = bytes.fromhex("f41a0011")
+        self._config[0x3D] = 1
+
+    def reset(self, kind: ResetKind) -> None:
+        super().reset(kind)
+        for window in self._windows.values():
+            window.data[:] = bytes(window.size)
+
+    def close(self) -> None:
+        """Stays usable: the device outlives its clients."""
+
+
+class MemoryDevice:
+    """Implements hcq.transport.vfio_user.model.DeviceModel."""
+
+    vectors = 1
+
+    def __init__(self, *, bar0: int = 1 << 16, share: bool = False, shared_size: int = 0) -> None:
+        self.function = _Function(self, bar0)
+        self.maps: dict[int, tuple[int, int | None]] = {}
+        self.attached = 0
+        self.client: Client | None = None
+        self._shared: SharedMemory | None = None
+        if share:
+            size = shared_size or bar0
+            self._shared = SharedMemory(sealed_memory("bar0", size), 0, size)
+
+    def attach(self, client: Client) -> Transport:
+        assert self.client is None, "one client at a time"
+        self.client = client
+        self.attached += 1
+        return self.function
+
+    def detach(self) -> None:
+        self.client = None
+
+    def map_dma(self, address: int, size: int, host: int | None) -> None:
+        assert address not in self.maps
+        self.maps[address] = (size, host)
+
+    def unmap_dma(self, address: int, size: int) -> None:
+        assert self.maps.pop(address)[0] == size
+
+    def shared(self, bar: int) -> SharedMemory | None:
+        return self._shared if bar == 0 else None
+
+    def command(self, what: int) -> None:
+        """The DMA engine."""
+        registers, memory = self.function.window(5), self.function.window(0)
+        address, size = registers.read64(ADDRESS), registers.read32(SIZE)
+        assert self.client is not None
+        try:
+            if what == 1:
+                memory.write(0, self.read(address, size))
+            elif what == 2:
+                self.write(address, memory.read(0, size))
+            status = 1
+        except (BadArgument, NotSupported, TransportError):
+            status = REFUSED
+        PlainWindow.write32(registers, STATUS, status)
+        self.client.interrupt()
+
+    def _find(self, address: int, size: int) -> int | None:
+        for start, (length, host) in self.maps.items():
+            if start <= address and address + size <= start + length:
+                return None if host is None else host + address - start
+        raise BadArgument("no such bus address", address=address)
+
+    def read(self, address: int, size: int) -> bytes:
+        host = self._find(address, size)
+        assert self.client is not None
+        if host is None:
+            return self.client.read_memory(address, size)
+        return ctypes.string_at(host, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        host = self._find(address, len(data))
+        assert self.client is not None
+        if host is None:
+            self.client.write_memory(address, data)
+        else:
+            ctypes.memmove(host, data, len(data))
