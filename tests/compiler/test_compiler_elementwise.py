@@ -167,6 +167,7 @@ def test_powers_by_numbers(cpu: Device, array: Array, number: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=3e-6)
 
 
+@pytest.mark.slow
 @check
 @given(data=st.data())
 def test_integer_powers_wrap(cpu: Device, data: st.DataObject) -> None:

@@ -82,6 +82,7 @@ def test_casts(gpu: Device, cpu: Device, name: str) -> None:
         alike(gpu, cpu, lambda t, target=target: t.cast(target), values)
 
 
+@pytest.mark.slow
 def test_functions_are_the_same_to_the_last_bit(gpu: Device, cpu: Device) -> None:
     values = np.concatenate(
         [numbers("float32", 500, 4), numbers("float32", 100, 5) * 1e8]

@@ -170,12 +170,14 @@ def test_sums_of_exact_products(core: GfxCore) -> None:
     _compare(core, cases, [small_registers(number) for number in range(len(cases))])
 
 
+@pytest.mark.slow
 def test_data_share(core: GfxCore) -> None:
     cases = list(share_cases(seed=17))
     assert len(cases) > 100
     _compare(core, cases, [registers(number) for number in range(len(cases))])
 
 
+@pytest.mark.slow
 def test_global_memory(core: GfxCore) -> None:
     cases = list(global_cases(seed=18))
     assert len(cases) > 60
