@@ -37,7 +37,7 @@ def bound() -> Iterator[str]:
     """The card in vfio-pci's hands; its device name."""
     function = PciFunction.find(System(), address())
     # The function alone: were its sibling in the same hands, the kernel could reset the slot.
-    with Binding.bind(function, with_group=False):
+    with Binding.bind_alone(function):
         yield f"pci:{function.address}"
 
 
