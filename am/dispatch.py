@@ -81,7 +81,12 @@ def check_supported(name: str, descriptor: Descriptor) -> None:
     wanted = descriptor.user_sgprs
     for what in _NOT_PROVIDED:
         if wanted[what]:
-            raise NotSupported(f"kernel {name} wants {what}, which is not provided", kernel=name)
+            raise NotSupported(
+                f"kernel {name} wants {what}, which is not provided; compile it with the function "
+                'attributes "amdgpu-no-queue-ptr" and "amdgpu-no-dispatch-id", which the clang '
+                "driver adds by itself where it can",
+                kernel=name,
+            )
     if descriptor.uses_dynamic_stack:
         raise NotSupported(f"kernel {name} needs a stack of unknown size", kernel=name)
     if descriptor.preload:

@@ -21,6 +21,7 @@ from compiler.origin import here
 from compiler.reductions import Reductions
 from compiler.runtime import device_of, runtime_of
 from compiler.tensor_core import Scalar, shape_of
+from hcq.arrays import as_array
 from hcq.device import Device
 from hcq.errors import BadArgument
 
@@ -195,6 +196,13 @@ class Tensor(Reductions):
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
+    def __dlpack__(self, **options: Any) -> Any:  # Any: as the array API standard has it
+        """Hand a copy of the elements, in the host's memory, to another library."""
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU of dlpack.h: what __dlpack__ hands over
+
     def __bool__(self) -> bool:
         return bool(self.item())
 
@@ -213,9 +221,9 @@ def _as_array(data: Any) -> NDArray[Any]:
     if isinstance(data, np.ndarray | np.generic):
         return np.asarray(data)
     try:
-        array = np.asarray(data)
-    except ValueError as error:
-        raise BadArgument(f"Tensor: {error}") from None
+        array = as_array(data)
+    except BadArgument as error:
+        raise BadArgument(f"Tensor: {error.message}") from None
     if array.dtype.kind not in "biuf":
         raise BadArgument(f"Tensor: a {type(data).__name__} is no array of numbers")
     return array

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from hcq.arrays import as_array
 from hcq.errors import BadArgument, Closed
 from hcq.memory import Placement, VirtAddr
 
@@ -43,6 +44,8 @@ class Buffer:
         self.closed = False
 
     def __getitem__(self, part: slice) -> Buffer:
+        if not isinstance(part, slice):
+            raise BadArgument("a buffer is cut by slices of bytes: buffer[a:b]", index=part)
         start, stop, step = part.indices(self.size)
         if step != 1:
             raise BadArgument("a buffer slice is contiguous", step=step)
@@ -60,7 +63,7 @@ class Buffer:
     def __len__(self) -> int:
         return self.size
 
-    def copy_from(self, data: Any) -> None:  # anything with the buffer protocol or __array__
+    def copy_from(self, data: Any) -> None:  # see as_array
         """Copy an array (C order) or bytes into the start of the buffer; returns when it is
         there."""
         source = _as_bytes(data)
@@ -83,11 +86,28 @@ class Buffer:
         self, dtype: DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
     ) -> NDArray[Any]:
         """Copy out as a new array; default shape: all that fits."""
-        kind = np.dtype(dtype)
+        try:
+            kind = np.dtype(dtype)
+        except TypeError as error:
+            raise BadArgument(f"no element type: {error}") from error
         array = np.empty(shape if shape is not None else (self.size // kind.itemsize,), kind)
         if array.size:
             self.copy_to(array)
         return array
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Copy the bytes out, for np.asarray; `numpy` reads them as another type."""
+        if copy is False:
+            raise BadArgument("a buffer's bytes are copied out; `view` reaches HOST ones in place")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:  # Any: as the array API standard has it
+        """Hand a copy of the bytes, in the host's memory, to another library."""
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU of dlpack.h: what __dlpack__ hands over
 
     def fill(self, value: int = 0) -> None:
         """Fill with a 32-bit value; the size must be a multiple of 4."""
@@ -116,7 +136,7 @@ class Buffer:
         return f"<Buffer {self.size} bytes at {self.address:#x} {self.placement.value}>"
 
 
-def _as_bytes(data: Any) -> memoryview:  # anything with the buffer protocol or __array__
+def _as_bytes(data: Any) -> memoryview:  # see as_array
     if isinstance(data, bytes | bytearray):
         return memoryview(data)
-    return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(as_array(data)).reshape(-1).view(np.uint8).data

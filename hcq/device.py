@@ -8,6 +8,7 @@ afterwards raises it again, until `reset` brings the device back.
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 import weakref
@@ -114,6 +115,10 @@ class Device(ABC):
 
     def alloc(self, size: int, *, placement: Placement = Placement.DEVICE) -> Buffer:
         """Allocate a buffer; its content is undefined. Owned by the caller."""
+        try:
+            size = operator.index(size)
+        except TypeError:
+            raise BadArgument("a size is a whole number of bytes", size=size) from None
         if size < 0:
             raise BadArgument("negative size", size=size)
         with self.lock:
@@ -133,6 +138,8 @@ class Device(ABC):
 
     def load(self, image: bytes) -> Program:
         """Load a code object of this device's target; kernels are in it by name."""
+        if not isinstance(image, bytes | bytearray | memoryview):
+            raise BadArgument(f"a code object is bytes, not a {type(image).__name__}")
         with self.lock:
             self.check_usable()
             return self.load_program(bytes(image))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -208,7 +209,10 @@ class Queue:
 
 
 def _three(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
-    full = (*(int(size) for size in sizes), 1, 1, 1)[:3]
+    try:
+        full = (*(operator.index(size) for size in sizes), 1, 1, 1)[:3]
+    except TypeError:
+        raise BadArgument(f"{what} is one to three whole numbers", **{what: sizes}) from None
     if not 1 <= len(sizes) <= 3 or any(not 0 <= size < 1 << 31 for size in full):
         raise BadArgument(f"{what} is one to three sizes below 2^31", **{what: tuple(sizes)})
     return full[0], full[1], full[2]

@@ -195,3 +195,58 @@ def test_closing_waits_for_work_in_flight(device: Device) -> None:
         with device.alloc(1 << 20) as other:
             other.fill(0)
             assert (result.numpy() == data).all()
+
+
+class ByDlpack:
+    """Offers an array by DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+class ByInterface:
+    """Offers an array by __array_interface__ alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__
+
+
+@pytest.mark.parametrize("wrap", [memoryview, bytes, bytearray, list, ByDlpack, ByInterface])
+def test_arrays_go_in_and_out_by_every_protocol(device: Device, wrap: type) -> None:
+    array = np.arange(8, dtype=np.int64)
+    with device.alloc(64) as buffer:
+        buffer.copy_from(wrap(array))
+        assert (buffer.numpy(np.int64) == array).all()
+        assert (np.asarray(buffer).view(np.int64) == array).all()
+        assert (np.from_dlpack(buffer).view(np.int64) == array).all()
+        assert np.asarray(buffer, dtype=np.int16).dtype == np.int16
+
+
+def test_what_is_no_array_is_refused(device: Device) -> None:
+    with device.alloc(64) as buffer:
+        for wrong in (None, object(), "text", [1, object()], [[1], [2, 3]]):
+            with pytest.raises(BadArgument):
+                buffer.copy_from(wrong)
+        with pytest.raises(BadArgument):
+            buffer.numpy("nonsense")
+        with pytest.raises(BadArgument):
+            buffer[3]
+
+
+@pytest.mark.parametrize("size", ["4096", 2.5, None, -1])
+def test_sizes_are_whole_numbers(device: Device, size: object) -> None:
+    with pytest.raises(BadArgument):
+        device.alloc(size)
+
+
+@pytest.mark.parametrize("image", ["text", 5, None])
+def test_code_objects_are_bytes(device: Device, image: object) -> None:
+    with pytest.raises(BadArgument):
+        device.load(image)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
 
-from hcq.errors import MissingDependency
 from tools import cli, demo
 
 
@@ -85,10 +85,10 @@ def test_demo_fails_when_the_device_is_wrong(
 def test_demo_names_the_missing_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> object:
-        raise MissingDependency("scikit-learn is not installed", install="pip install 'ugpu[demo]'")
-
-    monkeypatch.setattr(demo, "load_digits", missing)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "sklearn" else find(name)
+    )
     assert cli.main(["demo"]) == 2
     assert "pip install 'ugpu[demo]'" in capsys.readouterr().err
 

@@ -1,0 +1,28 @@
+"""Arrays from outside: whatever offers its elements by one of the usual protocols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.errors import BadArgument
+
+
+def as_array(data: Any) -> NDArray[Any]:  # Any: the protocols are looked for
+    """View `data` as an array of the host, without a copy where its protocol allows that.
+
+    Taken are NumPy arrays and scalars, nested sequences, the buffer protocol,
+    `__array_interface__`, `__array__` and, for objects with none of these, DLPack (of the host's
+    memory). BadArgument for all else.
+    """
+    try:
+        array = np.asarray(data)
+        if array.dtype == object and hasattr(data, "__dlpack__"):
+            array = np.from_dlpack(data)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise BadArgument(f"a {type(data).__name__} is no array: {error}") from error
+    if array.dtype.kind in "OU":
+        raise BadArgument(f"a {type(data).__name__} is no array of numbers or bytes")
+    return array

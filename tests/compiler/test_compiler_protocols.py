@@ -1,0 +1,36 @@
+"""Tensors give and take arrays by the usual protocols."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler import Tensor
+from hcq.errors import BadArgument
+
+
+class ByDlpack:
+    """Offers an array by DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [memoryview, np.ndarray.tolist, ByDlpack])
+def test_in_and_out(wrap) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = Tensor(wrap(array), device="cpu")
+    assert (np.asarray(tensor) == array).all()
+    assert (np.from_dlpack(tensor) == array).all()
+
+
+@pytest.mark.parametrize("wrong", [None, object(), "text", [[1], [2, 3]], [object()]])
+def test_no_arrays(wrong: object) -> None:
+    with pytest.raises(BadArgument, match="Tensor"):
+        Tensor(wrong, device="cpu")
