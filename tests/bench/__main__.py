@@ -1,8 +1,9 @@
 """`make bench`: run every benchmark, print a table, write build/bench.json.
 
 A benchmark is a module tests/bench/bench_<subject>.py with `measure() -> list[dict]`, each dict
-{name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run. Each
-module runs in a process of its own, so that none profits or suffers from what another has loaded.
+{name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run, and
+cpu_ratio where processor time is compared too. Each module runs in a process of its own, so that
+none profits or suffers from what another has loaded.
 `python -m tests.bench start boot` runs only the named subjects.
 """
 
@@ -47,6 +48,8 @@ def show(result: dict[str, object]) -> str:
     line = f"{result['name']!s:<62} {result['value']:>14.6g} {result['unit']}"
     if "peer" in result:
         line += f"   {result['peer']}: {result['peer_value']:.6g} (ratio {result['ratio']:.3g})"
+    if "cpu_ratio" in result:
+        line += f" (of processor time {result['cpu_ratio']:.3g})"
     return line
 
 

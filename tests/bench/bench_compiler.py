@@ -1,11 +1,13 @@
-"""The compiler: matrix products cold and warm, host time per operation, import."""
+"""The compiler: matrix products cold and warm on the virtual GPU, host time per operation.
+
+bench_compiler_peers compares kernels on `cpu` with libraries.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -62,19 +64,5 @@ def measure() -> list[dict[str, object]]:
         {"name": "matmul 256 f32 on virtual:navi31, first", "value": first, "unit": "s"},
         {"name": "matmul 256 f32 on virtual:navi31, warm", "value": warm * 1e3, "unit": "ms"},
     ]
-    for size in (256, 1024):
-        array = np.random.default_rng(0).random((size, size), np.float32)
-        peer = _best(partial(np.matmul, array, array), 20)
-        _, ours = _matmul("cpu", size, 20)
-        results.append(
-            {
-                "name": f"matmul {size} f32 on cpu, warm",
-                "value": ours * 1e3,
-                "unit": "ms",
-                "peer": "NumPy",
-                "peer_value": peer * 1e3,
-                "ratio": peer / ours,
-            }
-        )
     results.append({"name": "host time per operation", "value": _host_time() * 1e6, "unit": "us"})
     return results

@@ -1,0 +1,165 @@
+"""The compiler's kernels on `cpu` beside libraries: NumPy, PyTorch and tinygrad, where installed.
+
+Ours and the peer take turns in one process, with as many threads each, and the best of several
+turns counts on both sides: whatever else the machine does meets both alike. `ratio` is of wall
+time. `cpu_ratio` is of processor time, which other processes disturb less; it is fair on one
+processor (`taskset -c 0`), since threads of the peers burn time while they wait for each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import hcq
+from compiler import Tensor
+from compiler.dtype import bfloat16
+from compiler.runtime import use_cache
+from hcq.device import Device
+
+Work = Callable[[], object]
+TURNS = 12
+ROWS, COLUMNS = 16384, 1024  # 64 MB of float32
+
+
+def _peer(name: str) -> Any:  # a module without types, or None
+    """A library to compare with; None where it is not installed."""
+    if importlib.util.find_spec(name) is None:
+        return None
+    return importlib.import_module(name)
+
+
+class _Best:
+    """The shortest times of several turns, in seconds."""
+
+    def __init__(self) -> None:
+        self.wall = self.processor = float("inf")
+
+    def turn(self, work: Work) -> None:
+        start, busy = time.perf_counter(), time.process_time()
+        work()
+        self.wall = min(self.wall, time.perf_counter() - start)
+        self.processor = min(self.processor, time.process_time() - busy)
+
+
+def _versus(name: str, ours: Work, peers: dict[str, Work], turns: int = TURNS) -> list[Any]:
+    """One result per peer, or one without a peer. All have run once before they are timed."""
+    for work in (ours, *peers.values()):
+        work()
+    mine, theirs = _Best(), {peer: _Best() for peer in peers}
+    for _ in range(turns):
+        mine.turn(ours)
+        for peer, work in peers.items():
+            theirs[peer].turn(work)
+    result: dict[str, object] = {"name": name, "value": mine.wall * 1e3, "unit": "ms"}
+    if not peers:
+        return [result]
+    return [
+        {
+            **result,
+            "peer": peer,
+            "peer_value": best.wall * 1e3,
+            "ratio": best.wall / mine.wall,
+            "cpu_ratio": best.processor / mine.processor,
+        }
+        for peer, best in theirs.items()
+    ]
+
+
+class _Bench:
+    """The device, the peers, and inputs."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.torch = _peer("torch")
+        self.tinygrad = _peer("tinygrad")
+        if shutil.which("clang") is None:
+            self.tinygrad = None  # its CPU device compiles with it
+        if self.torch is not None:
+            self.torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    def ours(self, build: Callable[[], Tensor]) -> Work:
+        def work() -> None:
+            build().realize()
+            self.device.synchronize()
+
+        return work
+
+    def matmul(self, size: int) -> list[Any]:
+        array = np.random.default_rng(0).random((size, size), np.float32)
+        tensor = Tensor(array, device=self.device)
+        peers: dict[str, Work] = {"NumPy": lambda: array @ array}
+        if self.torch is not None:
+            theirs = self.torch.from_numpy(array)
+            peers["PyTorch"] = lambda: theirs @ theirs
+        results = _versus(f"matmul {size} f32", self.ours(lambda: tensor @ tensor), peers)
+        if self.tinygrad is not None and size <= 1024:
+            small = self.tinygrad.Tensor(array, device="CPU").realize()
+            tiny: dict[str, Work] = {"tinygrad": lambda: _finished(small @ small)}
+            results += _versus(f"matmul {size} f32", self.ours(lambda: tensor @ tensor), tiny, 3)
+        return results
+
+    def matmul_bfloat16(self, size: int) -> list[Any]:
+        array = np.random.default_rng(0).random((size, size), np.float32)
+        tensor = Tensor(array, device=self.device).cast(bfloat16).realize()
+        peers: dict[str, Work] = {}
+        if self.torch is not None:
+            theirs = self.torch.from_numpy(array).bfloat16()
+            peers["PyTorch"] = lambda: theirs @ theirs
+        return _versus(f"matmul {size} bf16", self.ours(lambda: tensor @ tensor), peers)
+
+    def over_memory(self) -> list[Any]:
+        """Work on 64 MB whose speed is that of memory."""
+        array = np.random.default_rng(0).random((ROWS, COLUMNS), np.float32)
+        x = Tensor(array, device=self.device)
+
+        def normalised() -> Tensor:
+            centred = x - x.mean(-1, keepdims=True)
+            return centred / ((centred * centred).mean(-1, keepdims=True) + 1e-5).sqrt()
+
+        works: dict[str, Callable[[], Tensor]] = {
+            "chain of 6": lambda: (((x * 2.0 + 1.0).relu() - 0.5) * x) + 0.25,
+            "sum": x.sum,
+            "softmax": x.softmax,
+            "layer norm": normalised,
+        }
+        theirs: dict[str, Work] = {}
+        if self.torch is not None:
+            y, functional = self.torch.from_numpy(array), self.torch.nn.functional
+            theirs = {
+                "chain of 6": lambda: (((y * 2.0 + 1.0).relu() - 0.5) * y) + 0.25,
+                "sum": y.sum,
+                "softmax": lambda: functional.softmax(y, -1),
+                "layer norm": lambda: functional.layer_norm(y, (COLUMNS,)),
+            }
+        results = []
+        for name, build in works.items():
+            peers = {"PyTorch": theirs[name]} if name in theirs else {}
+            results += _versus(f"{name}, 64 MB f32", self.ours(build), peers)
+        return results
+
+
+def _finished(tensor: Any) -> object:
+    """Wait for a tensor of tinygrad's: its CPU device runs behind a queue."""
+    done = tensor.realize()
+    importlib.import_module("tinygrad").Device["CPU"].synchronize()
+    return done
+
+
+def measure() -> list[dict[str, object]]:
+    with hcq.open("cpu") as device:
+        use_cache(device, None)
+        bench = _Bench(device)
+        return [
+            *bench.matmul(1024),
+            *bench.matmul(2048),
+            *bench.matmul_bfloat16(1024),
+            *bench.over_memory(),
+        ]
