@@ -30,8 +30,10 @@ from compiler.ranges import Computation, elements
 from compiler.spread import unit_stride
 from hcq.target import TargetSpec
 
-DEPTH = 128  # of a slice: a panel of the right factor then fits the first-level cache
-PANELS = 8  # panels of a tile in each direction, at most
+DEPTH = 256  # of a slice: a panel of the right factor then fits the first-level cache
+LEFT_BYTES = 256 << 10  # a packed left slice, at most: it stays in the second-level cache
+TILE_COLUMNS = 512  # of a tile, at most
+GROUPS = 12  # for each thread, so that the last ones to finish are waited for briefly
 
 
 def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> Kernel:
@@ -48,12 +50,11 @@ class _Blocked:
         self.dtype = parts.reduce.dtype
         self.lanes = max(2, target.vector_bytes // self.dtype.itemsize)
         # registers: with 512-bit vectors there are 32, else 16, and totals may take most of them
-        self.panel_rows = 8 if target.vector_bytes >= 64 else 4
         self.vectors = 2
+        self.panel_rows = _panel_rows(parts.rows.size, 14 if target.vector_bytes >= 64 else 6)
         self.panel_columns = self.vectors * self.lanes
-        self.row_panels = _share(-(-parts.rows.size // self.panel_rows), PANELS)
-        self.column_panels = _share(-(-parts.columns.size // self.panel_columns), PANELS)
         self.depth = -(-parts.depth.size // -(-parts.depth.size // DEPTH))
+        self.row_panels, self.column_panels = self.tile_shape(target.compute_units)
         self.tall = self.row_panels * self.panel_rows
         self.wide = self.column_panels * self.panel_columns
         self.slices = -(-parts.depth.size // self.depth)
@@ -72,6 +73,27 @@ class _Blocked:
         self.tile = Memory("tile", self.dtype, self.tall * self.wide, "local")
         count = self.panel_rows * self.vectors
         self.totals = Memory("totals", self.dtype, count, "register", self.lanes)
+
+    def tile_shape(self, threads: int) -> tuple[int, int]:
+        """Panels of a tile: as many as the caches hold, but enough groups for all threads."""
+        row_panels = -(-self.parts.rows.size // self.panel_rows)
+        column_panels = -(-self.parts.columns.size // self.panel_columns)
+        panel_bytes = self.panel_rows * self.depth * self.dtype.itemsize
+        tall = max(1, LEFT_BYTES // panel_bytes)
+        wide = max(1, TILE_COLUMNS // self.panel_columns)
+        batch = elements(self.parts.batch)
+
+        def groups() -> int:
+            return -(-row_panels // tall) * -(-column_panels // wide) * batch
+
+        while groups() < GROUPS * threads and max(tall, wide) > 4:
+            if wide > 4 and wide * self.panel_columns >= tall * self.panel_rows:
+                wide //= 2
+            elif tall > 4:
+                tall //= 2
+            else:
+                wide //= 2
+        return _share(row_panels, tall), _share(column_panels, wide)
 
     def kernel(self) -> Kernel:
         parts = self.parts
@@ -129,10 +151,13 @@ class _Blocked:
         across_bound = _bound(across.size, first, panels * width)
         depth_bound = _bound(depth.size, slice_start, self.depth)
         deep = unit_stride(factor, depth) and not unit_stride(factor, across)
-        loops = [(step, depth_bound), (element, across_bound)]
-        for counter, bound in loops if deep else reversed(loops):
+        # either way memory is read in order: along the depth of one row, or along a whole row
+        order = [(step, depth_bound), (element, across_bound), (panel, None)]
+        if not deep:
+            order = [(element, across_bound), (panel, None), (step, depth_bound)]
+        for counter, bound in order:
             body = Loop(counter, (body,), bound)
-        statements: list[Statement] = [Loop(panel, (body,))]
+        statements: list[Statement] = [body]
         if across.size % (panels * width) or depth.size % self.depth:
             statements.insert(0, self.clear(name + "_clear", memory))
         return statements
@@ -166,7 +191,12 @@ class _Blocked:
                 before.append(Store(self.totals, at, load(self.tile, place, lanes=lanes)))
                 after.append(Store(self.tile, place, load(self.totals, at, lanes=lanes)))
         panel = (*before, Loop(step, tuple(inner)), *after)
-        return Loop(columns, (Loop(rows, panel),))
+        # a panel that lies wholly outside the output is not computed
+        row_bound = _panels(self.parts.rows.size, self.row_start, self.panel_rows, self.row_panels)
+        column_bound = _panels(
+            self.parts.columns.size, self.column_start, self.panel_columns, self.column_panels
+        )
+        return Loop(columns, (Loop(rows, panel, row_bound),), column_bound)
 
     def finish(self) -> Statement:
         """Epilogue and stores, as far as the tile lies inside the output."""
@@ -184,6 +214,20 @@ class _Blocked:
         store = Store(computation.output, position, result)
         inner = Loop(column, (store,), _bound(parts.columns.size, self.column_start, self.wide))
         return Loop(row, (inner,), _bound(parts.rows.size, self.row_start, self.tall))
+
+
+def _panel_rows(rows: int, most: int) -> int:
+    """Rows of a panel that cost the least in all: a step of a panel takes two multiplications a row
+    and what it takes to load the right factor, and the last panel may be filled in part."""
+    heights = range(min(4, most), most + 1)
+    return min(heights, key=lambda height: (-(-rows // height) * (2 * height + 1.5), height))
+
+
+def _panels(size: int, start: Index, width: int, panels: int) -> Index | None:
+    """The bound of a loop over panels that begin below `size`."""
+    if size % (panels * width) == 0:
+        return None
+    return (constant(size + width - 1) - start) // width
 
 
 def _share(count: int, most: int) -> int:

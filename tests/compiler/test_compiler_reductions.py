@@ -191,6 +191,21 @@ def test_matmul_of_a_depth_that_slices_do_not_divide(cpu: Device, depth: int) ->
     np.testing.assert_allclose(found, (left + 1) @ (right + 1), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [(8, 4, 8), (13, 256, 33), (15, 257, 511), (249, 300, 513), (260, 513, 100), (1000, 7, 530)],
+)
+def test_matmul_at_the_ends_of_tiles(cpu: Device, rows: int, depth: int, columns: int) -> None:
+    random = np.random.default_rng(rows)
+    left = random.integers(-4, 5, (3, rows, depth)).astype(np.float32)
+    right = random.integers(-4, 5, (depth, columns)).astype(np.float32)
+    expected = left @ right  # small integers: exact in any order
+    found = (Tensor(left, device=cpu) @ Tensor(right, device=cpu)).numpy()
+    np.testing.assert_array_equal(found, expected)
+    turned = Tensor(np.ascontiguousarray(right.T), device=cpu).transpose(0, 1)
+    np.testing.assert_array_equal((Tensor(left, device=cpu) @ turned).numpy(), expected)
+
+
 def test_matmul_of_narrow_floats_sums_in_float32(cpu: Device) -> None:
     left, right = random((40, 300), "float16"), random((300, 40), "float16", 1)
     exact = left.astype(np.float64) @ right.astype(np.float64)
