@@ -1,16 +1,40 @@
-"""Guest test: the card falls off the bus during work. Every read gives all ones from then on."""
+"""Guest tests: the card reaches for memory it was not given; then it falls off the bus, and every
+read gives all ones from there on. Runs last."""
 
 from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from hcq.errors import DeviceLost, UgpuError
+from hcq.memory import Placement
+from hcq.queue import QueueKind
 from tests.kernel.guest import navi31
 from tests.kernel.guest.host import Host
 
 LIMIT_S = 60
+
+
+def test_an_unmapped_bus_address_is_refused_and_named() -> None:
+    host, size = Host(), 1 << 14
+    with (
+        navi31.bound() as name,
+        navi31.open_card(name) as device,
+        device.alloc(size, placement=Placement.HOST) as source,
+        device.alloc(size) as target,
+    ):
+        memory = source.handle.dma
+        address = memory.segments[0].address
+        source.view = None
+        memory.close()  # behind the driver's back: the card's page tables still have it
+        device.queue(QueueKind.COPY).copy(target, source).submit()
+        device.synchronize()
+        assert np.all(target.numpy(np.uint32) == 0xFFFF_FFFF), "what nobody answers is all ones"
+        refused = f"DMA to {address:#x}: the IOMMU refuses"
+        assert refused in host.ask("card")["violations"]
+    host.close()
 
 
 def test_surprise_removal_is_device_lost() -> None:

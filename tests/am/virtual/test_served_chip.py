@@ -1,0 +1,86 @@
+"""The virtual Navi31 behind a server, looked at from both sides in one process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hcq
+from am.virtual.bus.served import ServedChip
+from am.virtual.chip import Chip
+from am.virtual.gpu import build_chip
+from am.virtual.options import ChipOptions
+from hcq.device import Device
+from hcq.errors import BadArgument, DeviceLost
+from hcq.memory import Placement
+from hcq.queue import QueueKind
+from hcq.transport.vfio_user.server import Server
+from tests.support.vfio_user_served import served
+from tools.serve import write_firmware
+
+
+@pytest.fixture(params=[False, True], ids=["VRAM by messages", "VRAM mapped"])
+def chip(request: pytest.FixtureRequest) -> Iterator[Chip]:
+    made = build_chip(ChipOptions(vram=256 << 20, shared_vram=request.param))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(chip: Chip) -> Iterator[Server]:
+    with served(ServedChip(chip, map_vram=chip.options.shared_vram)) as one:
+        yield one
+
+
+@pytest.fixture
+def device(server: Server) -> Iterator[Device]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_firmware(Path(folder))
+        opened = hcq.open(f"vfio-user:{server.path}", firmware=folder)
+        yield opened
+        opened.close()
+
+
+def copy_back(device: Device, data: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> None:
+    with device.alloc(data.nbytes) as buffer:
+        buffer.copy_from(data)
+        assert np.array_equal(buffer.numpy(np.uint32), data)
+
+
+def test_the_driver_makes_no_mistake(device: Device, chip: Chip) -> None:
+    copy_back(device, np.arange(1 << 18, dtype=np.uint32))
+    assert not chip.violations
+
+
+def test_an_unmapped_bus_address_is_refused_and_named(device: Device, chip: Chip) -> None:
+    size = 1 << 14
+    with device.alloc(size, placement=Placement.HOST) as source, device.alloc(size) as target:
+        assert source.view is not None
+        source.view[:] = bytes(size)
+        memory = source.handle.dma
+        address = memory.segments[0].address
+        source.view = None
+        memory.close()  # behind the driver's back: the chip's page tables still have it
+        device.queue(QueueKind.COPY).copy(target, source).submit()
+        device.synchronize()
+        assert np.all(target.numpy(np.uint32) == 0xFFFF_FFFF), "what nobody answers is all ones"
+    assert f"DMA to {address:#x}: the IOMMU refuses" in chip.violations
+
+
+def test_a_card_that_falls_off_the_bus_is_lost(device: Device, chip: Chip) -> None:
+    copy_back(device, np.zeros(1 << 12, np.uint32))
+    chip.unplug()
+    assert not device.transport.present()
+    with pytest.raises(DeviceLost):
+        copy_back(device, np.zeros(1 << 12, np.uint32))
+
+
+def test_vram_is_mapped_only_where_it_can_be() -> None:
+    chip = build_chip(ChipOptions(vram=256 << 20))
+    with pytest.raises(BadArgument, match="shared_vram"):
+        ServedChip(chip, map_vram=True)
+    chip.close()
