@@ -56,8 +56,8 @@ def run(lab: Lab) -> list[Run]:
     kernel from resetting the slot: there the card stays up from process to process."""
     write_firmware(lab.folder / "firmware")
     return [
-        boot(lab, "navi31", ["navi31_work", "navi31_unplug"], sibling=False),
-        boot(lab, "navi31-kept", ["navi31_killed", "navi31_lost"], sibling=True),
+        boot(lab, "navi31", ["navi31_work", "navi31_killed", "navi31_unplug"], sibling=False),
+        boot(lab, "navi31-kept", ["navi31_kept", "navi31_lost"], sibling=True),
     ]
 
 

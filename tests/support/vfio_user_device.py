@@ -9,6 +9,7 @@ BAR 0 is memory, BAR 5 registers:
 from __future__ import annotations
 
 import ctypes
+import struct
 
 from hcq.errors import BadArgument, NotSupported, TransportError
 from hcq.transport.base import ResetKind, Transport
@@ -18,13 +19,15 @@ from tests.support.pcifunction import PlainFunction, PlainWindow
 
 ADDRESS, SIZE, COMMAND, STATUS = 0x10, 0x18, 0x1C, 0x20
 REFUSED = 0xDEAD
+_WORD = struct.Struct("<I")
 
 
 class _Registers(PlainWindow):
     device: MemoryDevice
 
     def write32(self, offset: int, value: int) -> None:
-        super().write32(offset, value)
+        self._check(offset, 4, 4)
+        _WORD.pack_into(self.data, offset, value)
         if offset == COMMAND:
             self.device.command(value)
 

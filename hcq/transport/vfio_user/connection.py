@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,9 @@ from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
 MESSAGE_LIMIT_S = 30.0  # TIMEOUT: as for the main socket, see client.ANSWER_LIMIT_S
 BATCH_LIMIT = 256  # writes in one message
 READ_AHEAD = 3  # messages of a block asked for before the first is here
+_WRITE = int(Command.REGION_WRITE)
+# A whole message each: header, place, and a register's value.
+_POSTED = {4: struct.Struct("<HHIIIQIII"), 8: struct.Struct("<HHIIIQIIQ")}
 _HEAD, _ACCESS = wire.HEADER.size, wire.REGION_ACCESS.size
 
 
@@ -214,22 +218,20 @@ class Connection:
 
     # ---- posted writes -----------------------------------------------------------------------
 
-    def post(self, region: int, offset: int, data: bytes) -> None:
-        """Send a write of at most 8 bytes that nobody waits for; a refusal is not heard of."""
-        size = len(data)
+    def post(self, region: int, offset: int, size: int, value: int) -> None:
+        """Send a register write of 4 or 8 bytes; nobody waits, and no refusal is heard of."""
         with self._lock:
             if self._batch is not None:
-                value = int.from_bytes(data, "little")
                 self._batch.append(wire.WRITE_ENTRY.pack(offset, region, size, value))
                 if len(self._batch) >= BATCH_LIMIT:
                     self._flush()
                 return
-            whole = _HEAD + _ACCESS + size
-            head = wire.HEADER.pack(self._next(), Command.REGION_WRITE, whole, wire.NO_REPLY, 0)
+            layout, number = _POSTED[size], self._next()
+            message = layout.pack(
+                number, _WRITE, layout.size, wire.NO_REPLY, 0, offset, region, size, value
+            )
             try:
-                self._channel.send_bytes(
-                    head + wire.REGION_ACCESS.pack(offset, region, size) + data
-                )
+                self._channel.send_bytes(message)
             except OSError as error:
                 self._lost(error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import struct
 
 from hcq.errors import BadArgument, TransportError
 from hcq.transport.vfio_user import wire
@@ -13,7 +12,6 @@ from hcq.transport.vfio_user.wire import Command
 from hcq.transport.window import MappedWindow
 from hcq.uapi import constants
 
-_WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
 _LARGEST_INFO = 1 << 16  # bytes of a region's description, capabilities included
 
 
@@ -131,7 +129,7 @@ class MessageWindow:
         if offset & 3 or not 0 <= offset <= self.size - 4:
             self._refuse(offset, 4)
         self._check_value(value, 32)
-        self._connection.post(self.index, offset, _WORD.pack(value))
+        self._connection.post(self.index, offset, 4, value)
 
     def read64(self, offset: int) -> int:
         """Read one 64-bit register."""
@@ -144,7 +142,7 @@ class MessageWindow:
         if offset & 7 or not 0 <= offset <= self.size - 8:
             self._refuse(offset, 8)
         self._check_value(value, 64)
-        self._connection.post(self.index, offset, _LONG.pack(value))
+        self._connection.post(self.index, offset, 8, value)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read a block of memory."""

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 Reply = tuple[Sequence[bytes | memoryview], Sequence[int]]
 DETACH_LIMIT_S = 5.0
+_WIDTHS = frozenset((1, 2, 4, 8))  # of single register writes
 _DONE: Reply = ((), ())
 _WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -83,6 +84,8 @@ class Session:
         try:
             self._transport = self.model.attach(self)
             self._config = ServedConfig(self._transport)
+            bars = [self._config.bar_size(bar) for bar in range(Region.ROM)]
+            self._sizes = [*bars, 0, CONFIG_SIZE, 0]  # of each region, in bytes
             memory = self._memory = ClientMemory(self.model)
             self._requests.serve(self._handle)
         except Disconnected:
@@ -260,7 +263,7 @@ class Session:
         if index >= wire.REGIONS:
             raise Refused(errno.EINVAL, f"no region {index}")
         names = constants("vfio")
-        size = self._region_size(index)
+        size = self._sizes[index]
         access = names.VFIO_REGION_INFO_FLAG_READ | names.VFIO_REGION_INFO_FLAG_WRITE
         flags, offset, capabilities = access if size else 0, 0, b""
         descriptors: tuple[int, ...] = ()
@@ -278,11 +281,6 @@ class Session:
         place = wire.REGION_INFO.size if capabilities and fits else 0
         info = wire.REGION_INFO.pack(whole, flags, index, place, size, offset)
         return (info, capabilities if fits else b""), descriptors
-
-    def _region_size(self, index: int) -> int:
-        if index == Region.CONFIG:
-            return CONFIG_SIZE
-        return self._config.bar_size(index) if index < Region.ROM else 0
 
     def _shared_memory(self, index: int) -> SharedMemory | None:
         if index >= Region.ROM:
@@ -369,14 +367,16 @@ class Session:
             raise Refused(errno.EINVAL, f"{count} writes in {len(entries)} bytes")
         # ORDER: all is checked before the first is done, so that a refusal has had no effect.
         writes = list(wire.WRITE_ENTRY.iter_unpack(entries))
+        sizes = self._sizes
         for offset, region, size, _ in writes:
-            if size not in (1, 2, 4, 8):
-                raise Refused(errno.EINVAL, f"a write of {size} bytes")
-            self._check(offset, region, size)
+            if size not in _WIDTHS or region >= wire.REGIONS or offset % size:
+                raise Refused(errno.EINVAL, f"no write of {size} bytes to region {region}")
+            if offset + size > sizes[region]:
+                raise Refused(errno.EINVAL, f"{offset:#x} lies outside region {region}")
+        windows = self._windows
         for offset, region, size, value in writes:
-            window = self._windows.get(region)
-            if size == 4 and window is not None:
-                window.write32(offset, value & 0xFFFF_FFFF)
+            if size == 4 and region in windows:
+                windows[region].write32(offset, value & 0xFFFF_FFFF)
             else:
                 self._write(offset, region, memoryview(_LONG.pack(value))[:size])
         return (wire.WRITE_COUNT.pack(count),), ()
@@ -384,7 +384,7 @@ class Session:
     def _check(self, offset: int, region: int, count: int) -> None:
         if region >= wire.REGIONS or count > wire.LARGEST_TRANSFER or not count:
             raise Refused(errno.EINVAL, f"no access of {count} bytes to region {region}")
-        if offset + count > self._region_size(region):
+        if offset + count > self._sizes[region]:
             raise Refused(errno.EINVAL, f"{offset:#x} lies outside region {region}")
 
     def _read(self, offset: int, region: int, count: int) -> bytes:

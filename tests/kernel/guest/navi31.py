@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 import hcq
 from hcq.device import Device
@@ -61,6 +62,23 @@ def start(code: str) -> subprocess.Popen[str]:
     """A process of its own that runs `code`; its output is read line by line."""
     command = [sys.executable, "-u", "-c", code]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+
+
+def run_until(code: str, line: str) -> subprocess.Popen[str]:
+    """A process that runs `code`, once it has printed `line`."""
+    process = start(code)
+    assert process.stdout is not None
+    for said in process.stdout:
+        if said.strip() == line:
+            return process
+    pytest.fail(f"it ended before {line!r} with status {process.wait()}")
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def kernel_log() -> str:

@@ -1,0 +1,52 @@
+"""Guest tests: a card that the kernel cannot reset stays up from process to process, killed ones
+included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from tests.kernel.guest import navi31
+
+WORK = """
+import hcq, numpy as np
+from compiler import Tensor
+with hcq.open({name!r}) as device:
+    a = Tensor(np.ones((64, 64), np.float32), device=device)
+    assert (a @ a).numpy()[0, 0] == 64
+    print("working", flush=True)
+    while True:
+        (a @ a).numpy()
+"""
+
+
+def test_warm_open(record_property: Callable[[str, object], None]) -> None:
+    with navi31.bound() as name:
+        with navi31.open_card(name) as device:
+            assert device.info()["start"] == "cold"
+        begin = time.monotonic()
+        with navi31.open_card(name) as device:
+            record_property("warm open (s)", f"{time.monotonic() - begin:.2f}")
+            assert device.info()["start"] == "warm"
+            navi31.check_copies(device)
+
+
+def test_killed_during_work_then_opened_again() -> None:
+    with navi31.bound() as name:
+        process = navi31.run_until(WORK.format(name=name), "working")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", f"import hcq\nhcq.open({name!r})"],
+                env=navi31.environment(), capture_output=True, text=True, check=False,
+                timeout=navi31.PROGRAM_LIMIT_S,
+            )  # fmt: skip
+            assert done.returncode and "DeviceBusy" in done.stderr, done.stderr[-500:]
+        finally:
+            navi31.kill(process)
+        with navi31.open_card(name) as device:  # left dirty: reset by the driver, if it must
+            navi31.check_copies(device)
+        with navi31.open_card(name) as device:
+            assert device.info()["start"] == "warm"
+            navi31.check_copies(device)
