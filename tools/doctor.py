@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from am.chips.navi31 import facts as navi31
+from hcq.config import Config, config
 from hcq.errors import UgpuError
 from hcq.transport import pci_function
 from hcq.transport.system import System
@@ -83,10 +84,21 @@ def pci_functions(root: Path) -> Iterator[PciFunction]:
 
 
 class Doctor:
-    """Looks at one machine. `root` stands for "/"; `home_packages` names modules to look for."""
+    """Looks at one machine. `root` stands for "/".
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    firmware_folders: where the driver would look for images; those of UGPU_FIRMWARE, or
+    lib/firmware below `root`, as in `hcq.config`.
+    """
+
+    def __init__(
+        self, root: Path = Path("/"), firmware_folders: tuple[Path, ...] | None = None
+    ) -> None:
         self.root = root
+        if firmware_folders is None:
+            firmware_folders = config().firmware_folders
+            if firmware_folders == Config().firmware_folders:
+                firmware_folders = (root / "lib/firmware",)
+        self.firmware_folders = firmware_folders
 
     def findings(self) -> list[Finding]:
         functions = list(pci_functions(self.root))
@@ -183,22 +195,27 @@ class Doctor:
             yield Finding("locked memory", "ok", "enough memory may be locked for DMA")
 
     def firmware(self) -> Iterator[Finding]:
-        folder = self.root / "lib/firmware/amdgpu"
+        folders = [place for top in self.firmware_folders for place in (top / "amdgpu", top)]
+        where = ", ".join(str(folder) for folder in self.firmware_folders)
         missing = [
             name
             for name in navi31.FIRMWARE_FILES
-            if not any((folder / (name + suffix)).is_file() for suffix in ("", ".xz", ".zst"))
+            if not any(
+                (folder / (name + suffix)).is_file()
+                for folder in folders
+                for suffix in ("", ".xz", ".zst")
+            )
         ]
         if missing:
             yield Finding(
                 "firmware",
                 "missing",
-                f"Navi31 images not in {folder}: {', '.join(missing)}",
+                f"Navi31 images not in {where}: {', '.join(missing)}",
                 "sudo apt install firmware-amd-graphics   # Debian, non-free-firmware; "
                 "Ubuntu: sudo apt install linux-firmware",
             )
         else:
-            yield Finding("firmware", "ok", f"all Navi31 images are in {folder}")
+            yield Finding("firmware", "ok", f"all Navi31 images are in {where}")
 
     def function(self, function: PciFunction) -> Iterator[Finding]:
         """What stands between us and one device that we drive."""

@@ -112,3 +112,15 @@ def test_unknown_and_foreign_cards(machine: Machine) -> None:
 def test_no_group(machine: Machine) -> None:
     machine.add_gpu(group=False)
     assert any("no IOMMU group" in f.detail for f in machine.findings())
+
+
+def test_a_configured_firmware_folder_is_looked_into(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    looked = doctor.Doctor(tmp_path, firmware_folders=(folder,))
+    (before,) = looked.firmware()
+    assert before.state == "missing" and str(folder) in before.detail
+    for name in navi31.FIRMWARE_FILES:
+        (folder / f"{name}.zst").touch()
+    (after,) = looked.firmware()
+    assert after.state == "ok" and str(folder) in after.detail

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from am.virtual.memory.gmc import Hub
 from am.virtual.shader import DELTA, READ_TAG, WRITE_TAG, Access, tlb_set
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench
 
@@ -43,7 +44,7 @@ class Memory(Bench):
         self.flush_hdp()
 
     @property
-    def unit(self):  # type: ignore[no-untyped-def]
+    def unit(self) -> Hub:
         return self.chip.gc if self.hub_name == "gc" else self.chip.mm
 
     def context(self, vmid: int, root: int, depth: int = 3, control: int = 0x7FFE00) -> None:
