@@ -1,4 +1,4 @@
-"""Tensors to machine code: `Tensor`, and `dtypes` with the element types.
+"""Tensors to machine code: `Tensor`, `jit`, and `dtypes` with the element types.
 
 Importing this package loads nothing heavy: the names below are fetched on first use.
 """
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiler import dtype as dtypes
+    from compiler.replay import jit
     from compiler.tensor import Tensor
 
-__all__ = ["Tensor", "dtypes"]
+__all__ = ["Tensor", "dtypes", "jit"]
 
 
 def __getattr__(name: str) -> object:
     if name == "Tensor":
         return importlib.import_module("compiler.tensor").Tensor
+    if name == "jit":
+        return importlib.import_module("compiler.replay").jit
     if name == "dtypes":
         return importlib.import_module("compiler.dtype")
     raise AttributeError(f"module 'compiler' has no attribute {name!r}")

@@ -39,6 +39,8 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
     outer, last = ranges[:-1], ranges[-1]
     dtypes = [m.dtype for m in (computation.output, *computation.inputs)]
     width = vector_width(dtypes, target.vector_bytes)
+    if computation.position.coefficient(last) != 1:  # an assignment with gaps
+        width = 1
     while last.size % width or elements(ranges) < width * target.wave_size:
         width //= 2
         if width <= 1:
@@ -211,7 +213,7 @@ def _tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) 
 def _single(computation: Computation, target: TargetSpec) -> Kernel:
     """One element: one wave, of which one thread works."""
     thread = thread_range(target.wave_size).index()
-    inside = Store(computation.output, constant(0), computation.value)
+    inside = Store(computation.output, computation.position, computation.value)
     body = (If(at_least_zero(-thread), (inside,)),)
     return _kernel(computation, (), (1, 1, 1), target.wave_size, body)
 

@@ -20,6 +20,7 @@ element-wise    1..3     -                               see ops.py; all of one 
 "stride"        1        steps                           every step-th element, from the first
 "cat"           1..n     axis                            one after the other
 "gather"        1 + n    (axes, checked)                 elements at indices along n axes, see below
+"assign"        2        a Region (compiler.indexing)    the first, the region being the second
 "reduce"        1        (operation, axes)               the axes keep size 1
 "contiguous"    1        -                               must be stored
 
@@ -30,7 +31,7 @@ zero; `checked`: all are known to lie inside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -79,7 +80,7 @@ ONE_TO_ONE = frozenset(("reshape", "permute", "flip"))  # each source element is
 
 
 def full(number: bool | int | float, dtype: DType, shape: Shape) -> Node:
-    return expand(reshape(Node("const", dtype, (), (), number), (1,) * len(shape)), shape)
+    return Node("const", dtype, shape, (), number)
 
 
 def iota(count: int) -> Node:
@@ -94,7 +95,7 @@ def cast(source: Node, dtype: DType) -> Node:
     if source.dtype is dtype:
         return source
     if source.op == "const" and dtype.is_float and not source.dtype.is_float:
-        return Node("const", dtype, (), (), float(source.arg))
+        return Node("const", dtype, source.shape, (), float(source.arg))
     return Node("cast", dtype, source.shape, (source,))
 
 
@@ -103,6 +104,8 @@ def reshape(source: Node, shape: Shape) -> Node:
         return source
     if source.op == "reshape":
         return reshape(source.sources[0], shape)
+    if source.op == "const":
+        return Node("const", source.dtype, shape, (), source.arg)
     return Node("reshape", source.dtype, shape, (source,))
 
 
@@ -120,6 +123,8 @@ def expand(source: Node, shape: Shape) -> Node:
         return source
     if source.op == "expand":
         return expand(source.sources[0], shape)
+    if source.op == "const":
+        return Node("const", source.dtype, shape, (), source.arg)
     return Node("expand", source.dtype, shape, (source,))
 
 
@@ -183,8 +188,12 @@ def reduce(op: str, source: Node, axes: Sequence[int]) -> Node:
     return Node("reduce", source.dtype, kept, (source,), (op, used))
 
 
-def topological(roots: Sequence[Node]) -> list[Node]:
-    """Every node the roots need, sources first. Does not recurse: graphs may be deep."""
+def topological(
+    roots: Sequence[Node], earlier: Mapping[int, Sequence[Node]] | None = None
+) -> list[Node]:
+    """Every node the roots need, sources first, and before each node what `earlier` lists for its
+    id. Does not recurse: graphs may be deep."""
+    before = earlier or {}
     order: list[Node] = []
     seen: set[int] = set()
     stack = [(root, False) for root in reversed(roots)]
@@ -196,4 +205,5 @@ def topological(roots: Sequence[Node]) -> list[Node]:
             seen.add(id(node))
             stack.append((node, True))
             stack.extend((source, False) for source in reversed(node.sources))
+            stack.extend((reader, False) for reader in before.get(id(node), ()))
     return order

@@ -19,7 +19,9 @@ COLUMNS = 512  # results a group accumulates side by side
 def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
     """Chunks of the last range, or several whole rows of it, per group."""
     if not computation.ranges:
-        body: tuple[Statement, ...] = (Store(computation.output, constant(0), computation.value),)
+        body: tuple[Statement, ...] = (
+            Store(computation.output, computation.position, computation.value),
+        )
         return _kernel(computation, (), (1, 1, 1), body)
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     if last.size >= CHUNK or not outer:

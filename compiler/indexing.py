@@ -1,4 +1,4 @@
-"""Tensor: x[...] by ints, slices, None, ..., and by arrays, lists and integer tensors, as NumPy."""
+"""Tensor: x[...] read and assigned by ints, slices, None, ..., and by arrays, lists and integer tensors, as NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import numpy as np
 from compiler import graph
 from compiler.dtype import int64
 from compiler.graph import Node, Shape
+from compiler.index import Index, Validity, at_least_zero, both, constant, within
 from compiler.movement import Movement
+from compiler.origin import here
 from compiler.tensor_core import TensorCore, broadcast, broadcast_shape
 from hcq.errors import BadArgument, NotSupported
 
@@ -28,6 +30,34 @@ class Region:
     steps: tuple[int, ...]
     flipped: tuple[int, ...]
     shape: Shape
+
+    @property
+    def counts(self) -> Shape:
+        """How many elements along each axis of the array."""
+        pairs = zip(self.box, self.steps, strict=True)
+        return tuple(-(-(stop - start) // step) for (start, stop), step in pairs)
+
+    def outer(self, indices: Sequence[Index]) -> tuple[Index, ...]:
+        """Where in the array the region's elements are."""
+        return tuple(
+            (constant(count - 1) - index if axis in self.flipped else index) * step + start
+            for axis, (index, count, step, (start, _)) in enumerate(
+                zip(indices, self.counts, self.steps, self.box, strict=True)
+            )
+        )
+
+    def inner(self, indices: Sequence[Index]) -> tuple[Validity, tuple[Index, ...]]:
+        """When the array's elements are in the region, and where."""
+        inside: Validity = ()
+        places = []
+        for axis, (index, (start, stop)) in enumerate(zip(indices, self.box, strict=True)):
+            step, from_start = self.steps[axis], index - start
+            inside = both(inside, within(index, start, stop))
+            inside = both(inside, at_least_zero((from_start % step) * -1))
+            place = from_start // step
+            last = constant(self.counts[axis] - 1)
+            places.append(last - place if axis in self.flipped else place)
+        return inside, tuple(places)
 
     def read(self, source: Node) -> Node:
         """The elements of the region."""
@@ -48,6 +78,30 @@ class Indexing(Movement):
         if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
             return self._gather(entries)
         return self._new(self._region(entries).read(self.node))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Replace the elements at ints and slices; `value` is broadcast and converted. Written in
+        place unless somebody may still see the old value: other tensors keep what they had."""
+        entries = self._full_key(key if isinstance(key, tuple) else (key,))
+        if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
+            raise NotSupported("assignment to elements chosen by arrays or tensors is not built")
+        region = self._region(entries)
+        given = self._lift("assign", value)
+        if isinstance(given, TensorCore):
+            if broadcast_shape("assign", given.node, region.shape) != region.shape:
+                raise BadArgument(f"assign: {given._shown} to a region of {list(region.shape)}")
+            node = broadcast(graph.cast(given.node, self.dtype), region.shape)
+        else:
+            node = self._constant("assign", given, self.dtype, region.shape)
+        if node.size:
+            sources = (self.node, graph.reshape(node, region.counts))
+            self.node = Node("assign", self.dtype, self.shape, sources, region)
+            self.node.origin = here()
+
+    def assign(self, value: Any) -> Self:
+        """Replace all elements, as `x[...] = value` does; returns self."""
+        self[...] = value
+        return self
 
     def take(self, indices: Any, axis: int) -> Self:
         """The elements at `indices` along one axis."""

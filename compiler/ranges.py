@@ -60,10 +60,13 @@ class Computation:
     ranges: tuple[Range, ...]
     value: Value
     origin: str
+    place: Index | None = None  # where the element goes, if not there
 
     @property
     def position(self) -> Index:
         """Where the element goes."""
+        if self.place is not None:
+            return self.place
         return flatten([r.index() for r in self.ranges], [r.size for r in self.ranges])
 
     @property
@@ -83,11 +86,18 @@ def express(group: Group) -> Computation:
         Memory(f"in{i}", node.dtype, max(1, node.size)) for i, node in enumerate(group.inputs)
     )
     tracer = _Tracer({id(node): memory for node, memory in zip(group.inputs, inputs, strict=True)})
-    ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(root.shape))
-    expression = tracer.value(root, tuple(r.index() for r in ranges), ())
+    counts = root.arg.counts if group.in_place else root.shape
+    ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(counts))
+    indices = tuple(r.index() for r in ranges)
+    place = None
+    if group.in_place:
+        place = flatten(root.arg.outer(indices), root.shape)
+        expression = tracer.value(root.sources[1], indices, ())
+    else:
+        expression = tracer.value(root, indices, ())
     output = Memory("out", root.dtype, max(1, root.size))
     kept = tuple(r for r in ranges if r.size > 1)
-    return _merge(Computation(output, inputs, kept, expression, describe(group)))
+    return _merge(Computation(output, inputs, kept, expression, describe(group), place))
 
 
 class _Tracer:
@@ -123,6 +133,13 @@ class _Tracer:
             return self._cat(node, at, valid)
         if op == "gather":
             return self._gather(node, at, valid)
+        if op == "assign":
+            old, given = node.sources
+            inside, inner = node.arg.inner(at)
+            outside = self.value(old, at, valid)
+            if inside == NEVER:
+                return outside
+            return gate(inside, self.value(given, inner, both(valid, inside)), outside)
         source = node.sources[0]
         if op == "cast":
             return _convert(self.value(source, at, valid), node.dtype)
@@ -283,19 +300,23 @@ def _moved(node: Node, at: tuple[Index, ...]) -> tuple[Index, ...]:
 
 def _merge(computation: Computation) -> Computation:
     """Join neighbouring ranges wherever no index gets harder for it: one long loop beats two."""
-    ranges, expression = _merge_ranges(computation.ranges, computation.value)
+    ranges, expression, place = _merge_ranges(
+        computation.ranges, computation.value, computation.place
+    )
     reduction = next((node for node in walk(expression) if node.op == "reduce"), None)
     if reduction is not None:
         operation, over = reduction.arg
-        merged, body = _merge_ranges(over, reduction.sources[0])
+        merged, body, _ = _merge_ranges(over, reduction.sources[0], None)
         new = value("reduce", reduction.dtype, (body,), (operation, merged))
         expression = rebuild(expression, lambda node, _: new if node is reduction else None)
     return Computation(
-        computation.output, computation.inputs, ranges, expression, computation.origin
+        computation.output, computation.inputs, ranges, expression, computation.origin, place
     )
 
 
-def _merge_ranges(ranges: Sequence[Range], root: Value) -> tuple[tuple[Range, ...], Value]:
+def _merge_ranges(
+    ranges: Sequence[Range], root: Value, place: Index | None
+) -> tuple[tuple[Range, ...], Value, Index | None]:
     merged = list(ranges)
     position = len(merged) - 2
     while position >= 0:
@@ -303,14 +324,15 @@ def _merge_ranges(ranges: Sequence[Range], root: Value) -> tuple[tuple[Range, ..
         joint = Range(outer.name, outer.size * inner.size)
         parts = {outer: joint.index() // inner.size, inner: joint.index() % inner.size}
         changed = substitute(root, parts)
-        if _difficulty(changed) <= _difficulty(root):
-            root = changed
+        moved = None if place is None else place.substitute(parts)
+        if _difficulty(changed, moved) <= _difficulty(root, place):
+            root, place = changed, moved
             merged[position : position + 2] = [joint]
         position -= 1
-    return tuple(merged), root
+    return tuple(merged), root, place
 
 
-def _difficulty(root: Value) -> int:
+def _difficulty(root: Value, place: Index | None) -> int:
     """The number of divisions in the distinct indices of an expression."""
     atoms: set[Div | Mod] = set()
 
@@ -325,6 +347,8 @@ def _difficulty(root: Value) -> int:
 
     for index in indices_of(root):
         visit(index)
+    if place is not None:
+        visit(place)
     return len(atoms)
 
 

@@ -22,9 +22,12 @@ from compiler import codegen
 from compiler.cache import DiskCache
 from compiler.emit import emit
 from compiler.graph import Node
+from compiler.hazards import in_place
 from compiler.lower import lower
-from compiler.memory_pool import MemoryPool, Storage
+from compiler.memory_pool import MemoryPool, Storage, round_up
+from compiler.plan import Plan, Structure, make_plan, structure, wanted_later
 from compiler.ranges import express
+from compiler.recording import current_recording
 from compiler.schedule import Group, schedule
 from hcq import trace
 from hcq.config import config
@@ -59,6 +62,15 @@ class _Loaded:
     block: int
 
 
+@dataclass(frozen=True)
+class _Ready:
+    plan: Plan
+    loaded: tuple[_Loaded, ...]  # one for each step
+
+
+PLANS = 4096  # plans kept per device; beyond it all are made again
+
+
 class Runtime:
     """What the compiler keeps for one open device. Thread-safe."""
 
@@ -68,44 +80,79 @@ class Runtime:
         self.disk = DiskCache(cache_folder)
         self._groups: dict[tuple[Any, ...], _Loaded] = {}
         self._kernels: dict[str, _Loaded] = {}
+        self._plans: dict[Structure, _Ready] = {}
         self._lock = threading.RLock()
 
     def realize(self, roots: Sequence[Node]) -> None:
         """Compute the roots and all that must be stored on the way; returns after submission."""
         with self._lock:
             bases = [_base(root) for root in roots]
-            self._run(schedule(bases))
+            wanted = [base for base in bases if base.storage is None]
+            if wanted:
+                key, nodes = structure(wanted)
+                self._run(self._planned(key, wanted, nodes), bases, nodes)
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
 
-    def _run(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            if group.root.size == 0:
-                group.root.settle(self.pool.take(0))
-        launches = [(group, self._loaded(group)) for group in groups if group.root.size]
-        if not launches:
-            return
-        results: list[Storage] = []
-        made: dict[int, Storage] = {}
-        with self.device.queue() as queue:
-            for group, loaded in launches:
-                root = group.root
-                storage = self.pool.take(root.size * root.dtype.itemsize)
-                made[id(root)] = storage
-                given = [made.get(id(node)) or _storage(node) for node in group.inputs]
-                if results:
-                    queue.barrier()
-                results.append(storage)
-                queue.launch(
-                    loaded.kernel,
-                    grid=loaded.grid,
-                    block=(loaded.block, 1, 1),
-                    args=[storage.buffer, *(held.buffer for held in given)],
-                )
+    def _planned(self, key: Structure, roots: Sequence[Node], nodes: Sequence[Node]) -> _Ready:
+        """The plan for graphs of this structure, its kernels loaded."""
+        assigned = in_place(nodes, roots)
+        if assigned:
+            key = (*key, tuple(place for place, n in enumerate(nodes) if id(n) in assigned))
+        found = self._plans.get(key)
+        if found is None:
+            groups = schedule(roots, assigned)
+            plan = make_plan(groups, nodes)
+            loaded = tuple(self._loaded(group) for group in groups if group.root.size)
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            found = self._plans[key] = _Ready(plan, loaded)
+        return found
+
+    def _run(self, ready: _Ready, roots: Sequence[Node], nodes: list[Node]) -> None:
+        plan = ready.plan
+        recording = current_recording()
+        pool = self.pool if recording is None else recording.pool_for(self)
+        made: dict[int, Storage] = {place: pool.take(0) for place in plan.empty}
+        assigned = {step.root for step in plan.steps if step.target is not None}
+        wanted = wanted_later(plan, roots, nodes) if len(plan.steps) > 1 else None
+        keep: dict[int, Storage] = dict(made)
+        spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
+        queue = self.device.queue()
+        for number, (step, loaded) in enumerate(zip(plan.steps, ready.loaded, strict=True)):
+            if step.target is not None:
+                storage = made.get(step.target) or _storage(nodes[step.target])
+                keep[step.target] = keep[step.root] = storage
+            else:
+                free = spare.get(round_up(step.size))
+                storage = free.pop() if free else pool.take(step.size)
+                storage.size = step.size
+            made[step.root] = storage
+            given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
+            if number:
+                queue.barrier()
+            queue.launch(
+                loaded.kernel,
+                grid=loaded.grid,
+                block=(loaded.block, 1, 1),
+                args=[storage.buffer, *[held.buffer for held in given]],
+            )
+            if recording is not None:
+                recording.launched(step.key, storage, given)
+            if wanted is None or step.root in wanted:
+                keep[step.root] = storage
+            for place in step.inputs:
+                if plan.last_use[place] == number and place in made and place not in keep:
+                    unread = made.pop(place)
+                    spare.setdefault(round_up(unread.size), []).append(unread)
+        if plan.steps:
+            queue.submit()
         # only now that all is submitted: after an error the graph is as it was
-        for group, _ in launches:
-            group.root.settle(made[id(group.root)])
+        for place, storage in keep.items():
+            if recording is not None and nodes[place].storage is None:
+                recording.settling(nodes[place], storage, new=place not in assigned)
+            nodes[place].settle(storage)
 
     def _loaded(self, group: Group) -> _Loaded:
         found = self._groups.get(group.key)

@@ -15,7 +15,7 @@ Costs are in additions (ops.COSTS); constants, loads and movement cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,28 +29,44 @@ LIMIT = 160
 
 @dataclass(frozen=True)
 class Group:
-    """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same."""
+    """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
+    in_place: the root is an assignment into the memory of its first source."""
 
     root: Node
     inputs: tuple[Node, ...]
     key: tuple[Any, ...]  # nested tuples of ops, shapes, types and arguments
+    in_place: bool = False
 
 
-def schedule(roots: Sequence[Node]) -> list[Group]:
-    """The kernels that compute the roots, in an order they can run in."""
+def schedule(
+    roots: Sequence[Node], in_place: Mapping[int, Sequence[Node]] | None = None
+) -> list[Group]:
+    """The kernels that compute the roots, in an order they can run in. in_place: assignments into
+    the old value's memory, with the reads to finish before (compiler.hazards)."""
+    assigned = in_place or {}
     wanted = [root for root in roots if root.storage is None]
-    order = topological(wanted)
-    stored = _choose(wanted, order)
-    return [_group(node, stored) for node in order if id(node) in stored]
+    order = topological(wanted, assigned)
+    stored = _choose(wanted, order, assigned)
+    return [_group(node, stored, id(node) in assigned) for node in order if id(node) in stored]
 
 
-def _choose(roots: Sequence[Node], order: Sequence[Node]) -> set[int]:
+def _choose(
+    roots: Sequence[Node], order: Sequence[Node], assigned: Mapping[int, Sequence[Node]]
+) -> set[int]:
     users: dict[int, list[Node]] = {}
     for node in order:
         for source in {id(source): source for source in node.sources}.values():
             users.setdefault(id(source), []).append(node)
     stored = {id(node) for node in roots}
     stored |= {id(node) for node in order if node.op == "contiguous"}
+    for node in order:
+        if id(node) in assigned:
+            # what the write destroys is read, and what is written computed, by kernels before it
+            stored.add(id(node))
+            old, given = node.sources
+            stored |= {id(reader) for reader in assigned[id(node)] if _ends(reader, users, node)}
+            if any(given is reader for reader in assigned[id(node)]) and _may_store(given):
+                stored.add(id(given))
     claimed: set[int] = set()
     for node in order:
         if node.op == "reduce":
@@ -74,6 +90,11 @@ def _choose(roots: Sequence[Node], order: Sequence[Node]) -> set[int]:
                     break
                 stored.add(id(heaviest))
     return stored
+
+
+def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
+    """Whether nothing but the assignment uses a read of the old value."""
+    return all(user is node for user in users.get(id(reader), ()))
 
 
 def _may_store(node: Node) -> bool:
@@ -113,8 +134,9 @@ def _end_of_epilogue(
     return id(node)
 
 
-def _group(root: Node, stored: set[int]) -> Group:
+def _group(root: Node, stored: set[int], in_place: bool) -> Group:
     """Collect a stored node's kernel: its inputs and its structure."""
+    old = root.sources[0] if in_place else None
     places: dict[int, int] = {}
     inputs: list[Node] = []
     key: list[tuple[Any, ...]] = []
@@ -130,12 +152,15 @@ def _group(root: Node, stored: set[int]) -> Group:
         elif ready:
             places[id(node)] = len(key)
             arg = (repr(node.arg),) if node.op in ("const", "pad") else node.arg
-            sources = tuple(places[id(source)] for source in node.sources)
+            needed = node.sources if node is not root or not in_place else node.sources[1:]
+            sources = tuple(places[id(source)] for source in needed)
             key.append((node.op, node.shape, node.dtype, arg, sources))
         else:
             stack.append((node, True))
-            stack.extend((source, False) for source in reversed(node.sources))
-    return Group(root, tuple(inputs), tuple(key))
+            needed = node.sources if node is not root or not in_place else node.sources[1:]
+            stack.extend((source, False) for source in reversed(needed))
+    assert old is None or not any(node is old for node in inputs), "a write beside a read"
+    return Group(root, tuple(inputs), tuple(key), in_place)
 
 
 def describe(group: Group) -> str:

@@ -18,6 +18,8 @@ from compiler.dtype import DType, bfloat16
 from compiler.graph import Node
 from compiler.memory_pool import Storage
 from compiler.origin import here
+from compiler.plan import MemoryPlan, memory_plan
+from compiler.recording import current_recording
 from compiler.reductions import Reductions
 from compiler.runtime import device_of, runtime_of
 from compiler.tensor_core import Scalar, shape_of
@@ -158,8 +160,20 @@ class Tensor(Reductions):
         runtime_of(self.device).realize([self.node, *(other.node for other in others)])
         return self
 
+    def memory_plan(self, *others: Tensor) -> MemoryPlan:
+        """What realizing this (and others of the same device) would take, without doing it."""
+        for other in others:
+            self._lift("memory_plan", other)
+        return memory_plan([self.node, *(other.node for other in others)])
+
     def numpy(self) -> NDArray[Any]:
         """The elements as a new array; bfloat16 comes as float32."""
+        recording = current_recording()
+        if recording is not None:
+            raise BadArgument(
+                f"@jit {recording.name}: the elements of {self._shown} are asked for while the "
+                "function is recorded; return the tensor instead"
+            )
         self.realize()
         storage = self.node.storage
         assert isinstance(storage, Storage)
@@ -237,6 +251,12 @@ def _upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     else:
         stored = np.ascontiguousarray(array, dtypes.to_numpy(kind))
     node = Node("buffer", kind, tuple(array.shape))
+    recording = current_recording()
+    if recording is not None:
+        raise BadArgument(
+            f"@jit {recording.name}: an array would be copied to {device.name} in every call; "
+            "pass it as an argument, or make the tensor outside"
+        )
     storage = runtime_of(device).pool.take(stored.nbytes)
     if stored.size:
         storage.buffer.copy_from(stored)
