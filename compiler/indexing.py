@@ -1,4 +1,4 @@
-"""Tensor: x[...] read and assigned by ints, slices, None, ..., and by arrays, lists and integer tensors, as NumPy."""
+"""Tensor: x[...] by ints, slices, None, ..., arrays, lists and integer tensors, as in NumPy."""
 
 from __future__ import annotations
 

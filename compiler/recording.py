@@ -21,6 +21,7 @@ class Recording:
 
     pool: where its results go, None for the device's own. keys: the kernels, in order. used: ids
     of the storages the kernels name. made: the storages that were computed.
+    assigned: the nodes written into memory that was there before.
     """
 
     def __init__(self, name: str, pool: MemoryPool | None = None) -> None:
@@ -30,6 +31,7 @@ class Recording:
         self.keys: list[tuple[Any, ...]] = []
         self.used: set[int] = set()
         self.made: list[weakref.ref[Storage]] = []
+        self.assigned: list[weakref.ref[Node]] = []
         self._settled: list[tuple[Node, str, tuple[Node, ...], Any]] = []
 
     def __enter__(self) -> Recording:
@@ -59,6 +61,8 @@ class Recording:
         self._settled.append((node, node.op, node.sources, node.arg))
         if new:
             self.made.append(weakref.ref(storage))
+        else:
+            self.assigned.append(weakref.ref(node))
 
     def undo(self) -> None:
         """Nothing of this was run: let every node know again how it is computed."""

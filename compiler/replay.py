@@ -8,6 +8,8 @@ schedule is made and no Python runs per kernel. Results are new tensors each tim
 from __future__ import annotations
 
 import functools
+import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -153,6 +155,7 @@ class _Replay:
         self.shape: Any = None  # of the result, with leaves of _Leaf
         self.leaves: list[Node] = []
         self.kernels = 0
+        self.states: list[tuple[weakref.ref[Node], int]] = []  # assigned, and references then
 
     def __enter__(self) -> _Replay:
         return self
@@ -206,6 +209,13 @@ class _Replay:
         for storage in _stored(tensors):
             if id(storage) in made:
                 self.results[id(storage)] = storage
+        self.states = [(ref, _references(ref)) for ref in recording.assigned if ref() is not None]
+        states = {id(node.storage) for ref, _ in self.states if (node := ref()) is not None}
+        if any(id(node.storage) in states for node in self.leaves):
+            raise BadArgument(
+                f"@jit {self.name}: it returns a tensor that it assigns, which later calls would "
+                "change; return a copy (x + 0)"
+            )
         self.used = recording.used
         self.kernels = len(recording.keys)
 
@@ -216,6 +226,12 @@ class _Replay:
 
     def run(self, storages: list[Storage]) -> Any:
         """Replay with these inputs; returns the result on fresh memory."""
+        for ref, count in self.states:
+            if _references(ref) > count:
+                raise BadArgument(
+                    f"@jit {self.name}: it assigns a tensor whose value now is still needed by "
+                    "tensors that are not computed yet; realize them first"
+                )
         pool = self.runtime.pool
         fresh = {key: pool.take(storage.size) for key, storage in self.results.items()}
         bound = {buffer: storages[place].buffer for place, buffer in self.inputs}
@@ -249,6 +265,12 @@ class _Replay:
 
 
 # ---- arguments and results ---------------------------------------------------------------------
+
+
+def _references(ref: weakref.ref[Node]) -> int:
+    """How much refers to a node; 0 when it is gone."""
+    node = ref()
+    return 0 if node is None else sys.getrefcount(node)
 
 
 def _capturing(device: Device) -> bool:

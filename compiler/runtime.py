@@ -95,7 +95,7 @@ class Runtime:
                 if root is not base:
                     root.settle(base.storage)
 
-    def _planned(self, key: Structure, roots: Sequence[Node], nodes: Sequence[Node]) -> _Ready:
+    def _planned(self, key: Structure, roots: Sequence[Node], nodes: list[Node]) -> _Ready:
         """The plan for graphs of this structure, its kernels loaded."""
         assigned = in_place(nodes, roots)
         if assigned:

@@ -63,7 +63,7 @@ def _choose(
         if id(node) in assigned:
             # what the write destroys is read, and what is written computed, by kernels before it
             stored.add(id(node))
-            old, given = node.sources
+            given = node.sources[1]
             stored |= {id(reader) for reader in assigned[id(node)] if _ends(reader, users, node)}
             if any(given is reader for reader in assigned[id(node)]) and _may_store(given):
                 stored.add(id(given))

@@ -73,11 +73,12 @@ def test_histories_as_numpy(cpu: Device, data: st.DataObject) -> None:
             seen.append((tensor + 1, expected + 1))
         elif action == "view":
             seen.append((tensor[key], expected[key].copy()))
-        elif seen and data.draw(st.booleans()):
+        elif data.draw(st.booleans()) and seen:
             seen[-1][0].realize(tensor)
         else:
             tensor.realize()
-    order = data.draw(st.permutations([*seen, (tensor, expected)]))
+    everything = [*seen, (tensor, expected)]
+    order = [everything[i] for i in data.draw(st.permutations(range(len(everything))))]
     if data.draw(st.booleans()):
         order[0][0].realize(*(each for each, _ in order[1:]))
     for found, wanted in order:
@@ -148,6 +149,27 @@ def test_state_of_a_recorded_function(device: Device) -> None:
         assert np.array_equal(push(Tensor(row, device=device)).numpy(), expected.sum(1))
     assert push.kernels >= 3 and address(cache) == where
     assert np.array_equal(cache.numpy(), expected)
+
+
+def test_a_replay_does_not_overwrite_what_is_still_to_be_read(cpu: Device) -> None:
+    state = Tensor([1.0, 2.0], device=cpu)
+
+    @jit
+    def put(x: Tensor) -> Tensor:
+        state[0] = x
+        return state + 0
+
+    for number in range(4):
+        assert put(Tensor(float(number), device=cpu)).tolist() == [number, 2]
+    later = state * 10
+    with pytest.raises(BadArgument, match="realize them first"):
+        put(Tensor(9.0, device=cpu))
+    assert later.tolist() == [30, 20]
+    assert put(Tensor(9.0, device=cpu)).tolist() == [9, 2] and state.tolist() == [9, 2]
+    back = jit(lambda x: state.assign(x))
+    with pytest.raises(BadArgument, match="returns a tensor that it assigns"):
+        for _ in range(4):
+            back(Tensor([5.0, 5.0], device=cpu))
 
 
 def test_arguments_stay_as_they_are(cpu: Device) -> None:
