@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import hcq
-from compiler import codegen
+from compiler import codegen, explain
 from compiler.cache import DiskCache
 from compiler.emit import emit
+from compiler.explain import KernelReport, RunReport
 from compiler.graph import Node
 from compiler.hazards import in_place
 from compiler.lower import lower
@@ -34,6 +35,7 @@ from hcq.config import config
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
 from hcq.program import Kernel, Program
+from hcq.queue import Queue
 from hcq.target import TargetSpec
 
 log = logging.getLogger(__name__)
@@ -90,7 +92,9 @@ class Runtime:
             wanted = [base for base in bases if base.storage is None]
             if wanted:
                 key, nodes = structure(wanted)
-                self._run(self._planned(key, wanted, nodes), bases, nodes)
+                ready = self._planned(key, wanted, nodes)
+                told = self._explained(wanted, nodes) if explain.watched() else None
+                self._run(ready, bases, nodes, told)
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
@@ -110,7 +114,22 @@ class Runtime:
             found = self._plans[key] = _Ready(plan, loaded)
         return found
 
-    def _run(self, ready: _Ready, roots: Sequence[Node], nodes: list[Node]) -> None:
+    def _explained(self, roots: Sequence[Node], nodes: list[Node]) -> RunReport | None:
+        groups = schedule(roots, in_place(nodes, roots))
+        with _lowering:
+            return explain.report(self.device.name, self.device.target, groups, nodes)
+
+    def _timed(self, queue: Queue, kernel: KernelReport) -> None:
+        """Run a kernel alone."""
+        self.device.synchronize()
+        start = time.perf_counter()
+        queue.submit()
+        self.device.synchronize()
+        kernel.seconds = time.perf_counter() - start
+
+    def _run(
+        self, ready: _Ready, roots: Sequence[Node], nodes: list[Node], told: RunReport | None
+    ) -> None:
         plan = ready.plan
         recording = current_recording()
         pool = self.pool if recording is None else recording.pool_for(self)
@@ -138,6 +157,8 @@ class Runtime:
                 block=(loaded.block, 1, 1),
                 args=[storage.buffer, *[held.buffer for held in given]],
             )
+            if told is not None and (recording is None or recording.pool is None):
+                self._timed(queue, told.kernels[number])
             if recording is not None:
                 recording.launched(step.key, storage, given)
             if wanted is None or step.root in wanted:

@@ -39,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
     offer.add_argument("--vram", type=float, default=24, metavar="GIB", help="default: %(default)s")
     offer.add_argument("--map-vram", action="store_true", help="clients map VRAM (for guests)")
     offer.add_argument("device", help="virtual:navi31")
+    told = verbs.add_parser("explain", parents=[shared], help="run a script, show what it computed")
+    told.add_argument("script", help="a Python file that uses compiler.Tensor")
+    told.add_argument("--device", help="the default device while it runs, e.g. virtual:navi31")
+    told.add_argument("--show", default="graph,schedule,kernels",
+                      help="of graph, schedule, kernels, code; default: %(default)s")  # fmt: skip
+    told.add_argument("arguments", nargs=argparse.REMAINDER, help="all that follows: the script's")
     verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
     for verb, what in pci.VERBS.items():
         one = verbs.add_parser(verb, parents=[shared], help=what)
@@ -83,6 +89,14 @@ def run_serve(arguments: argparse.Namespace, out: Output) -> int:
     )
 
 
+def run_explain(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the compiler too.
+    from tools import explain
+
+    show = [word for word in arguments.show.split(",") if word]
+    return explain.run(arguments.script, arguments.arguments, arguments.device, show, out)
+
+
 def dispatch(arguments: argparse.Namespace, out: Output) -> int:
     match arguments.verb:
         case "ls":
@@ -93,6 +107,8 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
             return run_demo(arguments.device, out)
         case "serve":
             return run_serve(arguments, out)
+        case "explain":
+            return run_explain(arguments, out)
         case "doctor":
             return run_doctor(out)
         case "bind" | "unbind" | "eject":

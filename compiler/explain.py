@@ -1,0 +1,124 @@
+"""What runs do, as text: the graph, the kernels it became, their code, and how long each took.
+
+    with watch() as runs:
+        (tensor @ tensor).softmax().realize()
+    for run in runs:
+        print(run.graph)
+        for kernel in run.kernels: print(kernel.name, kernel.seconds, kernel.ir)
+
+While watched, every kernel is submitted alone and waited for, so that it can be timed; kernels of
+a function being recorded (compiler.replay) are not timed, and replays are not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compiler import origin
+from compiler.emit import emit
+from compiler.graph import Node
+from compiler.lower import lower
+from compiler.ranges import express
+from compiler.schedule import Group, describe
+from compiler.text import format_kernel
+from hcq.target import TargetSpec
+
+
+@dataclass
+class KernelReport:
+    """A kernel of a run. result, inputs: numbers of nodes in the graph's text. computes: tensor
+    operations. ir: compiler.text. code: LLVM IR. seconds: None where not timed."""
+
+    name: str
+    computes: str
+    result: int
+    inputs: tuple[int, ...]
+    target: int | None  # the node whose memory it writes into
+    ir: str
+    code: str
+    seconds: float | None = None
+
+
+@dataclass
+class RunReport:
+    """One realization. graph: a line per node: number, operation, sources, where it was built."""
+
+    device: str
+    graph: str
+    kernels: list[KernelReport] = field(default_factory=list)
+
+    @property
+    def schedule(self) -> str:
+        """A line per kernel, stable: no times, no addresses."""
+        lines = []
+        for kernel in self.kernels:
+            read = ", ".join(f"%{number}" for number in kernel.inputs) or "nothing"
+            into = "" if kernel.target is None else f"into %{kernel.target} "
+            lines.append(f"%{kernel.result} = {kernel.computes} {into}from {read}: {kernel.name}")
+        return "\n".join(lines) + "\n"
+
+
+_watching: list[list[RunReport]] = []
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[list[RunReport]]:
+    """Collect a report of every run of this process, on all devices and threads."""
+    reports: list[RunReport] = []
+    _watching.append(reports)
+    try:
+        yield reports
+    finally:
+        _watching.remove(reports)
+
+
+def report(
+    device: str, target: TargetSpec, groups: Sequence[Group], nodes: Sequence[Node]
+) -> RunReport | None:
+    """Describe a run that is about to happen, for all who watch; None if nobody does. The caller
+    holds the lowering lock."""
+    if not _watching:
+        return None
+    places = {id(node): place for place, node in enumerate(nodes)}
+    made = RunReport(device, graph_text(nodes, places))
+    for group in groups:
+        if group.root.size:
+            kernel = lower(express(group), target)
+            inputs = tuple(places[id(node)] for node in group.inputs)
+            made.kernels.append(
+                KernelReport(
+                    kernel.name,
+                    describe(group),
+                    places[id(group.root)],
+                    inputs,
+                    places[id(group.root.sources[0])] if group.in_place else None,
+                    format_kernel(kernel),
+                    emit(kernel, target),
+                )
+            )
+    for listening in _watching:
+        listening.append(made)
+    return made
+
+
+def watched() -> bool:
+    return bool(_watching)
+
+
+def graph_text(nodes: Sequence[Node], places: Mapping[int, int]) -> str:
+    """Nodes by number, sources first."""
+    lines = []
+    for place, node in enumerate(nodes):
+        stored = node.storage is not None
+        words = [f"%{place} =", "stored" if stored else node.op]
+        words.append(f"{node.dtype.name}{list(node.shape)}")
+        if not stored:
+            words += [f"%{places[id(source)]}" for source in node.sources]
+            if node.arg is not None:
+                words.append(f"({node.arg!r})")
+        built = origin.text(node.origin)
+        lines.append(" ".join(words) + (f"  # {Path(built).name}" if built else ""))
+    return "\n".join(lines) + "\n"

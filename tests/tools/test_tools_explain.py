@@ -1,0 +1,66 @@
+"""`ugpu explain`: a golden of what is shown, times, exit codes, and scripts that fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hcq
+from compiler import Tensor
+from compiler.explain import watch
+from compiler.runtime import use_cache
+from tests.conftest import Golden
+from tools import cli
+
+SCRIPT = """
+import sys
+import numpy as np
+from compiler import Tensor
+
+x = Tensor(np.ones((3, 4), np.float32))
+print("sum", (x.softmax() * 2).sum().item(), sys.argv[1:])
+sys.exit(3 if "fail" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("UGPU_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "job.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_text(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--show", "graph,schedule,kernels,code", script, "one"]) == 0
+    shown = capsys.readouterr().out
+    assert "sum 6.0 ['one']" in shown
+    assert "# job.py:7" in shown and "run 0 on cpu: 3 kernels" in shown
+    assert "reduce" in shown and "define void @" in shown and " us" in shown
+
+
+def test_json_and_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--json", script, "fail"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    (run,) = result["runs"]
+    assert result["exit"] == 3 and len(run["kernels"]) == 3
+    assert all(kernel["seconds"] > 0 for kernel in run["kernels"])
+    assert cli.main(["explain", "/nowhere/x.py"]) == 2
+    assert cli.main(["explain", "--show", "poetry", script]) == 2
+
+
+@pytest.mark.golden
+def test_golden(golden: Golden) -> None:
+    with hcq.open("virtual:navi31") as device, watch() as runs:
+        use_cache(device, None)
+        x = Tensor(np.ones((64, 96), np.float32), device=device)
+        rows = Tensor(np.arange(8), device=device)
+        (x[rows] @ x.T).softmax().realize()
+        x[1:, ::2] = 3
+        x.realize()
+    text = "\n".join(run.graph + "\n" + run.schedule for run in runs)
+    golden.check("compiler/explain.txt", re.sub(r"(# \S+):\d+", r"\1:LINE", text))
