@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hcq.device import Device
+from tools.console import human_size
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,10 @@ class Reading:
         return f"{self.name} {self.label}" if self.label else self.name
 
     def __str__(self) -> str:
+        if self.unit == "B":
+            return human_size(self.value)
+        if self.unit == "Hz":
+            return f"{self.value / 1e6:.6g} MHz"
         return f"{self.value:.6g} {self.unit}"
 
 
