@@ -128,6 +128,8 @@ class Values(Lines):
         if op == "gate":
             allowed = self.conditions(node.arg)
             return self.new(f"select i1 {allowed}, {kind} {sources[0]}, {kind} {sources[1]}")
+        if op == "matrix":
+            return self._matrix(node.sources[0].dtype, sources)
         if op == "where":
             test = element_type(bool_, node.lanes)
             return self.new(f"select {test} {sources[0]}, {kind} {sources[1]}, {kind} {sources[2]}")
@@ -149,6 +151,13 @@ class Values(Lines):
         if operand.is_float:
             return self._float(node, sources, element_type(operand, node.lanes))
         return self._integer(node, sources, element_type(operand, node.lanes))
+
+    def _matrix(self, dtype: DType, sources: list[str]) -> str:
+        """gfx11's matrix instruction (LLVM IntrinsicsAMDGPU.td, int_amdgcn_wmma_f32_16x16x16_*)."""
+        kinds = [element_type(dtype, 16), element_type(dtype, 16), element_type(float32, 8)]
+        name = "bf16.v8f32.v16i16" if dtype is bfloat16 else "f16.v8f32.v16f16"
+        arguments = list(zip(kinds, sources, strict=True))
+        return self.call(f"llvm.amdgcn.wmma.f32.16x16x16.{name}", kinds[2], arguments)
 
     def _vector(self, node: Value, sources: list[str], kind: str) -> str:
         scalar = element_type(node.dtype)

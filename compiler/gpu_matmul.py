@@ -156,16 +156,29 @@ def _tile(
     size: int,
     start: Index,
 ) -> _Tile:
-    """Widen a factor's ranges to whole tiles; outside, it is zero and nothing is read."""
     deep = unit_stride(factor, parts.depth) and not unit_stride(factor, across)
+    factor, wide = padded_factor(name, factor, across, parts, batch, depth, size)
+    memory = Memory(name, factor.dtype, SLICE * (size + PADDING), "local")
+    return _Tile(memory, factor, wide, depth, size, start, deep)
+
+
+def padded_factor(
+    name: str,
+    factor: Value,
+    across: Range,
+    parts: Contraction,
+    batch: dict[Range, Index],
+    depth: Range,
+    size: int,
+) -> tuple[Value, Range]:
+    """A factor over whole tiles of `size`, and its range; outside, it is zero and nothing is
+    read."""
     wide = Range(name + "_across", -(-across.size // size) * size)
     factor = substitute(factor, {across: wide.index(), parts.depth: depth.index(), **batch})
     in_depth = at_least_zero(constant(parts.depth.size - 1) - depth.index())
     in_across = at_least_zero(constant(across.size - 1) - wide.index())
     factor = guard(factor, both(in_depth, in_across))
-    factor = gate(in_depth, factor, const(0, factor.dtype))
-    memory = Memory(name, factor.dtype, SLICE * (size + PADDING), "local")
-    return _Tile(memory, factor, wide, depth, size, start, deep)
+    return gate(in_depth, factor, const(0, factor.dtype)), wide
 
 
 def _multiply(

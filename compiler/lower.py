@@ -1,14 +1,14 @@
 """Lowering: from a Computation to a Kernel for a kind of target.
 
 This file chooses the shape of the kernel; the shapes themselves are in gpu_loops, gpu_matmul,
-host_loops and host_matmul. Targets are told apart by their ABI, never by name.
+gpu_matrix, host_loops and host_matmul. Targets are told apart by their ABI, never by name.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-from compiler import gpu_loops, gpu_matmul, host_loops, host_matmul
+from compiler import gpu_loops, gpu_matmul, gpu_matrix, host_loops, host_matmul
 from compiler.contraction import find_contraction
 from compiler.ir import Kernel
 from compiler.ranges import Computation
@@ -27,7 +27,14 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     on_host = target.abi == "host"
     contraction = find_contraction(computation)
     if contraction is not None:
-        matmul = host_matmul.matmul if on_host else gpu_matmul.matmul
+        on_matrix_units = not on_host and gpu_matrix.suits(contraction, target)
+        matmul = (
+            host_matmul.matmul
+            if on_host
+            else gpu_matrix.matmul
+            if on_matrix_units
+            else gpu_matmul.matmul
+        )
         kernel = matmul(computation, contraction, target)
     elif computation.reduction is not None:
         reduction = host_loops.reduction if on_host else gpu_loops.reduction

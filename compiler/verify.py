@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.dtype import bfloat16, bool_, float16, uint32
+from compiler.dtype import bfloat16, bool_, float16, float32, uint32
 from compiler.index import Index, Range, Validity
 from compiler.ir import (
     OPS,
@@ -24,7 +24,8 @@ from compiler.ir import (
 )
 from compiler.lookup import Lookup, atoms
 
-ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast")
+ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
+               "matrix")  # fmt: skip
 
 
 class BrokenKernel(AssertionError):
@@ -63,6 +64,8 @@ class _Checker:
         for statement in body:
             if isinstance(statement, Store):
                 self.store(statement, bound)
+                if any(node.op == "matrix" for node in walk(statement.value)):
+                    _require(uniform, "a matrix unit works for whole waves", self.kernel.name)
             elif isinstance(statement, Barrier):
                 _require(uniform, "a barrier is reached by all threads or none", self.kernel.name)
             elif isinstance(statement, If):
@@ -141,7 +144,7 @@ class _Checker:
             self.index(node.arg, bound)
         elif node.op == "gate":
             self.conditions(node.arg, bound)
-        if node.op not in ("extract", "pack", "broadcast"):
+        if node.op not in ("extract", "pack", "broadcast", "matrix"):
             same = all(s.lanes == node.lanes for s in node.sources)
             _require(same, "sources have the result's lanes", node)
         self.types(node, rule)
@@ -154,6 +157,11 @@ class _Checker:
         if rule == "where":
             _require(kinds[0] is bool_, "where chooses by a bool", node)
             _require(kinds[1] is kinds[2] is node.dtype, "where keeps the type", node)
+        elif rule == "matrix":
+            lanes = [source.lanes for source in node.sources]
+            _require(lanes == [16, 16, 8] and node.lanes == 8, "lanes of a matrix unit", node)
+            alike = kinds[0] is kinds[1] and kinds[0] in (float16, bfloat16)
+            _require(alike and kinds[2] is node.dtype is float32, "types of a matrix unit", node)
         elif rule == "compare":
             _require(kinds[0] is kinds[1] and node.dtype is bool_, "a comparison", node)
         elif rule != "free":

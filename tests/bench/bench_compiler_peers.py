@@ -8,6 +8,7 @@ processor (`taskset -c 0`), since threads of the peers burn time while they wait
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -153,11 +154,33 @@ def _finished(tensor: Any) -> object:
     return done
 
 
+def _matrix_units(size: int) -> list[Any]:
+    """A product of float16 on the virtual GPU, with its matrix units and without."""
+    array = np.random.default_rng(0).random((size, size)).astype(np.float16)
+    with hcq.open("virtual:navi31") as device, hcq.open("virtual:navi31") as plain:
+        plain.target = dataclasses.replace(plain.target, has_matrix_f16=False)
+        works = []
+        for each in (device, plain):
+            use_cache(each, None)
+            works.append(_product(Tensor(array, device=each), each))
+        name = f"matmul {size} f16 on virtual:navi31"
+        return _versus(name, works[0], {"without matrix units": works[1]})
+
+
+def _product(matrix: Tensor, device: Device) -> Work:
+    def work() -> None:
+        (matrix @ matrix).realize()
+        device.synchronize()
+
+    return work
+
+
 def measure() -> list[dict[str, object]]:
     with hcq.open("cpu") as device:
         use_cache(device, None)
         bench = _Bench(device)
         return [
+            *_matrix_units(512),
             *bench.matmul(1024),
             *bench.matmul(2048),
             *bench.matmul_bfloat16(1024),

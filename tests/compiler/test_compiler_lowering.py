@@ -12,7 +12,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from compiler import codegen, graph
 from compiler import dtype as dtypes
-from compiler.dtype import float16, float32, int32
+from compiler.dtype import DType, bfloat16, float16, float32, int32
 from compiler.emit import emit, index_bits
 from compiler.graph import Node
 from compiler.index import Index, Range, at_least_zero, constant
@@ -38,9 +38,10 @@ from tests.conftest import Golden
 from tests.support.compiler_cases import GFX1100, HOST, buffer, disassembly, kernels_of
 
 
-def matmul(rows: int, depth: int, columns: int) -> Node:
-    left = graph.reshape(buffer(rows, depth, dtype=float32), (rows, 1, depth))
-    right = graph.permute(buffer(depth, columns, dtype=float32), (1, 0))
+def matmul(rows: int, depth: int, columns: int, dtype: DType = float32) -> Node:
+    wide_left = graph.cast(buffer(rows, depth, dtype=dtype), float32)
+    left = graph.reshape(wide_left, (rows, 1, depth))
+    right = graph.permute(graph.cast(buffer(depth, columns, dtype=dtype), float32), (1, 0))
     shape = (rows, columns, depth)
     right = graph.expand(graph.reshape(right, (1, columns, depth)), shape)
     product = graph.elementwise("mul", float32, graph.expand(left, shape), right)
@@ -77,6 +78,7 @@ CURATED: dict[str, Callable[[], Node]] = {
     "total": lambda: graph.reduce("sum", buffer(1000, dtype=int32), (0,)),
     "matmul": lambda: matmul(256, 256, 256),
     "matmul_odd": lambda: matmul(33, 50, 70),
+    "matmul_f16": lambda: matmul(256, 256, 256, float16),
 }
 
 
@@ -237,6 +239,30 @@ def test_matmul_uses_wide_loads_and_fused_multiplies() -> None:
     assert count(text, "ds_load_b128") == 32 and count(text, "s_barrier") == 2
     assert count(text, "fmac_f32") + count(text, "fma_f32") >= 128
     assert count(text, "scratch_") == 0
+
+
+def test_matmul_of_16_bit_floats_uses_the_matrix_units() -> None:
+    for dtype, name in ((float16, "f16"), (bfloat16, "bf16")):
+        (kernel,) = kernels_of(matmul(256, 256, 256, dtype), GFX1100)
+        text = disassembly(kernel)
+        products = count(text, f"v_wmma_f32_16x16x16_{name}")
+        assert products in (8, 16)  # of one slice or two: LLVM may write the loop out twice
+        assert count(text, "ds_load_b128") == 2 * products and count(text, "scratch_") == 0
+
+
+def test_matrix_units_need_whole_waves() -> None:
+    half, single = Memory("half", float16, 16, "local"), Memory("total", float32, 1, "register", 8)
+    parameter = Memory("out", float32, 8)
+    fragment, total = load(half, constant(0), lanes=16), load(single, constant(0), lanes=8)
+    product = value("matrix", float32, (fragment, fragment, total), lanes=8)
+    inside = at_least_zero(constant(3) - thread_range(32).index())
+    body = (If(inside, (Store(single, constant(0), product),)),)
+    with pytest.raises(BrokenKernel, match="whole waves"):
+        verify(Kernel("kernel", (parameter,), (half, single), (1, 1, 1), 32, body))
+    wrong = value("matrix", float32, (total, fragment, total), lanes=8)
+    body = (Store(single, constant(0), wrong),)
+    with pytest.raises(BrokenKernel, match="lanes of a matrix unit"):
+        verify(Kernel("kernel", (parameter,), (half, single), (1, 1, 1), 32, body))
 
 
 def test_elementwise_moves_whole_vectors_without_branches() -> None:

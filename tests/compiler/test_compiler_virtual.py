@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import hcq
 from compiler import Tensor, emit
+from compiler.dtype import DType, bfloat16, float16, float32
 from compiler.runtime import kernel_log, use_cache
 from hcq.device import Device
 from tests.support.compiler_cases import NUMPY_TYPES, arrays
@@ -218,3 +219,28 @@ def test_long_reductions_in_pieces(gpu: Device, cpu: Device) -> None:
     array = np.random.default_rng(6).integers(-9, 9, (3, 70001)).astype(np.int32)
     alike(gpu, cpu, lambda t: t.sum(), array)
     alike(gpu, cpu, lambda t: t.max(1) - t.min(1), array)
+
+
+@pytest.mark.parametrize("kind", [float16, bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(8, 4, 8), (16, 16, 16), (33, 50, 70), (64, 64, 129)]
+)
+def test_matrix_units(gpu: Device, kind: DType, rows: int, depth: int, columns: int) -> None:
+    random = np.random.default_rng(rows)
+    left = random.integers(-3, 4, (2, rows, depth)).astype(np.float32)
+    right = random.integers(-3, 4, (depth, columns)).astype(np.float32)
+    ours, theirs = (Tensor(array, device=gpu).cast(kind).realize() for array in (left, right))
+    turned = ours.cast(float32).transpose(1, 2).contiguous().cast(kind).realize().transpose(1, 2)
+    expected = np.minimum((left * 2) @ right, 250) + 1  # small integers: exact in either type
+    for one in (ours, turned):
+        with kernel_log() as kernels:
+            product = ((one * 2).cast(float32) @ theirs.cast(float32)).minimum(250) + 1
+            found = product.numpy()
+        np.testing.assert_array_equal(found, expected)
+        assert len(kernels) <= 1
+
+
+def test_matrix_units_sum_in_float32(gpu: Device) -> None:
+    ones = Tensor(np.ones((16, 4096), np.float16), device=gpu)
+    found = (ones.cast(float32) @ ones.transpose().cast(float32)).numpy()
+    np.testing.assert_array_equal(found, np.full((16, 16), 4096, np.float32))

@@ -30,6 +30,7 @@ GFX1100 = TargetSpec(
     max_threads_per_group=1024,
     local_memory=65536,
     compute_units=96,
+    has_matrix_f16=True,
 )
 HOST = TargetSpec(
     name="host",
