@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiler import dtype as dtypes
-    from compiler.replay import jit
+    from compiler.replay.jit import jit
     from compiler.tensor import Tensor
 
 __all__ = ["Tensor", "dtypes", "jit"]
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> object:
     if name == "Tensor":
         return importlib.import_module("compiler.tensor").Tensor
     if name == "jit":
-        return importlib.import_module("compiler.replay").jit
+        return importlib.import_module("compiler.replay.jit").jit
     if name == "dtypes":
         return importlib.import_module("compiler.dtype")
     raise AttributeError(f"module 'compiler' has no attribute {name!r}")

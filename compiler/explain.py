@@ -7,7 +7,7 @@
         for kernel in run.kernels: print(kernel.name, kernel.seconds, kernel.ir)
 
 While watched, every kernel is submitted alone and waited for, so that it can be timed; kernels of
-a function being recorded (compiler.replay) are not timed, and replays are not seen.
+a function being recorded (compiler.replay.jit) are not timed, and replays are not seen.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compiler import origin
-from compiler.emit import emit
-from compiler.graph import Node
-from compiler.lower import lower
-from compiler.ranges import express
-from compiler.schedule import Group, describe
-from compiler.text import format_kernel
+from compiler.codegen.emit import emit
+from compiler.graph import origin
+from compiler.graph.node import Node
+from compiler.index.ranges import express
+from compiler.kernel.lower import lower
+from compiler.kernel.text import format_kernel
+from compiler.schedule.grouping import Group, describe
 from hcq.target import TargetSpec
 
 
 @dataclass
 class KernelReport:
     """A kernel of a run. result, inputs: numbers of nodes in the graph's text. computes: tensor
-    operations. ir: compiler.text. code: LLVM IR. seconds: None where not timed."""
+    operations. ir: compiler.kernel.text. code: LLVM IR. seconds: None where not timed."""
 
     name: str
     computes: str

@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import hcq
-from compiler import codegen, explain
-from compiler.cache import DiskCache
-from compiler.emit import emit
+from compiler import explain
+from compiler.codegen import objects as codegen
+from compiler.codegen.cache import DiskCache
+from compiler.codegen.emit import emit
 from compiler.explain import KernelReport, RunReport
-from compiler.graph import Node
-from compiler.hazards import in_place
-from compiler.lower import lower
+from compiler.graph.node import Node
+from compiler.index.ranges import express
+from compiler.kernel.lower import lower
 from compiler.memory_pool import MemoryPool, Storage, round_up
-from compiler.plan import Plan, Structure, make_plan, structure, wanted_later
-from compiler.ranges import express
-from compiler.recording import current_recording
-from compiler.schedule import Group, schedule
+from compiler.replay.recording import current_recording
+from compiler.schedule.grouping import Group, schedule
+from compiler.schedule.hazards import in_place
+from compiler.schedule.plan import Plan, Structure, make_plan, structure, wanted_later
 from hcq import trace
 from hcq.config import config
 from hcq.device import Device

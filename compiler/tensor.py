@@ -1,7 +1,8 @@
 """Tensor: lazy arrays on a device.
 
 Operations build a graph and compute nothing; `realize`, `numpy` and `item` run what is needed,
-fused into few kernels (compiler.schedule). Tensors are immutable. Type rules: compiler.dtype.
+fused into few kernels (compiler.schedule.grouping). Tensors are immutable. Type rules:
+compiler.dtype.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler import dtype as dtypes
-from compiler import graph
 from compiler.dtype import DType, bfloat16
-from compiler.graph import Node
+from compiler.graph import node as graph
+from compiler.graph.node import Node
+from compiler.graph.origin import here
 from compiler.memory_pool import Storage
-from compiler.origin import here
-from compiler.plan import MemoryPlan, memory_plan
-from compiler.recording import current_recording
-from compiler.reductions import Reductions
+from compiler.methods.core import Scalar, shape_of
+from compiler.methods.reductions import Reductions
+from compiler.replay.recording import current_recording
 from compiler.runtime import device_of, runtime_of
-from compiler.tensor_core import Scalar, shape_of
+from compiler.schedule.plan import MemoryPlan, memory_plan
 from hcq.arrays import as_array
 from hcq.device import Device
 from hcq.errors import BadArgument

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler import Tensor
-from compiler.schedule import describe, schedule
-from compiler.text import format_kernel
+from compiler.kernel.text import format_kernel
+from compiler.schedule.grouping import describe, schedule
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_cases import HOST, kernels_of

@@ -10,13 +10,14 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from compiler import codegen, graph
 from compiler import dtype as dtypes
+from compiler.codegen import objects as codegen
+from compiler.codegen.emit import emit, index_bits
 from compiler.dtype import DType, bfloat16, float16, float32, int32
-from compiler.emit import emit, index_bits
-from compiler.graph import Node
-from compiler.index import Index, Range, at_least_zero, constant
-from compiler.ir import (
+from compiler.graph import node as graph
+from compiler.graph.node import Node
+from compiler.index.algebra import Index, Range, at_least_zero, constant
+from compiler.kernel.ir import (
     Barrier,
     If,
     Kernel,
@@ -30,8 +31,8 @@ from compiler.ir import (
     value,
     walk,
 )
-from compiler.text import format_kernel
-from compiler.verify import BrokenKernel, verify
+from compiler.kernel.text import format_kernel
+from compiler.kernel.verify import BrokenKernel, verify
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 from tests.conftest import Golden

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import Tensor, origin
+from compiler import Tensor
+from compiler.graph import origin
 from hcq.device import Device
 from hcq.errors import BadArgument
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiler import Tensor
-from compiler.schedule import describe, schedule
+from compiler.schedule.grouping import describe, schedule
 from hcq.command import Command
 from hcq.device import Device
 from hcq.queue import HardwareQueue

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler import Tensor, graph, split
+from compiler import Tensor
 from compiler.dtype import float32
-from compiler.schedule import describe, schedule
+from compiler.graph import node as graph
+from compiler.schedule import split
+from compiler.schedule.grouping import describe, schedule
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hcq
-from compiler import Tensor, emit
+from compiler import Tensor
+from compiler.codegen import emit
 from compiler.dtype import DType, bfloat16, float16, float32
 from compiler.runtime import kernel_log, use_cache
 from hcq.device import Device

@@ -10,14 +10,14 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import codegen
+from compiler.codegen import objects as codegen
+from compiler.codegen.emit import emit
 from compiler.dtype import DType, bool_, from_numpy
-from compiler.emit import emit
-from compiler.graph import Node
-from compiler.ir import Kernel
-from compiler.lower import lower
-from compiler.ranges import express
-from compiler.schedule import schedule
+from compiler.graph.node import Node
+from compiler.index.ranges import express
+from compiler.kernel.ir import Kernel
+from compiler.kernel.lower import lower
+from compiler.schedule.grouping import schedule
 from hcq.target import TargetSpec
 
 GFX1100 = TargetSpec(

@@ -136,11 +136,17 @@ class ObjectCache:
             return
 
 
+def source_files() -> list[Path]:
+    """The files that decide what is emitted: decoder, translator and runtime."""
+    package = Path(__file__).parents[1]
+    return sorted(path for path in package.rglob("*.py") if path.parent.name != "oracle")
+
+
 @cache
 def _sources() -> bytes:
     """Hash the translator itself: what it emits changes with it."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in source_files():
         digest.update(path.read_bytes())
     return digest.digest()
 

@@ -1,0 +1,1 @@
+"""From the kernel IR to object files, by LLVM."""

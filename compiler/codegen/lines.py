@@ -1,0 +1,191 @@
+"""LLVM IR text under construction: instructions, index arithmetic, addresses."""
+
+from __future__ import annotations
+
+from compiler.dtype import DType, bool_
+from compiler.index.algebra import Atom, Div, Index, Opaque, Range, Validity
+from compiler.kernel.ir import Memory, Value
+
+SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
+           "float": "f32"}  # fmt: skip
+
+
+def element_type(dtype: DType, lanes: int = 1) -> str:
+    """The LLVM type of a value."""
+    if dtype.is_float:
+        name = {"float32": "float", "float16": "half", "bfloat16": "i16"}[dtype.name]
+    else:
+        name = "i1" if dtype is bool_ else f"i{dtype.bits}"
+    return name if lanes == 1 else f"<{lanes} x {name}>"
+
+
+def stored_type(dtype: DType, lanes: int = 1) -> str:
+    """The LLVM type in memory: as the value's, but a bool is a byte."""
+    return (
+        element_type(dtype, lanes).replace("i1", "i8")
+        if dtype is bool_
+        else element_type(dtype, lanes)
+    )
+
+
+class Lines:
+    """Instructions of a function under construction. index_type: i32 or i64."""
+
+    def __init__(self, index_type: str, has_fma: bool, host: bool) -> None:
+        self.index_type = index_type
+        self.has_fma = has_fma
+        self.host = host
+        self.text: list[str] = []
+        self.declarations: set[str] = set()
+        self.pointers: dict[str, str] = {}  # memory name (registers: name.index) to pointer
+        self.variables: dict[str, str] = {}  # range name to its SSA value
+        self.scopes: list[dict[object, str]] = [{}]  # what holds until the scope ends
+        self.shared: dict[object, str] = {}  # what holds until local memory changes
+        self.private: dict[object, str] = {}  # what holds for one statement
+        self.classes: dict[int, int] = {}
+        self.kept: list[Value] = []  # keeps ids in `classes` and the scopes alive
+        self.count = 0
+
+    def put(self, line: str) -> None:
+        self.text.append(f"  {line}")
+
+    def new(self, instruction: str) -> str:
+        self.count += 1
+        self.text.append(f"  %v{self.count} = {instruction}")
+        return f"%v{self.count}"
+
+    def label(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def call(self, name: str, result: str, arguments: list[tuple[str, str]]) -> str:
+        """Call an intrinsic, declaring it."""
+        kinds = ", ".join(kind for kind, _ in arguments)
+        self.declarations.add(f"declare {result} @{name}({kinds})")
+        given = ", ".join(f"{kind} {text}" for kind, text in arguments)
+        return self.new(f"call {result} @{name}({given})")
+
+    def intrinsic(self, stem: str, kind: str, arguments: list[str]) -> str:
+        if kind.startswith("<"):
+            lanes, _, scalar = kind[1:-1].split()
+            suffix = f"v{lanes}{SUFFIX[scalar]}"
+        else:
+            suffix = SUFFIX[kind]
+        return self.call(f"llvm.{stem}.{suffix}", kind, [(kind, a) for a in arguments])
+
+    # ---- indices -------------------------------------------------------------------------------
+
+    def index(self, index: Index) -> str:
+        """The value of an index."""
+        if index.is_constant:
+            return str(index.constant)
+        known = self._find(index)
+        if known is not None:
+            return known
+        kind = self.index_type
+        total: str | None = None
+        for atom, factor in sorted(index.terms, key=lambda pair: _rank(pair[0])):
+            part = self._atom(atom)
+            if factor not in (1, -1):
+                part = self.new(f"mul nsw {kind} {part}, {abs(factor)}")
+            if total is None:
+                total = part if factor > 0 else self.new(f"sub nsw {kind} 0, {part}")
+            else:
+                total = self.new(f"{'add' if factor > 0 else 'sub'} nsw {kind} {total}, {part}")
+        assert total is not None
+        if index.constant:
+            total = self.new(f"add nsw {kind} {total}, {index.constant}")
+        self.scopes[-1][index] = total
+        return total
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Range):
+            return self.variables[atom.name]
+        known = self._find(atom)
+        if known is not None:
+            return known
+        if isinstance(atom, Opaque):
+            return self.opaque(atom)
+        kind, divisor = self.index_type, atom.divisor
+        inner = self.index(atom.value)
+        op = "div" if isinstance(atom, Div) else "rem"
+        if atom.value.low >= 0:
+            result = self.new(f"u{op} {kind} {inner}, {divisor}")
+        else:  # LLVM rounds towards zero, we round down
+            rest = self.new(f"srem {kind} {inner}, {divisor}")
+            negative = self.new(f"icmp slt {kind} {rest}, 0")
+            if op == "rem":
+                moved = self.new(f"add {kind} {rest}, {divisor}")
+                result = self.new(f"select i1 {negative}, {kind} {moved}, {kind} {rest}")
+            else:
+                quotient = self.new(f"sdiv {kind} {inner}, {divisor}")
+                down = self.new(f"sub {kind} {quotient}, 1")
+                result = self.new(f"select i1 {negative}, {kind} {down}, {kind} {quotient}")
+        self.scopes[-1][atom] = result
+        return result
+
+    def opaque(self, atom: Opaque) -> str:
+        raise NotImplementedError
+
+    def conditions(self, conditions: Validity) -> str:
+        """An i1: all indices are at least zero."""
+        known = self._find(("conditions", conditions))
+        if known is not None:
+            return known
+        result = "true"
+        for condition in conditions:
+            test = self.new(f"icmp sge {self.index_type} {self.index(condition)}, 0")
+            result = test if result == "true" else self.new(f"and i1 {result}, {test}")
+        self.scopes[-1]["conditions", conditions] = result
+        return result
+
+    def _find(self, key: object) -> str | None:
+        for scope in self.scopes:
+            if key in scope:
+                return scope[key]
+        return None
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def address(self, memory: Memory, index: Index | str, known: Index) -> str:
+        """A pointer to an element. `index` is the Index, or the SSA value that stands for it."""
+        if memory.space == "register":
+            return self.pointers[f"{memory.name}.{known.constant}"]
+        position = index if isinstance(index, str) else self.index(index)
+        pointer, kind, size = self.pointers[memory.name], self.index_type, memory.dtype.itemsize
+        space = pointer_type(memory, self.host)
+        if kind == "i32" and memory.space == "global":
+            # a 32-bit byte offset lets the GPU add it to the base in the load itself
+            offset = self.new(f"mul nuw nsw i32 {position}, {size}") if size > 1 else position
+            wide = self.new(f"zext nneg i32 {offset} to i64") if offset.startswith("%") else offset
+            return self.new(f"getelementptr inbounds i8, {space} {pointer}, i64 {wide}")
+        stored = stored_type(memory.dtype)
+        return self.new(f"getelementptr inbounds {stored}, {space} {pointer}, {kind} {position}")
+
+
+def _rank(atom: Atom) -> tuple[int, str]:
+    """Order of summation: what is the same for the whole group first, what changes often last."""
+    kinds = {"group": 0, "thread": 1, "loop": 2}
+    if isinstance(atom, Range):
+        return kinds[atom.kind], atom.name
+    inner = atom.indices() if isinstance(atom, Opaque) else (atom.value,)
+    return max((kinds[r.kind] for i in inner for r in i.ranges()), default=0), atom.key
+
+
+def pointer_type(memory: Memory, host: bool) -> str:
+    """The LLVM pointer type to a memory."""
+    if host or memory.space == "register":
+        return "ptr" if host else "ptr addrspace(5)"
+    return "ptr addrspace(1)" if memory.space == "global" else "ptr addrspace(3)"
+
+
+def alignment(memory: Memory, index: Index, lanes: int) -> int:
+    """Bytes by which an access is surely aligned; memories start at 256 (registers: their size)."""
+    size = memory.dtype.itemsize
+    if memory.space == "register" or lanes == 1:
+        return size if lanes == 1 else _power_of_two(size * lanes, 64)
+    return max(size, _power_of_two(index.multiple() * size, 64))
+
+
+def _power_of_two(number: int, most: int) -> int:
+    return most if number == 0 else min(most, number & -number)

@@ -1,0 +1,1 @@
+"""The tensor graph: nodes, their operations, and where they were built."""

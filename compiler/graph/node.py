@@ -1,0 +1,209 @@
+"""The tensor graph: what a lazy Tensor stands for.
+
+A Node is an operation on whole arrays. Its shape and type are known when it is made; what it
+holds is computed when it is realized (compiler.runtime), after which `storage` has the result and
+`sources` are forgotten. Nodes never change otherwise, and may be shared.
+
+op              sources  arg
+"buffer"        -        -                               data in storage from the start
+"const"         -        the number                      one number everywhere
+"iota"          -        -                               0, 1, 2 ... along the only axis
+element-wise    1..3     -                               see ops.py; all of one shape
+"cast"          1        -                               conversion to the node's type
+"bitcast"       1        -                               the same bits as another type
+"reshape"       1        -                               the same elements in row-major order
+"permute"       1        axes                            result axis i is source axis axes[i]
+"expand"        1        -                               axes of size 1 repeated
+"pad"           1        ((before, after) ..., number)   surrounded by a number
+"shrink"        1        ((start, stop) ...)             a box of it
+"flip"          1        axes                            reversed along the axes
+"stride"        1        steps                           every step-th element, from the first
+"cat"           1..n     axis                            one after the other
+"gather"        1 + n    (axes, checked)                 elements at indices along n axes, see below
+"assign"        2        a Region of methods.indexing    the first, the region being the second
+"reduce"        1        (operation, axes)               the axes keep size 1
+"contiguous"    1        -                               must be stored
+
+A gather's indices (sources 1 to n) have one common shape, the first axes of the result; the axes
+that are not indexed follow. Negative indices count from the end, and outside of the axis there is
+zero; `checked`: all are known to lie inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from compiler.dtype import DType, int64
+from compiler.graph.origin import Origin
+
+Shape = tuple[int, ...]
+
+
+class Node:
+    """One operation of the tensor graph; see the module for what `arg` holds."""
+
+    __slots__ = ("__weakref__", "arg", "dtype", "op", "origin", "shape", "sources", "storage")
+
+    def __init__(
+        self,
+        op: str,
+        dtype: DType,
+        shape: Shape,
+        sources: tuple[Node, ...] = (),
+        arg: Any = None,  # by op: see the module
+    ) -> None:
+        self.op = op
+        self.dtype = dtype
+        self.shape = shape
+        self.sources = sources
+        self.arg = arg
+        self.storage: object | None = None  # compiler.runtime's, once computed
+        self.origin: Origin | None = None  # the line that built it, where it became a Tensor
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def settle(self, storage: object) -> None:
+        """Take the computed data and forget how it was computed."""
+        self.storage = storage
+        self.op, self.sources, self.arg = "buffer", (), None
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.dtype.name}{list(self.shape)}>"
+
+
+MOVEMENT = frozenset(("reshape", "permute", "expand", "pad", "shrink", "flip", "stride"))
+ONE_TO_ONE = frozenset(("reshape", "permute", "flip"))  # each source element is used exactly once
+
+
+def full(number: bool | int | float, dtype: DType, shape: Shape) -> Node:
+    return Node("const", dtype, shape, (), number)
+
+
+def iota(count: int) -> Node:
+    return Node("iota", int64, (count,))
+
+
+def elementwise(op: str, dtype: DType, *sources: Node) -> Node:
+    return Node(op, dtype, sources[0].shape, sources)
+
+
+def cast(source: Node, dtype: DType) -> Node:
+    if source.dtype is dtype:
+        return source
+    if source.op == "const" and dtype.is_float and not source.dtype.is_float:
+        return Node("const", dtype, source.shape, (), float(source.arg))
+    return Node("cast", dtype, source.shape, (source,))
+
+
+def reshape(source: Node, shape: Shape) -> Node:
+    if shape == source.shape:
+        return source
+    if source.op == "reshape":
+        return reshape(source.sources[0], shape)
+    if source.op == "const":
+        return Node("const", source.dtype, shape, (), source.arg)
+    return Node("reshape", source.dtype, shape, (source,))
+
+
+def permute(source: Node, axes: tuple[int, ...]) -> Node:
+    if axes == tuple(range(len(axes))):
+        return source
+    if source.op == "permute":
+        return permute(source.sources[0], tuple(source.arg[axis] for axis in axes))
+    shape = tuple(source.shape[axis] for axis in axes)
+    return Node("permute", source.dtype, shape, (source,), axes)
+
+
+def expand(source: Node, shape: Shape) -> Node:
+    if shape == source.shape:
+        return source
+    if source.op == "expand":
+        return expand(source.sources[0], shape)
+    if source.op == "const":
+        return Node("const", source.dtype, shape, (), source.arg)
+    return Node("expand", source.dtype, shape, (source,))
+
+
+def pad(source: Node, pairs: Sequence[tuple[int, int]], number: bool | int | float) -> Node:
+    if not any(before or after for before, after in pairs):
+        return source
+    shape = tuple(
+        size + before + after for size, (before, after) in zip(source.shape, pairs, strict=True)
+    )
+    return Node("pad", source.dtype, shape, (source,), (tuple(pairs), number))
+
+
+def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
+    shape = tuple(stop - start for start, stop in box)
+    if shape == source.shape:
+        return source
+    if source.op == "shrink":
+        outer = zip(source.arg, box, strict=True)
+        return shrink(
+            source.sources[0], [(o[0] + start, o[0] + stop) for o, (start, stop) in outer]
+        )
+    return Node("shrink", source.dtype, shape, (source,), tuple(box))
+
+
+def flip(source: Node, axes: Sequence[int]) -> Node:
+    if not axes:
+        return source
+    return Node("flip", source.dtype, source.shape, (source,), tuple(sorted(axes)))
+
+
+def stride(source: Node, steps: tuple[int, ...]) -> Node:
+    if all(step == 1 for step in steps):
+        return source
+    shape = tuple(-(-size // step) for size, step in zip(source.shape, steps, strict=True))
+    return Node("stride", source.dtype, shape, (source,), steps)
+
+
+def cat(sources: Sequence[Node], axis: int) -> Node:
+    shape = list(sources[0].shape)
+    shape[axis] = sum(source.shape[axis] for source in sources)
+    return Node("cat", sources[0].dtype, tuple(shape), tuple(sources), axis)
+
+
+def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked: bool) -> Node:
+    rest = tuple(size for axis, size in enumerate(source.shape) if axis not in axes)
+    shape = (*indices[0].shape, *rest)
+    return Node("gather", source.dtype, shape, (source, *indices), (axes, checked))
+
+
+_IDENTITY = {"sum": 0, "prod": 1, "or": False, "and": True}
+
+
+def reduce(op: str, source: Node, axes: Sequence[int]) -> Node:
+    """Reduce over axes, which keep size 1. The result has the source's type."""
+    kept = tuple(1 if axis in axes else size for axis, size in enumerate(source.shape))
+    used = tuple(axis for axis in sorted(axes) if source.shape[axis] != 1)
+    if not used:
+        return source
+    if any(source.shape[axis] == 0 for axis in used) and op in _IDENTITY:
+        return full(_IDENTITY[op], source.dtype, kept)
+    return Node("reduce", source.dtype, kept, (source,), (op, used))
+
+
+def topological(
+    roots: Sequence[Node], earlier: Mapping[int, Sequence[Node]] | None = None
+) -> list[Node]:
+    """Every node the roots need, sources first, and before each node what `earlier` lists for its
+    id. Does not recurse: graphs may be deep."""
+    before = earlier or {}
+    order: list[Node] = []
+    seen: set[int] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((source, False) for source in reversed(node.sources))
+            stack.extend((reader, False) for reader in before.get(id(node), ()))
+    return order

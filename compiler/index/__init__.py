@@ -1,0 +1,1 @@
+"""Index arithmetic: every tensor is a function of its ranges."""

@@ -1,0 +1,102 @@
+"""Indices that come from memory: an integer value as an atom of the index algebra.
+
+What a gather reads where is then index arithmetic like any other, through every reshape, pad and
+slice. A Lookup is clamped into its bounds when it is computed, so that whatever is read with it
+exists; who made it decides what is used of that (see ranges, "gather").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from compiler.index.algebra import Index, Opaque, Range, Validity, both
+from compiler.kernel.ir import Value, indices_of, load, rebuild, substitute, value, walk
+from compiler.kernel.text import operation_text
+
+
+class Lookup(Opaque):
+    """The integer `source`, clamped to 0 .. size-1."""
+
+    __slots__ = ("high", "key", "low", "source")
+
+    def __init__(self, source: Value, size: int) -> None:
+        self.source = source
+        self.low, self.high = 0, size - 1
+        self.key = f"<{_text(source)} below {size}>"
+
+    def index(self) -> Index:
+        return Index(((self, 1),), 0)
+
+    def indices(self) -> Iterator[Index]:
+        return indices_of(self.source)
+
+    def rebuild(self, leaf: Callable[[Range], Index]) -> Index:
+        used = {r: leaf(r) for index in self.indices() for r in index.ranges()}
+        return Lookup(substitute(self.source, used), self.high + 1).index()
+
+    def magnitude(self) -> int:
+        sizes = [8 * index.magnitude() for index in self.indices()]  # of the widest elements
+        return max(self.high, *sizes, 0)
+
+    def guarded(self, conditions: Validity) -> Index:
+        return Lookup(guard(self.source, conditions), self.high + 1).index()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Lookup):
+            return False
+        return self.source is other.source and self.high == other.high
+
+    def __hash__(self) -> int:
+        return hash((id(self.source), self.high))
+
+    def __str__(self) -> str:
+        return self.key
+
+
+def lookup(source: Value, size: int) -> Index:
+    """The index that `source` computes."""
+    if source.op == "index" and source.arg.low >= 0 and source.arg.high < size:
+        found: Index = source.arg
+        return found
+    return Lookup(source, size).index()
+
+
+def guard(root: Value, conditions: Validity) -> Value:
+    """Let every load of `root`, those of its indices too, happen only where the conditions hold."""
+    if not conditions:
+        return root
+
+    def change(node: Value, _: tuple[Value, ...]) -> Value | None:
+        if node.op == "index":
+            return value("index", node.dtype, (), guarded(node.arg, conditions))
+        if node.op != "load":
+            return None
+        access = node.arg
+        index = guarded(access.index, conditions)
+        return load(access.memory, index, both(access.conditions, conditions), node.lanes)
+
+    return rebuild(root, change)
+
+
+def guarded(index: Index, conditions: Validity) -> Index:
+    """An index whose own loads happen only where the conditions hold."""
+    if not any(isinstance(atom, Opaque) for atom in atoms(index)):
+        return index
+    return index.rebuild(lambda r: r.index(), lambda atom: atom.guarded(conditions))
+
+
+def atoms(index: Index) -> Iterator[object]:
+    """Every atom of an index, those inside quotients too."""
+    for atom, _ in index.terms:
+        yield atom
+        if not isinstance(atom, Range | Opaque):
+            yield from atoms(atom.value)
+
+
+@lru_cache(maxsize=4096)
+def _text(root: Value) -> str:
+    shown: dict[int, str] = {}
+    for node in walk(root):
+        shown[id(node)] = operation_text(node, [shown[id(source)] for source in node.sources])
+    return shown[id(root)]

@@ -1,0 +1,356 @@
+"""From the tensor graph to index expressions: every tensor is a function of its ranges.
+
+before: a Group, nodes on whole arrays.
+after: a Computation, one expression for the element at the output ranges. Movement operations are
+gone: they only changed the indices of loads, and pads became conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from math import prod
+
+from compiler.dtype import DType, int32, int64
+from compiler.graph import ops
+from compiler.graph.node import Node
+from compiler.index.algebra import (
+    NEVER,
+    Div,
+    Index,
+    Mod,
+    Opaque,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    flatten,
+    unflatten,
+    within,
+)
+from compiler.index.lookup import lookup
+from compiler.kernel.ir import (
+    Memory,
+    Value,
+    binary,
+    cast,
+    const,
+    gate,
+    indices_of,
+    load,
+    rebuild,
+    substitute,
+    value,
+    walk,
+)
+from compiler.schedule.grouping import Group, describe
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What one kernel computes: output[flatten(ranges)] = value, for all values of the ranges.
+
+    ranges: of sizes above 1, the last the fastest. value: holds at most one "reduce".
+    """
+
+    output: Memory
+    inputs: tuple[Memory, ...]
+    ranges: tuple[Range, ...]
+    value: Value
+    origin: str
+    place: Index | None = None  # where the element goes, if not there
+
+    @property
+    def position(self) -> Index:
+        """Where the element goes."""
+        if self.place is not None:
+            return self.place
+        return flatten([r.index() for r in self.ranges], [r.size for r in self.ranges])
+
+    @property
+    def reduction(self) -> Value | None:
+        """The reduce inside the value."""
+        return next((node for node in walk(self.value) if node.op == "reduce"), None)
+
+
+def express(group: Group) -> Computation:
+    """Express a group's root as a function of its ranges, with as few ranges as possible."""
+    root = group.root
+    while root.op in ("reshape", "contiguous") and root.sources[0].storage is None:
+        if any(root.sources[0] is node for node in group.inputs):
+            break
+        root = root.sources[0]  # row-major order stays, and that is all the output knows
+    inputs = tuple(
+        Memory(f"in{i}", node.dtype, max(1, node.size)) for i, node in enumerate(group.inputs)
+    )
+    tracer = _Tracer({id(node): memory for node, memory in zip(group.inputs, inputs, strict=True)})
+    counts = root.arg.counts if group.in_place else root.shape
+    ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(counts))
+    indices = tuple(r.index() for r in ranges)
+    place = None
+    if group.in_place:
+        place = flatten(root.arg.outer(indices), root.shape)
+        expression = tracer.value(root.sources[1], indices, ())
+    else:
+        expression = tracer.value(root, indices, ())
+    output = Memory("out", root.dtype, max(1, root.size))
+    kept = tuple(r for r in ranges if r.size > 1)
+    return _merge(Computation(output, inputs, kept, expression, describe(group), place))
+
+
+class _Tracer:
+    def __init__(self, memories: dict[int, Memory]) -> None:
+        self.memories = memories
+        self.done: dict[tuple[int, tuple[Index, ...], Validity], Value] = {}
+        self.reductions = 0
+
+    def value(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        """The element of `node` at the indices; read only where `valid` holds."""
+        key = (id(node), at, valid)
+        found = self.done.get(key)
+        if found is None:
+            found = self.done[key] = self._trace(node, at, valid)
+        return found
+
+    def _trace(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        op = node.op
+        if id(node) in self.memories:
+            if valid == NEVER:
+                return const(0, node.dtype)
+            return load(self.memories[id(node)], flatten(at, node.shape), valid)
+        if op == "const":
+            return const(node.arg, node.dtype)
+        if op == "iota":
+            return value("index", node.dtype, (), at[0])
+        if op in ops.BUILDERS:
+            sources = []
+            for source in node.sources:
+                sources.append(self.value(source, at, valid))
+            return _as_index(op, node.dtype, sources) or ops.build(op, node.dtype, sources)
+        if op == "cat":
+            return self._cat(node, at, valid)
+        if op == "gather":
+            return self._gather(node, at, valid)
+        if op == "assign":
+            old, given = node.sources
+            inside, inner = node.arg.inner(at)
+            outside = self.value(old, at, valid)
+            if inside == NEVER:
+                return outside
+            return gate(inside, self.value(given, inner, both(valid, inside)), outside)
+        source = node.sources[0]
+        if op == "cast":
+            return _convert(self.value(source, at, valid), node.dtype)
+        if op == "bitcast":
+            inner = self.value(source, at, valid)
+            return inner if inner.dtype is node.dtype else value("bitcast", node.dtype, (inner,))
+        if op == "contiguous":
+            return self.value(source, at, valid)
+        if op == "reduce":
+            return self._reduce(node, at, valid)
+        if op == "pad":
+            return self._pad(node, at, valid)
+        return self.value(source, _moved(node, at), valid)
+
+    def _reduce(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        operation, axes = node.arg
+        source = node.sources[0]
+        inner = list(at)
+        ranges = []
+        for axis in axes:
+            counter = Range(f"k{self.reductions}_{axis}", source.shape[axis])
+            ranges.append(counter)
+            inner[axis] = counter.index()
+        self.reductions += 1
+        body = self.value(source, tuple(inner), valid)
+        return value("reduce", node.dtype, (body,), (operation, tuple(ranges)))
+
+    def _pad(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        pairs, number = node.arg
+        source = node.sources[0]
+        inside: Validity = ()
+        inner = []
+        for index, (before, _), size in zip(at, pairs, source.shape, strict=True):
+            inner.append(index - before)
+            inside = both(inside, within(index, before, before + size))
+        outside = const(number, node.dtype)
+        if inside == NEVER or source.size == 0:
+            return outside
+        return gate(inside, self.value(source, tuple(inner), both(valid, inside)), outside)
+
+    def _cat(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        axis = node.arg
+        stop = node.shape[axis]
+        result: Value | None = None
+        for source in reversed(node.sources):
+            start = stop - source.shape[axis]
+            if start == stop:
+                continue
+            inner = (*at[:axis], at[axis] - start, *at[axis + 1 :])
+            inside = within(at[axis], start, stop)
+            piece = self.value(source, inner, both(valid, inside))
+            before_stop = at_least_zero(constant(stop - 1) - at[axis])
+            result = piece if result is None else gate(before_stop, piece, result)
+            stop = start
+        assert result is not None, "cat of nothing"
+        return result
+
+    def _gather(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        """Read at indices that are values; zero where one is outside and may be."""
+        axes, checked = node.arg
+        source, *givens = node.sources
+        if node.size == 0 or source.size == 0:
+            return const(0, node.dtype)
+        common = len(givens[0].shape)
+        rest = iter(at[common:])
+        found: dict[int, Index] = {}
+        inside: list[Value] = []
+        for axis, given in zip(axes, givens, strict=True):
+            size = source.shape[axis]
+            number = self.value(given, at[:common], valid)
+            if not checked and not (number.op == "index" and number.arg.low >= 0):
+                number = _from_end(number, size)
+            found[axis] = lookup(number, size)
+            sure = number.op == "index" and number.arg.low >= 0 and number.arg.high < size
+            if not checked and not sure:
+                inside += _in_bounds(number, size)
+        inner = tuple(found[i] if i in found else next(rest) for i in range(len(source.shape)))
+        piece = self.value(source, inner, valid)
+        if not inside:
+            return piece
+        allowed = reduce(partial(binary, "and"), inside)
+        return value("where", node.dtype, (allowed, piece, const(0, node.dtype)))
+
+
+def _as_index(op: str, dtype: DType, sources: Sequence[Value]) -> Value | None:
+    """Sums and multiples of indices are indices, where the type holds them without wrapping."""
+    if op not in ("add", "sub", "mul") or not dtype.is_integer:
+        return None
+    if not any(s.op == "index" for s in sources) or any(
+        s.op not in ("index", "const") for s in sources
+    ):
+        return None
+    left, right = (s.arg if s.op == "index" else constant(s.arg) for s in sources)
+    if op == "mul":
+        if not (left.is_constant or right.is_constant):
+            return None
+        total = right * left.constant if left.is_constant else left * right.constant
+    else:
+        total = left + right if op == "add" else left - right
+    lowest = 0 if dtype.kind == "u" else -(1 << (dtype.bits - 1))
+    if total.low < lowest or total.magnitude() >= 1 << (dtype.bits - 1):
+        return None
+    return value("index", dtype, (), total)
+
+
+def _from_end(number: Value, size: int) -> Value:
+    """A negative index counts from the end."""
+    if number.dtype.kind != "i":
+        return number
+    wide = cast(number, int64)
+    negative = binary("lt", wide, const(0, int64))
+    return value("where", int64, (negative, binary("add", wide, const(size, int64)), wide))
+
+
+def _in_bounds(number: Value, size: int) -> list[Value]:
+    """Conditions for 0 <= number < size."""
+    wide = cast(number, int64)
+    if number.dtype.name == "uint64":
+        return [binary("lt", number, const(size, number.dtype))]
+    low = binary("le", const(0, int64), wide)
+    return [low, binary("lt", wide, const(size, int64))]
+
+
+def _convert(inner: Value, dtype: DType) -> Value:
+    if inner.op == "index" and dtype.is_integer and inner.arg.magnitude() < 1 << (dtype.bits - 1):
+        return value("index", dtype, (), inner.arg)
+    if inner.op == "index" and dtype.is_float and inner.arg.magnitude() < 1 << 31:
+        inner = value("index", int32, (), inner.arg)
+    return cast(inner, dtype)
+
+
+def _moved(node: Node, at: tuple[Index, ...]) -> tuple[Index, ...]:
+    """The indices into a movement operation's source."""
+    source = node.sources[0]
+    if node.op == "reshape":
+        return tuple(unflatten(flatten(at, node.shape), source.shape))
+    if node.op == "permute":
+        inner: list[Index] = [constant(0)] * len(at)
+        for index, axis in zip(at, node.arg, strict=True):
+            inner[axis] = index
+        return tuple(inner)
+    if node.op == "expand":
+        sizes = source.shape
+        return tuple(constant(0) if s == 1 else i for i, s in zip(at, sizes, strict=True))
+    if node.op == "shrink":
+        return tuple(i + start for i, (start, _) in zip(at, node.arg, strict=True))
+    if node.op == "flip":
+        return tuple(
+            constant(size - 1) - i if axis in node.arg else i
+            for axis, (i, size) in enumerate(zip(at, node.shape, strict=True))
+        )
+    assert node.op == "stride", node.op
+    return tuple(i * step for i, step in zip(at, node.arg, strict=True))
+
+
+# ---- merging adjacent ranges -------------------------------------------------------------------
+
+
+def _merge(computation: Computation) -> Computation:
+    """Join neighbouring ranges wherever no index gets harder for it: one long loop beats two."""
+    ranges, expression, place = _merge_ranges(
+        computation.ranges, computation.value, computation.place
+    )
+    reduction = next((node for node in walk(expression) if node.op == "reduce"), None)
+    if reduction is not None:
+        operation, over = reduction.arg
+        merged, body, _ = _merge_ranges(over, reduction.sources[0], None)
+        new = value("reduce", reduction.dtype, (body,), (operation, merged))
+        expression = rebuild(expression, lambda node, _: new if node is reduction else None)
+    return Computation(
+        computation.output, computation.inputs, ranges, expression, computation.origin, place
+    )
+
+
+def _merge_ranges(
+    ranges: Sequence[Range], root: Value, place: Index | None
+) -> tuple[tuple[Range, ...], Value, Index | None]:
+    merged = list(ranges)
+    position = len(merged) - 2
+    while position >= 0:
+        outer, inner = merged[position], merged[position + 1]
+        joint = Range(outer.name, outer.size * inner.size)
+        parts = {outer: joint.index() // inner.size, inner: joint.index() % inner.size}
+        changed = substitute(root, parts)
+        moved = None if place is None else place.substitute(parts)
+        if _difficulty(changed, moved) <= _difficulty(root, place):
+            root, place = changed, moved
+            merged[position : position + 2] = [joint]
+        position -= 1
+    return tuple(merged), root, place
+
+
+def _difficulty(root: Value, place: Index | None) -> int:
+    """The number of divisions in the distinct indices of an expression."""
+    atoms: set[Div | Mod] = set()
+
+    def visit(index: Index) -> None:
+        for atom, _ in index.terms:
+            if isinstance(atom, Opaque):
+                for inner in atom.indices():
+                    visit(inner)
+            elif not isinstance(atom, Range) and atom not in atoms:
+                atoms.add(atom)
+                visit(atom.value)
+
+    for index in indices_of(root):
+        visit(index)
+    if place is not None:
+        visit(place)
+    return len(atoms)
+
+
+def elements(ranges: Sequence[Range]) -> int:
+    return prod(r.size for r in ranges)

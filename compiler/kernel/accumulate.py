@@ -1,0 +1,30 @@
+"""What a reduction starts from, and how it takes in one more value."""
+
+from __future__ import annotations
+
+from compiler import dtype as dtypes
+from compiler.dtype import DType
+from compiler.kernel.ir import Value, const, rebuild, value
+
+_OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+def identity(operation: str, dtype: DType) -> Value:
+    """The result of reducing nothing."""
+    if operation == "max":
+        return const(dtypes.lowest(dtype), dtype)
+    if operation == "min":
+        return const(dtypes.highest(dtype), dtype)
+    return const({"sum": 0, "prod": 1, "and": -1, "or": 0}[operation], dtype)
+
+
+def combine(operation: str, left: Value, right: Value) -> Value:
+    """One step. Float sums and products may be taken in any order."""
+    free = left.dtype.is_float and operation in ("sum", "prod")
+    arg = "reassoc" if free else None
+    return value(_OPS[operation], left.dtype, (left, right), arg, left.lanes)
+
+
+def replace(root: Value, old: Value, new: Value) -> Value:
+    """`root` with one node replaced: an epilogue, its reduction now computed."""
+    return rebuild(root, lambda node, _: new if node is old else None)

@@ -1,0 +1,67 @@
+"""Recognise matrix products: sums of products where each factor has an output range of its own.
+
+    out[batch, rows, columns] =
+        sum over depth (and others) of left[batch, rows, depth] * right[batch, depth, columns]
+
+Whatever permutation, broadcasting or reshaping wrote it is gone by now: only which range occurs
+in which factor counts. Small ones are left to the ordinary reduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.index.algebra import Range
+from compiler.index.ranges import Computation
+from compiler.kernel.ir import Value, indices_of
+
+SMALLEST = 8  # rows and columns below this do not pay for tiles
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """The parts of a matrix product. columns is the faster of the two in the output.
+
+    batch: all other output ranges; outer: all other ranges summed over.
+    """
+
+    reduce: Value
+    left: Value
+    right: Value
+    rows: Range
+    columns: Range
+    depth: Range
+    batch: tuple[Range, ...]
+    outer: tuple[Range, ...]
+
+
+def find_contraction(computation: Computation) -> Contraction | None:
+    """The matrix product inside a computation, or None."""
+    reduce = computation.reduction
+    if reduce is None or reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
+        return None
+    left, right = reduce.sources[0].sources
+    in_left, in_right = ranges_of(left), ranges_of(right)
+    outputs = computation.ranges
+    left_only = [r for r in outputs if r in in_left and r not in in_right]
+    right_only = [r for r in outputs if r in in_right and r not in in_left]
+    depths = [r for r in reduce.arg[1] if r in in_left and r in in_right]
+    if not left_only or not right_only or not depths:
+        return None
+    if outputs.index(left_only[-1]) > outputs.index(right_only[-1]):
+        left, right, left_only, right_only = right, left, right_only, left_only
+    rows, columns = left_only[-1], right_only[-1]
+    depth = max(depths, key=lambda r: r.size)
+    if rows.size < SMALLEST or columns.size < SMALLEST or depth.size < 4:
+        return None
+    batch = tuple(r for r in outputs if r not in (rows, columns))
+    outer = tuple(r for r in reduce.arg[1] if r is not depth)
+    return Contraction(reduce, left, right, rows, columns, depth, batch, outer)
+
+
+def ranges_of(root: Value) -> frozenset[Range]:
+    """Every range that a value depends on."""
+    found: set[Range] = set()
+    for index in indices_of(root):
+        found |= index.ranges()
+    return frozenset(found)

@@ -1,0 +1,234 @@
+"""Tiled matrix product for GPUs.
+
+A group computes a tile of the output. For each slice of the depth, its threads copy a slice of
+both factors into local memory (any size works: what lies outside is zero), then each thread adds
+the products for its own 4 x 4 block, held in registers. The left slice is kept transposed, so
+that both reads are whole vectors; rows are padded by 4 elements against bank conflicts.
+
+    for slice of depth:
+        left_tile[k][row], right_tile[k][column] = ...
+        barrier
+        for k: block += left_tile[k][4 rows] x right_tile[k][4 columns]
+        barrier
+    out = epilogue(block)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
+from compiler.index.lookup import guard
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.contraction import Contraction
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    const,
+    gate,
+    group_range,
+    load,
+    substitute,
+    thread_range,
+    value,
+)
+from compiler.kernel.spread import spread, store, unit_stride
+from hcq.target import TargetSpec
+
+BLOCK = 4  # rows and columns of a thread's block, and elements moved at once
+SLICE = 16  # depth of a tile
+UNROLL = 4  # steps of the inner loop written out
+PADDING = 4
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """One factor's slice in local memory: [SLICE][size + PADDING]."""
+
+    memory: Memory
+    factor: Value  # over `across` and `depth`, both padded to whole tiles, guarded
+    across: Range  # the output range of this factor
+    depth: Range
+    size: int
+    start: Index  # of the tile in `across`
+    deep: bool  # whether the factor's memory runs along the depth
+
+    @property
+    def pitch(self) -> int:
+        return self.size + PADDING
+
+    def fill(self, slice_start: Index, threads: int) -> list[Statement]:
+        """Copy the slice; each thread moves BLOCK neighbouring elements at a time."""
+        thread = thread_range(threads).index()
+        statements: list[Statement] = []
+        for piece in range(self.size * SLICE // (threads * BLOCK)):
+            number = thread + piece * threads
+            if self.deep:
+                across, step = number // (SLICE // BLOCK), number % (SLICE // BLOCK) * BLOCK
+                source = substitute(self.factor, {self.across: self.start + across})
+                values = spread(source, self.depth, slice_start + step, BLOCK)
+                for lane, element in enumerate(values):
+                    at = (step + lane) * self.pitch + across
+                    statements.append(Store(self.memory, at, element))
+            else:
+                step, across = number // (self.size // BLOCK), number % (self.size // BLOCK) * BLOCK
+                source = substitute(self.factor, {self.depth: slice_start + step})
+                values = spread(source, self.across, self.start + across, BLOCK)
+                statements.append(store(self.memory, step * self.pitch + across, values))
+        return statements
+
+    def read(self, step: Index, block: Index) -> list[Value]:
+        """BLOCK elements of a row, from block number `block`."""
+        vector = load(self.memory, step * self.pitch + block * BLOCK, lanes=BLOCK)
+        return [value("extract", vector.dtype, (vector,), lane) for lane in range(BLOCK)]
+
+
+def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> Kernel:
+    """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
+    rows, columns, depth = parts.rows, parts.columns, parts.depth
+    tall, wide = _tile_size(rows.size), _tile_size(columns.size)
+    threads = (tall // BLOCK) * (wide // BLOCK)
+    slices = -(-depth.size // SLICE)
+    grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
+    row_start = group_range(1, grid[1]).index() * tall
+    column_start = group_range(0, grid[0]).index() * wide
+    batch = dict(
+        zip(
+            parts.batch,
+            unflatten(group_range(2, grid[2]).index(), tuple(r.size for r in parts.batch)),
+            strict=True,
+        )
+    )
+    long_depth = Range("depth", slices * SLICE)
+    left = _tile("left", parts.left, rows, parts, batch, long_depth, tall, row_start)
+    right = _tile("right", parts.right, columns, parts, batch, long_depth, wide, column_start)
+
+    thread = thread_range(threads).index()
+    row_block, column_block = thread // (wide // BLOCK), thread % (wide // BLOCK)
+    totals = Memory("totals", parts.reduce.dtype, BLOCK * BLOCK, "register")
+    body: tuple[Statement, ...] = (
+        *left.fill(_slice_start(slices), threads),
+        *right.fill(_slice_start(slices), threads),
+        Barrier(),
+        _multiply(left, right, row_block, column_block, totals),
+        Barrier(),
+    )
+    accumulate: Statement = Loop(Range("slice", slices), body)
+    for counter in reversed(parts.outer):
+        accumulate = Loop(counter, (accumulate,))
+    zero = const(0, parts.reduce.dtype)
+    statements: list[Statement] = [Store(totals, constant(i), zero) for i in range(BLOCK * BLOCK)]
+    statements.append(accumulate)
+    row_start = row_start + row_block * BLOCK
+    column_start = column_start + column_block * BLOCK
+    statements += _finish(computation, parts, batch, totals, row_start, column_start)
+    return Kernel(
+        "kernel",
+        (computation.output, *computation.inputs),
+        (left.memory, right.memory, totals),
+        grid,
+        threads,
+        tuple(statements),
+    )
+
+
+def _tile_size(size: int) -> int:
+    return 64 if size > 32 else 32
+
+
+def _slice_start(slices: int) -> Index:
+    return Range("slice", slices).index() * SLICE
+
+
+def _tile(
+    name: str,
+    factor: Value,
+    across: Range,
+    parts: Contraction,
+    batch: dict[Range, Index],
+    depth: Range,
+    size: int,
+    start: Index,
+) -> _Tile:
+    deep = unit_stride(factor, parts.depth) and not unit_stride(factor, across)
+    factor, wide = padded_factor(name, factor, across, parts, batch, depth, size)
+    memory = Memory(name, factor.dtype, SLICE * (size + PADDING), "local")
+    return _Tile(memory, factor, wide, depth, size, start, deep)
+
+
+def padded_factor(
+    name: str,
+    factor: Value,
+    across: Range,
+    parts: Contraction,
+    batch: dict[Range, Index],
+    depth: Range,
+    size: int,
+) -> tuple[Value, Range]:
+    """A factor over whole tiles of `size`, and its range; outside, it is zero and nothing is
+    read."""
+    wide = Range(name + "_across", -(-across.size // size) * size)
+    factor = substitute(factor, {across: wide.index(), parts.depth: depth.index(), **batch})
+    in_depth = at_least_zero(constant(parts.depth.size - 1) - depth.index())
+    in_across = at_least_zero(constant(across.size - 1) - wide.index())
+    factor = guard(factor, both(in_depth, in_across))
+    return gate(in_depth, factor, const(0, factor.dtype)), wide
+
+
+def _multiply(
+    left: _Tile, right: _Tile, row_block: Index, column_block: Index, totals: Memory
+) -> Loop:
+    """Add the products of one slice to the thread's block."""
+    counter = Range("step", SLICE // UNROLL)
+    statements: list[Statement] = []
+    for part in range(UNROLL):
+        step = counter.index() * UNROLL + part
+        ours, theirs = left.read(step, row_block), right.read(step, column_block)
+        for i, row in enumerate(ours):
+            for j, column in enumerate(theirs):
+                at = constant(i * BLOCK + j)
+                statements.append(Store(totals, at, multiply_add(row, column, load(totals, at))))
+    return Loop(counter, tuple(statements))
+
+
+def multiply_add(left: Value, right: Value, total: Value) -> Value:
+    """total + left * right; floats round once."""
+    if total.dtype.is_float:
+        return value("fma", total.dtype, (left, right, total), lanes=total.lanes)
+    product = value("mul", total.dtype, (left, right), lanes=total.lanes)
+    return value("add", total.dtype, (total, product), lanes=total.lanes)
+
+
+def _finish(
+    computation: Computation,
+    parts: Contraction,
+    batch: dict[Range, Index],
+    totals: Memory,
+    row_start: Index,
+    column_start: Index,
+) -> list[Statement]:
+    """Epilogue and stores of the thread's block, as far as it lies inside the output."""
+    statements: list[Statement] = []
+    rows, columns = parts.rows, parts.columns
+    width = BLOCK if columns.size % BLOCK == 0 else 1
+    for i in range(BLOCK):
+        row = row_start + i
+        here = {**batch, rows: row}
+        root = substitute(computation.value, here)
+        reduce = substitute(parts.reduce, here)
+        in_rows = at_least_zero(constant(rows.size - 1) - row)
+        for j in range(0, BLOCK, width):
+            column = column_start + j
+            taken = [load(totals, constant(i * BLOCK + j + lane)) for lane in range(width)]
+            values = spread(root, columns, column, width, {reduce: taken})
+            position = computation.position.substitute({**here, columns: column})
+            inside: Validity = both(in_rows, at_least_zero(constant(columns.size - width) - column))
+            statement: Statement = store(computation.output, position, values)
+            statements.append(If(inside, (statement,)) if inside else statement)
+    return statements

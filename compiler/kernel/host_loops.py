@@ -1,0 +1,145 @@
+"""Kernels for the host without matrix structure: loops that LLVM turns into vector code.
+
+A group is a chunk of work for one thread. The innermost loop runs over neighbouring elements.
+"""
+
+from __future__ import annotations
+
+from compiler.index.algebra import Index, Range, constant, unflatten
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.accumulate import combine, identity, replace
+from compiler.kernel.ir import (
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    group_range,
+    load,
+    substitute,
+)
+from compiler.kernel.spread import unit_stride
+from hcq.target import TargetSpec
+
+CHUNK = 16384  # elements of work that are worth a group of their own
+COLUMNS = 512  # results a group accumulates side by side
+
+
+def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
+    """Chunks of the last range, or several whole rows of it, per group."""
+    if not computation.ranges:
+        body: tuple[Statement, ...] = (
+            Store(computation.output, computation.position, computation.value),
+        )
+        return _kernel(computation, (), (1, 1, 1), body)
+    outer, last = computation.ranges[:-1], computation.ranges[-1]
+    if last.size >= CHUNK or not outer:
+        chunk = min(CHUNK, last.size)
+        grid = (-(-last.size // chunk), elements(outer), 1)
+        start = group_range(0, grid[0]).index() * chunk
+        step = Range("j", chunk)
+        places = _places(outer, group_range(1, grid[1]).index())
+        places[last] = start + step.index()
+        inner = Loop(step, (_assign(computation, places),), constant(last.size) - start)
+        return _kernel(computation, (), grid, (inner,))
+    rows = max(1, CHUNK // last.size)
+    grid, row, loop_bound = _rows(elements(outer), rows)
+    step = Range("j", last.size)
+    places = _places(outer, row)
+    places[last] = step.index()
+    inner = Loop(step, (_assign(computation, places),))
+    return _kernel(computation, (), grid, (Loop(Range("r", rows), (inner,), loop_bound),))
+
+
+def reduction(computation: Computation, target: TargetSpec) -> Kernel:
+    """One result after the other, or many side by side where that is the direction of memory."""
+    reduce = computation.reduction
+    assert reduce is not None
+    over = reduce.arg[1]
+    ranges = computation.ranges
+    body = reduce.sources[0]
+    if ranges and unit_stride(body, ranges[-1]) and not unit_stride(body, over[-1]):
+        return _side_by_side(computation, reduce)
+    rows = max(1, CHUNK // elements(over))
+    grid, row, bound = _rows(elements(ranges), rows)
+    places = _places(ranges, row)
+    total = Memory("total", reduce.dtype, 1, "register")
+    operation = reduce.arg[0]
+    here = load(total, constant(0))
+    step = combine(operation, here, substitute(body, places))
+    inside: Statement = Store(total, constant(0), step)
+    for counter in reversed(over):
+        inside = Loop(counter, (inside,))
+    result = replace(substitute(computation.value, places), substitute(reduce, places), here)
+    body_of_row = (
+        Store(total, constant(0), identity(operation, reduce.dtype)),
+        inside,
+        Store(computation.output, computation.position.substitute(places), result),
+    )
+    loop = Loop(Range("r", rows), body_of_row, bound)
+    return _kernel(computation, (total,), grid, (loop,))
+
+
+def _side_by_side(computation: Computation, reduce: Value) -> Kernel:
+    operation, over = reduce.arg
+    outer, last = computation.ranges[:-1], computation.ranges[-1]
+    chunk = min(COLUMNS, last.size)
+    grid = (-(-last.size // chunk), elements(outer), 1)
+    start = group_range(0, grid[0]).index() * chunk
+    totals = Memory("totals", reduce.dtype, chunk, "local")
+
+    def columns(name: str, make: object) -> Loop:
+        step = Range(name, chunk)
+        places = _places(outer, group_range(1, grid[1]).index())
+        places[last] = start + step.index()
+        assert callable(make)
+        return Loop(step, (make(step.index(), places),), constant(last.size) - start)
+
+    def clear(at: Index, places: dict[Range, Index]) -> Store:
+        return Store(totals, at, identity(operation, reduce.dtype))
+
+    def gather(at: Index, places: dict[Range, Index]) -> Store:
+        taken = substitute(reduce.sources[0], places)
+        return Store(totals, at, combine(operation, load(totals, at), taken))
+
+    def finish(at: Index, places: dict[Range, Index]) -> Store:
+        root = substitute(computation.value, places)
+        result = replace(root, substitute(reduce, places), load(totals, at))
+        return Store(computation.output, computation.position.substitute(places), result)
+
+    inside: Statement = columns("j1", gather)
+    for counter in reversed(over):
+        inside = Loop(counter, (inside,))
+    body = (columns("j0", clear), inside, columns("j2", finish))
+    return _kernel(computation, (totals,), grid, body)
+
+
+def _rows(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
+    """A grid over `count` rows, `rows` a group; also a row's number and the row loop's bound."""
+    grid = (-(-count // rows), 1, 1)
+    start = group_range(0, grid[0]).index() * rows
+    return grid, start + Range("r", rows).index(), constant(count) - start
+
+
+def _places(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
+    """Where each range is when all of them together are at a row-major position."""
+    sizes = tuple(r.size for r in ranges)
+    return dict(zip(ranges, unflatten(position, sizes), strict=True))
+
+
+def _assign(computation: Computation, places: dict[Range, Index]) -> Store:
+    return Store(
+        computation.output,
+        computation.position.substitute(places),
+        substitute(computation.value, places),
+    )
+
+
+def _kernel(
+    computation: Computation,
+    local: tuple[Memory, ...],
+    grid: tuple[int, int, int],
+    body: tuple[Statement, ...],
+) -> Kernel:
+    return Kernel("kernel", (computation.output, *computation.inputs), local, grid, 1, body)

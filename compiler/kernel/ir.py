@@ -1,0 +1,310 @@
+"""The kernel IR: one grammar, from the scheduler's expressions to what the emitter prints.
+
+    kernel     = name, parameters, locals, grid, block, body
+    statement  = Store(memory, index, value) | Loop(range, body, bound)
+               | If(conditions, body) | Barrier
+    value      = op(dtype, lanes; sources; arg)       pure but for loads; see OPS
+    index      = compiler.index.algebra.Index                 integers that are functions of ranges
+
+Values are interned: structurally equal values are one object, compared by identity. A value with
+lanes > 1 is a short vector. "reduce" exists only before lowering; verify.py knows what may stand
+where.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from compiler.dtype import DType, bool_, float32
+from compiler.index.algebra import Index, Range, Validity, substitute_all
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An array that loads and stores name. space: "global" a parameter; "local" shared by the
+    group's
+    threads; "register" private to a thread and indexed by constants. lanes: of a register's
+    element."""
+
+    name: str
+    dtype: DType
+    count: int
+    space: str = "global"
+    lanes: int = 1
+
+
+# op: (number of sources, None where any; what the dtypes must be)
+#   "same": sources and result alike, "compare": alike sources and a bool, "free": no rule
+OPS: Mapping[str, tuple[int | None, str]] = {
+    "const": (0, "free"),  # arg: the Python value
+    "index": (0, "free"),  # arg: an Index; its value as an integer
+    "load": (0, "free"),  # arg: Load
+    "gate": (2, "same"),  # arg: Validity; the first source where it holds, else the second
+    "reduce": (1, "same"),  # arg: (op, ranges)
+    "cast": (1, "free"),
+    "bitcast": (1, "free"),
+    "extract": (1, "free"),  # arg: the lane
+    "pack": (None, "free"),  # scalars to a vector
+    "broadcast": (1, "free"),  # a scalar to all lanes
+    "where": (3, "where"),
+    "add": (2, "same"),
+    "sub": (2, "same"),
+    "mul": (2, "same"),
+    "div": (2, "float"),
+    "floordiv": (2, "integer"),  # rounds down; by zero gives zero
+    "mod": (2, "integer"),  # the sign of the divisor; by zero gives zero
+    "min": (2, "same"),  # NaN if either is
+    "max": (2, "same"),
+    "fma": (3, "float"),
+    "matrix": (3, "matrix"),  # a wave's matrix unit: fragments of 16 elements, totals of 8
+    "and": (2, "bits"),
+    "or": (2, "bits"),
+    "xor": (2, "bits"),
+    "shl": (2, "integer"),  # by the width or more gives zero, and the sign for shr of a signed type
+    "shr": (2, "integer"),
+    "lt": (2, "compare"),
+    "le": (2, "compare"),
+    "eq": (2, "compare"),
+    "ne": (2, "compare"),
+    "neg": (1, "same"),
+    "sqrt": (1, "float"),
+    "floor": (1, "float"),
+    "ceil": (1, "float"),
+    "trunc": (1, "float"),
+    "round": (1, "float"),  # half to even
+    "mulhi": (2, "integer"),  # upper half of the product of two uint32
+}
+REDUCTIONS = ("sum", "prod", "max", "min", "and", "or")
+
+
+@dataclass(frozen=True)
+class Load:
+    """memory[index]; zero where the conditions do not hold (nothing is read there)."""
+
+    memory: Memory
+    index: Index
+    conditions: Validity = ()
+
+
+class Value:
+    """One operation; make it with `value`."""
+
+    __slots__ = ("__weakref__", "arg", "dtype", "key", "lanes", "op", "sources")
+
+    op: str
+    dtype: DType
+    lanes: int
+    sources: tuple[Value, ...]
+    arg: Any  # by op: see OPS
+    key: tuple[object, ...]
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {type_text(self.dtype, self.lanes)}>"
+
+
+_interned: WeakValueDictionary[tuple[object, ...], Value] = WeakValueDictionary()
+
+
+def value(
+    op: str,
+    dtype: DType,
+    sources: Sequence[Value] = (),
+    arg: Any = None,  # by op: see OPS
+    lanes: int = 1,
+) -> Value:
+    """The one Value with this structure."""
+    shown = repr(arg) if op == "const" else arg  # 0.0 and -0.0 and False are equal, but not alike
+    key = (op, dtype, lanes, tuple(id(s) for s in sources), shown)
+    found = _interned.get(key)
+    if found is None:
+        found = Value()
+        found.op, found.dtype, found.lanes = op, dtype, lanes
+        found.sources, found.arg, found.key = tuple(sources), arg, key
+        _interned[key] = found
+    return found
+
+
+def const(number: bool | int | float, dtype: DType) -> Value:
+    """A constant, wrapped to the type's width."""
+    if dtype.is_float:
+        return value("const", dtype, (), float(number))
+    if dtype is bool_:
+        return value("const", dtype, (), bool(number))
+    wrapped = int(number) & ((1 << dtype.bits) - 1)
+    if dtype.kind == "i" and wrapped >> (dtype.bits - 1):
+        wrapped -= 1 << dtype.bits
+    return value("const", dtype, (), wrapped)
+
+
+def cast(source: Value, dtype: DType) -> Value:
+    if source.dtype is dtype:
+        return source
+    if source.op == "const" and source.lanes == 1:
+        number = source.arg
+        if dtype.is_float:
+            if dtype is float32 or math.isinf(number) or number != number:
+                return const(number, dtype)
+        elif not source.dtype.is_float:
+            return const(number, dtype)
+    return value("cast", dtype, (source,), lanes=source.lanes)
+
+
+def load(memory: Memory, index: Index, conditions: Validity = (), lanes: int = 1) -> Value:
+    return value("load", memory.dtype, (), Load(memory, index, conditions), lanes)
+
+
+def binary(op: str, left: Value, right: Value) -> Value:
+    """An operation on two alike values; comparisons give bool."""
+    dtype = bool_ if OPS[op][1] == "compare" else left.dtype
+    return value(op, dtype, (left, right), lanes=left.lanes)
+
+
+def walk(root: Value) -> Iterator[Value]:
+    """Every value below `root`, sources first, each once."""
+    seen: set[int] = set()
+    stack: list[tuple[Value, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+            continue
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        stack.append((node, True))
+        stack.extend((source, False) for source in reversed(node.sources))
+
+
+def rebuild(root: Value, change: Callable[[Value, tuple[Value, ...]], Value | None]) -> Value:
+    """Rewrite bottom-up: change(node, new sources) gives the replacement, or None to keep the
+    node."""
+    done: dict[int, Value] = {}
+    for node in walk(root):
+        sources = tuple(done[id(source)] for source in node.sources)
+        new = change(node, sources)
+        if new is None:
+            new = node
+            if any(a is not b for a, b in zip(sources, node.sources, strict=True)):
+                new = value(node.op, node.dtype, sources, node.arg, node.lanes)
+        done[id(node)] = new
+    return done[id(root)]
+
+
+def substitute(root: Value, values: Mapping[Range, Index]) -> Value:
+    """Replace ranges in every index of a value."""
+
+    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node.op == "index":
+            return value("index", node.dtype, (), node.arg.substitute(values))
+        if node.op == "load":
+            access: Load = node.arg
+            return load(
+                access.memory,
+                access.index.substitute(values),
+                substitute_all(access.conditions, values),
+                node.lanes,
+            )
+        if node.op == "gate":
+            return gate(substitute_all(node.arg, values), *sources)
+        return None
+
+    return rebuild(root, change) if values else root
+
+
+def gate(conditions: Validity, inside: Value, outside: Value) -> Value:
+    """`inside` where the conditions hold, else `outside`."""
+    from_load = (
+        inside.op == "load"
+        and outside.op == "const"
+        and outside.arg == 0
+        and set(conditions) <= set(inside.arg.conditions)
+    )
+    if not conditions or from_load or inside is outside:
+        return inside
+    if any(condition.high < 0 for condition in conditions):
+        return outside
+    return value("gate", inside.dtype, (inside, outside), conditions, inside.lanes)
+
+
+def indices_of(root: Value) -> Iterator[Index]:
+    """Every index expression in a value."""
+    for node in walk(root):
+        if node.op == "index":
+            yield node.arg
+        elif node.op == "load":
+            yield node.arg.index
+            yield from node.arg.conditions
+        elif node.op == "gate":
+            yield from node.arg
+
+
+@dataclass(frozen=True)
+class Store:
+    """memory[index .. index + lanes) = value."""
+
+    memory: Memory
+    index: Index
+    value: Value
+
+
+@dataclass(frozen=True)
+class Loop:
+    """For range = 0 .. min(range.size, bound) - 1."""
+
+    range: Range
+    body: tuple[Statement, ...]
+    bound: Index | None = None
+
+
+@dataclass(frozen=True)
+class If:
+    """Run the body where all conditions hold."""
+
+    conditions: Validity
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """All threads of the group have come here, and see each other's stores to local memory."""
+
+
+Statement = Store | Loop | If | Barrier
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel for one kind of target. grid: groups per axis (x fastest); block: threads per group.
+
+    parameters: the output first, then the inputs. origin: the tensor operations it computes.
+    """
+
+    name: str
+    parameters: tuple[Memory, ...]
+    locals: tuple[Memory, ...]
+    grid: tuple[int, int, int]
+    block: int
+    body: tuple[Statement, ...]
+    origin: str = ""
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+    def group(self, axis: int) -> Range:
+        return group_range(axis, self.grid[axis])
+
+
+def group_range(axis: int, size: int) -> Range:
+    """The variable that counts groups along a grid axis."""
+    return Range(f"group_{'xyz'[axis]}", size, "group")
+
+
+def thread_range(size: int) -> Range:
+    """The variable that counts the threads of a group."""
+    return Range("thread", size, "thread")
+
+
+def type_text(dtype: DType, lanes: int) -> str:
+    return dtype.name if lanes == 1 else f"{dtype.name}x{lanes}"

@@ -1,0 +1,69 @@
+"""Lowering: from a Computation to a Kernel for a kind of target.
+
+This file chooses the shape of the kernel; the shapes themselves are in gpu_loops, gpu_matmul,
+gpu_matrix, host_loops and host_matmul. Targets are told apart by their ABI, never by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from compiler.index.ranges import Computation
+from compiler.kernel import gpu_loops, gpu_matmul, gpu_matrix, host_loops, host_matmul
+from compiler.kernel.contraction import find_contraction
+from compiler.kernel.ir import Kernel
+from compiler.kernel.text import format_kernel
+from compiler.kernel.verify import verify
+from hcq.errors import NotSupported
+from hcq.target import TargetSpec
+
+
+def lower(computation: Computation, target: TargetSpec) -> Kernel:
+    """The verified kernel. NotSupported for a target whose ABI we do not know."""
+    if target.abi not in ("host", "amdhsa"):
+        raise NotSupported(
+            f"no code generator for targets of ABI {target.abi!r}", target=target.name
+        )
+    on_host = target.abi == "host"
+    contraction = find_contraction(computation)
+    if contraction is not None:
+        on_matrix_units = not on_host and gpu_matrix.suits(contraction, target)
+        matmul = (
+            host_matmul.matmul
+            if on_host
+            else gpu_matrix.matmul
+            if on_matrix_units
+            else gpu_matmul.matmul
+        )
+        kernel = matmul(computation, contraction, target)
+    elif computation.reduction is not None:
+        reduction = host_loops.reduction if on_host else gpu_loops.reduction
+        kernel = reduction(computation, target)
+    else:
+        elementwise = host_loops.elementwise if on_host else gpu_loops.elementwise
+        kernel = elementwise(computation, target)
+    return verify(_named(kernel, computation))
+
+
+def _named(kernel: Kernel, computation: Computation) -> Kernel:
+    """Name a kernel by what it does, where, and a hash of its text: equal names, equal kernels."""
+    words = computation.origin.split()
+    shown = "_".join(words[:4]) + ("_and_more" if len(words) > 4 else "")
+    sizes = "x".join(str(r.size) for r in computation.ranges) or "1"
+    reduction = computation.reduction
+    if reduction is not None:
+        sizes += "_over_" + "x".join(str(r.size) for r in reduction.arg[1])
+    plain = Kernel(
+        "kernel", kernel.parameters, kernel.locals, kernel.grid, kernel.block, kernel.body
+    )
+    digest = hashlib.sha256(format_kernel(plain).encode()).hexdigest()[:8]
+    name = f"{shown}_{sizes}_{digest}"
+    return Kernel(
+        name,
+        kernel.parameters,
+        kernel.locals,
+        kernel.grid,
+        kernel.block,
+        kernel.body,
+        computation.origin,
+    )

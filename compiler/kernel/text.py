@@ -1,0 +1,108 @@
+"""Kernels as stable text, for goldens, cache keys and people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from compiler.index.algebra import Validity
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    type_text,
+    walk,
+)
+
+
+def format_kernel(kernel: Kernel) -> str:
+    """Print a kernel; equal text means equal behaviour."""
+    lines = [f"kernel {kernel.name} grid {kernel.grid} block {kernel.block}"]
+    if kernel.origin:
+        lines.append(f"  computes {kernel.origin}")
+    lines += [f"  {_memory(memory)}" for memory in (*kernel.parameters, *kernel.locals)]
+    _Printer(lines).statements(kernel.body, "  ")
+    return "\n".join(lines) + "\n"
+
+
+def format_value(root: Value) -> str:
+    """Print one expression, a line per shared operation."""
+    lines: list[str] = []
+    printer = _Printer(lines)
+    lines.append(printer.expression(root, ""))
+    return "\n".join(lines) + "\n"
+
+
+def _memory(memory: Memory) -> str:
+    return f"{memory.space} {type_text(memory.dtype, memory.lanes)} {memory.name}[{memory.count}]"
+
+
+def conditions_text(conditions: Validity) -> str:
+    return " and ".join(f"{condition} >= 0" for condition in conditions) or "always"
+
+
+class _Printer:
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def statements(self, body: Iterable[Statement], indent: str) -> None:
+        for statement in body:
+            if isinstance(statement, Store):
+                shown = self.expression(statement.value, indent)
+                self.lines.append(f"{indent}{statement.memory.name}[{statement.index}] = {shown}")
+            elif isinstance(statement, Barrier):
+                self.lines.append(f"{indent}barrier")
+            elif isinstance(statement, If):
+                self.lines.append(f"{indent}if {conditions_text(statement.conditions)}:")
+                self.statements(statement.body, indent + "  ")
+            else:
+                assert isinstance(statement, Loop)
+                limit = f" below {statement.bound}" if statement.bound is not None else ""
+                span = f"{statement.range.name} in {statement.range.size}"
+                self.lines.append(f"{indent}for {span}{limit}:")
+                self.statements(statement.body, indent + "  ")
+
+    def expression(self, root: Value, indent: str) -> str:
+        """The text of `root`; operations used more than once get a line and a number first."""
+        nodes = list(walk(root))
+        uses: dict[int, int] = {}
+        for node in nodes:
+            for source in node.sources:
+                uses[id(source)] = uses.get(id(source), 0) + 1
+        shown: dict[int, str] = {}
+        for node in nodes:
+            text = operation_text(node, [shown[id(source)] for source in node.sources])
+            if uses.get(id(node), 0) > 1 and node.op not in ("const", "index"):
+                name = f"%{sum(1 for t in shown.values() if t.startswith('%'))}"
+                self.lines.append(f"{indent}{name} = {text}")
+                text = name
+            shown[id(node)] = text
+        return shown[id(root)]
+
+
+def operation_text(node: Value, sources: list[str]) -> str:
+    """One operation on sources that are text already."""
+    kind = type_text(node.dtype, node.lanes)
+    if node.op == "const":
+        return f"{node.arg!r}:{kind}"
+    if node.op == "index":
+        return f"[{node.arg}]:{kind}"
+    if node.op == "load":
+        lanes = f" x{node.lanes}" if node.lanes > 1 else ""
+        check = f" if {conditions_text(node.arg.conditions)}" if node.arg.conditions else ""
+        return f"{node.arg.memory.name}[{node.arg.index}{lanes}{check}]"
+    if node.op == "gate":
+        return f"({sources[0]} if {conditions_text(node.arg)} else {sources[1]})"
+    if node.op == "reduce":
+        over = ", ".join(f"{r.name} in {r.size}" for r in node.arg[1])
+        return f"{node.arg[0]}[{over}]({sources[0]})"
+    if node.op in ("cast", "bitcast", "broadcast", "pack"):
+        return f"{node.op}:{kind}({', '.join(sources)})"
+    if node.op == "extract":
+        return f"{sources[0]}.{node.arg}"
+    free = f".{node.arg}" if node.arg is not None else ""
+    return f"{node.op}{free}({', '.join(sources)})"

@@ -1,0 +1,178 @@
+"""The rules every kernel keeps; checked after lowering, before anything is emitted.
+
+LLVM's back ends abort the process on IR they cannot handle, so a broken rule must stop here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from compiler.dtype import bfloat16, bool_, float16, float32, uint32
+from compiler.index.algebra import Index, Range, Validity
+from compiler.index.lookup import Lookup, atoms
+from compiler.kernel.ir import (
+    OPS,
+    Barrier,
+    If,
+    Kernel,
+    Load,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    walk,
+)
+
+ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
+               "matrix")  # fmt: skip
+
+
+class BrokenKernel(AssertionError):
+    """A pass made a kernel that breaks a rule: a bug of ours, never the caller's."""
+
+
+def _require(holds: bool, rule: str, where: object) -> None:
+    if not holds:
+        raise BrokenKernel(f"{rule}: {where}")
+
+
+def verify(kernel: Kernel) -> Kernel:
+    """Check every rule; returns the kernel, or raises BrokenKernel naming the rule."""
+    _require(
+        len(kernel.grid) == 3 and all(0 < g < 1 << 31 for g in kernel.grid), "grid", kernel.grid
+    )
+    _require(0 < kernel.block <= 1024, "block", kernel.block)
+    memories = (*kernel.parameters, *kernel.locals)
+    _require(
+        len({m.name for m in memories}) == len(memories), "memories have distinct names", memories
+    )
+    _require(all(m.space == "global" for m in kernel.parameters), "parameters are global", memories)
+    _require(all(m.space != "global" for m in kernel.locals), "locals are not global", memories)
+    bound = {kernel.group(axis).name: kernel.grid[axis] for axis in range(3)}
+    bound["thread"] = kernel.block
+    _Checker(kernel, frozenset(memories)).statements(kernel.body, bound, uniform=True)
+    return kernel
+
+
+class _Checker:
+    def __init__(self, kernel: Kernel, memories: frozenset[Memory]) -> None:
+        self.kernel = kernel
+        self.memories = memories
+
+    def statements(self, body: Iterable[Statement], bound: dict[str, int], uniform: bool) -> None:
+        for statement in body:
+            if isinstance(statement, Store):
+                self.store(statement, bound)
+                if any(node.op == "matrix" for node in walk(statement.value)):
+                    _require(uniform, "a matrix unit works for whole waves", self.kernel.name)
+            elif isinstance(statement, Barrier):
+                _require(uniform, "a barrier is reached by all threads or none", self.kernel.name)
+            elif isinstance(statement, If):
+                self.conditions(statement.conditions, bound)
+                divergent = any(
+                    r.kind == "thread" for c in statement.conditions for r in c.ranges()
+                )
+                self.statements(statement.body, bound, uniform and not divergent)
+            else:
+                self.loop(statement, bound, uniform)
+
+    def loop(self, loop: Loop, bound: dict[str, int], uniform: bool) -> None:
+        variable = loop.range
+        _require(variable.kind == "loop", "a loop counts a loop range", variable)
+        _require(variable.name not in bound, "a loop's range is bound once", variable)
+        if loop.bound is not None:
+            self.index(loop.bound, bound)
+            uniform = uniform and all(r.kind != "thread" for r in loop.bound.ranges())
+        self.statements(loop.body, {**bound, variable.name: variable.size}, uniform)
+
+    def store(self, store: Store, bound: dict[str, int]) -> None:
+        memory = store.memory
+        _require(memory in self.memories, "a store names a memory of the kernel", memory)
+        _require(store.value.dtype is memory.dtype, "a store has its memory's type", store)
+        _require(
+            memory.space != "global" or memory is self.kernel.parameters[0],
+            "only the first parameter is written",
+            memory,
+        )
+        self.access(memory, store.index, store.value.lanes, bound)
+        for node in walk(store.value):
+            self.value(node, bound)
+
+    def access(self, memory: Memory, index: Index, lanes: int, bound: dict[str, int]) -> None:
+        self.index(index, bound)
+        if memory.space == "register":
+            _require(index.is_constant, "registers are indexed by constants", memory)
+            _require(0 <= index.constant < memory.count, "a register index is in range", index)
+            _require(lanes == memory.lanes, "a register is accessed whole", memory)
+        elif memory.space == "local":
+            inside = index.low >= 0 and index.high + lanes <= memory.count
+            _require(inside, f"a local access stays inside {memory}", index)
+
+    def index(self, index: Index, bound: dict[str, int]) -> None:
+        for used in index.ranges():
+            _require(self.is_bound(used, bound), "a range is used inside its loop", used)
+        for atom in atoms(index):
+            if isinstance(atom, Lookup):
+                _require(atom.source.dtype.is_integer, "a lookup is an integer", atom)
+                for node in walk(atom.source):
+                    self.value(node, bound)
+
+    def is_bound(self, used: Range, bound: dict[str, int]) -> bool:
+        return bound.get(used.name) == used.size
+
+    def conditions(self, conditions: Validity, bound: dict[str, int]) -> None:
+        for condition in conditions:
+            self.index(condition, bound)
+
+    def value(self, node: Value, bound: dict[str, int]) -> None:
+        _require(
+            node.op in OPS and node.op != "reduce", "an operation of the lowered grammar", node
+        )
+        arity, rule = OPS[node.op]
+        _require(arity is None or len(node.sources) == arity, "number of sources", node)
+        if node.op == "load":
+            access: Load = node.arg
+            _require(access.memory in self.memories, "a load names a memory of the kernel", access)
+            _require(access.memory.dtype is node.dtype, "a load has its memory's type", node)
+            if access.memory.space != "global":
+                _require(not access.conditions, "only loads of parameters are gated", access)
+            self.access(access.memory, access.index, node.lanes, bound)
+            self.conditions(access.conditions, bound)
+        elif node.op == "index":
+            _require(node.dtype.is_integer, "an index is an integer", node)
+            self.index(node.arg, bound)
+        elif node.op == "gate":
+            self.conditions(node.arg, bound)
+        if node.op not in ("extract", "pack", "broadcast", "matrix"):
+            same = all(s.lanes == node.lanes for s in node.sources)
+            _require(same, "sources have the result's lanes", node)
+        self.types(node, rule)
+
+    def types(self, node: Value, rule: str) -> None:
+        kinds = [source.dtype for source in node.sources]
+        if node.op not in ELEMENT_OPS:
+            narrow = [k for k in (*kinds, node.dtype) if k in (float16, bfloat16)]
+            _require(not narrow, "16-bit floats are computed in float32", node)
+        if rule == "where":
+            _require(kinds[0] is bool_, "where chooses by a bool", node)
+            _require(kinds[1] is kinds[2] is node.dtype, "where keeps the type", node)
+        elif rule == "matrix":
+            lanes = [source.lanes for source in node.sources]
+            _require(lanes == [16, 16, 8] and node.lanes == 8, "lanes of a matrix unit", node)
+            alike = kinds[0] is kinds[1] and kinds[0] in (float16, bfloat16)
+            _require(alike and kinds[2] is node.dtype is float32, "types of a matrix unit", node)
+        elif rule == "compare":
+            _require(kinds[0] is kinds[1] and node.dtype is bool_, "a comparison", node)
+        elif rule != "free":
+            _require(all(k is node.dtype for k in kinds), "sources have the result's type", node)
+        if rule == "float":
+            _require(node.dtype.is_float, "an operation on floats", node)
+        elif rule == "integer":
+            _require(node.dtype.is_integer, "an operation on integers", node)
+        elif rule == "bits":
+            _require(not node.dtype.is_float, "a bitwise operation", node)
+        if node.op == "mulhi":
+            _require(node.dtype is uint32, "mulhi multiplies uint32", node)
+        if node.op == "bitcast":
+            _require(kinds[0].itemsize == node.dtype.itemsize, "a bitcast keeps the size", node)

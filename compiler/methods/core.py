@@ -1,0 +1,175 @@
+"""What all parts of Tensor build on: a node, a device, and how operands are brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+
+from compiler import dtype as dtypes
+from compiler.dtype import DType
+from compiler.graph import node as graph
+from compiler.graph.node import Node, Shape
+from compiler.graph.origin import here, text
+from hcq.device import Device
+from hcq.errors import BadArgument
+
+Scalar = bool | int | float
+
+
+class TensorCore:
+    """A node of the graph on a device. Tensors are immutable."""
+
+    __slots__ = ("device", "node")
+
+    node: Node
+    device: Device
+
+    @property
+    def shape(self) -> Shape:
+        return self.node.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.node.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.node.shape)
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.node.size
+
+    def _new(self, node: Node) -> Self:
+        made = object.__new__(type(self))
+        made.node = node
+        made.device = self.device
+        if node.origin is None:
+            node.origin = here()
+        return made
+
+    @property
+    def _shown(self) -> str:
+        """The shape and the line that built this, for errors."""
+        return shown(self.node)
+
+    def _lift(self, operation: str, other: Any) -> TensorCore | Scalar:  # Any: checked here
+        """An operand: a tensor, or a weak Python scalar."""
+        if isinstance(other, TensorCore):
+            if other.device is not self.device:
+                raise BadArgument(
+                    f"{operation}: tensors on {self.device.name} and {other.device.name}; "
+                    "move one with .to(device)"
+                )
+            return other
+        if isinstance(other, bool | int | float):
+            return other
+        if isinstance(other, np.generic) and other.dtype.kind in "biuf":
+            made = dtypes.from_numpy(other.dtype)
+            return self._new(Node("const", made, (), (), other.item()))
+        if isinstance(other, np.ndarray):
+            return self._from_array(other)
+        raise BadArgument(f"{operation}: a tensor and a {type(other).__name__}")
+
+    def _from_array(self, array: np.ndarray[Any, Any]) -> TensorCore:
+        raise NotImplementedError
+
+    def _constant(self, operation: str, number: Scalar, dtype: DType, shape: Shape) -> Node:
+        """A Python scalar as a node; BadArgument where the type cannot hold it."""
+        if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
+            raise BadArgument(f"{operation}: {number} does not fit {dtype.name}")
+        return graph.full(float(number) if dtype.is_float else number, dtype, shape)
+
+    def _operands(
+        self, operation: str, *others: Any, common: DType | None = None
+    ) -> tuple[DType, list[Node]]:
+        """self and others broadcast to one shape and brought to one type (`common`, if given)."""
+        lifted = [self, *(self._lift(operation, other) for other in others)]
+        dtype = common
+        if dtype is None:
+            tensors = [each for each in lifted if isinstance(each, TensorCore)]
+            dtype = tensors[0].dtype
+            for tensor in tensors[1:]:
+                dtype = dtypes.promote(dtype, tensor.dtype)
+            for scalar in lifted:
+                if not isinstance(scalar, TensorCore):
+                    dtype = dtypes.promote_scalar(dtype, scalar)
+        shape = broadcast_shape(
+            operation, *(each.node for each in lifted if isinstance(each, TensorCore))
+        )
+        nodes = []
+        for each in lifted:
+            if isinstance(each, TensorCore):
+                nodes.append(broadcast(graph.cast(each.node, dtype), shape))
+            else:
+                nodes.append(self._constant(operation, each, dtype, shape))
+        return dtype, nodes
+
+    def _axis(self, operation: str, axis: int, extra: int = 0) -> int:
+        """An axis counted from either end; `extra` more are allowed, where one is inserted."""
+        count = self.ndim + extra
+        if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+            raise BadArgument(f"{operation}: an axis is an int, not {axis!r}")
+        if not -count <= axis < count:
+            raise BadArgument(f"{operation}: axis {axis} of a tensor of shape {self._shown}")
+        return int(axis) % count
+
+    def _axes(self, operation: str, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+        """None is all axes. Repeated axes are refused."""
+        if axis is None:
+            return tuple(range(self.ndim))
+        listed = axis if isinstance(axis, list | tuple) else (axis,)
+        axes = tuple(self._axis(operation, each) for each in listed)
+        if len(set(axes)) != len(axes):
+            raise BadArgument(f"{operation}: axis {axis} names an axis twice")
+        return axes
+
+
+def shown(given: Node | Shape) -> str:
+    """A shape for errors; of a node, with the line that built it."""
+    if not isinstance(given, Node):
+        return str(list(given))
+    place = text(given.origin)
+    return f"{list(given.shape)} (built at {place})" if place else str(list(given.shape))
+
+
+def broadcast_shape(operation: str, *operands: Node | Shape) -> Shape:
+    """The shape all broadcast to, aligned at the last axis. BadArgument if there is none."""
+    shapes = [each.shape if isinstance(each, Node) else each for each in operands]
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
+    rank = max(len(shape) for shape in shapes)
+    full = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    result = []
+    for sizes in zip(*full, strict=True):
+        others = {size for size in sizes if size != 1}
+        if len(others) > 1:
+            listed = " and ".join(shown(each) for each in operands)
+            raise BadArgument(f"{operation}: shapes {listed} do not broadcast")
+        result.append(others.pop() if others else 1)
+    return tuple(result)
+
+
+def broadcast(node: Node, shape: Shape) -> Node:
+    """Repeat a node's elements up to a shape it broadcasts to."""
+    padded = (1,) * (len(shape) - len(node.shape)) + node.shape
+    return graph.expand(graph.reshape(node, padded), shape)
+
+
+def shape_of(operation: str, given: Sequence[Any], size: int | None = None) -> Shape:
+    """A shape given as numbers or one sequence; with `size`, one entry may be -1."""
+    entries = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
+    if not all(isinstance(e, int | np.integer) and not isinstance(e, bool) for e in entries):
+        raise BadArgument(f"{operation}: {tuple(entries)!r} is no shape")
+    shape = [int(entry) for entry in entries]
+    if size is not None and shape.count(-1) == 1:
+        rest = prod(entry for entry in shape if entry != -1)
+        if rest <= 0 or size % rest:
+            raise BadArgument(f"{operation}: {size} elements do not fill {shape}")
+        shape[shape.index(-1)] = size // rest
+    if any(entry < 0 for entry in shape):
+        raise BadArgument(f"{operation}: {shape} is no shape")
+    return tuple(shape)

@@ -1,0 +1,368 @@
+"""Tensor: operations on each element."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from compiler import dtype as dtypes
+from compiler.dtype import DType, bool_, float32
+from compiler.graph import node as graph
+from compiler.methods.core import Scalar, TensorCore, broadcast
+from hcq.errors import BadArgument
+
+
+class Elementwise(TensorCore):
+    """Arithmetic with broadcasting, comparisons, functions, casts. Operands: tensors of the same
+    device, Python scalars, NumPy scalars and arrays."""
+
+    __slots__ = ()
+
+    def _binary(self, op: str, other: Any, name: str = "", reverse: bool = False) -> Self:
+        dtype, (left, right) = self._operands(name or op, other)
+        if dtype is bool_ and op in ("sub", "floordiv", "mod"):
+            raise BadArgument(f"{name or op}: not for bools; cast them, or use logical operations")
+        if reverse:
+            left, right = right, left
+        return self._new(graph.elementwise(op, dtype, left, right))
+
+    def _compare(self, op: str, other: Any, swap: bool = False) -> Self:
+        _, (left, right) = self._operands(op, other)
+        if swap:
+            left, right = right, left
+        return self._new(graph.elementwise(op, bool_, left, right))
+
+    def _bitwise(self, op: str, other: Any, reverse: bool = False) -> Self:
+        dtype, (left, right) = self._operands(op, other)
+        if dtype.is_float or (op in ("shl", "shr") and dtype is bool_):
+            raise BadArgument(f"{op}: for integers, not {dtype.name}")
+        if reverse:
+            left, right = right, left
+        return self._new(graph.elementwise(op, dtype, left, right))
+
+    def _function(self, op: str) -> Self:
+        """A real function: integers become float32."""
+        dtype = dtypes.float_dtype(self.dtype)
+        return self._new(graph.elementwise(op, dtype, graph.cast(self.node, dtype)))
+
+    def _rounding(self, op: str) -> Self:
+        return self._function(op) if self.dtype.is_float else self._new(self.node)
+
+    # ---- arithmetic ----------------------------------------------------------------------------
+
+    def add(self, other: Any) -> Self:
+        return self._binary("add", other)
+
+    def sub(self, other: Any) -> Self:
+        return self._binary("sub", other)
+
+    def mul(self, other: Any) -> Self:
+        return self._binary("mul", other)
+
+    def div(self, other: Any, reverse: bool = False) -> Self:
+        """True division; integers give float32."""
+        common, _ = self._operands("div", other)
+        dtype, (left, right) = self._operands("div", other, common=dtypes.float_dtype(common))
+        if reverse:
+            left, right = right, left
+        return self._new(graph.elementwise("div", dtype, left, right))
+
+    def floor_divide(self, other: Any) -> Self:
+        """Rounds down; an integer by zero gives zero."""
+        return self._binary("floordiv", other, "floor_divide")
+
+    def remainder(self, other: Any) -> Self:
+        """Has the divisor's sign; of an integer by zero it is zero."""
+        return self._binary("mod", other, "remainder")
+
+    def pow(self, other: Any, reverse: bool = False) -> Self:
+        """Power. A small whole Python exponent is products; integers wrap and refuse a negative
+        one."""
+        if isinstance(other, int | float) and not isinstance(other, bool) and not reverse:
+            if self.dtype.is_float and other == 0.5:
+                return self.sqrt()
+            if not self.dtype.is_float and isinstance(other, int) and other < 0:
+                raise BadArgument("pow: integers to a negative integer power")
+            if isinstance(other, int) and abs(other) <= 8 and self.dtype is not bool_:
+                positive = self._whole_power(abs(other))
+                return positive.reciprocal() if other < 0 else positive
+        if self.dtype is bool_:
+            raise BadArgument("pow: not for bools; cast them")
+        return self._binary("pow", other, reverse=reverse)
+
+    def _whole_power(self, exponent: int) -> Self:
+        if exponent == 0:
+            return self._new(graph.full(1, self.dtype, self.shape))
+        half = self if exponent < 2 else self._whole_power(exponent // 2)
+        if exponent < 2:
+            return half
+        square = half * half
+        return square * self if exponent % 2 else square
+
+    def maximum(self, other: Any) -> Self:
+        """The larger; NaN if either is."""
+        return self._binary("max", other, "maximum")
+
+    def minimum(self, other: Any) -> Self:
+        return self._binary("min", other, "minimum")
+
+    def neg(self) -> Self:
+        if self.dtype is bool_:
+            raise BadArgument("neg: not for bools; use logical_not")
+        return self._new(graph.elementwise("neg", self.dtype, self.node))
+
+    def abs(self) -> Self:
+        return self._new(graph.elementwise("abs", self.dtype, self.node))
+
+    def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
+        bounded = self if min is None else self.maximum(min)
+        return bounded if max is None else bounded.minimum(max)
+
+    clip = clamp
+
+    # ---- functions -----------------------------------------------------------------------------
+
+    def exp(self) -> Self:
+        return self._function("exp")
+
+    def exp2(self) -> Self:
+        return self._function("exp2")
+
+    def log(self) -> Self:
+        return self._function("log")
+
+    def log2(self) -> Self:
+        return self._function("log2")
+
+    def sqrt(self) -> Self:
+        return self._function("sqrt")
+
+    def rsqrt(self) -> Self:
+        return self._function("rsqrt")
+
+    def reciprocal(self) -> Self:
+        return self._function("reciprocal")
+
+    def sin(self) -> Self:
+        return self._function("sin")
+
+    def cos(self) -> Self:
+        return self._function("cos")
+
+    def tanh(self) -> Self:
+        return self._function("tanh")
+
+    def sigmoid(self) -> Self:
+        return self._function("sigmoid")
+
+    def silu(self) -> Self:
+        return self * self.sigmoid()
+
+    def relu(self) -> Self:
+        return self.maximum(0)
+
+    def square(self) -> Self:
+        return self * self
+
+    def sign(self) -> Self:
+        """-1, 0 or 1; NaN stays NaN."""
+        if self.dtype.kind in "bu":
+            return self._compare("ne", 0).cast(self.dtype)
+        one, zero = self._new(graph.full(1, self.dtype, self.shape)), self * 0
+        return (self > 0).where(one, (self < 0).where(-one, zero))
+
+    def floor(self) -> Self:
+        return self._rounding("floor")
+
+    def ceil(self) -> Self:
+        return self._rounding("ceil")
+
+    def trunc(self) -> Self:
+        return self._rounding("trunc")
+
+    def round(self) -> Self:
+        """To the nearest whole number, halves to the even one."""
+        return self._rounding("round")
+
+    # ---- comparisons and logic -----------------------------------------------------------------
+
+    def isnan(self) -> Self:
+        return self._compare("ne", self)
+
+    def isinf(self) -> Self:
+        return self.abs()._compare("eq", float("inf"))
+
+    def isfinite(self) -> Self:
+        return self.abs()._compare("lt", float("inf"))
+
+    def where(self, input: Any, other: Any) -> Self:
+        """torch.where with self as the condition: `input` where it is true, else `other`."""
+        if self.dtype is not bool_:
+            raise BadArgument(f"where: the condition is {self.dtype.name}, not bool")
+        yes, no = self._lift("where", input), self._lift("where", other)
+        if isinstance(yes, TensorCore):
+            dtype = (
+                dtypes.promote(yes.dtype, no.dtype)
+                if isinstance(no, TensorCore)
+                else dtypes.promote_scalar(yes.dtype, no)
+            )
+        elif isinstance(no, TensorCore):
+            dtype = dtypes.promote_scalar(no.dtype, yes)
+        else:
+            dtype = dtypes.promote(dtypes.of_scalar(yes), dtypes.of_scalar(no))
+        _, (_, first, second) = self._operands("where", yes, no, common=dtype)
+        condition = broadcast(self.node, first.shape)
+        return self._new(graph.elementwise("where", dtype, condition, first, second))
+
+    def logical_not(self) -> Self:
+        return self._new(graph.elementwise("invert", bool_, graph.cast(self.node, bool_)))
+
+    def logical_and(self, other: Any) -> Self:
+        return self._logical("and", other)
+
+    def logical_or(self, other: Any) -> Self:
+        return self._logical("or", other)
+
+    def logical_xor(self, other: Any) -> Self:
+        return self._logical("xor", other)
+
+    def _logical(self, op: str, other: Any) -> Self:
+        _, nodes = self._operands(f"logical_{op}", other)
+        left, right = (graph.cast(node, bool_) for node in nodes)
+        return self._new(graph.elementwise(op, bool_, left, right))
+
+    # ---- types ---------------------------------------------------------------------------------
+
+    def cast(self, dtype: Any) -> Self:
+        """Convert. Floats to integers round towards zero; what does not fit becomes the nearest end
+        of the range, NaN becomes 0. Integers wrap."""
+        return self._new(graph.cast(self.node, dtypes.as_dtype(dtype)))
+
+    def bitcast(self, dtype: Any) -> Self:
+        """The same bits as another type of the same size."""
+        wanted: DType = dtypes.as_dtype(dtype)
+        if wanted.itemsize != self.dtype.itemsize or bool_ in (wanted, self.dtype):
+            raise BadArgument(f"bitcast: from {self.dtype.name} to {wanted.name}")
+        if wanted is self.dtype:
+            return self
+        return self._new(graph.Node("bitcast", wanted, self.shape, (self.node,)))
+
+    def float(self) -> Self:
+        return self.cast(float32)
+
+    def half(self) -> Self:
+        return self.cast(dtypes.float16)
+
+    def bfloat16(self) -> Self:
+        return self.cast(dtypes.bfloat16)
+
+    def int(self) -> Self:
+        return self.cast(dtypes.int32)
+
+    def long(self) -> Self:
+        return self.cast(dtypes.int64)
+
+    def bool(self) -> Self:
+        return self.cast(bool_)
+
+    # ---- operators -----------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Self:
+        return self.add(other)
+
+    def __radd__(self, other: Any) -> Self:
+        return self.add(other)
+
+    def __sub__(self, other: Any) -> Self:
+        return self.sub(other)
+
+    def __rsub__(self, other: Any) -> Self:
+        return self._binary("sub", other, reverse=True)
+
+    def __mul__(self, other: Any) -> Self:
+        return self.mul(other)
+
+    def __rmul__(self, other: Any) -> Self:
+        return self.mul(other)
+
+    def __truediv__(self, other: Any) -> Self:
+        return self.div(other)
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return self.div(other, reverse=True)
+
+    def __floordiv__(self, other: Any) -> Self:
+        return self.floor_divide(other)
+
+    def __rfloordiv__(self, other: Any) -> Self:
+        return self._binary("floordiv", other, "floor_divide", reverse=True)
+
+    def __mod__(self, other: Any) -> Self:
+        return self.remainder(other)
+
+    def __rmod__(self, other: Any) -> Self:
+        return self._binary("mod", other, "remainder", reverse=True)
+
+    def __pow__(self, other: Any) -> Self:
+        return self.pow(other)
+
+    def __rpow__(self, other: Any) -> Self:
+        return self.pow(other, reverse=True)
+
+    def __neg__(self) -> Self:
+        return self.neg()
+
+    def __abs__(self) -> Self:
+        return self.abs()
+
+    def __invert__(self) -> Self:
+        if self.dtype.is_float:
+            raise BadArgument(f"invert: for integers and bools, not {self.dtype.name}")
+        return self._new(graph.elementwise("invert", self.dtype, self.node))
+
+    def __and__(self, other: Any) -> Self:
+        return self._bitwise("and", other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: Any) -> Self:
+        return self._bitwise("or", other)
+
+    __ror__ = __or__
+
+    def __xor__(self, other: Any) -> Self:
+        return self._bitwise("xor", other)
+
+    __rxor__ = __xor__
+
+    def __lshift__(self, other: Any) -> Self:
+        return self._bitwise("shl", other)
+
+    def __rshift__(self, other: Any) -> Self:
+        return self._bitwise("shr", other)
+
+    def __rlshift__(self, other: Any) -> Self:
+        return self._bitwise("shl", other, reverse=True)
+
+    def __rrshift__(self, other: Any) -> Self:
+        return self._bitwise("shr", other, reverse=True)
+
+    def __lt__(self, other: Any) -> Self:
+        return self._compare("lt", other)
+
+    def __le__(self, other: Any) -> Self:
+        return self._compare("le", other)
+
+    def __gt__(self, other: Any) -> Self:
+        return self._compare("lt", other, swap=True)
+
+    def __ge__(self, other: Any) -> Self:
+        return self._compare("le", other, swap=True)
+
+    # Any: tensors compare element by element, where Python expects a bool
+    def __eq__(self, other: object) -> Any:
+        return self._compare("eq", other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare("ne", other)
+
+    __hash__ = object.__hash__

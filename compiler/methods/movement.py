@@ -1,0 +1,139 @@
+"""Tensor: shape and order. None of these computes or copies anything; they change indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Self
+
+from compiler.graph import node as graph
+from compiler.methods.core import Scalar, TensorCore, broadcast, broadcast_shape, shape_of
+from hcq.errors import BadArgument
+
+
+class Movement(TensorCore):
+    """Names as in PyTorch; `axis` counts from either end."""
+
+    __slots__ = ()
+
+    def reshape(self, *shape: Any) -> Self:
+        """The same elements in row-major order; one size may be -1."""
+        wanted = shape_of("reshape", shape, self.numel())
+        if prod(wanted) != self.numel():
+            raise BadArgument(f"reshape: from {self._shown} to {list(wanted)}")
+        return self._new(graph.reshape(self.node, wanted))
+
+    view = reshape
+
+    def flatten(self, start: int = 0, end: int = -1) -> Self:
+        """Join the axes from `start` to `end`, both included."""
+        if not self.ndim:
+            return self.reshape(1)
+        first, last = self._axis("flatten", start), self._axis("flatten", end)
+        if first > last:
+            raise BadArgument(f"flatten: axes {start} to {end} of shape {self._shown}")
+        joined = prod(self.shape[first : last + 1])
+        return self.reshape(*self.shape[:first], joined, *self.shape[last + 1 :])
+
+    def unsqueeze(self, axis: int) -> Self:
+        """Insert an axis of size 1."""
+        place = self._axis("unsqueeze", axis, extra=1)
+        return self.reshape((*self.shape[:place], 1, *self.shape[place:]))
+
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> Self:
+        """Drop axes of size 1 (all of them by default; given ones of other sizes stay)."""
+        axes = self._axes("squeeze", axis)
+        kept = [size for i, size in enumerate(self.shape) if size != 1 or i not in axes]
+        return self.reshape(tuple(kept))
+
+    def permute(self, *axes: Any) -> Self:
+        """Result axis i is axis axes[i]."""
+        listed = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
+        order = tuple(self._axis("permute", axis) for axis in listed)
+        if sorted(order) != list(range(self.ndim)):
+            raise BadArgument(f"permute: {tuple(listed)} does not order the axes of {self._shown}")
+        return self._new(graph.permute(self.node, order))
+
+    def transpose(self, first: int = 0, second: int = 1) -> Self:
+        """Exchange two axes."""
+        order = list(range(self.ndim))
+        one, two = self._axis("transpose", first), self._axis("transpose", second)
+        order[one], order[two] = order[two], order[one]
+        return self._new(graph.permute(self.node, tuple(order)))
+
+    @property
+    def T(self) -> Self:
+        """All axes in reverse order."""
+        return self._new(graph.permute(self.node, tuple(reversed(range(self.ndim)))))
+
+    def expand(self, *shape: Any) -> Self:
+        """Repeat axes of size 1; -1 keeps an axis; new axes may come first."""
+        listed = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
+        own = (1,) * (len(listed) - self.ndim) + self.shape
+        if len(own) != len(listed):
+            raise BadArgument(f"expand: from {self._shown} to {list(listed)}")
+        kept = [mine if size == -1 else size for mine, size in zip(own, listed, strict=True)]
+        wanted = shape_of("expand", [tuple(kept)])
+        if any(m not in (1, w) for m, w in zip(own, wanted, strict=True)):
+            raise BadArgument(f"expand: from {self._shown} to {list(wanted)}")
+        return self._new(broadcast(self.node, wanted))
+
+    def broadcast_to(self, *shape: Any) -> Self:
+        wanted = shape_of("broadcast_to", shape)
+        if broadcast_shape("broadcast_to", self.node, wanted) != wanted:
+            raise BadArgument(f"broadcast_to: from {self._shown} to {list(wanted)}")
+        return self._new(broadcast(self.node, wanted))
+
+    def pad(self, pairs: Sequence[tuple[int, int]], value: Scalar = 0) -> Self:
+        """Surround by `value`: (before, after) for each axis, as numpy.pad takes them."""
+        listed = self._pairs("pad", pairs)
+        if any(before < 0 or after < 0 for before, after in listed):
+            raise BadArgument(f"pad: {listed} of shape {self._shown}")
+        checked = self._constant("pad", value, self.dtype, ()).arg
+        return self._new(graph.pad(self.node, listed, checked))
+
+    def shrink(self, box: Sequence[tuple[int, int]]) -> Self:
+        """The elements from start to stop, for each axis."""
+        listed = self._pairs("shrink", box)
+        for (start, stop), size in zip(listed, self.shape, strict=True):
+            if not 0 <= start <= stop <= size:
+                raise BadArgument(f"shrink: {listed} of shape {self._shown}")
+        return self._new(graph.shrink(self.node, listed))
+
+    def _pairs(self, operation: str, given: Sequence[Any]) -> list[tuple[int, int]]:
+        try:
+            listed = [(int(first), int(second)) for first, second in given]
+        except (TypeError, ValueError):
+            raise BadArgument(f"{operation}: {given!r} is no list of pairs") from None
+        if len(listed) != self.ndim:
+            raise BadArgument(f"{operation}: {listed} for shape {self._shown}")
+        return listed
+
+    def flip(self, *axes: Any) -> Self:
+        """Reverse the order along the axes."""
+        listed = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
+        return self._new(graph.flip(self.node, self._axes("flip", tuple(listed))))
+
+    def repeat(self, *repeats: Any) -> Self:
+        """Tile: repeats[i] copies along axis i; new axes may come first."""
+        counts = shape_of("repeat", repeats)
+        if len(counts) < self.ndim:
+            raise BadArgument(f"repeat: {list(counts)} of shape {self._shown}")
+        own = (1,) * (len(counts) - self.ndim) + self.shape
+        split = self.reshape(tuple(n for size in own for n in (1, size)))
+        spread = split.expand(
+            tuple(n for c, size in zip(counts, own, strict=True) for n in (c, size))
+        )
+        return spread.reshape(tuple(c * size for c, size in zip(counts, own, strict=True)))
+
+    def contiguous(self) -> Self:
+        """Store this value as it is, instead of computing it again in each use."""
+        if self.node.storage is not None:
+            return self
+        node = graph.Node("contiguous", self.dtype, self.shape, (self.node,))
+        return self._new(node)
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("len() of a tensor without axes")
+        return self.shape[0]

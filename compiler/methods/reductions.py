@@ -1,0 +1,161 @@
+"""Tensor: reductions, and what is made of them. axis= and keepdims= as in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Self
+
+from compiler import dtype as dtypes
+from compiler.dtype import bool_, float32, int32, int64
+from compiler.graph import node as graph
+from compiler.graph.node import Node
+from compiler.graph.ops import is_narrow
+from compiler.methods.core import broadcast_shape
+from compiler.methods.elementwise import Elementwise
+from compiler.methods.indexing import Indexing
+from compiler.schedule import split
+from hcq.errors import BadArgument
+
+Axis = int | Sequence[int] | None
+
+
+class Reductions(Elementwise, Indexing):
+    """axis: an axis, several, or None for all; reduced axes vanish unless keepdims."""
+
+    __slots__ = ()
+
+    def _reduce(self, op: str, node: Node, axes: tuple[int, ...], keepdims: bool) -> Self:
+        """Reduce in float32 where the type is narrower, and round once."""
+        wide = graph.cast(node, float32) if is_narrow(node.dtype) else node
+        result = graph.cast(split.reduce(op, wide, axes), node.dtype)
+        if not keepdims:
+            kept = tuple(size for i, size in enumerate(node.shape) if i not in axes)
+            result = graph.reshape(result, kept)
+        return self._new(result)
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Integers and bools give 64-bit integers."""
+        node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
+        return self._reduce("sum", node, self._axes("sum", axis), keepdims)
+
+    def prod(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Integers and bools give 64-bit integers."""
+        node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
+        return self._reduce("prod", node, self._axes("prod", axis), keepdims)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """NaN if any is. BadArgument over nothing."""
+        axes = self._some("max", axis)
+        return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        axes = self._some("min", axis)
+        return self._reduce("and" if self.dtype is bool_ else "min", self.node, axes, keepdims)
+
+    def any(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        node = graph.cast(self.node, bool_)
+        return self._reduce("or", node, self._axes("any", axis), keepdims)
+
+    def all(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        node = graph.cast(self.node, bool_)
+        return self._reduce("and", node, self._axes("all", axis), keepdims)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Integers give float32; over nothing it is NaN."""
+        axes = self._axes("mean", axis)
+        count = prod(self.shape[i] for i in axes)
+        dtype = dtypes.float_dtype(self.dtype)
+        total = self.cast(float32).sum(axes, keepdims)
+        return (total / count).cast(dtype)
+
+    def var(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
+        """Variance with divisor n - correction."""
+        axes = self._axes("var", axis)
+        count = prod(self.shape[i] for i in axes)
+        wide = self.cast(float32)
+        apart = wide - wide.mean(axes, keepdims=True)
+        total = (apart * apart).sum(axes, keepdims)
+        return (total / max(0, count - correction)).cast(dtypes.float_dtype(self.dtype))
+
+    def std(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
+        return self.var(axis, keepdims, correction).sqrt()
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
+        """Where the largest is, the first of equals, as int64. A NaN counts as largest."""
+        return self._position("argmax", axis, keepdims)
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Self:
+        """Where the smallest is, the first of equals, as int64. A NaN counts as smallest."""
+        return self._position("argmin", axis, keepdims)
+
+    def _position(self, operation: str, axis: int | None, keepdims: bool) -> Self:
+        if axis is None:
+            flat = self.flatten()._position(operation, 0, False)
+            return flat.reshape((1,) * self.ndim) if keepdims else flat
+        place = self._some(operation, self._axis(operation, axis))[0]
+        best = self.max(place, True) if operation == "argmax" else self.min(place, True)
+        found = self._compare("eq", best)
+        if self.dtype.is_float:
+            found = found | self.isnan()
+        count = self.shape[place]
+        counter = int32 if count < 1 << 31 else int64
+        shape = tuple(count if i == place else 1 for i in range(self.ndim))
+        places = graph.reshape(graph.cast(graph.iota(count), counter), shape)
+        first = found.where(self._new(places), count - 1).min(place, keepdims)
+        return first.cast(int64)
+
+    def _some(self, operation: str, axis: Axis) -> tuple[int, ...]:
+        axes = self._axes(operation, axis)
+        if any(self.shape[i] == 0 for i in axes):
+            raise BadArgument(f"{operation}: of nothing, axis {axis} of shape {self._shown}")
+        return axes
+
+    def softmax(self, axis: int = -1) -> Self:
+        dtype = dtypes.float_dtype(self.dtype)
+        raised = self._shifted("softmax", axis).exp()
+        return (raised / raised.sum(axis, keepdims=True)).cast(dtype)
+
+    def log_softmax(self, axis: int = -1) -> Self:
+        dtype = dtypes.float_dtype(self.dtype)
+        shifted = self._shifted("log_softmax", axis)
+        return (shifted - shifted.exp().sum(axis, keepdims=True).log()).cast(dtype)
+
+    def _shifted(self, operation: str, axis: int) -> Self:
+        self._axis(operation, axis)
+        wide = self.cast(float32)
+        return wide if not self.numel() else wide - wide.max(axis, keepdims=True)
+
+    def matmul(self, other: Any) -> Self:
+        """Matrix product as numpy.matmul: 1-D operands are vectors, leading axes broadcast. 16-bit
+        floats are summed in float32; bools give whether any pair is true."""
+        right = self._lift("matmul", other)
+        if not isinstance(right, Reductions) or not self.ndim or not right.ndim:
+            raise BadArgument("matmul: an operand has no axes")
+        left: Reductions = self
+        dtype = dtypes.promote(left.dtype, right.dtype)
+        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        one, two = left.cast(inner), right.cast(inner)
+        if one.ndim == 1:
+            one = one.unsqueeze(0)
+        if two.ndim == 1:
+            two = two.unsqueeze(1)
+        if one.shape[-1] != two.shape[-2]:
+            raise BadArgument(f"matmul: shapes {self._shown} and {right._shown} do not multiply")
+        batch = broadcast_shape("matmul", one.shape[:-2], two.shape[:-2])
+        rows, columns = one.shape[-2], two.shape[-1]
+        # [..., rows, 1, depth] * [..., 1, columns, depth], summed over the depth
+        products = one.unsqueeze(-2) * two.transpose(-1, -2).unsqueeze(-3)
+        total = products._reduce("sum", products.node, (products.ndim - 1,), False)
+        kept = [rows] * (left.ndim > 1) + [columns] * (right.ndim > 1)
+        node = graph.reshape(graph.cast(total.node, dtype), (*batch, *kept))
+        return self._new(node)
+
+    def __matmul__(self, other: Any) -> Self:
+        return self.matmul(other)
+
+    def __rmatmul__(self, other: Any) -> Self:
+        left = self._lift("matmul", other)
+        if not isinstance(left, Reductions):
+            raise BadArgument("matmul: an operand has no axes")
+        return self._new(left.matmul(self).node)

@@ -1,0 +1,1 @@
+"""@jit: kernels recorded once and replayed with new inputs."""

@@ -1,0 +1,81 @@
+"""What a thread's runs leave behind while a function is recorded (compiler.replay.jit)."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from compiler.graph.node import Node
+from compiler.memory_pool import MemoryPool, Storage
+from hcq.errors import NotSupported
+
+if TYPE_CHECKING:
+    from compiler.runtime import Runtime
+
+_thread = threading.local()
+
+
+class Recording:
+    """The kernels of one call of a function.
+
+    pool: where its results go, None for the device's own. keys: the kernels, in order. used: ids
+    of the storages the kernels name. made: the storages that were computed.
+    assigned: the nodes written into memory that was there before.
+    """
+
+    def __init__(self, name: str, pool: MemoryPool | None = None) -> None:
+        self.name = name
+        self.pool = pool
+        self.runtime: Runtime | None = None
+        self.keys: list[tuple[Any, ...]] = []
+        self.used: set[int] = set()
+        self.made: list[weakref.ref[Storage]] = []
+        self.assigned: list[weakref.ref[Node]] = []
+        self._settled: list[tuple[Node, str, tuple[Node, ...], Any]] = []
+
+    def __enter__(self) -> Recording:
+        self._outer = current_recording()
+        _thread.recording = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.recording = self._outer
+
+    def pool_for(self, runtime: Runtime) -> MemoryPool:
+        if self.runtime is not None and self.runtime is not runtime:
+            raise NotSupported(
+                f"@jit {self.name}: kernels on {self.runtime.device.name} and "
+                f"{runtime.device.name}; a recorded function runs on one device"
+            )
+        self.runtime = runtime
+        return self.pool or runtime.pool
+
+    def launched(self, key: tuple[Any, ...], result: Storage, given: list[Storage]) -> None:
+        self.keys.append(key)
+        self.used.add(id(result))
+        self.used.update(id(storage) for storage in given)
+
+    def settling(self, node: Node, storage: Storage, new: bool) -> None:
+        """A result is about to be kept. new: in memory of its own."""
+        self._settled.append((node, node.op, node.sources, node.arg))
+        if new:
+            self.made.append(weakref.ref(storage))
+        else:
+            self.assigned.append(weakref.ref(node))
+
+    def undo(self) -> None:
+        """Nothing of this was run: let every node know again how it is computed."""
+        for node, op, sources, arg in self._settled:
+            node.op, node.sources, node.arg, node.storage = op, sources, arg, None
+        self._settled.clear()
+
+    def finish(self) -> None:
+        """Forget how the results were computed."""
+        self._settled.clear()
+
+
+def current_recording() -> Recording | None:
+    """The recording that this thread's runs belong to."""
+    found: Recording | None = getattr(_thread, "recording", None)
+    return found

@@ -1,0 +1,1 @@
+"""What is stored, in which order, in which memory."""
