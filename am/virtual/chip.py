@@ -21,6 +21,7 @@ from am.virtual.bus.nbio import Nbio
 from am.virtual.firmware.discovery import build_discovery
 from am.virtual.firmware.psp import Psp
 from am.virtual.firmware.smu import Smu
+from am.virtual.firmware.vbios import Rom
 from am.virtual.memory.gmc import Hub
 from am.virtual.memory.hdp import Hdp
 from am.virtual.memory.vram import Vram
@@ -86,8 +87,9 @@ class Chip:
         self.ih = InterruptHandler(self)
         self.psp = Psp(self)
         self.smu = Smu(self)
+        self.rom = Rom(self)
         self.blocks: list[Block] = [
-            self.nbio, self.hdp, self.mm, self.gc, self.ih, self.psp, self.smu,
+            self.nbio, self.hdp, self.mm, self.gc, self.ih, self.psp, self.smu, self.rom,
         ]  # fmt: skip
         self.power_cycle()
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
+from am.virtual.firmware.vbios import POSTED
 
 if TYPE_CHECKING:
     from am.virtual.chip import Chip
@@ -57,8 +58,9 @@ class Nbio(Block):
         self.set("RCC_DEV0_EPF2_STRAP2", STRAP_NO_SOFT_RESET_DEV0_F2=1)
 
     def ifwi_done(self) -> None:
-        """Show the memory size in MB."""
+        """Show the memory size in MB, and that the board was posted."""
         self.set("RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE", self.chip.vram.size >> 20)
+        self.set("BIF_BX0_BIOS_SCRATCH_7", POSTED)
 
     # ---- indirect access ----------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ _HARVEST_SIGNATURE = 0x56524148
 _BINARY_HEADER = 0x0C + 6 * 8
 _BASES = facts.TYPICAL_BASES
 # hardware id, instance, version, bases. Ids 12, 36, 37, 46, 70, 91, 150, 271 and 28 are blocks that
-# compute does not use; a driver passes over what it does not know (999 is nobody's).
+# compute does not use; a driver passes over what it does not know (199 is
+# nobody's; Linux refuses ids from HW_ID_MAX, 300, aloud).
 _IPS: tuple[tuple[int, int, tuple[int, int, int], tuple[int, ...]], ...] = (
     (1, 0, (13, 0, 0), _BASES["MP1"]),
     (3, 0, (13, 0, 6), _BASES["THM"]),
@@ -40,7 +41,7 @@ _IPS: tuple[tuple[int, int, tuple[int, int, int], tuple[int, ...]], ...] = (
     (150, 2, (8, 10, 0), (0x54000, 0x2425C00)),
     (255, 0, (13, 0, 0), _BASES["MP0"]),
     (271, 0, (3, 2, 0), (0x12, 0xC0, 0x34C0, 0x9000)),
-    (999, 7, (1, 2, 3), (0xABCDE,)),
+    (199, 7, (1, 2, 3), (0xABCDE,)),
 )
 
 

@@ -170,6 +170,22 @@ def _imu(maker: _Maker) -> bytes:
     return _file((1, 0), (11, 0), extension, code + data, len(code) + len(data))
 
 
+def _trusted(maker: _Maker) -> bytes:
+    """Trusted applications, header 2.0; of them only the driver that runs all others (ASD)."""
+    image = maker.image("ASD", 0x4300)
+    entry = struct.pack("<IIIII", 1, 1, 0x00130042, 0, len(image))
+    return _file((2, 0), (13, 0), entry, image, len(image))
+
+
+def _scheduler(maker: _Maker, kind: str) -> bytes:
+    """MES, header 1.0: code, then data; the place where each begins."""
+    code, data = maker.image(kind, 0x4900), maker.image(kind + "_STACK", 0x1500)
+    extension = struct.pack(
+        "<10I", 0x54, len(code), _ARRAY, 0x54, len(data), _ARRAY + len(code), MEC_START, 0, 0, 0
+    )
+    return _file((1, 0), (11, 0), extension, code + data, len(code))
+
+
 def synthetic_set(seed: int = 0) -> dict[str, bytes]:
     """Make all files that bring-up needs, by the names they have in linux-firmware."""
     maker = _Maker(seed)
@@ -183,4 +199,7 @@ def synthetic_set(seed: int = 0) -> dict[str, bytes]:
         "gc_11_0_0_me.bin": _processor(maker, "RS64_ME", 0x2F00),
         "gc_11_0_0_imu.bin": _imu(maker),
         "gc_11_0_0_rlc.bin": _rlc(maker),
+        "psp_13_0_0_ta.bin": _trusted(maker),
+        "gc_11_0_0_mes_2.bin": _scheduler(maker, "MES"),
+        "gc_11_0_0_mes1.bin": _scheduler(maker, "MES_KIQ"),
     }

@@ -19,9 +19,9 @@ OK = 0
 BAD_IMAGE, WRONG_ORDER, BAD_ADDRESS, NO_TOC = 0x0000_000F, 0x0000_0012, 0x0000_0015, 0x0000_0017
 UNKNOWN_COMMAND = 0x0000_0100  # PSP_ERR_UNKNOWN_COMMAND
 NOT_SUPPORTED = 0xFFFF_000A  # TEE_ERROR_NOT_SUPPORTED
-_SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR = 5, 6, 7
+_LOAD_ASD, _SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR = 4, 5, 6, 7
 _LOAD_TOC, _AUTOLOAD, _BOOT_CONFIG = 0x20, 0x21, 0x22
-_UNSUPPORTED = frozenset({1, 2, 3, 4, 8, 9, 0xA, 0xB, 0xF, 0x27})
+_UNSUPPORTED = frozenset({1, 2, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
 _ALIGNMENT = 1 << 20
@@ -32,11 +32,15 @@ FIRMWARE_KINDS = {
     18: "SMU",
     25: "RLC_P",
     26: "RLC_IRAM",
+    33: "MES",
+    34: "MES_STACK",
     48: "RLC_DRAM",
     68: "IMU_I",
     69: "IMU_D",
     71: "SDMA_TH0",
     72: "SDMA_TH1",
+    81: "MES_KIQ",
+    82: "MES_KIQ_STACK",
     87: "RS64_PFP",
     88: "RS64_ME",
     89: "RS64_MEC",
@@ -83,6 +87,8 @@ class Commands:
         status, placed, tmr_size = OK, 0, 0
         if command == _LOAD_TOC:
             status, tmr_size = self._load_toc(address, size)
+        elif command == _LOAD_ASD:
+            status = self._check("ASD", address, size)
         elif command == _SETUP_TMR:
             status = self._setup_tmr(address, size, words[3], words[4] | words[5] << 32)
         elif command == _LOAD_IP_FW:
