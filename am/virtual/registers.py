@@ -91,6 +91,13 @@ class RegisterSpace:
             self._values[index] = 0
             self._undefined[index] = 0
 
+    def on_read_at(self, index: int, reader: Reader) -> None:
+        """Let `reader` answer reads of an index that no table names; writes there vanish."""
+        self._readers[index] = reader
+        self._read_only.add(index)
+        self._owners.setdefault(index, None)
+        self._undefined[index] = 0
+
     def read_only(self, block: str, name: str) -> None:
         """Make writes by the driver vanish."""
         self._read_only.add(self.index(block, name))

@@ -19,7 +19,7 @@ from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
 from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions
+from am.virtual.options import ChipOptions, Delays
 from hcq.transport.base import Transport
 from hcq.transport.trace import Access, TracingTransport
 from hcq.transport.vfio_user.model import Client
@@ -78,7 +78,9 @@ class TracedChip(ServedChip):
 @contextmanager
 def served(socket: Path) -> Iterator[tuple[Chip, Trace]]:
     """A chip behind a server that listens."""
-    chip = build_chip(ChipOptions(vram=VRAM, shared_vram=True, harvested=HARVESTED))
+    chip = build_chip(
+        ChipOptions(vram=VRAM, shared_vram=True, harvested=HARVESTED, delays=Delays(secure_os=0.2))
+    )
     trace = Trace(chip)
     server = Server(socket, TracedChip(chip, trace))
     thread = threading.Thread(target=server.run, name="server", daemon=True)

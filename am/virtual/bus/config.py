@@ -18,7 +18,7 @@ SIZE = 4096
 _COMMAND, _BARS, _CAPABILITIES = 0x04, 0x10, 0x34
 _PM, _PCIE, _MSI = 0x50, 0x64, 0xA0
 _DEVICE_CONTROL = _PCIE + 0x08
-_AER, _REBAR = 0x100, 0x200
+_VENDOR_SPECIFIC, _AER, _REBAR = 0x100, 0x150, 0x200
 _REBAR_CONTROL = _REBAR + 8
 _MEMORY, _MASTER = 1 << 1, 1 << 2
 _COMMAND_BITS = 0x0547
@@ -74,6 +74,9 @@ class ConfigSpace:
         capabilities = _FLR_CAPABLE if self._chip.options.function_reset else 0
         self._put(_PCIE, "<BBHIHHIHH", 0x10, _MSI, 0x0002, capabilities, 0, 0, 0x104, 0, 0x104)
         self._put(_MSI, "<BBH", 0x05, 0, 0x0080)
+        # As lspci shows it of these boards; amdgpu takes it as proof of extended space.
+        self._put(_VENDOR_SPECIFIC, "<I", 0x000B | 1 << 16 | _AER << 20)
+        self._put(_VENDOR_SPECIFIC + 4, "<I", 0x0001 | 1 << 16 | 0x010 << 20)
         self._put(_AER, "<I", 0x0001 | 2 << 16 | _REBAR << 20)
         self._put(_REBAR, "<II", 0x0015 | 1 << 16, self._rebar_sizes())
         self._put(_REBAR_CONTROL, "<I", 1 << 5 | (self._vram_bar >> 20).bit_length() - 1 << 8)

@@ -133,11 +133,11 @@ class Psp(Block):
         skipped = _STEPS[self._step : step]
         if step < self._step or any(not optional for _, _, optional in skipped):
             return _WRONG_ORDER
-        start, end = self.chip.mm.frame_buffer()
-        if not start <= address <= end - _MEGABYTE:
-            return _BAD_ADDRESS
+        # VRAM or, as Linux has it, host memory through the GART: MMHUB translates for the loader.
         header = self.read(address, HEADER)
-        size = image_size(header) if header is not None else None
+        if header is None or self.read(address, _MEGABYTE) is None:
+            return _BAD_ADDRESS
+        size = image_size(header)
         if size is None or size > _MEGABYTE:
             return _BAD_IMAGE
         image = self.read(address, size)

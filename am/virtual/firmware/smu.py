@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from am.regs import constants
 from am.virtual.block import Block, Reset
 from am.virtual.firmware.clocks import Clocks
+from am.virtual.firmware.powerplay import combo_table
 from am.virtual.firmware.smumetrics import Metrics
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _CLIENT = 7  # MP1 in MMHUB
 _OK, _FAILED, _UNKNOWN, _PREREQUISITE, _BUSY = 1, 0xFF, 0xFE, 0xFD, 0xFC
 _MODE1_GRACE = 0.0005  # between the response to Mode1Reset and the darkness
 _TABLE_ALIGNMENT = 256
+# MP1_FIRMWARE_FLAGS by its SMN address (smu_v13_0_check_fw_status); bit 0: the firmware listens.
+_FIRMWARE_FLAGS, _INTERRUPTS = (0x03B0_0000 | 0x0301_0024) >> 2, 1
 _POWER_LIMITS = range(100, 340)  # watts
 
 # Messages that are accepted without an effect that this model shows.
@@ -107,6 +110,7 @@ class Smu(Block):
             names.DEBUGSMC_MSG_GetDebugData: lambda _: (_OK, 0),
             names.DEBUGSMC_MSG_DebugDumpExit: lambda _: (0xFB, None),
         }
+        chip.space.on_read_at(_FIRMWARE_FLAGS, lambda: _INTERRUPTS if self.running else 0)
         self.on_write(_MAIN.message, lambda message: self._message(_MAIN, message))
         self.on_write(_DEBUG.message, lambda message: self._message(_DEBUG, message))
 
@@ -180,12 +184,15 @@ class Smu(Block):
         return _OK, None
 
     def _to_dram(self, argument: int) -> Answer:
-        """Write a table for the driver; only the metrics are made here."""
-        if argument & 0xFFFF != constants("smu13_driver_if_v13_0_0").TABLE_SMU_METRICS:
+        """Write a table for the driver; only the metrics and the power-play table are made here."""
+        names, wanted = constants("smu13_driver_if_v13_0_0"), argument & 0xFFFF
+        if wanted not in (names.TABLE_SMU_METRICS, names.TABLE_COMBO_PPTABLE):
             return _FAILED, None
         if not self._dram or self._dram % _TABLE_ALIGNMENT:
             return _PREREQUISITE, None
-        fault = self.chip.mm.write(0, self._dram, self.metrics.table(), _CLIENT)
+        metrics = wanted == names.TABLE_SMU_METRICS
+        table = self.metrics.table() if metrics else combo_table(_POWER_LIMITS[-1])
+        fault = self.chip.mm.write(0, self._dram, table, _CLIENT)
         return (_FAILED if fault else _OK), None
 
     def _from_dram(self, argument: int) -> Answer:

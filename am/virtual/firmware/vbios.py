@@ -13,6 +13,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from am.chips.navi31 import facts
+from am.regs import structs
 from am.virtual.block import Block, Reset
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _CHANNELS = 24  # of 16 bits
 POSTED = 0x200  # ATOM_S7_ASIC_INIT_COMPLETE_MASK, in BIOS_SCRATCH_7
 # Places in atom_master_list_of_data_tables_v2_1.
 _DATA_TABLES = 35
-_FIRMWARE_INFO, _SMU_INFO, _GFX_INFO, _INDIRECT_IO, _VRAM_INFO = 4, 8, 14, 23, 28
+_BOARD_INFO, _FIRMWARE_INFO, _SMU_INFO, _GFX_INFO, _INDIRECT_IO, _VRAM_INFO = 2, 4, 8, 14, 23, 28
 
 
 def _table(major: int, minor: int, layout: str, *values: int) -> bytes:
@@ -64,6 +65,11 @@ def _gfx_info(chip: Chip) -> bytes:
 def _smu_info() -> bytes:
     """atom_smu_info_v3_6: the reference clock; the other fields are zero."""
     return _table(3, 6, "<4B4HI220x", 13, 13, 0, 0, 0, 0, 0, 0, 10_000)
+
+
+def _board_info() -> bytes:
+    """atom_smc_dpm_info_table_13_0_0: a BoardTable_t, which this SMU does not look at."""
+    return _table(5, 0, f"{structs('smu13_driver_if_v13_0_0').BoardTable_t.size}x")
 
 
 def _vram_info() -> bytes:
@@ -103,6 +109,7 @@ def build_vbios(chip: Chip) -> bytes:
     offsets = [0] * _DATA_TABLES
     for number, table in (
         (_FIRMWARE_INFO, _firmware_info(scratch)),
+        (_BOARD_INFO, _board_info()),
         (_SMU_INFO, _smu_info()),
         (_GFX_INFO, _gfx_info(chip)),
         (_INDIRECT_IO, _table(1, 1, "<I", 0)),
