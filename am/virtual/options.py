@@ -19,7 +19,7 @@ class Delays:
 
     ifwi: float = 0.004  # power-on to IFWI ready; a board needs 0.1 to 2 s
     bootloader: float = 0.0004  # each component
-    secure_os: float = 0.003  # from SOSDRV to the sign of life
+    secure_os: float = 0.003  # from SOSDRV to the sign of life; boards: over 20 ms, Linux relies
     psp_control: float = 0.0003  # ring creation and destruction
     psp_command: float = 0.0002  # each frame of the ring
     smu_message: float = 0.0001

@@ -87,12 +87,8 @@ class TracingTransport:
         self.inner = inner
         self.listener = listener
         self.name = inner.name
+        self.identity: PciIdentity = inner.identity  # who sits behind it
         self._windows: dict[int, TracingWindow] = {}
-
-    @property
-    def identity(self) -> PciIdentity:
-        """Who sits behind it."""
-        return self.inner.identity
 
     @property
     def interrupts(self) -> Interrupts | None:

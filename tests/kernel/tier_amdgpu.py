@@ -28,13 +28,19 @@ from tests.kernel.lab import Case, Lab, Run
 
 VRAM = 1 << 30
 END_LIMIT_S = 10
-REGISTER_BAR = 5
+DOORBELL_BAR, REGISTER_BAR = 2, 5
 # (hardware id, instance): the model has no display and no video, so this card says so.
 HARVESTED = ((12, 0), (12, 1), (271, 0))
 # Words of the driver, in the order in which it says them on a board.
 REACHED = (
     "initializing kernel modesetting (IP DISCOVERY 0x1002:0x744C",
-)  # fmt: skip
+    "Fetched VBIOS from ROM",
+    "RAM width 384bits GDDR6",
+    "PCIE GART of 512M enabled",
+    "for PSP TMR",
+    "SMU is initialized successfully!",
+    "kiq ring mec 3 pipe 1 q 0",
+)
 
 
 class Trace:
@@ -42,7 +48,7 @@ class Trace:
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip
-        self._times = 0
+        self._last, self._times = "", 0
         self.lines: list[str] = []
 
     def __call__(self, access: Access) -> None:
@@ -50,16 +56,15 @@ class Trace:
         if access.window == REGISTER_BAR:
             owner = self._chip.space.owner(access.offset >> 2)
             place = f"{owner[0]}.{owner[1].name}" if owner else f"nobody's {access.offset:#x}"
-        elif access.window != 2:
+        elif access.window != DOORBELL_BAR:
             return
         verb = "<-" if access.is_write else "->"
         shown = f"{access.value:#x}" if access.value is not None else f"{access.width} bytes"
         line = f"{place} {verb} {shown}"
-        self._times = self._times + 1 if self.lines and self.lines[-1][:-1].rstrip(
-            "0123456789"
-        ).removesuffix(" (x") == line or self.lines[-1:] == [line] else 0
-        if self._times:
-            self.lines[-1] = f"{line} (x{self._times + 1})"
+        self._times = self._times + 1 if line == self._last else 1
+        self._last = line
+        if self._times > 1:
+            self.lines[-1] = f"{line} (x{self._times})"
         else:
             self.lines.append(line)
 

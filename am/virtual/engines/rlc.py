@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SAFE_MODE_S = 20e-6
 CP_LOADING = 0x8000_8000  # CP_STAT while firmware is loaded: CP_BUSY, PFP_BUSY
 
+# GB_ADDR_CONFIG as IMU leaves it (Linux 6.12 imu_v11_0.c); a driver takes zero for an error.
+ADDRESS_CONFIG = 0x545
+
 
 class Rlc(Block):
     """`booted` once AUTOLOAD_RLC has brought all graphics firmware up; lost with the GFX block."""
@@ -51,6 +54,7 @@ class Rlc(Block):
         if self.loading:
             self.loading = False
             self.booted = True
+            self.set("GB_ADDR_CONFIG", ADDRESS_CONFIG)
 
     def _bootload_status(self) -> int:
         register = self.chip.space.register("gc", "RLC_RLCS_BOOTLOAD_STATUS")

@@ -51,15 +51,14 @@ def _firmware_info(scratch: int) -> bytes:
 
 
 def _gfx_info(chip: Chip) -> bytes:
-    """atom_gfx_info_v3_0, up to the clock; the rest of its 120 bytes is zero."""
+    """atom_gfx_info_v3_0, up to the clock; the rest of its 136 bytes is zero."""
     options = chip.options
-    table = _table(
-        3, 0, "<8B8I84x",
+    return _table(
+        3, 0, "<8B8I92x",
         11, 11, options.shader_engines, 0, 2 * options.wgps_per_array,
         options.arrays_per_engine, 4, 24,
         0, 0, 0, 0, 0, 0, 0, int(facts.CLOCK_HERTZ) // _TEN_KILOHERTZ,
     )  # fmt: skip
-    return table
 
 
 def _smu_info() -> bytes:
@@ -79,8 +78,8 @@ def _vram_info() -> bytes:
         0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 8, 0, _GDDR6, _CHANNELS, 4, 0,
         (1 << _CHANNELS) - 1, 0, 0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
-    module = bytes([0, 0, 0, 1]).ljust(64, b"\0")  # vendor 1: Samsung
-    whole = head + module + bytes(7 * 64)
+    module = bytes([0, 0, 0, 1]).ljust(68, b"\0")  # vendor 1: Samsung
+    whole = head + module + bytes(7 * 68)
     return struct.pack("<H", len(whole)) + whole[2:]
 
 

@@ -30,7 +30,7 @@ def test_identity_and_capabilities() -> None:
             seen.add(card.transport.config_read(at, 1))
             at = card.transport.config_read(at + 1, 1)
         assert {0x01, 0x10, 0x05} <= seen
-        assert card.transport.config_read(0x100) == 0x000B | 1 << 16 | 0x150 << 20  # vendor-specific
+        assert card.transport.config_read(0x100) == 0x000B | 1 << 16 | 0x150 << 20
         assert card.transport.config_read(0x150) & 0xFFFF == 0x0001
         assert card.transport.config_read(0x200) & 0xFFFF == 0x0015
 
