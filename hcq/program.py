@@ -93,7 +93,9 @@ class Program(Mapping[str, Kernel]):
         self.close()
 
 
-def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple[Reference, ...]]:
+def pack_arguments(
+    kernel: Kernel, args: Sequence[object]
+) -> tuple[bytes, tuple[Reference, ...]]:
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
     A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole
