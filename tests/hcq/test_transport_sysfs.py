@@ -29,6 +29,7 @@ from hcq.transport import pci_config, physical
 from hcq.transport.base import ResetKind
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.sysfs import SysfsTransport, bar_sizes, rescan
+from tests.support.descriptors import leaked, settled
 from tests.support.pci_machine import Function, PciMachine
 
 GPU, BRIDGE = "0000:03:00.0", "0000:02:00.0"
@@ -210,10 +211,10 @@ def test_each_refusal_is_named(
 ) -> None:
     assert callable(spoil)
     spoil(machine)
-    before = len(os.listdir("/proc/self/fd"))
+    before = settled()
     with pytest.raises(error):
         opened(machine)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not leaked(before)
 
 
 def test_a_locked_down_kernel(machine: BridgedMachine, monkeypatch: pytest.MonkeyPatch) -> None:

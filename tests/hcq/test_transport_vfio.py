@@ -33,6 +33,7 @@ from hcq.transport.base import ResetKind
 from hcq.transport.vfio import VfioTransport
 from hcq.transport.vfio_container import capabilities
 from tests.support import fake_vfio
+from tests.support.descriptors import leaked, settled
 from tests.support.fake_vfio import VfioMachine
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
@@ -51,9 +52,6 @@ def machine(tmp_path: Path) -> Iterator[VfioMachine]:
 def opened(machine: VfioMachine, **options: Any) -> VfioTransport:
     return VfioTransport(GPU, system=machine, **options)
 
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_opening_enables_memory_and_closing_ends_bus_mastering(machine: VfioMachine) -> None:
@@ -272,12 +270,12 @@ def test_a_device_without_reset(machine: VfioMachine) -> None:
 def test_nothing_is_left_after_many_lives(machine: VfioMachine) -> None:
     with opened(machine) as transport:
         transport.close()
-    before = descriptors()
+    before = settled()
     for _ in range(10):
         with opened(machine) as transport:
             transport.allocate_dma(3 << 20)
             assert transport.interrupts is not None
-    assert descriptors() == before
+    assert not leaked(before)
 
 
 def test_an_error_while_closing_does_not_stop_the_rest(machine: VfioMachine) -> None:
@@ -367,10 +365,10 @@ def test_iommufd_that_is_not_there(machine: VfioMachine) -> None:
 def test_a_failure_of_iommufd_leaves_nothing_open(machine: VfioMachine, call: str) -> None:
     machine.offer_iommufd(GPU)
     machine.fail[call] = errno.EIO
-    before = descriptors()
+    before = settled()
     with pytest.raises(UgpuError):
         opened(machine, iommufd=True)
-    assert descriptors() == before and machine.open_files == {}
+    assert not leaked(before) and machine.open_files == {}
 
 
 # ---- by name, with binding -------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from hcq.errors import (
 )
 from hcq.transport.vfio import VfioTransport
 from tests.support import fake_vfio
+from tests.support.descriptors import leaked, settled
 from tests.support.fake_vfio import VfioMachine
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
@@ -45,9 +45,6 @@ def machine(tmp_path: Path) -> Iterator[VfioMachine]:
 def opened(machine: VfioMachine, **options: Any) -> VfioTransport:
     return VfioTransport(GPU, system=machine, **options)
 
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def _module(machine: VfioMachine) -> None:
@@ -136,11 +133,11 @@ def test_each_refusal_is_named_with_its_remedy(
 ) -> None:
     assert callable(spoil)
     spoil(machine)
-    before = descriptors()
+    before = settled()
     with pytest.raises(error) as caught:
         opened(machine)
     assert words in str(caught.value)
-    assert descriptors() == before
+    assert not leaked(before)
 
 
 def test_a_device_that_the_kernel_put_to_sleep_is_woken_by_opening(machine: VfioMachine) -> None:
@@ -169,10 +166,10 @@ def test_bars_that_are_too_small_or_missing(machine: VfioMachine) -> None:
 )  # fmt: skip
 def test_a_failure_at_any_call_leaves_nothing_open(machine: VfioMachine, call: str) -> None:
     machine.fail[call] = errno.EIO
-    before = descriptors()
+    before = settled()
     with pytest.raises(UgpuError):
         opened(machine)
-    assert descriptors() == before and machine.open_files == {}
+    assert not leaked(before) and machine.open_files == {}
 
 
 def test_without_an_iommu_only_when_asked_and_with_a_warning(

@@ -32,6 +32,7 @@ from hcq.transport.vfio_user.client import VfioUserTransport
 from hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
 from hcq.transport.vfio_user.server import Server
 from hcq.transport.window import MappedWindow
+from tests.support.descriptors import leaked, settled
 from tests.support.vfio_user_device import ADDRESS, COMMAND, REFUSED, SIZE, STATUS, MemoryDevice
 from tests.support.vfio_user_served import served
 
@@ -278,12 +279,12 @@ def test_nothing_leaks(server: Server) -> None:
         return Path("/proc/self/maps").read_text().count("memfd:ugpu-dma")
 
     once()
-    before = len(os.listdir("/proc/self/fd"))
+    before = settled()
     for _ in range(3):
         once()
     with VfioUserTransport(str(server.path)):  # comes after the server has put the last one away
         pass
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert not leaked(before + 2)
     assert mappings() == 0
 
 

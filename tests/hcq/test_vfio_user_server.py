@@ -16,6 +16,7 @@ import pytest
 
 from hcq.errors import BadArgument, DeviceBusy
 from hcq.transport.vfio_user.server import Server
+from tests.support.descriptors import leaked, settled
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import raw_client, served
 from tests.support.vfio_user_wire import exchange, receive, refused, send, take
@@ -334,18 +335,15 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
 
 def test_descriptors_on_the_wrong_message_are_closed(wire: socket.socket) -> None:
     descriptor = memory(4096)
-    before = open_descriptors()
+    before = settled()
     place = struct.pack("<QII", 0, 0, 4)
     for _ in range(5):
         send(wire, 9, place, fds=[descriptor] * 8)
         receive(wire, 9)
-    assert open_descriptors() == before
+    assert not leaked(before)
     os.close(descriptor)
 
 
@@ -359,7 +357,7 @@ def test_descriptors_belong_to_the_message_whose_first_byte_carries_them(
     wire.sendmsg([dma_map(0x1000, 4096)], rights)  # too late: on the payload
     assert receive(wire, 2) == (0, b"")
     assert device.maps[0x1000] == (4096, None), "a map without memory"
-    before = open_descriptors()
+    before = settled()
     # Two messages at once; the descriptor rides on the first byte of the second.
     first = struct.pack("<HHIII", 0x1234, 9, 32, 0, 0) + struct.pack("<QII", 0, 0, 4)
     wire.send(first)
@@ -367,7 +365,7 @@ def test_descriptors_belong_to_the_message_whose_first_byte_carries_them(
     receive(wire, 9)
     assert receive(wire, 2) == (0, b"")
     assert device.maps[0x2000][1] is not None
-    assert open_descriptors() == before
+    assert not leaked(before)
     os.close(descriptor)
 
 
@@ -421,7 +419,7 @@ def test_state_outlives_a_client_and_its_memory_does_not(
     server: Server, device: MemoryDevice
 ) -> None:
     place = struct.pack("<QII", 8, 5, 4)
-    before = open_descriptors()
+    before = settled()
     for turn in range(4):
         with raw_client(server) as connection:
             exchange(connection, 1, HELLO)
@@ -434,7 +432,7 @@ def test_state_outlives_a_client_and_its_memory_does_not(
             os.close(descriptor)
             os.close(event)
         assert until(lambda: device.client is None and not device.maps)
-    assert until(lambda: open_descriptors() == before), "nothing is left of four clients"
+    assert not leaked(before), "nothing is left of four clients"
     assert device.attached == 4
 
 
