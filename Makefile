@@ -47,7 +47,8 @@ bench:
 regen:
 	@$(SETUP) dev regen
 	$(PYTHON) -m tools.clang2py
-	git diff --exit-code --stat -- am/regs hcq/uapi
+	git status --short -- am/regs hcq/uapi
+	test -z "$$(git status --porcelain -- am/regs hcq/uapi)"
 
 golden:
 	@$(SETUP) demo dev
