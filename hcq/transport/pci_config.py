@@ -56,6 +56,21 @@ class ConfigFile:
         except OSError as error:
             raise DeviceLost("configuration space does not answer", offset=offset) from error
 
+    def end_bus_mastering(self) -> bool:
+        """Stop the function's DMA, so that none is under way while memory goes.
+
+        False if it does not answer any more: then there is nothing to stop.
+        """
+        regs = constants("pci_regs")
+        try:
+            command = self.read(regs.PCI_COMMAND, 2)
+            if command == _ALL_ONES:
+                return False
+            self.write(regs.PCI_COMMAND, command & ~regs.PCI_COMMAND_MASTER, 2)
+        except (DeviceLost, OSError):
+            return False
+        return True
+
 
 def check_access(offset: int, width: int) -> None:
     """BadArgument unless a configuration access is 1, 2 or 4 bytes, aligned and inside."""

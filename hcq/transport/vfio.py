@@ -307,13 +307,7 @@ class VfioTransport:
         self._config.write(regs.PCI_COMMAND, enabled, 2)
 
     def _silence(self) -> None:
-        """End bus mastering, so that no DMA is under way while memory goes."""
-        regs = constants("pci_regs")
-        try:
-            command = self._config.read(regs.PCI_COMMAND, 2)
-            if command != 0xFFFF:
-                self._config.write(regs.PCI_COMMAND, command & ~regs.PCI_COMMAND_MASTER, 2)
-        except (DeviceLost, OSError):
+        if not self._config.end_bus_mastering():
             log.info("%s is gone; there is nothing to silence", self.name)
 
     def _check(self) -> None:
