@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hcq import trace
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
+from hcq.transport.node import NodeAttachment
 
 if TYPE_CHECKING:
     from hcq.device import Device
@@ -50,6 +51,20 @@ PCI_DRIVERS = {
         "AMD Navi31", "am.device:open_device", 44, ((0, 256 << 20), (2, 4096), (5, 512 << 10))
     )
 }
+
+
+class NodeDriver(NamedTuple):
+    """A driver above a stock kernel driver. `entry` is called with name, attachment (a
+    NodeAttachment) and the driver's options; `attach` makes the attachment of a real device from
+    its index."""
+
+    description: str
+    entry: str
+    attach: str
+
+
+# Kinds of device names that go through a stock kernel driver's nodes: `nvrm:0`.
+NODE_DRIVERS: dict[str, NodeDriver] = {}
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu"))
 PLANNED = ("usb", "nvrm", "kfd", "kgsl", "tcp")
@@ -111,6 +126,11 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind == "vfio-user":
         connect = _load("hcq.transport.vfio_user.client:VfioUserTransport")
         return _open_attached(name, Attachment(connect(rest)), options)
+    if kind in NODE_DRIVERS:
+        if not rest.isdecimal():
+            raise DeviceNotFound(f"{name}: after {kind}: comes a number, as in {kind}:0")
+        attach = _load(NODE_DRIVERS[kind].attach)
+        return _open_node(name, attach(int(rest)), options)
     if kind in PLANNED:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not built yet")
     have = ", ".join(entry.name for entry in list_devices())
@@ -138,9 +158,22 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
     attach = _load(VIRTUAL_CHIPS[chip])
     for_model = set(inspect.signature(attach).parameters) & set(options)
     attachment = attach(**{key: options.pop(key) for key in for_model})
+    if isinstance(attachment, NodeAttachment):
+        return _open_node(name, attachment, options)
     if not isinstance(attachment, Attachment):
         raise TypeError(f"{VIRTUAL_CHIPS[chip]} returned {attachment!r}")
     return _open_attached(name, attachment, options)
+
+
+def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, object]) -> Device:
+    """Hand a node to the driver above it; the node is closed when that fails."""
+    try:
+        make = _load(NODE_DRIVERS[attachment.driver].entry)
+        _check_options(name, make, options, given=2)
+        return _device(make(name, attachment, **options))
+    except BaseException:
+        attachment.node.close()
+        raise
 
 
 def _open_attached(name: str, attachment: Attachment, options: Mapping[str, object]) -> Device:

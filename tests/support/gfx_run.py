@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Abort, Dispatch, Outcome
+from am.virtual.shader import Dispatch, Outcome
 from hcq.codeobject import KernelImage, parse_amdhsa
+from hcq.emu.memory import Abort
 from tests.support.shader_memory import ArrayMemory
 
 CODE = 0x0000_7E00_0000_0000

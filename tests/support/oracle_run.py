@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from am.virtual.isa.oracle.execute import Mode, WaveState, run_group
-from am.virtual.shader import Access, Dispatch
+from am.virtual.shader import Dispatch
+from hcq.emu.memory import Access
 from tests.support.shader_memory import PAGE, ArrayMemory
 
 LANES = 32

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.shader import (
+from hcq.emu.memory import (
     DELTA,
     INVALID_TAG,
     PAGE_SHIFT,

@@ -11,7 +11,8 @@ from am.virtual.engines.compute_queue import ComputeQueue
 from am.virtual.engines.gfx import Gfx
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
-from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from hcq.emu.memory import Abort
 
 VRAM = 64 << 20
 LIMIT_S = 10.0  # a bound on real threads; everything takes microseconds

@@ -80,12 +80,13 @@ def fault_of(item: Import) -> str | None:
             shared = (
                 _within(item.module, f"{home}.virtual")
                 or _within(item.module, f"{home}.regs")
+                or _within(item.module, f"{home}.abi")
                 or (len(pieces) >= 4 and pieces[1] == "chips" and pieces[3] == "facts")
                 or (pieces[1:2] == ["chips"] and len(pieces) <= 3)
                 or item.module == home
             )
             if not shared:
-                return "a model may import only regs and chips/*/facts.py of its driver"
+                return "a model may import only regs, abi and chips/*/facts.py of its driver"
     return None
 
 

@@ -19,7 +19,8 @@ from am.virtual.engines.dispatch import BadDispatch
 from am.virtual.engines.engine import Worker
 from am.virtual.engines.pm4 import BadPacket, PrivilegedRegister
 from am.virtual.engines.pm4_execute import Executor
-from am.virtual.shader import Abort, Dispatch, Ending, Outcome
+from am.virtual.shader import Dispatch, Ending, Outcome
+from hcq.emu.memory import Abort
 
 if TYPE_CHECKING:
     from am.virtual.engines.hqd import Slot

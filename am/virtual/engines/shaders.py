@@ -6,8 +6,9 @@ import importlib
 import threading
 from typing import TYPE_CHECKING
 
-from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderCore
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderCore
 from hcq.config import config
+from hcq.emu.memory import Abort
 
 if TYPE_CHECKING:
     from am.virtual.chip import Chip

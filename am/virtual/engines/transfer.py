@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from am.virtual.shader import Access
+from hcq.emu.memory import Access
 
 if TYPE_CHECKING:
     from am.virtual.memory.gmc import Hub

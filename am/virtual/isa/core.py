@@ -21,7 +21,8 @@ from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate
-from am.virtual.shader import Abort, Dispatch, Ending, Outcome, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from hcq.emu.memory import Abort
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_math, runtime_matrix)

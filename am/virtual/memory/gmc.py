@@ -16,7 +16,7 @@ from am.virtual.memory.hubfault import Fault, FaultUnit
 from am.virtual.memory.shadermemory import HubShaderMemory
 from am.virtual.memory.tlb import EXECUTE, READ, WRITE, Caches, Entry
 from am.virtual.memory.walker import Refusal, Walker
-from am.virtual.shader import Access
+from hcq.emu.memory import Access
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:

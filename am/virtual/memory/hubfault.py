@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from am.virtual.memory.walker import Refusal
-from am.virtual.shader import Access
+from hcq.emu.memory import Access
 
 if TYPE_CHECKING:
     from am.virtual.memory.gmc import Hub

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from am.virtual.memory.hubfault import Fault
 from am.virtual.memory.tlb import fill_native
-from am.virtual.shader import Access
+from hcq.emu.memory import Access
 
 if TYPE_CHECKING:
     from am.virtual.memory.gmc import Hub

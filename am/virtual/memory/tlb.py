@@ -8,15 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.shader import (
-    DELTA,
-    INVALID_TAG,
-    READ_TAG,
-    TLB_COLUMNS,
-    TLB_SETS,
-    WRITE_TAG,
-    tlb_set,
-)
+from hcq.emu.memory import DELTA, INVALID_TAG, READ_TAG, TLB_COLUMNS, TLB_SETS, WRITE_TAG, tlb_set
 
 READ, WRITE, EXECUTE = 1, 2, 4  # permission bits of an entry
 

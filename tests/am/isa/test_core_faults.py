@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Abort, Access, Dispatch, Ending
+from am.virtual.shader import Dispatch, Ending
+from hcq.emu.memory import Abort, Access
 from tests.support import gfx_kernels
 from tests.support.gfx_run import CODE, KERNARGS, Machine
 from tests.support.kernels import AMD, compile_ir

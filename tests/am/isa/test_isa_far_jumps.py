@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Abort, Access, Dispatch, Ending, Outcome
+from am.virtual.shader import Dispatch, Ending, Outcome
+from hcq.emu.memory import Abort, Access
 from tests.support.shader_memory import ArrayMemory
 
 SETPC_S0 = 0xBE804800  # s_setpc_b64 s[0:1]

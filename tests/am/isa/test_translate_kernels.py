@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Access, Ending
+from am.virtual.shader import Ending
+from hcq.emu.memory import Access
 from tests.support import gfx_corpus, gfx_kernels
 from tests.support.gfx_run import Machine
 from tests.support.kernels import compile_ir

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from am.virtual.chip import FRAME_BUFFER_BASE
-from am.virtual.shader import Abort, Access, Dispatch, Ending, Outcome, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from hcq.emu.memory import Abort, Access
 from tests.support.virtual_engines import DATA, Bench, high, low, spin_until_aborted
 
 # Offsets from 0x2C00: 0x200 is COMPUTE_DISPATCH_INITIATOR (0x2E00), by the register header.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from am.virtual.memory.gmc import Hub
-from am.virtual.shader import DELTA, READ_TAG, WRITE_TAG, Access, tlb_set
+from hcq.emu.memory import DELTA, READ_TAG, WRITE_TAG, Access, tlb_set
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench
 
 # Tables in VRAM, each 4 KiB; addresses in entries are VRAM offsets (gfx11, amdgpu_vm.h).

@@ -6,7 +6,7 @@ import ctypes
 import random
 import threading
 
-from am.virtual.shader import READ_TAG, WRITE_TAG, Access, tlb_set
+from hcq.emu.memory import READ_TAG, WRITE_TAG, Access, tlb_set
 from tests.support.navi31_bench import bench
 
 TABLE, VA, VMID = 0x60_0000, 0x4000_0000, 2

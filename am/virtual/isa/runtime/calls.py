@@ -9,7 +9,7 @@ which answers with a host address even for a fault, so that nothing here can lea
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
-from am.virtual.shader import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
+from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
 
 PAGE = 1 << PAGE_SHIFT
 ROW_SHIFT = 5  # a TLB row is 32 bytes

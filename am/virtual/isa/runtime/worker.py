@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import LDS_SPACE, PAGE
 from am.virtual.isa.runtime.launch import Launch
-from am.virtual.shader import Abort, Access, Dispatch, ShaderMemory
+from am.virtual.shader import Dispatch, ShaderMemory
+from hcq.emu.memory import Abort, Access
 
 REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
 _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)

@@ -10,7 +10,8 @@ from am.virtual.isa.decoder.decode import LONGEST, decode
 from am.virtual.isa.decoder.formats import Instruction, UnknownInstruction
 from am.virtual.isa.decoder.operands import Kind, Operand
 from am.virtual.isa.runtime import layout
-from am.virtual.shader import PAGE_SHIFT, ShaderMemory
+from am.virtual.shader import ShaderMemory
+from hcq.emu.memory import PAGE_SHIFT
 
 PAGE = 1 << PAGE_SHIFT
 MOST_INSTRUCTIONS = 200_000  # of one kernel; runaway decoding of data stops here

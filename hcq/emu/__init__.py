@@ -1,0 +1,1 @@
+"""What every virtual shader core shares: memory through page tables, lanes as vectors."""

@@ -1,0 +1,76 @@
+"""How virtual shader cores reach memory: native translation tables over a model's page tables.
+
+A shader core translates kernels to native code whose loads and stores look into a table of
+translations that each worker thread owns. The model behind it walks the page tables that the driver
+wrote (or that a kernel driver keeps) and fills the table on a miss; it keeps stale translations
+until they are invalidated, as chips do.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+TLB_SETS = 4096  # entries of a native TLB, one for each value of `tlb_set`
+PAGE_SHIFT = 12
+INVALID_TAG = 0xFFFF_FFFF_FFFF_FFFF
+# Columns of a native TLB row (uint64). A row translates page p for reading iff row[READ_TAG] == p,
+# for writing iff row[WRITE_TAG] == p; then host address = virtual address + row[DELTA] mod 2^64.
+READ_TAG, WRITE_TAG, DELTA = 0, 1, 2
+TLB_COLUMNS = 4  # the fourth column pads a row to 32 bytes
+
+
+def tlb_set(page: int) -> int:
+    """Return the row of a native TLB that may hold a virtual page.
+
+    Runs of 64 pages lie in rows that follow each other; the pages of arrays whose distance is a
+    multiple of 16 MB lie in different rows, so that walking them side by side does not thrash.
+    """
+    return (page ^ page >> 6 & ~63) % TLB_SETS
+
+
+class Access(enum.IntEnum):
+    """What a client wants of a page."""
+
+    READ = 0
+    WRITE = 1
+    EXECUTE = 2
+
+
+class LaneMemory(Protocol):
+    """One address space as the lanes of a shader core see it."""
+
+    def new_tlb(self) -> NDArray[np.uint64]:
+        """Make a [TLB_SETS, TLB_COLUMNS] table, all invalid, for one worker thread.
+
+        The address space keeps it and clears its tags on an invalidation; only the owning thread
+        refills.
+        """
+        ...
+
+    def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
+        """Translate the page of `address`; return the host address that `address` itself maps to.
+
+        Called on the worker's own thread when its table misses. On success the row is filled: tags
+        are made invalid, then DELTA written, then the tags that the page's permissions allow. On a
+        fault the fault is latched and reported as the chip does, nothing is cached, and the
+        returned host address lies at the same page offset in a dummy page (zeros for reads, a sink
+        for writes) that is followed by at least one more page.
+        """
+        ...
+
+
+class Abort:
+    """A flag that running waves look at on every backward branch and before every workgroup."""
+
+    def __init__(self) -> None:
+        self.flag = np.zeros(1, np.uint32)
+
+    def set(self) -> None:
+        self.flag[0] = 1
+
+    def clear(self) -> None:
+        self.flag[0] = 0

@@ -1,0 +1,85 @@
+"""Nodes of a stock kernel driver: the other way to a GPU, where that driver owns the hardware.
+
+A vendor's kernel driver (NVIDIA's resource manager, amdkfd, KGSL) offers character devices: files
+that are opened, controlled by ioctl and mapped. `Node` is that and nothing more, so that a driver
+of ours runs unchanged on the system's files (`hcq.transport.system_node`), on a model of the kernel
+driver in this process, and on a recording of either.
+
+A driver is given a node and never looks for one. Files are named by handles that `open` gives; on
+the system they are file descriptors, and where an ioctl's parameters hold a descriptor, the handle
+is what goes there. Pointers in parameters are addresses in this process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class NodeMapping(Protocol):
+    """Part of a node's memory in this process, until `close` (idempotent).
+
+    `view` is the memory itself, writable and shared with the device; None where a store must reach
+    a model at once (a doorbell): then only read32 and write32 work. Offsets and sizes are bytes;
+    accesses are aligned and inside `size`, else BadArgument. `address` is where the memory lies in
+    this process; 0 where `view` is None.
+    """
+
+    size: int
+    address: int
+    view: memoryview | None
+
+    def read32(self, offset: int) -> int: ...
+    def write32(self, offset: int, value: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Node(Protocol):
+    """The files of one kernel driver. `close` is idempotent and releases all handles and mappings.
+
+    Any thread may call; the kernel driver behind it orders what must be ordered.
+    """
+
+    name: str
+
+    def open(self, path: str) -> int:
+        """Open a device file for reading and writing; a handle. FileNotFoundError and
+        PermissionError as the system raises them: the driver names the remedy."""
+        ...
+
+    def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
+        """One ioctl; `argument` is read and written in place. OSError with the errno on failure.
+
+        A status inside the argument is the caller's to read: a kernel driver may report a failure
+        there while the call itself succeeds.
+        """
+        ...
+
+    def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
+        """Map `size` bytes at `offset` of a handle, shared, readable and writable."""
+        ...
+
+    def release(self, handle: int) -> None:
+        """Close one handle. BadArgument if it is not open."""
+        ...
+
+    def read_text(self, path: str) -> str:
+        """What a file of /proc or /sys says of the driver. FileNotFoundError if there is none."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class NodeAttachment:
+    """A way to one GPU through its kernel driver, handed to our driver, which then owns the node.
+
+    driver: key of hcq.registry.NODE_DRIVERS. index: the GPU's minor number (`/dev/nvidia<index>`).
+    chip: the model behind a virtual node, for those who want to look inside or provoke a fault;
+    None for a real one.
+    """
+
+    node: Node
+    driver: str
+    index: int = 0
+    chip: object = None

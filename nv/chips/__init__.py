@@ -1,0 +1,1 @@
+"""Facts per NVIDIA chip."""

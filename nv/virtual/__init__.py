@@ -1,0 +1,1 @@
+"""Models: the resource manager's ioctl interface, and the streaming multiprocessors behind it."""

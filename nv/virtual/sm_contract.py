@@ -1,0 +1,73 @@
+"""The contract between the virtual chip's front end and its streaming multiprocessors.
+
+The front end (host, compute class, QMD) decodes a launch into a `GridLaunch` and runs it on a
+`Multiprocessors`. The SMs execute PTX, which our code objects carry beside the machine code, as
+machine code is opaque to the model. They reach memory only through `hcq.emu` address spaces, which
+walk the page tables that the model keeps, with stale translations until they are invalidated.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from hcq.emu.memory import Abort, LaneMemory
+
+
+@dataclass(frozen=True)
+class GridLaunch:
+    """One grid as the QMD describes it. Addresses are GPU virtual, sizes bytes.
+
+    ptx, entry: the PTX module and the name of its `.entry`, as the note before the program says.
+    parameters: the entry's parameter space, from constant bank 0. shared_size: of a group, static
+    and dynamic. local_size: of a thread. shared_window, local_window: where generic addresses
+    reach the group's shared and the thread's local memory (each 16 MiB). target: "sm_90".
+    """
+
+    ptx: str
+    entry: str
+    target: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    parameters: bytes
+    shared_size: int
+    local_size: int
+    shared_window: int
+    local_window: int
+    program_address: int
+    sm_count: int
+
+
+class SmEnding(enum.Enum):
+    """How a grid ended."""
+
+    DONE = "done"
+    ABORTED = "aborted"  # `Abort.set` was called
+    BAD_LAUNCH = "bad launch"  # what the SMs cannot launch; `detail` says why
+    ILLEGAL_INSTRUCTION = "illegal instruction"  # `trap`, or PTX that cannot execute
+    ILLEGAL_ADDRESS = "illegal address"  # shared or local memory out of range
+    MISALIGNED_ADDRESS = "misaligned address"
+    MMU_FAULT = "MMU fault"  # latched by the address space; the grid was stopped
+    ASSERT = "assertion"  # `brkpt`
+
+
+@dataclass(frozen=True)
+class SmOutcome:
+    """program_counter: of the offending instruction, as an offset into the program: the model
+    counts PTX instructions, 16 bytes each, since it has no machine code."""
+
+    ending: SmEnding
+    detail: str = ""
+    program_counter: int = 0
+    group: tuple[int, int, int] = (0, 0, 0)
+    warp: int = 0
+    lane_mask: int = 0
+    line: int = 0
+
+
+class Multiprocessors(Protocol):
+    """All SMs of the chip. `run` blocks until the grid ended; called by one thread at a time."""
+
+    def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome: ...
+    def close(self) -> None: ...
