@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa.runtime.jit import host
+from hcq.emu.jit import host
 from tests.support.shader_memory import page_array
 
 # Helper functions that LLVM calls for conversions between f64 and f16; not linked into Python.

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from am.virtual.isa.runtime import calls as runtime
-from am.virtual.isa.runtime import jit, layout, wave
 from am.virtual.isa.runtime import lanes as runtime_lanes
+from am.virtual.isa.runtime import layout, wave
 from am.virtual.isa.runtime import local as runtime_local
 from am.virtual.isa.runtime import math as runtime_math
 from am.virtual.isa.runtime import matrix as runtime_matrix
@@ -22,10 +22,12 @@ from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from hcq.emu import jit
 from hcq.emu.memory import Abort
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_math, runtime_matrix)
+_PACKAGE = Path(__file__).parent
 _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer: to wake threads takes 100 us
@@ -61,7 +63,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
         declarations |= needed
     ir = "\n".join([*parts, *sorted(declarations)])
     cache_ = jit.ObjectCache(folder)
-    key = jit.key_of("runtime", ir)
+    key = jit.key_of(_PACKAGE, "runtime", ir)
     image = cache_.get(key)
     if image is None:
         image = jit.compile_object(ir, jit.FULL, 1)
@@ -207,7 +209,7 @@ class GfxCore:
         mark = (program.digest, launch.vgprs, launch.full)
         known = self._compiled.get(mark)
         if known is None:
-            key = jit.key_of("kernel", program.digest, launch.vgprs, int(launch.full))
+            key = jit.key_of(_PACKAGE, "kernel", program.digest, launch.vgprs, int(launch.full))
             image = self._objects.get(key)
             if image is None:
                 mark_full_blocks(program, launch.full)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, columns, move, rows_of
-from am.virtual.isa.translator.text import constant, lanes
+from hcq.emu.text import constant, lanes
 
 WIDE = "<32 x i64>"
 VECTOR = "<32 x i32>"

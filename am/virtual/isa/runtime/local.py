@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import LDS_SPACE, PREFIX, columns, field
-from am.virtual.isa.translator.text import constant, lanes
+from hcq.emu.text import constant, lanes
 
 VECTOR = "<32 x i32>"
 SIZES = (1, 2, 4, 8, 12, 16)

@@ -11,7 +11,7 @@ import math
 import struct
 
 from am.virtual.isa.runtime.calls import PREFIX
-from am.virtual.isa.translator.text import Text, constant
+from hcq.emu.text import Text, constant
 
 _KIND = "double"
 

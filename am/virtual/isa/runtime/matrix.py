@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PREFIX
-from am.virtual.isa.translator.text import Text, constant
+from hcq.emu.text import Text, constant
 
 VECTOR = "<32 x i32>"
 HALF_VECTOR = {"float": "<16 x float>", "i32": "<16 x i32>"}

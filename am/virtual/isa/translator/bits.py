@@ -9,7 +9,7 @@ from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.integer import Function, binary, same, shift
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import constant
+from hcq.emu.text import constant
 
 
 def _shift64(operation: str) -> Handler:

@@ -23,7 +23,7 @@ from am.virtual.isa.translator.memory import (
 )
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import VECTOR, constant
+from hcq.emu.text import VECTOR, constant
 
 
 class Buffer:

@@ -11,7 +11,7 @@ from am.virtual.isa.translator.float import SUFFIXES
 from am.virtual.isa.translator.integer import pack_halves
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import ELEMENT_BITS, constant, integer_of
+from hcq.emu.text import ELEMENT_BITS, constant, integer_of
 
 _FLOAT_PREDICATES = {
     "lt": "olt", "eq": "oeq", "le": "ole", "gt": "ogt", "lg": "one", "ge": "oge", "o": "ord",

@@ -10,7 +10,7 @@ from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.float import SUFFIXES, fma
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import ELEMENT_BITS, constant, integer_of
+from hcq.emu.text import ELEMENT_BITS, constant, integer_of
 
 _ONE = {"float": 0x3F800000, "double": 0x3FF0000000000000}
 _EXPONENT = {"float": (23, 0xFF), "double": (52, 0x7FF)}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import constant, integer_of
+from hcq.emu.text import constant, integer_of
 
 Function = Callable[[Registers, str, tuple[str, ...]], str]
 

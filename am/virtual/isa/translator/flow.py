@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.jit import on_x86
 from am.virtual.isa.runtime.launch import denormal_control
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
+from hcq.emu.jit import on_x86
 
 # Instructions whose effect on a real chip is timing, ordering or debugging: nothing to do here.
 _NOTHING = (

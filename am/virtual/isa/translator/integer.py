@@ -10,7 +10,7 @@ from collections.abc import Callable
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import ELEMENT_BITS, constant
+from hcq.emu.text import ELEMENT_BITS, constant
 
 Function = Callable[[Registers, tuple[str, ...]], str]
 

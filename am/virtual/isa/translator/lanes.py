@@ -9,7 +9,7 @@ from am.virtual.isa.decoder.formats import Dpp8, Dpp16, Instruction
 from am.virtual.isa.decoder.operands import Kind
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import VECTOR, constant
+from hcq.emu.text import VECTOR, constant
 
 _ROW = 16
 

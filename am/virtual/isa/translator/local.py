@@ -22,7 +22,7 @@ from am.virtual.isa.translator.memory import (
 )
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import VECTOR, constant, lanes
+from hcq.emu.text import VECTOR, constant, lanes
 
 
 def _local_address(e: Registers, i: Instruction, offset: int) -> str:

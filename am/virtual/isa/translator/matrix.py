@@ -13,7 +13,7 @@ from am.virtual.isa.translator.memory import load_columns, store_columns
 from am.virtual.isa.translator.packed import to_brain
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import VECTOR, constant
+from hcq.emu.text import VECTOR, constant
 
 _ROWS = 8  # registers of C and D
 

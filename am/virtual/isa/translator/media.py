@@ -8,7 +8,7 @@ from __future__ import annotations
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import constant
+from hcq.emu.text import constant
 
 _FLOAT = "float"
 

@@ -14,8 +14,8 @@ from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PAGE, PREFIX, ROW_SHIFT
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import VECTOR, constant, lanes
 from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+from hcq.emu.text import VECTOR, constant, lanes
 
 ADDRESSES = "<32 x i64>"
 

@@ -14,7 +14,7 @@ from am.virtual.isa.translator.float import extreme, fma, fused_half
 from am.virtual.isa.translator.integer import choose, shift
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import constant
+from hcq.emu.text import constant
 
 Function = Callable[[Registers, tuple[str, ...]], str]
 

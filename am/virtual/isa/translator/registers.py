@@ -10,7 +10,7 @@ from __future__ import annotations
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.translator.text import ELEMENT_BITS, VECTOR, Text, constant, integer_of
+from hcq.emu.text import ELEMENT_BITS, VECTOR, Text, constant, integer_of
 
 _BASE = {
     Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,

@@ -13,7 +13,7 @@ from am.virtual.isa.decoder.operands import Kind, Operand
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import VECTOR
+from hcq.emu.text import VECTOR
 
 SPILL = "; spill all registers"
 RELOAD = "; reload all registers"

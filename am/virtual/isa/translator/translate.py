@@ -31,7 +31,7 @@ from am.virtual.isa.translator.lanes import apply_dpp
 from am.virtual.isa.translator.program import Block, Program, Stop, successors
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from am.virtual.isa.translator.text import VECTOR
+from hcq.emu.text import VECTOR
 
 _PROFILES = (
     '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'

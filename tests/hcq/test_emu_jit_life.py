@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 
-from am.virtual.isa.runtime import jit
+from hcq.emu import jit
 
 
 def test_several_loaded_objects_are_freed() -> None:

@@ -136,27 +136,30 @@ class ObjectCache:
             return
 
 
-def source_files() -> list[Path]:
-    """The files that decide what is emitted: decoder, translator and runtime."""
-    package = Path(__file__).parents[1]
-    return sorted(path for path in package.rglob("*.py") if path.parent.name != "oracle")
-
-
 @cache
-def _sources() -> bytes:
-    """Hash the translator itself: what it emits changes with it."""
+def sources_of(package: Path) -> bytes:
+    """Hash the sources that decide what is emitted: a translator's package, and this one.
+
+    Folders named `oracle` emit nothing and do not count.
+    """
     digest = hashlib.sha256()
-    for path in source_files():
+    for path in source_files(package):
         digest.update(path.read_bytes())
     return digest.digest()
 
 
-def key_of(*parts: bytes | str | int) -> str:
+def source_files(package: Path) -> list[Path]:
+    """Return the files that decide what the translator in `package` emits."""
+    found = [*package.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]
+    return sorted(path for path in found if path.parent.name != "oracle")
+
+
+def key_of(package: Path, *parts: bytes | str | int) -> str:
     """Hash parts, the translator's sources, LLVM's version and the host CPU into a cache key."""
     digest = hashlib.sha256()
     cpu, features = host()
     version = ".".join(map(str, llvm.llvm_version_info))
-    for part in (*parts, _sources(), cpu, features, version):
+    for part in (*parts, sources_of(package), cpu, features, version):
         data = part if isinstance(part, bytes) else str(part).encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
