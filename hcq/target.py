@@ -17,6 +17,9 @@ class TargetSpec:
       {u64 first_group, u64 last_group, u32 grid[3], u32 block[3]}; it runs the flat group numbers
       [first, last), x fastest. A data symbol `<name>.ugpu` {u32 version=1, u32 kernarg_size} marks
       it.
+    - "ptx": PTX text in UTF-8. A kernel is a `.visible .entry` whose parameters are `.param`s at
+      natural alignment in declared order (pointers are .u64 to .global), with its threads in
+      `.reqntid`; shared memory is static. The driver has it assembled for its GPU.
     """
 
     name: str
@@ -28,6 +31,27 @@ class TargetSpec:
     max_threads_per_group: int = 1
     local_memory: int = 0
     compute_units: int = 1
+    max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
     vector_bytes: int = 16  # what one load moves at best, per thread
     has_matrix_f16: bool = False
     extra: dict[str, int] = field(default_factory=dict, compare=False)
+
+
+PTX_STATIC_SHARED = 48 << 10  # PTX ISA: more shared memory than this has to be dynamic
+PTX_MAX_GRID = ((1 << 31) - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities"
+
+
+def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
+    """The target of an NVIDIA GPU. cpu: its architecture as PTX names it, from "sm_75" on, "sm_90a"
+    and "sm_100a" with what only that architecture has; compute_units: its multiprocessors."""
+    return TargetSpec(
+        name=cpu,
+        abi="ptx",
+        triple="nvptx64-nvidia-cuda",
+        cpu=cpu,
+        wave_size=32,
+        max_threads_per_group=1024,
+        local_memory=PTX_STATIC_SHARED,
+        compute_units=compute_units,
+        max_grid=PTX_MAX_GRID,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compiler.dtype import DType, bool_
 from compiler.index.algebra import Atom, Div, Index, Opaque, Range, Validity
 from compiler.kernel.ir import Memory, Value
@@ -29,12 +31,13 @@ def stored_type(dtype: DType, lanes: int = 1) -> str:
 
 
 class Lines:
-    """Instructions of a function under construction. index_type: i32 or i64."""
+    """Instructions of a function under construction. index_type: i32 or i64. spaces: the LLVM
+    pointer type of each memory space."""
 
-    def __init__(self, index_type: str, has_fma: bool, host: bool) -> None:
+    def __init__(self, index_type: str, has_fma: bool, spaces: Mapping[str, str]) -> None:
         self.index_type = index_type
         self.has_fma = has_fma
-        self.host = host
+        self.spaces = spaces
         self.text: list[str] = []
         self.declarations: set[str] = set()
         self.pointers: dict[str, str] = {}  # memory name (registers: name.index) to pointer
@@ -153,7 +156,7 @@ class Lines:
             return self.pointers[f"{memory.name}.{known.constant}"]
         position = index if isinstance(index, str) else self.index(index)
         pointer, kind, size = self.pointers[memory.name], self.index_type, memory.dtype.itemsize
-        space = pointer_type(memory, self.host)
+        space = self.spaces[memory.space]
         if kind == "i32" and memory.space == "global":
             # a 32-bit byte offset lets the GPU add it to the base in the load itself
             offset = self.new(f"mul nuw nsw i32 {position}, {size}") if size > 1 else position
@@ -170,13 +173,6 @@ def _rank(atom: Atom) -> tuple[int, str]:
         return kinds[atom.kind], atom.name
     inner = atom.indices() if isinstance(atom, Opaque) else (atom.value,)
     return max((kinds[r.kind] for i in inner for r in i.ranges()), default=0), atom.key
-
-
-def pointer_type(memory: Memory, host: bool) -> str:
-    """The LLVM pointer type to a memory."""
-    if host or memory.space == "register":
-        return "ptr" if host else "ptr addrspace(5)"
-    return "ptr addrspace(1)" if memory.space == "global" else "ptr addrspace(3)"
 
 
 def alignment(memory: Memory, index: Index, lanes: int) -> int:

@@ -1,4 +1,4 @@
-"""LLVM IR text to an object file, by llvmlite.
+"""LLVM IR text to an object file, or to PTX, by llvmlite.
 
 Only IR that compiler.codegen.emit wrote may come here: LLVM's back ends end the process on IR they
 cannot handle, so `emit` uses nothing but operations tested on each target.
@@ -17,7 +17,7 @@ _lock = threading.Lock()  # llvmlite's global context is shared by all modules
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
-    """Optimise and assemble a module; returns a relocatable ELF object."""
+    """Optimise and assemble a module; returns a relocatable ELF object, or PTX as UTF-8 text."""
     with _lock:
         machine = _machine(target.triple, target.cpu, target.features)
         module = llvm.parse_assembly(text)
@@ -31,6 +31,9 @@ def compile_text(text: str, target: TargetSpec) -> bytes:
         options.loop_unrolling = True
         builder = llvm.create_pass_builder(machine, options)
         builder.getModulePassManager().run(module, builder)
+        if target.abi == "ptx":
+            assembly: str = machine.emit_assembly(module)
+            return assembly.encode()
         emitted: bytes = machine.emit_object(module)
         return emitted
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, pointer_type, stored_type
+from compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
 from compiler.dtype import DType, bfloat16, bool_, float16, float32
 from compiler.index.algebra import Index, Opaque
 from compiler.index.lookup import Lookup
@@ -37,7 +37,7 @@ class Values(Lines):
             kind = self.index_type
             position = self.new(f"select i1 {allowed}, {kind} {inside}, {kind} 0")
         pointer = self.address(memory, position, access.index)
-        space = pointer_type(memory, self.host)
+        space = self.spaces[memory.space]
         marks = ", !invariant.load !0" if memory.space == "global" else ""
         align = alignment(memory, access.index, lanes)
         result = self.new(f"load {stored}, {space} {pointer}, align {align}{marks}")
@@ -57,7 +57,7 @@ class Values(Lines):
         if memory.dtype is bool_:
             text = self.new(f"zext {element_type(bool_, value.lanes)} {text} to {stored}")
         pointer = self.address(memory, index, index)
-        space = pointer_type(memory, self.host)
+        space = self.spaces[memory.space]
         align = alignment(memory, index, value.lanes)
         self.put(f"store {stored} {text}, {space} {pointer}, align {align}")
         self.private.clear()

@@ -11,6 +11,7 @@ import hashlib
 from compiler.index.ranges import Computation
 from compiler.kernel import gpu_loops, gpu_matmul, gpu_matrix, host_loops, host_matmul
 from compiler.kernel.contraction import find_contraction
+from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
@@ -20,7 +21,7 @@ from hcq.target import TargetSpec
 
 def lower(computation: Computation, target: TargetSpec) -> Kernel:
     """The verified kernel. NotSupported for a target whose ABI we do not know."""
-    if target.abi not in ("host", "amdhsa"):
+    if target.abi not in ("host", "amdhsa", "ptx"):
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
@@ -42,7 +43,7 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     else:
         elementwise = host_loops.elementwise if on_host else gpu_loops.elementwise
         kernel = elementwise(computation, target)
-    return verify(_named(kernel, computation))
+    return verify(_named(within_limits(kernel, target.max_grid), computation))
 
 
 def _named(kernel: Kernel, computation: Computation) -> Kernel:

@@ -1,0 +1,142 @@
+"""Kernels for GPUs: AMD (TargetSpec.abi "amdhsa") and NVIDIA ("ptx").
+
+Both are one function per kernel with pointers to global memory as parameters; they differ in the
+calling convention, in the names of thread and group numbers, and in what a barrier is.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from compiler.codegen.lines import stored_type
+from compiler.codegen.shell import Shell
+from compiler.kernel.ir import Kernel
+from hcq.target import TargetSpec
+
+# What the kernels never ask for, so that the driver need not provide it (LLVM AMDGPUUsage,
+# "amdgpu-no-*" attributes).
+_UNUSED = (
+    "dispatch-ptr", "queue-ptr", "implicitarg-ptr", "dispatch-id", "heap-ptr", "hostcall-ptr",
+    "multigrid-sync-arg", "default-queue", "completion-action", "lds-kernel-id", "workitem-id-y",
+    "workitem-id-z", "flat-scratch-init", "cluster-id-x", "cluster-id-y", "cluster-id-z",
+)  # fmt: skip
+_FENCE = 'syncscope("workgroup")'
+
+
+class Gpu(Shell):
+    """What the GPU targets share."""
+
+    convention: str  # LLVM's calling convention of a kernel
+    thread: str  # the intrinsic that numbers threads
+    group: str  # the intrinsic that numbers groups along an axis
+    separator: str  # between the kernel's and a local memory's name
+
+    def __init__(self, kernel: Kernel, target: TargetSpec, bits: int) -> None:
+        super().__init__(kernel, target, bits, has_fma=True)
+
+    def module(self) -> str:
+        kernel, lines = self.kernel, self.lines
+        allocas = self.registers()
+        globals_ = []
+        for memory in kernel.locals:
+            if memory.space == "local":
+                kind = f"[{memory.count} x {stored_type(memory.dtype)}]"
+                name = f"@{kernel.name}{self.separator}{memory.name}"
+                globals_.append(f"{name} = internal addrspace(3) global {kind} poison, align 64")
+                lines.pointers[memory.name] = name
+        for memory in kernel.parameters:
+            lines.pointers[memory.name] = f"%{memory.name}"
+        self._variable("thread", self.thread, kernel.block)
+        for axis in range(3):
+            if kernel.grid[axis] > 1:
+                name = self.group.format("xyz"[axis])
+                self._variable(kernel.group(axis).name, name, kernel.grid[axis])
+        self.statements(kernel.body)
+        parameters = ", ".join(
+            f"ptr addrspace(1) noalias {'readonly' if i else 'writeonly'} align 256 %{memory.name}"
+            for i, memory in enumerate(kernel.parameters)
+        )
+        text = [
+            *globals_,
+            f"define {self.convention} void @{kernel.name}({parameters}) #0 {{",
+            "entry:",
+            *allocas,
+            *lines.text,
+            "  ret void",
+            "}",
+            *sorted(lines.declarations),
+            f"attributes #0 = {{ nounwind {self.attributes()} }}",
+            "!0 = !{}",
+            *self.metadata(),
+        ]
+        return "\n".join(text) + "\n"
+
+    def attributes(self) -> str:
+        """The kernel's attributes in LLVM IR."""
+        raise NotImplementedError
+
+    def metadata(self) -> list[str]:
+        """What `barrier` refers to."""
+        return []
+
+    def _variable(self, name: str, intrinsic: str, size: int) -> None:
+        lines = self.lines
+        lines.declarations.add(f"declare i32 @{intrinsic}()")
+        text = lines.new(f"call range(i32 0, {size}) i32 @{intrinsic}()")
+        if lines.index_type == "i64":
+            text = lines.new(f"zext nneg i32 {text} to i64")
+        lines.variables[name] = text
+
+
+class Amd(Gpu):
+    """An AMD HSA kernel (LLVM AMDGPUUsage)."""
+
+    pointers: ClassVar = {
+        "global": "ptr addrspace(1)",
+        "local": "ptr addrspace(3)",
+        "register": "ptr addrspace(5)",
+    }
+    convention = "amdgpu_kernel"
+    thread = "llvm.amdgcn.workitem.id.x"
+    group = "llvm.amdgcn.workgroup.id.{}"
+    separator = "."
+
+    def barrier(self) -> None:
+        # only local memory is shared between the threads of a group
+        self.lines.put(f"fence {_FENCE} release, !mmra !1")
+        self.lines.declarations.add("declare void @llvm.amdgcn.s.barrier()")
+        self.lines.put("call void @llvm.amdgcn.s.barrier()")
+        self.lines.put(f"fence {_FENCE} acquire, !mmra !1")
+
+    def attributes(self) -> str:
+        kernel = self.kernel
+        single = [f"workgroup-id-{'xyz'[axis]}" for axis in range(3) if kernel.grid[axis] == 1]
+        unused = " ".join(f'"amdgpu-no-{name}"' for name in (*_UNUSED, *single))
+        size = f'"{kernel.block},{kernel.block}"'
+        return f'"amdgpu-flat-work-group-size"={size} "uniform-work-group-size"="true" {unused}'
+
+    def metadata(self) -> list[str]:
+        return ['!1 = !{!"amdgpu-synchronize-as", !"local"}']
+
+
+class Nvidia(Gpu):
+    """A PTX entry (LLVM NVPTXUsage; PTX ISA, "Special Registers" and "bar")."""
+
+    pointers: ClassVar = {
+        "global": "ptr addrspace(1)",
+        "local": "ptr addrspace(3)",
+        "register": "ptr",
+    }
+    convention = "ptx_kernel"
+    thread = "llvm.nvvm.read.ptx.sreg.tid.x"
+    group = "llvm.nvvm.read.ptx.sreg.ctaid.{}"
+    separator = "_"
+
+    def barrier(self) -> None:
+        """All threads of the group; orders their accesses to shared memory too."""
+        name = "llvm.nvvm.barrier.cta.sync.aligned.all"
+        self.lines.declarations.add(f"declare void @{name}(i32)")
+        self.lines.put(f"call void @{name}(i32 0)")
+
+    def attributes(self) -> str:
+        return f'"nvvm.reqntid"="{self.kernel.block},1,1"'

@@ -1,0 +1,101 @@
+"""Kernels for the host (TargetSpec.abi "host").
+
+A group is one iteration of a loop, its local memory is on the stack, and barriers are nothing,
+since a group has one thread.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from compiler.codegen.lines import stored_type
+from compiler.codegen.shell import Shell
+from compiler.kernel.ir import Kernel
+from hcq.errors import NotSupported
+from hcq.target import TargetSpec
+
+
+class Host(Shell):
+    """A kernel as a function over flat group numbers."""
+
+    pointers: ClassVar = {"global": "ptr", "local": "ptr", "register": "ptr"}
+
+    def __init__(self, kernel: Kernel, target: TargetSpec, bits: int) -> None:
+        features = target.features.split(",")
+        for needed in ("sse4.1", "f16c"):  # without them rounding and float16 are library calls
+            if f"-{needed}" in features and target.triple.startswith("x86"):
+                raise NotSupported(f"this processor lacks {needed}, which kernels need")
+        known = "+fma" in features or not target.triple.startswith("x86")
+        super().__init__(kernel, target, bits, known)
+
+    def barrier(self) -> None:
+        """A group is one thread."""
+
+    def module(self) -> str:
+        kernel, lines = self.kernel, self.lines
+        allocas = self.registers()
+        for memory in kernel.locals:
+            if memory.space == "local":
+                kind = f"[{memory.count} x {stored_type(memory.dtype)}]"
+                allocas.append(f"  %{memory.name} = alloca {kind}, align 64")
+                lines.pointers[memory.name] = f"%{memory.name}"
+        for memory in kernel.parameters:
+            lines.pointers[memory.name] = f"%{memory.name}"
+        self._groups()
+        parameters = ", ".join(
+            f"ptr noalias {'' if i == 0 else 'readonly '}align 64 %{memory.name}"
+            for i, memory in enumerate(kernel.parameters)
+        )
+        inner, size = f"{kernel.name}.groups", 8 * len(kernel.parameters)
+        text = [
+            f"define internal void @{inner}({parameters}, i64 %first, i64 %last) #0 {{",
+            "entry:",
+            *allocas,
+            *lines.text,
+            "  ret void",
+            "}",
+            f"define void @{kernel.name}(ptr %kernarg, ptr %launch) #0 {{",
+        ]
+        for i in range(len(kernel.parameters)):
+            text.append(f"  %at{i} = getelementptr i8, ptr %kernarg, i64 {8 * i}")
+            text.append(f"  %p{i} = load ptr, ptr %at{i}")
+        given = ", ".join(f"ptr %p{i}" for i in range(len(kernel.parameters)))
+        text += [
+            "  %first = load i64, ptr %launch",
+            "  %at = getelementptr i8, ptr %launch, i64 8",
+            "  %last = load i64, ptr %at",
+            f"  call void @{inner}({given}, i64 %first, i64 %last)",
+            "  ret void",
+            "}",
+            f"@{kernel.name}.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 {size} }}",
+            *sorted(lines.declarations),
+            # without "no-builtins" LLVM may call memset and memcpy, which the loader has not
+            'attributes #0 = { nounwind "no-builtins" noinline }',
+            "!0 = !{}",
+        ]
+        return "\n".join(text) + "\n"
+
+    def _groups(self) -> None:
+        """The loop over the flat group numbers [first, last)."""
+        lines, grid = self.lines, self.kernel.grid
+        lines.put("br label %groups.head")
+        self.enter("groups.head")
+        position = len(lines.text)
+        lines.put("%more = icmp slt i64 %group, %last")
+        lines.put("br i1 %more, label %groups.run, label %groups.done")
+        self.enter("groups.run")
+        rest = "%group"
+        for axis in range(3):
+            name = self.kernel.group(axis).name
+            if axis == 2 or all(size == 1 for size in grid[axis + 1 :]):
+                lines.variables[name] = rest
+                rest = "0"
+            else:
+                lines.variables[name] = lines.new(f"urem i64 {rest}, {grid[axis]}")
+                rest = lines.new(f"udiv i64 {rest}, {grid[axis]}")
+        self.nested(self.kernel.body)
+        lines.put("%next = add nuw nsw i64 %group, 1")
+        lines.put("br label %groups.head")
+        phi = f"  %group = phi i64 [ %first, %entry ], [ %next, %{self.block} ]"
+        lines.text.insert(position, phi)
+        self.enter("groups.done")

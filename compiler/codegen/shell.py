@@ -1,0 +1,104 @@
+"""Statements of the kernel IR as LLVM IR text: what kernels of all targets share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from compiler.codegen.lines import stored_type
+from compiler.codegen.values import Values
+from compiler.index.algebra import Index, Range
+from compiler.kernel.ir import Barrier, If, Kernel, Statement, Store
+from hcq.target import TargetSpec
+
+
+class Shell:
+    """What all targets share. pointers: the LLVM pointer type of each memory space. bits: of the
+    index arithmetic."""
+
+    pointers: ClassVar[Mapping[str, str]]
+
+    def __init__(self, kernel: Kernel, target: TargetSpec, bits: int, has_fma: bool) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.lines = Values(f"i{bits}", has_fma, self.pointers)
+        self.block = "entry"
+
+    def statements(self, body: Iterable[Statement]) -> None:
+        for statement in body:
+            if isinstance(statement, Store):
+                self.lines.store(statement.memory, statement.index, statement.value)
+            elif isinstance(statement, If):
+                self.conditional(statement)
+            elif isinstance(statement, Barrier):
+                self.barrier()
+                self.lines.shared.clear()
+                self.lines.private.clear()
+            else:
+                self.loop(statement.range, statement.bound, statement.body)
+
+    def enter(self, label: str) -> None:
+        self.lines.text.append(f"{label}:")
+        self.block = label
+
+    def nested(self, body: Iterable[Statement]) -> None:
+        """Statements whose values must not be used outside of them."""
+        self.lines.shared.clear()
+        self.lines.private.clear()
+        self.lines.scopes.append({})
+        self.statements(body)
+        self.lines.scopes.pop()
+        self.lines.shared.clear()
+        self.lines.private.clear()
+
+    def conditional(self, statement: If) -> None:
+        test = self.lines.conditions(statement.conditions)
+        inside, after = self.lines.label("then"), self.lines.label("done")
+        self.lines.put(f"br i1 {test}, label %{inside}, label %{after}")
+        self.enter(inside)
+        self.nested(statement.body)
+        self.lines.put(f"br label %{after}")
+        self.enter(after)
+
+    def loop(self, variable: Range, bound: Index | None, body: tuple[Statement, ...]) -> None:
+        kind = self.lines.index_type
+        limit = str(variable.size)
+        if bound is not None:
+            limit = self.lines.intrinsic("smin", kind, [self.lines.index(bound), limit])
+        head, inside, after = (self.lines.label(stem) for stem in ("loop", "body", "end"))
+        before = self.block
+        counter, following = f"%{variable.name}.{head}", f"%{variable.name}.{head}.next"
+        self.lines.put(f"br label %{head}")
+        self.enter(head)
+        position = len(self.lines.text)
+        test = self.lines.new(f"icmp slt {kind} {counter}, {limit}")
+        self.lines.put(f"br i1 {test}, label %{inside}, label %{after}")
+        self.enter(inside)
+        self.lines.variables[variable.name] = counter
+        self.nested(body)
+        del self.lines.variables[variable.name]
+        self.lines.put(f"{following} = add nuw nsw {kind} {counter}, 1")
+        self.lines.put(f"br label %{head}")
+        incoming = f"[ 0, %{before} ], [ {following}, %{self.block} ]"
+        self.lines.text.insert(position, f"  {counter} = phi {kind} {incoming}")
+        self.enter(after)
+
+    def registers(self) -> list[str]:
+        """Stack slots of the register arrays, one per element; LLVM turns them into registers."""
+        lines = []
+        for memory in self.kernel.locals:
+            if memory.space != "register":
+                continue
+            for element in range(memory.count):
+                name = f"{memory.name}.{element}"
+                space = self.pointers["register"].removeprefix("ptr")
+                space = f",{space}" if space else ""
+                self.lines.pointers[name] = f"%{name}"
+                lines.append(f"  %{name} = alloca {stored_type(memory.dtype, memory.lanes)}{space}")
+        return lines
+
+    def barrier(self) -> None:
+        raise NotImplementedError
+
+    def module(self) -> str:
+        raise NotImplementedError

@@ -1,0 +1,53 @@
+"""Grids that a device cannot count along y or z, laid out along x.
+
+before: group_x, group_y and group_z run to any size.
+after: where y or z pass the device's limit, one flat group_x, and their numbers are its quotients
+and remainders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.index.algebra import Index, Range, substitute_all, unflatten
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    group_range,
+    substitute,
+)
+from hcq.errors import NotSupported
+
+
+def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:
+    """The kernel with a grid of at most `most` groups per axis; NotSupported where none fits."""
+    if all(size <= limit for size, limit in zip(kernel.grid, most, strict=True)):
+        return kernel
+    x, y, z = kernel.grid
+    if x * y * z > most[0]:
+        raise NotSupported(f"a grid of {x} x {y} x {z} groups; the device counts to {most}")
+    flat = group_range(0, x * y * z).index()
+    places = unflatten(flat, (z, y, x))
+    values = {group_range(axis, kernel.grid[axis]): places[2 - axis] for axis in range(3)}
+    body = tuple(_statement(statement, values) for statement in kernel.body)
+    return Kernel(
+        kernel.name, kernel.parameters, kernel.locals, (x * y * z, 1, 1), kernel.block, body,
+        kernel.origin, kernel.notes,
+    )  # fmt: skip
+
+
+def _statement(statement: Statement, values: Mapping[Range, Index]) -> Statement:
+    if isinstance(statement, Store):
+        index = statement.index.substitute(values)
+        return Store(statement.memory, index, substitute(statement.value, values))
+    if isinstance(statement, Barrier):
+        return statement
+    body = tuple(_statement(inner, values) for inner in statement.body)
+    if isinstance(statement, If):
+        return If(substitute_all(statement.conditions, values), body)
+    bound = None if statement.bound is None else statement.bound.substitute(values)
+    return Loop(statement.range, body, bound)

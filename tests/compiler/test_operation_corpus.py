@@ -1,0 +1,29 @@
+"""The operation corpus on the devices the compiler knows: everything must equal NumPy."""
+
+from __future__ import annotations
+
+import pytest
+
+import hcq
+from compiler.runtime import use_cache
+from tests.support.operation_corpus import corpus
+
+TURNS = 12  # the fast suite runs every twelfth case, another one on each device
+
+
+def run(device: str, names: list[str]) -> None:
+    with hcq.open(device) as opened:
+        use_cache(opened, None)
+        for name in names:
+            corpus()[name].check(opened)
+
+
+@pytest.mark.parametrize(("device", "turn"), [("cpu", 0), ("virtual:navi31", 5)])
+def test_a_share_of_the_corpus_runs(device: str, turn: int) -> None:
+    run(device, list(corpus())[turn::TURNS])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "virtual:navi31"])
+def test_the_whole_corpus_runs(device: str) -> None:
+    run(device, list(corpus()))
