@@ -47,8 +47,8 @@ bench:
 regen:
 	@$(SETUP) dev regen
 	$(PYTHON) -m tools.clang2py
-	git status --short -- am/regs hcq/uapi
-	test -z "$$(git status --porcelain -- am/regs hcq/uapi)"
+	git status --short -- am/regs hcq/uapi nv/abi/tables
+	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables)"
 
 golden:
 	@$(SETUP) demo dev

@@ -1,9 +1,10 @@
 """Regenerate the tables (`make regen`), or check that nobody edited them (`make check`).
 
-python -m tools.clang2py                      fetch Debian's kernel source, generate everything
-python -m tools.clang2py --kernel-src DIR     generate from an unpacked Linux 6.12 tree
-python -m tools.clang2py --check              compare the tables with their manifests; no
-network
+python -m tools.clang2py                      fetch the sources, generate everything
+python -m tools.clang2py --kernel-src DIR     take an unpacked Linux 6.12 tree
+python -m tools.clang2py --nvidia-src DIR     take clones of NVIDIA's two repositories in DIR
+python -m tools.clang2py --only nvidia        only those tables; or `linux`
+python -m tools.clang2py --check              compare the tables with their manifests; no network
 """
 
 from __future__ import annotations
@@ -17,44 +18,61 @@ from pathlib import Path
 from hcq.errors import UgpuError
 from tools.clang2py.catalogue import PACKAGE, PLAN
 from tools.clang2py.manifest import complaints
+from tools.clang2py.nvidia.catalogue import FOLDER as NVIDIA_FOLDER
+from tools.clang2py.nvidia.sources import NvidiaSources
 from tools.clang2py.sources import debian_tree, given_tree
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (*PLAN.folders, NVIDIA_FOLDER)
 
 
 def check(root: Path) -> int:
     """Compare every generated file with its manifest; 0 if all are as generated."""
-    said = [line for folder in PLAN.folders for line in complaints(root / folder)]
+    said = [line for folder in FOLDERS for line in complaints(root / folder)]
     for line in said:
         print(f"regen: {line}", file=sys.stderr)
     if not said:
-        print(f"regen: tables in {', '.join(PLAN.folders)} are as generated")
+        print(f"regen: tables in {', '.join(FOLDERS)} are as generated")
     return 1 if said else 0
 
 
-def regenerate(root: Path, kernel: Path | None, cache: Path) -> int:
-    """Generate everything below `root` and say what changed; 0 unless it could not be done."""
+def _linux(root: Path, kernel: Path | None, cache: Path) -> list[Path]:
+    regen = importlib.import_module("tools.clang2py.regen")
+    needed = PLAN.inputs()
+    tree = given_tree(kernel, needed) if kernel else debian_tree(cache, PACKAGE, needed)
+    changed: list[Path] = regen.write(tree, root)
+    return changed
+
+
+def _nvidia(root: Path, given: Path | None, cache: Path) -> list[Path]:
+    regen = importlib.import_module("tools.clang2py.nvidia.regen")
+    changed: list[Path] = regen.write(NvidiaSources(cache, given), root)
+    return changed
+
+
+def regenerate(options: argparse.Namespace) -> int:
+    """Generate everything below the root and say what changed; 0 unless it could not be done."""
+    begin = time.monotonic()
+    changed: list[Path] = []
     try:
-        # Only this needs libclang, an optional package, so it is not imported on top.
-        regen = importlib.import_module("tools.clang2py.regen")
+        # Only these need libclang, an optional package, so it is not imported on top.
+        if options.only != "nvidia":
+            changed += _linux(options.root, options.kernel_src, options.cache)
+        if options.only != "linux":
+            changed += _nvidia(options.root, options.nvidia_src, options.cache)
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("clang"):
             raise
         print("regen: needs libclang: pip install 'libclang>=18,<19'", file=sys.stderr)
         return 2
-    begin = time.monotonic()
-    needed = PLAN.inputs()
-    try:
-        tree = given_tree(kernel, needed) if kernel else debian_tree(cache, PACKAGE, needed)
-        changed = regen.write(tree, root)
     except UgpuError as error:
         print(f"regen: {error}", file=sys.stderr)
         return 2
     for path in changed:
-        print(f"regen: changed {path.relative_to(root)}")
+        print(f"regen: changed {path.relative_to(options.root)}")
     if not changed:
         print("regen: no difference")
-    print(f"regen: {len(needed)} headers of {tree.origin} in {time.monotonic() - begin:.1f} s")
+    print(f"regen: {time.monotonic() - begin:.1f} s")
     return 0
 
 
@@ -64,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--check", action="store_true", help="only compare with the manifests")
     parser.add_argument("--kernel-src", type=Path, metavar="DIR", help="an unpacked Linux tree")
+    parser.add_argument("--nvidia-src", type=Path, metavar="DIR", help="a folder of clones")
+    parser.add_argument("--only", choices=("linux", "nvidia"), help="only these tables")
     parser.add_argument(
         "--cache",
         type=Path,
@@ -75,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.check:
         return check(options.root)
-    return regenerate(options.root, options.kernel_src, options.cache)
+    return regenerate(options)
 
 
 if __name__ == "__main__":

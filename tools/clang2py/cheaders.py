@@ -35,6 +35,8 @@ STUBS = Path(__file__).parent / "stubs"
 EMPTY = "ugpu_empty_"
 _INPUT = "ugpu-input.c"
 _ROUNDS = 8
+#: a macro that is two numbers and a colon: the bits of a field, high and low
+_RANGE = re.compile(r"\(?(\d+):(\d+)\)?")
 _RECORDS = (CursorKind.STRUCT_DECL, CursorKind.UNION_DECL)
 _SIGNED = {
     TypeKind.CHAR_S,  # plain char: bytes of text, read as unsigned
@@ -93,7 +95,8 @@ class Reader:
     `before` is C text put in front of it: types it takes for granted, macros that choose a variant.
     With `names_only` its own includes are dropped, errors are borne and no structure is read, only
     names and their numbers: for headers that pull in the kernel. `word_bits` bounds the fields of
-    placing macros that do not mask their argument.
+    placing macros that do not mask their argument. With `below`, what every header under that
+    folder defines counts, not only what this header itself does.
     """
 
     def __init__(
@@ -104,8 +107,10 @@ class Reader:
         include: Sequence[Path] = (),
         names_only: bool = False,
         word_bits: int = 32,
+        below: Path | None = None,
     ) -> None:
         self.path = path
+        self.below = f"{below}/" if below else ""
         self.names_only = names_only
         self.word_bits = word_bits
         self._arguments = ["--target=x86_64-linux-gnu", "-std=gnu11", "-nostdinc", "-w"]
@@ -138,7 +143,10 @@ class Reader:
         return self._index.parse(_INPUT, self._arguments, unsaved, options)
 
     def _is_ours(self, cursor: Cursor) -> bool:
-        return cursor.location.file is not None and cursor.location.file.name == str(self.path)
+        if cursor.location.file is None:
+            return False
+        name = str(cursor.location.file.name)
+        return name.startswith(self.below) if self.below else name == str(self.path)
 
     # Structures ------------------------------------------------------------------------------
 
@@ -249,6 +257,9 @@ class Reader:
             if call:
                 if len(tokens) > 4 and tokens[3] == ")":
                     placing[name] = name
+            elif len(tokens) > 1 and (bits := _RANGE.fullmatch("".join(tokens[1:]))):
+                high, low = int(bits[1]), int(bits[2])
+                self._header.placements[name] = (low, high - low + 1)
             elif len(tokens) > 1:
                 plain[name] = name
         values = self._evaluate({name: f"({name})" for name in plain})

@@ -111,20 +111,27 @@ def _manifest(
     return Manifest(package, inputs, digests)
 
 
+def write_folder(place: Path, outputs: Outputs, manifest: Manifest) -> list[Path]:
+    """Make a folder hold these files and no other; return those that changed, came or went."""
+    changed = []
+    place.mkdir(parents=True, exist_ok=True)
+    for name in generated_files(place):
+        if name not in outputs:
+            (place / name).unlink()
+            changed.append(place / name)
+    for name, text in sorted({**outputs, NAME: manifest.text()}.items()):
+        path = place / name
+        if not path.exists() or path.read_text(encoding="ascii") != text:
+            path.write_text(text, encoding="ascii")
+            changed.append(path)
+    return changed
+
+
 def write(tree: KernelTree, root: Path, plan: Plan = PLAN) -> list[Path]:
     """Generate everything below `root`; return the files that changed, were added or removed."""
     changed = []
     for folder, outputs in generate(tree, plan).items():
         place = root / folder
-        place.mkdir(parents=True, exist_ok=True)
         manifest = _manifest(tree, plan.inputs(folder), outputs, Manifest.read(place))
-        for name in generated_files(place):
-            if name not in outputs:
-                (place / name).unlink()
-                changed.append(place / name)
-        for name, text in sorted({**outputs, NAME: manifest.text()}.items()):
-            path = place / name
-            if not path.exists() or path.read_text(encoding="ascii") != text:
-                path.write_text(text, encoding="ascii")
-                changed.append(path)
+        changed += write_folder(place, outputs, manifest)
     return changed

@@ -1,0 +1,126 @@
+"""What NVIDIA's headers say, as data: the stock driver's interface, methods, descriptors, codes.
+
+    table = select("580.142")                      table.structs.NVOS64_PARAMETERS.new(hRoot=1)
+    methods(0xCBC0).SEND_PCAS_A.encode(...)        qmd("4.0").set(raw, "GRID_WIDTH", 5)
+    mmu().descriptor("VER3_PTE")                   status_name(0x1F)
+
+The tables in nv/abi/tables are written by `make regen` from open-gpu-kernel-modules and
+open-gpu-doc (docs/nv-abi.md) and never edited by hand. Each is read once, when first used.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from hcq.constants import Constants
+from hcq.errors import BadArgument, NotSupported
+from nv.abi.bits import BitField, BitTable, Descriptor, Method
+from nv.abi.interface import Abi, ClassRule, Ioctl
+
+__all__ = [
+    "Abi",
+    "BitField",
+    "BitTable",
+    "ClassRule",
+    "Descriptor",
+    "Ioctl",
+    "Method",
+    "branches",
+    "fault_codes",
+    "fault_entry",
+    "methods",
+    "mmu",
+    "qmd",
+    "select",
+    "status_name",
+    "userd",
+    "xid_name",
+]
+
+_FOLDER = Path(__file__).parent / "tables"
+_VERSION = re.compile(r"(\d+)(\.\d+)*")
+
+
+@cache
+def branches() -> tuple[str, ...]:
+    """The driver branches there are tables of, oldest first."""
+    found = (path.name[3:].split(".")[0] for path in _FOLDER.glob("rm_*.structs.txt"))
+    return tuple(sorted(found, key=int))
+
+
+@cache
+def select(version: str) -> Abi:
+    """The interface of a driver version such as "580.142", or of the branch nearest to it.
+
+    `exact` says whether it is its own; of two equally near branches it is the older one.
+    BadArgument for text that is no version.
+    """
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise BadArgument("this is no driver version", version=version)
+    asked = int(match[1])
+    branch = min(branches(), key=lambda known: (abs(int(known) - asked), int(known)))
+    return Abi(_FOLDER, version, branch, exact=int(branch) == asked)
+
+
+@cache
+def _bits(name: str) -> BitTable:
+    path = _FOLDER / f"{name}.txt"
+    if not path.is_file():
+        kind = name.partition("_")[0]
+        known = sorted(p.stem.removeprefix(f"{kind}_") for p in _FOLDER.glob(f"{kind}_*.txt"))
+        raise NotSupported(f"no table {name}; there are {', '.join(known)}")
+    return BitTable(path.read_text(encoding="ascii"), name)
+
+
+def methods(class_id: int) -> BitTable:
+    """The methods of a channel, compute or copy class, by its number; NotSupported lists all."""
+    return _bits(f"methods_{class_id:04x}")
+
+
+def qmd(version: str) -> Descriptor:
+    """The launch descriptor of a version such as "4.0"; NotSupported lists those there are."""
+    return _bits(f"qmd_{version.replace('.', '_')}").descriptor("QMD")
+
+
+def mmu() -> BitTable:
+    """Page table entries: VER2_ (Turing to Ada) and VER3_ (Hopper on) PDE, DUAL_PDE and PTE."""
+    return _bits("mmu")
+
+
+def fault_entry() -> Descriptor:
+    """One entry of the fault buffer, 32 bytes (class c369)."""
+    return _bits("fault_entry").descriptor("BUF_ENTRY")
+
+
+def fault_codes(chip: str) -> Descriptor:
+    """Faults' types, accesses and clients of tu102, ga100, gh100 or gb100, as named values."""
+    return _bits(f"fault_{chip}").descriptor("PFAULT")
+
+
+def userd() -> Descriptor:
+    """A channel's USERD, 512 bytes: GP_GET and GP_PUT."""
+    return _bits("userd").descriptor("RAMUSERD")
+
+
+@cache
+def _names(table: str) -> dict[int, str]:
+    text = (_FOLDER / f"{table}.constants.txt").read_text(encoding="ascii")
+    constants = Constants(text, table)
+    found: dict[int, str] = {}
+    for name in constants:
+        found.setdefault(constants[name], name)
+    return found
+
+
+def status_name(code: int) -> str:
+    """The name of a status code of the resource manager, such as NV_ERR_INVALID_ARGUMENT."""
+    return _names("status").get(code, f"NV_STATUS {code:#x}")
+
+
+def xid_name(number: int) -> str:
+    """The header's name of an Xid, such as FIFO_ERROR_MMU_ERR_FLT for 31."""
+    name = _names("xid").get(number)
+    return name.removeprefix("ROBUST_CHANNEL_") if name else f"Xid {number}"

@@ -1,0 +1,1 @@
+"""Generate the tables of nv/abi from NVIDIA's public headers."""

@@ -1,0 +1,253 @@
+"""Read headers of DRF macros: methods of a class, and descriptors told bit by bit.
+
+NVIDIA spells a field as a macro whose body is two numbers and a colon (`31:2`, `MW(94:64)`,
+`(1*32+7):(1*32+4)`); the macro's name begins with that of the method or descriptor it lies in, and
+the names of its values begin with that of the field. Order in the header tells which belongs to
+which. Macros with an argument are arrays.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hcq.errors import UsageError
+
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\((\w+)\))?[ \t]*(.*)$")
+_REMARK = re.compile(r"//.*|/\*.*?(\*/|$)")
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+class DrfError(UsageError):
+    """A header holds something that does not read as methods, fields and values."""
+
+
+@dataclass
+class Bits:
+    """A field: `width` bits from bit `lsb`; element i lies `stride` bits further for each i."""
+
+    lsb: int
+    width: int
+    stride: int = 0
+    values: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """A method at `offset`, or a descriptor (offset None); `stride` is in bytes."""
+
+    offset: int | None
+    stride: int = 0
+    fields: dict[str, Bits] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class _Macro:
+    name: str
+    argument: str
+    body: str
+
+
+def _compute(text: str, argument: str = "", value: int = 0) -> int | None:
+    """Compute a sum of products; None for anything else."""
+    text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\b", r"\1", text.strip())
+    text = re.sub(r"\b0+(\d)", r"\1", text) if not text.lower().startswith("0x") else text
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+
+    def walk(node: ast.expr) -> int | None:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name) and node.id == argument:
+            return value
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+            left, right = walk(node.left), walk(node.right)
+            if left is None or right is None:
+                return None
+            return int(_OPERATIONS[type(node.op)](left, right))
+        return None
+
+    return walk(tree)
+
+
+def _linear(text: str, argument: str) -> tuple[int, int] | None:
+    """(base, stride) of an expression; the stride is 0 without an argument."""
+    first = _compute(text, argument, 0)
+    if first is None:
+        return None
+    second = _compute(text, argument, 1) if argument else first
+    assert second is not None
+    return first, second - first
+
+
+def _halves(body: str) -> tuple[str, str] | None:
+    """The two sides of a range, with `MW()` and outer parentheses taken off."""
+    body = body.strip()
+    match = re.fullmatch(r"(?:MW)?\((.*)\)", body)
+    if match and body.startswith("MW"):
+        body = match[1]
+    depth = 0
+    for place, letter in enumerate(body):
+        depth += (letter == "(") - (letter == ")")
+        if letter == ":" and depth == 0:
+            return body[:place], body[place + 1 :]
+        if letter == "?":
+            return None
+    return None
+
+
+def _macros(text: str) -> Iterator[_Macro]:
+    for line in text.replace("\\\n", " ").splitlines():
+        match = _DEFINE.match(line)
+        if match:
+            yield _Macro(match[1], match[3] or "", _REMARK.sub("", match[4]).strip())
+
+
+def _field(macro: _Macro) -> Bits | None:
+    halves = _halves(macro.body)
+    if halves is None:
+        return None
+    high, low = (_linear(half, macro.argument) for half in halves)
+    if high is None or low is None:
+        return None
+    width = high[0] - low[0] + 1
+    if width <= 0 or high[1] != low[1]:
+        raise DrfError(f"{macro.name}: {macro.body} is no range of bits")
+    return Bits(low[0], width, low[1])
+
+
+def _owner(name: str, known: Iterable[str]) -> str | None:
+    """The longest known name that `name` continues."""
+    found = [each for each in known if name.startswith(f"{each}_")]
+    return max(found, key=len) if found else None
+
+
+def read_methods(text: str, prefix: str, descriptors: Sequence[str] = ()) -> dict[str, Group]:
+    """Read the methods of a class, and the descriptors whose names are given."""
+    groups: dict[str, Group] = {name: Group(None) for name in descriptors}
+    current = ""
+    for macro in _macros(text):
+        if not macro.name.startswith(prefix) or not macro.body:
+            continue
+        name = macro.name.removeprefix(prefix)
+        place = _owner(name, descriptors) or current
+        bits = _field(macro)
+        if bits is not None:
+            if not name.startswith(f"{place}_"):
+                continue  # a field of something that is no method here
+            groups[place].fields[name.removeprefix(f"{place}_")] = bits
+            continue
+        number = _linear(macro.body, macro.argument)
+        if number is None:
+            continue
+        group = groups.get(place)
+        short = name.removeprefix(f"{place}_")
+        owner = _owner(short, group.fields) if group and short != name else None
+        short_hex = re.fullmatch(r"0x[0-9A-Fa-f]{4}", macro.body) is not None
+        if owner is not None and group is not None and not short_hex and not macro.argument:
+            group.fields[owner].values[short.removeprefix(f"{owner}_")] = number[0]
+        elif short_hex or (macro.body.startswith("(0x") and place not in descriptors):
+            current = name
+            groups[name] = Group(number[0], number[1])
+    return {name: each for name, each in groups.items() if each.offset is not None or each.fields}
+
+
+def read_descriptor(text: str, prefix: str) -> Group:
+    """Read one descriptor: everything whose name begins with `prefix` is a field or a value."""
+    found = Group(None)
+    for macro in _macros(text):
+        name = macro.name.removeprefix(prefix)
+        if name == macro.name or not macro.body:
+            continue
+        bits = _field(macro)
+        if bits is not None:
+            found.fields[name] = bits
+            continue
+        number = _linear(macro.body, "")
+        if number is None or macro.argument:
+            continue
+        if name == "_SIZE":
+            found.size = number[0]
+            continue
+        owner = _owner(name, found.fields)
+        if owner is not None and not name.endswith("_SHIFT"):
+            found.fields[owner].values[name.removeprefix(f"{owner}_")] = number[0]
+    if not found.fields:
+        raise DrfError(f"no field begins with {prefix}")
+    return found
+
+
+def counts(group: Group, given: Mapping[str, int]) -> dict[str, int]:
+    """How many elements each array of a descriptor has: the headers do not say.
+
+    `given` holds what is known, by the start of the name. Any other array has as many as fit before
+    the next field; arrays of one subject (the same first two words) have the same count: the least.
+    """
+    starts = sorted(bits.lsb for bits in group.fields.values())
+    found = {}
+    for name, bits in group.fields.items():
+        if bits.stride:
+            after = [lsb for lsb in starts if lsb >= bits.lsb + bits.stride]
+            end = min(after, default=group.size * 8)
+            found[name] = max(1, (end - bits.lsb + bits.stride - bits.width) // bits.stride)
+    subjects: dict[str, int] = {}
+    for name, count in found.items():
+        subject = "_".join(name.split("_")[:2])
+        known = next((given[each] for each in given if name.startswith(each)), None)
+        subjects[subject] = known or min(count, subjects.get(subject, count))
+    return {name: subjects["_".join(name.split("_")[:2])] for name in found}
+
+
+def group_text(name: str, group: Group, given: Mapping[str, int] | None = None) -> str:
+    """One line of a table, as nv/abi/bits.py reads it."""
+    many = counts(group, given or {}) if group.offset is None else {}
+    for each, count in many.items():
+        bits = group.fields[each]
+        if bits.lsb + (count - 1) * bits.stride + bits.width > group.size * 8:
+            raise DrfError(f"{name}: {each} has {count} elements and does not fit")
+    if group.offset is None:
+        head = f":{group.size}"
+    else:
+        head = hex(group.offset) + (f"+{group.stride}" if group.stride else "")
+    words = [name, head]
+    for each, bits in group.fields.items():
+        word = f"{each}:{bits.lsb}:{bits.width}"
+        if bits.stride:
+            word += f"+{bits.stride}*{many.get(each, 0)}"
+        if bits.values:
+            word += "=" + ",".join(f"{key}:{value:#x}" for key, value in bits.values.items())
+        words.append(word)
+    return " ".join(words)
+
+
+def sized(group: Group, size: int) -> Group:
+    """Give a descriptor its size in bytes; DrfError if a field lies outside of it."""
+    reach = max(bits.lsb + bits.width for bits in group.fields.values())
+    if reach > size * 8 or group.size not in (0, size):
+        raise DrfError(f"{size} bytes are not enough or not what the header says")
+    group.size = size
+    return group
+
+
+def merged(base: Mapping[str, Group], newer: Mapping[str, Group]) -> dict[str, Group]:
+    """An excerpt of a newer class's methods upon those of its predecessor."""
+    found = dict(base)
+    for name, group in newer.items():
+        older = base.get(name)
+        if older is None or older.offset != group.offset:
+            found[name] = group
+            continue
+        fields = dict(older.fields)
+        for each, bits in group.fields.items():
+            before = fields.get(each)
+            if before and (before.lsb, before.width) == (bits.lsb, bits.width):
+                bits = Bits(bits.lsb, bits.width, bits.stride, {**before.values, **bits.values})
+            fields[each] = bits
+        found[name] = Group(group.offset, group.stride, fields, group.size)
+    return found

@@ -1,0 +1,99 @@
+"""Where NVIDIA's headers come from: clones of two public git repositories, or folders of clones.
+
+A clone holds no file contents until they are asked for (`--filter=blob:none`), so fetching one
+release costs a few megabytes. What is unpacked stays in a cache folder.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+
+from hcq.errors import HostError, MissingDependency, UsageError
+from tools.clang2py.nvidia.catalogue import (
+    BRANCHES,
+    DOCUMENT_COMMIT,
+    DOCUMENT_FOLDERS,
+    DOCUMENT_REPOSITORY,
+    DRIVER_FOLDERS,
+    DRIVER_REPOSITORY,
+)
+
+_DONE = ".unpacked"
+
+
+def _git(arguments: Sequence[str]) -> bytes:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, check=True)
+    except FileNotFoundError:
+        raise MissingDependency("git is not installed") from None
+    except subprocess.CalledProcessError as error:
+        raise HostError(
+            f"git {arguments[0]} failed; give --nvidia-src DIR to use clones you have",
+            said=error.stderr.decode(errors="replace").strip()[-300:],
+        ) from None
+    return done.stdout
+
+
+def _clone(address: str, folder: Path) -> Path:
+    """Fetch a repository without its contents, once."""
+    if not (folder / "HEAD").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        print(f"regen: cloning {address} into {folder}")
+        _git(["clone", "--bare", "--filter=blob:none", address, str(folder)])
+    return folder
+
+
+def _given(folder: Path, name: str) -> Path:
+    for place in (folder / name, folder / f"{name}.git", folder / name / ".git"):
+        if (place / "HEAD").exists() or (place / ".git").exists():
+            return place
+    raise UsageError(f"{folder} has no clone called {name}", folder=str(folder))
+
+
+def _unpack(repository: Path, commit: str, folders: Iterable[str], place: Path) -> Path:
+    """Take folders of one commit out of a repository, once."""
+    if (place / _DONE).exists():
+        return place
+    place.mkdir(parents=True, exist_ok=True)
+    archive = _git(["-C", str(repository), "archive", commit, "--", *folders])
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        tar.extractall(place, filter="data")
+    (place / _DONE).touch()
+    return place
+
+
+class NvidiaSources:
+    """The unpacked trees: `release(branch's release)` and `documents()`.
+
+    `given` is a folder that holds clones named open-gpu-kernel-modules and open-gpu-doc; without
+    it both are cloned into the cache. HostError where git fails, UsageError where a clone lacks.
+    """
+
+    def __init__(self, cache: Path, given: Path | None = None) -> None:
+        self.cache = cache
+        self.given = given
+
+    def _repository(self, address: str) -> Path:
+        name = address.rpartition("/")[2]
+        return _given(self.given, name) if self.given else _clone(address, self.cache / name)
+
+    def release(self, tag: str) -> Path:
+        """The needed folders of one driver release."""
+        place = self.cache / f"nvidia-{tag}"
+        return _unpack(self._repository(DRIVER_REPOSITORY), tag, DRIVER_FOLDERS, place)
+
+    def documents(self) -> Path:
+        """The class headers of the documents' repository."""
+        place = self.cache / f"nvidia-doc-{DOCUMENT_COMMIT[:12]}"
+        repository = self._repository(DOCUMENT_REPOSITORY)
+        return _unpack(repository, DOCUMENT_COMMIT, DOCUMENT_FOLDERS, place)
+
+    @property
+    def origin(self) -> str:
+        """The words that name the origin in a manifest."""
+        tags = " ".join(BRANCHES.values())
+        return f"open-gpu-kernel-modules {tags}; open-gpu-doc {DOCUMENT_COMMIT[:12]}"
