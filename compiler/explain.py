@@ -23,7 +23,7 @@ from compiler.graph.node import Node
 from compiler.index.ranges import express
 from compiler.kernel.lower import lower
 from compiler.kernel.text import format_kernel
-from compiler.schedule.grouping import Group, describe
+from compiler.schedule.group import Group, describe
 from hcq.target import TargetSpec
 
 
@@ -79,7 +79,7 @@ def report(
     device: str, target: TargetSpec, groups: Sequence[Group], nodes: Sequence[Node]
 ) -> RunReport | None:
     """Describe a run that is about to happen, for all who watch; None if nobody does. The caller
-    holds the lowering lock."""
+    holds compiler.kernel.ir.interning."""
     if not _watching:
         return None
     places = {id(node): place for place, node in enumerate(nodes)}

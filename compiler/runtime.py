@@ -25,10 +25,12 @@ from compiler.codegen.emit import emit
 from compiler.explain import KernelReport, RunReport
 from compiler.graph.node import Node
 from compiler.index.ranges import express
+from compiler.kernel.ir import interning
 from compiler.kernel.lower import lower
 from compiler.memory_pool import MemoryPool, Storage, round_up
 from compiler.replay.recording import current_recording
-from compiler.schedule.grouping import Group, schedule
+from compiler.schedule.group import Group
+from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
 from compiler.schedule.plan import Plan, Structure, make_plan, structure, wanted_later
 from hcq import trace
@@ -117,7 +119,7 @@ class Runtime:
 
     def _explained(self, roots: Sequence[Node], nodes: list[Node]) -> RunReport | None:
         groups = schedule(roots, in_place(nodes, roots))
-        with _lowering:
+        with interning:
             return explain.report(self.device.name, self.device.target, groups, nodes)
 
     def _timed(self, queue: Queue, kernel: KernelReport) -> None:
@@ -191,7 +193,7 @@ class Runtime:
     def _make(self, group: Group) -> _Loaded:
         start = time.perf_counter()
         target = self.device.target
-        with _lowering:
+        with interning:
             kernel = lower(express(group), target)
             text = emit(kernel, target)
         key = DiskCache.key(text, *_identity(target), codegen.version())
@@ -240,7 +242,6 @@ _opened: dict[str, Device] = {}
 _devices_lock = threading.RLock()
 _listeners: list[Callable[[KernelRecord], None]] = []
 _default = ""
-_lowering = threading.Lock()  # IR values are interned, and compared by identity
 
 
 def runtime_of(device: Device) -> Runtime:

@@ -2,6 +2,9 @@
 
 The tensor layer has already brought the sources to one type. Floats of 16 bits are computed in
 float32 and rounded after every operation, so that results do not depend on what was fused.
+
+Elementary functions stay one operation of the IR ("function") while a kernel is put together, so
+that what is written twice is small and can be recognised; `expand` writes them out for lowering.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from functools import partial
 
 from compiler.dtype import DType, bool_, float32
 from compiler.kernel import functions
-from compiler.kernel.ir import Value, binary, cast, const, value
+from compiler.kernel.ir import Value, binary, cast, const, rebuild, value
 
 Build = Callable[..., Value]
 
@@ -100,6 +103,9 @@ BUILDERS: Mapping[str, Build] = {
     "tanh": functions.tanh,
     "sigmoid": functions.sigmoid,
 }
+FUNCTIONS = frozenset(
+    ("pow", "exp", "exp2", "log", "log2", "sin", "cos", "tanh", "sigmoid", "floordiv", "mod")
+)
 COMPARISONS = frozenset(("lt", "le", "eq", "ne"))
 # In additions; what is not named costs one.
 COSTS: Mapping[str, int] = {
@@ -116,4 +122,22 @@ def is_narrow(dtype: DType) -> bool:
 def build(op: str, dtype: DType, sources: list[Value]) -> Value:
     """The IR of one operation with result type `dtype`."""
     wide = [cast(s, float32) if is_narrow(s.dtype) and op != "where" else s for s in sources]
+    if op in FUNCTIONS and (op == "pow" or wide[0].dtype.is_float):
+        return cast(value("function", wide[0].dtype, wide, op), dtype)
     return cast(BUILDERS[op](*wide), dtype)
+
+
+def expand(root: Value) -> Value:
+    """Write out every "function" of a value by simpler operations."""
+
+    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        return BUILDERS[node.arg](*sources) if node.op == "function" else None
+
+    return rebuild(root, change)
+
+
+def cost(node: Value) -> int:
+    """Of one evaluation of a value's own operation, in additions (compiler.schedule.cost)."""
+    if node.op in ("const", "index", "load", "bitcast", "extract", "pack", "broadcast"):
+        return 0
+    return COSTS.get(node.arg if node.op == "function" else node.op, 1)

@@ -45,14 +45,14 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
-from compiler.schedule.grouping import Group, describe
+from compiler.schedule.group import Group, describe
 
 
 @dataclass(frozen=True)
 class Computation:
     """What one kernel computes: output[flatten(ranges)] = value, for all values of the ranges.
 
-    ranges: of sizes above 1, the last the fastest. value: holds at most one "reduce".
+    ranges: of sizes above 1, the last the fastest. value: may hold "reduce" and "function".
     """
 
     output: Memory
@@ -71,12 +71,22 @@ class Computation:
 
     @property
     def reduction(self) -> Value | None:
-        """The reduce inside the value."""
+        """The reduce inside the value, the innermost first."""
         return next((node for node in walk(self.value) if node.op == "reduce"), None)
+
+    @property
+    def reductions(self) -> list[Value]:
+        """Every reduce inside the value, each after those inside of it."""
+        return [node for node in walk(self.value) if node.op == "reduce"]
 
 
 def express(group: Group) -> Computation:
     """Express a group's root as a function of its ranges, with as few ranges as possible."""
+    return _merge(trace(group))
+
+
+def trace(group: Group) -> Computation:
+    """As `express`, with a range for each axis."""
     root = group.root
     while root.op in ("reshape", "contiguous") and root.sources[0].storage is None:
         if any(root.sources[0] is node for node in group.inputs):
@@ -97,7 +107,7 @@ def express(group: Group) -> Computation:
         expression = tracer.value(root, indices, ())
     output = Memory("out", root.dtype, max(1, root.size))
     kept = tuple(r for r in ranges if r.size > 1)
-    return _merge(Computation(output, inputs, kept, expression, describe(group), place))
+    return Computation(output, inputs, kept, expression, describe(group), place)
 
 
 class _Tracer:
@@ -212,7 +222,7 @@ class _Tracer:
             number = self.value(given, at[:common], valid)
             if not checked and not (number.op == "index" and number.arg.low >= 0):
                 number = _from_end(number, size)
-            found[axis] = lookup(number, size)
+            found[axis] = lookup(ops.expand(number), size)
             sure = number.op == "index" and number.arg.low >= 0 and number.arg.high < size
             if not checked and not sure:
                 inside += _in_bounds(number, size)
@@ -303,12 +313,15 @@ def _merge(computation: Computation) -> Computation:
     ranges, expression, place = _merge_ranges(
         computation.ranges, computation.value, computation.place
     )
-    reduction = next((node for node in walk(expression) if node.op == "reduce"), None)
-    if reduction is not None:
-        operation, over = reduction.arg
-        merged, body, _ = _merge_ranges(over, reduction.sources[0], None)
-        new = value("reduce", reduction.dtype, (body,), (operation, merged))
-        expression = rebuild(expression, lambda node, _: new if node is reduction else None)
+
+    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node.op != "reduce":
+            return None
+        operation, over = node.arg
+        merged, body, _ = _merge_ranges(over, sources[0], None)
+        return value("reduce", node.dtype, (body,), (operation, merged))
+
+    expression = rebuild(expression, change)
     return Computation(
         computation.output, computation.inputs, ranges, expression, computation.origin, place
     )

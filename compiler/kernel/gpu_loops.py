@@ -48,11 +48,11 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
             break
     units = last.size // width
     if outer and units >= BLOCK:
-        unit, conditions, grid_x, block = _threads(units, target)
+        unit, conditions, grid_x, block = threads_along(units, target)
         grid = (grid_x, elements(outer), 1)
         indices = [*_positions(outer, group_range(1, grid[1]).index()), unit]
     else:
-        unit, conditions, grid_x, block = _threads(units * elements(outer), target)
+        unit, conditions, grid_x, block = threads_along(units * elements(outer), target)
         grid = (grid_x, 1, 1)
         indices = unflatten(unit, (*(r.size for r in outer), units))
     places = dict(zip(outer, indices[:-1], strict=True))
@@ -86,7 +86,7 @@ def reduction(computation: Computation, target: TargetSpec) -> Kernel:
 def _by_threads(computation: Computation, reduce: Value, target: TargetSpec) -> Kernel:
     operation, over = reduce.arg
     ranges = computation.ranges
-    unit, conditions, grid_x, block = _threads(elements(ranges), target)
+    unit, conditions, grid_x, block = threads_along(elements(ranges), target)
     places = dict(zip(ranges, _positions(ranges, unit), strict=True))
     total = Memory("total", reduce.dtype, 1, "register")
     here = load(total, constant(0))
@@ -149,7 +149,7 @@ def _by_groups(computation: Computation, reduce: Value, target: TargetSpec) -> K
     body: tuple[Statement, ...] = (
         Store(total, constant(0), identity(operation, reduce.dtype)),
         Loop(counter, step),
-        *_tree(operation, shared, here, block, 1),
+        *tree(operation, shared, here, block, 1),
         finish,
     )
     return _kernel(computation, (total, shared), (outputs, 1, 1), block, body)
@@ -187,13 +187,13 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec) -> 
     body: tuple[Statement, ...] = (
         Store(total, constant(0), identity(operation, reduce.dtype)),
         Loop(counter, add),
-        *_tree(operation, shared, here, BLOCK, wave),
+        *tree(operation, shared, here, BLOCK, wave),
         If(both(first_wave, exists), (Store(computation.output, position, result),)),
     )
     return _kernel(computation, (total, shared), grid, BLOCK, body)
 
 
-def _tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:
+def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:
     """Join the totals of all threads until the first `lowest` threads hold the rest's.
 
     shared: half as long again as the block, so that the addresses of idle threads lie inside too.
@@ -218,7 +218,7 @@ def _single(computation: Computation, target: TargetSpec) -> Kernel:
     return _kernel(computation, (), (1, 1, 1), target.wave_size, body)
 
 
-def _threads(units: int, target: TargetSpec) -> tuple[Index, tuple[Index, ...], int, int]:
+def threads_along(units: int, target: TargetSpec) -> tuple[Index, tuple[Index, ...], int, int]:
     """Number units along x: the unit's index, the condition that it exists, groups, threads."""
     block = min(BLOCK, -(-units // target.wave_size) * target.wave_size)
     groups = -(-units // block)

@@ -7,13 +7,14 @@
     index      = compiler.index.algebra.Index                 integers that are functions of ranges
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
-lanes > 1 is a short vector. "reduce" exists only before lowering; verify.py knows what may stand
-where.
+lanes > 1 is a short vector. "reduce" and "function" exist only before lowering; verify.py knows
+what may stand where. Whoever makes values holds `interning`.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,8 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "index": (0, "free"),  # arg: an Index; its value as an integer
     "load": (0, "free"),  # arg: Load
     "gate": (2, "same"),  # arg: Validity; the first source where it holds, else the second
-    "reduce": (1, "same"),  # arg: (op, ranges)
+    "reduce": (1, "same"),  # arg: (op, ranges); only before lowering
+    "function": (None, "same"),  # arg: the name of an elementary function; only before lowering
     "cast": (1, "free"),
     "bitcast": (1, "free"),
     "extract": (1, "free"),  # arg: the lane
@@ -106,6 +108,7 @@ class Value:
         return f"<{self.op} {type_text(self.dtype, self.lanes)}>"
 
 
+interning = threading.RLock()
 _interned: WeakValueDictionary[tuple[object, ...], Value] = WeakValueDictionary()
 
 

@@ -1,15 +1,27 @@
 """Lowering: from a Computation to a Kernel for a kind of target.
 
 This file chooses the shape of the kernel; the shapes themselves are in gpu_loops, gpu_matmul,
-gpu_matrix, host_loops and host_matmul. Targets are told apart by their ABI, never by name.
+gpu_matrix, gpu_rows, host_loops, host_matmul and host_rows. Targets are told apart by their ABI,
+never by name.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
+from compiler.graph import ops
 from compiler.index.ranges import Computation
-from compiler.kernel import gpu_loops, gpu_matmul, gpu_matrix, host_loops, host_matmul
+from compiler.kernel import (
+    gpu_loops,
+    gpu_matmul,
+    gpu_matrix,
+    gpu_rows,
+    host_loops,
+    host_matmul,
+    host_rows,
+)
+from compiler.kernel.chain import find_chain
 from compiler.kernel.contraction import find_contraction
 from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel
@@ -26,6 +38,11 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
     on_host = target.abi == "host"
+    chain = find_chain(computation)
+    if chain is not None:
+        rows = host_rows.rows if on_host else gpu_rows.rows
+        return verify(_named(rows(computation, chain, target), computation))
+    computation = replace(computation, value=ops.expand(computation.value))
     contraction = find_contraction(computation)
     if contraction is not None:
         on_matrix_units = not on_host and gpu_matrix.suits(contraction, target)
@@ -51,8 +68,7 @@ def _named(kernel: Kernel, computation: Computation) -> Kernel:
     words = computation.origin.split()
     shown = "_".join(words[:4]) + ("_and_more" if len(words) > 4 else "")
     sizes = "x".join(str(r.size) for r in computation.ranges) or "1"
-    reduction = computation.reduction
-    if reduction is not None:
+    for reduction in computation.reductions[:1]:
         sizes += "_over_" + "x".join(str(r.size) for r in reduction.arg[1])
     plain = Kernel(
         "kernel", kernel.parameters, kernel.locals, kernel.grid, kernel.block, kernel.body

@@ -53,7 +53,8 @@ def _load(access: Load, places: list[dict[Range, Index]]) -> list[Value]:
     conditions = [substitute_all(access.conditions, place) for place in places]
     count = len(places)
     neighbours = all(index == indices[0] + lane for lane, index in enumerate(indices))
-    if count > 1 and neighbours and all(c == conditions[0] for c in conditions):
+    apart = access.memory.space == "register"  # which are accessed one by one
+    if count > 1 and neighbours and not apart and all(c == conditions[0] for c in conditions):
         vector = load(access.memory, indices[0], conditions[0], count)
         return [value("extract", vector.dtype, (vector,), lane) for lane in range(count)]
     return [

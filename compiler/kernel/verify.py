@@ -127,7 +127,9 @@ class _Checker:
 
     def value(self, node: Value, bound: dict[str, int]) -> None:
         _require(
-            node.op in OPS and node.op != "reduce", "an operation of the lowered grammar", node
+            node.op in OPS and node.op not in ("reduce", "function"),
+            "an operation of the lowered grammar",
+            node,
         )
         arity, rule = OPS[node.op]
         _require(arity is None or len(node.sources) == arity, "number of sources", node)

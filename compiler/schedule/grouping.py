@@ -5,37 +5,23 @@ The rules, in order:
 1. What is asked for is stored, and what `contiguous()` marks.
 2. A reduction takes in everything element-wise below it. Above it, it takes in what follows as long
    as each result is used once, element for element (its epilogue); the end of that is stored.
-3. A value that costs more than SHARE and is used more than once is stored; cheaper ones are
-   recomputed.
-4. A value that costs more than REPEAT is stored before an expand repeats its elements.
-5. No kernel grows beyond LIMIT operations: the heaviest source is stored until it fits.
+3. A value used more than once is stored where computing it again costs more; so is one whose
+   elements an expand repeats (compiler.schedule.cost decides).
+4. A reduction used by one kernel alone, row by row, becomes part of it (compiler.schedule.fusion).
+5. No kernel grows beyond cost.LONGEST operations: the heaviest source is stored until it fits.
 
-Costs are in additions (ops.COSTS); constants, loads and movement cost nothing.
+A value that is a cast to a wider type is stored narrow, and widened by who reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from compiler.graph.node import MOVEMENT, ONE_TO_ONE, Node, topological
+from compiler.graph.node import ONE_TO_ONE, Node, topological
 from compiler.graph.ops import BUILDERS, COSTS
-
-SHARE = 32
-REPEAT = 8
-LIMIT = 160
-
-
-@dataclass(frozen=True)
-class Group:
-    """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
-    in_place: the root is an assignment into the memory of its first source."""
-
-    root: Node
-    inputs: tuple[Node, ...]
-    key: tuple[Any, ...]  # nested tuples of ops, shapes, types and arguments
-    in_place: bool = False
+from compiler.schedule import cost as costs
+from compiler.schedule.fusion import fuse
+from compiler.schedule.group import Group, make_group
 
 
 def schedule(
@@ -46,13 +32,15 @@ def schedule(
     assigned = in_place or {}
     wanted = [root for root in roots if root.storage is None]
     order = topological(wanted, assigned)
-    stored = _choose(wanted, order, assigned)
-    return [_group(node, stored, id(node) in assigned) for node in order if id(node) in stored]
+    stored, fixed = _choose(wanted, order, assigned)
+    fuse(order, stored, fixed)
+    return [make_group(node, stored, id(node) in assigned) for node in order if id(node) in stored]
 
 
 def _choose(
     roots: Sequence[Node], order: Sequence[Node], assigned: Mapping[int, Sequence[Node]]
-) -> set[int]:
+) -> tuple[set[int], set[int]]:
+    """Ids of the nodes to store, and of those among them that are stored in any case."""
     users: dict[int, list[Node]] = {}
     for node in order:
         for source in {id(source): source for source in node.sources}.values():
@@ -67,6 +55,7 @@ def _choose(
             stored |= {id(reader) for reader in assigned[id(node)] if _ends(reader, users, node)}
             if any(given is reader for reader in assigned[id(node)]) and _may_store(given):
                 stored.add(id(given))
+    fixed = set(stored)
     claimed: set[int] = set()
     for node in order:
         if node.op == "reduce":
@@ -79,17 +68,24 @@ def _choose(
             weight[id(node)] = 1 + sum(weight[id(source)] for source in inlined)
             cost[id(node)] = _own_cost(node) + sum(cost[id(source)] for source in inlined)
             for source in inlined:
-                shared = len(users[id(source)]) > 1 and cost[id(source)] > SHARE
-                repeated = node.op in ("expand", "gather") and cost[id(source)] > REPEAT
-                if (shared or repeated) and _may_store(source):
-                    stored.add(id(source))
+                price, uses = cost[id(source)], len(users[id(source)])
+                wanted = costs.share(price, uses, source.dtype) or (
+                    node.op in ("expand", "gather") and costs.repeat(price, source.dtype)
+                )
+                if wanted and _may_store(source):
+                    kept = _narrow(source, stored)
+                    stored.add(id(kept))
+                    while source is not kept:
+                        weight[id(source)] = cost[id(source)] = 1
+                        source = source.sources[0]
                     break
             else:
                 heaviest = max(inlined, key=lambda s: weight[id(s)], default=None)
-                if weight[id(node)] <= LIMIT or heaviest is None or weight[id(heaviest)] < 2:
+                fits = weight[id(node)] <= costs.LONGEST
+                if fits or heaviest is None or weight[id(heaviest)] < 2:
                     break
                 stored.add(id(heaviest))
-    return stored
+    return stored, fixed
 
 
 def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
@@ -99,6 +95,16 @@ def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
 
 def _may_store(node: Node) -> bool:
     return node.op not in ("const", "iota", "buffer")
+
+
+def _narrow(node: Node, stored: set[int]) -> Node:
+    """What to store for a value: where it is a cast to a wider type, what it is a cast of."""
+    while node.op == "cast" and node.sources[0].dtype.itemsize < node.dtype.itemsize:
+        source = node.sources[0]
+        if not _may_store(source) or source.storage is not None or id(source) in stored:
+            break
+        node = source
+    return node
 
 
 def _inlined(node: Node, stored: set[int]) -> list[Node]:
@@ -112,7 +118,7 @@ def _own_cost(node: Node) -> int:
     if node.op in BUILDERS:
         return COSTS.get(node.op, 1)
     if node.op == "reduce":
-        return SHARE + 1
+        return costs.REDUCE
     return 1 if node.op == "cast" else 0
 
 
@@ -132,47 +138,3 @@ def _end_of_epilogue(
         node = user
         claimed.add(id(node))
     return id(node)
-
-
-def _group(root: Node, stored: set[int], in_place: bool) -> Group:
-    """Collect a stored node's kernel: its inputs and its structure."""
-    old = root.sources[0] if in_place else None
-    places: dict[int, int] = {}
-    inputs: list[Node] = []
-    key: list[tuple[Any, ...]] = []
-    stack = [(root, False)]
-    while stack:
-        node, ready = stack.pop()
-        if id(node) in places:
-            continue
-        if node.storage is not None or (id(node) in stored and node is not root):
-            places[id(node)] = len(key)
-            inputs.append(node)
-            key.append(("input", node.shape, node.dtype))
-        elif ready:
-            places[id(node)] = len(key)
-            arg = (repr(node.arg),) if node.op in ("const", "pad") else node.arg
-            needed = node.sources if node is not root or not in_place else node.sources[1:]
-            sources = tuple(places[id(source)] for source in needed)
-            key.append((node.op, node.shape, node.dtype, arg, sources))
-        else:
-            stack.append((node, True))
-            needed = node.sources if node is not root or not in_place else node.sources[1:]
-            stack.extend((source, False) for source in reversed(needed))
-    assert old is None or not any(node is old for node in inputs), "a write beside a read"
-    return Group(root, tuple(inputs), tuple(key), in_place)
-
-
-def describe(group: Group) -> str:
-    """The tensor operations of a group in words, for people and kernel names."""
-    names = []
-    for entry in group.key:
-        op = entry[0]
-        if op == "reduce":
-            names.append(str(entry[3][0]))
-        elif op not in MOVEMENT and op not in ("input", "const", "contiguous"):
-            names.append(str(op))
-    if not names:
-        moved = [str(e[0]) for e in group.key if e[0] in MOVEMENT and e[0] != "reshape"]
-        names = moved[:4] or ["copy"]
-    return " ".join(names)

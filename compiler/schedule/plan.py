@@ -14,7 +14,8 @@ from typing import Any
 
 from compiler.graph.node import Node
 from compiler.memory_pool import round_up
-from compiler.schedule.grouping import Group, schedule
+from compiler.schedule.group import Group
+from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources

@@ -70,6 +70,30 @@ def padded_transpose(rows: int, columns: int) -> Node:
     return graph.pad(turned, ((1, 1), (0, 2)), 0.0)
 
 
+def across(node: Node, shape: tuple[int, ...]) -> Node:
+    return graph.expand(node, shape)
+
+
+def softmax(*shape: int, axis: int = 1) -> Node:
+    source = buffer(*shape, dtype=float32)
+    largest = across(graph.reduce("max", source, (axis,)), shape)
+    raised = graph.elementwise("exp", float32, graph.elementwise("sub", float32, source, largest))
+    return graph.elementwise(
+        "div", float32, raised, across(graph.reduce("sum", raised, (axis,)), shape)
+    )
+
+
+def centred(*shape: int) -> Node:
+    source = buffer(*shape, dtype=float32)
+    mean = graph.elementwise(
+        "mul",
+        float32,
+        graph.reduce("sum", source, (1,)),
+        graph.full(1 / shape[1], float32, (shape[0], 1)),
+    )
+    return graph.elementwise("sub", float32, source, across(mean, shape))
+
+
 CURATED: dict[str, Callable[[], Node]] = {
     "scaled_bias": lambda: scaled_bias(64, 1024),
     "scaled_bias_odd": lambda: scaled_bias(7, 13),
@@ -77,6 +101,9 @@ CURATED: dict[str, Callable[[], Node]] = {
     "row_sums": lambda: row_sums(10, 4096),
     "column_maxima": lambda: column_maxima(500, 3000),
     "total": lambda: graph.reduce("sum", buffer(1000, dtype=int32), (0,)),
+    "softmax": lambda: softmax(64, 1024),
+    "softmax_down": lambda: softmax(100, 300, axis=0),
+    "centred": lambda: centred(20, 3000),
     "matmul": lambda: matmul(256, 256, 256),
     "matmul_odd": lambda: matmul(33, 50, 70),
     "matmul_f16": lambda: matmul(256, 256, 256, float16),

@@ -11,7 +11,8 @@ from compiler import Tensor
 from compiler.dtype import float32
 from compiler.graph import node as graph
 from compiler.schedule import split
-from compiler.schedule.grouping import describe, schedule
+from compiler.schedule.group import describe
+from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
 

@@ -1,0 +1,178 @@
+"""Chains: several reductions over rows, and what is made of them for each element of the row.
+
+    before   out[r, i] = exp(x[r, i] - M) / S      M = max over k of x[r, k]
+                                                   S = sum over k of exp(x[r, k] - M)
+    after    a row at a time:  stage M over i, stage S over i, then the result over i
+
+Every reduction must belong to the same rows (the outer ranges), so that nothing is computed twice.
+Ranges of equal sizes become one: what two stages have in common is then one value, and can be held
+from one stage to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.graph import ops
+from compiler.index.algebra import Index, Range, constant
+from compiler.index.lookup import Lookup, atoms
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.ir import Memory, Value, load, rebuild, substitute, walk
+from compiler.schedule import cost
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A reduction over a row. body: over `ranges`; earlier results are loads of their totals."""
+
+    operation: str
+    ranges: tuple[Range, ...]
+    body: Value
+    total: Memory
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages in order, then `result` for every element of the inner ranges.
+
+    outer: the ranges that count rows; inner: the other ranges of the output, () where a row has
+    one result. similar: stages and result over the same ranges have the same ranges.
+    """
+
+    outer: tuple[Range, ...]
+    inner: tuple[Range, ...]
+    stages: tuple[Stage, ...]
+    result: Value
+
+    @property
+    def rows(self) -> int:
+        return elements(self.outer)
+
+    @property
+    def length(self) -> int:
+        """Elements of the longest pass over a row."""
+        return max(elements(self.inner), *(elements(stage.ranges) for stage in self.stages))
+
+    def passes(self) -> list[tuple[tuple[Range, ...], Value]]:
+        """The ranges and the value of each pass over a row, the result's last."""
+        return [*((s.ranges, s.body) for s in self.stages), (self.inner, self.result)]
+
+
+def find_chain(computation: Computation) -> Chain | None:
+    """The chain in a computation; None where its reductions do not belong to the same rows, or
+    where there is only one and each row has one result."""
+    rows = _rows(computation)
+    if rows is None:
+        return None
+    inner = tuple(r for r in computation.ranges if r not in rows)
+    if len(computation.reductions) < 2 and not inner:
+        return None
+    outer = tuple(r for r in computation.ranges if r in rows)
+    known: list[tuple[Range, ...]] = [inner]
+    stages: dict[Value, Stage] = {}
+
+    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node.op != "reduce":
+            return None
+        operation, over = node.arg
+        ranges = _alike(over, known)
+        places = {old: new.index() for old, new in zip(over, ranges, strict=True) if old != new}
+        body = substitute(sources[0], places)
+        found = next(
+            (s for s in stages.values() if s.body is body and s.operation == operation), None
+        )
+        if found is None:
+            total = Memory(f"total{len(stages)}", node.dtype, 1, "register")
+            found = stages[node] = Stage(operation, ranges, body, total)
+        return load(found.total, constant(0))
+
+    result = rebuild(computation.value, change)
+    return Chain(outer, inner, tuple(stages.values()), result)
+
+
+def _rows(computation: Computation) -> frozenset[Range] | None:
+    """The output ranges that every reduction depends on, if each depends on the same ones."""
+    free: dict[int, frozenset[Range]] = {}
+    found: set[frozenset[Range]] = set()
+    for node in walk(computation.value):
+        used: frozenset[Range] = frozenset().union(*(free[id(source)] for source in node.sources))
+        for index in _own_indices(node):
+            used |= index.ranges()
+            for atom in atoms(index):
+                if isinstance(atom, Lookup) and any(n.op == "reduce" for n in walk(atom.source)):
+                    return None  # a place in memory that is known only after a reduction
+        if node.op == "reduce":
+            used -= frozenset(node.arg[1])
+            found.add(used)
+        free[id(node)] = used
+    if len(found) != 1:
+        return None
+    rows = found.pop()
+    return rows if rows <= frozenset(computation.ranges) else None
+
+
+def _own_indices(node: Value) -> Iterator[Index]:
+    if node.op == "index":
+        yield node.arg
+    elif node.op == "load":
+        yield node.arg.index
+        yield from node.arg.conditions
+    elif node.op == "gate":
+        yield from node.arg
+
+
+def _alike(over: tuple[Range, ...], known: list[tuple[Range, ...]]) -> tuple[Range, ...]:
+    """Known ranges of these sizes; else these, now known."""
+    sizes = tuple(r.size for r in over)
+    for ranges in known:
+        if tuple(r.size for r in ranges) == sizes:
+            return ranges
+    known.append(over)
+    return over
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value of every element of a row that pass number `made` computes, and later ones use."""
+
+    value: Value
+    made: int
+    cost: float  # additions, of computing it again
+
+
+def held_values(chain: Chain, loads: bool) -> list[Held]:
+    """What is worth holding from one pass over a row to the next, the dearest first. loads: also
+    what was read from memory."""
+    passes = chain.passes()
+    first: dict[tuple[tuple[Range, ...], int], int] = {}
+    found: dict[int, Held] = {}
+    for number, (ranges, root) in enumerate(passes):
+        price = _prices(root, frozenset(ranges))
+        stack = [root] if number else []
+        seen: set[int] = set()
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or id(node) not in price:
+                continue
+            seen.add(id(node))
+            made = first.get((ranges, id(node)))
+            if made is None:
+                stack += node.sources
+            elif cost.hold(price[id(node)]) or (loads and price[id(node)] >= 0):
+                found.setdefault(id(node), Held(node, made, price[id(node)]))
+        for key in price:
+            first.setdefault((ranges, key), number)
+    return sorted(found.values(), key=lambda held: -held.cost)
+
+
+def _prices(root: Value, ranges: frozenset[Range]) -> dict[int, float]:
+    """By id, what each value that differs along the ranges costs to compute, what it is made of
+    included."""
+    prices: dict[int, float] = {}
+    for node in walk(root):
+        own = any(not ranges.isdisjoint(index.ranges()) for index in _own_indices(node))
+        sources = [prices[id(s)] for s in node.sources if id(s) in prices]
+        if own or sources:
+            prices[id(node)] = ops.cost(node) + sum(sources)
+    return prices

@@ -1,0 +1,147 @@
+"""Chains of reductions on the host: a row after the other, each pass over it a loop.
+
+What a later pass uses again is held in local memory (on the stack, so in the first caches). Where
+memory runs across the rows, COLUMNS of them are done side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.graph import ops
+from compiler.index.algebra import Index, Range, constant, flatten, unflatten
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.accumulate import combine, identity
+from compiler.kernel.chain import Chain, held_values
+from compiler.kernel.host_loops import CHUNK, COLUMNS
+from compiler.kernel.ir import (
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    group_range,
+    load,
+    rebuild,
+    substitute,
+)
+from compiler.kernel.spread import unit_stride
+from compiler.schedule.cost import HELD_BYTES
+from hcq.target import TargetSpec
+
+
+def rows(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:
+    """A kernel of whole rows. Its groups are chunks of rows."""
+    passes = chain.passes()
+    across = chain.outer[-1:]
+    if across and any(unit_stride(root, across[0]) for _, root in passes):
+        along = [ranges[-1] for ranges, _ in passes if ranges]
+        if not any(unit_stride(root, r) for _, root in passes for r in along):
+            return _Rows(computation, chain, min(COLUMNS, across[0].size)).kernel()
+    return _Rows(computation, chain, 1).kernel()
+
+
+class _Rows:
+    """width: how many rows are done side by side, neighbours along the last outer range."""
+
+    def __init__(self, computation: Computation, chain: Chain, width: int) -> None:
+        self.computation = computation
+        self.chain = chain
+        self.width = width
+        self.lane = Range("lane", width)
+        self.held: dict[Value, tuple[int, Memory]] = {}
+        left = HELD_BYTES
+        for held in held_values(chain, loads=False):
+            count = elements(chain.passes()[held.made][0]) * width
+            left -= count * held.value.dtype.itemsize
+            if left < 0:
+                break
+            memory = Memory(f"held{len(self.held)}", held.value.dtype, count, "local")
+            self.held[held.value] = held.made, memory
+        space = "register" if width == 1 else "local"
+        self.totals = [Memory(s.total.name, s.total.dtype, width, space) for s in chain.stages]
+        names = [stage.total for stage in chain.stages]
+        self.stages = dict(zip(names, self.totals, strict=True))
+
+    def kernel(self) -> Kernel:
+        chain = self.chain
+        if self.width == 1:
+            many = max(1, CHUNK // chain.length)
+            grid = (-(-chain.rows // many), 1, 1)
+            start = group_range(0, grid[0]).index() * many
+            counter = Range("row", many)
+            places = _places(chain.outer, start + counter.index())
+            body: tuple[Statement, ...] = (
+                Loop(counter, self.passes(places), constant(chain.rows) - start),
+            )
+        else:
+            last = chain.outer[-1]
+            grid = (-(-last.size // self.width), elements(chain.outer[:-1]), 1)
+            start = group_range(0, grid[0]).index() * self.width
+            places = _places(chain.outer[:-1], group_range(1, grid[1]).index())
+            places[last] = start + self.lane.index()
+            self.bound = constant(last.size) - start
+            body = self.passes(places)
+        memories = (*self.totals, *(memory for _, memory in self.held.values()))
+        parameters = (self.computation.output, *self.computation.inputs)
+        return Kernel("kernel", parameters, memories, grid, 1, body)
+
+    def passes(self, places: Mapping[Range, Index]) -> tuple[Statement, ...]:
+        """All passes over the rows at `places`."""
+        statements: list[Statement] = []
+        here = self.lane.index()
+        for number, (ranges, root) in enumerate(self.chain.passes()):
+            inside: list[Statement] = []
+            for value, (made, memory) in self.held.items():
+                if made == number:
+                    at = self.place(ranges)
+                    inside.append(Store(memory, at, self.finished(value, number, places, True)))
+            result = self.finished(root, number, places, False)
+            if number < len(self.totals):
+                total = self.totals[number]
+                operation = self.chain.stages[number].operation
+                first = Store(total, here, identity(operation, total.dtype))
+                statements += self.across([first])
+                result = combine(operation, load(total, here), result)
+                inside.append(Store(total, here, result))
+            else:
+                position = self.computation.position.substitute(places)
+                inside.append(Store(self.computation.output, position, result))
+            loop = self.across(inside)
+            for counter in reversed(ranges):
+                loop = [Loop(counter, tuple(loop))]
+            statements += loop
+        return tuple(statements)
+
+    def across(self, inside: list[Statement]) -> list[Statement]:
+        """The statements for every row that is done side by side."""
+        return inside if self.width == 1 else [Loop(self.lane, tuple(inside), self.bound)]
+
+    def place(self, ranges: tuple[Range, ...]) -> Index:
+        """Where an element of a row is held."""
+        element = flatten([r.index() for r in ranges], [r.size for r in ranges])
+        return element * self.width + self.lane.index()
+
+    def finished(
+        self, root: Value, number: int, places: Mapping[Range, Index], whole: bool
+    ) -> Value:
+        """A value of pass `number`, functions written out, reading what is held. whole: not from
+        where it is to be held itself."""
+        ranges = self.chain.passes()[number][0]
+
+        def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+            found = self.held.get(node)
+            if found is not None and not (whole and node is root):
+                return load(found[1], self.place(ranges))
+            if node.op == "load" and node.arg.memory in self.stages:
+                return load(self.stages[node.arg.memory], self.lane.index())
+            return None
+
+        return substitute(ops.expand(rebuild(root, change)), places)
+
+
+def _places(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
+    """Where each range is when all of them together are at a row-major position."""
+    sizes = tuple(r.size for r in ranges)
+    return dict(zip(ranges, unflatten(position, sizes), strict=True))

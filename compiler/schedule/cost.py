@@ -1,0 +1,73 @@
+"""What it costs to compute a value, to store it, and to have it far away: the one place that
+decides between storing a value and computing it again.
+
+The unit is one addition of float32 numbers that are in registers already. Everything else is
+measured in it:
+
+- compute   what an operation costs per element (compiler.graph.ops.COSTS), once per evaluation;
+- storage   MEMORY per byte written to and read back from device memory, NEAR per byte where the
+            reader finds it in a cache, since many neighbours read the same element;
+- locality  a value kept inside a group (registers, local memory, stack) costs HELD per element,
+            and work that only one group can do is not shared by the machine: PARALLEL groups are
+            busy at once. A kernel of its own costs KERNEL.
+
+The constants are those of machines at hand: a core with 16 lanes adds about 3 numbers in the time
+in which it moves a byte to and from memory. They need not be exact: decisions change at factors.
+"""
+
+from __future__ import annotations
+
+from compiler.dtype import DType
+
+MEMORY = 8 / 3  # per byte, written or read
+NEAR = 2.0  # per byte read from a cache
+HELD = 2  # per element written to and read from what a group holds
+KERNEL = 1 << 18  # launching one, and waiting for the one before
+PARALLEL = 64  # groups that work at the same time
+HELD_BYTES = 256 << 10  # that a group can hold on a host: what fits the second-level cache
+# A reduction's result is never cheap to have again: it costs all that is reduced.
+REDUCE = 1 << 10
+# Operations of one kernel: beyond it registers spill, and compilers take more than linear time.
+LONGEST = 160
+
+
+def again(cost: float, uses: int) -> float:
+    """Per element: computing a value of `cost` in each of `uses` places instead of in one."""
+    return (uses - 1) * cost
+
+
+def stored(dtype: DType, uses: int) -> float:
+    """Per element: writing a value to memory once, and reading it in each of `uses` places."""
+    return dtype.itemsize * MEMORY * (1 + uses)
+
+
+def share(cost: float, uses: int, dtype: DType) -> bool:
+    """Whether to store a value wanted in `uses` places, each element once. Small arrays are judged
+    like large ones: code written twice is compiled twice, which outweighs a launch."""
+    return uses > 1 and again(cost, uses) > stored(dtype, uses)
+
+
+def repeat(cost: float, dtype: DType) -> bool:
+    """Whether to store a value before its elements are repeated many times: each use then reads it
+    from a cache."""
+    return cost > dtype.itemsize * NEAR
+
+
+def hold(cost: float, uses: int = 2) -> bool:
+    """Whether a group keeps a value of its row for a later pass over it."""
+    return again(cost, uses) > HELD
+
+
+def keep_inside(rows: int, length: int, cost: float, dtype: DType) -> bool:
+    """Whether a value wanted across a reduction (one per row, used by all of the row's `length`
+    elements at `cost` each) is computed in the kernel of its users, a group per row, rather than
+    by a kernel of its own whose users then have the whole machine.
+
+    Inside, the rows are what can be done in parallel; apart, the rows are read from memory once
+    more, the result is written and read, and there is one more kernel.
+    """
+    work = rows * length * cost
+    inside = work / min(max(rows, 1), PARALLEL)
+    reread = rows * length * dtype.itemsize * MEMORY / PARALLEL
+    apart = work / PARALLEL + reread + KERNEL
+    return inside <= apart

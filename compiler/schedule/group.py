@@ -1,0 +1,79 @@
+"""A group: the nodes that one kernel computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.graph.node import MOVEMENT, Node
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
+    in_place: the root is an assignment into the memory of its first source."""
+
+    root: Node
+    inputs: tuple[Node, ...]
+    key: tuple[Any, ...]  # nested tuples of ops, shapes, types and arguments
+    in_place: bool = False
+
+
+def make_group(root: Node, stored: Set[int], in_place: bool = False) -> Group:
+    """Collect a stored node's kernel: its inputs and its structure. stored: ids of the nodes that
+    other kernels compute."""
+    old = root.sources[0] if in_place else None
+    places: dict[int, int] = {}
+    inputs: list[Node] = []
+    key: list[tuple[Any, ...]] = []
+    stack = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in places:
+            continue
+        if node.storage is not None or (id(node) in stored and node is not root):
+            places[id(node)] = len(key)
+            inputs.append(node)
+            key.append(("input", node.shape, node.dtype))
+        elif ready:
+            places[id(node)] = len(key)
+            arg = (repr(node.arg),) if node.op in ("const", "pad") else node.arg
+            needed = node.sources if node is not root or not in_place else node.sources[1:]
+            sources = tuple([places[id(source)] for source in needed])
+            key.append((node.op, node.shape, node.dtype, arg, sources))
+        else:
+            stack.append((node, True))
+            needed = node.sources if node is not root or not in_place else node.sources[1:]
+            stack.extend([(source, False) for source in reversed(needed)])
+    assert old is None or not any(node is old for node in inputs), "a write beside a read"
+    return Group(root, tuple(inputs), tuple(key), in_place)
+
+
+def members(root: Node, stored: Set[int]) -> Iterator[Node]:
+    """The nodes a stored node's kernel computes, the root first, each once."""
+    seen = {id(root)}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        for source in node.sources:
+            key = id(source)
+            if key not in seen and key not in stored and source.storage is None:
+                seen.add(key)
+                stack.append(source)
+
+
+def describe(group: Group) -> str:
+    """The tensor operations of a group in words, for people and kernel names."""
+    names = []
+    for entry in group.key:
+        op = entry[0]
+        if op == "reduce":
+            names.append(str(entry[3][0]))
+        elif op not in MOVEMENT and op not in ("input", "const", "contiguous"):
+            names.append(str(op))
+    if not names:
+        moved = [str(e[0]) for e in group.key if e[0] in MOVEMENT and e[0] != "reshape"]
+        names = moved[:4] or ["copy"]
+    return " ".join(names)
