@@ -3,8 +3,9 @@
 A tier is a module tests/kernel/tier_<name>.py with `run(lab) -> list[Run]`; it raises
 LabUnavailable where something it needs cannot be had, and is then reported as skipped, never as
 passed. `python -m tests.kernel edu` runs the named tiers only; `--cache DIR` keeps the unpacked
-programs elsewhere. Exit status: 0 when nothing failed (skipped tiers included), 1 otherwise, 2 for
-an unknown tier. Writes build/test-kernel.json.
+programs elsewhere; `--minutes N` bounds all of it: what could not end by then is not begun. Exit
+status: 0 when nothing failed (skipped tiers included), 1 otherwise, 2 for an unknown tier. Ends
+with a table, a line for each boot. Writes build/test-kernel.json.
 """
 
 from __future__ import annotations
@@ -15,39 +16,77 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.kernel.lab import CACHE, ROOT, Lab, LabUnavailable, Run
+from tests.kernel.lab import CACHE, ROOT, Lab, LabBroken, Run
+from tests.kernel.machine import LabUnavailable
 
 HERE = Path(__file__).resolve().parent
-CONSOLE_LINES = 12
+MESSAGE_LINES, CONSOLE_LINES = 40, 40
+MINUTES = 20
 
 
 def tiers() -> list[str]:
     return sorted(path.stem.removeprefix("tier_") for path in HERE.glob("tier_*.py"))
 
 
+@dataclass(frozen=True)
+class Row:
+    """A line of the table at the end. `result`: passed, skipped or FAILED."""
+
+    what: str
+    result: str
+    remark: str
+
+
 def show(run: Run) -> None:
-    verdict = "passed" if run.passed else "FAILED"
-    print(f"  boot {run.name}: {verdict} in {run.seconds:.1f} s {run.trouble}")
+    print(f"  boot {run.name}: {run.verdict} in {run.seconds:.1f} s {run.trouble}{run.lack}")
     for case in run.cases:
         print(f"    {case.outcome:<8} {case.name} ({case.seconds:.2f} s)")
         for name, value in case.figures.items():
             print(f"             {name}: {value}")
         if case.message:
-            print("\n".join(f"             {line}" for line in case.message.splitlines()[-12:]))
-    if not run.passed:
-        print(f"  console log: {run.console}")
-        if run.console.is_file():
-            lines = run.console.read_text(errors="replace").splitlines()
-            print("\n".join(f"    | {line}" for line in lines[-CONSOLE_LINES:]))
+            lines = case.message.splitlines()[-MESSAGE_LINES:]
+            print("\n".join(f"             {line}" for line in lines))
+    if run.verdict == "FAILED":
+        for log in (run.console, run.console.with_name("qemu.log")):
+            if log.is_file():
+                print(f"  {log}:")
+                lines = log.read_text(errors="replace").splitlines()[-CONSOLE_LINES:]
+                print("\n".join(f"    | {line}" for line in lines))
+
+
+def row(run: Run) -> Row:
+    passed = sum(case.outcome == "passed" for case in run.cases)
+    failed = [case.name for case in run.cases if case.outcome == "failed"]
+    skipped = sum(case.outcome == "skipped" for case in run.cases)
+    remark = run.lack
+    if not remark:
+        remark = f"{passed} checks in {run.seconds:.0f} s"
+        remark += f", {skipped} skipped" if skipped else ""
+        remark += "".join(f"; {words}" for words in (run.trouble, *failed) if words)
+    return Row(run.name, run.verdict, remark)
+
+
+def run_tier(name: str, lab: Lab) -> tuple[list[Row], object]:
+    """The tier's rows, and what the report keeps of it."""
+    try:
+        runs = importlib.import_module(f"tests.kernel.tier_{name}").run(lab)
+    except LabUnavailable as reason:
+        return [Row(name, "skipped", str(reason))], {"skipped": str(reason)}
+    print(f"tier {name}")
+    for run in runs:
+        show(run)
+    kept = [{**asdict(run), "verdict": run.verdict} for run in runs]
+    return [row(run) for run in runs], kept
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernel")
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of: {', '.join(tiers())}")
     parser.add_argument("--cache", type=Path, default=CACHE, help="default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="default: %(default)s")
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.tiers) - set(tiers()))
     if unknown:
@@ -55,37 +94,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     started = time.monotonic()
     report: dict[str, object] = {}
-    failed = False
+    rows: list[Row] = []
+    wanted = arguments.tiers or tiers()
     try:
-        lab = Lab.prepare(arguments.cache)
+        with Lab.prepare(arguments.cache, limit_s=60 * arguments.minutes) as lab:
+            print(
+                f"laboratory: Linux {lab.programs.kernel_release()}, ready in "
+                f"{time.monotonic() - started:.1f} s, pace {lab.pace:.1f}", flush=True
+            )  # fmt: skip
+            for name in wanted:
+                made, report[name] = run_tier(name, lab)
+                rows += made
+                sys.stdout.flush()
     except LabUnavailable as reason:
-        print(f"test-kernel: SKIPPED, nothing was tested: {reason}")
-        _write({"skipped": str(reason)})
-        return 0
-    print(f"laboratory: Linux {lab.programs.kernel_release()}, ready in "
-          f"{time.monotonic() - started:.1f} s")  # fmt: skip
-    for name in arguments.tiers or tiers():
-        try:
-            runs = importlib.import_module(f"tests.kernel.tier_{name}").run(lab)
-        except LabUnavailable as reason:
-            print(f"tier {name}: SKIPPED, nothing was tested: {reason}")
-            report[name] = {"skipped": str(reason)}
-            continue
-        passed = all(run.passed for run in runs)
-        failed |= not passed
-        print(f"tier {name}: {'passed' if passed else 'FAILED'}")
-        for run in runs:
-            show(run)
-        report[name] = [{**asdict(run), "passed": run.passed} for run in runs]
-    print(f"test-kernel: {'FAILED' if failed else 'done'} in {time.monotonic() - started:.1f} s")
-    _write(report)
-    return int(failed)
-
-
-def _write(report: dict[str, object]) -> None:
+        rows = [Row(name, "skipped", str(reason)) for name in wanted]
+        report = {"skipped": str(reason)}
+    except LabBroken as trouble:
+        rows = [Row("laboratory", "FAILED", str(trouble))]
+        report = {"failed": str(trouble)}
     target = ROOT / "build" / "test-kernel.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    print(f"\ntest-kernel, {time.monotonic() - started:.0f} s:")
+    for one in rows:
+        print(f"  {one.what:<12} {one.result:<8} {one.remark}")
+    return int(any(one.result == "FAILED" for one in rows))
 
 
 if __name__ == "__main__":

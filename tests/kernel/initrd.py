@@ -16,6 +16,7 @@ from pathlib import Path
 
 # Modules that carry the guest's root; loaded by the first program, in this order.
 ROOT_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
+FIRST_WORDS = "lab: first program after"
 EXCHANGE = "/mnt/lab"  # where the guest sees the folder it shares with us, writable
 
 _INIT = f"""#!/bin/busybox sh
@@ -25,6 +26,7 @@ export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+echo "{FIRST_WORDS} $(cat /proc/uptime)"
 for module in $(cat /modules.order); do insmod /modules/$module.ko || echo "lab: no $module"; done
 fail() {{ echo "lab: $1"; echo o > /proc/sysrq-trigger; sleep 60; }}
 options=trans=virtio,version=9p2000.L,msize=1048576

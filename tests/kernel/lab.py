@@ -1,40 +1,58 @@
 """The laboratory: boot a Debian kernel under QEMU and run guest tests in it.
 
-    lab = Lab.prepare(ROOT / "build" / "lab")         LabUnavailable: skip, with its reason
-    run = lab.boot("edu", tests=["tests/kernel/guest/edu_vfio.py"], devices=[...], modules=[...])
-    run.cases, run.passed, run.seconds, run.console
+    with Lab.prepare() as lab:                        LabUnavailable: skip, with its reason
+        run = lab.boot("edu", tests=["tests/kernel/guest/edu_vfio.py"], devices=[...])
+    run.cases, run.verdict, run.seconds, run.console
 
 The guest's root is this machine's file system, read-only under an overlay, so that the guest runs
 this checkout with this Python. All the tests named run in one boot; their results come back as
 junit XML in a folder shared with the guest. Tests ask for what only the outside can do (unplug a
 device, say) through `tests.kernel.guest.host`: a second serial line with one JSON request a line.
 
-QEMU always runs with TCG: /dev/kvm may be there without being able to run this kernel.
+QEMU always runs with TCG: /dev/kvm may be there without being able to run this kernel. How fast
+that is depends on the machine and on what else it does: `prepare` boots a guest that does nothing,
+and time limits grow with how long that took.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
-from tests.kernel import initrd, packages
+from tests.kernel import initrd, machine, packages
 from tests.kernel.channel import Handler, Monitor, serve_requests
-from tests.kernel.packages import LabUnavailable, Programs
+from tests.kernel.machine import LabUnavailable
+from tests.kernel.packages import Programs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / "build" / "lab"
 IOMMU = "intel-iommu,intremap=on,caching-mode=on"  # vfio-user-pci needs the caching mode
 KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off intel_iommu=on"
 END_LIMIT_S = 10
+# A guest that starts Python and ends takes 4 to 6 s where all runs at its usual speed.
+USUAL_PROBE_S, PROBE_LIMIT_S = 6.0, 120.0
+SLOWEST = 5.0  # times as slow as usual; a tier takes minutes then, and its tests' limits end
+SLOW_START_S = 20  # of the guest's time until its first program; 1 to 2 s usually
+# What QEMU says where this machine refuses it something.
+DENIALS = ("Cannot allocate memory", "not permitted", "Permission denied", "temporarily unavail")
+
+
+class LabBroken(Exception):
+    """The laboratory itself does not work, on a machine that has all it needs."""
 
 
 @dataclass(frozen=True)
@@ -50,49 +68,92 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """One boot. `trouble` says why the guest gave no report, else it is empty."""
+    """One boot. `trouble` says why the guest gave no report, `lack` why it was not even booted;
+    both are empty when all went its way."""
 
     name: str
     cases: Sequence[Case]
     seconds: float
     console: Path
     trouble: str = ""
+    lack: str = ""
 
     @property
     def passed(self) -> bool:
         """Whether there is a report with at least one pass and no failure."""
         outcomes = [case.outcome for case in self.cases]
-        return not self.trouble and "passed" in outcomes and "failed" not in outcomes
+        whole = not self.trouble and not self.lack
+        return whole and "passed" in outcomes and "failed" not in outcomes
+
+    @property
+    def verdict(self) -> str:
+        """passed, skipped or FAILED."""
+        return "passed" if self.passed else "skipped" if self.lack else "FAILED"
 
 
 class Lab:
     """A prepared laboratory: programs unpacked, kernel extracted. Boots are independent."""
 
-    def __init__(self, folder: Path, programs: Programs, kernel: Path) -> None:
+    def __init__(
+        self, folder: Path, programs: Programs, kernel: Path, *, pace: float = 1, end: float = 0
+    ) -> None:
+        """pace: how many times as slow as usual guests run here. end: when the last boot must have
+        ended, by time.monotonic(); 0 for whenever it does."""
         self.folder = folder
         self.programs = programs
         self.kernel = kernel
+        self.pace = pace
+        self.end = end
         self.modules = initrd.Modules(programs.kernel / "usr/lib/modules")
 
     @classmethod
-    def prepare(cls, folder: Path = CACHE) -> Lab:
-        """Download and unpack what is missing below `folder`; LabUnavailable says what cannot be
-        had."""
+    @contextmanager
+    def prepare(cls, folder: Path = CACHE, *, limit_s: float = 0) -> Iterator[Lab]:
+        """Download and unpack what is missing below `folder`, and see that a guest comes up.
+
+        LabUnavailable says what cannot be had. limit_s bounds preparation and all boots together.
+        The folder is this laboratory's alone until the end.
+        """
+        end = time.monotonic() + limit_s if limit_s else 0
         folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        programs = packages.ensure(folder)
-        kernel = programs.root / "vmlinux"
-        if not kernel.is_file():
-            packed = next((programs.kernel / "boot").glob("vmlinuz-*")).read_bytes()
-            partial = kernel.with_suffix(".partial")
-            partial.write_bytes(initrd.extract_kernel(packed, _zstd(programs)))
-            partial.rename(kernel)
-        return cls(folder, programs, kernel)
+        machine.check(folder, ROOT)
+        machine.need_room(folder, machine.ROOM_WARM)
+        with _alone(folder):
+            programs = packages.ensure(folder)
+            kernel = programs.root / "vmlinux"
+            if not kernel.is_file():
+                packed = next((programs.kernel / "boot").glob("vmlinuz-*")).read_bytes()
+                partial = kernel.with_suffix(".partial")
+                partial.write_bytes(initrd.extract_kernel(packed, _zstd(programs)))
+                partial.rename(kernel)
+            lab = cls(folder, programs, kernel, end=end)
+            lab.pace = lab.probe()
+            yield lab
+
+    def probe(self) -> float:
+        """Boot a guest that starts Python; how many times as slow as usual it was, 1 at least.
+
+        LabUnavailable when this machine cannot run QEMU, or so slowly that tests would run out of
+        time. LabBroken when it can and the guest goes wrong, which is our fault or the packages'.
+        """
+        command = f"{sys.executable} -c pass && echo python runs > {initrd.EXCHANGE}/probe"
+        run = self.boot("probe", command=command, modules=(), limit_s=PROBE_LIMIT_S)
+        if run.lack:
+            raise LabUnavailable(run.lack)
+        if not (run.console.parent / "exchange/probe").is_file():
+            raise _verdict_on(run)
+        pace = max(1.0, run.seconds / USUAL_PROBE_S)
+        if pace > SLOWEST:
+            raise LabUnavailable(
+                f"a guest that does nothing takes {run.seconds:.0f} s on this machine now, "
+                f"{pace:.0f} times as long as usual"
+            )
+        return pace
 
     def with_kernel(self, kernel: Path) -> Lab:
         """The same laboratory with another kernel (an ELF vmlinux) that has all it needs built
         in."""
-        other = Lab(self.folder, self.programs, kernel)
+        other = Lab(self.folder, self.programs, kernel, pace=self.pace, end=self.end)
         other.modules = initrd.Modules(None)
         return other
 
@@ -112,13 +173,19 @@ class Lab:
         """Run guest tests (paths in the checkout), or a shell `command`, in one boot.
 
         devices: QEMU arguments after the machine, the IOMMU and the shares. handlers: what the
-        guest may ask for by name besides `qmp`. QEMU is killed after `limit_s`. The folder
-        build/lab/runs/<name> keeps console.log, dmesg.txt and report.xml of the last run.
+        guest may ask for by name besides `qmp`. QEMU is killed after `limit_s` at the usual pace;
+        where that is longer than what is left of the laboratory's time, nothing is booted. The
+        folder build/lab/runs/<name> keeps console.log, dmesg.txt and report.xml of the last run.
         """
+        limit_s *= self.pace
+        left = self.end - time.monotonic() if self.end else limit_s
         run_folder = self.folder / "runs" / name
         shutil.rmtree(run_folder, ignore_errors=True)
         exchange = run_folder / "exchange"
         exchange.mkdir(parents=True)
+        if left < limit_s:
+            lack = f"it may take {limit_s:.0f} s, {max(0, left):.0f} s are left of the time for all"
+            return Run(name, (), 0.0, run_folder / "console.log", lack=lack)
         (exchange / "start.sh").write_text(_start(tests, command))
         image = initrd.archive(
             (self.programs.tools / "usr/bin/busybox").read_bytes(),
@@ -211,6 +278,36 @@ class Lab:
         return trouble
 
 
+@contextmanager
+def socket_path(name: str) -> Iterator[Path]:
+    """A path short enough for a UNIX socket, however deep the checkout lies."""
+    with tempfile.TemporaryDirectory(prefix="ugpu-lab-", dir="/tmp") as folder:
+        yield Path(folder) / f"{name}.sock"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[IO[bytes]]:
+    """Hold the laboratory's folder against other runs."""
+    with (folder / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LabUnavailable(f"another run uses {folder}") from None
+        yield lock
+
+
+def _verdict_on(probe: Run) -> LabUnavailable | LabBroken:
+    """Whether it is the machine's or our fault that the guest which does nothing did not end."""
+    said = probe.console.read_text(errors="replace") if probe.console.is_file() else ""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    what = f"{probe.trouble or 'Python does not start in a guest'}; its last words: {lines[-1:]}"
+    began = re.search(initrd.FIRST_WORDS + r" (\d+)", said)
+    slow = probe.seconds >= PROBE_LIMIT_S and (not began or int(began[1]) > SLOW_START_S)
+    if slow or any(words in probe.trouble for words in DENIALS):
+        return LabUnavailable(f"no guest comes up on this machine: {what}")
+    return LabBroken(what)
+
+
 def read_report(path: Path) -> list[Case]:
     """The cases of a junit report. A report that was cut short is a failed case, not a pass."""
     try:
@@ -263,6 +360,3 @@ def _zstd(programs: Programs) -> Callable[[bytes], bytes]:
         return subprocess.run(command, input=data, capture_output=True, check=False).stdout
 
     return unpack
-
-
-__all__ = ["CACHE", "Case", "Lab", "LabUnavailable", "Run", "read_report"]

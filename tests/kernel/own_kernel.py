@@ -1,7 +1,7 @@
 """Build the laboratory's own small kernel: `python -m tests.kernel.own_kernel [CACHE]`.
 
-Debian's kernel source, `make allnoconfig` with own.config on top. The compiler, make, bc and
-libelf's headers are this machine's; flex and bison are unpacked with the source. Takes about ten
+Debian's kernel source, `make allnoconfig` with own.config on top. The compiler and make are this
+machine's; flex, bison, bc and libelf are unpacked with the source, never installed. Takes about ten
 minutes on two cores and 2 GB of disk while it builds; what stays is one file, own/vmlinux.
 """
 
@@ -14,9 +14,14 @@ import sys
 from pathlib import Path
 
 from tests.kernel import packages
-from tests.kernel.lab import CACHE, LabUnavailable
+from tests.kernel.lab import CACHE
+from tests.kernel.machine import LabUnavailable
 
-SOURCE, TOOLS = "linux-source-6.12", ("flex", "bison", "m4")
+SOURCE, TOOLS = "linux-source-6.12", ("flex", "bison", "m4", "bc")
+TOOL_LIBRARIES = ("libreadline8t64", "libtinfo6")  # bc's
+# objtool is linked with this machine's C library, which may be older than that of the suite the
+# tools come from; an archive built for an older one links everywhere.
+LIBRARIES, LIBRARY_SUITE = ("libelf-dev", "zlib1g-dev"), ("bookworm",)
 CONFIG = Path(__file__).resolve().parent / "own.config"
 LIMIT_S = 3600
 
@@ -29,16 +34,15 @@ def path(folder: Path) -> Path:
 def build(folder: Path) -> Path:
     """Download and build; LabUnavailable says what this machine lacks. Ctrl-C leaves no half."""
     programs = packages.ensure(folder)
-    missing = [tool for tool in ("gcc", "make", "bc", "tar") if not shutil.which(tool)]
-    if not _has_header("gelf.h"):
-        missing.append("libelf-dev")
+    missing = [tool for tool in ("gcc", "make", "tar", "xz") if not shutil.which(tool)]
     if missing:
         raise LabUnavailable(f"needed to build a kernel: sudo apt install {' '.join(missing)}")
     work = folder / "own.partial"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        packages.unpack((SOURCE, *TOOLS), work / "unpacked", folder)
+        packages.unpack((SOURCE, *TOOLS, *TOOL_LIBRARIES), work / "unpacked", folder)
+        packages.unpack(LIBRARIES, work / "libraries", folder, LIBRARY_SUITE)
         archive = next((work / "unpacked/usr/src").glob("linux-source-*.tar.xz"))
         _run(["tar", "xJf", str(archive)], work)
         tree = next(work.glob("linux-source-*"))
@@ -48,7 +52,8 @@ def build(folder: Path) -> Path:
             KCONFIG_ALLCONFIG=str(CONFIG),
         )
         _run(["make", "allnoconfig"], tree, environment)
-        _run(["nice", "make", f"-j{os.cpu_count() or 1}", "vmlinux"], tree, environment)
+        command = ["nice", "make", f"-j{os.cpu_count() or 1}", *_libelf(work), "vmlinux"]
+        _run(command, tree, environment)
         target = path(folder)
         target.parent.mkdir(exist_ok=True)
         shutil.move(tree / "vmlinux", target)
@@ -75,15 +80,14 @@ def _wrappers(programs: packages.Programs, work: Path) -> Path:
     return folder
 
 
-def _has_header(name: str) -> bool:
-    command = ["gcc", "-E", "-xc", "-", "-o", os.devnull]
-    source = f"#include <{name}>\n".encode()
-    try:
-        return not subprocess.run(
-            command, input=source, capture_output=True, check=False
-        ).returncode
-    except FileNotFoundError:
-        return False
+def _libelf(work: Path) -> list[str]:
+    """Variables of objtool's makefile that have it find the unpacked libelf, and no other."""
+    root = work / "libraries/usr"
+    archives = [root / f"lib/x86_64-linux-gnu/{name}" for name in ("libelf.a", "libz.a")]
+    return [
+        f"LIBELF_FLAGS=-I{root}/include",
+        f"LIBELF_LIBS={' '.join(str(archive) for archive in archives)}",
+    ]
 
 
 def _run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:

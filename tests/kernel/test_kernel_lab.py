@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import initrd, lab, packages
+from tests.kernel import __main__ as runner
+from tests.kernel import initrd, lab, machine, packages
 from tests.kernel.channel import Monitor, serve_requests
-from tests.kernel.packages import LabUnavailable
+from tests.kernel.machine import LabUnavailable
 
 
 def module(depends: str, soft: str = "") -> bytes:
@@ -142,6 +143,126 @@ def test_a_machine_without_apt_is_told_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("shutil.which", lambda tool: None)
     with pytest.raises(LabUnavailable, match="apt-get"):
         packages.ensure(tmp_path)
+
+
+def test_a_full_disk_or_one_that_may_not_be_written_is_told_before_anything(tmp_path: Path) -> None:
+    machine.need_room(tmp_path / "made", 4096)
+    with pytest.raises(LabUnavailable, match="GiB are free"):
+        machine.need_room(tmp_path, 1 << 60)
+    (tmp_path / "file").touch()
+    with pytest.raises(LabUnavailable, match="cannot be used"):
+        machine.need_room(tmp_path / "file/folder", 4096)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 8 << 20 << 10), ("max", 8 << 20 << 10), ("1073741824", 1 << 30)]
+)
+def test_memory_is_what_the_container_leaves(
+    tmp_path: Path, limit: str | None, expected: int
+) -> None:
+    for folder in ("proc", "sys/fs/cgroup"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 8388608 kB\n")
+    if limit is not None:
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+    assert machine.available_memory(tmp_path) == expected
+
+
+def test_a_checkout_that_the_guest_cannot_see_is_a_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda root: 8 * machine.GIB)
+    machine.check(tmp_path, tmp_path)
+    with pytest.raises(LabUnavailable, match="/dev/shm/checkout lies where"):
+        machine.check(tmp_path, Path("/dev/shm/checkout"))
+    monkeypatch.setattr(machine, "available_memory", lambda root: machine.GIB)
+    with pytest.raises(LabUnavailable, match=r"1\.0 GiB of memory"):
+        machine.check(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "trouble", "lack"),
+    [
+        ("", 120.0, "no end within 120 s", True),  # the kernel does not even come up
+        ("lab: first program after 61.5 9\n", 120.0, "no end within 120 s", True),
+        ("lab: first program after 2.1 1\n", 120.0, "no end within 120 s", False),  # then it hangs
+        ("lab: first program after 2.1 1\nlab: the overlay does not mount", 5.0, "", False),
+        ("", 0.1, "QEMU ended with status 1: cannot set up guest memory: Cannot allocate memory",
+         True),
+        ("", 0.1, "QEMU ended with status 1: 'intel-iommu' is not a valid device", False),
+    ],
+)  # fmt: skip
+def test_a_guest_that_does_not_come_up_is_a_lack_only_where_the_machine_is_at_fault(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    seconds: float,
+    trouble: str,
+    lack: bool,
+) -> None:
+    console = tmp_path / "console.log"
+    console.write_text(said)
+    (tmp_path / "kernel/usr/lib/modules").mkdir(parents=True)
+    made = lab.Lab(tmp_path, packages.Programs(tmp_path), tmp_path / "vmlinux")
+    monkeypatch.setattr(made, "boot", lambda *a, **k: lab.Run("p", (), seconds, console, trouble))
+    with pytest.raises(LabUnavailable if lack else lab.LabBroken):
+        made.probe()
+    (tmp_path / "exchange").mkdir()
+    (tmp_path / "exchange/probe").touch()
+    if seconds > lab.SLOWEST * lab.USUAL_PROBE_S:
+        with pytest.raises(LabUnavailable, match="times as long as usual"):
+            made.probe()
+    else:
+        assert made.probe() == 1
+
+
+def test_what_cannot_end_in_time_is_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "kernel/usr/lib/modules").mkdir(parents=True)
+    late = lab.Lab(tmp_path, packages.Programs(tmp_path), tmp_path / "vmlinux", pace=2, end=1)
+    run = late.boot("edu", tests=["x"], limit_s=50)
+    assert run.verdict == "skipped" and "may take 100 s, 0 s are left" in run.lack
+    assert not run.passed and runner.row(run).result == "skipped"
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda root: 8 * machine.GIB)
+    with (
+        lab._alone(tmp_path),
+        pytest.raises(LabUnavailable, match="another run"),
+        lab.Lab.prepare(tmp_path),
+    ):
+        pass
+
+
+def test_a_lack_is_a_skip_of_every_tier_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+
+    def lacking(root: Path) -> int:
+        raise LabUnavailable("no such luck")
+
+    monkeypatch.setattr(machine, "available_memory", lacking)
+    assert runner.main(["--cache", str(tmp_path)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in table[-4:]] == [
+        [name, "skipped"] for name in ("amdgpu", "edu", "navi31", "own")
+    ]
+    assert all("no such luck" in line for line in table[-4:])
+    assert json.loads((tmp_path / "build/test-kernel.json").read_text()) == {
+        "skipped": "no such luck"
+    }
+    assert runner.main(["no_such_tier"]) == 2
+
+
+def test_the_table_names_what_failed(tmp_path: Path) -> None:
+    good, bad = lab.Case("a", "passed", 1.0), lab.Case("b", "failed", 1.0, "why")
+    run = lab.Run("edu", [good, bad], 3.2, tmp_path)
+    assert runner.row(run) == runner.Row("edu", "FAILED", "1 checks in 3 s; b")
+    hung = lab.Run("edu", [], 9.0, tmp_path, "no end within 9 s")
+    assert runner.row(hung) == runner.Row("edu", "FAILED", "0 checks in 9 s; no end within 9 s")
+    passed = lab.Run("edu", [good, lab.Case("c", "skipped", 0.0)], 3.2, tmp_path)
+    assert runner.row(passed) == runner.Row("edu", "passed", "1 checks in 3 s, 1 skipped")
 
 
 def test_a_mirror_that_cannot_be_reached_is_a_reason_and_leaves_nothing(tmp_path: Path) -> None:

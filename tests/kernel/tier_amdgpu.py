@@ -24,7 +24,7 @@ from hcq.transport.base import Transport
 from hcq.transport.trace import Access, TracingTransport
 from hcq.transport.vfio_user.model import Client
 from hcq.transport.vfio_user.server import Server
-from tests.kernel.lab import Case, Lab, Run
+from tests.kernel.lab import Case, Lab, Run, socket_path
 
 VRAM = 1 << 30
 END_LIMIT_S = 10
@@ -107,11 +107,11 @@ def run(lab: Lab) -> list[Run]:
     for name, image in synthetic_set().items():
         (firmware / name).write_bytes(image)
     (provided / "amdgpu.ko").write_bytes(wanted[1])
-    return [boot(lab, provided, [name for name, _ in others])]
+    with socket_path("amdgpu") as socket:
+        return [boot(lab, socket, provided, [name for name, _ in others])]
 
 
-def boot(lab: Lab, provided: Path, modules: list[str], options: str = "") -> Run:
-    socket = lab.folder / "amdgpu.sock"
+def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: str = "") -> Run:
     card = {
         "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
         "socket": {"type": "unix", "path": str(socket)},
@@ -135,6 +135,8 @@ def boot(lab: Lab, provided: Path, modules: list[str], options: str = "") -> Run
         )
         accesses = list(trace.lines)
         violations = list(chip.violations)
+    if done.lack:
+        return done
     folder = done.console.parent
     (folder / "accesses.txt").write_text("\n".join(accesses) + "\n")
     (folder / "violations.txt").write_text("\n".join(violations) + "\n")

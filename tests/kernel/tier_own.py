@@ -6,7 +6,8 @@ Optional: the kernel takes about ten minutes to build, so `make test-kernel` doe
 from __future__ import annotations
 
 from tests.kernel import own_kernel
-from tests.kernel.lab import Lab, LabUnavailable, Run
+from tests.kernel.lab import Lab, Run
+from tests.kernel.machine import LabUnavailable
 
 GUEST = "tests/kernel/guest"
 
@@ -22,13 +23,13 @@ def run(lab: Lab) -> list[Run]:
     )
     own = lab.with_kernel(kernel)
     tests = [f"{GUEST}/own_iommufd.py"]
-    with_iommu = own.boot("own", tests=tests, devices=devices, modules=(), limit_s=240)
+    with_iommu = own.boot("own", tests=tests, devices=devices, modules=(), limit_s=180)
     without = own.boot(
         "own-no-iommu",
         tests=[f"{GUEST}/own_no_iommu.py"],
         devices=devices,
         modules=(),
         kernel_command="intel_iommu=off",
-        limit_s=240,
+        limit_s=180,
     )
     return [with_iommu, without]
