@@ -40,7 +40,10 @@ __all__ = [
 ]
 
 _FOLDER = Path(__file__).parent / "tables"
-_VERSION = re.compile(r"(\d+)(\.\d+)*")
+_VERSION = re.compile(r"(\d+)(?:\.(\d+))?(\.\d+)*")
+#: branch -> minor of the first release whose channel block is the branch's: 535.54.03 and the betas
+#: before it have 304 bytes of NV_CHANNEL_ALLOC_PARAMS, not 360. Source: alloc_channel.h of the tags.
+_SETTLED = {"535": 86}
 
 
 @cache
@@ -60,9 +63,10 @@ def select(version: str) -> Abi:
     match = _VERSION.fullmatch(version)
     if match is None:
         raise BadArgument("this is no driver version", version=version)
-    asked = int(match[1])
+    asked, minor = int(match[1]), int(match[2] or 0)
     branch = min(branches(), key=lambda known: (abs(int(known) - asked), int(known)))
-    return Abi(_FOLDER, version, branch, exact=int(branch) == asked)
+    exact = int(branch) == asked and minor >= _SETTLED.get(branch, 0)
+    return Abi(_FOLDER, version, branch, exact=exact)
 
 
 @cache

@@ -52,7 +52,7 @@ DIFFERENT = {
 
 
 def _table(branch: str) -> abi.Abi:
-    return abi.select(f"{branch}.1")
+    return abi.select(f"{branch}.100")
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
@@ -164,6 +164,7 @@ def test_versions_without_a_branch_of_their_own_say_so() -> None:
         ("565.1", "570"),
         ("610.3", "595"),
         ("470.1", "535"),
+        ("535.54.03", "535"),
     ):
         table = abi.select(version)
         assert (table.branch, table.exact, table.version) == (near, False, version)
