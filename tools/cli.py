@@ -1,4 +1,6 @@
-"""The `ugpu` command. Verbs: ls, info, demo, serve, doctor, bind, unbind, eject; all take --json.
+"""The `ugpu` command. Verbs: ls, info, demo, serve, explain, sniff, doctor, bind, unbind, eject.
+
+All take --json.
 
 Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
 """
@@ -17,6 +19,9 @@ from hcq.log import configure, remove
 from tools import devices, doctor, pci
 from tools.console import Output
 
+SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
+       ugpu sniff show FILE
+       ugpu sniff compare FILE FILE"""
 MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
 
 
@@ -45,6 +50,13 @@ def parser() -> argparse.ArgumentParser:
     told.add_argument("--show", default="graph,schedule,kernels",
                       help="of graph, schedule, kernels, code; default: %(default)s")  # fmt: skip
     told.add_argument("arguments", nargs=argparse.REMAINDER, help="all that follows: the script's")
+    heard = verbs.add_parser("sniff", parents=[shared], usage=SNIFF_USAGE,
+                             help="record what a program asks of NVIDIA's driver")  # fmt: skip
+    heard.add_argument("-o", "--output", default="ugpu-sniff.jsonl", help="default: %(default)s")
+    heard.add_argument("--backend", default="auto", help="preload, ptrace; default: %(default)s")
+    heard.add_argument("--prefix", default="/dev/nvidia", help="paths to watch begin with this")
+    heard.add_argument("--driver", default="", help="its version; default: the running one's")
+    heard.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or show, or compare")
     verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
     for verb, what in pci.VERBS.items():
         one = verbs.add_parser(verb, parents=[shared], help=what)
@@ -97,6 +109,28 @@ def run_explain(arguments: argparse.Namespace, out: Output) -> int:
     return explain.run(arguments.script, arguments.arguments, arguments.device, show, out)
 
 
+def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the tables of NVIDIA's interface, which the other verbs do not need.
+    from tools.sniff import command
+
+    match arguments.words:
+        case ["show", file]:
+            return command.show(Path(file), out)
+        case ["compare", left, right]:
+            return command.compare(Path(left), Path(right), out)
+        case ["show" | "compare", *_] | []:
+            raise UsageError(f"usage: {SNIFF_USAGE}")
+    words = arguments.words[1:] if arguments.words[0] == "--" else arguments.words
+    options = command.SniffOptions(
+        Path(arguments.output),
+        config().cache_folder,
+        arguments.backend,
+        arguments.prefix,
+        arguments.driver,
+    )
+    return command.run(words, options, out)
+
+
 def dispatch(arguments: argparse.Namespace, out: Output) -> int:
     match arguments.verb:
         case "ls":
@@ -109,6 +143,8 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
             return run_serve(arguments, out)
         case "explain":
             return run_explain(arguments, out)
+        case "sniff":
+            return run_sniff(arguments, out)
         case "doctor":
             return run_doctor(out)
         case "bind" | "unbind" | "eject":

@@ -41,8 +41,8 @@ __all__ = [
 
 _FOLDER = Path(__file__).parent / "tables"
 _VERSION = re.compile(r"(\d+)(?:\.(\d+))?(\.\d+)*")
-#: branch -> minor of the first release whose channel block is the branch's: 535.54.03 and the betas
-#: before it have 304 bytes of NV_CHANNEL_ALLOC_PARAMS, not 360. Source: alloc_channel.h of the tags.
+#: branch -> minor of the first release whose channel block is the branch's: 535.54.03 and betas
+#: have 304 bytes of NV_CHANNEL_ALLOC_PARAMS, not 360. Source: alloc_channel.h of the tags.
 _SETTLED = {"535": 86}
 
 

@@ -57,9 +57,9 @@ def compare(branch: str, module: ModuleType) -> tuple[int, int, list[str]]:
         pair = isinstance(value, tuple) and len(value) == _TAKEN and name in table.constants
         if pair and all(isinstance(each, int) for each in value):
             constants += 1
-            field = table.constants.field(name)
-            if (field.lsb + field.width - 1, field.lsb) != value:
-                said.append(f"{name}: {field}, they say {value}")
+            bits = table.constants.field(name)
+            if (bits.lsb + bits.width - 1, bits.lsb) != value:
+                said.append(f"{name}: {bits}, they say {value}")
     return structures, constants, said
 
 

@@ -1,0 +1,118 @@
+"""The verbs of `ugpu sniff`: run a program recorded, show a recording, compare two."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hcq.errors import BadArgument, UsageError
+from nv import abi
+from tools.console import Output
+from tools.sniff import preload
+from tools.sniff.compare import differences, steps
+from tools.sniff.decode import Decoded, Decoder, lines
+from tools.sniff.recording import Recording, header, read
+from tools.sniff.rules import Rules
+
+BACKENDS = ("auto", "preload", "ptrace")
+_VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
+
+
+@dataclass(frozen=True)
+class SniffOptions:
+    """What to record and how. `prefix` is the start of the paths that are watched."""
+
+    output: Path
+    cache: Path
+    backend: str = "auto"
+    prefix: str = "/dev/nvidia"
+    driver: str = ""
+    proc: Path = Path("/proc")
+
+
+def running_driver(proc: Path) -> str:
+    """The version of the running driver, or an empty text. `proc` is where /proc is."""
+    path = proc / "driver" / "nvidia" / "version"
+    try:
+        found = _VERSION.search(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
+    """Run a program recorded; the exit code is the program's. The recording is written anew."""
+    if not command:
+        raise UsageError("give the program to record: ugpu sniff -- CMD")
+    if options.backend not in BACKENDS:
+        raise UsageError(f"backend is one of {', '.join(BACKENDS)}", given=options.backend)
+    driver = options.driver or running_driver(options.proc)
+    if not driver:
+        raise UsageError("no NVIDIA driver is running; say whose interface: --driver 580.142")
+    backend = options.backend
+    if backend == "auto":
+        backend = "preload" if preload.compiler() else "ptrace"
+    table = abi.select(driver)
+    if not table.exact:
+        out.say(f"driver {driver} is not known; decoded as branch {table.branch}", style="yellow")
+    try:
+        options.output.write_text(
+            header(driver, backend, options.prefix, command), encoding="utf-8"
+        )
+    except OSError as error:
+        raise BadArgument(f"{options.output}: {error.strerror}") from None
+    if backend == "preload":
+        rules = Rules.of(table)
+        code = preload.record(command, options.output, options.prefix, rules, options.cache)
+    else:
+        code = _traced(command, options, driver)
+    found = read(options.output)
+    out.say(f"{len(found.calls)} calls recorded by {backend} in {options.output}; exit code {code}")
+    out.result({"calls": len(found.calls), "backend": backend, "driver": driver, "exit": code})
+    return code
+
+
+def _traced(command: Sequence[str], options: SniffOptions, driver: str) -> int:
+    own = [sys.executable, "-m", "tools.sniff.tracer", "--log", str(options.output)]
+    own += ["--prefix", options.prefix, "--driver", driver, "--", *command]
+    return subprocess.run(own, check=False).returncode
+
+
+def _decoded(path: Path) -> tuple[Recording, list[Decoded]]:
+    recording = read(path)
+    return recording, Decoder(abi.select(recording.driver)).all(recording)
+
+
+def show(path: Path, out: Output) -> int:
+    """Print a recording, decoded."""
+    recording, decoded = _decoded(path)
+    out.say(f"{' '.join(recording.command)} (driver {recording.driver}, {recording.backend})")
+    start = recording.calls[0].time if recording.calls else 0.0
+    for each in decoded:
+        for line in lines(each, start):
+            out.say(line)
+    out.result(
+        {
+            "driver": recording.driver,
+            "calls": [
+                {"title": each.title, "status": each.status, "errno": each.call.errno}
+                for each in decoded
+            ],
+        }
+    )
+    return 0
+
+
+def compare(left: Path, right: Path, out: Output) -> int:
+    """Print where two recordings differ; 1 if they do."""
+    found = list(differences(steps(_decoded(left)[1]), steps(_decoded(right)[1])))
+    for line in found:
+        out.say(line)
+    if not found:
+        out.say("no difference but handles, files and addresses")
+    out.result({"differences": found})
+    return 1 if found else 0

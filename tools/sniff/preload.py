@@ -1,0 +1,66 @@
+"""Record through a preload library, built once from recorder.c with the system's compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hcq.errors import HostError, MissingDependency
+from tools.sniff.rules import Rules
+
+SOURCE = Path(__file__).parent / "recorder.c"
+_COMPILERS = ("cc", "gcc", "clang")
+_BUILD_LIMIT_S = 60
+
+
+def compiler() -> str | None:
+    """Where a C compiler is, or None."""
+    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+
+
+def library(cache: Path) -> Path:
+    """Build the library if this source was not built before; return where it lies.
+
+    MissingDependency without a compiler, HostError where it refuses.
+    """
+    text = SOURCE.read_bytes()
+    path = cache / "sniff" / f"recorder-{hashlib.sha256(text).hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    found = compiler()
+    if found is None:
+        raise MissingDependency("no C compiler (cc, gcc or clang); --backend ptrace needs none")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "recorder.so"
+        command = [found, "-shared", "-fPIC", "-O2", "-w", "-o", str(made), str(SOURCE), "-ldl"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_BUILD_LIMIT_S
+        )
+        if done.returncode != 0:
+            raise HostError("the recorder does not compile", said=done.stderr.strip()[-500:])
+        made.replace(path)  # whole or not at all: another process may build it too
+    return path
+
+
+def record(command: Sequence[str], log: Path, prefix: str, rules: Rules, cache: Path) -> int:
+    """Run `command` and append its calls to `log`; return its exit code.
+
+    Programs that it starts are recorded too. One that is linked statically, or makes its system
+    calls itself, is not seen: ptrace sees those.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".rules", encoding="ascii") as file:
+        file.write(rules.text())
+        file.flush()
+        variables = {
+            "LD_PRELOAD": str(library(cache)),
+            "UGPU_SNIFF_LOG": str(log.resolve()),
+            "UGPU_SNIFF_RULES": file.name,
+            "UGPU_SNIFF_PREFIX": prefix,
+        }
+        setting = [f"{name}={value}" for name, value in variables.items()]
+        return subprocess.run(["env", *setting, *command], check=False).returncode

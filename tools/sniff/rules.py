@@ -1,0 +1,132 @@
+"""Which memory belongs to an ioctl: its own block, and the blocks that one points to.
+
+Both recorders follow the same rules. The preload library reads them as text, one a line, numbers in
+C's notation:
+
+    u NUMBER SIZE                                   a call of UVM: the number does not say the size
+    p KEY POINTER LENGTH CLASS COMMAND              a block points on; KEY is number | size<<16
+    c CLASS SIZE                                    the size where the caller left LENGTH zero
+    n COMMAND POINTER COUNT ITEM                    a control's block points to COUNT items
+
+POINTER to COMMAND are byte offsets, -1 where there is none. Offsets come from the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from nv import abi
+
+LIMIT = 65536
+_MAGIC = ord("F")
+
+#: outer block -> (its pointer, its length, its class, its command)
+_POINTING = {
+    "NVOS21_PARAMETERS": ("NV_ESC_RM_ALLOC", "pAllocParms", "paramsSize", "hClass", ""),
+    "NVOS64_PARAMETERS": ("NV_ESC_RM_ALLOC", "pAllocParms", "paramsSize", "hClass", ""),
+    "NVOS54_PARAMETERS": ("NV_ESC_RM_CONTROL", "params", "paramsSize", "", "cmd"),
+    "nv_ioctl_xfer_t": ("NV_ESC_IOCTL_XFER_CMD", "ptr", "size", "", ""),
+}
+#: control's name -> (pointer, count, bytes of an item). Source: ctrl0080gpu.h, ctrl2080gr.h,
+#: ctrl2080fb.h, ctrl2080bus.h, ctrl0000system.h, 580.142.
+_LISTS = {
+    "NV0080_CTRL_CMD_GPU_GET_CLASSLIST": ("classList", "numClasses", 4),
+    "NV2080_CTRL_CMD_GR_GET_INFO": ("grInfoList", "grInfoListSize", 8),
+    "NV2080_CTRL_CMD_FB_GET_INFO": ("fbInfoList", "fbInfoListSize", 8),
+    "NV2080_CTRL_CMD_BUS_GET_INFO": ("busInfoList", "busInfoListSize", 8),
+    "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION": ("pDriverVersionBuffer", "sizeOfStrings", 1),
+}
+
+Read = Callable[[int, int], bytes | None]
+
+
+@dataclass
+class Block:
+    """A block an ioctl points to; `at` is the pointer's offset in block `inside` (-1: its own)."""
+
+    at: int
+    inside: int
+    address: int
+    size: int
+
+
+@dataclass
+class Rules:
+    """The rules of one branch; see the module."""
+
+    uvm: dict[int, int] = field(default_factory=dict)
+    pointing: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    classes: dict[int, int] = field(default_factory=dict)
+    lists: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: abi.Abi) -> Rules:
+        """Take the offsets and sizes from a branch's tables."""
+        rules = cls()
+        for ioctl in table.ioctls.values():
+            if ioctl.node == "uvm":
+                rules.uvm[ioctl.number] = table.structs[ioctl.struct].size
+        for name, (call, *members) in _POINTING.items():
+            layout = table.structs[name]
+            places = [layout.offset_of(member) if member else -1 for member in members]
+            key = table.ioctls[call].number | layout.size << 16
+            rules.pointing[key] = (places[0], places[1], places[2], places[3])
+        for number, rule in table.classes.items():
+            block = table.structs.get(rule.struct) if rule.struct else None
+            if block is not None:
+                rules.classes[number] = block.size
+        for control, (pointer, count, item) in _LISTS.items():
+            if control not in table.constants:
+                continue
+            command = table.constants[control]
+            block = table.structs.get(table.parameters_of_control(command) or "")
+            if block is not None and pointer in block.fields:
+                entry = (block.offset_of(pointer), block.offset_of(count), item)
+                rules.lists.setdefault(command, []).append(entry)
+        return rules
+
+    def text(self) -> str:
+        """The rules as the preload library reads them."""
+        lines = [f"u {number:#x} {size}" for number, size in self.uvm.items()]
+        for key, places in self.pointing.items():
+            lines.append(f"p {key:#x} {' '.join(map(str, places))}")
+        lines += [f"c {number:#x} {size}" for number, size in self.classes.items()]
+        for command, entries in self.lists.items():
+            lines += [f"n {command:#x} {' '.join(map(str, entry))}" for entry in entries]
+        return "\n".join(lines) + "\n"
+
+    def own_size(self, request: int) -> int:
+        """Bytes of an ioctl's own block."""
+        if (request >> 8) & 0xFF == _MAGIC and request >> 16:
+            return (request >> 16) & 0x3FFF
+        return self.uvm.get(request, 0)
+
+    def blocks(self, request: int, own: bytes, read: Read) -> Iterator[Block]:
+        """The blocks that an ioctl's own block points to; `read(address, size)` reads memory."""
+        if (request >> 8) & 0xFF != _MAGIC:
+            return
+        places = self.pointing.get((request & 0xFF) | ((request >> 16) & 0x3FFF) << 16)
+        if places is None:
+            return
+        pointer, length, number, command = places
+        address, size = word(own, pointer, 8), word(own, length, 4)
+        if not size and number >= 0:
+            size = self.classes.get(word(own, number, 4), 0)
+        if not address or not size:
+            return
+        yield Block(pointer, -1, address, size)
+        if command < 0:
+            return
+        entries = self.lists.get(word(own, command, 4), ())
+        outer = read(address, min(size, LIMIT)) if entries else None
+        for at, count, item in entries:
+            if outer is not None:
+                inner, total = word(outer, at, 8), word(outer, count, 4) * item
+                if inner and total:
+                    yield Block(at, 0, inner, total)
+
+
+def word(raw: bytes, at: int, size: int) -> int:
+    """A little-endian number inside of a block; 0 where it does not reach."""
+    return int.from_bytes(raw[at : at + size], "little") if 0 <= at <= len(raw) - size else 0
