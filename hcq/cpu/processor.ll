@@ -5,9 +5,13 @@
 %Bell = type { [64 x i8], [64 x i8], i64 }                ; mutex, condition, sequence number
 %Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr }
 ;               head tail stop fault current ring mask bell pool
-%Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32] }
+%Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32],
+               i64, [64 x %Known] }
 ;              mutex      work       done       generation active stop workers kernel kernarg next total
-;                                                                               chunk grid and block
+;              chunk grid and block, spin, known
+; spin: nanoseconds that a thread looks for more work before it sleeps. known: how long a group of a
+; kernel took when it last ran, in a place found by the kernel's address; the queue's thread only.
+%Known = type { ptr, i64 }                                ; kernel, nanoseconds a group (at least 1)
 %Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
 %Time = type { i64, i64 }
 
@@ -17,6 +21,8 @@ declare i32 @pthread_cond_broadcast(ptr)
 declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
 declare i32 @clock_gettime(i32, ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)
 
 ; Nanoseconds of CLOCK_MONOTONIC.
 define internal i64 @now() {
@@ -28,6 +34,43 @@ define internal i64 @now() {
   %scaled = mul i64 %seconds, 1000000000
   %total = add i64 %scaled, %rest
   ret i64 %total
+}
+
+; Look at a word for at most so many nanoseconds, until it is no longer `old`; true if it is not.
+; @relax, which processor.py adds, tells the processor that this is a loop that waits.
+define internal i1 @changes(ptr %at, i64 %old, i64 %nanoseconds) {
+entry:
+  %first = load atomic i64, ptr %at acquire, align 8
+  %changed = icmp ne i64 %first, %old
+  %never = icmp eq i64 %nanoseconds, 0
+  %at.once = or i1 %changed, %never
+  br i1 %at.once, label %leave, label %begin
+leave:
+  ret i1 %changed
+begin:
+  %start = call i64 @now()
+  br label %round
+round:
+  br label %look
+look:
+  %count = phi i64 [ 0, %round ], [ %count.next, %again ]
+  call void @relax()
+  %value = load atomic i64, ptr %at acquire, align 8
+  %differs = icmp ne i64 %value, %old
+  br i1 %differs, label %yes, label %again
+again:
+  %count.next = add i64 %count, 1
+  %more = icmp ult i64 %count.next, 16
+  br i1 %more, label %look, label %clock
+clock:
+  %time = call i64 @now()
+  %waited = sub i64 %time, %start
+  %over = icmp uge i64 %waited, %nanoseconds
+  br i1 %over, label %no, label %round
+yes:
+  ret i1 1
+no:
+  ret i1 0
 }
 
 ; Wait on a condition for at most so many nanoseconds; the mutex is held.
@@ -117,9 +160,14 @@ entry:
   %mask = load i64, ptr %mask.at
   %bell = load ptr, ptr %bell.at
   %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
+  %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
+  %pool = load ptr, ptr %pool.at
+  %spin.at = getelementptr %Pool, ptr %pool, i32 0, i32 13
+  %spin = load i64, ptr %spin.at
   br label %look
 look:
   %head = load i64, ptr %queue
+  %busy = call i1 @changes(ptr %tail.at, i64 %head, i64 %spin)
   %a = call i32 @pthread_mutex_lock(ptr %bell)
   br label %check
 check:
@@ -270,8 +318,8 @@ timestamp:
   br label %next
 }
 
-; Run all groups of a launch: the first here and now; the rest too when they are few or quick, else on
-; all threads of the pool.
+; Run all groups of a launch: here when they are few or quick, else on all threads of the pool. How
+; long a group takes is known from the kernel's last launch; for the first, group 0 runs here alone.
 define internal void @launch(ptr %queue, ptr %words) {
 entry:
   %record = alloca %Launch
@@ -299,36 +347,64 @@ entry:
   %alone = icmp eq i64 %workers, 0
   %few = icmp ult i64 %total, 2
   %here = or i1 %alone, %few
-  br i1 %here, label %all, label %probe
+  br i1 %here, label %all, label %recall
 all:
   call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 0, i64 %total)
   ret void
-probe:
+
+recall:
+  %address = ptrtoint ptr %kernel to i64
+  %mixed = mul i64 %address, 11400714819323198485          ; 2^64 / the golden ratio: spreads addresses
+  %slot = lshr i64 %mixed, 58
+  %known = getelementptr %Pool, ptr %pool, i32 0, i32 14, i64 %slot
+  %known.kernel = load ptr, ptr %known
+  %known.took.at = getelementptr %Known, ptr %known, i32 0, i32 1
+  %known.took = load i64, ptr %known.took.at
+  %is.known = icmp eq ptr %known.kernel, %kernel
   %before = call i64 @now()
+  br i1 %is.known, label %judge, label %probe
+probe:
   call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 0, i64 1)
-  %after = call i64 @now()
-  %took = sub i64 %after, %before
-  %left = sub i64 %total, 1
+  %probed = call i64 @now()
+  %probe.took = sub i64 %probed, %before
+  store ptr %kernel, ptr %known
+  %probe.some = or i64 %probe.took, 1
+  store i64 %probe.some, ptr %known.took.at
+  br label %judge
+judge:
+  %first = phi i64 [ 0, %recall ], [ 1, %probe ]
+  %took = phi i64 [ %known.took, %recall ], [ %probe.some, %probe ]
+  %left = sub i64 %total, %first
   %estimate = mul i64 %took, %left
   %quick = icmp ult i64 %estimate, 20000
   br i1 %quick, label %rest, label %share
 rest:
-  call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 1, i64 %total)
+  %rest.before = call i64 @now()
+  call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 %first, i64 %total)
+  %rest.after = call i64 @now()
+  %rest.took = sub i64 %rest.after, %rest.before
+  %rest.each = udiv i64 %rest.took, %left
+  %rest.some = or i64 %rest.each, 1
+  store i64 %rest.some, ptr %known.took.at
   ret void
+
 share:
+  ; A piece is what takes 30 us, but at most an eighth of a thread's share: the threads end together.
+  %enough = udiv i64 30000, %took
+  %threads = add i64 %workers, 1
+  %pieces = mul i64 %threads, 8
+  %share.size = udiv i64 %left, %pieces
+  %smaller = call i64 @llvm.umin.i64(i64 %enough, i64 %share.size)
+  %chunk = call i64 @llvm.umax.i64(i64 %smaller, i64 1)
   %a = call i32 @pthread_mutex_lock(ptr %pool)
   %pool.kernel = getelementptr %Pool, ptr %pool, i32 0, i32 7
   store ptr %kernel, ptr %pool.kernel
   %pool.kernarg = getelementptr %Pool, ptr %pool, i32 0, i32 8
   store ptr %kernarg, ptr %pool.kernarg
   %pool.next = getelementptr %Pool, ptr %pool, i32 0, i32 9
-  store atomic i64 1, ptr %pool.next release, align 8
+  store atomic i64 %first, ptr %pool.next release, align 8
   %pool.total = getelementptr %Pool, ptr %pool, i32 0, i32 10
   store i64 %total, ptr %pool.total
-  %threads = add i64 %workers, 1
-  %pieces = mul i64 %threads, 8
-  %share.size = udiv i64 %left, %pieces
-  %chunk = add i64 %share.size, 1
   %pool.chunk = getelementptr %Pool, ptr %pool, i32 0, i32 11
   store i64 %chunk, ptr %pool.chunk
   %pool.shape = getelementptr %Pool, ptr %pool, i32 0, i32 12
@@ -336,18 +412,35 @@ share:
   %generation.at = getelementptr %Pool, ptr %pool, i32 0, i32 3
   %generation = load i64, ptr %generation.at
   %generation.next = add i64 %generation, 1
-  store i64 %generation.next, ptr %generation.at
+  store atomic i64 %generation.next, ptr %generation.at release, align 8
   %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
   %b = call i32 @pthread_cond_broadcast(ptr %work)
   %c = call i32 @pthread_mutex_unlock(ptr %pool)
-  call void @claim(ptr %pool)
+  %share.before = call i64 @now()
+  %ran = call i64 @claim(ptr %pool)
+  %share.after = call i64 @now()
+  %ran.some = call i64 @llvm.umax.i64(i64 %ran, i64 1)
+  %share.took = sub i64 %share.after, %share.before
+  %share.each = udiv i64 %share.took, %ran.some
+  %share.some = or i64 %share.each, 1
+  store i64 %share.some, ptr %known.took.at
   %stop.at = getelementptr %Queue, ptr %queue, i32 0, i32 2
   %active.at = getelementptr %Pool, ptr %pool, i32 0, i32 4
   %done = getelementptr %Pool, ptr %pool, i32 0, i32 2
+  ; The other threads are in their last pieces: look for their end first, which costs no waking.
+  %spin.at = getelementptr %Pool, ptr %pool, i32 0, i32 13
+  %spin = load i64, ptr %spin.at
+  %active.first = load atomic i64, ptr %active.at acquire, align 8
+  %none.active = icmp eq i64 %active.first, 0
+  br i1 %none.active, label %close, label %watch
+watch:
+  %moved = call i1 @changes(ptr %active.at, i64 %active.first, i64 %spin)
+  br label %close
+close:
   %d = call i32 @pthread_mutex_lock(ptr %pool)
   br label %look
 look:
-  %active = load i64, ptr %active.at
+  %active = load atomic i64, ptr %active.at acquire, align 8
   %idle = icmp eq i64 %active, 0
   %stop = load atomic i64, ptr %stop.at acquire, align 8
   %stopped = icmp ne i64 %stop, 0
@@ -375,8 +468,8 @@ done:
   ret void
 }
 
-; Take chunks of the pool's launch until none is left.
-define internal void @claim(ptr %pool) {
+; Take chunks of the pool's launch until none is left; returns how many groups it ran.
+define internal i64 @claim(ptr %pool) {
 entry:
   %record = alloca %Launch
   %record.shape = getelementptr %Launch, ptr %record, i32 0, i32 2
@@ -394,6 +487,7 @@ entry:
   %chunk = load i64, ptr %chunk.at
   br label %take
 take:
+  %ran = phi i64 [ 0, %entry ], [ %ran.next, %run ]
   %stop = load atomic i64, ptr %stop.at acquire, align 8
   %stopped = icmp ne i64 %stop, 0
   br i1 %stopped, label %done, label %add
@@ -406,9 +500,11 @@ run:
   %beyond = icmp ugt i64 %end, %total
   %last = select i1 %beyond, i64 %total, i64 %end
   call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 %first, i64 %last)
+  %count = sub i64 %last, %first
+  %ran.next = add i64 %ran, %count
   br label %take
 done:
-  ret void
+  ret i64 %ran
 }
 
 ; Tell a pool's threads to end.
@@ -431,6 +527,8 @@ entry:
   %active.at = getelementptr %Pool, ptr %pool, i32 0, i32 4
   %stop.at = getelementptr %Pool, ptr %pool, i32 0, i32 5
   %total.at = getelementptr %Pool, ptr %pool, i32 0, i32 10
+  %spin.at = getelementptr %Pool, ptr %pool, i32 0, i32 13
+  %spin = load i64, ptr %spin.at
   %a = call i32 @pthread_mutex_lock(ptr %pool)
   br label %look
 look:
@@ -459,12 +557,15 @@ enter:
   %active.more = add i64 %active, 1
   store i64 %active.more, ptr %active.at
   %c = call i32 @pthread_mutex_unlock(ptr %pool)
-  call void @claim(ptr %pool)
+  %ran = call i64 @claim(ptr %pool)
   %d = call i32 @pthread_mutex_lock(ptr %pool)
   %active.now = load i64, ptr %active.at
   %active.less = sub i64 %active.now, 1
-  store i64 %active.less, ptr %active.at
+  store atomic i64 %active.less, ptr %active.at release, align 8
   %e = call i32 @pthread_cond_broadcast(ptr %done)
+  %f = call i32 @pthread_mutex_unlock(ptr %pool)
+  %more = call i1 @changes(ptr %generation.at, i64 %generation, i64 %spin)
+  %g = call i32 @pthread_mutex_lock(ptr %pool)
   br label %finished
 finished:
   br label %look

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,9 @@ JOIN_LIMIT_S = 0.2  # a thread that runs no kernel ends within microseconds of b
 # Queue, in 64-bit words.
 HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL = range(9)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
-POOL_WORKERS = 24 + 3
-BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 9, 24 + 12
+POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 9, 24 + 13 + 2 * 64
+SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
 
 
 class Native:
@@ -47,6 +49,16 @@ class Native:
         self.work = entry("ugpu_work", None, pointer)
 
 
+# What a loop that waits tells the processor; appended to processor.ll.
+_RELAX = "define internal void @relax() { ret void }"
+_RELAX_X86 = """
+declare void @llvm.x86.sse2.pause()
+define internal void @relax() {
+  call void @llvm.x86.sse2.pause()
+  ret void
+}
+"""
+
 _build_lock = threading.Lock()
 
 
@@ -65,7 +77,8 @@ def _build() -> Native:
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
     source = Path(__file__).with_name("processor.ll").read_text(encoding="utf-8")
-    module = llvm.parse_assembly(source, llvm.create_context())
+    relax = _RELAX_X86 if llvm.get_process_triple().startswith("x86_64") else _RELAX
+    module = llvm.parse_assembly(source + relax, llvm.create_context())
     module.triple = llvm.get_process_triple()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), opt=2
@@ -113,11 +126,17 @@ class Bell:
 
 
 class Pool:
-    """Threads that help with launches of many groups. Serves one queue."""
+    """Threads that help with launches of many groups. Serves one queue.
+
+    They and the queue's own look for more work for SPIN_NS before they sleep, if there is a
+    processor for each.
+    """
 
     def __init__(self, workers: int, name: str) -> None:
         self.state = Words(POOL_WORDS)
         self.state[POOL_WORKERS] = workers
+        alone = workers == 0 or workers >= len(os.sched_getaffinity(0))
+        self.state[POOL_SPIN] = 0 if alone else SPIN_NS
         self.threads = [
             _start(native().work, self.state, f"{name} worker {number}")
             for number in range(workers)

@@ -142,6 +142,24 @@ def test_every_group_runs_exactly_once_on_all_threads(cpu: CpuDevice) -> None:
             assert (cells.numpy(np.uint32) == turn).all()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_launches_right_after_each_other_share_no_group(threads: int) -> None:
+    """Threads still looking for work, threads asleep, kernels known to be quick and not."""
+    counts = [1, 2, 3, 500, 2, 64, 5000, 1, 700, 3] * 20
+    with hcq.open("cpu", threads=threads) as device:
+        most = max(counts)
+        with device.load(build(COUNT, device.target)) as program, device.alloc(4 * most) as cells:
+            cells.fill(0)
+            with device.queue() as queue:
+                for count in counts:
+                    queue.launch(program["count"], grid=(count,), block=(1,), args=(cells,))
+                    queue.barrier()
+            expected = np.zeros(most, np.uint32)
+            for count in counts:
+                expected[:count] += 1
+            assert (cells.numpy(np.uint32) == expected).all()
+
+
 @given(st.data())
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
