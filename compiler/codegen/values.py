@@ -138,6 +138,10 @@ class Values(Lines):
             return self.new(f"extractelement {vector} {sources[0]}, i32 {node.arg}")
         if op in ("pack", "broadcast"):
             return self._vector(node, sources if op == "pack" else sources * node.lanes, kind)
+        if op == "shuffle":
+            mask = ", ".join(f"i32 {lane}" for lane in node.arg)
+            pair = f"{kind} {sources[0]}, {kind} {sources[1]}"
+            return self.new(f"shufflevector {pair}, <{node.lanes} x i32> <{mask}>")
         if op == "cast":
             return self._cast(sources[0], node.sources[0].dtype, dtype, node.lanes)
         if op == "bitcast":

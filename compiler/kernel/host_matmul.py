@@ -1,10 +1,11 @@
 """Blocked matrix product for the host.
 
 A group computes a tile of the output. Slices of both factors are packed so that the inner loop
-reads memory in order: the left one as panels of ROWS rows, the right one as panels of a few
-vectors of columns. The inner loop multiplies two panels into ROWS x panel totals that stay in
-registers. Packing evaluates whatever was fused into a factor once per element and tile; what lies
-outside is zero.
+reads memory in order: the right one as panels of a few vectors of columns, the left one row by row
+where its memory runs along the depth, else as panels of a few rows. The inner loop multiplies two
+panels into totals that stay in registers. Packing (compiler.kernel.host_packing) evaluates whatever
+was fused into a factor once per element and tile. What lies outside of a factor is not written;
+the totals made of it are not stored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
 from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.host_packing import Packing, bound
 from compiler.kernel.ir import (
     Kernel,
     Loop,
@@ -27,7 +29,6 @@ from compiler.kernel.ir import (
     substitute,
     value,
 )
-from compiler.kernel.spread import unit_stride
 from hcq.target import TargetSpec
 
 DEPTH = 256  # of a slice: a panel of the right factor then fits the first-level cache
@@ -49,15 +50,17 @@ class _Blocked:
         self.parts = parts
         self.dtype = parts.reduce.dtype
         self.lanes = max(2, target.vector_bytes // self.dtype.itemsize)
-        # registers: with 512-bit vectors there are 32, else 16, and totals may take most of them
-        self.vectors = 2
-        self.panel_rows = _panel_rows(parts.rows.size, 14 if target.vector_bytes >= 64 else 6)
+        registers = 32 if target.vector_bytes >= 64 else 16
+        self.panel_rows, self.vectors = _panel_shape(
+            parts.rows.size, parts.columns.size, self.lanes, registers
+        )
         self.panel_columns = self.vectors * self.lanes
-        self.depth = -(-parts.depth.size // -(-parts.depth.size // DEPTH))
+        self.depth = _share(parts.depth.size, DEPTH)
         self.row_panels, self.column_panels = self.tile_shape(target.compute_units)
         self.tall = self.row_panels * self.panel_rows
         self.wide = self.column_panels * self.panel_columns
         self.slices = -(-parts.depth.size // self.depth)
+        self.once = self.slices == 1 and not parts.outer
         self.grid = (
             -(-parts.columns.size // self.wide),
             -(-parts.rows.size // self.tall),
@@ -68,8 +71,13 @@ class _Blocked:
         group = group_range(2, self.grid[2]).index()
         sizes = tuple(r.size for r in parts.batch)
         self.batch = dict(zip(parts.batch, unflatten(group, sizes), strict=True))
-        self.left = Memory("left", self.dtype, self.tall * self.depth, "local")
-        self.right = Memory("right", self.dtype, self.wide * self.depth, "local")
+        slice_start = Range("slice", self.slices).index() * self.depth
+        self.depth_bound = bound(parts.depth.size, slice_start, self.depth)
+        packing = Packing(self.dtype, self.lanes, parts.depth, self.depth, slice_start, self.batch)
+        self.left = packing.left(parts.left, parts.rows, self.row_start, self.panel_rows, self.tall)
+        self.right = packing.right(
+            parts.right, parts.columns, self.column_start, self.panel_columns, self.wide
+        )
         self.tile = Memory("tile", self.dtype, self.tall * self.wide, "local")
         count = self.panel_rows * self.vectors
         self.totals = Memory("totals", self.dtype, count, "register", self.lanes)
@@ -96,71 +104,27 @@ class _Blocked:
         return _share(row_panels, tall), _share(column_panels, wide)
 
     def kernel(self) -> Kernel:
-        parts = self.parts
-        slice_start = Range("slice", self.slices).index() * self.depth
-        rows, columns = parts.rows, parts.columns
-        body: tuple[Statement, ...] = (
-            *self.pack(
-                "a", self.left, parts.left, rows, self.row_start, self.panel_rows,
-                self.row_panels, slice_start,
-            ),
-            *self.pack(
-                "b", self.right, parts.right, columns, self.column_start, self.panel_columns,
-                self.column_panels, slice_start,
-            ),
-            self.multiply(),
-        )  # fmt: skip
+        body = (*self.left.statements, *self.right.statements, self.multiply())
         accumulate: Statement = Loop(Range("slice", self.slices), body)
-        for counter in reversed(parts.outer):
+        for counter in reversed(self.parts.outer):
             accumulate = Loop(counter, (accumulate,))
+        memories = (*self.left.memories, *self.right.memories, self.tile, self.totals)
+        cleared = () if self.once else (self.clear(),)
         return Kernel(
             "kernel",
             (self.computation.output, *self.computation.inputs),
-            (self.left, self.right, self.tile, self.totals),
+            memories,
             self.grid,
             1,
-            (self.clear("clear", self.tile), accumulate, self.finish()),
+            (*cleared, accumulate, self.finish()),
         )
 
-    def clear(self, name: str, memory: Memory) -> Loop:
-        """Zero a local memory, a vector at a time where that divides."""
-        lanes = self.lanes if memory.count % self.lanes == 0 else 1
-        counter = Range(name, memory.count // lanes)
-        return Loop(counter, (Store(memory, counter.index() * lanes, self.zero(lanes)),))
+    def clear(self) -> Loop:
+        counter = Range("clear", self.tile.count // self.lanes)
+        return Loop(counter, (Store(self.tile, counter.index() * self.lanes, self.zero()),))
 
-    def zero(self, lanes: int) -> Value:
-        number = const(0, self.dtype)
-        return number if lanes == 1 else value("broadcast", self.dtype, (number,), lanes=lanes)
-
-    def pack(
-        self, name: str, memory: Memory, factor: Value, across: Range, start: Index,
-        width: int, panels: int, slice_start: Index,
-    ) -> list[Statement]:  # fmt: skip
-        """memory[panel][k][i] = factor(start + panel * width + i, slice_start + k)."""
-        depth = self.parts.depth
-        panel, step = Range(name + "_panel", panels), Range(name + "_step", self.depth)
-        element = Range(name + "_element", width)
-        first = start + panel.index() * width
-        places = {
-            **self.batch,
-            across: first + element.index(),
-            depth: slice_start + step.index(),
-        }
-        at = (panel.index() * self.depth + step.index()) * width + element.index()
-        body: Statement = Store(memory, at, substitute(factor, places))
-        across_bound = _bound(across.size, first, panels * width)
-        depth_bound = _bound(depth.size, slice_start, self.depth)
-        deep = unit_stride(factor, depth) and not unit_stride(factor, across)
-        # either way memory is read in order: along the depth of one row, or along a whole row
-        order = [(step, depth_bound), (element, across_bound), (panel, None)]
-        if not deep:
-            order = [(element, across_bound), (panel, None), (step, depth_bound)]
-        for counter, bound in order:
-            body = Loop(counter, (body,), bound)
-        statements: list[Statement] = [body]
-        if across.size % (panels * width) or depth.size % self.depth:
-            statements.insert(0, self.clear(name + "_clear", memory))
-        return statements
+    def zero(self) -> Value:
+        return value("broadcast", self.dtype, (const(0, self.dtype),), lanes=self.lanes)
 
     def multiply(self) -> Statement:
         """tile += left slice * right slice, panel by panel."""
@@ -170,12 +134,12 @@ class _Blocked:
         )
         step = Range("step", self.depth)
         lanes, height, vectors = self.lanes, self.panel_rows, self.vectors
-        left_at = (rows.index() * self.depth + step.index()) * height
-        right_at = (columns.index() * self.depth + step.index()) * self.panel_columns
         inner: list[Statement] = []
-        right = [load(self.right, right_at + v * lanes, lanes=lanes) for v in range(vectors)]
+        right = [
+            self.right.load(columns.index(), step.index(), v * lanes, lanes) for v in range(vectors)
+        ]
         for row in range(height):
-            number = load(self.left, left_at + row)
+            number = self.left.load(rows.index(), step.index(), row, 1)
             left = value("broadcast", self.dtype, (number,), lanes=lanes)
             for v in range(vectors):
                 at = constant(row * vectors + v)
@@ -188,9 +152,10 @@ class _Blocked:
                 at = constant(row * vectors + v)
                 place = (rows.index() * height + row) * self.wide
                 place = place + columns.index() * self.panel_columns + v * lanes
-                before.append(Store(self.totals, at, load(self.tile, place, lanes=lanes)))
+                start = self.zero() if self.once else load(self.tile, place, lanes=lanes)
+                before.append(Store(self.totals, at, start))
                 after.append(Store(self.tile, place, load(self.totals, at, lanes=lanes)))
-        panel = (*before, Loop(step, tuple(inner)), *after)
+        panel = (*before, Loop(step, tuple(inner), self.depth_bound), *after)
         # a panel that lies wholly outside the output is not computed
         row_bound = _panels(self.parts.rows.size, self.row_start, self.panel_rows, self.row_panels)
         column_bound = _panels(
@@ -212,15 +177,28 @@ class _Blocked:
         result = replace(root, substitute(parts.reduce, places), total)
         position = computation.position.substitute(places)
         store = Store(computation.output, position, result)
-        inner = Loop(column, (store,), _bound(parts.columns.size, self.column_start, self.wide))
-        return Loop(row, (inner,), _bound(parts.rows.size, self.row_start, self.tall))
+        inner = Loop(column, (store,), bound(parts.columns.size, self.column_start, self.wide))
+        return Loop(row, (inner,), bound(parts.rows.size, self.row_start, self.tall))
 
 
-def _panel_rows(rows: int, most: int) -> int:
-    """Rows of a panel that cost the least in all: a step of a panel takes two multiplications a row
-    and what it takes to load the right factor, and the last panel may be filled in part."""
-    heights = range(min(4, most), most + 1)
-    return min(heights, key=lambda height: (-(-rows // height) * (2 * height + 1.5), height))
+def _panel_shape(rows: int, columns: int, lanes: int, registers: int) -> tuple[int, int]:
+    """Rows, and vectors of columns, of the panels that cost the least in all. A step of a panel
+    takes a multiplication for each pair and what it takes to load, and the last panels may be
+    filled in part; totals may take all registers but those for a row of the right factor and two.
+    """
+    shapes = [
+        (height, vectors)
+        for vectors in (1, 2, 3, 4)
+        for height in range(4, (registers - 2 - vectors) // vectors + 1)
+    ] or [(4, 2)]
+
+    def cost(shape: tuple[int, int]) -> float:
+        height, vectors = shape
+        panels = -(-rows // height) * -(-columns // (vectors * lanes))
+        loads = height + vectors
+        return panels * (max(height * vectors, 0.8 * loads) + 0.1 * loads + 0.3)
+
+    return min(shapes, key=lambda shape: (cost(shape), abs(shape[1] - 2), shape[0]))
 
 
 def _panels(size: int, start: Index, width: int, panels: int) -> Index | None:
@@ -233,8 +211,3 @@ def _panels(size: int, start: Index, width: int, panels: int) -> Index | None:
 def _share(count: int, most: int) -> int:
     """Split `count` into the fewest equal shares of at most `most`."""
     return -(-count // -(-count // most))
-
-
-def _bound(size: int, start: Index, step: int) -> Index | None:
-    """The loop bound that keeps start + counter below `size`, where steps do not divide it."""
-    return constant(size) - start if size % step else None

@@ -52,6 +52,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "extract": (1, "free"),  # arg: the lane
     "pack": (None, "free"),  # scalars to a vector
     "broadcast": (1, "free"),  # a scalar to all lanes
+    "shuffle": (2, "free"),  # arg: for each lane, the lane of the two vectors side by side
     "where": (3, "where"),
     "add": (2, "same"),
     "sub": (2, "same"),

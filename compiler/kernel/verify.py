@@ -25,7 +25,7 @@ from compiler.kernel.ir import (
 )
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
-               "matrix")  # fmt: skip
+               "shuffle", "matrix")  # fmt: skip
 
 
 class BrokenKernel(AssertionError):
@@ -146,6 +146,9 @@ class _Checker:
             self.index(node.arg, bound)
         elif node.op == "gate":
             self.conditions(node.arg, bound)
+        elif node.op == "shuffle":
+            known = len(node.arg) == node.lanes and all(0 <= a < 2 * node.lanes for a in node.arg)
+            _require(known, "a shuffle chooses among its sources' lanes", node)
         if node.op not in ("extract", "pack", "broadcast", "matrix"):
             same = all(s.lanes == node.lanes for s in node.sources)
             _require(same, "sources have the result's lanes", node)
