@@ -1,6 +1,5 @@
-"""The `ugpu` command. Verbs: ls, info, demo, serve, explain, sniff, doctor, bind, unbind, eject.
-
-All take --json.
+"""The `ugpu` command. Verbs: ls, info, smi, demo, serve, explain, sniff, doctor, bind, unbind,
+eject; all take --json.
 
 Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
 """
@@ -16,7 +15,7 @@ from pathlib import Path
 from hcq.config import config
 from hcq.errors import UgpuError, UsageError
 from hcq.log import configure, remove
-from tools import devices, doctor, pci
+from tools import devices, doctor, pci, smi
 from tools.console import Output
 
 SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
@@ -36,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("ls", parents=[shared], help="list the devices that can be opened")
     info = verbs.add_parser("info", parents=[shared], help="open a device and show its facts")
     info.add_argument("device", help="a name that `ugpu ls` shows, e.g. virtual:navi31")
+    read = verbs.add_parser("smi", parents=[shared], help="show what the sensors of GPUs read")
+    read.add_argument("devices", nargs="*", help="default: every GPU of this machine")
     demo = verbs.add_parser("demo", parents=[shared], help="classify digits on a device")
     demo.add_argument("--device", default="virtual:navi31", help="default: %(default)s")
     offer = verbs.add_parser("serve", parents=[shared], help="offer a virtual chip to others")
@@ -137,6 +138,8 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
             return devices.run_ls(out)
         case "info":
             return devices.run_info(arguments.device, out)
+        case "smi":
+            return smi.run(arguments.devices, out)
         case "demo":
             return run_demo(arguments.device, out)
         case "serve":

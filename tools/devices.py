@@ -5,19 +5,28 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import hcq
+from hcq.registry import DeviceEntry
+from tools import nvidia
 from tools.console import Output
 from tools.readings import read_sensors
 
 
 def run_ls(out: Output) -> int:
     """List every device name that hcq.open takes on this machine."""
-    listed = hcq.list_devices()
+    found = listed()
     out.table(
         ("device", "what it is", "facts"),
-        ((entry.name, entry.description, _facts(entry.facts)) for entry in listed),
+        ((entry.name, entry.description, _facts(entry.facts)) for entry in found),
     )
-    out.result([asdict(entry) for entry in listed])
+    out.result([asdict(entry) for entry in found])
     return 0
+
+
+def listed(machine: nvidia.NvidiaMachine | None = None) -> list[DeviceEntry]:
+    """What hcq lists, real devices first, with what the machine knows of NVIDIA's GPUs."""
+    through_driver = {entry.name: entry for entry in nvidia.entries(machine)}
+    known = [through_driver.pop(entry.name, entry) for entry in hcq.list_devices()]
+    return [*through_driver.values(), *known]
 
 
 def _facts(facts: dict[str, object]) -> str:
@@ -29,6 +38,7 @@ def run_info(name: str, out: Output) -> int:
     with hcq.open(name) as device:
         facts: dict[str, object] = {"name": device.name, "target": device.target.name}
         facts |= device.info()
+        facts |= next((entry.facts for entry in listed() if entry.name == name), {})
         readings = read_sensors(device)
     rows = list(_flat(facts))
     rows += [(f"sensor {reading.title}", reading) for reading in readings]

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import resource
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from am.chips.navi31 import facts as navi31
@@ -17,20 +17,14 @@ from hcq.config import Config, config
 from hcq.errors import UgpuError
 from hcq.transport import pci_function
 from hcq.transport.system import System
+from tools import doctor_nvidia
+from tools.finding import Finding
+from tools.nvidia import NvidiaMachine
 from tools.pci import CHECKS
 
 VFIO_RULE = 'SUBSYSTEM=="vfio", OWNER="root", GROUP="vfio", MODE="0660"'
 SMALL_BAR = 256 << 20
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at. state: "ok", "missing" (stops hardware from working) or "note"."""
-
-    check: str
-    state: str
-    detail: str
-    remedy: str = ""
+NVIDIA = 0x10DE
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ def pci_functions(root: Path) -> Iterator[PciFunction]:
             continue  # hot-unplugged while we looked
         if kind >> 16 != 0x03 and kind >> 8 != 0x1200:  # display; processing accelerator
             continue
-        if vendor not in (0x1002, 0x10DE):
+        if vendor not in (0x1002, NVIDIA):
             continue
         bars = []
         for line in lines[:6]:
@@ -102,16 +96,29 @@ class Doctor:
 
     def findings(self) -> list[Finding]:
         functions = list(pci_functions(self.root))
-        return [
-            *self.packages(),
-            *self.devices(functions),
+        ours = [function for function in functions if function.known]
+        nvidia = NvidiaMachine(self.root)
+        bare_metal = [
             *self.iommu(),
             *self.vfio(),
             *self.type1(),
             *self.no_iommu(),
             *self.memory_lock(),
             *self.firmware(),
-            *(item for function in functions if function.known for item in self.function(function)),
+        ]
+        if not ours and doctor_nvidia.usable(nvidia):
+            # Nothing on this machine needs them: its GPUs are reached through the kernel's driver.
+            bare_metal = [
+                replace(each, state="note") if each.state == "missing" else each
+                for each in bare_metal
+            ]
+        wanted = any(function.vendor == NVIDIA for function in functions)
+        return [
+            *self.packages(),
+            *self.devices(functions),
+            *doctor_nvidia.findings(nvidia, expected=wanted),
+            *bare_metal,
+            *(item for function in ours for item in self.function(function)),
         ]
 
     def packages(self) -> Iterator[Finding]:
@@ -141,6 +148,8 @@ class Doctor:
             name = f"pci:{function.address} {function.vendor:04x}:{function.device:04x}"
             if function.known:
                 yield Finding("device", "ok", f"{name} is a chip we drive")
+            elif function.vendor == NVIDIA and function.driver == "nvidia":
+                yield Finding("device", "ok", f"{name} is reached through the nvidia driver")
             else:
                 yield Finding("device", "note", f"{name} is not a chip we drive yet")
 

@@ -1,0 +1,69 @@
+"""`ugpu smi`: what the sensors of every GPU read, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+import hcq
+from hcq.errors import UgpuError
+from tools.console import Output
+from tools.devices import listed
+from tools.readings import Reading, read_sensors
+
+#: kinds of names that are no GPU of this machine
+_NOT_GPUS = ("cpu", "virtual:")
+#: column -> beginnings of the sensors' names that belong there; the rest come last
+COLUMNS = (
+    ("temperature", ("temperature",)),
+    ("power", ("power",)),
+    ("clocks", ("clock",)),
+    ("memory", ("memory",)),
+    ("load", ("usage",)),
+    ("fans", ("fan",)),
+)
+
+
+def gpus() -> list[str]:
+    """The names of this machine's own GPUs."""
+    return [entry.name for entry in listed() if not entry.name.startswith(_NOT_GPUS)]
+
+
+def _cell(readings: Iterable[Reading], beginnings: Sequence[str]) -> str:
+    return ", ".join(
+        f"{reading.label} {reading}".strip()
+        for reading in readings
+        if reading.name.startswith(tuple(beginnings))
+    )
+
+
+def _row(name: str, readings: Sequence[Reading]) -> list[str]:
+    known = tuple(each for _, beginnings in COLUMNS for each in beginnings)
+    rest = [f"{r.title} {r}" for r in readings if not r.name.startswith(known)]
+    cells = [_cell(readings, beginnings) for _, beginnings in COLUMNS]
+    return [name, *cells, ", ".join(rest)]
+
+
+def run(names: Sequence[str], out: Output) -> int:
+    """Read the sensors of the named devices, else of every GPU; 1 if one could not be opened."""
+    rows: list[list[str]] = []
+    results: list[dict[str, object]] = []
+    failed = False
+    for name in names or gpus():
+        try:
+            with hcq.open(name) as device:
+                readings = read_sensors(device)
+        except UgpuError as error:
+            failed = True
+            rows.append([name, f"{type(error).__name__}: {error}"])
+            results.append({"device": name, "error": type(error).__name__, "message": str(error)})
+            continue
+        rows.append(_row(name, readings))
+        results.append({"device": name, "sensors": [asdict(reading) for reading in readings]})
+    if not rows:
+        out.say("no GPU of this machine can be opened; `ugpu doctor` says what is missing")
+    headings = ("device", *(title for title, _ in COLUMNS), "more")
+    width = len(headings)
+    out.table(headings, [row + [""] * (width - len(row)) for row in rows])
+    out.result(results)
+    return 1 if failed else 0
