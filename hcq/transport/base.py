@@ -85,10 +85,28 @@ class DmaMemory(Protocol):
 
 
 class Interrupts(Protocol):
-    """Message-signalled interrupts of the function."""
+    """Message-signalled interrupts (MSI-X or MSI) of the function: one or several vectors.
 
-    def wait(self, limit_s: float) -> bool:
-        """Block until an interrupt came since the last call; False after `limit_s`."""
+    Vector 0 is delivered from the start; `enable` asks for more. Each vector is counted by itself,
+    and several interrupts of a vector may be seen as one.
+    """
+
+    @property
+    def vectors(self) -> int:
+        """How many the function offers, at least 1."""
+        ...
+
+    def enable(self, count: int) -> None:
+        """Have vectors 0 to `count` - 1 delivered; BadArgument for more than there are.
+
+        Those that were enabled stay so. Messages that the device sends during this call may be
+        lost: enable all before the device may send any.
+        """
+        ...
+
+    def wait(self, limit_s: float, vector: int = 0) -> bool:
+        """Block until an interrupt came on `vector` since the last call; False after `limit_s`.
+        BadArgument for a vector that is not enabled."""
         ...
 
 

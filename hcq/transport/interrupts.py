@@ -4,40 +4,74 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from hcq.errors import Closed
+from hcq.errors import BadArgument, Closed
 from hcq.transport.system import System
 
 CLOSE_LIMIT_S = 1.0  # a waiter that was woken needs a time slice to leave, no more
 
 
 class EventInterrupts:
-    """Interrupts of a function, counted on one eventfd; owned by its transport.
+    """Interrupts of a function, an eventfd for each vector; owned by its transport.
 
-    `wait` may block in a thread of its own; `close` from another thread wakes it, and it raises
-    Closed. `stop` ends a wait early without an interrupt (the device is being taken away).
+    `wait` may block in a thread of its own, also in one for each vector; `close` from another
+    thread wakes them, and they raise Closed. `stop` ends a wait early without an interrupt (the
+    device is being taken away).
     """
 
-    def __init__(self, system: System) -> None:
+    def __init__(
+        self, system: System, vectors: int, deliver: Callable[[Sequence[int]], None]
+    ) -> None:
+        """vectors: how many the function offers. deliver: has the kernel signal an eventfd for
+        each vector from 0 on, and those only; called here for vector 0."""
+        self.vectors = vectors
         self._system = system
-        self.descriptor = system.eventfd()
+        self._deliver = deliver
+        self._events: list[int] = []
         self._wake = system.eventfd()
         self._stopped = False
         self._closed = False
         self._waiters = 0
         self._changed = threading.Condition()
+        try:
+            self.enable(1)
+        except BaseException:
+            self.close()
+            raise
 
-    def wait(self, limit_s: float) -> bool:
-        """Block until an interrupt came since the last call; False after `limit_s` seconds, and at
-        once when the device is being taken away."""
+    def enable(self, count: int) -> None:
+        """Have vectors 0 to `count` - 1 delivered. See hcq.transport.base.Interrupts."""
+        if not 1 <= count <= self.vectors:
+            raise BadArgument("the function has not so many", wanted=count, vectors=self.vectors)
         with self._changed:
             self._check()
+            more = [self._system.eventfd() for _ in range(count - len(self._events))]
+            if not more:
+                return
+            try:
+                self._deliver((*self._events, *more))
+            except BaseException:
+                for descriptor in more:
+                    self._system.close(descriptor)
+                raise
+            self._events += more
+
+    def wait(self, limit_s: float, vector: int = 0) -> bool:
+        """Block until an interrupt came on `vector` since the last call; False after `limit_s`
+        seconds, and at once when the device is being taken away."""
+        with self._changed:
+            self._check()
+            if not 0 <= vector < len(self._events):
+                raise BadArgument(
+                    "that vector is not enabled", vector=vector, enabled=len(self._events)
+                )
+            event = self._events[vector]
             self._waiters += 1
         try:
-            ready = self._system.poll((self.descriptor, self._wake), limit_s)
-            if self.descriptor in ready:
-                return self._drain()
+            ready = self._system.poll((event, self._wake), limit_s)
+            if event in ready:
+                return _drain(event)
             self._check()
             return False
         finally:
@@ -58,18 +92,19 @@ class EventInterrupts:
             self._closed = True
             os.eventfd_write(self._wake, 1)
             self._changed.wait_for(lambda: not self._waiters, CLOSE_LIMIT_S)
-        self._system.close(self.descriptor)
-        self._system.close(self._wake)
-
-    def _drain(self) -> bool:
-        try:
-            return os.eventfd_read(self.descriptor) > 0
-        except BlockingIOError:
-            return False  # another waiter took it
+        for descriptor in (*self._events, self._wake):
+            self._system.close(descriptor)
 
     def _check(self) -> None:
         if self._closed:
             raise Closed("the transport of these interrupts was closed")
+
+
+def _drain(event: int) -> bool:
+    try:
+        return os.eventfd_read(event) > 0
+    except BlockingIOError:
+        return False  # another waiter took it
 
 
 class EventWatch:

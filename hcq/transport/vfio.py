@@ -7,10 +7,11 @@ drivers/vfio/pci/vfio_pci_core.c. The function must be in vfio-pci's hands (hcq.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -208,7 +209,7 @@ class VfioTransport:
 
     @property
     def interrupts(self) -> EventInterrupts | None:
-        """MSI-X or MSI vector 0 on an eventfd; None for a function that has neither."""
+        """MSI-X or MSI, an eventfd for each vector; None for a function that has neither."""
         with self._lock:
             self._check()
             if self._interrupts is None:
@@ -216,16 +217,19 @@ class VfioTransport:
                     self._constants.VFIO_PCI_MSIX_IRQ_INDEX,
                     self._constants.VFIO_PCI_MSI_IRQ_INDEX,
                 ):
-                    if self._device.interrupt_count(index):
-                        made = EventInterrupts(self.system)
-                        try:
-                            self._device.deliver(index, made.descriptor)
-                        except BaseException:
-                            made.close()
-                            raise
-                        self._interrupts = made
+                    vectors = self._device.interrupt_count(index)
+                    if vectors:
+                        deliver = functools.partial(self._deliver, index)
+                        self._interrupts = EventInterrupts(self.system, vectors, deliver)
                         break
             return self._interrupts
+
+    def _deliver(self, index: int, eventfds: Sequence[int]) -> None:
+        if len(eventfds) > 1:
+            # vfio_pci_intrs.c: a block of vectors is set up as a whole, and not made larger (MSI
+            # cannot, MSI-X could since Linux 6.5). From "none" on, the new block is what counts.
+            self._device.deliver(index, ())
+        self._device.deliver(index, eventfds)
 
     def _watch_events(self) -> EventWatch | None:
         wanted: dict[str, tuple[int, Callable[[], bool]]] = {
@@ -240,7 +244,7 @@ class VfioTransport:
         watch = EventWatch(self.system, {name: item[1] for name, item in there.items()})
         try:
             for name, (index, _) in there.items():
-                self._device.deliver(index, watch.descriptors[name])
+                self._device.deliver(index, (watch.descriptors[name],))
         except BaseException:
             watch.close()
             raise

@@ -84,14 +84,17 @@ class VfioDevice:
         deliverable = info.flags & self._constants.VFIO_IRQ_INFO_EVENTFD
         return int(info.count) if deliverable else 0
 
-    def deliver(self, index: int, eventfd: int) -> None:
-        """Have vector 0 of an interrupt index signal an eventfd."""
+    def deliver(self, index: int, eventfds: Sequence[int]) -> None:
+        """Have the vectors of an interrupt index, from 0 on, signal an eventfd each; none at all
+        ends their delivery."""
         names = self._constants
-        head = structs("vfio").vfio_irq_set.size
-        buffer = bytearray(head) + eventfd.to_bytes(4, "little", signed=True)
-        flags = names.VFIO_IRQ_SET_DATA_EVENTFD | names.VFIO_IRQ_SET_ACTION_TRIGGER
-        fill(buffer, "vfio_irq_set", flags=flags, index=index, start=0, count=1)
-        what = f"{self.name}: interrupt {index} cannot be delivered"
+        buffer = bytearray(structs("vfio").vfio_irq_set.size)
+        for eventfd in eventfds:
+            buffer += eventfd.to_bytes(4, "little", signed=True)
+        kind = names.VFIO_IRQ_SET_DATA_EVENTFD if eventfds else names.VFIO_IRQ_SET_DATA_NONE
+        flags = kind | names.VFIO_IRQ_SET_ACTION_TRIGGER
+        fill(buffer, "vfio_irq_set", flags=flags, index=index, start=0, count=len(eventfds))
+        what = f"{self.name}: interrupt {index} cannot be delivered on {len(eventfds)} vectors"
         ask(self.system, self.descriptor, names.VFIO_DEVICE_SET_IRQS, buffer, what)
 
     def reset_function(self) -> None:

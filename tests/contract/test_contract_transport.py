@@ -22,7 +22,7 @@ from hcq.transport.record import Recording, ReplayTransport, record
 from hcq.transport.trace import Access, TracingTransport
 from hcq.transport.vfio import VfioTransport
 from hcq.transport.vfio_user.client import VfioUserTransport
-from tests.support.fake_vfio import VfioMachine
+from tests.support.fake_vfio import MSIX, VfioMachine
 from tests.support.pcifunction import PlainFunction
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import served
@@ -62,6 +62,12 @@ def vfio() -> Transport:
     return VfioTransport("0000:03:00.0", system=made, on_close=made.free)
 
 
+def vfio_msix() -> Transport:
+    made = machine()
+    made.irqs[MSIX] = 4
+    return VfioTransport("0000:03:00.0", system=made, on_close=made.free)
+
+
 def vfio_by_file() -> Transport:
     made = machine()
     made.mappable = False
@@ -77,6 +83,16 @@ def iommufd() -> Transport:
 @contextmanager
 def vfio_user_plain() -> Iterator[Transport]:
     with served(MemoryDevice()) as server, VfioUserTransport(str(server.path)) as transport:
+        yield transport
+
+
+@contextmanager
+def vfio_user_vectors() -> Iterator[Transport]:
+    """More vectors than a message of the protocol carries descriptors."""
+    with (
+        served(MemoryDevice(vectors=20)) as server,
+        VfioUserTransport(str(server.path)) as transport,
+    ):
         yield transport
 
 
@@ -104,8 +120,8 @@ def vfio_user_traced() -> Iterator[Transport]:
 
 
 MAKERS: list[Callable[[], AbstractContextManager[Transport]]] = [
-    plain, traced, virtual, traced_virtual, vfio, vfio_by_file, iommufd,
-    vfio_user_plain, vfio_user_traced, vfio_user_navi31, vfio_user_mapped,
+    plain, traced, virtual, traced_virtual, vfio, vfio_msix, vfio_by_file, iommufd,
+    vfio_user_plain, vfio_user_vectors, vfio_user_traced, vfio_user_navi31, vfio_user_mapped,
 ]  # fmt: skip
 
 
@@ -243,6 +259,23 @@ def test_interrupts_are_waited_for_with_a_limit(transport: Transport) -> None:
     if interrupts is not None:
         assert not interrupts.wait(0)
         assert not interrupts.wait(0.01)
+
+
+def test_vectors_are_enabled_before_they_are_waited_for(transport: Transport) -> None:
+    interrupts = transport.interrupts
+    if interrupts is None:
+        return
+    vectors = interrupts.vectors
+    assert vectors >= 1
+    for wrong in (0, -1, vectors + 1):
+        with pytest.raises(BadArgument):
+            interrupts.enable(wrong)
+    for vector in (-1, vectors, *range(1, vectors)):
+        with pytest.raises(BadArgument):
+            interrupts.wait(0, vector)
+    interrupts.enable(vectors)
+    interrupts.enable(vectors)
+    assert not any(interrupts.wait(0, vector) for vector in range(vectors))
 
 
 def drive(transport: Transport) -> list[object]:

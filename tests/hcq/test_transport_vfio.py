@@ -53,7 +53,6 @@ def opened(machine: VfioMachine, **options: Any) -> VfioTransport:
     return VfioTransport(GPU, system=machine, **options)
 
 
-
 def test_opening_enables_memory_and_closing_ends_bus_mastering(machine: VfioMachine) -> None:
     config = machine.functions[GPU].config
     struct.pack_into("<H", config, 4, 0x4)  # left on by somebody
@@ -208,6 +207,29 @@ def test_message_interrupts_of_the_larger_kind_are_preferred(machine: VfioMachin
     with opened(machine) as transport:
         assert transport.interrupts is not None
         assert fake_vfio.MSIX in machine.eventfds and fake_vfio.MSI not in machine.eventfds
+
+
+def test_each_vector_has_its_eventfd(machine: VfioMachine) -> None:
+    machine.irqs[fake_vfio.MSIX] = 4
+    with opened(machine) as transport:
+        interrupts = transport.interrupts
+        assert interrupts is not None and interrupts.vectors == 4
+        assert len(machine.vectors[fake_vfio.MSIX]) == 1
+        interrupts.enable(3)
+        events = machine.vectors[fake_vfio.MSIX]
+        assert len(set(events)) == 3
+        os.eventfd_write(events[2], 1)
+        assert not interrupts.wait(0) and not interrupts.wait(0, 1)
+        assert interrupts.wait(5, 2) and not interrupts.wait(0, 2)
+        interrupts.enable(2)
+        assert machine.vectors[fake_vfio.MSIX] == events, "what is enabled stays so"
+        with pytest.raises(BadArgument, match="not so many"):
+            interrupts.enable(5)
+        machine.irqs[fake_vfio.MSIX] = 3  # the kernel refuses
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(TransportError):
+            interrupts.enable(4)
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_function_without_message_interrupts(machine: VfioMachine) -> None:

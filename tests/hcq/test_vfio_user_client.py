@@ -33,7 +33,15 @@ from hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
 from hcq.transport.vfio_user.server import Server
 from hcq.transport.window import MappedWindow
 from tests.support.descriptors import leaked, settled
-from tests.support.vfio_user_device import ADDRESS, COMMAND, REFUSED, SIZE, STATUS, MemoryDevice
+from tests.support.vfio_user_device import (
+    ADDRESS,
+    COMMAND,
+    REFUSED,
+    SIZE,
+    STATUS,
+    VECTOR,
+    MemoryDevice,
+)
 from tests.support.vfio_user_served import served
 
 VERSION = b"\0\0\0\0{}\0"
@@ -91,6 +99,37 @@ def test_dma_both_ways_and_interrupts(server: Server, share: bool) -> None:
         assert start_dma(transport, address + 8192, 8, 1) == REFUSED, "past its end"
         memory.close()
         assert start_dma(transport, address, 8, 1) == REFUSED, "taken back"
+
+
+def test_vectors_are_told_apart_and_survive_enabling_more() -> None:
+    with (
+        served(MemoryDevice(vectors=20)) as server,
+        VfioUserTransport(str(server.path)) as transport,
+    ):
+        interrupts = transport.interrupts
+        assert interrupts is not None and interrupts.vectors == 20
+
+        def raise_vector(vector: int) -> None:
+            registers = transport.window(5)
+            registers.write32(VECTOR, vector)
+            registers.write32(COMMAND, 3)
+            assert registers.read32(STATUS) == 1
+
+        raise_vector(0)
+        raise_vector(7)  # nobody wants it yet
+        interrupts.enable(20)
+        assert interrupts.wait(LIMIT_S) and not interrupts.wait(0, 7)
+        for vector in (19, 0, 7, 7):
+            raise_vector(vector)
+        assert [vector for vector in range(20) if interrupts.wait(0, vector)] == [0, 7, 19]
+        woken: list[bool] = []
+        waiting = threading.Thread(target=lambda: woken.append(interrupts.wait(LIMIT_S, 3)))
+        waiting.start()
+        raise_vector(4)
+        assert not woken
+        raise_vector(3)
+        waiting.join(LIMIT_S)
+        assert woken == [True] and interrupts.wait(0, 4)
 
 
 def test_a_device_asks_for_memory_from_a_thread_of_its_own(
@@ -365,7 +404,7 @@ def test_a_hand_written_server_is_understood() -> None:
         ({9: b"NUMBER" + struct.pack("<HIII", 9, 1 << 31, 1, 0)}, TransportError),
         ({9: b""}, DeviceLost),
     ],
-)  # fmt: skip
+)
 def test_wrong_answers_when_opening(wrong: dict[int, bytes], error: type[UgpuError]) -> None:
     def answers(command: int, payload: bytes) -> list[bytes]:
         if command in wrong and not wrong[command]:

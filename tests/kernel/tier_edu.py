@@ -9,7 +9,8 @@ GUEST = "tests/kernel/guest"
 
 def run(lab: Lab) -> list[Run]:
     """One boot. The first device is alone behind a root port, so that it can be unplugged and its
-    bus reset; the second shares a plain PCI bus, and so its IOMMU group, with a network card."""
+    bus reset; the second shares a plain PCI bus, and so its IOMMU group, with a network card. One
+    more card, which no driver has, is there for its MSI-X vectors."""
     devices = (
         *("-device", "pcie-root-port,id=port0,chassis=1,slot=1"),
         *("-device", "edu,id=edu0,bus=port0"),
@@ -17,10 +18,12 @@ def run(lab: Lab) -> list[Run]:
         *("-device", "pcie-pci-bridge,id=bridge0,bus=port1"),
         *("-device", "edu,id=edu1,bus=bridge0,addr=1"),
         *("-device", "e1000,bus=bridge0,addr=2,romfile="),
+        *("-device", "pcie-root-port,id=port2,chassis=3,slot=3"),
+        *("-device", "e1000e,bus=port2,romfile="),
     )
     tests = [
         f"{GUEST}/{name}.py"
-        for name in ("smoke", "edu_vfio", "edu_sysfs", "edu_tools", "edu_unplug")
+        for name in ("smoke", "edu_vfio", "edu_msix", "edu_sysfs", "edu_tools", "edu_unplug")
     ]
     modules = ("vfio_pci", "vfio_iommu_type1", "e1000")
     return [lab.boot("edu", tests=tests, devices=devices, modules=modules, limit_s=300)]

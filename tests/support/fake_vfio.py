@@ -60,7 +60,8 @@ class VfioMachine(PciMachine):
         self.irqs = {MSI: 1, ERROR: 1, REQUEST: 1}
         self.companions: list[tuple[int, str]] = []  # (group, address) that share the bus
         self.open_files: dict[int, tuple[str, object]] = {}
-        self.eventfds: dict[int, int] = {}  # interrupt index -> descriptor
+        self.eventfds: dict[int, int] = {}  # interrupt index -> descriptor of vector 0
+        self.vectors: dict[int, list[int]] = {}  # interrupt index -> descriptors of all
         self.hot_resets = 0
         self.huge_pages = False
 
@@ -265,10 +266,7 @@ class VfioMachine(PciMachine):
                 raise OSError(errno.EINVAL, "no such interrupt")
             struct.pack_into("<IIII", argument, 0, 16, 1, index, self.irqs[index])
         elif request == SET_IRQS:
-            size, flags, index, start, count, event = struct.unpack_from("<IIIIIi", argument)
-            if (size, flags, start, count) != (24, 0x24, 0, 1) or index not in self.irqs:
-                raise OSError(errno.EINVAL, "bad interrupt set")
-            self.eventfds[index] = event
+            self._set_irqs(argument)
         elif request == HOT_INFO:
             self._hot_info(argument)
         elif request == HOT_RESET:
@@ -279,6 +277,21 @@ class VfioMachine(PciMachine):
         else:
             raise OSError(errno.ENOTTY, "no such call")
         return 0
+
+    def _set_irqs(self, argument: bytearray) -> None:
+        """As vfio_pci_intrs.c does: a block of vectors is set up once, and made no larger."""
+        size, flags, index, start, count = struct.unpack_from("<IIIII", argument)
+        kind = 0x24 if count else 0x21
+        if (flags, start) != (kind, 0) or size != len(argument) or size != 20 + 4 * count:
+            raise OSError(errno.EINVAL, "bad interrupt set")
+        if count > self.irqs.get(index, 0) or (count and len(self.vectors.get(index, ())) not in
+                                               (0, count)):  # fmt: skip
+            raise OSError(errno.EINVAL, "no such vectors")
+        events = list(struct.unpack_from(f"<{count}i", argument, 20))
+        self.vectors[index] = events
+        self.eventfds.pop(index, None)
+        if events:
+            self.eventfds[index] = events[0]
 
     def _region_info(self, function: Function, argument: bytearray) -> None:
         index = struct.unpack_from("<IIII", argument)[2]

@@ -3,7 +3,8 @@
 BAR 0 is memory, BAR 5 registers:
     0x00 counts its reads     0x08 scratch
     0x10 bus address (64 bit) 0x18 bytes    0x1c command: 1 memory -> BAR 0, 2 BAR 0 -> memory,
-    3 interrupt; the device then raises its interrupt       0x20 status: 1 done, 0xdead refused
+    3 nothing; the device then raises an interrupt     0x20 status: 1 done, 0xdead refused
+    0x24 which vector it raises
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hcq.transport.vfio_user.files import sealed_memory
 from hcq.transport.vfio_user.model import Client, SharedMemory
 from tests.support.pcifunction import PlainFunction, PlainWindow
 
-ADDRESS, SIZE, COMMAND, STATUS = 0x10, 0x18, 0x1C, 0x20
+ADDRESS, SIZE, COMMAND, STATUS, VECTOR = 0x10, 0x18, 0x1C, 0x20, 0x24
 REFUSED = 0xDEAD
 _WORD = struct.Struct("<I")
 
@@ -71,9 +72,15 @@ class _Function(PlainFunction):
 class MemoryDevice:
     """Implements hcq.transport.vfio_user.model.DeviceModel."""
 
-    vectors = 1
-
-    def __init__(self, *, bar0: int = 1 << 16, share: bool = False, shared_size: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        bar0: int = 1 << 16,
+        share: bool = False,
+        shared_size: int = 0,
+        vectors: int = 1,
+    ) -> None:
+        self.vectors = vectors
         self.function = _Function(self, bar0)
         self.maps: dict[int, tuple[int, int | None]] = {}
         self.attached = 0
@@ -116,7 +123,7 @@ class MemoryDevice:
         except (BadArgument, NotSupported, TransportError):
             status = REFUSED
         PlainWindow.write32(registers, STATUS, status)
-        self.client.interrupt()
+        self.client.interrupt(registers.read32(VECTOR))
 
     def _find(self, address: int, size: int) -> int | None:
         for start, (length, host) in self.maps.items():

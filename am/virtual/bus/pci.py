@@ -164,17 +164,26 @@ class VramWindow(_BarWindow):
 
 
 class MessageInterrupts:
-    """MSI as the host sees it."""
+    """MSI as the host sees it: one vector, as these boards have."""
+
+    vectors = 1
 
     def __init__(self) -> None:
         self._came = threading.Event()
+
+    def enable(self, count: int) -> None:
+        """Nothing to do for the one vector; BadArgument for more."""
+        if count != self.vectors:
+            raise BadArgument("the card sends one message", wanted=count, vectors=self.vectors)
 
     def signal(self) -> None:
         """Take a message from the card."""
         self._came.set()
 
-    def wait(self, limit_s: float) -> bool:
+    def wait(self, limit_s: float, vector: int = 0) -> bool:
         """Block until one came since the last call; False after `limit_s`."""
+        if vector:
+            raise BadArgument("that vector is not enabled", vector=vector, enabled=self.vectors)
         if not self._came.wait(limit_s):
             return False
         self._came.clear()

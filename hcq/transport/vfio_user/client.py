@@ -7,12 +7,13 @@ a read waits for its answer and so for all writes before it. `batch` sends many 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -175,13 +176,15 @@ class VfioUserTransport:
 
     @property
     def interrupts(self) -> EventInterrupts | None:
-        """MSI-X or MSI vector 0 on an eventfd; None for a device that has neither."""
+        """MSI-X or MSI, an eventfd for each vector; None for a device that has neither."""
         with self._lock:
             self._check()
             if self._interrupts is None:
                 for index in (Interrupt.MSIX, Interrupt.MSI):
-                    if self._vectors(index):
-                        self._interrupts = self._deliver(index)
+                    vectors = self._vectors(index)
+                    if vectors:
+                        deliver = functools.partial(self._deliver, index)
+                        self._interrupts = EventInterrupts(System(), vectors, deliver)
                         break
             return self._interrupts
 
@@ -194,19 +197,15 @@ class VfioUserTransport:
         )
         return count if flags & constants("vfio").VFIO_IRQ_INFO_EVENTFD else 0
 
-    def _deliver(self, index: int) -> EventInterrupts:
-        made = EventInterrupts(System())
+    def _deliver(self, index: int, events: Sequence[int]) -> None:
+        """Send the server an eventfd for each vector, as many in a message as it takes."""
         names = constants("vfio")
         flags = names.VFIO_IRQ_SET_DATA_EVENTFD | names.VFIO_IRQ_SET_ACTION_TRIGGER
-        payload = wire.SET_IRQS.pack(wire.SET_IRQS.size, flags, index, 0, 1)
-        try:
-            self._connection.call(
-                Command.DEVICE_SET_IRQS, (payload,), descriptors=(made.descriptor,)
-            )
-        except BaseException:
-            made.close()
-            raise
-        return made
+        room = max(1, self._connection.peer.descriptors)
+        for start in range(0, len(events), room):
+            some = events[start : start + room]
+            payload = wire.SET_IRQS.pack(wire.SET_IRQS.size, flags, index, start, len(some))
+            self._connection.call(Command.DEVICE_SET_IRQS, (payload,), descriptors=some)
 
     def reset(self, kind: ResetKind) -> None:
         """Reset the device. The protocol has one reset, which stands for the function's and for

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hcq.errors import UgpuError
-from hcq.transport.base import Transport
+from hcq.transport.base import Interrupts, Transport
+
+MOST_VECTORS = 32  # MSI has no more
 
 
 @dataclass(frozen=True)
@@ -78,32 +80,39 @@ class TransportModel:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.vectors = 1 if transport.interrupts is not None else 0
+        self._interrupts = transport.interrupts
+        self.vectors = 0
+        if self._interrupts is not None:
+            self.vectors = min(self._interrupts.vectors, MOST_VECTORS)
+            self._interrupts.enable(self.vectors)
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def attach(self, client: Client) -> Transport:
-        if self.vectors:
-            self._stop.clear()
-            self._thread = threading.Thread(
-                target=self._pass_on, args=(client,), name="vfio-user-interrupts", daemon=True
-            )
-            self._thread.start()
+        self._stop.clear()
+        if self._interrupts is not None:
+            self._threads = [
+                threading.Thread(
+                    target=self._pass_on, args=(self._interrupts, vector, client),
+                    name=f"vfio-user-interrupts-{vector}", daemon=True,
+                )
+                for vector in range(self.vectors)
+            ]  # fmt: skip
+        for thread in self._threads:
+            thread.start()
         return self.transport
 
-    def _pass_on(self, client: Client) -> None:
-        interrupts = self.transport.interrupts
-        assert interrupts is not None
+    def _pass_on(self, interrupts: Interrupts, vector: int, client: Client) -> None:
         with contextlib.suppress(UgpuError):  # closed or lost: there will be no more
             while not self._stop.is_set():
-                if interrupts.wait(0.1):
-                    client.interrupt()
+                if interrupts.wait(0.1, vector):
+                    client.interrupt(vector)
 
     def detach(self) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
 
     def map_dma(self, address: int, size: int, host: int | None) -> None:
         """Nothing can use it."""
