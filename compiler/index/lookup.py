@@ -70,7 +70,7 @@ def guard(root: Value, conditions: Validity) -> Value:
     def change(node: Value, _: tuple[Value, ...]) -> Value | None:
         if node.op == "index":
             return value("index", node.dtype, (), guarded(node.arg, conditions))
-        if node.op != "load":
+        if node.op != "load" or node.arg.memory.space != "global":
             return None
         access = node.arg
         index = guarded(access.index, conditions)

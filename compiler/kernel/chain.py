@@ -76,7 +76,7 @@ def find_chain(computation: Computation) -> Chain | None:
         if node.op != "reduce":
             return None
         operation, over = node.arg
-        ranges = _alike(over, known)
+        ranges = alike(over, known)
         places = {old: new.index() for old, new in zip(over, ranges, strict=True) if old != new}
         body = substitute(sources[0], places)
         found = next(
@@ -93,23 +93,29 @@ def find_chain(computation: Computation) -> Chain | None:
 
 def _rows(computation: Computation) -> frozenset[Range] | None:
     """The output ranges that every reduction depends on, if each depends on the same ones."""
-    free: dict[int, frozenset[Range]] = {}
-    found: set[frozenset[Range]] = set()
-    for node in walk(computation.value):
-        used: frozenset[Range] = frozenset().union(*(free[id(source)] for source in node.sources))
-        for index in _own_indices(node):
-            used |= index.ranges()
-            for atom in atoms(index):
-                if isinstance(atom, Lookup) and any(n.op == "reduce" for n in walk(atom.source)):
-                    return None  # a place in memory that is known only after a reduction
-        if node.op == "reduce":
-            used -= frozenset(node.arg[1])
-            found.add(used)
-        free[id(node)] = used
+    free = free_ranges(computation.value)
+    if free is None:
+        return None
+    found = {free[id(node)] for node in walk(computation.value) if node.op == "reduce"}
     if len(found) != 1:
         return None
     rows = found.pop()
     return rows if rows <= frozenset(computation.ranges) else None
+
+
+def free_ranges(root: Value) -> dict[int, frozenset[Range]] | None:
+    """By id, the ranges that each value depends on: not those it is reduced over. None where an
+    index depends on a reduction: such a place in memory is known too late."""
+    free: dict[int, frozenset[Range]] = {}
+    for node in walk(root):
+        used: frozenset[Range] = frozenset().union(*[free[id(source)] for source in node.sources])
+        for index in _own_indices(node):
+            used |= index.ranges()
+            for atom in atoms(index):
+                if isinstance(atom, Lookup) and any(n.op == "reduce" for n in walk(atom.source)):
+                    return None
+        free[id(node)] = used - frozenset(node.arg[1]) if node.op == "reduce" else used
+    return free
 
 
 def _own_indices(node: Value) -> Iterator[Index]:
@@ -122,7 +128,7 @@ def _own_indices(node: Value) -> Iterator[Index]:
         yield from node.arg
 
 
-def _alike(over: tuple[Range, ...], known: list[tuple[Range, ...]]) -> tuple[Range, ...]:
+def alike(over: tuple[Range, ...], known: list[tuple[Range, ...]]) -> tuple[Range, ...]:
     """Known ranges of these sizes; else these, now known."""
     sizes = tuple(r.size for r in over)
     for ranges in known:

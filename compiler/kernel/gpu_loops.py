@@ -218,9 +218,11 @@ def _single(computation: Computation, target: TargetSpec) -> Kernel:
     return _kernel(computation, (), (1, 1, 1), target.wave_size, body)
 
 
-def threads_along(units: int, target: TargetSpec) -> tuple[Index, tuple[Index, ...], int, int]:
+def threads_along(
+    units: int, target: TargetSpec, most: int = BLOCK
+) -> tuple[Index, tuple[Index, ...], int, int]:
     """Number units along x: the unit's index, the condition that it exists, groups, threads."""
-    block = min(BLOCK, -(-units // target.wave_size) * target.wave_size)
+    block = min(most, -(-units // target.wave_size) * target.wave_size)
     groups = -(-units // block)
     unit = group_range(0, groups).index() * block + thread_range(block).index()
     return unit, at_least_zero(constant(units - 1) - unit), groups, block

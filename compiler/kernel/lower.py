@@ -1,8 +1,7 @@
 """Lowering: from a Computation to a Kernel for a kind of target.
 
-This file chooses the shape of the kernel; the shapes themselves are in gpu_loops, gpu_matmul,
-gpu_matrix, gpu_rows, host_loops, host_matmul and host_rows. Targets are told apart by their ABI,
-never by name.
+This file chooses the shape of the kernel; the shapes themselves are in host_* and gpu_*: loops,
+matmul (and matrix units), rows and online. Targets are told apart by their ABI, never by name.
 """
 
 from __future__ import annotations
@@ -16,15 +15,18 @@ from compiler.kernel import (
     gpu_loops,
     gpu_matmul,
     gpu_matrix,
+    gpu_online,
     gpu_rows,
     host_loops,
     host_matmul,
+    host_online,
     host_rows,
 )
 from compiler.kernel.chain import find_chain
 from compiler.kernel.contraction import find_contraction
 from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel
+from compiler.kernel.online import find_online
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
 from hcq.errors import NotSupported
@@ -38,6 +40,10 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
     on_host = target.abi == "host"
+    online = find_online(computation)
+    if online is not None:
+        attention = host_online.attention if on_host else gpu_online.attention
+        return verify(_named(attention(computation, online, target), computation))
     chain = find_chain(computation)
     if chain is not None:
         rows = host_rows.rows if on_host else gpu_rows.rows

@@ -1,7 +1,8 @@
 """Chains become one kernel: a reduction that one kernel alone uses, row by row, is made part of it.
 
 before: every reduction, with what follows it element for element, is a kernel.
-after: softmax, layer norm, argmax and the like are one kernel each (compiler.kernel.chain).
+after: softmax, layer norm, argmax and the like are one kernel each (compiler.kernel.chain), and so
+is attention from scores to output (compiler.kernel.online), whose scores are never stored.
 
 Whether a kernel can take a reduction in is seen from its ranges, so it does not matter by which
 operations it was written: the two are traced together, and must be a chain. What was found is kept
@@ -10,7 +11,7 @@ by content, so that repeated structure is looked at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compiler.graph import ops
@@ -18,6 +19,7 @@ from compiler.graph.node import Node
 from compiler.index.ranges import Computation, elements, trace
 from compiler.kernel.chain import find_chain
 from compiler.kernel.ir import interning, walk
+from compiler.kernel.online import find_online
 from compiler.schedule import cost
 from compiler.schedule.group import make_group, members
 
@@ -29,24 +31,53 @@ def fuse(order: Sequence[Node], stored: set[int], fixed: set[int]) -> None:
     """Take nodes out of `stored` (ids) that their only reader shall compute. fixed: those to stay.
     order: all nodes, sources first."""
     readers = _readers(order, stored)
+    for node in _candidates(order, stored, fixed, readers):
+        _take_in([node], readers, stored)
+    # what a whole chain is made for may be an attention, with the scores the chain is made of
+    for node in _candidates(order, stored, fixed, readers):
+        scores = [
+            source
+            for source in _stored_below(node, stored)
+            if source.size == node.size and id(source) not in fixed
+            if len(readers[id(source)]) == 1
+        ]
+        if scores:
+            _take_in([node, *scores], readers, stored)
+
+
+def _candidates(
+    order: Sequence[Node], stored: set[int], fixed: set[int], readers: Mapping[int, list[Node]]
+) -> Iterator[Node]:
+    """Stored reductions of which one kernel of more elements is the only reader, the last first."""
     for node in reversed(order):
         key = id(node)
-        if key not in stored or key in fixed or len(readers.get(key, ())) != 1:
-            continue
-        (reader,) = readers[key]
-        if not any(each.op == "reduce" for each in members(node, stored)):
-            continue
-        if reader.op == "assign" or node.size >= _widest(reader, stored):
-            continue
-        stored.remove(key)
-        if _pays(reader, stored):
-            for listed in readers.values():
-                if node in listed:
-                    listed.remove(node)
-                    if reader not in listed:
-                        listed.append(reader)
-        else:
-            stored.add(key)
+        if key in stored and key not in fixed and len(readers.get(key, ())) == 1:
+            (reader,) = readers[key]
+            reduces = any(each.op == "reduce" for each in members(node, stored))
+            if reduces and reader.op != "assign" and node.size < _widest(reader, stored):
+                yield node
+
+
+def _take_in(nodes: list[Node], readers: dict[int, list[Node]], stored: set[int]) -> None:
+    """Let the reader of the first node compute all of them, if that pays."""
+    keys = {id(node) for node in nodes}
+    (reader,) = readers[id(nodes[0])]
+    stored -= keys
+    if not _pays(reader, stored):
+        stored |= keys
+        return
+    for key in keys:
+        del readers[key]
+    for listed in readers.values():
+        if any(id(each) in keys for each in listed):
+            listed[:] = [each for each in listed if id(each) not in keys and each is not reader]
+            listed.append(reader)
+
+
+def _stored_below(root: Node, stored: set[int]) -> list[Node]:
+    """The stored nodes that a kernel computed for `root` would read."""
+    sources = {id(s): s for node in members(root, stored) for s in node.sources}
+    return [source for key, source in sources.items() if key in stored]
 
 
 def _readers(order: Sequence[Node], stored: set[int]) -> dict[int, list[Node]]:
@@ -54,10 +85,8 @@ def _readers(order: Sequence[Node], stored: set[int]) -> dict[int, list[Node]]:
     readers: dict[int, list[Node]] = {}
     for root in order:
         if id(root) in stored:
-            reads = {id(s): s for node in members(root, stored) for s in node.sources}
-            for key in reads:
-                if key in stored:
-                    readers.setdefault(key, []).append(root)
+            for source in _stored_below(root, stored):
+                readers.setdefault(id(source), []).append(root)
     return readers
 
 
@@ -67,14 +96,16 @@ def _widest(root: Node, stored: set[int]) -> int:
 
 
 def _pays(root: Node, stored: set[int]) -> bool:
-    """Whether a kernel is a chain, and one that cost.keep_inside likes."""
+    """Whether a kernel is an attention, or a chain that cost.keep_inside likes."""
     group = make_group(root, stored)
     found = _known.get(group.key)
     if found is None:
         if len(_known) >= KNOWN:
             _known.clear()
         with interning:
-            found = _known[group.key] = _is_good_chain(trace(group))
+            computation = trace(group)
+            found = find_online(computation) is not None or _is_good_chain(computation)
+            _known[group.key] = found
     return found
 
 

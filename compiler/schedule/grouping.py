@@ -15,9 +15,9 @@ A value that is a cast to a wider type is stored narrow, and widened by who read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
-from compiler.graph.node import ONE_TO_ONE, Node, topological
+from compiler.graph.node import MOVEMENT, ONE_TO_ONE, Node, topological
 from compiler.graph.ops import BUILDERS, COSTS
 from compiler.schedule import cost as costs
 from compiler.schedule.fusion import fuse
@@ -62,11 +62,15 @@ def _choose(
             stored.add(_end_of_epilogue(node, users, stored, claimed))
     weight: dict[int, int] = {}
     cost: dict[int, int] = {}
+    folded: set[int] = set()
     for node in order:
+        if _folds(node, folded):
+            folded.add(id(node))
         while True:
             inlined = _inlined(node, stored)
             weight[id(node)] = 1 + sum(weight[id(source)] for source in inlined)
-            cost[id(node)] = _own_cost(node) + sum(cost[id(source)] for source in inlined)
+            own = 0 if id(node) in folded else _own_cost(node)
+            cost[id(node)] = own + sum(cost[id(source)] for source in inlined)
             for source in inlined:
                 price, uses = cost[id(source)], len(users[id(source)])
                 wanted = costs.share(price, uses, source.dtype) or (
@@ -95,6 +99,14 @@ def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
 
 def _may_store(node: Node) -> bool:
     return node.op not in ("const", "iota", "buffer")
+
+
+def _folds(node: Node, folded: Set[int]) -> bool:
+    """Whether a value is index arithmetic, which costs nothing: sums and multiples of positions."""
+    if node.op in ("const", "iota"):
+        return not node.dtype.is_float
+    fits = node.op in ("add", "sub", "mul", "cast") or node.op in MOVEMENT
+    return fits and not node.dtype.is_float and all(id(s) in folded for s in node.sources)
 
 
 def _narrow(node: Node, stored: set[int]) -> Node:

@@ -146,6 +146,45 @@ class _Bench:
             results += _versus(f"{name}, 64 MB f32", self.ours(build), peers)
         return results
 
+    def attention(self) -> list[Any]:
+        """8 heads x 1024 x 64, forward."""
+        random = np.random.default_rng(0)
+        arrays = [random.random((1, 8, 1024, 64), np.float32) for _ in range(3)]
+        query, key, value = (Tensor(array, device=self.device) for array in arrays)
+        peers: dict[str, Work] = {}
+        if self.torch is not None:
+            theirs = [self.torch.from_numpy(array) for array in arrays]
+            functional = self.torch.nn.functional
+            peers["PyTorch SDPA"] = lambda: functional.scaled_dot_product_attention(*theirs)
+
+        def build() -> Tensor:
+            scores = (query @ key.transpose(-1, -2)) * 0.125
+            return scores.softmax() @ value
+
+        results = _versus("attention 8 x 1024 x 64 f32", self.ours(build), peers)
+        peak = build().memory_plan().peak
+        memory: dict[str, object] = {
+            "name": "attention 8 x 1024 x 64 f32, peak memory", "value": peak / 1e6, "unit": "MB",
+        }  # fmt: skip
+        for peer, work in peers.items():
+            most = _torch_peak(self.torch, work)
+            memory |= {"peer": peer, "peer_value": most / 1e6, "ratio": most / peak}
+        return [*results, memory]
+
+
+def _torch_peak(torch: Any, work: Work) -> int:
+    """The most bytes that PyTorch has allocated at any time of a call, the result included."""
+    activity = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
+        kept = work()
+    del kept
+    now = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
 
 def _finished(tensor: Any) -> object:
     """Wait for a tensor of tinygrad's: its CPU device runs behind a queue."""
@@ -185,4 +224,5 @@ def measure() -> list[dict[str, object]]:
             *bench.matmul(2048),
             *bench.matmul_bfloat16(1024),
             *bench.over_memory(),
+            *bench.attention(),
         ]

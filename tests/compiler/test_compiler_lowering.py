@@ -94,6 +94,23 @@ def centred(*shape: int) -> Node:
     return graph.elementwise("sub", float32, source, across(mean, shape))
 
 
+def attention(rows: int, keys: int, depth: int, columns: int) -> Node:
+    shape = (rows, keys, depth)
+    left = graph.expand(graph.reshape(buffer(rows, depth, dtype=float32), (rows, 1, depth)), shape)
+    right = graph.expand(graph.reshape(buffer(keys, depth, dtype=float32), (1, keys, depth)), shape)
+    products = graph.reduce("sum", graph.elementwise("mul", float32, left, right), (2,))
+    scores = graph.reshape(products, (rows, keys))
+    largest = across(graph.reduce("max", scores, (1,)), (rows, keys))
+    raised = graph.elementwise("exp", float32, graph.elementwise("sub", float32, scores, largest))
+    total = across(graph.reduce("sum", raised, (1,)), (rows, keys))
+    weights = graph.reshape(graph.elementwise("div", float32, raised, total), (rows, 1, keys))
+    values = graph.permute(buffer(keys, columns, dtype=float32), (1, 0))
+    shape = (rows, columns, keys)
+    values = graph.expand(graph.reshape(values, (1, columns, keys)), shape)
+    product = graph.elementwise("mul", float32, graph.expand(weights, shape), values)
+    return graph.reshape(graph.reduce("sum", product, (2,)), (rows, columns))
+
+
 CURATED: dict[str, Callable[[], Node]] = {
     "scaled_bias": lambda: scaled_bias(64, 1024),
     "scaled_bias_odd": lambda: scaled_bias(7, 13),
@@ -104,6 +121,7 @@ CURATED: dict[str, Callable[[], Node]] = {
     "softmax": lambda: softmax(64, 1024),
     "softmax_down": lambda: softmax(100, 300, axis=0),
     "centred": lambda: centred(20, 3000),
+    "attention": lambda: attention(100, 300, 32, 64),
     "matmul": lambda: matmul(256, 256, 256),
     "matmul_odd": lambda: matmul(33, 50, 70),
     "matmul_f16": lambda: matmul(256, 256, 256, float16),

@@ -1,0 +1,254 @@
+"""Attention on the host: a block of rows per group, a block of keys after the other.
+
+Vectors run along the rows, so that a row's maximum and sum are plain vector operations and nothing
+is transposed but the block of the left factor, once. Scores and weights of a block stay in the
+first cache; keys and values are read in place, an element for a whole vector of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.dtype import float32
+from compiler.graph import ops
+from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.index.lookup import guard
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.accumulate import combine, replace
+from compiler.kernel.functions import exp
+from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.ir import (
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    binary,
+    const,
+    group_range,
+    load,
+    rebuild,
+    substitute,
+    value,
+)
+from compiler.kernel.online import FINITE_LOWEST, Online
+from hcq.target import TargetSpec
+
+VECTORS = 2  # of rows in a block
+KEYS = 128  # of a block, about: its scores then stay in the first cache
+
+
+def attention(computation: Computation, parts: Online, target: TargetSpec) -> Kernel:
+    """The kernel; its grid is (row blocks, batch)."""
+    return _Blocked(computation, parts, target).kernel()
+
+
+def _panel(size: int, most: int) -> int:
+    """How many broadcast elements a panel takes: a divisor of the size, or a middling number."""
+    return next((n for n in range(min(most, size), 3, -1) if size % n == 0), min(4, size))
+
+
+class _Blocked:
+    """Sizes and memories of one kernel. Tiles are [key or column or depth][row]."""
+
+    def __init__(self, computation: Computation, parts: Online, target: TargetSpec) -> None:
+        self.computation = computation
+        self.parts = parts
+        self.lanes = max(2, target.vector_bytes // float32.itemsize)
+        self.wide = VECTORS * self.lanes
+        most = 12 if target.vector_bytes >= 64 else 5
+        self.key_panel = _panel(parts.keys.size, most)
+        self.column_panel = _panel(parts.columns.size, most)
+        self.key_panels = -(-min(KEYS, parts.keys.size) // self.key_panel)
+        self.tall = self.key_panels * self.key_panel
+        self.grid = (-(-parts.rows.size // self.wide), elements(parts.batch), 1)
+        self.start = group_range(0, self.grid[0]).index() * self.wide
+        batch = unflatten(group_range(1, self.grid[1]).index(), tuple(r.size for r in parts.batch))
+        self.lane = Range("lane", self.wide)
+        rows_left = constant(parts.rows.size) - self.start
+        self.row_bound = rows_left if parts.rows.size % self.wide else None
+        self.places = dict(zip(parts.batch, batch, strict=True))
+        self.places[parts.rows] = self.start + self.lane.index()
+        depth, columns = parts.depth.size, -(-parts.columns.size // self.column_panel)
+        self.turned = Memory("turned", float32, depth * self.wide, "local")
+        self.scores = Memory("scores", float32, self.tall * self.wide, "local")
+        self.output = Memory("output", float32, columns * self.column_panel * self.wide, "local")
+        self.largest = Memory("largest", float32, self.wide, "local")
+        self.before = Memory("before", float32, self.wide, "local")
+        self.sums = [Memory(f"sum{i}", float32, self.wide, "local") for i in range(len(parts.sums))]
+        count = max(self.key_panel, self.column_panel) * VECTORS
+        self.totals = Memory("totals", float32, count, "register", self.lanes)
+        block = Range("block", -(-parts.keys.size // self.tall))
+        self.block = block
+        self.first_key = block.index() * self.tall
+        self.keys_left = constant(parts.keys.size) - self.first_key
+
+    def kernel(self) -> Kernel:
+        output, depth = self.parts.columns, Range("d", self.parts.depth.size)
+        places = {**self.places, self.parts.depth: depth.index()}
+        left = self.value(self.parts.left, places)
+        turn = self.across(lambda at: [Store(self.turned, depth.index() * self.wide + at, left)])
+        zero = const(0, float32)
+        clear: list[Statement] = []
+        if self.parts.rows.size % self.wide:
+            clear.append(self.fill(self.turned, zero))
+        clear.append(self.fill(self.output, zero))
+        clear.append(self.fill(self.largest, const(FINITE_LOWEST, float32)))
+        clear += [self.fill(memory, zero) for memory in self.sums]
+        blocks = Loop(self.block, (self.multiply_keys(), *self.weigh(), self.multiply_values()))
+        body = (*clear, Loop(depth, tuple(turn)), blocks, self.finish(output))
+        memories = (
+            self.turned, self.scores, self.output, self.largest, self.before, *self.sums,
+            self.totals,
+        )  # fmt: skip
+        parameters = (self.computation.output, *self.computation.inputs)
+        return Kernel("kernel", parameters, memories, self.grid, 1, body)
+
+    # ---- pieces --------------------------------------------------------------------------------
+
+    def value(self, root: Value, places: dict[Range, Index]) -> Value:
+        return substitute(ops.expand(root), places)
+
+    def fill(self, memory: Memory, number: Value) -> Statement:
+        counter = Range("fill", memory.count)
+        return Loop(counter, (Store(memory, counter.index(), number),))
+
+    def across(self, make: Callable[[Index], list[Statement]]) -> list[Statement]:
+        """Statements for every row of the block."""
+        return [Loop(self.lane, tuple(make(self.lane.index())), self.row_bound)]
+
+    def panel(
+        self, factor: Callable[[int], Value], tile: Memory, at: Index, height: int, step: Range,
+        bound: Index | None, row: Callable[[int], Index], rescaled: bool,
+    ) -> list[Statement]:  # fmt: skip
+        """totals[i] = (row i of a tile, rescaled, or 0) + sum over step of factor(i) * tile[at],
+        for `height` rows; then written to where row(i) says."""
+        lanes = self.lanes
+        target = self.output if rescaled else self.scores
+        before: list[Statement] = []
+        inside: list[Statement] = []
+        after: list[Statement] = []
+        columns = [load(tile, at + v * lanes, lanes=lanes) for v in range(VECTORS)]
+        for i in range(height):
+            number = value("broadcast", float32, (factor(i),), lanes=lanes)
+            for v in range(VECTORS):
+                slot = constant(i * VECTORS + v)
+                total = load(self.totals, slot, lanes=lanes)
+                first = value("broadcast", float32, (const(0, float32),), lanes=lanes)
+                if rescaled:
+                    old = load(target, row(i) + v * lanes, lanes=lanes)
+                    scale = load(self.before, constant(v * lanes), lanes=lanes)
+                    first = value("mul", float32, (old, scale), lanes=lanes)
+                before.append(Store(self.totals, slot, first))
+                inside.append(Store(self.totals, slot, multiply_add(number, columns[v], total)))
+                after.append(Store(target, row(i) + v * lanes, total))
+        return [*before, Loop(step, tuple(inside), bound), *after]
+
+    def multiply_keys(self) -> Statement:
+        """scores = keys * turned, panel by panel."""
+        parts, panel = self.parts, Range("panel", self.key_panels)
+        step = Range("d", parts.depth.size)
+        first = panel.index() * self.key_panel
+
+        def factor(i: int) -> Value:
+            key = self.first_key + first + i
+            found = self.value(
+                parts.right, {**self.places, parts.keys: key, parts.depth: step.index()}
+            )
+            outside = parts.keys.size % self.key_panel
+            return guard(found, at_least_zero(self.keys_left - first - i - 1)) if outside else found
+
+        body = self.panel(
+            factor, self.turned, step.index() * self.wide, self.key_panel, step, None,
+            lambda i: (first + i) * self.wide, False,
+        )  # fmt: skip
+        bound = None
+        if parts.keys.size % self.tall:
+            bound = (self.keys_left + (self.key_panel - 1)) // self.key_panel
+        return Loop(panel, tuple(body), bound)
+
+    def weigh(self) -> list[Statement]:
+        """Scores become weights; the sums so far are rescaled to the new maximum."""
+        parts = self.parts
+        key = Range("key", self.tall)
+        bound = self.keys_left if parts.keys.size % self.tall else None
+        places = {**self.places, parts.keys: self.first_key + key.index()}
+        here = load(self.scores, key.index() * self.wide + self.lane.index())
+        score = self.value(replace(parts.score, parts.inner, here), places)
+
+        def remember(at: Index) -> list[Statement]:
+            return [Store(self.before, at, load(self.largest, at))]
+
+        def raise_maximum(at: Index) -> list[Statement]:
+            place = key.index() * self.wide + at
+            largest = combine("max", load(self.largest, at), load(self.scores, place))
+            return [Store(self.scores, place, score), Store(self.largest, at, largest)]
+
+        def rescale(at: Index) -> list[Statement]:
+            scale = exp(binary("sub", load(self.before, at), load(self.largest, at)))
+            sums = [
+                Store(m, at, binary("mul", load(m, at), load(self.before, at))) for m in self.sums
+            ]
+            return [Store(self.before, at, scale), *sums]
+
+        def weights(at: Index) -> list[Statement]:
+            place = key.index() * self.wide + at
+            weight = exp(binary("sub", load(self.scores, place), load(self.largest, at)))
+            made: list[Statement] = [Store(self.scores, place, weight)]
+            for memory, (_, extra) in zip(self.sums, parts.sums, strict=True):
+                term = load(self.scores, place)
+                if extra is not None:
+                    term = binary("mul", term, self.value(extra, places))
+                made.append(Store(memory, at, binary("add", load(memory, at), term)))
+            return made
+
+        return [
+            *self.across(remember),
+            Loop(key, tuple(self.across(raise_maximum)), bound),
+            *self.across(rescale),
+            Loop(key, tuple(self.across(weights)), bound),
+        ]
+
+    def multiply_values(self) -> Statement:
+        """output = output rescaled + values * weights, panel by panel."""
+        parts, step = self.parts, Range("key", self.tall)
+        panel = Range("panel", -(-parts.columns.size // self.column_panel))
+        first = panel.index() * self.column_panel
+
+        def factor(i: int) -> Value:
+            places = {**self.places, parts.keys: self.first_key + step.index()}
+            places[parts.columns] = first + i
+            found = self.value(parts.factor, places)
+            outside = parts.columns.size % self.column_panel
+            inside = at_least_zero(constant(parts.columns.size - 1 - i) - first)
+            return guard(found, inside) if outside else found
+
+        body = self.panel(
+            factor, self.scores, step.index() * self.wide, self.column_panel, step,
+            self.keys_left if parts.keys.size % self.tall else None,
+            lambda i: (first + i) * self.wide, True,
+        )  # fmt: skip
+        return Loop(panel, tuple(body))
+
+    def finish(self, columns: Range) -> Statement:
+        """The output's elements."""
+        computation, parts = self.computation, self.parts
+        column = Range("column", columns.size)
+        at = self.lane.index()
+        tiles = {parts.largest: self.largest}
+        tiles |= {m: mine for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
+
+        def change(node: Value, _: tuple[Value, ...]) -> Value | None:
+            if node.op != "load":
+                return None
+            if node.arg.memory == parts.output:
+                return load(self.output, column.index() * self.wide + at)
+            found = tiles.get(node.arg.memory)
+            return None if found is None else load(found, at)
+
+        places = {**self.places, columns: column.index()}
+        result = self.value(rebuild(parts.result, change), places)
+        position = computation.position.substitute(places)
+        inner = Loop(column, (Store(computation.output, position, result),))
+        return Loop(self.lane, (inner,), self.row_bound)
