@@ -17,6 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--device",
+        action="append",
+        metavar="NAME",
+        help="run the contract suite on this device instead of the usual ones; may be repeated",
+    )
+    parser.addoption(
         "--update-golden",
         action="store_true",
         help="rewrite the files under tests/golden instead of comparing with them",

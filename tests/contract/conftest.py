@@ -13,7 +13,16 @@ from tests.support.devices import DEVICES
 from tests.support.kernels import contract_object
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test on every device, or on those that --device names."""
+    names = metafunc.config.getoption("--device") or DEVICES
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", names, indirect=True, scope="module")
+    if "opener" in metafunc.fixturenames:
+        metafunc.parametrize("opener", names, indirect=True)
+
+
+@pytest.fixture(scope="module")
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """One open device per module; tests leave it as they found it."""
     with hcq.open(request.param) as opened:

@@ -13,11 +13,10 @@ from hcq.errors import BadArgument, BadCodeObject, Closed, DeviceHang, DeviceNot
 from hcq.memory import Placement
 from hcq.program import Parameter
 from hcq.queue import QueueKind
-from tests.support.devices import DEVICES
 from tests.support.kernels import contract_object
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture
 def opener(request: pytest.FixtureRequest) -> Iterator[Callable[[], Device]]:
     """Opens devices of one kind; closes those a test left open."""
     opened: list[Device] = []

@@ -8,6 +8,7 @@ import threading
 import llvmlite.binding as llvm
 
 from hcq.target import TargetSpec
+from tests.support import ptx_kernels
 
 _lock = threading.Lock()  # LLVM's targets are initialised once, its contexts used by one at a time
 
@@ -255,4 +256,6 @@ def contract_object(target: TargetSpec) -> bytes:
         return compile_ir(HOST.format(triple=target.triple), target.triple, target.cpu)
     if target.abi == "amdhsa":
         return compile_ir(AMD, target.triple, target.cpu, target.features)
+    if target.abi == "ptx":
+        return ptx_kernels.text(ptx_kernels.CONTRACT, target.cpu)
     raise AssertionError(f"no kernels for abi {target.abi}")
