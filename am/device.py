@@ -42,7 +42,7 @@ from hcq.errors import (
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
-from hcq.target import TargetSpec
+from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
 
@@ -174,7 +174,7 @@ class AmDevice(Device):
             local_memory=self.facts.LDS_BYTES,
             compute_units=self.units.gfx.compute_units(),
             vector_bytes=16,
-            has_matrix_f16=True,
+            matrix=matrix_family(self.facts.ISA),
             extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
         )
 

@@ -33,8 +33,24 @@ class TargetSpec:
     compute_units: int = 1
     max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
     vector_bytes: int = 16  # what one load moves at best, per thread
-    has_matrix_f16: bool = False
+    matrix: str = ""  # family of matrix instructions, see `matrix_family`
     extra: dict[str, int] = field(default_factory=dict, compare=False)
+
+
+# Processors by the first whose matrix instructions they have. RDNA3 and RDNA4 ISA documents; CDNA3
+# and CDNA4 ISA documents; PTX ISA, "mma" (m16n8k16 of 16-bit floats needs sm_80).
+MATRIX_FAMILIES = {
+    "gfx1100": "gfx11", "gfx1101": "gfx11", "gfx1102": "gfx11",
+    "gfx1200": "gfx12", "gfx1201": "gfx12",
+    "gfx942": "gfx942", "gfx950": "gfx950",
+}  # fmt: skip
+
+
+def matrix_family(cpu: str) -> str:
+    """The family of matrix instructions of a processor, as LLVM names it; "" where we know none."""
+    if cpu.startswith("sm_"):
+        return "sm_80" if int(cpu[3:].rstrip("af")) >= 80 else ""
+    return MATRIX_FAMILIES.get(cpu, "")
 
 
 PTX_STATIC_SHARED = 48 << 10  # PTX ISA: more shared memory than this has to be dynamic
@@ -54,4 +70,5 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
         local_memory=PTX_STATIC_SHARED,
         compute_units=compute_units,
         max_grid=PTX_MAX_GRID,
+        matrix=matrix_family(cpu),
     )

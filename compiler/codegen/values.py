@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
+from compiler.codegen.matrix import matrix_product
 from compiler.dtype import DType, bfloat16, bool_, float16, float32
 from compiler.index.algebra import Index, Opaque
 from compiler.index.lookup import Lookup
@@ -129,7 +130,7 @@ class Values(Lines):
             allowed = self.conditions(node.arg)
             return self.new(f"select i1 {allowed}, {kind} {sources[0]}, {kind} {sources[1]}")
         if op == "matrix":
-            return self._matrix(node.sources[0].dtype, sources)
+            return matrix_product(self, node.arg, *sources)
         if op == "where":
             test = element_type(bool_, node.lanes)
             return self.new(f"select {test} {sources[0]}, {kind} {sources[1]}, {kind} {sources[2]}")
@@ -155,13 +156,6 @@ class Values(Lines):
         if operand.is_float:
             return self._float(node, sources, element_type(operand, node.lanes))
         return self._integer(node, sources, element_type(operand, node.lanes))
-
-    def _matrix(self, dtype: DType, sources: list[str]) -> str:
-        """gfx11's matrix instruction (LLVM IntrinsicsAMDGPU.td, int_amdgcn_wmma_f32_16x16x16_*)."""
-        kinds = [element_type(dtype, 16), element_type(dtype, 16), element_type(float32, 8)]
-        name = "bf16.v8f32.v16i16" if dtype is bfloat16 else "f16.v8f32.v16f16"
-        arguments = list(zip(kinds, sources, strict=True))
-        return self.call(f"llvm.amdgcn.wmma.f32.16x16x16.{name}", kinds[2], arguments)
 
     def _vector(self, node: Value, sources: list[str], kind: str) -> str:
         scalar = element_type(node.dtype)

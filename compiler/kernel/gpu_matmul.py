@@ -215,20 +215,35 @@ def _finish(
 ) -> list[Statement]:
     """Epilogue and stores of the thread's block, as far as it lies inside the output."""
     statements: list[Statement] = []
-    rows, columns = parts.rows, parts.columns
-    width = BLOCK if columns.size % BLOCK == 0 else 1
     for i in range(BLOCK):
-        row = row_start + i
-        here = {**batch, rows: row}
-        root = substitute(computation.value, here)
-        reduce = substitute(parts.reduce, here)
-        in_rows = at_least_zero(constant(rows.size - 1) - row)
-        for j in range(0, BLOCK, width):
-            column = column_start + j
-            taken = [load(totals, constant(i * BLOCK + j + lane)) for lane in range(width)]
-            values = spread(root, columns, column, width, {reduce: taken})
-            position = computation.position.substitute({**here, columns: column})
-            inside: Validity = both(in_rows, at_least_zero(constant(columns.size - width) - column))
-            statement: Statement = store(computation.output, position, values)
-            statements.append(If(inside, (statement,)) if inside else statement)
+        taken = [load(totals, constant(i * BLOCK + lane)) for lane in range(BLOCK)]
+        statements += finish_run(computation, parts, batch, row_start + i, column_start, taken)
+    return statements
+
+
+def finish_run(
+    computation: Computation,
+    parts: Contraction,
+    batch: dict[Range, Index],
+    row: Index,
+    column: Index,
+    taken: list[Value],
+) -> list[Statement]:
+    """Epilogue and stores of neighbouring totals of a row, as far as they lie inside the output."""
+    rows, columns = parts.rows, parts.columns
+    width = len(taken)
+    while columns.size % width:
+        width //= 2
+    here = {**batch, rows: row}
+    root = substitute(computation.value, here)
+    reduce = substitute(parts.reduce, here)
+    in_rows = at_least_zero(constant(rows.size - 1) - row)
+    statements: list[Statement] = []
+    for first in range(0, len(taken), width):
+        start = column + first
+        values = spread(root, columns, start, width, {reduce: taken[first : first + width]})
+        position = computation.position.substitute({**here, columns: start})
+        inside: Validity = both(in_rows, at_least_zero(constant(columns.size - width) - start))
+        statement: Statement = store(computation.output, position, values)
+        statements.append(If(inside, (statement,)) if inside else statement)
     return statements

@@ -1,29 +1,34 @@
-"""Matrix product on the matrix units of a GPU: 16-bit floats, summed in float32.
+"""Matrix product on the matrix units of a GPU: 16-bit floats summed in float32, int8 in int32.
 
-One instruction of a wave adds the product of two 16 x 16 fragments to a third (RDNA3 ISA document,
-"Wave Matrix Multiply Accumulate"; wave32):
+A group of waves computes a tile; for each slice of the depth its threads copy a slice of both
+factors into local memory, the depth running fastest, so that what a lane needs of a row is one
+vector. What the lanes hold is data (matrix_units). Any size works: what lies outside is zero.
 
-    left    lane l holds row l % 16, 16 elements along the depth
-    right   lane l holds column l % 16, 16 elements along the depth
-    total   lane l holds column l % 16; its element e is row 2 * e + l / 16
+With one buffer, each slice is copied, multiplied, and only then the next one copied. With two, the
+next slice is on its way from memory to registers while this one is multiplied:
 
-A group of four waves computes a tile; both slices lie in local memory with the depth running
-fastest, so that a lane's fragment is one row of it. Any size works: what lies outside is zero.
+    copy slice 0 to buffer 0; barrier
+    for each other slice:
+        registers = next slice
+        totals += buffer[this]
+        buffer[other] = registers; barrier
+    totals += last buffer
+
+Which columns a fragment stands for is free, so they are dealt out such that a lane ends up with
+neighbours: the epilogue works on whole vectors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.dtype import bfloat16, float16, float32
-from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import replace
+from compiler.kernel.choices import MatrixTiles
 from compiler.kernel.contraction import Contraction
-from compiler.kernel.gpu_matmul import padded_factor
+from compiler.kernel.gpu_matmul import finish_run, padded_factor
 from compiler.kernel.ir import (
     Barrier,
-    If,
     Kernel,
     Loop,
     Memory,
@@ -37,36 +42,64 @@ from compiler.kernel.ir import (
     thread_range,
     value,
 )
-from compiler.kernel.spread import spread, store, unit_stride
+from compiler.kernel.matrix_units import MatrixUnit, find_unit
+from compiler.kernel.spread import pack, spread, unit_stride
 from hcq.target import TargetSpec
 
-FRAGMENT = 16  # rows, columns and depth of one instruction
-HELD = 8  # elements of a total that a lane holds
-WAVE = 32
-WAVES = 2  # of a group, in each direction
-THREADS = WAVE * WAVES * WAVES
-SLICE = 32  # depth of a tile
-PITCH = SLICE + 8  # of a row in local memory; keeps vectors of 8 aligned and spreads the banks
-MOVED = 8  # elements that a thread copies at once
+VECTOR = 16  # bytes that a thread moves at once
 TURNED = 4  # steps of the depth that a thread joins where memory runs across
+LONGEST = 8  # columns that a lane stores at once
 
 
-def suits(parts: Contraction, target: TargetSpec) -> bool:
-    """Whether both factors are values of one 16-bit float type, and the target has the units."""
+def suits(parts: Contraction, target: TargetSpec) -> MatrixUnit | None:
+    """The unit that computes a product, where both factors are values of one type it knows."""
     kinds = [side.sources[0].dtype for side in (parts.left, parts.right) if side.op == "cast"]
+    if len(kinds) != 2 or kinds[0] is not kinds[1]:
+        return None
+    unit = find_unit(target.matrix, kinds[0], parts.reduce.dtype)
+    return unit if unit is not None and unit.wave == target.wave_size else None
+
+
+def default_tiles(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> MatrixTiles:
+    """The largest tiles, and parts of a wave, that leave work for all compute units."""
+
+    def groups(side: int) -> int:
+        tiles = -(-parts.rows.size // side) * -(-parts.columns.size // side)
+        return tiles * elements(parts.batch)
+
+    if groups(128) >= target.compute_units:
+        waves, part = (2, 2), (64, 64)
+    elif 2 * groups(64) >= target.compute_units:
+        waves, part = (1, 2), (64, 32)
+    elif min(parts.rows.size, parts.columns.size) > 32:
+        waves, part = (2, 2), (32, 32)
+    else:
+        waves, part = (2, 2), (16, 16)
+    fragments = (part[0] // unit.rows, part[1] // unit.columns)
+    return MatrixTiles(unit.name, waves, fragments, 64 // unit.element.itemsize, 2)
+
+
+def local_bytes(unit: MatrixUnit, tiles: MatrixTiles) -> int:
+    """Local memory that a kernel with these tiles takes."""
+    tall, wide = _sides(unit, tiles)
+    return tiles.buffers * (tall + wide) * _pitch(unit, tiles) * unit.element.itemsize
+
+
+def _sides(unit: MatrixUnit, tiles: MatrixTiles) -> tuple[int, int]:
     return (
-        target.has_matrix_f16
-        and target.wave_size == WAVE
-        and parts.reduce.dtype is float32
-        and len(kinds) == 2
-        and kinds[0] is kinds[1]
-        and kinds[0] in (float16, bfloat16)
+        tiles.waves[0] * tiles.fragments[0] * unit.rows,
+        tiles.waves[1] * tiles.fragments[1] * unit.columns,
     )
+
+
+def _pitch(unit: MatrixUnit, tiles: MatrixTiles) -> int:
+    """Elements of a row in local memory: a vector more than needed, to spread the banks."""
+    return tiles.depth + VECTOR // unit.element.itemsize
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """One factor's slice in local memory: [size][PITCH]."""
+    """One factor's slices in local memory: [buffers][size][pitch]."""
 
     memory: Memory
     factor: Value  # over `across` and `depth`, both padded to whole tiles, guarded
@@ -75,147 +108,275 @@ class _Slice:
     size: int
     start: Index  # of the tile in `across`
     deep: bool  # whether the factor's memory runs along the depth
+    length: int  # of a slice, along the depth
+    pitch: int
+    threads: int
 
-    def fill(self, slice_start: Index) -> list[Statement]:
-        thread = thread_range(THREADS).index()
-        if not self.deep:
-            return self.fill_turned(slice_start, thread)
-        statements: list[Statement] = []
-        for piece in range(self.size * SLICE // (THREADS * MOVED)):
-            number = thread + piece * THREADS
-            across, step = number // (SLICE // MOVED), number % (SLICE // MOVED) * MOVED
+    def pieces(self, slice_start: Index) -> list[tuple[Index, Value]]:
+        """What this thread copies of a slice: places in a buffer, and vectors."""
+        return self._straight(slice_start) if self.deep else self._turned(slice_start)
+
+    def _straight(self, slice_start: Index) -> list[tuple[Index, Value]]:
+        thread = thread_range(self.threads).index()
+        width = VECTOR // self.memory.dtype.itemsize
+        while self.size * self.length % (self.threads * width):
+            width //= 2
+        found = []
+        for piece in range(self.size * self.length // (self.threads * width)):
+            number = thread + piece * self.threads
+            across, step = number // (self.length // width), number % (self.length // width) * width
             source = substitute(self.factor, {self.across: self.start + across})
-            values = spread(source, self.depth, slice_start + step, MOVED)
-            statements.append(store(self.memory, across * PITCH + step, values))
+            values = spread(source, self.depth, slice_start + step, width)
+            found.append((across * self.pitch + step, pack(values)))
+        return found
+
+    def _turned(self, slice_start: Index) -> list[tuple[Index, Value]]:
+        """Each thread turns blocks of TURNED steps by a few elements in its registers."""
+        thread = thread_range(self.threads).index()
+        width = VECTOR // self.memory.dtype.itemsize
+        while self.size * self.length % (self.threads * TURNED * width) or self.size % width:
+            width //= 2
+        found = []
+        for piece in range(self.size * self.length // (self.threads * TURNED * width)):
+            number = thread + piece * self.threads
+            step = number // (self.size // width) * TURNED
+            across = number % (self.size // width) * width
+            lines = []
+            for line in range(TURNED):
+                source = substitute(self.factor, {self.depth: slice_start + step + line})
+                lines.append(spread(source, self.across, self.start + across, width))
+            found += [
+                ((across + i) * self.pitch + step, pack([line[i] for line in lines]))
+                for i in range(width)
+            ]
+        return found
+
+    def buffer(self, number: Index) -> Index:
+        """Where a buffer begins."""
+        return number * (self.size * self.pitch)
+
+    def fill(self, slice_start: Index, buffer: Index) -> list[Statement]:
+        base = self.buffer(buffer)
+        return [Store(self.memory, base + at, v) for at, v in self.pieces(slice_start)]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A product being cut. wave_row, wave_column: where a wave's part of the tile begins."""
+
+    unit: MatrixUnit
+    tiles: MatrixTiles
+    left: _Slice
+    right: _Slice
+    totals: Memory
+    lane: Index
+    wave_row: Index
+    wave_column: Index
+    joined: int  # column fragments whose columns are dealt out together
+
+    @property
+    def vector(self) -> int:
+        """Elements along the depth that a lane reads at once."""
+        return max(self.unit.held, VECTOR // self.unit.element.itemsize)
+
+    def column(self, fragment: int, number: Index) -> Index:
+        """The column of the wave's part that column `number` of a fragment stands for."""
+        unit, joined = self.unit, self.joined
+        part, place = unit.column_part(number)
+        base = fragment // joined * (joined * unit.columns)
+        return part * (unit.run * joined) + place + (base + fragment % joined * unit.run)
+
+    def multiply(self, buffer: Index) -> list[Statement]:
+        """Add the products of the slices in a buffer to the totals."""
+        unit, (tall, wide) = self.unit, self.tiles.fragments
+        position = unit.position(self.lane)
+        span = self.vector * unit.depth_parts
+        statements: list[Statement] = []
+        for group in range(self.tiles.depth // span):
+            step = unit.depth_part(self.lane) * self.vector + group * span
+            rows = [
+                [self.read(self.left, buffer, self.row(i, block) + position, step)
+                 for block in range(unit.row_blocks)]
+                for i in range(tall)
+            ]  # fmt: skip
+            columns = [
+                self.read(self.right, buffer, self.wave_column + self.column(j, position), step)
+                for j in range(wide)
+            ]
+            for turn in range(self.vector // unit.held):
+                ours = [self.left_operand(blocks, turn) for blocks in rows]
+                theirs = [_part(vector, turn * unit.held, unit.held) for vector in columns]
+                for i in range(tall):
+                    for j in range(wide):
+                        statements.append(self.product(i * wide + j, ours[i], theirs[j]))
         return statements
 
-    def fill_turned(self, slice_start: Index, thread: Index) -> list[Statement]:
-        """Each thread turns a block of TURNED steps by a few elements in its registers."""
-        width = self.size * SLICE // (THREADS * TURNED)
-        step, across = (
-            thread // (self.size // width) * TURNED,
-            thread % (self.size // width) * width,
-        )
-        lines = []
-        for line in range(TURNED):
-            source = substitute(self.factor, {self.depth: slice_start + step + line})
-            lines.append(spread(source, self.across, self.start + across, width))
-        return [
-            store(self.memory, (across + i) * PITCH + step, [line[i] for line in lines])
-            for i in range(width)
-        ]
+    def row(self, fragment: int, block: int) -> Index:
+        return self.wave_row + (fragment * self.unit.rows + block * self.unit.positions)
 
-    def fragment(self, row: Index, step: int) -> Value:
-        return load(self.memory, row * PITCH + step * FRAGMENT, lanes=FRAGMENT)
+    def read(self, part: _Slice, buffer: Index, row: Index, step: Index) -> Value:
+        return load(part.memory, part.buffer(buffer) + row * part.pitch + step, lanes=self.vector)
+
+    def left_operand(self, blocks: list[Value], turn: int) -> Value:
+        """A left fragment in the order its instruction wants."""
+        unit = self.unit
+        if unit.row_blocks == 1:
+            return _part(blocks[0], turn * unit.held, unit.held)
+        length = unit.held // unit.chunks
+        taken: list[Value] = []
+        for chunk in range(unit.chunks):
+            for block in blocks:
+                first = turn * unit.held + chunk * length
+                taken += [_lane(block, first + i) for i in range(length)]
+        return pack(taken)
+
+    def product(self, total: int, left: Value, right: Value) -> Statement:
+        unit, at = self.unit, constant(total)
+        sources = (left, right, load(self.totals, at, lanes=unit.total_lanes))
+        made = value("matrix", unit.total, sources, unit.name, unit.total_lanes)
+        return Store(self.totals, at, made)
 
 
-def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> Kernel:
+def _lane(vector: Value, lane: int) -> Value:
+    return value("extract", vector.dtype, (vector,), lane)
+
+
+def _part(vector: Value, first: int, count: int) -> Value:
+    return pack([_lane(vector, first + i) for i in range(count)])
+
+
+def matmul(
+    computation: Computation,
+    parts: Contraction,
+    target: TargetSpec,
+    unit: MatrixUnit,
+    tiles: MatrixTiles,
+) -> Kernel:
     """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
     rows, columns = parts.rows, parts.columns
-    count = _fragments(parts, target)
-    size = WAVES * count * FRAGMENT
-    grid = (-(-columns.size // size), -(-rows.size // size), elements(parts.batch))
+    tall, wide = _sides(unit, tiles)
+    threads = tiles.waves[0] * tiles.waves[1] * unit.wave
+    grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
     group = group_range(2, grid[2]).index()
     places = unflatten(group, tuple(r.size for r in parts.batch))
     batch = dict(zip(parts.batch, places, strict=True))
-    row_start = group_range(1, grid[1]).index() * size
-    column_start = group_range(0, grid[0]).index() * size
-    slices = -(-parts.depth.size // SLICE)
-    depth = Range("depth", slices * SLICE)
-    left = _slice("left", parts.left.sources[0], rows, parts, batch, depth, size, row_start)
-    right = _slice(
-        "right", parts.right.sources[0], columns, parts, batch, depth, size, column_start
-    )
+    row_start = group_range(1, grid[1]).index() * tall
+    column_start = group_range(0, grid[0]).index() * wide
+    slices = -(-parts.depth.size // tiles.depth)
+    depth = Range("depth", slices * tiles.depth)
 
-    thread = thread_range(THREADS).index()
-    wave, lane = thread // WAVE, thread % WAVE
-    wave_row = wave // WAVES * (count * FRAGMENT)
-    wave_column = wave % WAVES * (count * FRAGMENT)
-    totals = Memory("totals", float32, count * count, "register", HELD)
-    slice_start = Range("slice", slices).index() * SLICE
-    body: tuple[Statement, ...] = (
-        *left.fill(slice_start),
-        *right.fill(slice_start),
-        Barrier(),
-        *_multiply(left, right, wave_row + lane % 16, wave_column + lane % 16, totals, count),
-        Barrier(),
+    def slice_of(name: str, side: Value, across: Range, size: int, start: Index) -> _Slice:
+        factor, deep = side.sources[0], unit_stride(side, parts.depth)
+        factor, long = padded_factor(name, factor, across, parts, batch, depth, size)
+        pitch = _pitch(unit, tiles)
+        memory = Memory(name, factor.dtype, tiles.buffers * size * pitch, "local")
+        return _Slice(memory, factor, long, depth, size, start, deep, tiles.depth, pitch, threads)
+
+    thread = thread_range(threads).index()
+    wave, lane = thread // unit.wave, thread % unit.wave
+    count = tiles.fragments[0] * tiles.fragments[1]
+    plan = _Plan(
+        unit,
+        tiles,
+        slice_of("left", parts.left, rows, tall, row_start),
+        slice_of("right", parts.right, columns, wide, column_start),
+        Memory("totals", unit.total, count, "register", unit.total_lanes),
+        lane,
+        wave // tiles.waves[1] * (tiles.fragments[0] * unit.rows),
+        wave % tiles.waves[1] * (tiles.fragments[1] * unit.columns),
+        min(tiles.fragments[1], max(1, LONGEST // unit.run)),
     )
-    accumulate: Statement = Loop(Range("slice", slices), body)
+    held: tuple[Memory, ...] = ()
+    if tiles.buffers == 2:
+        accumulate, held = _overlapped(plan, slices, bool(parts.outer))
+    else:
+        accumulate = _in_turn(plan, slices)
     for counter in reversed(parts.outer):
-        accumulate = Loop(counter, (accumulate,))
-    zero = value("broadcast", float32, (const(0, float32),), lanes=HELD)
-    statements: list[Statement] = [Store(totals, constant(i), zero) for i in range(totals.count)]
-    statements.append(accumulate)
-    first = row_start + wave_row + lane // FRAGMENT
-    column = column_start + wave_column + lane % FRAGMENT
-    statements += _finish(computation, parts, batch, totals, first, column, count)
+        accumulate = [Loop(counter, tuple(accumulate))]
+    zero = value("broadcast", unit.total, (const(0, unit.total),), lanes=unit.total_lanes)
+    statements: list[Statement] = [Store(plan.totals, constant(i), zero) for i in range(count)]
+    statements += accumulate
+    statements += _finish(plan, computation, parts, batch, row_start, column_start)
     return Kernel(
         "kernel",
         (computation.output, *computation.inputs),
-        (left.memory, right.memory, totals),
+        (plan.left.memory, plan.right.memory, plan.totals, *held),
         grid,
-        THREADS,
+        threads,
         tuple(statements),
     )
 
 
-def _fragments(parts: Contraction, target: TargetSpec) -> int:
-    """Fragments of a wave in each direction: 4 where that leaves work for all compute units."""
-    size = WAVES * 4 * FRAGMENT
-    groups = -(-parts.rows.size // size) * -(-parts.columns.size // size) * elements(parts.batch)
-    if groups >= target.compute_units:
-        return 4
-    return 2 if min(parts.rows.size, parts.columns.size) > 32 else 1
+def _in_turn(plan: _Plan, slices: int) -> list[Statement]:
+    start, first = Range("slice", slices).index() * plan.tiles.depth, constant(0)
+    body = (
+        *plan.left.fill(start, first),
+        *plan.right.fill(start, first),
+        Barrier(),
+        *plan.multiply(first),
+        Barrier(),
+    )
+    return [Loop(Range("slice", slices), body)]
 
 
-def _slice(
-    name: str, factor: Value, across: Range, parts: Contraction, batch: dict[Range, Index],
-    depth: Range, size: int, start: Index,
-) -> _Slice:  # fmt: skip
-    deep = unit_stride(factor, parts.depth)
-    factor, wide = padded_factor(name, factor, across, parts, batch, depth, size)
-    memory = Memory(name, factor.dtype, size * PITCH, "local")
-    return _Slice(memory, factor, wide, depth, size, start, deep)
-
-
-def _multiply(
-    left: _Slice, right: _Slice, row: Index, column: Index, totals: Memory, count: int
-) -> list[Statement]:
-    statements: list[Statement] = []
-    for step in range(SLICE // FRAGMENT):
-        ours = [left.fragment(row + i * FRAGMENT, step) for i in range(count)]
-        theirs = [right.fragment(column + j * FRAGMENT, step) for j in range(count)]
-        for i in range(count):
-            for j in range(count):
-                at = constant(i * count + j)
-                sources = (ours[i], theirs[j], load(totals, at, lanes=HELD))
-                total = value("matrix", float32, sources, lanes=HELD)
-                statements.append(Store(totals, at, total))
-    return statements
+def _overlapped(
+    plan: _Plan, slices: int, again: bool
+) -> tuple[list[Statement], tuple[Memory, ...]]:
+    """again: whether an outer loop runs this more than once."""
+    first, counter = constant(0), Range("slice", slices - 1)
+    this = counter.index()
+    statements: list[Statement] = [
+        *plan.left.fill(first, first),
+        *plan.right.fill(first, first),
+        Barrier(),
+    ]
+    held = []
+    if slices > 1:
+        fetch: list[Statement] = []
+        keep: list[Statement] = []
+        for part in (plan.left, plan.right):
+            pieces = part.pieces((this + 1) * plan.tiles.depth)
+            lanes = pieces[0][1].lanes
+            memory = Memory(
+                f"next_{part.memory.name}", part.memory.dtype, len(pieces), "register", lanes
+            )
+            held.append(memory)
+            other = part.buffer(constant(1) - this % 2)
+            for number, (at, moved) in enumerate(pieces):
+                place = constant(number)
+                fetch.append(Store(memory, place, moved))
+                keep.append(Store(part.memory, other + at, load(memory, place, lanes=lanes)))
+        body = (*fetch, *plan.multiply(this % 2), *keep, Barrier())
+        statements.append(Loop(counter, body))
+    statements += plan.multiply(constant((slices - 1) % 2))
+    if again:
+        statements.append(Barrier())
+    return statements, tuple(held)
 
 
 def _finish(
-    computation: Computation, parts: Contraction, batch: dict[Range, Index], totals: Memory,
-    first: Index, column_start: Index, count: int,
-) -> list[Statement]:  # fmt: skip
+    plan: _Plan,
+    computation: Computation,
+    parts: Contraction,
+    batch: dict[Range, Index],
+    row_start: Index,
+    column_start: Index,
+) -> list[Statement]:
     """Epilogue and stores, as far as the tile lies inside the output."""
+    unit, (tall, wide) = plan.unit, plan.tiles.fragments
+    joined, lanes = plan.joined, unit.total_lanes
+    position, part = unit.position(plan.lane), unit.part(plan.lane)
     statements: list[Statement] = []
-    rows, columns = parts.rows, parts.columns
-    for i in range(count):
-        for j in range(count):
-            column = column_start + j * FRAGMENT
-            held = load(totals, constant(i * count + j), lanes=HELD)
-            for element in range(HELD):
-                row = first + (i * FRAGMENT + 2 * element)
-                here = {**batch, rows: row, columns: column}
-                total = value("extract", float32, (held,), element)
-                root = substitute(computation.value, here)
-                result = replace(root, substitute(parts.reduce, here), total)
-                position = computation.position.substitute(here)
-                statement: Statement = Store(computation.output, position, result)
-                inside = both(
-                    at_least_zero(constant(rows.size - 1) - row),
-                    at_least_zero(constant(columns.size - 1) - column),
-                )
-                statements.append(If(inside, (statement,)) if inside else statement)
+    for i in range(tall):
+        for block in range(unit.row_blocks):
+            row = row_start + plan.row(i, block) + position
+            for j in range(0, wide, joined):
+                column = plan.wave_column + part * (unit.run * joined) + j * unit.columns
+                taken = [
+                    _lane(load(plan.totals, constant(i * wide + j + k), lanes=lanes), place)
+                    for k in range(joined)
+                    for place in range(block * unit.run, (block + 1) * unit.run)
+                ]
+                here = column_start + column
+                statements += finish_run(computation, parts, batch, row, here, taken)
     return statements

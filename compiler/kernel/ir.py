@@ -63,7 +63,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "min": (2, "same"),  # NaN if either is
     "max": (2, "same"),
     "fma": (3, "float"),
-    "matrix": (3, "matrix"),  # a wave's matrix unit: fragments of 16 elements, totals of 8
+    "matrix": (3, "matrix"),  # arg: a unit of matrix_units; the wave's left x right + total
     "and": (2, "bits"),
     "or": (2, "bits"),
     "xor": (2, "bits"),

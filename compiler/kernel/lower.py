@@ -51,15 +51,13 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     computation = replace(computation, value=ops.expand(computation.value))
     contraction = find_contraction(computation)
     if contraction is not None:
-        on_matrix_units = not on_host and gpu_matrix.suits(contraction, target)
-        matmul = (
-            host_matmul.matmul
-            if on_host
-            else gpu_matrix.matmul
-            if on_matrix_units
-            else gpu_matmul.matmul
-        )
-        kernel = matmul(computation, contraction, target)
+        unit = None if on_host else gpu_matrix.suits(contraction, target)
+        if unit is not None:
+            tiles = gpu_matrix.default_tiles(contraction, unit, target)
+            kernel = gpu_matrix.matmul(computation, contraction, target, unit, tiles)
+        else:
+            matmul = host_matmul.matmul if on_host else gpu_matmul.matmul
+            kernel = matmul(computation, contraction, target)
     elif computation.reduction is not None:
         reduction = host_loops.reduction if on_host else gpu_loops.reduction
         kernel = reduction(computation, target)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.dtype import bfloat16, bool_, float16, float32, uint32
+from compiler.dtype import bfloat16, bool_, float16, uint32
 from compiler.index.algebra import Index, Range, Validity
 from compiler.index.lookup import Lookup, atoms
 from compiler.kernel.ir import (
@@ -23,6 +23,7 @@ from compiler.kernel.ir import (
     Value,
     walk,
 )
+from compiler.kernel.matrix_units import UNITS
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
                "shuffle", "matrix")  # fmt: skip
@@ -163,10 +164,14 @@ class _Checker:
             _require(kinds[0] is bool_, "where chooses by a bool", node)
             _require(kinds[1] is kinds[2] is node.dtype, "where keeps the type", node)
         elif rule == "matrix":
+            unit = UNITS.get(node.arg)
+            _require(unit is not None, "a matrix unit we know", node.arg)
+            assert unit is not None
             lanes = [source.lanes for source in node.sources]
-            _require(lanes == [16, 16, 8] and node.lanes == 8, "lanes of a matrix unit", node)
-            alike = kinds[0] is kinds[1] and kinds[0] in (float16, bfloat16)
-            _require(alike and kinds[2] is node.dtype is float32, "types of a matrix unit", node)
+            wanted = [unit.left_lanes, unit.held, unit.total_lanes]
+            _require(lanes == wanted and node.lanes == wanted[2], "lanes of a matrix unit", node)
+            alike = kinds[0] is kinds[1] is unit.element
+            _require(alike and kinds[2] is node.dtype is unit.total, "types of a matrix unit", node)
         elif rule == "compare":
             _require(kinds[0] is kinds[1] and node.dtype is bool_, "a comparison", node)
         elif rule != "free":

@@ -245,3 +245,13 @@ def test_matrix_units_sum_in_float32(gpu: Device) -> None:
     ones = Tensor(np.ones((16, 4096), np.float16), device=gpu)
     found = (ones.cast(float32) @ ones.transpose().cast(float32)).numpy()
     np.testing.assert_array_equal(found, np.full((16, 16), 4096, np.float32))
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(16, 16, 16), (33, 150, 70)])
+def test_matrix_units_of_bytes(gpu: Device, rows: int, depth: int, columns: int) -> None:
+    random = np.random.default_rng(rows)
+    left = random.integers(-128, 128, (rows, depth)).astype(np.int8)
+    right = random.integers(-128, 128, (columns, depth)).astype(np.int8)
+    ours, theirs = Tensor(left, device=gpu), Tensor(right, device=gpu).T
+    found = (ours.cast("int32") @ theirs.cast("int32") + 1).numpy()
+    np.testing.assert_array_equal(found, left.astype(np.int32) @ right.T.astype(np.int32) + 1)

@@ -30,7 +30,7 @@ GFX1100 = TargetSpec(
     max_threads_per_group=1024,
     local_memory=65536,
     compute_units=96,
-    has_matrix_f16=True,
+    matrix="gfx11",
 )
 HOST = TargetSpec(
     name="host",
@@ -55,11 +55,11 @@ def kernels_of(root: Node, target: TargetSpec) -> list[Kernel]:
     return [lower(express(group), target) for group in schedule([root])]
 
 
-def disassembly(kernel: Kernel) -> str:
-    """The gfx1100 instructions of a kernel, as LLVM prints them."""
+def disassembly(kernel: Kernel, target: TargetSpec = GFX1100) -> str:
+    """The instructions of a kernel for an AMD target, as LLVM prints them."""
     image = codegen.compile_text(
-        emit(kernel, GFX1100),
-        TargetSpec(**{**GFX1100.__dict__, "features": "+dumpcode"}),
+        emit(kernel, target),
+        TargetSpec(**{**target.__dict__, "features": "+dumpcode"}),
     )
     section = ELFFile(io.BytesIO(image)).get_section_by_name(".AMDGPU.disasm")
     assert section is not None

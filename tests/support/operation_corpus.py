@@ -301,6 +301,14 @@ def _products() -> Iterator[Case]:
                 ),
                 lambda a, b: a @ b,
             )
+        bytes_ = [numbers(f"i8_{text}_{shape}", shape, "int8", -90, 90)
+                  for shape in ((rows, depth), (depth, columns))]  # fmt: skip
+        yield Case(
+            f"matmul_in_int32_of_int8_{text}",
+            tuple(bytes_),
+            lambda a, b: a.cast("int32") @ b.cast("int32"),
+            lambda a, b: a.astype(np.int32) @ b.astype(np.int32),
+        )
     turned = (numbers("tl", (33, 70), "float32"), numbers("tr", (90, 33), "float32"))
     yield Case(
         "matmul_transposed_epilogue",

@@ -1,0 +1,140 @@
+"""Matrix instructions as data: shapes, types, and which lane holds what.
+
+One instruction of a wave adds the product of a left and a right fragment to a total. In the
+kernel IR the left fragment gives the rows of the result and the right one its columns:
+
+    left   [rows][depth]      a lane holds `row_blocks` rows, `held` steps of each
+    right  [columns][depth]   a lane holds one column, `held` steps
+    total  [rows][columns]    a lane holds those rows, `run` columns of each
+
+A lane is a position (which row and column) and a part (which steps of the depth, and which
+columns of the total); the IR's operands list a lane's elements row after row. Which steps a part
+holds does not matter to a sum of products as long as both factors agree, so the kernel gives each
+part steps that are neighbours in memory.
+
+On AMD the instruction's first operand is our right one: its total then has, in each lane, columns
+of one row, which are neighbours in memory.
+
+Sources: RDNA3 ISA, "Wave Matrix Multiply Accumulate" (gfx11); RDNA4 ISA, the same section (gfx12);
+CDNA3 and CDNA4 ISA, "Matrix Arithmetic Instructions" (gfx942, gfx950); PTX ISA, "Matrix Fragments
+for mma.m16n8k16", "... m16n8k32", "... m16n8k8" (sm_80).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
+from compiler.index.algebra import Index
+
+
+@dataclass(frozen=True)
+class MatrixUnit:
+    """One matrix instruction.
+
+    positions: lanes / positions parts; parts_first: whether the part is the lane's remainder.
+    depth_parts: how many parts share the steps of a row (1: every part holds all of them).
+    interleaved: whether a part's columns lie `columns / run` apart rather than side by side.
+    chunks: an operand of the left fragment lists, for each chunk of a row's steps, all row blocks.
+    """
+
+    name: str
+    element: DType
+    total: DType
+    rows: int
+    columns: int
+    depth: int
+    wave: int
+    positions: int
+    depth_parts: int
+    parts_first: bool = False
+    interleaved: bool = False
+    chunks: int = 1
+
+    @property
+    def row_blocks(self) -> int:
+        """Rows that a lane holds; the second is `positions` below the first."""
+        return self.rows // self.positions
+
+    @property
+    def parts(self) -> int:
+        return self.wave // self.positions
+
+    @property
+    def held(self) -> int:
+        """Steps that a lane holds of a row, and of a column."""
+        return self.depth // self.depth_parts
+
+    @property
+    def run(self) -> int:
+        """Columns of a row of the total that a lane holds."""
+        return self.columns // self.parts
+
+    @property
+    def left_lanes(self) -> int:
+        return self.row_blocks * self.held
+
+    @property
+    def total_lanes(self) -> int:
+        return self.row_blocks * self.run
+
+    def position(self, lane: Index) -> Index:
+        """Which row (of each block) and which column of the operands a lane holds."""
+        return lane // self.parts if self.parts_first else lane % self.positions
+
+    def part(self, lane: Index) -> Index:
+        """Which columns of the total a lane holds; of the operands, see `depth_part`."""
+        return lane % self.parts if self.parts_first else lane // self.positions
+
+    def depth_part(self, lane: Index) -> Index:
+        """Which steps of the depth a lane holds: held * depth_part and the next."""
+        return self.part(lane) if self.depth_parts > 1 else lane * 0
+
+    def column_part(self, column: Index) -> tuple[Index, Index]:
+        """The part that holds a column of the total, and its place in that part's run."""
+        if self.interleaved:
+            return column % self.parts, column // self.parts
+        return column // self.run, column % self.run
+
+
+def _typed(base: MatrixUnit, element: DType, depth: int) -> MatrixUnit:
+    """The same shape for another element type."""
+    name = f"{base.name.partition('.')[0]}.{element.name}"
+    total = int32 if element is int8 else float32
+    return replace(base, name=name, element=element, total=total, depth=depth)
+
+
+_GFX11 = MatrixUnit(
+    "gfx11.float16", float16, float32, 16, 16, 16,
+    wave=32, positions=16, depth_parts=1, interleaved=True,
+)  # fmt: skip
+_GFX12 = MatrixUnit(
+    "gfx12.float16", float16, float32, 16, 16, 16, wave=32, positions=16, depth_parts=2
+)
+_GFX942 = MatrixUnit(
+    "gfx942.float16", float16, float32, 16, 16, 16, wave=64, positions=16, depth_parts=4
+)
+_GFX950 = replace(_GFX942, name="gfx950.float16", depth=32)
+_SM80 = MatrixUnit(
+    "sm_80.float16", float16, float32, 16, 8, 16,
+    wave=32, positions=8, depth_parts=4, parts_first=True, chunks=2,
+)  # fmt: skip
+
+# TargetSpec.matrix to the units of that family
+FAMILIES: Mapping[str, tuple[MatrixUnit, ...]] = {
+    "gfx11": (_GFX11, _typed(_GFX11, bfloat16, 16), _typed(_GFX11, int8, 16)),
+    "gfx12": (_GFX12, _typed(_GFX12, bfloat16, 16), _typed(_GFX12, int8, 16)),
+    "gfx942": (_GFX942, _typed(_GFX942, bfloat16, 16), _typed(_GFX942, int8, 32)),
+    "gfx950": (_GFX950, _typed(_GFX950, bfloat16, 32), _typed(_GFX950, int8, 64)),
+    "sm_80": (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32)),
+}
+UNITS: Mapping[str, MatrixUnit] = {u.name: u for units in FAMILIES.values() for u in units}
+
+
+def find_unit(family: str, element: DType, total: DType) -> MatrixUnit | None:
+    """The unit of a family that sums products of `element` in `total`, or None."""
+    for unit in FAMILIES.get(family, ()):
+        if unit.element is element and unit.total is total:
+            return unit
+    return None

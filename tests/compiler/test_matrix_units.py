@@ -1,0 +1,259 @@
+"""Matrix units: the lane layouts of each family, written down again from the documents, and the
+instructions that come out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compiler.codegen.emit import emit
+from compiler.codegen.objects import compile_text
+from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
+from compiler.graph import node as graph
+from compiler.graph.node import Node
+from compiler.index.ranges import express
+from compiler.kernel import gpu_matrix
+from compiler.kernel.choices import MatrixTiles
+from compiler.kernel.contraction import find_contraction
+from compiler.kernel.ir import Kernel
+from compiler.kernel.matrix_units import UNITS, MatrixUnit
+from compiler.kernel.verify import verify
+from compiler.schedule.grouping import schedule
+from hcq.target import TargetSpec, matrix_family, ptx_target
+from tests.support import nvjitlink
+from tests.support.compiler_cases import GFX1100, buffer, disassembly, kernels_of
+from tests.support.kernel_interpreter import interpret
+
+Array = NDArray[Any]
+
+
+def amd(cpu: str, wave: int) -> TargetSpec:
+    return dataclasses.replace(
+        GFX1100, name=cpu, cpu=cpu, wave_size=wave, matrix=matrix_family(cpu), compute_units=64
+    )
+
+
+TARGETS = {
+    "gfx11": GFX1100,
+    "gfx12": amd("gfx1201", 32),
+    "gfx942": amd("gfx942", 64),
+    "gfx950": amd("gfx950", 64),
+    "sm_80": ptx_target("sm_80", 64),
+}
+ELEMENTS = {"float16": float16, "bfloat16": bfloat16, "int8": int8}
+
+
+# ---- what the hardware does, from its documents ------------------------------------------------
+
+
+def whole(lanes: Array, rows: int, depth: int, place: Callable[[int, int], tuple[int, int]]) -> Array:
+    """A matrix from what each lane holds; place: (lane, element) to (row, step). Where several
+    lanes hold an element, they hold the same."""
+    matrix = np.zeros((rows, depth), np.float64)
+    seen = np.zeros((rows, depth), bool)
+    for lane in range(lanes.shape[0]):
+        for element in range(lanes.shape[1]):
+            at = place(lane, element)
+            assert not seen[at] or matrix[at] == lanes[lane, element]
+            matrix[at], seen[at] = lanes[lane, element], True
+    assert seen.all()
+    return matrix
+
+
+def wmma_gfx11(a: Array, b: Array, c: Array) -> Array:
+    """RDNA3 ISA: lanes 0-15, repeated in 16-31, hold a row of A (a column of B); register r of C
+    holds row 2r in lanes 0-15 and row 2r + 1 in lanes 16-31."""
+    left = whole(a, 16, 16, lambda lane, e: (lane % 16, e))
+    right = whole(b, 16, 16, lambda lane, e: (lane % 16, e))
+    product = left @ right.T
+    return np.array([[c[lane, r] + product[2 * r + lane // 16, lane % 16] for r in range(8)]
+                     for lane in range(32)])  # fmt: skip
+
+
+def wmma_gfx12(a: Array, b: Array, c: Array) -> Array:
+    """RDNA4 ISA: lanes 0-15 hold steps 0-7 of a row, lanes 16-31 steps 8-15; register r of C holds
+    row r in lanes 0-15 and row r + 8 in lanes 16-31."""
+    left = whole(a, 16, 16, lambda lane, e: (lane % 16, 8 * (lane // 16) + e))
+    right = whole(b, 16, 16, lambda lane, e: (lane % 16, 8 * (lane // 16) + e))
+    product = left @ right.T
+    return np.array([[c[lane, r] + product[r + 8 * (lane // 16), lane % 16] for r in range(8)]
+                     for lane in range(32)])  # fmt: skip
+
+
+def mfma(a: Array, b: Array, c: Array) -> Array:
+    """CDNA3 ISA, 16x16xK, one block: lane l holds row l % 16 and the (l / 16)-th part of its steps;
+    register r of C holds row 4 * (l / 16) + r, column l % 16."""
+    held = a.shape[1]
+    left = whole(a, 16, 4 * held, lambda lane, e: (lane % 16, held * (lane // 16) + e))
+    right = whole(b, 16, 4 * held, lambda lane, e: (lane % 16, held * (lane // 16) + e))
+    product = left @ right.T
+    return np.array([[c[lane, r] + product[4 * (lane // 16) + r, lane % 16] for r in range(4)]
+                     for lane in range(64)])  # fmt: skip
+
+
+def mma_m16n8(a: Array, b: Array, c: Array) -> Array:
+    """PTX ISA, mma.m16n8k16 and m16n8k32: groupID = lane / 4, t = lane % 4; registers of w elements
+    (2 of 16 bits, 4 of 8 bits)."""
+    width = a.shape[1] // 4
+    depth = 8 * width
+
+    def in_a(lane: int, i: int) -> tuple[int, int]:
+        register, part = i // width, i % width
+        row = lane // 4 + (8 if register in (1, 3) else 0)
+        return row, lane % 4 * width + part + (depth // 2 if register >= 2 else 0)
+
+    def in_b(lane: int, i: int) -> tuple[int, int]:
+        return lane // 4, lane % 4 * width + i % width + (depth // 2 if i >= width else 0)
+
+    left, right = whole(a, 16, depth, in_a), whole(b, 8, depth, in_b)
+    product = left @ right.T
+    return np.array([[c[lane, i] + product[lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2]
+                      for i in range(4)] for lane in range(32)])  # fmt: skip
+
+
+def hardware(name: str, left: Array, right: Array, total: Array) -> Array:
+    """Wave by wave. AMD's instructions get our right factor as A, see compiler.codegen.matrix."""
+    family, wave = name.partition(".")[0], UNITS[name].wave
+    parts = []
+    for first in range(0, left.shape[0], wave):
+        lanes = slice(first, first + wave)
+        if family == "sm_80":
+            parts.append(mma_m16n8(left[lanes], right[lanes], total[lanes]))
+        else:
+            instruction = {"gfx11": wmma_gfx11, "gfx12": wmma_gfx12}.get(family, mfma)
+            parts.append(instruction(right[lanes], left[lanes], total[lanes]))
+    return np.concatenate(parts).astype(total.dtype)
+
+
+# ---- kernels -----------------------------------------------------------------------------------
+
+
+def product(rows: int, depth: int, columns: int, element: DType, turned: bool = False) -> Node:
+    """rows x columns of wide sums, plus a row of them. turned: both factors stored transposed."""
+    total = int32 if element is int8 else float32
+    left = buffer(*((depth, rows) if turned else (rows, depth)), dtype=element)
+    right = buffer(*((columns, depth) if turned else (depth, columns)), dtype=element)
+    if turned:
+        left, right = graph.permute(left, (1, 0)), graph.permute(right, (1, 0))
+    shape = (rows, columns, depth)
+    ours = graph.expand(graph.reshape(graph.cast(left, total), (rows, 1, depth)), shape)
+    theirs = graph.permute(graph.cast(right, total), (1, 0))
+    theirs = graph.expand(graph.reshape(theirs, (1, columns, depth)), shape)
+    summed = graph.reduce("sum", graph.elementwise("mul", total, ours, theirs), (2,))
+    return graph.reshape(summed, (rows, columns))
+
+
+def lowered(root: Node, target: TargetSpec, tiles: MatrixTiles | None = None) -> Kernel:
+    (group,) = schedule([root])
+    computation = express(group)
+    parts = find_contraction(computation)
+    assert parts is not None
+    unit = gpu_matrix.suits(parts, target)
+    assert unit is not None
+    chosen = tiles or gpu_matrix.default_tiles(parts, unit, target)
+    return verify(gpu_matrix.matmul(computation, parts, target, unit, chosen))
+
+
+def check(unit: MatrixUnit, tiles: MatrixTiles | None, shape: tuple[int, int, int], turned: bool) -> None:
+    rows, depth, columns = shape
+    target = TARGETS[unit.name.partition(".")[0]]
+    kernel = lowered(product(rows, depth, columns, unit.element, turned), target, tiles)
+    random = np.random.default_rng(rows)
+    kind = {"float16": np.float16, "bfloat16": np.float32, "int8": np.int8}[unit.element.name]
+    left = random.integers(-4, 5, (rows, depth)).astype(kind)
+    right = random.integers(-4, 5, (depth, columns)).astype(kind)
+    given = [left.T, right.T] if turned else [left, right]
+    found = interpret(kernel, [np.ascontiguousarray(a) for a in given], hardware)
+    expected = left.astype(np.float64) @ right.astype(np.float64)
+    np.testing.assert_array_equal(found.reshape(rows, columns), expected)
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_lanes_hold_what_the_documents_say(name: str) -> None:
+    check(UNITS[name], None, (40, 70, 48), turned=False)
+
+
+@pytest.mark.parametrize("name", ["gfx11.float16", "gfx12.bfloat16", "gfx950.int8", "sm_80.float16"])
+@pytest.mark.parametrize(
+    ("waves", "fragments", "buffers"), [((1, 1), (1, 2), 1), ((1, 2), (2, 4), 2), ((2, 1), (1, 1), 2)]
+)
+def test_other_tiles(
+    name: str, waves: tuple[int, int], fragments: tuple[int, int], buffers: int
+) -> None:
+    unit = UNITS[name]
+    tiles = MatrixTiles(name, waves, fragments, 128 // unit.element.itemsize, buffers)
+    check(unit, tiles, (33, 150, 35), turned=True)
+    check(unit, tiles, (9, 16, 64), turned=False)
+
+
+# ---- code --------------------------------------------------------------------------------------
+
+INSTRUCTIONS = {
+    "gfx11.float16": "v_wmma_f32_16x16x16_f16",
+    "gfx11.bfloat16": "v_wmma_f32_16x16x16_bf16",
+    "gfx11.int8": "v_wmma_i32_16x16x16_iu8",
+    "gfx12.float16": "v_wmma_f32_16x16x16_f16",
+    "gfx12.bfloat16": "v_wmma_f32_16x16x16_bf16",
+    "gfx12.int8": "v_wmma_i32_16x16x16_iu8",
+    "gfx942.float16": "v_mfma_f32_16x16x16_f16",
+    "gfx942.bfloat16": "v_mfma_f32_16x16x16_bf16",
+    "gfx942.int8": "v_mfma_i32_16x16x32_i8",
+    "gfx950.float16": "v_mfma_f32_16x16x32_f16",
+    "gfx950.bfloat16": "v_mfma_f32_16x16x32_bf16",
+    "gfx950.int8": "v_mfma_i32_16x16x64_i8",
+    "sm_80.float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "sm_80.bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "sm_80.int8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
+}
+
+
+def test_every_unit_is_looked_at() -> None:
+    assert set(INSTRUCTIONS) == set(UNITS)
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_the_units_instruction_is_in_the_code(name: str) -> None:
+    unit = UNITS[name]
+    target = TARGETS[name.partition(".")[0]]
+    (kernel,) = kernels_of(product(512, 512, 512, unit.element), target)
+    (totals,) = [memory for memory in kernel.locals if memory.name == "totals"]
+    if target.abi == "ptx":
+        image = compile_text(emit(kernel, target), target)
+        text = image.decode()
+        assert "ld.shared.v2.b64" in text or "ld.shared.v4.b32" in text
+        assert ".local" not in text  # nothing is spilled by LLVM
+        assert text.count("ld.shared") * 2 <= text.count("mma.sync") * 3
+        if nvjitlink.library() is not None:
+            assert nvjitlink.assemble(image, target.cpu)
+    else:
+        text = disassembly(kernel, target)
+        assert "scratch_" not in text
+        assert "ds_load_b128" in text or "ds_read_b128" in text
+    found = len(re.findall(rf"{re.escape(INSTRUCTIONS[name])}\b", text))
+    tile = totals.count * (64 // unit.element.itemsize) // unit.depth
+    assert found >= tile and found % totals.count == 0
+
+
+def test_factors_of_other_types_stay_off_the_units() -> None:
+    for element in (float32, int8):
+        total = element
+        shape = (64, 64, 64)
+        left, right = (buffer(64, 64, dtype=element) for _ in range(2))
+        ours = graph.expand(graph.reshape(left, (64, 1, 64)), shape)
+        theirs = graph.expand(graph.reshape(graph.permute(right, (1, 0)), (1, 64, 64)), shape)
+        summed = graph.reduce("sum", graph.elementwise("mul", total, ours, theirs), (2,))
+        for target in TARGETS.values():
+            (kernel,) = kernels_of(summed, target)
+            assert "matrix" not in emit(kernel, target) and "mma" not in emit(kernel, target)
+
+
+def test_older_architectures_have_none() -> None:
+    target = ptx_target("sm_75")
+    (kernel,) = kernels_of(product(64, 64, 64, float16), target)
+    assert "mma" not in emit(kernel, target)

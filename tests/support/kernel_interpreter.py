@@ -1,0 +1,130 @@
+"""Runs a kernel's IR with NumPy: what it means, apart from any code generator.
+
+The threads of a group go through the statements together, each value an array over threads (and
+lanes). Matrix instructions are done by a function of the caller's, so that a test can write down
+what the hardware does from its document.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.index.algebra import Index, Validity
+from compiler.kernel.ir import Barrier, If, Kernel, Load, Memory, Statement, Store, Value, walk
+
+Array = NDArray[Any]
+# (unit's name, left, right, total) to the new total; arrays are [threads, lanes]
+Matrix = Callable[[str, Array, Array, Array], Array]
+_TYPES = {"bfloat16": np.float32}  # as wide as the rounding of small integers needs
+_BINARY: Mapping[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+    "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+
+
+def _type(memory: Memory) -> Any:
+    return _TYPES.get(memory.dtype.name) or np.dtype(memory.dtype.name)
+
+
+def interpret(kernel: Kernel, inputs: Sequence[Array], matrix: Matrix) -> Array:
+    """The flat output of a kernel for flat inputs in the order of its parameters."""
+    output = np.zeros(kernel.parameters[0].count, _type(kernel.parameters[0]))
+    parameters = zip(kernel.parameters[1:], inputs, strict=True)
+    arrays = {kernel.parameters[0]: output, **{m: a.reshape(-1) for m, a in parameters}}
+    for group in itertools.product(*(range(size) for size in kernel.grid)):
+        _Group(kernel, arrays, group, matrix).statements(kernel.body, np.ones(kernel.block, bool))
+    return output
+
+
+class _Group:
+    def __init__(
+        self, kernel: Kernel, arrays: Mapping[Memory, Array], group: tuple[int, ...], matrix: Matrix
+    ) -> None:
+        self.threads = kernel.block
+        self.matrix = matrix
+        self.ranges: dict[str, Any] = {f"group_{'xyz'[axis]}": group[axis] for axis in range(3)}
+        self.ranges["thread"] = np.arange(kernel.block)
+        self.memories = dict(arrays)
+        for memory in kernel.locals:
+            shape: tuple[int, ...] = (memory.count,)
+            if memory.space == "register":
+                shape = (memory.count, self.threads, memory.lanes)
+            self.memories[memory] = np.zeros(shape, _type(memory))
+
+    def index(self, index: Index) -> Array:
+        return np.broadcast_to(np.asarray(index.evaluate(self.ranges)), (self.threads,))
+
+    def holds(self, conditions: Validity) -> Array:
+        held = np.ones(self.threads, bool)
+        for condition in conditions:
+            held = held & (self.index(condition) >= 0)
+        return held
+
+    def statements(self, body: Sequence[Statement], active: Array) -> None:
+        for statement in body:
+            if isinstance(statement, Store):
+                self.store(statement, active)
+            elif isinstance(statement, If):
+                self.statements(statement.body, active & self.holds(statement.conditions))
+            elif isinstance(statement, Barrier):
+                assert active.all()
+            else:
+                assert statement.bound is None
+                for number in range(statement.range.size):
+                    self.ranges[statement.range.name] = number
+                    self.statements(statement.body, active)
+                del self.ranges[statement.range.name]
+
+    def store(self, statement: Store, active: Array) -> None:
+        values = self.value(statement.value)
+        memory = self.memories[statement.memory]
+        if statement.memory.space == "register":
+            at = statement.index.constant
+            memory[at] = np.where(active[:, None], values, memory[at])
+            return
+        start = self.index(statement.index)
+        for lane in range(values.shape[1]):
+            memory[(start + lane)[active]] = values[active, lane]
+
+    def value(self, root: Value) -> Array:
+        found: dict[int, Array] = {}
+        for node in walk(root):
+            found[id(node)] = self.operation(node, [found[id(s)] for s in node.sources])
+        return found[id(root)]
+
+    def operation(self, node: Value, sources: list[Array]) -> Array:
+        if node.op == "load":
+            return self.load(node.arg, node.lanes)
+        if node.op == "const":
+            kind = _TYPES.get(node.dtype.name) or np.dtype(node.dtype.name)
+            return np.full((self.threads, node.lanes), node.arg, kind)
+        if node.op == "extract":
+            return sources[0][:, node.arg : node.arg + 1]
+        if node.op == "pack":
+            return np.concatenate(sources, 1)
+        if node.op == "broadcast":
+            return np.repeat(sources[0], node.lanes, 1)
+        if node.op == "gate":
+            return np.where(self.holds(node.arg)[:, None], sources[0], sources[1])
+        if node.op == "cast":
+            return sources[0].astype(_TYPES.get(node.dtype.name) or np.dtype(node.dtype.name))
+        if node.op == "fma":
+            return np.asarray(sources[0] * sources[1] + sources[2])
+        if node.op == "matrix":
+            return self.matrix(node.arg, *sources)
+        return np.asarray(_BINARY[node.op](*sources))
+
+    def load(self, access: Load, lanes: int) -> Array:
+        memory = self.memories[access.memory]
+        if access.memory.space == "register":
+            return memory[access.index.constant].copy()
+        inside = self.holds(access.conditions)
+        start = np.where(inside, self.index(access.index), 0)
+        assert start.min() >= 0 and start.max() + lanes <= memory.size, (access, memory.size)
+        values = memory[start[:, None] + np.arange(lanes)]
+        return np.where(inside[:, None], values, memory.dtype.type(0))
