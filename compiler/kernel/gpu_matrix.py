@@ -20,7 +20,7 @@ neighbours: the epilogue works on whole vectors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
@@ -49,6 +49,7 @@ from hcq.target import TargetSpec
 VECTOR = 16  # bytes that a thread moves at once
 TURNED = 4  # steps of the depth that a thread joins where memory runs across
 LONGEST = 8  # columns that a lane stores at once
+SHARE = 40 << 10  # bytes of local memory that a group should not pass: others want some too
 
 
 def suits(parts: Contraction, target: TargetSpec) -> MatrixUnit | None:
@@ -76,7 +77,11 @@ def default_tiles(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> M
     else:
         waves, part = (2, 2), (16, 16)
     fragments = (part[0] // unit.rows, part[1] // unit.columns)
-    return MatrixTiles(unit.name, waves, fragments, 64 // unit.element.itemsize, 2)
+    depth = 64 // unit.element.itemsize
+    tiles = MatrixTiles(unit.name, waves, fragments, 2 * depth, 2)
+    if parts.depth.size >= 4 * depth and local_bytes(unit, tiles) <= SHARE:
+        return tiles
+    return replace(tiles, depth=depth)
 
 
 def local_bytes(unit: MatrixUnit, tiles: MatrixTiles) -> int:
