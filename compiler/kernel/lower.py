@@ -39,32 +39,34 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
+    kernel = within_limits(_shape(computation, target), target.max_grid)
+    return verify(_named(kernel, computation))
+
+
+def _shape(computation: Computation, target: TargetSpec) -> Kernel:
     on_host = target.abi == "host"
     online = find_online(computation)
     if online is not None:
         attention = host_online.attention if on_host else gpu_online.attention
-        return verify(_named(attention(computation, online, target), computation))
+        return attention(computation, online, target)
     chain = find_chain(computation)
     if chain is not None:
         rows = host_rows.rows if on_host else gpu_rows.rows
-        return verify(_named(rows(computation, chain, target), computation))
+        return rows(computation, chain, target)
     computation = replace(computation, value=ops.expand(computation.value))
     contraction = find_contraction(computation)
     if contraction is not None:
         unit = None if on_host else gpu_matrix.suits(contraction, target)
         if unit is not None:
             tiles = gpu_matrix.default_tiles(contraction, unit, target)
-            kernel = gpu_matrix.matmul(computation, contraction, target, unit, tiles)
-        else:
-            matmul = host_matmul.matmul if on_host else gpu_matmul.matmul
-            kernel = matmul(computation, contraction, target)
-    elif computation.reduction is not None:
+            return gpu_matrix.matmul(computation, contraction, target, unit, tiles)
+        matmul = host_matmul.matmul if on_host else gpu_matmul.matmul
+        return matmul(computation, contraction, target)
+    if computation.reduction is not None:
         reduction = host_loops.reduction if on_host else gpu_loops.reduction
-        kernel = reduction(computation, target)
-    else:
-        elementwise = host_loops.elementwise if on_host else gpu_loops.elementwise
-        kernel = elementwise(computation, target)
-    return verify(_named(within_limits(kernel, target.max_grid), computation))
+        return reduction(computation, target)
+    elementwise = host_loops.elementwise if on_host else gpu_loops.elementwise
+    return elementwise(computation, target)
 
 
 def _named(kernel: Kernel, computation: Computation) -> Kernel:

@@ -52,7 +52,10 @@ ELEMENTS = {"float16": float16, "bfloat16": bfloat16, "int8": int8}
 # ---- what the hardware does, from its documents ------------------------------------------------
 
 
-def whole(lanes: Array, rows: int, depth: int, place: Callable[[int, int], tuple[int, int]]) -> Array:
+Place = Callable[[int, int], tuple[int, int]]
+
+
+def whole(lanes: Array, rows: int, depth: int, place: Place) -> Array:
     """A matrix from what each lane holds; place: (lane, element) to (row, step). Where several
     lanes hold an element, they hold the same."""
     matrix = np.zeros((rows, depth), np.float64)
@@ -160,7 +163,10 @@ def lowered(root: Node, target: TargetSpec, tiles: MatrixTiles | None = None) ->
     return verify(gpu_matrix.matmul(computation, parts, target, unit, chosen))
 
 
-def check(unit: MatrixUnit, tiles: MatrixTiles | None, shape: tuple[int, int, int], turned: bool) -> None:
+Shape = tuple[int, int, int]
+
+
+def check(unit: MatrixUnit, tiles: MatrixTiles | None, shape: Shape, turned: bool) -> None:
     rows, depth, columns = shape
     target = TARGETS[unit.name.partition(".")[0]]
     kernel = lowered(product(rows, depth, columns, unit.element, turned), target, tiles)
@@ -179,9 +185,13 @@ def test_lanes_hold_what_the_documents_say(name: str) -> None:
     check(UNITS[name], None, (40, 70, 48), turned=False)
 
 
-@pytest.mark.parametrize("name", ["gfx11.float16", "gfx12.bfloat16", "gfx950.int8", "sm_80.float16"])
+SOME = ("gfx11.float16", "gfx12.bfloat16", "gfx950.int8", "sm_80.float16")
+
+
+@pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize(
-    ("waves", "fragments", "buffers"), [((1, 1), (1, 2), 1), ((1, 2), (2, 4), 2), ((2, 1), (1, 1), 2)]
+    ("waves", "fragments", "buffers"),
+    [((1, 1), (1, 2), 1), ((1, 2), (2, 4), 2), ((2, 1), (1, 1), 2)],
 )
 def test_other_tiles(
     name: str, waves: tuple[int, int], fragments: tuple[int, int], buffers: int
