@@ -15,7 +15,6 @@ from am.virtual.isa.runtime import calls as runtime
 from am.virtual.isa.runtime import lanes as runtime_lanes
 from am.virtual.isa.runtime import layout, wave
 from am.virtual.isa.runtime import local as runtime_local
-from am.virtual.isa.runtime import math as runtime_math
 from am.virtual.isa.runtime import matrix as runtime_matrix
 from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.worker import Run, Worker
@@ -23,10 +22,11 @@ from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blo
 from am.virtual.isa.translator.translate import translate
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
 from hcq.emu import jit
+from hcq.emu import math as emu_math
 from hcq.emu.memory import Abort
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_math, runtime_matrix)
+_RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_matrix)
 _PACKAGE = Path(__file__).parent
 _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
@@ -58,7 +58,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
         _PROFILES,
     ]
     declarations: set[str] = set()
-    for functions, needed in (runtime_math.math_ir(), runtime_matrix.matrix_ir()):
+    for functions, needed in (emu_math.math_ir(runtime.PREFIX), runtime_matrix.matrix_ir()):
         parts.append(functions)
         declarations |= needed
     ir = "\n".join([*parts, *sorted(declarations)])
@@ -69,7 +69,8 @@ def _runtime(folder: Path | None) -> jit.Loaded:
         image = jit.compile_object(ir, jit.FULL, 1)
         cache_.put(key, image)
     loaded = jit.Loaded(image)
-    for name in [name for part in _RUNTIME for name in part.names()]:
+    names = [name for part in _RUNTIME for name in part.names()]
+    for name in names + emu_math.names(runtime.PREFIX):
         jit.publish(name, loaded.address(name))
     return loaded
 

@@ -1,4 +1,4 @@
-"""Native exp2, log2, sine and cosine of 32 lanes, for translated kernels.
+"""Native exp2, log2, sine, cosine and tanh of 32 lanes, for translated kernels.
 
 Arguments and results are f32; the work is done in f64 with polynomials whose error is below 2^-40,
 so that the result is nearly always the correctly rounded one. (The chip's own units err by up to
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import struct
 
-from am.virtual.isa.runtime.calls import PREFIX
 from hcq.emu.text import Text, constant
 
 _KIND = "double"
@@ -96,23 +95,40 @@ def _cosine(e: Text, turns: str) -> str:
     return _sine(e, e.binary("fadd", _KIND, part, _number(0.25)))
 
 
-_FUNCTIONS = {"exp2": _exp2, "log2": _log2, "sin": _sine, "cos": _cosine}
+def _tanh(e: Text, x: str) -> str:
+    power = _exp2(e, e.binary("fmul", _KIND, x, _number(2 / math.log(2))))
+    ratio = e.binary(
+        "fdiv", _KIND, e.binary("fadd", _KIND, power, _number(-1.0)),
+        e.binary("fadd", _KIND, power, _number(1.0)),
+    )  # fmt: skip
+    small = e.compare("olt", _KIND, e.intrinsic("fabs", _KIND, x), _number(2.0**-20))
+    return e.select(small, _KIND, x, ratio)
 
 
-def math_ir() -> tuple[str, set[str]]:
-    """Return the IR of the functions and the declarations they need."""
+_FUNCTIONS = {"exp2": _exp2, "log2": _log2, "sin": _sine, "cos": _cosine, "tanh": _tanh}
+_OF_TURNS = {"sin_turns": _sine, "cos_turns": _cosine}  # of an f64, for those who count in radians
+
+
+def math_ir(prefix: str) -> tuple[str, set[str]]:
+    """Return the IR of the functions, their names after `prefix`, and the declarations they need."""
     parts: list[str] = []
     declarations: set[str] = set()
     for name, function in _FUNCTIONS.items():
         e = Text()
         wide = e.convert("fpext", "float", _KIND, "%x")
         result = e.convert("fptrunc", _KIND, "float", function(e, wide))
-        head = f"define <32 x float> @{PREFIX}{name}(<32 x float> %x) noinline {{"
+        head = f"define <32 x float> @{prefix}{name}(<32 x float> %x) noinline {{"
+        parts.append("\n".join([head, *e.lines, f"  ret <32 x float> {result}", "}"]))
+        declarations |= e.declarations
+    for name, function in _OF_TURNS.items():
+        e = Text()
+        result = e.convert("fptrunc", _KIND, "float", function(e, "%x"))
+        head = f"define <32 x float> @{prefix}{name}(<32 x double> %x) noinline {{"
         parts.append("\n".join([head, *e.lines, f"  ret <32 x float> {result}", "}"]))
         declarations |= e.declarations
     return "\n".join(parts), declarations
 
 
-def names() -> list[str]:
+def names(prefix: str) -> list[str]:
     """Return the functions that kernels may call."""
-    return [PREFIX + name for name in _FUNCTIONS]
+    return [prefix + name for name in (*_FUNCTIONS, *_OF_TURNS)]

@@ -1,0 +1,253 @@
+"""The virtual streaming multiprocessors: run grids by translating their PTX to native code once."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.emu import jit
+from hcq.emu import math as emu_math
+from hcq.emu.memory import Abort, LaneMemory
+from nv.virtual.sm.ptx.module import Function, Instruction, Module
+from nv.virtual.sm.ptx.parser import parse
+from nv.virtual.sm.runtime import access, launcher, layout, resolve
+from nv.virtual.sm.runtime.grid import BadLaunch, Grid, capability
+from nv.virtual.sm.runtime.worker import Run, Worker, aligned
+from nv.virtual.sm.translator.flatten import Flat
+from nv.virtual.sm.translator.frame import PROFILES
+from nv.virtual.sm.translator.translate import NAME, prepare, translate
+from nv.virtual.sm.translator.variables import Places
+from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
+
+_PACKAGE = Path(__file__).parent
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+_RUNTIME = (resolve, access, launcher)
+_INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
+_FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
+_SHORT_S = 300e-6  # so is one that is expected to take no longer
+_MOST_KERNELS = 1024  # kept translated
+
+_ENDINGS = {
+    layout.BAD_ADDRESS: (SmEnding.ILLEGAL_ADDRESS, "out of range"),
+    layout.MISALIGNED: (SmEnding.MISALIGNED_ADDRESS, "misaligned"),
+    layout.TRAPPED: (SmEnding.ILLEGAL_INSTRUCTION, "trap"),
+    layout.MMU: (SmEnding.MMU_FAULT, "not mapped so"),
+    layout.BREAKPOINT: (SmEnding.ASSERT, "breakpoint"),
+    layout.NOT_TOGETHER: (
+        SmEnding.ILLEGAL_INSTRUCTION, "lanes that the mask names never execute it together",
+    ),
+}  # fmt: skip
+_SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
+
+
+@dataclass
+class _Source:
+    """A kernel before translation. image: the module window, shared by all launches."""
+
+    module: Module
+    entry: Function
+    flat: Flat
+    places: Places
+    digest: str
+    image: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel translated for one kind of block."""
+
+    code: jit.Loaded
+    address: int
+    state_size: int
+
+
+@cache
+def _runtime(folder: Path | None) -> jit.Loaded:
+    """Compile the functions that all kernels share and make their names known to the linker."""
+    parts: list[str] = []
+    declarations: set[str] = set()
+    for text, needed in (
+        resolve.resolve_ir(), access.access_ir(), launcher.launcher_ir(),
+        emu_math.math_ir(resolve.PREFIX),
+    ):  # fmt: skip
+        parts.append(text)
+        declarations |= needed
+    ir = "\n".join([*parts, *sorted(declarations), PROFILES])
+    objects = jit.ObjectCache(folder)
+    key = jit.key_of(_PACKAGE, "runtime", ir)
+    image = objects.get(key)
+    if image is None:
+        image = jit.compile_object(ir, jit.FULL, 1)
+        objects.put(key, image)
+    loaded = jit.Loaded(image)
+    names = [name for part in _RUNTIME for name in part.names()]
+    for name in names + emu_math.names(resolve.PREFIX):
+        jit.publish(name, loaded.address(name))
+    return loaded
+
+
+class VirtualMultiprocessors:
+    """All multiprocessors of a chip; a `Multiprocessors`.
+
+    workers: host threads to spread groups over (default: one a host CPU). cache: folder for
+    compiled code, shared by processes; None keeps it in memory only.
+    """
+
+    def __init__(self, workers: int | None = None, cache: Path | None = None) -> None:
+        self._workers = [Worker(number) for number in range(workers or os.cpu_count() or 1)]
+        self._objects = jit.ObjectCache(cache)
+        self._sources: dict[tuple[str, str], _Source] = {}
+        self._kernels: dict[tuple[str, str, bool, bool], _Kernel] = {}
+        self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
+        self._pool: ThreadPoolExecutor | None = None
+        self._launch = _LAUNCH(_runtime(cache).address(resolve.PREFIX + "launch"))
+
+    def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome:
+        """Run a grid to its end. Called by one thread at a time.
+
+        Raises BadCodeObject for text that is no PTX, and NotSupported, which names instruction
+        and line, for what these multiprocessors lack; both before anything has run.
+        """
+        try:
+            source = self._source(launch)
+            grid = Grid.of(launch, source.entry, source.places)
+        except BadLaunch as bad:
+            return SmOutcome(SmEnding.BAD_LAUNCH, str(bad))
+        if grid.groups == 0:
+            return SmOutcome(SmEnding.DONE)
+        kernel = self._kernel(launch, source, grid)
+        parameters = aligned(max(len(launch.parameters), 64))
+        parameters[: len(launch.parameters)] = np.frombuffer(launch.parameters, np.uint8)
+        source.image[: source.places.parameter_size] = parameters[: source.places.parameter_size]
+        run = Run(grid, memory, abort, source.image, parameters, kernel.state_size)
+        return self._run(kernel, source, run)
+
+    def close(self) -> None:
+        """End the worker threads. May be called again; a later run starts new ones."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def _run(self, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
+        workers = self._workers[: self._worker_count(run.grid, kernel)]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.prepare(run)
+        futures = [
+            self._threads().submit(self._work, worker, kernel, source, run)
+            for worker in workers[1:]
+        ]
+        outcomes = []
+        try:
+            outcomes.append(self._work(workers[0], kernel, source, run))
+        finally:
+            wait(futures)
+        outcomes += [future.result() for future in futures]
+        for worker in workers:
+            if worker.error is not None:
+                raise worker.error
+        spent = (time.perf_counter() - start) * len(workers)
+        self._group_s[kernel.address] = spent / run.grid.groups
+        return max(outcomes, key=lambda outcome: _SEVERITY.get(outcome.ending, 2))
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self._workers) - 1, "multiprocessor")
+        return self._pool
+
+    def _worker_count(self, grid: Grid, kernel: _Kernel) -> int:
+        if grid.groups * grid.warps <= _FEW_WARPS:
+            return 1
+        if self._group_s.get(kernel.address, 1.0) * grid.groups < _SHORT_S:
+            return 1
+        return min(len(self._workers), grid.groups)
+
+    def _work(self, worker: Worker, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
+        """Run groups on this thread until none is left or a warp cannot go on."""
+        try:
+            code = self._launch(worker.context.ctypes.data, kernel.address)
+        except BaseException:
+            run.stop[0] = 1
+            raise
+        if code == layout.FINISHED:
+            return SmOutcome(SmEnding.DONE)
+        run.stop[0] = 1  # warps on other threads stop too
+        if code == layout.ABORTED:
+            return SmOutcome(SmEnding.ABORTED)
+        return _faulted(worker, source.flat.code, run)
+
+    # -- translating -------------------------------------------------------------------------------
+
+    def _source(self, launch: GridLaunch) -> _Source:
+        key = launch.ptx, launch.entry
+        known = self._sources.get(key)
+        if known is None:
+            module = parse(launch.ptx)
+            entry = module.functions.get(launch.entry)
+            if entry is None or not entry.entry or not entry.defined:
+                raise BadLaunch(f"the PTX has no entry {launch.entry!r}")
+            flat, places = prepare(module, launch.entry)
+            digest = hashlib.sha256(launch.ptx.encode()).hexdigest()
+            image = aligned(len(places.image), 4096)
+            image[:] = np.frombuffer(places.image, np.uint8)
+            known = _Source(module, entry, flat, places, digest, image)
+            while len(self._sources) >= _MOST_KERNELS:
+                del self._sources[next(iter(self._sources))]
+            self._sources[key] = known
+        if capability(known.module.target) > capability(launch.target):
+            raise BadLaunch(f"PTX for {known.module.target} on a chip of {launch.target}")
+        return known
+
+    def _kernel(self, launch: GridLaunch, source: _Source, grid: Grid) -> _Kernel:
+        mark = source.digest, launch.entry, grid.full, grid.rows
+        known = self._kernels.get(mark)
+        if known is not None:
+            return known
+        key = jit.key_of(
+            _PACKAGE, "kernel", source.digest, launch.entry, int(grid.full), int(grid.rows)
+        )
+        stored = self._objects.get(key)
+        if stored is None:
+            made = translate(source.flat, source.places, grid.full, grid.rows)
+            image = jit.compile_object(made.ir, jit.LIMITED, 1)
+            stored = made.state_size.to_bytes(8, "little") + image
+            self._objects.put(key, stored)
+        code = jit.Loaded(stored[8:])
+        kernel = _Kernel(code, code.address(NAME), int.from_bytes(stored[:8], "little"))
+        while len(self._kernels) >= _MOST_KERNELS:
+            del self._kernels[next(iter(self._kernels))]
+        self._kernels[mark] = kernel
+        return kernel
+
+
+def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
+    """Describe a warp that could not go on."""
+    fault = worker.word(layout.FAULT_CODE)
+    index = worker.word(layout.FAULT_INDEX)
+    instruction = code[index] if index < len(code) else None
+    ending, why = _ENDINGS.get(fault, (SmEnding.ILLEGAL_INSTRUCTION, "failed"))
+    opcode = instruction.opcode if instruction is not None else "?"
+    detail = f"{opcode}: {why}"
+    address = worker.quad(layout.FAULT_ADDRESS)
+    if fault in (layout.BAD_ADDRESS, layout.MISALIGNED):
+        detail = f"{opcode}: address {address:#x} is {why}"
+    elif fault == layout.MMU:
+        detail = f"{opcode}: {worker.access.name.lower()} of {address:#x} is {why}"
+    group = worker.quad(layout.GROUP)
+    x, y, _ = run.grid.launch.grid
+    return SmOutcome(
+        ending, detail, index * _INSTRUCTION_BYTES, (group % x, group // x % y, group // (x * y)),
+        worker.word(layout.FAULT_WARP), worker.word(layout.FAULT_LANES),
+        instruction.line if instruction is not None else 0,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Walk through tokens."""
+
+from __future__ import annotations
+
+from nv.virtual.sm.ptx.lexer import Token, bad
+
+
+class Cursor:
+    """A place in the tokens of a text."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    @property
+    def peek(self) -> Token:
+        """The token that comes next."""
+        return self._tokens[self._at]
+
+    def ahead(self, count: int) -> Token:
+        """Return the token `count` further on."""
+        return self._tokens[min(self._at + count, len(self._tokens) - 1)]
+
+    def at_end(self) -> bool:
+        """Return whether no token is left."""
+        return self.peek.kind == "end"
+
+    def next(self) -> Token:
+        """Take the next token."""
+        token = self.peek
+        if token.kind == "end":
+            raise bad(token.line, "the text ends too early")
+        self._at += 1
+        return token
+
+    def take(self, text: str) -> bool:
+        """Take the next token if it reads `text`."""
+        if self.peek.text == text and self.peek.kind != "string":
+            self._at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        """Take the next token, which must read `text`."""
+        if not self.take(text):
+            raise bad(self.peek.line, f"expected {text!r}, not {self.peek.text!r}")
+
+    def name(self) -> str:
+        """Take an identifier."""
+        if self.peek.kind != "name":
+            raise bad(self.peek.line, f"expected a name, not {self.peek.text!r}")
+        return self.next().text
+
+    def integer(self) -> int:
+        """Take an integer constant, with signs before it."""
+        sign = 1
+        while self.peek.text in ("-", "+"):
+            sign = -sign if self.next().text == "-" else sign
+        token = self.peek
+        if token.kind != "number":
+            raise bad(token.line, f"expected a number, not {token.text!r}")
+        value = integer_of(token)
+        self.next()
+        return sign * value
+
+    def skip_past(self, text: str) -> None:
+        """Take all tokens to the next `text`, and that."""
+        while not self.take(text):
+            self.next()
+
+
+def integer_of(token: Token) -> int:
+    """Return the value of an integer constant."""
+    text = token.text.rstrip("U")
+    if text[:2].lower() in ("0f", "0d") or not text.isalnum():
+        raise bad(token.line, f"expected an integer, not {token.text!r}")
+    if text[:2].lower() == "0x":
+        return int(text, 16)
+    if text[:2].lower() == "0b":
+        return int(text, 2)
+    if len(text) > 1 and text[0] == "0":
+        if set(text) - set("01234567"):
+            raise bad(token.line, f"{token.text!r} is no octal number")
+        return int(text, 8)
+    if not text.isdigit():
+        raise bad(token.line, f"expected an integer, not {token.text!r}")
+    if len(text) > 40:
+        raise bad(token.line, "an integer of more than 64 bits")
+    return int(text)

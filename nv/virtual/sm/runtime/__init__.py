@@ -1,0 +1,1 @@
+"""What translated kernels need while they run: memory, launcher, worker threads."""

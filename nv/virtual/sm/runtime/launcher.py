@@ -1,0 +1,241 @@
+"""The native loop over groups and warps, with the barriers of a group.
+
+The warps of a group run one after another, each until it waits, yields or ends. A barrier opens
+when all threads it expects have come; threads that ended count as come where all are expected.
+Source: PTX ISA 8.x, "bar, barrier".
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.resolve import PREFIX, field
+
+
+def _context(name: str, offset: int, kind: str, value: str) -> str:
+    return (
+        f"  %to.{name} = getelementptr i8, ptr %context, i64 {offset}\n"
+        f"  store {kind} {value}, ptr %to.{name}\n"
+    )
+
+
+def _state(name: str, state: str, offset: int) -> str:
+    return f"  %{name} = getelementptr i8, ptr {state}, i64 {offset}\n"
+
+
+def launcher_ir() -> tuple[str, set[str]]:
+    """Return the IR of `launch(context, kernel)`: run groups until none is left or one fails."""
+    text = f"""
+define i32 @{PREFIX}launch(ptr %context, ptr %kernel) noinline {{
+entry:
+{field("abort", layout.ABORT, "ptr")}{field("stop", layout.STOP, "ptr")}
+{field("counter", layout.COUNTER, "ptr")}{field("total", layout.TOTAL, "i64")}
+{field("nx", layout.GRID_X, "i32")}{field("ny", layout.GRID_Y, "i32")}
+{field("warps", layout.WARPS, "i32")}{field("threads", layout.THREADS, "i32")}
+{field("states", layout.STATES, "ptr")}{field("stride", layout.STATE_STRIDE, "i64")}
+{field("masks", layout.MASKS, "ptr")}
+  %barriers = getelementptr i8, ptr %context, i64 {layout.BARRIERS}
+  %nx64 = zext i32 %nx to i64
+  %ny64 = zext i32 %ny to i64
+  br label %next.group
+next.group:
+  %asked = load atomic i32, ptr %abort monotonic, align 4
+  %halted = load atomic i32, ptr %stop monotonic, align 4
+  %either = or i32 %asked, %halted
+  %stopped = icmp ne i32 %either, 0
+  br i1 %stopped, label %aborted, label %take
+take:
+  %g = atomicrmw add ptr %counter, i64 1 monotonic
+  %any = icmp ult i64 %g, %total
+  br i1 %any, label %begin, label %finished
+begin:
+  %gx = urem i64 %g, %nx64
+  %gyz = udiv i64 %g, %nx64
+  %gy = urem i64 %gyz, %ny64
+  %gz = udiv i64 %gyz, %ny64
+  %x = trunc i64 %gx to i32
+  %y = trunc i64 %gy to i32
+  %z = trunc i64 %gz to i32
+{_context("x", layout.GROUP_X, "i32", "%x")}{_context("y", layout.GROUP_Y, "i32", "%y")}
+{_context("z", layout.GROUP_Z, "i32", "%z")}{_context("g", layout.GROUP, "i64", "%g")}
+  call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 128, i1 false)
+  br label %init
+init:
+  %w = phi i32 [ 0, %begin ], [ %w.next, %init ]
+  %w64 = zext i32 %w to i64
+  %w.offset = mul i64 %w64, %stride
+  %w.state = getelementptr i8, ptr %states, i64 %w.offset
+  call void @llvm.memset.p0.i64(ptr %w.state, i8 0, i64 64, i1 false)
+  %w.mask.p = getelementptr i32, ptr %masks, i64 %w64
+  %w.mask = load i32, ptr %w.mask.p
+{_state("w.active", "%w.state", layout.STATE_ACTIVE)}
+  store i32 %w.mask, ptr %w.active
+{_state("w.number", "%w.state", layout.STATE_NUMBER)}
+  store i32 %w, ptr %w.number
+  %w.next = add i32 %w, 1
+  %w.more = icmp ult i32 %w.next, %warps
+  br i1 %w.more, label %init, label %pass
+pass:
+  br label %warp
+warp:
+  %k = phi i32 [ 0, %pass ], [ %k.next, %warp.end ]
+  %ran = phi i32 [ 0, %pass ], [ %ran.next, %warp.end ]
+  %left = phi i32 [ 0, %pass ], [ %left.next, %warp.end ]
+  %k64 = zext i32 %k to i64
+  %k.offset = mul i64 %k64, %stride
+  %k.state = getelementptr i8, ptr %states, i64 %k.offset
+{_state("k.done.p", "%k.state", layout.STATE_DONE)}
+{_state("k.waiting.p", "%k.state", layout.STATE_WAITING)}
+  %k.done = load i32, ptr %k.done.p
+  %is.done = icmp ne i32 %k.done, 0
+  br i1 %is.done, label %warp.end, label %alive
+alive:
+  %k.waiting = load i32, ptr %k.waiting.p
+  %is.waiting = icmp ne i32 %k.waiting, 0
+  br i1 %is.waiting, label %warp.end, label %run
+run:
+{_context("warp", layout.WARP, "i32", "%k")}
+  %code = call i32 %kernel(ptr %context, ptr %k.state)
+  switch i32 %code, label %warp.end [
+    i32 {layout.FINISHED}, label %ended
+    i32 {layout.AT_BARRIER}, label %warp.end
+    i32 {layout.YIELDED}, label %poll
+    i32 {layout.ABORTED}, label %aborted
+    i32 {layout.FAULTED}, label %fault
+  ]
+poll:
+  %p.asked = load atomic i32, ptr %abort monotonic, align 4
+  %p.halted = load atomic i32, ptr %stop monotonic, align 4
+  %p.either = or i32 %p.asked, %p.halted
+  %p.stopped = icmp ne i32 %p.either, 0
+  br i1 %p.stopped, label %aborted, label %warp.end
+ended:
+  store i32 1, ptr %k.done.p
+  call void @barriers_opened(ptr %context)
+  br label %warp.end
+warp.end:
+  %here = phi i32 [ 0, %warp ], [ 0, %alive ], [ 1, %run ], [ 1, %run ], [ 1, %poll ], [ 1, %ended ]
+  %gone = phi i32 [ 0, %warp ], [ 1, %alive ], [ 1, %run ], [ 1, %run ], [ 1, %poll ], [ 0, %ended ]
+  %ran.next = or i32 %ran, %here
+  %left.next = or i32 %left, %gone
+  %k.next = add i32 %k, 1
+  %k.more = icmp ult i32 %k.next, %warps
+  br i1 %k.more, label %warp, label %pass.end
+pass.end:
+  %again = icmp ne i32 %left.next, 0
+  br i1 %again, label %progress, label %next.group
+progress:
+  %moved = icmp ne i32 %ran.next, 0
+  br i1 %moved, label %pass, label %stuck
+stuck:
+  ; All that are left wait at barriers that never open: as on the chip, until somebody ends it.
+  %s.asked = load atomic i32, ptr %abort monotonic, align 4
+  %s.halted = load atomic i32, ptr %stop monotonic, align 4
+  %s.either = or i32 %s.asked, %s.halted
+  %s.stopped = icmp ne i32 %s.either, 0
+  call void @{PREFIX}pause(ptr %context)
+  br i1 %s.stopped, label %aborted, label %stuck
+fault:
+{_context("fault.warp", layout.FAULT_WARP, "i32", "%k")}
+  ret i32 {layout.FAULTED}
+aborted:
+  ret i32 {layout.ABORTED}
+finished:
+  ret i32 {layout.FINISHED}
+}}
+
+define void @{PREFIX}pause(ptr %context) noinline {{
+{field("timer", layout.TIMER, "ptr")}
+  %t = call i64 %timer(i32 1)
+  ret void
+}}
+
+; Count the threads of a warp in at barrier %id; open it when those it expects are there.
+define void @{PREFIX}arrive(ptr %context, i32 %id, i32 %count, i32 %expected) noinline {{
+  %at = getelementptr i8, ptr %context, i64 {layout.BARRIERS}
+  %index = zext i32 %id to i64
+  %slot = getelementptr i64, ptr %at, i64 %index
+  %old = load i32, ptr %slot
+  %new = add i32 %old, %count
+  store i32 %new, ptr %slot
+  call void @barriers_opened(ptr %context)
+  ret void
+}}
+
+define internal void @barriers_opened(ptr %context) noinline {{
+entry:
+{field("warps", layout.WARPS, "i32")}{field("threads", layout.THREADS, "i32")}
+{field("states", layout.STATES, "ptr")}{field("stride", layout.STATE_STRIDE, "i64")}
+  %barriers = getelementptr i8, ptr %context, i64 {layout.BARRIERS}
+  br label %barrier
+barrier:
+  %b = phi i32 [ 0, %entry ], [ %b.next, %barrier.end ]
+  %b64 = zext i32 %b to i64
+  %slot = getelementptr i64, ptr %barriers, i64 %b64
+  %arrived = load i32, ptr %slot
+  %used = icmp ne i32 %arrived, 0
+  br i1 %used, label %count, label %barrier.end
+count:
+  ; With all threads expected: warps that neither wait here nor ended keep it closed.
+  %k = phi i32 [ 0, %barrier ], [ %k.next, %count ]
+  %missing = phi i32 [ 0, %barrier ], [ %missing.next, %count ]
+  %wanted = phi i32 [ 0, %barrier ], [ %wanted.next, %count ]
+  %k64 = zext i32 %k to i64
+  %offset = mul i64 %k64, %stride
+  %state = getelementptr i8, ptr %states, i64 %offset
+{_state("done.p", "%state", layout.STATE_DONE)}{_state("waiting.p", "%state", layout.STATE_WAITING)}
+{_state("id.p", "%state", layout.STATE_BARRIER)}
+{_state("expected.p", "%state", layout.STATE_EXPECTED)}
+  %done = load i32, ptr %done.p
+  %waiting = load i32, ptr %waiting.p
+  %id = load i32, ptr %id.p
+  %expected = load i32, ptr %expected.p
+  %is.waiting = icmp ne i32 %waiting, 0
+  %same = icmp eq i32 %id, %b
+  %is.here = and i1 %is.waiting, %same
+  %is.done = icmp ne i32 %done, 0
+  %counts = or i1 %is.here, %is.done
+  %absent = select i1 %counts, i32 0, i32 1
+  %missing.next = or i32 %missing, %absent
+  %mine = select i1 %is.here, i32 %expected, i32 0
+  %wanted.next = or i32 %wanted, %mine
+  %k.next = add i32 %k, 1
+  %k.more = icmp ult i32 %k.next, %warps
+  br i1 %k.more, label %count, label %decide
+decide:
+  %of.all = icmp eq i32 %wanted.next, 0
+  %all.here = icmp eq i32 %missing.next, 0
+  %enough = icmp uge i32 %arrived, %wanted.next
+  %open = select i1 %of.all, i1 %all.here, i1 %enough
+  br i1 %open, label %release, label %barrier.end
+release:
+  store i32 0, ptr %slot
+  br label %wake
+wake:
+  %j = phi i32 [ 0, %release ], [ %j.next, %wake ]
+  %j64 = zext i32 %j to i64
+  %j.offset = mul i64 %j64, %stride
+  %j.state = getelementptr i8, ptr %states, i64 %j.offset
+{_state("j.waiting.p", "%j.state", layout.STATE_WAITING)}
+{_state("j.id.p", "%j.state", layout.STATE_BARRIER)}
+  %j.waiting = load i32, ptr %j.waiting.p
+  %j.id = load i32, ptr %j.id.p
+  %j.same = icmp eq i32 %j.id, %b
+  %j.new = select i1 %j.same, i32 0, i32 %j.waiting
+  store i32 %j.new, ptr %j.waiting.p
+  %j.next = add i32 %j, 1
+  %j.more = icmp ult i32 %j.next, %warps
+  br i1 %j.more, label %wake, label %barrier.end
+barrier.end:
+  %b.next = add i32 %b, 1
+  %b.more = icmp ult i32 %b.next, 16
+  br i1 %b.more, label %barrier, label %all.looked
+all.looked:
+  ret void
+}}
+"""
+    return text, {"declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"}
+
+
+def names() -> list[str]:
+    """Return the functions that Python and kernels may call."""
+    return [f"{PREFIX}launch", f"{PREFIX}arrive"]

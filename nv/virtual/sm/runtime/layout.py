@@ -1,0 +1,94 @@
+"""Byte layouts that Python and the native code share: worker context and warp state.
+
+Nothing here is the chip's: it is our own interface between launcher, runtime and kernels.
+"""
+
+from __future__ import annotations
+
+LANES = 32
+
+# Worker context: one a worker thread, 64-byte aligned.
+TLB = 0  # address of the worker's native TLB
+REFILL = 8  # address of the refill callback: u64 (u64 address, u32 access)
+ABORT = 16  # address of the abort flag (u32)
+STOP = 24  # address of the grid's own stop flag (u32): a warp elsewhere has failed
+SHARED = 32  # address of the group's shared memory
+SHARED_SIZE = 40  # u64
+LOCAL_SIZE = 48  # u64 bytes of a thread's local memory
+SHARED_WINDOW = 56  # u64 generic address of shared memory
+LOCAL_WINDOW = 64  # u64 generic address of local memory
+COUNTER = 72  # address of the grid's next-group counter (u64)
+TOTAL = 80  # u64 number of groups
+GRID_X = 88  # u32 and so on: y 92, z 96
+GRID_Y = 92
+GRID_Z = 96
+BLOCK_X = 100
+BLOCK_Y = 104
+BLOCK_Z = 108
+WARPS = 112  # u32 warps of a group
+THREADS = 116  # u32 threads of a group
+GROUP_X = 120  # u32 of the running group
+GROUP_Y = 124
+GROUP_Z = 128
+DYNAMIC_SIZE = 132  # u32 bytes of dynamic shared memory
+GROUP = 136  # u64 linear number of the running group
+PARAMETERS = 144  # address of the parameters
+STATES = 152  # address of the first warp state
+STATE_STRIDE = 160  # u64
+LOCALS = 168  # address of local memory: [warp][lane][local size]
+IDS = 176  # address of [warp][3][32] u32: tid
+MASKS = 184  # address of [warp] u32: lanes that exist
+FAULT_CODE = 192  # u32 set by functions that found a fault
+FAULT_LANES = 196  # u32
+FAULT_INDEX = 200  # u32 index of the instruction
+FAULT_WARP = 204  # u32
+SM = 208  # u32 number of the multiprocessor: the worker
+SM_COUNT = 212  # u32
+SHARED_TOTAL = 216  # u32 bytes of shared memory, static and dynamic
+WARP = 220  # u32 running warp
+FAULT_ADDRESS = 224  # u64
+TIMER = 232  # address of the callback that tells the time: u64 ()
+BARRIERS = 256  # 16 of: u32 arrived threads, u32 result of a reduction
+SPARE = 384  # 64 bytes that disabled lanes may read and write
+IO = 448  # 32 columns of 32 u64 by which data passes to and from functions
+IO_COLUMN = 256
+ROWS = IO + 32 * IO_COLUMN  # 32 rows of 32 bytes: one access of each lane
+CONTEXT_SIZE = ROWS + 1024
+
+# Warp state.
+STATE_RESUME = 0  # u32 block to go on at, 0 at the beginning
+STATE_DONE = 4  # u32
+STATE_BARRIER = 8  # u32 barrier waited for
+STATE_EXPECTED = 12  # u32 threads that the barrier waits for; 0: all
+STATE_WAITING = 16  # u32: waits at a barrier
+STATE_ACTIVE = 20  # u32 lanes that go on
+STATE_NEXT = 24  # u32 lowest block where others wait
+STATE_NUMBER = 28  # u32 number of the warp
+STATE_PLACES = 64  # 32 u32: where each lane is
+STATE_SLOTS = 192  # saved registers
+
+# Where lanes are: a block, or one of these with a block below.
+AT_GATHER = 0x2000_0000  # waits for the lanes of its mask
+AT_BARRIER_PLACE = 0x4000_0000
+ENDED = 0x7FFF_FFFF
+
+# What a kernel returns.
+FINISHED = 0
+AT_BARRIER = 1
+YIELDED = 2
+ABORTED = 3
+FAULTED = 4
+
+# FAULT_CODE.
+NO_FAULT = 0
+BAD_ADDRESS = 1
+MISALIGNED = 2
+TRAPPED = 3
+MMU = 4
+BREAKPOINT = 5
+NOT_TOGETHER = 6  # lanes of a mask can never execute an instruction together
+FAILED = 7  # our own code raised
+
+GENERIC_WINDOW_SIZE = 1 << 24
+# Addresses that no page table reaches: where the model keeps a module's own variables.
+MODULE_WINDOW = 1 << 62

@@ -1,0 +1,307 @@
+"""Native functions from addresses of lanes to host addresses, one for each state space.
+
+`resolve_<space>` takes 32 addresses, the lanes that count and the size of an access in bytes, and
+returns 32 host addresses; other lanes get a spare place. What is misaligned or out of range is noted
+in the context, and such lanes get the spare place too. Accesses are naturally aligned, so that none
+lies in two pages.
+Source: PTX ISA 8.x, "State Spaces", "Generic Addressing" and "Alignment".
+"""
+
+from __future__ import annotations
+
+from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
+from hcq.emu.text import lanes
+from nv.virtual.sm.runtime import layout
+
+PREFIX = "nvsm_"
+ROW_SHIFT = 5  # a TLB row is 32 bytes
+WIDE = "<32 x i64>"
+MASK = "<32 x i1>"
+
+
+def field(name: str, offset: int, kind: str) -> str:
+    """Return the lines that load a field of the context as %name."""
+    return (
+        f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}\n"
+        f"  %{name} = load {kind}, ptr %{name}.p\n"
+    )
+
+
+def splat(name: str, kind: str, scalar: str) -> str:
+    """Return the lines that make %name a vector of 32 equal scalars."""
+    vector = f"<32 x {kind}>"
+    return (
+        f"  %{name}.1 = insertelement {vector} poison, {kind} {scalar}, i32 0\n"
+        f"  %{name} = shufflevector {vector} %{name}.1, {vector} poison,"
+        " <32 x i32> zeroinitializer\n"
+    )
+
+
+def _row(address: str) -> str:
+    return f"""
+  %page = lshr i64 {address}, {PAGE_SHIFT}
+  %page.high = lshr i64 %page, 6
+  %page.fold = and i64 %page.high, -64
+  %page.mixed = xor i64 %page, %page.fold
+  %set = and i64 %page.mixed, {TLB_SETS - 1}
+  %offset = shl i64 %set, {ROW_SHIFT}
+  %row = getelementptr i8, ptr %tlb, i64 %offset
+"""
+
+
+def _translate(name: str, access: Access) -> str:
+    """Define translate_<name>: one address to its host address; a miss is refilled."""
+    tag = READ_TAG if access is Access.READ else WRITE_TAG
+    return f"""
+define i64 @{PREFIX}translate_{name}(ptr %context, i64 %address) noinline {{
+{field("tlb", layout.TLB, "ptr")}{_row("%address")}
+  %tag.p = getelementptr i8, ptr %row, i64 {8 * tag}
+  %tag = load atomic i64, ptr %tag.p monotonic, align 8
+  %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
+  %delta = load atomic i64, ptr %delta.p monotonic, align 8
+  %hit = icmp eq i64 %tag, %page
+  br i1 %hit, label %found, label %miss, !prof !0
+found:
+  %host = add i64 %address, %delta
+  ret i64 %host
+miss:
+{field("refill", layout.REFILL, "ptr")}
+  %answer = call i64 %refill(i64 %address, i32 {int(access)})
+  ret i64 %answer
+}}
+"""
+
+
+_CHECK = f"""
+  %size.1 = sub i32 %size, 1
+  %size.w = zext i32 %size.1 to i64
+{splat("size.v", "i64", "%size.w")}
+  %low.v = and {WIDE} %addresses, %size.v
+  %odd.v = icmp ne {WIDE} %low.v, zeroinitializer
+  %odd.b = bitcast {MASK} %odd.v to i32
+  %odd = and i32 %odd.b, %lanes
+  %is.odd = icmp ne i32 %odd, 0
+  br i1 %is.odd, label %misaligned, label %straight, !prof !1
+misaligned:
+  call void @{PREFIX}note(ptr %context, i32 {layout.MISALIGNED}, i32 %odd, {WIDE} %addresses)
+  br label %straight
+straight:
+  %even = xor i32 %odd, -1
+  %good = and i32 %lanes, %even
+"""
+
+
+def _global(name: str, access: Access) -> str:
+    tag = READ_TAG if access is Access.READ else WRITE_TAG
+    gather = "@llvm.masked.gather.v32i64.v32p0"
+    return f"""
+define {WIDE} @{PREFIX}resolve_global_{name}(ptr %context, {WIDE} %addresses, i32 %lanes,
+    i32 %size) noinline {{
+entry:
+{field("tlb", layout.TLB, "ptr")}
+  %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}
+  %spare.i = ptrtoint ptr %spare to i64
+{splat("spare.v", "i64", "%spare.i")}{_CHECK}
+  %none = icmp eq i32 %good, 0
+  br i1 %none, label %nothing, label %some
+nothing:
+  ret {WIDE} %spare.v
+some:
+  %mask = bitcast i32 %good to {MASK}
+  %first = call i32 @llvm.cttz.i32(i32 %good, i1 true)
+  %va = extractelement {WIDE} %addresses, i32 %first
+{splat("va.v", "i64", "%va")}
+  %differ = xor {WIDE} %addresses, %va.v
+  %far.v = icmp ugt {WIDE} %differ, splat (i64 {(1 << PAGE_SHIFT) - 1})
+  %far.b = bitcast {MASK} %far.v to i32
+  %far = and i32 %far.b, %good
+  %one.page = icmp eq i32 %far, 0
+  br i1 %one.page, label %near, label %many
+near:
+  %host = call i64 @{PREFIX}translate_{name}(ptr %context, i64 %va)
+  %move = sub i64 %host, %va
+{splat("move.v", "i64", "%move")}
+  %near.all = add {WIDE} %addresses, %move.v
+  %near.hosts = select {MASK} %mask, {WIDE} %near.all, {WIDE} %spare.v
+  ret {WIDE} %near.hosts
+many:
+  %pages = lshr {WIDE} %addresses, splat (i64 {PAGE_SHIFT})
+  %high = lshr {WIDE} %pages, splat (i64 6)
+  %fold = and {WIDE} %high, splat (i64 -64)
+  %mixed = xor {WIDE} %pages, %fold
+  %sets = and {WIDE} %mixed, splat (i64 {TLB_SETS - 1})
+  %offsets = shl {WIDE} %sets, splat (i64 {ROW_SHIFT})
+  %tag.p = getelementptr i8, ptr %tlb, i64 {8 * tag}
+  %tags.p = getelementptr i8, ptr %tag.p, {WIDE} %offsets
+  %tags = call {WIDE} {gather}(<32 x ptr> align 8 %tags.p, {MASK} %mask, {WIDE} zeroinitializer)
+  %delta.p = getelementptr i8, ptr %tlb, i64 {8 * DELTA}
+  %deltas.p = getelementptr i8, ptr %delta.p, {WIDE} %offsets
+  %deltas = call {WIDE} {gather}(<32 x ptr> align 8 %deltas.p, {MASK} %mask, {WIDE} zeroinitializer)
+  %hit.v = icmp eq {WIDE} %tags, %pages
+  %hit.b = bitcast {MASK} %hit.v to i32
+  %miss.b = xor i32 %hit.b, -1
+  %missing = and i32 %miss.b, %good
+  %all = add {WIDE} %addresses, %deltas
+  %hosts = select {MASK} %mask, {WIDE} %all, {WIDE} %spare.v
+  %all.hit = icmp eq i32 %missing, 0
+  br i1 %all.hit, label %done, label %loop, !prof !0
+done:
+  ret {WIDE} %hosts
+loop:
+  %left = phi i32 [ %missing, %many ], [ %rest, %loop ]
+  %so.far = phi {WIDE} [ %hosts, %many ], [ %more, %loop ]
+  %lane = call i32 @llvm.cttz.i32(i32 %left, i1 true)
+  %less = sub i32 %left, 1
+  %rest = and i32 %left, %less
+  %lane.va = extractelement {WIDE} %addresses, i32 %lane
+  %lane.host = call i64 @{PREFIX}translate_{name}(ptr %context, i64 %lane.va)
+  %more = insertelement {WIDE} %so.far, i64 %lane.host, i32 %lane
+  %again = icmp ne i32 %rest, 0
+  br i1 %again, label %loop, label %end
+end:
+  ret {WIDE} %more
+}}
+"""
+
+
+def _bounded(name: str, limit: int, base: str) -> str:
+    """Define a resolver of memory that lies in one piece, `limit` its size in the context."""
+    return f"""
+define {WIDE} @{PREFIX}resolve_{name}(ptr %context, {WIDE} %addresses, i32 %lanes,
+    i32 %size) noinline {{
+entry:
+  %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}
+  %spare.i = ptrtoint ptr %spare to i64
+{splat("spare.v", "i64", "%spare.i")}{_CHECK}
+{field("limit", limit, "i64")}
+  %size.64 = zext i32 %size to i64
+  %room = sub i64 %limit, %size.64
+  %has.room = icmp sge i64 %room, 0
+{splat("room.v", "i64", "%room")}
+  %beyond.v = icmp ugt {WIDE} %addresses, %room.v
+  %beyond.b = bitcast {MASK} %beyond.v to i32
+  %beyond.c = select i1 %has.room, i32 %beyond.b, i32 -1
+  %beyond = and i32 %beyond.c, %good
+  %is.beyond = icmp ne i32 %beyond, 0
+  br i1 %is.beyond, label %outside, label %inside, !prof !1
+outside:
+  call void @{PREFIX}note(ptr %context, i32 {layout.BAD_ADDRESS}, i32 %beyond, {WIDE} %addresses)
+  br label %inside
+inside:
+  %within = xor i32 %beyond, -1
+  %right = and i32 %good, %within
+  %mask = bitcast i32 %right to {MASK}
+{base}
+  %all = add {WIDE} %addresses, %base.v
+  %hosts = select {MASK} %mask, {WIDE} %all, {WIDE} %spare.v
+  ret {WIDE} %hosts
+}}
+"""
+
+
+def _shared() -> str:
+    base = field("shared", layout.SHARED, "ptr")
+    base += "  %shared.i = ptrtoint ptr %shared to i64\n"
+    return _bounded("shared", layout.SHARED_SIZE, base + splat("base.v", "i64", "%shared.i"))
+
+
+def _local() -> str:
+    base = (
+        field("locals", layout.LOCALS, "ptr")
+        + field("local.size", layout.LOCAL_SIZE, "i64")
+        + field("warp", layout.WARP, "i32")
+        + f"""
+  %locals.i = ptrtoint ptr %locals to i64
+  %warp.64 = zext i32 %warp to i64
+  %warp.lane = shl i64 %warp.64, 5
+  %warp.at = mul i64 %warp.lane, %local.size
+  %warp.base = add i64 %locals.i, %warp.at
+{splat("warp.v", "i64", "%warp.base")}{splat("step.v", "i64", "%local.size")}
+  %steps = mul {WIDE} %step.v, {lanes(list(range(32)), "i64")}
+  %base.v = add {WIDE} %warp.v, %steps
+"""
+    )
+    return _bounded("local", layout.LOCAL_SIZE, base)
+
+
+def _window(name: str, offset: int) -> str:
+    return f"""
+{field(f"{name}.window", offset, "i64")}{splat(f"{name}.w", "i64", f"%{name}.window")}
+  %{name}.at = sub {WIDE} %addresses, %{name}.w
+  %{name}.in = icmp ult {WIDE} %{name}.at, splat (i64 {layout.GENERIC_WINDOW_SIZE})
+  %{name}.b = bitcast {MASK} %{name}.in to i32
+  %{name}.lanes = and i32 %{name}.b, %lanes
+"""
+
+
+def _generic(name: str) -> str:
+    def call(space: str, at: str, which: str) -> str:
+        return (
+            f"call {WIDE} @{PREFIX}resolve_{space}(ptr %context, {WIDE} {at}, i32 {which},"
+            " i32 %size)"
+        )
+
+    return f"""
+define {WIDE} @{PREFIX}resolve_generic_{name}(ptr %context, {WIDE} %addresses, i32 %lanes,
+    i32 %size) noinline {{
+entry:
+{_window("shared", layout.SHARED_WINDOW)}{_window("local", layout.LOCAL_WINDOW)}
+  %either = or i32 %shared.lanes, %local.lanes
+  %outside = icmp eq i32 %either, 0
+  br i1 %outside, label %global, label %mixed
+global:
+  %g = {call(f"global_{name}", "%addresses", "%lanes")}
+  ret {WIDE} %g
+mixed:
+  %neither = xor i32 %either, -1
+  %global.lanes = and i32 %lanes, %neither
+  %m.g = {call(f"global_{name}", "%addresses", "%global.lanes")}
+  %m.s = {call("shared", "%shared.at", "%shared.lanes")}
+  %m.l = {call("local", "%local.at", "%local.lanes")}
+  %m.1 = select {MASK} %shared.in, {WIDE} %m.s, {WIDE} %m.g
+  %m.2 = select {MASK} %local.in, {WIDE} %m.l, {WIDE} %m.1
+  ret {WIDE} %m.2
+}}
+"""
+
+
+def _note() -> str:
+    """Define note: keep the first fault of a call."""
+    return f"""
+define void @{PREFIX}note(ptr %context, i32 %code, i32 %lanes, {WIDE} %addresses) noinline {{
+{field("known", layout.FAULT_CODE, "i32")}
+  %is.first = icmp eq i32 %known, 0
+  br i1 %is.first, label %keep, label %done
+keep:
+  store i32 %code, ptr %known.p
+  %lanes.p = getelementptr i8, ptr %context, i64 {layout.FAULT_LANES}
+  store i32 %lanes, ptr %lanes.p
+  %first = call i32 @llvm.cttz.i32(i32 %lanes, i1 false)
+  %lane = and i32 %first, 31
+  %va = extractelement {WIDE} %addresses, i32 %lane
+  %va.p = getelementptr i8, ptr %context, i64 {layout.FAULT_ADDRESS}
+  store i64 %va, ptr %va.p
+  br label %done
+done:
+  ret void
+}}
+"""
+
+
+def resolve_ir() -> tuple[str, set[str]]:
+    """Return the IR of the functions and the declarations they need."""
+    parts = [_note(), _shared(), _local()]
+    for name, access in (("read", Access.READ), ("write", Access.WRITE)):
+        parts += [_translate(name, access), _global(name, access), _generic(name)]
+    return "\n".join(parts), {
+        "declare i32 @llvm.cttz.i32(i32, i1)",
+        f"declare {WIDE} @llvm.masked.gather.v32i64.v32p0(<32 x ptr>, {MASK}, {WIDE})",
+    }
+
+
+def names() -> list[str]:
+    """Return the functions that kernels may call."""
+    found = [f"{PREFIX}resolve_shared", f"{PREFIX}resolve_local"]
+    for name in ("read", "write"):
+        found += [f"{PREFIX}{f}_{name}" for f in ("translate", "resolve_global", "resolve_generic")]
+    return found

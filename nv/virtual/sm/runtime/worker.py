@@ -1,0 +1,189 @@
+"""One worker thread's native state: its context, TLBs, shared and local memory, warp states."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.emu.memory import (
+    DELTA,
+    INVALID_TAG,
+    PAGE_SHIFT,
+    READ_TAG,
+    WRITE_TAG,
+    Abort,
+    Access,
+    LaneMemory,
+    tlb_set,
+)
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.grid import Grid
+
+_REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+_TIMER = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32)
+_PAGE = 1 << PAGE_SHIFT
+_WINDOW_PAGE = layout.MODULE_WINDOW >> PAGE_SHIFT
+_KEPT_SPACES = 16  # address spaces whose TLB a worker keeps
+_PAUSE_S = 0.001  # between looks at the abort flag when all warps wait for ever
+_GUARD = 64  # bytes behind shared and local memory that vector accesses may touch
+
+
+def aligned(size: int, at: int = 64) -> NDArray[np.uint8]:
+    """Allocate zeroed bytes at a multiple of `at`."""
+    raw = np.zeros(size + at, np.uint8)
+    start = -raw.ctypes.data % at
+    return raw[start : start + size]
+
+
+class Run:
+    """What all workers of one grid share.
+
+    counter: the next group to begin. stop: set when a warp has failed, so that the others end.
+    image: the module window's bytes. parameters: the entry's.
+    """
+
+    def __init__(
+        self, grid: Grid, memory: LaneMemory, abort: Abort, image: NDArray[np.uint8],
+        parameters: NDArray[np.uint8], state_size: int,
+    ) -> None:  # fmt: skip
+        self.grid = grid
+        self.memory = memory
+        self.abort = abort
+        self.image = image
+        self.parameters = parameters
+        self.state_size = state_size
+        self.counter = np.zeros(1, np.uint64)
+        self.stop = np.zeros(1, np.uint32)
+
+
+class Worker:
+    """What the native code of one thread works on. Used by one thread at a time."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.context = aligned(layout.CONTEXT_SIZE)
+        self._shared = aligned(_GUARD)
+        self._locals = aligned(_GUARD)
+        self._states = aligned(0)
+        self._sink = aligned(2 * _PAGE, _PAGE)
+        self._tlbs: list[tuple[LaneMemory, NDArray[np.uint64]]] = []
+        self._window: NDArray[np.uint8] | None = None  # whose pages the TLBs may hold
+        self._run: Run | None = None  # also keeps alive what the context points to
+        self._tlb: NDArray[np.uint64] | None = None
+        self._refill = _REFILL(self._on_miss)
+        self._timer = _TIMER(self._on_time)
+        self.error: BaseException | None = None
+        self.access = Access.READ  # of the last MMU fault
+        self._put("Q", layout.REFILL, ctypes.cast(self._refill, ctypes.c_void_p).value or 0)
+        self._put("Q", layout.TIMER, ctypes.cast(self._timer, ctypes.c_void_p).value or 0)
+
+    def _put(self, form: str, offset: int, *values: int) -> None:
+        struct.pack_into(f"<{len(values)}{form}", self.context.data, offset, *values)
+
+    def word(self, offset: int) -> int:
+        """Read a 32-bit field of the context."""
+        return int(struct.unpack_from("<I", self.context.data, offset)[0])
+
+    def quad(self, offset: int) -> int:
+        """Read a 64-bit field of the context."""
+        return int(struct.unpack_from("<Q", self.context.data, offset)[0])
+
+    # -- called from native code; an exception must not pass through it -----------------------------
+
+    def _on_miss(self, address: int, access: int) -> int:
+        try:
+            return self._translate(address, Access(access))
+        except Exception as error:  # raised again by the thread that started the grid
+            self.error = error
+            self._fault(layout.FAILED, address)
+            return int(self._sink.ctypes.data) + address % _PAGE
+
+    def _translate(self, address: int, access: Access) -> int:
+        assert self._run is not None and self._tlb is not None
+        row = self._tlb[tlb_set(address >> PAGE_SHIFT)]
+        offset = address - layout.MODULE_WINDOW
+        image = self._run.image
+        if 0 <= offset < len(image):
+            page = address >> PAGE_SHIFT
+            host = int(image.ctypes.data) + offset
+            row[READ_TAG] = row[WRITE_TAG] = INVALID_TAG
+            row[DELTA] = (host - address) % 2**64
+            row[READ_TAG] = row[WRITE_TAG] = page
+            return host
+        host = self._run.memory.refill(self._tlb, address, access)
+        # After a fault nothing is cached, and the answer is a place that no row points to.
+        if int(row[DELTA]) != (host - address) % 2**64:
+            self.access = access
+            self._fault(layout.MMU, address)
+        return host
+
+    def _fault(self, code: int, address: int) -> None:
+        if not self.word(layout.FAULT_CODE):
+            self._put("I", layout.FAULT_CODE, code)
+            self._put("I", layout.FAULT_LANES, 0)
+            self._put("Q", layout.FAULT_ADDRESS, address)
+
+    def _on_time(self, what: int) -> int:
+        if what == 1:
+            time.sleep(_PAUSE_S)
+        return time.monotonic_ns()
+
+    # -- launching -----------------------------------------------------------------------------------
+
+    def _tlb_for(self, run: Run) -> NDArray[np.uint64]:
+        if self._window is not run.image:
+            for _, tlb in self._tlbs:
+                old = (tlb[:, READ_TAG] >= _WINDOW_PAGE) & (tlb[:, READ_TAG] != INVALID_TAG)
+                tlb[old, READ_TAG] = INVALID_TAG
+                tlb[old, WRITE_TAG] = INVALID_TAG
+            self._window = run.image
+        for known, tlb in self._tlbs:
+            if known is run.memory:
+                return tlb
+        tlb = run.memory.new_tlb()
+        self._tlbs = [*self._tlbs[1 - _KEPT_SPACES :], (run.memory, tlb)]
+        return tlb
+
+    def prepare(self, run: Run) -> None:
+        """Fill the context for a grid."""
+        grid = run.grid
+        self.error = None
+        self._run = run
+        self._tlb = tlb = self._tlb_for(run)
+        if len(self._shared) < grid.shared_size + _GUARD:
+            self._shared = aligned(grid.shared_size + _GUARD)
+        local = grid.local_size * layout.LANES * grid.warps
+        if len(self._locals) < local + _GUARD:
+            self._locals = aligned(local + _GUARD)
+        if len(self._states) < run.state_size * grid.warps:
+            self._states = aligned(run.state_size * grid.warps)
+        put = self._put
+        put("Q", layout.TLB, tlb.ctypes.data)
+        put("Q", layout.ABORT, run.abort.flag.ctypes.data)
+        put("Q", layout.STOP, run.stop.ctypes.data)
+        put("Q", layout.SHARED, self._shared.ctypes.data)
+        put("Q", layout.SHARED_SIZE, grid.shared_size)
+        put("Q", layout.LOCAL_SIZE, grid.local_size)
+        put("Q", layout.SHARED_WINDOW, grid.launch.shared_window)
+        put("Q", layout.LOCAL_WINDOW, grid.launch.local_window)
+        put("Q", layout.COUNTER, run.counter.ctypes.data)
+        put("Q", layout.TOTAL, grid.groups)
+        put("I", layout.GRID_X, *grid.launch.grid)
+        put("I", layout.BLOCK_X, *grid.launch.block)
+        put("I", layout.WARPS, grid.warps)
+        put("I", layout.THREADS, grid.threads)
+        put("I", layout.DYNAMIC_SIZE, grid.dynamic_size)
+        put("I", layout.SHARED_TOTAL, grid.shared_size)
+        put("Q", layout.PARAMETERS, run.parameters.ctypes.data)
+        put("Q", layout.STATES, self._states.ctypes.data)
+        put("Q", layout.STATE_STRIDE, run.state_size)
+        put("Q", layout.LOCALS, self._locals.ctypes.data)
+        put("Q", layout.IDS, grid.ids.ctypes.data)
+        put("Q", layout.MASKS, grid.masks.ctypes.data)
+        put("I", layout.FAULT_CODE, layout.NO_FAULT)
+        put("I", layout.SM, self._number % max(grid.launch.sm_count, 1))
+        put("I", layout.SM_COUNT, grid.launch.sm_count)

@@ -1,0 +1,184 @@
+"""What is the same in all lanes of a warp, and which registers live where.
+
+A register is uniform when every instruction that writes it computes the same in all lanes: from
+uniform operands, in blocks that all lanes of the warp run together. A block is divergent when a
+branch on a varying predicate decides whether it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nv.virtual.sm.ptx.module import Instruction
+from nv.virtual.sm.translator.graph import Graph, at_barrier, gathers
+from nv.virtual.sm.translator.operands import read, specials, written
+
+# Instructions whose result differs by lane whatever the operands are.
+_VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "elect", "wmma",
+                      "mbarrier", "vote", "redux", "fns"))  # fmt: skip
+_LANE_REGISTERS = frozenset(("tid", "laneid", "lanemask_eq", "lanemask_le", "lanemask_lt",
+                             "lanemask_ge", "lanemask_gt"))  # fmt: skip
+
+
+@dataclass
+class Facts:
+    """What the translator knows before it emits.
+
+    live: registers that lanes entering a block may read. kept: registers that a waiting lane may
+    still read while the block runs, so that others must not overwrite its value.
+    """
+
+    varying: set[str] = field(default_factory=set)
+    divergent: list[bool] = field(default_factory=list)
+    live: list[frozenset[str]] = field(default_factory=list)
+    kept: list[frozenset[str]] = field(default_factory=list)
+    branches: set[int] = field(default_factory=set)
+
+
+def varies_by_lane(special: str, rows: bool) -> bool:
+    """Return whether a predefined register differs by lane. rows: warps lie in one row of tid."""
+    stem, _, axis = special.partition(".")
+    if stem == "tid" and rows and axis in ("y", "z"):
+        return False
+    return stem in _LANE_REGISTERS
+
+
+def analyse(graph: Graph, rows: bool) -> Facts:
+    """Find the facts of a kernel."""
+    facts = Facts()
+    facts.divergent = [False] * len(graph.blocks)
+    if not graph.reducible:
+        facts.divergent = [True] * len(graph.blocks)
+    once = _written_once(graph)
+    changed = True
+    while changed:
+        changed = _spread(graph, facts, rows, once)
+    _liveness(graph, facts)
+    return facts
+
+
+def _written_once(graph: Graph) -> set[str]:
+    counts: dict[str, int] = {}
+    for block in graph.blocks:
+        for i in _all(block.code, block.end):
+            for register in written(i):
+                counts[register.name] = counts.get(register.name, 0) + 1
+    return {name for name, count in counts.items() if count == 1}
+
+
+def _all(code: list[Instruction], end: Instruction | None) -> list[Instruction]:
+    return code if end is None else [*code, end]
+
+
+def _spread(graph: Graph, facts: Facts, rows: bool, once: set[str]) -> bool:
+    """Mark what varies or diverges because of what is known; return whether that is more."""
+    changed = False
+    for number, block in enumerate(graph.blocks):
+        if not facts.divergent[number] and graph.depends[number] & facts.branches:
+            facts.divergent[number] = changed = True
+        for i in _all(block.code, block.end):
+            if _varies(i, facts, rows, facts.divergent[number], once):
+                for register in written(i):
+                    if register.name not in facts.varying:
+                        facts.varying.add(register.name)
+                        changed = True
+        end = block.end
+        if end is None or number in facts.branches or len(set(block.successors)) < 2:
+            continue
+        if any(register.name in facts.varying for register in read(end)):
+            facts.branches.add(number)
+            changed = True
+    return changed
+
+
+def _varies(i: Instruction, facts: Facts, rows: bool, divergent: bool, once: set[str]) -> bool:
+    if i.name in _VARYING:
+        return True
+    if any(register.name in facts.varying for register in read(i)):
+        return True
+    if any(varies_by_lane(special, rows) for special in specials(i)):
+        return True
+    if _private(i):
+        return True
+    # A value that never changes is the same wherever lanes are when they compute it.
+    fixed = i.guard is None and i.name not in ("ld", "move") and all(
+        register.name in once for register in (*written(i), *read(i))
+    )  # fmt: skip
+    return divergent and not (fixed and _launch_constant(i))
+
+
+def _launch_constant(i: Instruction) -> bool:
+    """Return whether an instruction computes the same every time it runs."""
+    return i.name in ("mov", "cvta") and not any(
+        special.startswith(("clock", "globaltimer")) for special in specials(i)
+    ) and not read(i)  # fmt: skip
+
+
+def _private(i: Instruction) -> bool:
+    """Return whether an instruction reads memory that each lane has of its own."""
+    return i.name == "ld" and not (
+        {"global", "const", "param", "shared", "shared::cta"} & set(i.modifiers)
+    )
+
+
+def _liveness(graph: Graph, facts: Facts) -> None:
+    count = len(graph.blocks)
+    uses: list[set[str]] = []
+    kills: list[set[str]] = []
+    for number, block in enumerate(graph.blocks):
+        used: set[str] = set()
+        killed: set[str] = set()
+        for i in _all(block.code, block.end):
+            used |= {r.name for r in read(i)} - killed
+            if i.guard is None:
+                killed |= {r.name for r in written(i)}
+            else:  # where the guard is false, the old value stays
+                used |= {r.name for r in written(i)} - killed
+        uses.append(used)
+        kills.append(killed)
+    live: list[set[str]] = [set(used) for used in uses]
+    changed = True
+    while changed:
+        changed = False
+        for number in reversed(range(count)):
+            out: set[str] = set()
+            for s in graph.blocks[number].successors:
+                if s >= 0:
+                    out |= live[s]
+            new = uses[number] | (out - kills[number])
+            if new != live[number]:
+                live[number] = new
+                changed = True
+    facts.live = [frozenset(names) for names in live]
+    waits: set[int] = set()
+    parked: set[str] = set()  # of lanes that wait for others, wherever these are
+    for number, block in enumerate(graph.blocks):
+        if facts.divergent[number] or number in facts.branches:
+            waits.update(block.successors)
+        if facts.divergent[number]:
+            if block.code and gathers(block.code[0]):
+                parked |= live[number]
+            if block.end is not None and at_barrier(block.end):
+                parked.update(*(live[s] for s in block.successors))
+    if spins(graph):
+        parked.update(*(live[number] for number in waits if number >= 0))
+    later: set[str] = set()
+    kept: list[frozenset[str]] = [frozenset()] * count
+    for number in reversed(range(count)):
+        kept[number] = frozenset(later | parked)
+        if number in waits:
+            later |= live[number]
+    facts.kept = kept
+
+
+def spins(graph: Graph) -> bool:
+    """Return whether lanes may wait in a loop for what others do to memory."""
+    return any(
+        i.name in ("atom", "mbarrier")
+        or (i.name == "ld" and not _ORDERED.isdisjoint(i.modifiers))
+        for block in graph.blocks
+        for i in block.code
+    )
+
+
+_ORDERED = frozenset(("volatile", "relaxed", "acquire", "mmio"))

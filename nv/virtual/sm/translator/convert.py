@@ -1,0 +1,302 @@
+"""Conversions: cvt between integers and floats of all widths.
+
+Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": cvt, cvt.pack.
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.ptx.module import SIZES, Instruction, Operand, Register
+from nv.virtual.sm.translator import rounding
+from nv.virtual.sm.translator.floats import as_float, float_to_half, narrowed
+from nv.virtual.sm.translator.handler import Handler, is_signed
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.minifloat import E4M3, E5M2, decode, encode
+from nv.virtual.sm.translator.rounding import flushed, saturated
+from nv.virtual.sm.translator.value import Value, number, real
+
+_FLOATS = ("f16", "bf16", "f32", "f64")
+_INTEGER_ROUNDING = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+_DIRECTED = ("rz", "rm", "rp")
+_KNOWN = frozenset(("ftz", "sat", "relu", "satfinite", "rn", "rna", "rni", *_DIRECTED,
+                    *_INTEGER_ROUNDING))  # fmt: skip
+_PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+_SMALL = {"e4m3x2": E4M3, "e5m2x2": E5M2}
+
+
+def _convert(k: Kernel, i: Instruction) -> None:
+    if i.modifiers and i.modifiers[0] == "pack":
+        _pack(k, i)
+        return
+    if len(i.modifiers) < 2:
+        raise k.bad("two types are wanted")
+    target, source = i.modifiers[-2:]
+    flags = set(i.modifiers[:-2])
+    if flags - _KNOWN:
+        raise k.unsupported("." + ".".join(sorted(flags - _KNOWN)))
+    if target in _PAIRS and source == "f32":
+        k.write(i.operands[0], _pair(k, i, _PAIRS[target], flags))
+        return
+    if target in _SMALL or source in _SMALL:
+        k.write(i.operands[0], _small(k, i, target, source, flags))
+        return
+    if target == "tf32" and source == "f32":
+        k.write(i.operands[0], _tensor_float(k, k.source(i.operands[1], "f32"), flags))
+        return
+    if target not in SIZES or source not in SIZES or target in _PAIRS or source in _PAIRS:
+        raise k.unsupported()
+    if len(i.operands) != 2:
+        raise k.bad("two operands are wanted")
+    value = _source(k, i.operands[1], source)
+    if source in _FLOATS and target in _FLOATS:
+        result = _float_to_float(k, value, target, source, flags)
+    elif source in _FLOATS:
+        result = _float_to_integer(k, value, target, source, flags)
+    elif target in _FLOATS:
+        result = _integer_to_float(k, value, target, source, flags)
+    else:
+        result = _integer_to_integer(k, value, target, source, "sat" in flags)
+    _write(k, i.operands[0], result, target)
+
+
+def _source(k: Kernel, operand: Operand, kind: str) -> Value:
+    return k.source(operand, kind)
+
+
+def _write(k: Kernel, operand: Operand, value: Value, kind: str) -> None:
+    """Write a result to a register that may be wider: signed ones keep their sign."""
+    if isinstance(operand, Register) and operand.type != "pred" and is_signed(kind):
+        element = f"i{8 * SIZES[operand.type]}"
+        value = k.resize(value, element, True)
+    k.write(operand, value)
+
+
+def _integer_to_integer(k: Kernel, value: Value, target: str, source: str, sat: bool) -> Value:
+    element = f"i{8 * SIZES[target]}"
+    if sat:
+        width = 8 * SIZES[target]
+        wide = k.resize(value, "i64", is_signed(source))
+        if is_signed(source):
+            low = -(1 << (width - 1)) if is_signed(target) else 0
+            high = (1 << (width - 1 if is_signed(target) else width)) - 1
+            high = min(high, (1 << 63) - 1)
+            wide = k.call_op("smax", wide, number("i64", low))
+            wide = k.call_op("smin", wide, number("i64", high))
+        else:
+            high = (1 << (width - 1 if is_signed(target) else width)) - 1
+            wide = k.call_op("umin", wide, number("i64", high))
+        return k.resize(wide, element, False)
+    return k.resize(value, element, is_signed(source))
+
+
+def _float_to_integer(k: Kernel, value: Value, target: str, source: str, flags: set[str]) -> Value:
+    modes = [flag for flag in flags if flag in _INTEGER_ROUNDING]
+    if len(modes) != 1:
+        raise k.bad("a rounding to an integer is wanted")
+    x = as_float(k, value, source, "ftz" in flags)
+    x = k.call_op(_INTEGER_ROUNDING[modes[0]], x)
+    element = f"i{8 * SIZES[target]}"
+    name = "fptosi.sat" if is_signed(target) else "fptoui.sat"
+    short = {"float": "f32", "double": "f64"}[x.element]
+    shape = "" if x.uniform else "v32"
+    text = k.call(
+        k.kind(element, x.uniform), f"llvm.{name}.{shape}{element}.{shape}{short}",
+        (k.type_of(x), x.text),
+    )  # fmt: skip
+    return Value(text, element, x.uniform)
+
+
+def _split(k: Kernel, value: Value, signed: bool) -> tuple[Value, Value]:
+    """Return an integer as the nearest double and the exact rest."""
+    if value.width <= 32:
+        exact = k.cast("sitofp" if signed else "uitofp", value, "double")
+        return exact, real("double", 0.0)
+    high = k.op("ashr" if signed else "lshr", value, number("i64", 32))
+    low = k.op("and", value, number("i64", 0xFFFF_FFFF))
+    upper = k.op("fmul", k.cast("sitofp" if signed else "uitofp", high, "double"),
+                 real("double", 2.0**32))  # fmt: skip
+    lower = k.cast("uitofp", low, "double")
+    total = k.op("fadd", upper, lower)
+    return total, rounding.sum_error(k, upper, lower, total)
+
+
+def _mode(k: Kernel, flags: set[str]) -> str:
+    modes = flags & {"rn", *_DIRECTED}
+    return modes.pop() if modes else "rn"
+
+
+def _integer_to_float(k: Kernel, value: Value, target: str, source: str, flags: set[str]) -> Value:
+    mode = _mode(k, flags)
+    signed = is_signed(source)
+    if mode == "rn" and target in ("f32", "f64"):
+        element = {"f32": "float", "f64": "double"}[target]
+        result = k.cast("sitofp" if signed else "uitofp", value, element)
+    else:
+        s, e = _split(k, value, signed)
+        if target in ("f16", "bf16"):
+            return _narrow(k, rounding.to_odd(k, s, e), target, mode)
+        result = rounding.rounded(k, s, e, {"f32": "float", "f64": "double"}[target], mode)
+    return saturated(k, result) if "sat" in flags else result
+
+
+def _narrow(k: Kernel, value: Value, target: str, mode: str) -> Value:
+    """Round a float or double to f16 or bf16 bits."""
+    if mode == "rn":
+        return narrowed(k, value, target)
+    wide = rounding.odd_float(k, value) if value.element == "double" else value
+    if target == "bf16":
+        if mode != "rz":
+            raise k.unsupported(f".{mode} to .bf16")
+        bits = k.op("lshr", k.bits_of(wide), number("i32", 16))
+        quiet = number("i16", 0x7FFF)
+        return k.choose(k.cmp("uno", wide, wide), quiet, k.cast("trunc", bits, "i16"))
+    nearest = float_to_half(k, wide)
+    back = as_float(k, nearest, "f16", False)
+    error = k.op("fsub", wide, back)
+    infinite = k.cmp("uno", error, error)  # both infinite
+    error = k.choose(infinite, rounding.zero(error), error)
+    half = k.cast("bitcast", nearest, "half")
+    return k.bits_of(_steered_half(k, half, error, mode))
+
+
+def _steered_half(k: Kernel, nearest: Value, error: Value, mode: str) -> Value:
+    """As `rounding.steered`, for an f16 whose error is a float."""
+    bits = k.bits_of(nearest)
+    one, sign = number("i16", 1), number("i16", 0x8000)
+    negative = k.cmp("slt", bits, number("i16", 0))
+    is_zero = k.cmp("eq", k.op("shl", bits, one), number("i16", 0))
+    below, above = k.cmp("olt", error, rounding.zero(error)), k.cmp(
+        "ogt", error, rounding.zero(error))  # fmt: skip
+    smaller, larger = k.op("sub", bits, one), k.op("add", bits, one)
+    if mode == "rm":
+        moved = k.choose(is_zero, k.op("or", sign, one), k.choose(negative, larger, smaller))
+        result = k.choose(below, moved, bits)
+    elif mode == "rp":
+        moved = k.choose(is_zero, one, k.choose(negative, smaller, larger))
+        result = k.choose(above, moved, bits)
+    else:
+        inward = k.choose(negative, above, below)
+        result = k.choose(k.op("and", inward, k.negate(is_zero)), smaller, bits)
+    return k.cast("bitcast", result, "half")
+
+
+def _float_to_float(k: Kernel, value: Value, target: str, source: str, flags: set[str]) -> Value:
+    x = as_float(k, value, source, "ftz" in flags)
+    to_integer = [flag for flag in flags if flag in _INTEGER_ROUNDING]
+    if to_integer:
+        x = k.call_op(_INTEGER_ROUNDING[to_integer[0]], x)
+    mode = _mode(k, flags)
+    if "sat" in flags:
+        x = saturated(k, x)
+    if "relu" in flags:
+        x = _rectified(k, x)
+    if target in ("f16", "bf16"):
+        if target == source:
+            return value if not flags & {"sat", "relu", *to_integer} else narrowed(k, x, target)
+        return _narrow(k, x, target, mode)
+    if target == "f64":
+        return k.cast("fpext", x, "double")
+    if x.element == "double":
+        if mode == "rn":
+            x = k.cast("fptrunc", x, "float")
+        else:
+            x = rounding.rounded(k, x, real("double", 0.0), "float", mode)
+    return flushed(k, x) if "ftz" in flags else x
+
+
+def _rectified(k: Kernel, x: Value) -> Value:
+    positive = k.cmp("ogt", x, rounding.zero(x))
+    nan = k.cmp("uno", x, x)
+    return k.choose(k.op("or", positive, nan), x, rounding.zero(x))
+
+
+def _pair(k: Kernel, i: Instruction, kind: str, flags: set[str]) -> Value:
+    """Two f32 to a pair of halves; the first operand goes to the upper half."""
+    if len(i.operands) != 3:
+        raise k.bad("three operands are wanted")
+    mode = _mode(k, flags)
+    parts = []
+    for operand in i.operands[1:]:
+        x = k.source(operand, "f32")
+        if "relu" in flags:
+            x = _rectified(k, x)
+        part = _narrow(k, x, kind, mode)
+        if "satfinite" in flags:
+            most = 0x7BFF if kind == "f16" else 0x7F7F
+            infinite = k.cmp("oeq", k.call_op("fabs", as_float(k, part, kind, False)),
+                             real("float", float("inf")))  # fmt: skip
+            sign = k.op("and", part, number("i16", 0x8000))
+            part = k.choose(infinite, k.op("or", sign, number("i16", most)), part)
+        parts.append(k.cast("zext", part, "i32"))
+    return k.op("or", parts[1], k.op("shl", parts[0], number("i32", 16)))
+
+
+def _tensor_float(k: Kernel, value: Value, flags: set[str]) -> Value:
+    """Round to the 10 bits of fraction of tf32; the lower 13 bits become zero."""
+    if "relu" in flags:
+        value = _rectified(k, value)
+    bits = k.bits_of(value)
+    if "rna" in flags:
+        more = k.op("add", bits, number("i32", 0x1000))
+    elif "rz" in flags:
+        more = bits
+    else:
+        odd = k.op("and", k.op("lshr", bits, number("i32", 13)), number("i32", 1))
+        more = k.op("add", k.op("add", bits, number("i32", 0xFFF)), odd)
+    cut = k.op("and", more, number("i32", ~0x1FFF))
+    special = k.op("and", bits, number("i32", 0x7F800000))
+    keep = k.cmp("eq", special, number("i32", 0x7F800000))
+    nan = k.choose(k.cmp("uno", value, value), number("i32", 0x7FFFE000), bits)
+    return k.choose(keep, nan, cut)
+
+
+def _small(k: Kernel, i: Instruction, target: str, source: str, flags: set[str]) -> Value:
+    """Pairs of 8-bit floats from and to f32 and f16x2."""
+    if target in _SMALL and source == "f32" and len(i.operands) == 3:
+        values = [k.source(operand, "f32") for operand in i.operands[1:]]
+    elif target in _SMALL and source == "f16x2" and len(i.operands) == 2:
+        both = k.source(i.operands[1], "b32")
+        halves = (k.op("lshr", both, number("i32", 16)), both)
+        values = [as_float(k, k.cast("trunc", half, "i16"), "f16", False) for half in halves]
+    elif source in _SMALL and target == "f16x2" and len(i.operands) == 2:
+        both = k.cast("zext", k.source(i.operands[1], "b16"), "i32")
+        result: Value = number("i32", 0)
+        for byte in (1, 0):
+            part = k.op("and", k.op("lshr", both, number("i32", 8 * byte)), number("i32", 0xFF))
+            x = decode(k, _SMALL[source], part)
+            if "relu" in flags:
+                x = _rectified(k, x)
+            half = k.cast("zext", float_to_half(k, x), "i32")
+            result = k.op("or", result, k.op("shl", half, number("i32", 16 * byte)))
+        return result
+    else:
+        raise k.unsupported()
+    if "satfinite" not in flags or "rn" not in flags:
+        raise k.bad(".rn.satfinite is wanted")
+    if "relu" in flags:
+        values = [_rectified(k, x) for x in values]
+    high, low = (encode(k, _SMALL[target], x) for x in values)
+    return k.cast("trunc", k.op("or", low, k.op("shl", high, number("i32", 8))), "i16")
+
+
+def _pack(k: Kernel, i: Instruction) -> None:
+    """cvt.pack.sat: two integers, limited, beside each other, above them a part of the third."""
+    if i.modifiers[1:2] != ("sat",) or len(i.modifiers) < 4:
+        raise k.unsupported()
+    kind, source = i.modifiers[2:4]
+    if kind not in ("u16", "s16", "u8", "s8") or source != "s32":
+        raise k.unsupported()
+    bits = 8 * SIZES[kind]
+    a, b = (k.resize(_integer_to_integer(k, k.source(operand, "s32"), kind, "s32", True),
+                     "i32", False) for operand in i.operands[1:3])  # fmt: skip
+    result = k.op("or", b, k.op("shl", a, number("i32", bits)))
+    if len(i.operands) == 4 and bits == 8:
+        upper = k.op("shl", k.source(i.operands[3], "b32"), number("i32", 16))
+        result = k.op("or", result, upper)
+    k.write(i.operands[0], result)
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by name."""
+    return {"cvt": _convert}
+
+

@@ -1,0 +1,361 @@
+"""How lanes go from block to block: branches, waiting, barriers and ends.
+
+A warp runs one block at a time with the lanes that are there. Where lanes part, each notes where it
+is to go on, and the scheduler takes those at the lowest block; see `graph` for why they meet again.
+Between blocks that all lanes run together there is no scheduling at all.
+Source: PTX ISA 8.x, "Control Flow Instructions" and "Parallel Synchronization and Communication
+Instructions".
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.ptx.module import Instruction, Operand
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.resolve import PREFIX
+from nv.virtual.sm.translator.graph import EXIT, Graph, gathers
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.value import Value, number
+
+_BUDGET = 2048  # backward branches before a warp that may spin lets others run
+
+
+class Flow:
+    """Emit the control flow of one kernel."""
+
+    def __init__(self, kernel: Kernel, graph: Graph, spinning: bool) -> None:
+        self.k = kernel
+        self.graph = graph
+        self.spinning = spinning
+        self.resumes: set[int] = set()
+        self.schedules = False
+
+    # -- edges -----------------------------------------------------------------------------------
+
+    def go(self, target: int) -> None:
+        """All running lanes go on at a block."""
+        k = self.k
+        if target == EXIT:
+            self.end_lanes()
+            return
+        if target <= k.block:
+            self._poll(target)
+        if not k.divergent:
+            k.do(f"br label %b{target}")
+            return
+        # Others may wait at or before the target.
+        waiting = k.value("load i32, ptr %next")
+        before = k.value(f"icmp ult i32 {target}, {waiting}")
+        wait = k.new_label("wait")
+        k.do(f"br i1 {before}, label %b{target}, label %{wait}")
+        k.begin(wait)
+        self._note_places([(target, k.active())])
+        self._schedule()
+
+    def _schedule(self) -> None:
+        self.schedules = True
+        self.k.do("br label %schedule")
+
+    def _note_places(self, places: list[tuple[int, str]]) -> None:
+        """Note where lanes go on: (block, lanes as i32) each."""
+        k = self.k
+        vector = k.value("load <32 x i32>, ptr %places")
+        for place, lanes in places:
+            mask = k.mask_vector(lanes)
+            vector = k.value(
+                f"select <32 x i1> {mask}, <32 x i32> splat (i32 {place}), <32 x i32> {vector}"
+            )
+        k.do(f"store <32 x i32> {vector}, ptr %places")
+
+    def _poll(self, target: int) -> None:
+        """Look at the abort flags on the way back to the start of a loop."""
+        k = self.k
+        asked = k.value("load atomic i32, ptr %abort monotonic, align 4")
+        halted = k.value("load atomic i32, ptr %stop monotonic, align 4")
+        stop = k.value(f"icmp ne i32 {k.value(f'or i32 {asked}, {halted}')}, 0")
+        on = k.new_label("on")
+        k.do(f"br i1 {stop}, label %aborted, label %{on}, !prof !1")
+        k.begin(on)
+        if not self.spinning:
+            return
+        left = k.value(f"sub i32 {k.value('load i32, ptr %budget')}, 1")
+        k.do(f"store i32 {left}, ptr %budget")
+        spent, on = k.new_label("spent"), k.new_label("on")
+        empty = k.value(f"icmp eq i32 {left}, 0")
+        k.do(f"br i1 {empty}, label %{spent}, label %{on}, !prof !1")
+        k.begin(spent)
+        self.resumes.add(target)
+        if k.divergent:
+            self._note_places([(target, k.active())])
+            self.schedules = True
+            k.do("br label %yield.parted")
+        else:
+            k.do(f"store i32 {target}, ptr %resume")
+            k.do("br label %yield")
+        k.begin(on)
+
+    def end_lanes(self) -> None:
+        """The running lanes have ended."""
+        k = self.k
+        if not k.divergent:
+            k.do(f"ret i32 {layout.FINISHED}")
+            return
+        self._note_places([(layout.ENDED, k.active())])
+        self._schedule()
+
+    def part(self, condition: Value, taken: int, other: int) -> None:
+        """Lanes where the condition holds go one way, the rest the other."""
+        k = self.k
+        if condition.uniform:
+            yes, no = k.new_label("yes"), k.new_label("no")
+            k.do(f"br i1 {condition.text}, label %{yes}, label %{no}")
+            k.begin(yes)
+            self.go(taken)
+            k.begin(no)
+            self.go(other)
+            return
+        active = k.active()
+        bits = k.mask_bits(condition)
+        going = bits if active == "-1" else k.value(f"and i32 {bits}, {active}")
+        staying = k.value(f"xor i32 {going}, {active}")
+        nobody = k.value(f"icmp eq i32 {going}, 0")
+        no, some = k.new_label("no"), k.new_label("some")
+        yes, both = k.new_label("yes"), k.new_label("both")
+        k.do(f"br i1 {nobody}, label %{no}, label %{some}")
+        k.begin(some)
+        everybody = k.value(f"icmp eq i32 {staying}, 0")
+        k.do(f"br i1 {everybody}, label %{yes}, label %{both}")
+        k.begin(yes)
+        self.go(taken)
+        k.begin(no)
+        self.go(other)
+        k.begin(both)
+        if min(taken, other) <= k.block and min(taken, other) != EXIT:
+            self._poll_parted()
+        places = [(layout.ENDED if target == EXIT else target, lanes)
+                  for target, lanes in ((taken, going), (other, staying))]  # fmt: skip
+        self._note_places(places)
+        self._schedule()
+
+    def _poll_parted(self) -> None:
+        k = self.k
+        asked = k.value("load atomic i32, ptr %abort monotonic, align 4")
+        halted = k.value("load atomic i32, ptr %stop monotonic, align 4")
+        stop = k.value(f"icmp ne i32 {k.value(f'or i32 {asked}, {halted}')}, 0")
+        on = k.new_label("on")
+        k.do(f"br i1 {stop}, label %aborted, label %{on}, !prof !1")
+        k.begin(on)
+
+    # -- the ends of blocks ----------------------------------------------------------------------
+
+    def finish(self, number_: int) -> None:
+        """Emit the end of a block."""
+        k = self.k
+        block = self.graph.blocks[number_]
+        end = block.end
+        if end is None:
+            self.go(block.successors[0])
+            return
+        k.now = end
+        condition = self._guard(end)
+        if end.name in ("bra", "ret", "exit"):
+            if condition is None:
+                self.go(block.successors[0])
+            else:
+                self.part(condition, *block.successors)
+        elif end.name == "brx":
+            self._table(end, condition, block.successors)
+        elif end.name in ("trap", "brkpt"):
+            self._trap(end, condition, block.successors)
+        elif end.name in ("bar", "barrier"):
+            self._barrier(end, condition, block.successors[0])
+        else:
+            raise k.unsupported()
+
+    def _guard(self, i: Instruction) -> Value | None:
+        if i.guard is None:
+            return None
+        value = self.k.register(i.guard)
+        return self.k.negate(value) if i.negated else value
+
+    def _trap(self, i: Instruction, condition: Value | None, successors: list[int]) -> None:
+        k = self.k
+        code = layout.TRAPPED if i.name == "trap" else layout.BREAKPOINT
+        lanes = k.active()
+        if condition is None:
+            k.raise_fault(lanes, str(code))
+            return
+        wrong = k.value(f"and i32 {k.mask_bits(condition)}, {lanes}")
+        k.fault_if(wrong, code)
+        self.go(successors[-1])
+
+    def _table(self, i: Instruction, condition: Value | None, successors: list[int]) -> None:
+        k = self.k
+        index = k.source(i.operands[0], "u32")
+        targets = successors if condition is None else successors[:-1]
+        if index.uniform and (condition is None or condition.uniform):
+            labels = [k.new_label("case") for _ in targets]
+            other = k.new_label("beyond")
+            rest = None
+            if condition is not None:
+                rest, on = k.new_label("rest"), k.new_label("on")
+                k.do(f"br i1 {condition.text}, label %{on}, label %{rest}")
+                k.begin(on)
+            cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))
+            k.do(f"switch i32 {index.text}, label %{other} [ {cases} ]")
+            for label, target in zip(labels, targets, strict=True):
+                k.begin(label)
+                self.go(target)
+            k.begin(other)
+            k.raise_fault(k.active(), str(layout.TRAPPED))
+            if rest is not None:
+                k.begin(rest)
+                self.go(successors[-1])
+            return
+        active = k.active()
+        taking = active
+        if condition is not None:
+            taking = k.value(f"and i32 {active}, {k.mask_bits(condition)}")
+        vector = k.vec(index)
+        beyond = k.mask_bits(k.cmp("uge", k.varying(index), number("i32", len(targets))))
+        k.fault_if(k.value(f"and i32 {beyond}, {taking}"), layout.TRAPPED)
+        if min(successors) <= k.block:
+            self._poll_parted()
+        places = []
+        for n, target in enumerate(targets):
+            same = k.mask_bits(k.cmp("eq", Value(vector, "i32", False), number("i32", n)))
+            lanes = k.value(f"and i32 {same}, {taking}")
+            places.append((layout.ENDED if target == EXIT else target, lanes))
+        if condition is not None:
+            places.append((successors[-1], k.value(f"xor i32 {taking}, {active}")))
+        self._note_places(places)
+        self._schedule()
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def gather(self, number_: int) -> None:
+        """Before an instruction of several lanes: wait until those that its mask names are here.
+
+        Where all lanes run together nothing is to be done.
+        """
+        k = self.k
+        code = self.graph.blocks[number_].code
+        if not (k.divergent and code and gathers(code[0])):
+            return
+        k.now = code[0]
+        active = k.active()
+        wanted = self._members(code[0])
+        bits = self._union(wanted, active)
+        alive = k.value("load i32, ptr %alive")
+        missing = k.value(f"and i32 {bits}, {alive}")
+        missing = k.value(f"and i32 {missing}, {k.value(f'xor i32 {active}, -1')}")
+        forced = k.value("load i32, ptr %forced")
+        k.do("store i32 0, ptr %forced")
+        complete = k.value(f"icmp eq i32 {missing}, 0")
+        here, wait = k.new_label("here"), k.new_label("wait")
+        k.do(f"br i1 {complete}, label %{here}, label %{wait}")
+        k.begin(wait)
+        again = k.value(f"icmp ne i32 {forced}, 0")
+        lost, park = k.new_label("lost"), k.new_label("park")
+        k.do(f"br i1 {again}, label %{lost}, label %{park}, !prof !1")
+        k.begin(lost)
+        if code[0].name in ("bar", "barrier"):  # lanes may wait at several places
+            k.do(f"br label %{here}")
+        else:
+            k.raise_fault(missing, str(layout.NOT_TOGETHER))
+        k.begin(park)
+        self._note_places([(number_ | layout.AT_GATHER, active)])
+        self._schedule()
+        k.begin(here)
+
+    def _union(self, members: Value, active: str) -> str:
+        """Return the lanes that any running lane's mask names."""
+        k = self.k
+        if members.uniform:
+            return members.text
+        mask = k.mask_vector(active)
+        only = k.value(
+            f"select <32 x i1> {mask}, <32 x i32> {members.text}, <32 x i32> zeroinitializer"
+        )
+        return k.call("i32", "llvm.vector.reduce.or.v32i32", ("<32 x i32>", only))
+
+    def _members(self, i: Instruction) -> Value:
+        operand = member_mask(i)
+        return number("i32", -1) if operand is None else self.k.source(operand, "u32")
+
+    def _barrier(self, i: Instruction, condition: Value | None, successor: int) -> None:
+        """bar.sync, bar.arrive and barrier.cta: for all warps of the group."""
+        k = self.k
+        kinds = set(i.modifiers) - {"cta", "aligned"}
+        if condition is not None and not condition.uniform:
+            raise k.unsupported("a barrier under a predicate that differs by lane")
+        if kinds == {"arrive"}:
+            self._arrive(i, condition, successor)
+            return
+        if kinds != {"sync"}:
+            raise k.unsupported()
+        skip = None
+        if condition is not None:
+            skip, on = k.new_label("skip"), k.new_label("on")
+            k.do(f"br i1 {condition.text}, label %{on}, label %{skip}")
+            k.begin(on)
+        identity, count = self._barrier_operands(i)
+        for offset, value in (
+            (layout.STATE_BARRIER, identity.text), (layout.STATE_EXPECTED, count.text)
+        ):  # fmt: skip
+            at = k.value(f"getelementptr i8, ptr %warp, i64 {offset}")
+            k.do(f"store i32 {value}, ptr {at}")
+        self.resumes.add(successor)
+        if k.divergent:
+            self._note_places([(successor | layout.AT_BARRIER_PLACE, k.active())])
+            self._schedule()
+        else:
+            k.do(f"store i32 {successor}, ptr %resume")
+            k.do("br label %wait.barrier")
+        if skip is not None:
+            k.begin(skip)
+            self.go(successor)
+
+    def _barrier_operands(self, i: Instruction) -> tuple[Value, Value]:
+        k = self.k
+        operands = list(i.operands)
+        if not 1 <= len(operands) <= 2:
+            raise k.bad("a barrier and a number of threads are wanted")
+        identity = self._first_active(operands[0])
+        count = self._first_active(operands[1]) if len(operands) == 2 else number("i32", 0)
+        beyond = k.value(f"icmp ugt i32 {identity.text}, 15")
+        k.fault_if(k.value(f"zext i1 {beyond} to i32"), layout.TRAPPED)
+        return identity, count
+
+    def _first_active(self, operand: Operand) -> Value:
+        """Return what the first running lane gives: all must give the same."""
+        k = self.k
+        value = k.source(operand, "u32")
+        if value.uniform:
+            return value
+        lane = k.call("i32", "llvm.cttz.i32", ("i32", k.active()), ("i1", "false"))
+        lane = k.value(f"and i32 {lane}, 31")
+        return Value(k.value(f"extractelement <32 x i32> {value.text}, i32 {lane}"), "i32", True)
+
+    def _arrive(self, i: Instruction, condition: Value | None, successor: int) -> None:
+        k = self.k
+        if condition is not None:
+            raise k.unsupported("bar.arrive under a predicate")
+        if len(i.operands) != 2:
+            raise k.bad("bar.arrive wants the number of threads")
+        identity, count = self._barrier_operands(i)
+        k.call(
+            "void", f"{PREFIX}arrive", ("ptr", "%context"), ("i32", identity.text), ("i32", "32"),
+            ("i32", count.text),
+        )  # fmt: skip
+        self.go(successor)
+
+
+def member_mask(i: Instruction) -> Operand | None:
+    """Return the operand that names the lanes which execute an instruction together."""
+    if i.name in ("shfl", "vote", "match", "redux", "elect"):
+        return i.operands[-1] if "sync" in i.modifiers and i.operands else None
+    if i.name in ("bar", "barrier"):
+        return i.operands[0] if i.operands else None
+    return None
+
+

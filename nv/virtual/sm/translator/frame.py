@@ -1,0 +1,269 @@
+"""Around a kernel's blocks: its entry, the scheduler of lanes, and saving and restoring a warp."""
+
+from __future__ import annotations
+
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.resolve import PREFIX
+from nv.virtual.sm.translator.flow import _BUDGET, Flow
+from nv.virtual.sm.translator.graph import Graph
+from nv.virtual.sm.translator.kernel import Kernel
+
+PROFILES = (
+    '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
+)
+_MIN = "llvm.vector.reduce.umin.v32i32"
+
+
+def _slot_bytes(kind: str) -> int:
+    """Return the bytes that a saved register takes."""
+    if kind.startswith("<"):
+        element = kind.split(" x ")[1].rstrip(">")
+        bits = int(element[1:])
+        return 64 if bits == 1 else 32 * bits // 8 if bits >= 16 else 64
+    return 64
+
+
+def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]:
+    """Return the whole module's IR and the bytes of a warp's state."""
+    saved = _saved(k, flow)
+    size = layout.STATE_SLOTS + sum(_slot_bytes(kind) for _, kind in saved)
+    lines = [
+        f"define i32 @{name}(ptr %context, ptr noalias %warp) nounwind {{",
+        "entry:",
+        *_entry(k, graph),
+        *_start(flow, saved),
+        *k.lines,
+        *_save(k, flow, saved),
+    ]
+    if flow.schedules:
+        lines += _schedule(k, graph, flow)
+    lines += ["aborted:", f"  ret i32 {layout.ABORTED}", "}"]
+    declarations = set(k.declarations)
+    if flow.schedules:
+        declarations.add(f"declare i32 @{_MIN}(<32 x i32>)")
+    declarations.add(f"declare void @{PREFIX}arrive(ptr, i32, i32, i32)")
+    return "\n".join([*lines, *sorted(declarations), PROFILES]), -(-size // 64) * 64
+
+
+def _saved(k: Kernel, flow: Flow) -> list[tuple[str, str]]:
+    """Return the slots of the registers that live where a warp may go on, and their types."""
+    names: set[str] = set()
+    for block in flow.resumes:
+        names |= k.facts.live[block]
+    return sorted(k.slots[name] for name in names if name in k.slots)
+
+
+def _entry(k: Kernel, graph: Graph) -> list[str]:
+    lines = [f"  {slot} = alloca {kind}" for slot, kind in k.slots.values()]
+    lines += [
+        "  %active = alloca i32", "  %alive = alloca i32", "  %next = alloca i32",
+        "  %forced = alloca i32", "  %budget = alloca i32", "  %resume = alloca i32",
+        "  %places = alloca <32 x i32>",
+    ]  # fmt: skip
+    for name, offset in (
+        ("abort", layout.ABORT), ("stop", layout.STOP), ("tlb", layout.TLB),
+        ("all.ids", layout.IDS),
+    ):  # fmt: skip
+        lines.append(f"  %{name}.at = getelementptr i8, ptr %context, i64 {offset}")
+        lines.append(f"  %{name} = load ptr, ptr %{name}.at")
+    for name, offset in (
+        ("lanes", layout.STATE_ACTIVE), ("resume.from", layout.STATE_RESUME),
+        ("number", layout.STATE_NUMBER),
+    ):  # fmt: skip
+        lines.append(f"  %{name}.at = getelementptr i8, ptr %warp, i64 {offset}")
+        lines.append(f"  %{name} = load i32, ptr %{name}.at")
+    lines += [
+        "  %ids.offset = mul i32 %number, 384",
+        "  %ids = getelementptr i8, ptr %all.ids, i32 %ids.offset",
+        "  %places.saved = getelementptr i8, ptr %warp, i64 " + str(layout.STATE_PLACES),
+        "  %next.saved = getelementptr i8, ptr %warp, i64 " + str(layout.STATE_NEXT),
+        "  %waiting.saved = getelementptr i8, ptr %warp, i64 " + str(layout.STATE_WAITING),
+        "  store i32 %lanes, ptr %active", "  store i32 %lanes, ptr %alive",
+        f"  store i32 {layout.ENDED}, ptr %next", "  store i32 0, ptr %forced",
+        f"  store i32 {_BUDGET}, ptr %budget",
+    ]  # fmt: skip
+    live = sorted(k.slots[name] for name in k.facts.live[0] if name in k.slots)
+    lines += [f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind in live]
+    return lines
+
+
+def _start(flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
+    fresh = [
+        "fresh:",
+        "  %lanes.v = bitcast i32 %lanes to <32 x i1>",
+        "  %first.places = select <32 x i1> %lanes.v, <32 x i32> zeroinitializer,"
+        f" <32 x i32> splat (i32 {layout.ENDED})",
+        "  store <32 x i32> %first.places, ptr %places",
+        "  br label %b0",
+    ]
+    if not flow.resumes:
+        return ["  br label %fresh", *fresh]
+    lines = [
+        "  %is.fresh = icmp eq i32 %resume.from, 0",
+        "  br i1 %is.fresh, label %fresh, label %restore",
+        *fresh,
+        "restore:",
+        "  %places.r = load <32 x i32>, ptr %places.saved, align 64",
+        "  store <32 x i32> %places.r, ptr %places",
+    ]
+    at = layout.STATE_SLOTS
+    for slot, kind in saved:
+        name = slot[1:]
+        lines += [
+            f"  %at.{name} = getelementptr i8, ptr %warp, i64 {at}",
+            f"  %in.{name} = load {kind}, ptr %at.{name}, align 4",
+            f"  store {kind} %in.{name}, ptr {slot}",
+        ]
+        at += _slot_bytes(kind)
+    cases = " ".join(f"i32 {block + 2}, label %b{block}" for block in sorted(flow.resumes))
+    parted = "schedule.again" if flow.schedules else "lost"
+    lines.append(f"  switch i32 %resume.from, label %lost [ i32 1, label %{parted} {cases} ]")
+    return [*lines, "lost:", "  unreachable"]
+
+
+def _save(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
+    """Blocks that save the warp and leave: the resume value is a block + 2, or 1: parted lanes."""
+    if not flow.resumes:
+        return []
+    lines = []
+    for label, waiting, code in (
+        ("wait.barrier", 1, layout.AT_BARRIER), ("yield", 0, layout.YIELDED),
+    ):  # fmt: skip
+        lines += [f"{label}:", f"  br label %{label}.go", f"{label}.go:"]
+        lines += [f"  %{label}.block = load i32, ptr %resume",
+                  f"  %{label}.resume = add i32 %{label}.block, 2",
+                  f"  store i32 %{label}.resume, ptr %resume"]  # fmt: skip
+        lines += [f"  br label %{label}.leave", f"{label}.leave:"]
+        lines += _leave(label, saved, waiting, code)
+        if not flow.spinning and label == "wait.barrier":
+            break
+    return lines
+
+
+def _leave(label: str, saved: list[tuple[str, str]], waiting: int, code: int) -> list[str]:
+    lines = [
+        f"  store i32 {waiting}, ptr %waiting.saved",
+        f"  %{label}.places = load <32 x i32>, ptr %places",
+        f"  store <32 x i32> %{label}.places, ptr %places.saved, align 64",
+        f"  %{label}.alive = load i32, ptr %alive",
+        f"  store i32 %{label}.alive, ptr %lanes.at",
+        f"  %{label}.to = load i32, ptr %resume",
+        f"  store i32 %{label}.to, ptr %resume.from.at",
+    ]
+    at = layout.STATE_SLOTS
+    for slot, kind in saved:
+        name = f"{label}.{slot[1:]}"
+        lines += [
+            f"  %to.{name} = getelementptr i8, ptr %warp, i64 {at}",
+            f"  %out.{name} = load {kind}, ptr {slot}",
+            f"  store {kind} %out.{name}, ptr %to.{name}, align 4",
+        ]
+        at += _slot_bytes(kind)
+    if code == layout.AT_BARRIER:
+        lines += [
+            f"  %id.at = getelementptr i8, ptr %warp, i64 {layout.STATE_BARRIER}",
+            "  %id = load i32, ptr %id.at",
+            f"  %expected.at = getelementptr i8, ptr %warp, i64 {layout.STATE_EXPECTED}",
+            "  %expected = load i32, ptr %expected.at",
+            f"  call void @{PREFIX}arrive(ptr %context, i32 %id, i32 32, i32 %expected)",
+        ]
+    lines.append(f"  ret i32 {code}")
+    return lines
+
+
+def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
+    """Take the lanes at the lowest block; none left: the warp ends or waits."""
+    ended = f"splat (i32 {layout.ENDED})"
+    lines = [
+        "schedule:",
+        "  %s.places = load <32 x i32>, ptr %places",
+        f"  %s.alive = icmp ne <32 x i32> %s.places, {ended}",
+        "  %s.alive.bits = bitcast <32 x i1> %s.alive to i32",
+        "  store i32 %s.alive.bits, ptr %alive",
+        f"  %s.lowest = call i32 @{_MIN}(<32 x i32> %s.places)",
+        f"  %s.parked = icmp uge i32 %s.lowest, {layout.AT_GATHER}",
+        "  br i1 %s.parked, label %schedule.parked, label %schedule.take",
+        "schedule.take:",
+        "  %t.1 = insertelement <32 x i32> poison, i32 %s.lowest, i32 0",
+        "  %t.v = shufflevector <32 x i32> %t.1, <32 x i32> poison, <32 x i32> zeroinitializer",
+        "  %t.same = icmp eq <32 x i32> %s.places, %t.v",
+        "  %t.bits = bitcast <32 x i1> %t.same to i32",
+        "  store i32 %t.bits, ptr %active",
+        f"  %t.others = select <32 x i1> %t.same, <32 x i32> {ended}, <32 x i32> %s.places",
+        f"  %t.next = call i32 @{_MIN}(<32 x i32> %t.others)",
+        "  store i32 %t.next, ptr %next",
+        "  br label %schedule.go",
+        "schedule.go:",
+        "  %go.to = phi i32 [ %s.lowest, %schedule.take ]"
+        + (", [ %o.lowest, %schedule.other ]" if flow.spinning and flow.resumes else ""),
+        "  switch i32 %go.to, label %schedule.lost [ "
+        + " ".join(f"i32 {n}, label %b{n}" for n in range(len(graph.blocks)))
+        + " ]",
+        "schedule.lost:",
+        "  unreachable",
+        "schedule.parked:",
+        f"  %p.over = icmp eq i32 %s.lowest, {layout.ENDED}",
+        "  br i1 %p.over, label %schedule.over, label %schedule.waits",
+        "schedule.over:",
+        f"  ret i32 {layout.FINISHED}",
+        "schedule.waits:",
+        f"  %w.barrier = icmp uge i32 %s.lowest, {layout.AT_BARRIER_PLACE}",
+        "  br i1 %w.barrier, label %schedule.barrier, label %schedule.gather",
+        "schedule.gather:",
+        # Nobody else can run: those at the lowest place go on if they are enough.
+        f"  %g.place = sub i32 %s.lowest, {layout.AT_GATHER}",
+        "  %g.1 = insertelement <32 x i32> poison, i32 %s.lowest, i32 0",
+        "  %g.v = shufflevector <32 x i32> %g.1, <32 x i32> poison, <32 x i32> zeroinitializer",
+        "  %g.same = icmp eq <32 x i32> %s.places, %g.v",
+        "  %g.2 = insertelement <32 x i32> poison, i32 %g.place, i32 0",
+        "  %g.w = shufflevector <32 x i32> %g.2, <32 x i32> poison, <32 x i32> zeroinitializer",
+        "  %g.new = select <32 x i1> %g.same, <32 x i32> %g.w, <32 x i32> %s.places",
+        "  store <32 x i32> %g.new, ptr %places",
+        "  store i32 1, ptr %forced",
+        "  br label %schedule",
+        "schedule.barrier:",
+    ]
+    if not flow.resumes:
+        return [*lines, "  unreachable"]
+    lines += [
+        # All that are alive wait at barriers: their places lose the mark, the warp waits.
+        "  %b.below = icmp ult <32 x i32> %s.places, splat (i32 " + str(layout.ENDED) + ")",
+        f"  %b.plain = and <32 x i32> %s.places, splat (i32 {layout.AT_BARRIER_PLACE - 1})",
+        "  %b.new = select <32 x i1> %b.below, <32 x i32> %b.plain, <32 x i32> %s.places",
+        "  store <32 x i32> %b.new, ptr %places",
+        "  store i32 1, ptr %resume",
+        "  br label %wait.barrier.leave",
+        "schedule.again:",
+        "  br label %schedule",
+    ]
+    if flow.spinning:
+        lines += _other(k)
+    return lines
+
+
+def _other(k: Kernel) -> list[str]:
+    """A warp with parted lanes has spun for long: let lanes further on run, then other warps."""
+    ended = f"splat (i32 {layout.ENDED})"
+    may = [n for n, divergent in enumerate(k.facts.divergent) if divergent]
+    cases = " ".join(f"i32 {n}, label %schedule.other" for n in may)
+    return [
+        "yield.parted:",
+        f"  store i32 {_BUDGET}, ptr %budget",
+        "  %o.places = load <32 x i32>, ptr %places",
+        "  %o.active = load i32, ptr %active",
+        "  %o.mask = bitcast i32 %o.active to <32 x i1>",
+        f"  %o.waiting = select <32 x i1> %o.mask, <32 x i32> {ended}, <32 x i32> %o.places",
+        f"  %o.lowest = call i32 @{_MIN}(<32 x i32> %o.waiting)",
+        "  %o.1 = insertelement <32 x i32> poison, i32 %o.lowest, i32 0",
+        "  %o.v = shufflevector <32 x i32> %o.1, <32 x i32> poison, <32 x i32> zeroinitializer",
+        "  %o.same = icmp eq <32 x i32> %o.waiting, %o.v",
+        "  %o.bits = bitcast <32 x i1> %o.same to i32",
+        f"  switch i32 %o.lowest, label %yield.parted.leave [ {cases} ]",
+        "schedule.other:",
+        "  store i32 %o.bits, ptr %active",
+        "  store i32 0, ptr %next",
+        "  br label %schedule.go",
+        "yield.parted.leave:",
+        "  store i32 1, ptr %resume",
+        "  br label %yield.leave",
+    ]

@@ -1,0 +1,253 @@
+"""The state of emitting one kernel: registers, guards, masks and operands."""
+
+from __future__ import annotations
+
+import struct
+
+from hcq.emu.text import integer_of
+from hcq.errors import NotSupported
+from nv.virtual.sm.ptx.lexer import bad
+from nv.virtual.sm.ptx.module import (
+    SIZES,
+    Address,
+    Instruction,
+    Integer,
+    Inverted,
+    Name,
+    Operand,
+    Real,
+    Register,
+    Sink,
+    Special,
+)
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.translator.analysis import Facts
+from nv.virtual.sm.translator.value import Lanes, Value, number
+from nv.virtual.sm.translator.variables import Places
+
+_ELEMENTS = {
+    "pred": "i1", "f32": "float", "f64": "double",
+}  # fmt: skip
+
+
+def element_of(kind: str) -> str:
+    """Return the LLVM type of one lane of a PTX type."""
+    if kind in _ELEMENTS:
+        return _ELEMENTS[kind]
+    return f"i{8 * SIZES[kind]}"
+
+
+def stored_element(kind: str) -> str:
+    """Return the type in which a register of a PTX type is kept."""
+    return integer_of(element_of(kind))
+
+
+class Kernel(Lanes):
+    """One kernel while it is emitted."""
+
+    def __init__(self, facts: Facts, places: Places, full: bool, rows: bool) -> None:
+        super().__init__()
+        self.facts = facts
+        self.places = places
+        self.full = full
+        self.rows = rows
+        self.slots: dict[str, tuple[str, str]] = {}  # register -> (name of its slot, LLVM type)
+        self.block = 0
+        self.divergent = False
+        self.guard: Value | None = None
+        self.now: Instruction | None = None
+        self.faults: list[tuple[str, int, str, str]] = []
+
+    # -- errors ----------------------------------------------------------------------------------
+
+    def unsupported(self, what: str = "") -> NotSupported:
+        """Return the error for an instruction that these multiprocessors lack."""
+        assert self.now is not None
+        text = f": {what}" if what else ""
+        return NotSupported(
+            f"PTX line {self.now.line}: the virtual multiprocessors do not execute"
+            f" {self.now.opcode}{text}", line=self.now.line, instruction=self.now.opcode,
+        )  # fmt: skip
+
+    def bad(self, what: str) -> Exception:
+        """Return the error for an instruction that is no PTX."""
+        assert self.now is not None
+        return bad(self.now.line, f"{self.now.opcode}: {what}")
+
+    # -- registers -------------------------------------------------------------------------------
+
+    def is_uniform(self, register: Register) -> bool:
+        """Return whether a register is kept as one number for all lanes."""
+        return register.name not in self.facts.varying
+
+    def slot(self, register: Register) -> tuple[str, str]:
+        """Return the stack slot of a register and its LLVM type."""
+        known = self.slots.get(register.name)
+        if known is None:
+            kind = self.kind(stored_element(register.type), self.is_uniform(register))
+            known = f"%reg{len(self.slots)}", kind
+            self.slots[register.name] = known
+        return known
+
+    def register(self, register: Register) -> Value:
+        """Read a register as integer (or i1)."""
+        name, kind = self.slot(register)
+        uniform = self.is_uniform(register)
+        text = self.value(f"load {kind}, ptr {name}")
+        return Value(text, stored_element(register.type), uniform)
+
+    def write(self, operand: Operand, value: Value) -> None:
+        """Write a result where the guard is true and the lanes are active."""
+        if isinstance(operand, Sink):
+            return
+        if not isinstance(operand, Register):
+            raise self.bad("a result that is no register")
+        value = self.bits_of(value)
+        element = stored_element(operand.type)
+        if value.element != element:
+            if value.width > self._width(element) or element == "i1" or value.element == "i1":
+                raise self.bad(f"a result of {value.width} bits in {operand.name}")
+            value = self.cast("zext", value, element)
+        name, kind = self.slot(operand)
+        if self.is_uniform(operand):
+            value = self.scalar(value)
+            if self.guard is not None:
+                value = self.choose(self.scalar(self.guard), value, self.register(operand))
+            self.do(f"store {kind} {value.text}, ptr {name}")
+            return
+        mask = self.guard
+        if self.divergent and operand.name in self.facts.kept[self.block]:
+            active = self.from_bits(self.active())
+            mask = active if mask is None else self.op("and", active, mask)
+        if mask is not None:
+            value = self.choose(mask, value, self.register(operand))
+        self.do(f"store {kind} {self.vec(value)}, ptr {name}")
+
+    def _width(self, element: str) -> int:
+        return int(element[1:])
+
+    # -- masks -----------------------------------------------------------------------------------
+
+    def active(self) -> str:
+        """Return the running lanes as i32."""
+        if self.full and not self.divergent:
+            return "-1"
+        return self.value("load i32, ptr %active")
+
+    def mask(self) -> str:
+        """Return the lanes for which the instruction is executed, as i32."""
+        active = self.active()
+        if self.guard is None:
+            return active
+        bits = self.mask_bits(self.guard)
+        return bits if active == "-1" else self.value(f"and i32 {active}, {bits}")
+
+    def mask_vector(self, bits: str) -> str:
+        """Return lanes given as i32 as a vector of i1."""
+        return self.vec(self.from_bits(bits))
+
+    # -- operands --------------------------------------------------------------------------------
+
+    def source(self, operand: Operand, kind: str) -> Value:
+        """Read an operand as a PTX type."""
+        element = element_of(kind)
+        if isinstance(operand, Register):
+            value = self.register(operand)
+            if (operand.type == "pred") != (element == "i1"):
+                raise self.bad(f"{operand.name} is of type .{operand.type}, not .{kind}")
+            integer = integer_of(element)
+            if value.width < self._width(integer):
+                raise self.bad(f"{operand.name} has only {value.width} bits")
+            return self.cast("bitcast", self.resize(value, integer, False), element)
+        if isinstance(operand, Inverted):
+            return self.negate(self.source(operand.register, "pred"))
+        if isinstance(operand, Integer):
+            if element == "double":
+                return number(element, struct.unpack("<Q", struct.pack("<d", operand.value))[0])
+            if element == "float":
+                return number(element, struct.unpack("<I", struct.pack("<f", operand.value))[0])
+            return number(element, operand.value)
+        if isinstance(operand, Real):
+            return self._real(operand, element)
+        if isinstance(operand, Special):
+            return self.special(operand, element)
+        if isinstance(operand, Name | Address):
+            return self._variable(operand, element)
+        raise self.bad(f"an operand that is no .{kind}")
+
+    def _real(self, operand: Real, element: str) -> Value:
+        if element in ("float", "i32"):
+            bits = operand.single
+            if bits is None:
+                bits = struct.unpack("<I", struct.pack("<f", operand.value))[0]
+            return number(element, bits)
+        if element in ("double", "i64"):
+            return number(element, struct.unpack("<Q", struct.pack("<d", operand.value))[0])
+        raise self.bad("a floating-point constant of this type")
+
+    def _variable(self, operand: Name | Address, element: str) -> Value:
+        name = operand.name if isinstance(operand, Name) else operand.base
+        if not isinstance(name, str):
+            if not isinstance(name, Name):
+                raise self.bad("an address where a number is wanted")
+            name = name.name
+        address = self.places.address_of(name)
+        if address is None:
+            raise self.bad(f"{name} is not declared")
+        offset = operand.offset if isinstance(operand, Address) else 0
+        return number(element, address + offset)
+
+    def special(self, operand: Special, element: str) -> Value:
+        """Read a predefined register; `specials` of the translator does it."""
+        raise NotImplementedError
+
+    def context(self, offset: int, kind: str) -> str:
+        """Load a field of the worker context."""
+        at = self.value(f"getelementptr i8, ptr %context, i64 {offset}")
+        return self.value(f"load {kind}, ptr {at}")
+
+    def state(self, offset: int, kind: str) -> str:
+        """Load a field of the warp state."""
+        at = self.value(f"getelementptr i8, ptr %warp, i64 {offset}")
+        return self.value(f"load {kind}, ptr {at}")
+
+    def context_value(self, offset: int, element: str = "i32") -> Value:
+        """Load a field of the worker context as a uniform value."""
+        return Value(self.context(offset, element), element, True)
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def fault_if(self, bits: str, code: int, address: str = "0") -> None:
+        """End the grid when any of the lanes `bits` (i32) is set."""
+        assert self.now is not None
+        wrong = self.value(f"icmp ne i32 {bits}, 0")
+        fault, on = self.new_label("fault"), self.new_label("on")
+        self.do(f"br i1 {wrong}, label %{fault}, label %{on}, !prof !1")
+        self.lines.append(f"{fault}:")
+        self.raise_fault(bits, str(code), address)
+        self.lines.append(f"{on}:")
+
+    def raise_fault(self, bits: str, code: str, address: str = "0") -> None:
+        """End the grid here."""
+        assert self.now is not None
+        for offset, kind, value in (
+            (layout.FAULT_CODE, "i32", code), (layout.FAULT_LANES, "i32", bits),
+            (layout.FAULT_INDEX, "i32", str(self.now.index)),
+            (layout.FAULT_ADDRESS, "i64", address),
+        ):  # fmt: skip
+            at = self.value(f"getelementptr i8, ptr %context, i64 {offset}")
+            self.do(f"store {kind} {value}, ptr {at}")
+        self.do(f"ret i32 {layout.FAULTED}")
+
+    def fault_if_found(self) -> None:
+        """End the grid when a function that was called has found a fault."""
+        assert self.now is not None
+        code = self.context(layout.FAULT_CODE, "i32")
+        wrong = self.value(f"icmp ne i32 {code}, 0")
+        fault, on = self.new_label("fault"), self.new_label("on")
+        self.do(f"br i1 {wrong}, label %{fault}, label %{on}, !prof !1")
+        self.lines.append(f"{fault}:")
+        at = self.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
+        self.do(f"store i32 {self.now.index}, ptr {at}")
+        self.do(f"ret i32 {layout.FAULTED}")
+        self.lines.append(f"{on}:")

@@ -1,0 +1,70 @@
+"""The 8-bit floats e4m3 and e5m2.
+
+Source: PTX ISA 8.x, "Alternate Floating-Point Data Formats"; Micikevicius et al., "FP8 formats for
+deep learning" (e4m3 has no infinities, its NaN is all ones).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.value import Value, number, real
+
+
+@dataclass(frozen=True)
+class Format:
+    """fraction: bits of it. bias: of the exponent. most: bits of the largest number."""
+
+    fraction: int
+    bias: int
+    most: int
+    nan: int
+
+
+E4M3 = Format(3, 7, 0x7E, 0x7F)
+E5M2 = Format(2, 15, 0x7B, 0x7F)
+
+
+def encode(k: Kernel, form: Format, x: Value) -> Value:
+    """Round a float to nearest even; too large ones become the largest. Returns i32."""
+    bits = k.bits_of(x)
+    sign = k.op("and", k.op("lshr", bits, number("i32", 24)), number("i32", 0x80))
+    magnitude = k.op("and", bits, number("i32", 0x7FFFFFFF))
+    drop = 23 - form.fraction
+    # Normal numbers: round the fraction and move the exponent's bias.
+    odd = k.op("and", k.op("lshr", magnitude, number("i32", drop)), number("i32", 1))
+    up = k.op("add", k.op("add", magnitude, number("i32", (1 << (drop - 1)) - 1)), odd)
+    normal = k.op("sub", k.op("lshr", up, number("i32", drop)),
+                  number("i32", (127 - form.bias) << form.fraction))  # fmt: skip
+    # Small ones: adding a power of two makes the host's rounding cut at the right bit.
+    magic = real("float", 2.0 ** (23 + 1 - form.bias - form.fraction))
+    size = k.cast("bitcast", magnitude, "float")
+    shifted = k.bits_of(k.op("fadd", size, magic))
+    small = k.op("sub", shifted, k.bits_of(magic))
+    least = real("float", 2.0 ** (1 - form.bias))
+    result = k.choose(k.cmp("olt", size, least), small, normal)
+    result = k.call_op("smin", result, number("i32", form.most))
+    infinite = k.cmp("ugt", magnitude, number("i32", 0x47800000))
+    result = k.choose(infinite, number("i32", form.most), result)
+    result = k.choose(k.cmp("uno", x, x), number("i32", form.nan), k.op("or", result, sign))
+    return k.op("and", result, number("i32", 0xFF))
+
+
+def decode(k: Kernel, form: Format, byte: Value) -> Value:
+    """Return the float of 8 bits given as i32."""
+    sign = k.op("shl", k.op("and", byte, number("i32", 0x80)), number("i32", 24))
+    size = k.op("and", byte, number("i32", 0x7F))
+    raised = k.op("shl", size, number("i32", 23 - form.fraction))
+    scale = real("float", 2.0 ** (127 - form.bias))
+    # As a denormal or too small float, then scaled: exact for all of them.
+    value = k.op("fmul", k.cast("bitcast", raised, "float"), scale)
+    if form is E5M2:
+        special = k.cmp("ugt", size, number("i32", 0x7B))
+        infinite = k.cmp("eq", size, number("i32", 0x7C))
+        other = k.choose(infinite, real("float", float("inf")), number("float", 0x7FFFFFFF))
+    else:
+        special = k.cmp("eq", size, number("i32", 0x7F))
+        other = number("float", 0x7FFFFFFF)
+    value = k.choose(special, other, value)
+    return k.cast("bitcast", k.op("or", k.bits_of(value), sign), "float")

@@ -1,0 +1,202 @@
+"""Moves, selections and comparisons.
+
+Source: PTX ISA 8.x, "Comparison and Selection Instructions" and "Data Movement and Conversion
+Instructions": mov, cvta, isspacep.
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.ptx.module import SIZES, Instruction, Pair, Vector
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.translator.floats import as_float
+from nv.virtual.sm.translator.handler import FLOAT_TYPES, Handler, is_signed, type_of
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.value import FLOATS, Value, number
+
+_ORDERED = {"eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge",
+            "equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge",
+            "num": "ord", "nan": "uno"}  # fmt: skip
+_SIGNED = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
+_UNSIGNED = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge",
+             "lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}  # fmt: skip
+
+
+def _move(k: Kernel, i: Instruction) -> None:
+    kind = type_of(k, i)
+    if len(i.operands) != 2:
+        raise k.bad("two operands are wanted")
+    target, source = i.operands
+    if isinstance(target, Vector):
+        _unpack(k, target, k.source(source, f"b{8 * SIZES[kind]}"))
+    elif isinstance(source, Vector):
+        k.write(target, _pack(k, source, 8 * SIZES[kind]))
+    else:
+        k.write(target, k.source(source, kind))
+
+
+def _unpack(k: Kernel, target: Vector, value: Value) -> None:
+    bits = value.width // len(target.items)
+    if bits * len(target.items) != value.width or bits not in (8, 16, 32, 64):
+        raise k.bad("the parts do not fill the whole")
+    parts = []
+    for n in range(len(target.items)):
+        moved = k.op("lshr", value, number(value.element, n * bits)) if n else value
+        parts.append(k.cast("trunc", moved, f"i{bits}"))
+    for operand, part in zip(target.items, parts, strict=True):
+        k.write(operand, part)
+
+
+def _pack(k: Kernel, source: Vector, bits: int) -> Value:
+    each = bits // len(source.items)
+    if each * len(source.items) != bits or each not in (8, 16, 32, 64):
+        raise k.bad("the parts do not fill the whole")
+    element = f"i{bits}"
+    result: Value = number(element, 0)
+    for n, operand in enumerate(source.items):
+        part = k.cast("zext", k.source(operand, f"b{each}"), element)
+        part = k.op("shl", part, number(element, n * each)) if n else part
+        result = k.op("or", result, part)
+    return result
+
+
+def _parameter_move(k: Kernel, i: Instruction) -> None:
+    """Pass a call's parameter, which is a register here; see `flatten`."""
+    kind = i.modifiers[0]
+    targets, sources = i.operands
+    assert isinstance(targets, Vector) and isinstance(sources, Vector)
+    bits = f"b{8 * max(SIZES[kind], 2)}"
+    for target, source in zip(targets.items, sources.items, strict=True):
+        k.write(target, k.source(source, bits))
+
+
+def _boolean(k: Kernel, operation: str, a: Value, b: Value) -> Value:
+    if operation not in ("and", "or", "xor"):
+        raise k.bad(f".{operation} is no operation on predicates")
+    return k.op(operation, a, b)
+
+
+def _compared(k: Kernel, i: Instruction, comparison: str, kind: str) -> Value:
+    if kind in FLOAT_TYPES:
+        a, b = (as_float(k, k.source(operand, kind), kind, "ftz" in i.modifiers)
+                for operand in i.operands[1:3])  # fmt: skip
+        predicates = _ORDERED
+    else:
+        a, b = k.source(i.operands[1], kind), k.source(i.operands[2], kind)
+        predicates = _SIGNED if is_signed(kind) else _UNSIGNED
+    if comparison not in predicates:
+        raise k.bad(f".{comparison} is no comparison of .{kind}")
+    return k.cmp(predicates[comparison], a, b)
+
+
+def _set_predicate(k: Kernel, i: Instruction) -> None:
+    kind = type_of(k, i)
+    if kind in ("f16x2", "bf16x2", "pred") or len(i.operands) not in (3, 4):
+        raise k.unsupported()
+    result = _compared(k, i, i.modifiers[0], kind)
+    inverse = k.negate(result)
+    if len(i.operands) == 4:
+        operation = i.modifiers[1]
+        c = k.source(i.operands[3], "pred")
+        result = _boolean(k, operation, result, c)
+        inverse = _boolean(k, operation, inverse, c)
+    target = i.operands[0]
+    if isinstance(target, Pair):
+        k.write(target.first, result)
+        k.write(target.second, inverse)
+    else:
+        k.write(target, result)
+
+
+def _set(k: Kernel, i: Instruction) -> None:
+    """Compare to a number: all ones or 1.0 for true."""
+    kind = type_of(k, i)
+    target = i.modifiers[-2]
+    if kind in ("f16x2", "bf16x2") or target not in ("u32", "s32", "f32", "u16", "s16"):
+        raise k.unsupported()
+    result = _compared(k, i, i.modifiers[0], kind)
+    if len(i.operands) == 4:
+        result = _boolean(k, i.modifiers[1], result, k.source(i.operands[3], "pred"))
+    if target == "f32":
+        k.write(i.operands[0], k.choose(result, number("i32", 0x3F800000), number("i32", 0)))
+        return
+    k.write(i.operands[0], k.cast("sext", result, f"i{8 * SIZES[target]}"))
+
+
+def _select(k: Kernel, i: Instruction) -> None:
+    kind = type_of(k, i)
+    if len(i.operands) != 4:
+        raise k.bad("four operands are wanted")
+    a, b = k.source(i.operands[1], kind), k.source(i.operands[2], kind)
+    c = k.source(i.operands[3], "pred")
+    k.write(i.operands[0], k.choose(c, a, b))
+
+
+def _select_by_sign(k: Kernel, i: Instruction) -> None:
+    """slct: a where c is at least zero, else b."""
+    types = [m for m in i.modifiers if m != "ftz"]
+    if len(types) != 2 or len(i.operands) != 4:
+        raise k.bad("two types and four operands are wanted")
+    a, b = k.source(i.operands[1], types[0]), k.source(i.operands[2], types[0])
+    c = k.source(i.operands[3], types[1])
+    if c.element in FLOATS:
+        c = as_float(k, c, types[1], "ftz" in i.modifiers)
+        chosen = k.cmp("oge", c, number(c.element, 0))
+    else:
+        chosen = k.cmp("sge", c, number(c.element, 0))
+    k.write(i.operands[0], k.choose(chosen, a, b))
+
+
+_WINDOWS = {"shared": layout.SHARED_WINDOW, "local": layout.LOCAL_WINDOW}
+
+
+def space_of(modifiers: tuple[str, ...]) -> str:
+    """Return the state space an instruction names, or "" for generic addresses."""
+    for modifier in modifiers:
+        stem = modifier.split("::")[0]
+        if stem in ("global", "shared", "local", "const", "param"):
+            return modifier if modifier == "shared::cluster" else stem
+    return ""
+
+
+def _convert_address(k: Kernel, i: Instruction) -> None:
+    kind = type_of(k, i)
+    space = space_of(i.modifiers)
+    if space == "shared::cluster":
+        raise k.unsupported("shared memory of a cluster")
+    value = k.source(i.operands[1], kind)
+    if space in _WINDOWS:
+        window = k.context_value(_WINDOWS[space], "i64")
+        if value.element != "i64":
+            raise k.bad("addresses have 64 bits")
+        value = k.op("sub" if "to" in i.modifiers else "add", value, window)
+    k.write(i.operands[0], value)
+
+
+def _is_space(k: Kernel, i: Instruction) -> None:
+    space = space_of(i.modifiers)
+    if space == "shared::cluster":
+        raise k.unsupported()
+    address = k.source(i.operands[1], "u64")
+    inside = {}
+    for name, offset in _WINDOWS.items():
+        at = k.op("sub", address, k.context_value(offset, "i64"))
+        inside[name] = k.cmp("ult", at, number("i64", layout.GENERIC_WINDOW_SIZE))
+    module = k.cmp("uge", address, number("i64", layout.MODULE_WINDOW))
+    if space in inside:
+        result = inside[space]
+    elif space == "global":
+        result = k.negate(k.op("or", inside["shared"], inside["local"]))
+    else:
+        result = module
+    k.write(i.operands[0], result)
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by name."""
+    return {
+        "mov": _move, "move": _parameter_move, "setp": _set_predicate, "set": _set,
+        "selp": _select, "slct": _select_by_sign, "cvta": _convert_address,
+        "isspacep": _is_space,
+    }  # fmt: skip
+
+

@@ -1,0 +1,84 @@
+"""Which registers an instruction reads and writes.
+
+Source: PTX ISA 8.x, "Instruction Set": the first operand is the result but for stores and the like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from nv.virtual.sm.ptx.module import (
+    Address,
+    Arguments,
+    Instruction,
+    Inverted,
+    Operand,
+    Pair,
+    Register,
+    Special,
+    Vector,
+)
+
+# Instructions without a register result.
+_NO_RESULT = frozenset((
+    "st", "red", "bra", "brx", "ret", "exit", "trap", "brkpt", "bar", "barrier", "membar", "fence",
+    "prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "pmevent", "stmatrix",
+    "griddepcontrol", "setmaxnreg", "stackrestore", "st_async", "fns_", "cp",
+))  # fmt: skip
+
+
+CARRY = Register("%cc", "pred")  # the carry flag of add.cc and its like
+
+
+def _registers(operand: Operand) -> Iterator[Register]:
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Inverted):
+        yield operand.register
+    elif isinstance(operand, Address):
+        if isinstance(operand.base, Register):
+            yield operand.base
+    elif isinstance(operand, Vector | Arguments):
+        for item in operand.items:
+            yield from _registers(item)
+    elif isinstance(operand, Pair):
+        yield from _registers(operand.first)
+        yield from _registers(operand.second)
+
+
+def has_result(i: Instruction) -> bool:
+    """Return whether the first operand is written."""
+    if i.name in ("barrier", "bar"):
+        return "red" in i.modifiers
+    if i.name == "mbarrier":
+        return bool(i.modifiers) and i.modifiers[0] in (
+            "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count",
+        ) and len(i.operands) > 1  # fmt: skip
+    return i.name not in _NO_RESULT and bool(i.operands)
+
+
+@lru_cache(maxsize=100_000)
+def written(i: Instruction) -> tuple[Register, ...]:
+    """Return the registers that an instruction writes."""
+    found = tuple(_registers(i.operands[0])) if has_result(i) else ()
+    return (*found, CARRY) if "cc" in i.modifiers else found
+
+
+@lru_cache(maxsize=100_000)
+def read(i: Instruction) -> tuple[Register, ...]:
+    """Return the registers that an instruction reads, its guard among them."""
+    found = [] if i.guard is None else [i.guard]
+    for operand in i.operands[1 if has_result(i) else 0 :]:
+        found += _registers(operand)
+    if i.name in ("addc", "subc", "madc"):
+        found.append(CARRY)
+    return tuple(found)
+
+
+def specials(i: Instruction) -> Iterator[str]:
+    """Yield the predefined registers that an instruction reads."""
+    for operand in i.operands:
+        for item in operand.items if isinstance(operand, Vector) else (operand,):
+            if isinstance(item, Special):
+                yield item.name

@@ -1,0 +1,117 @@
+"""Translate a PTX kernel into one LLVM function that runs a warp.
+
+`i32 kernel(context, warp)` starts at the kernel's entry or, after waiting, where the warp's state
+says; it returns a code of `runtime.layout`. Registers are stack slots that SROA makes values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from hcq.errors import NotSupported
+from nv.virtual.sm.ptx.module import Instruction, Module, Special
+from nv.virtual.sm.translator import (
+    bits,
+    convert,
+    floats,
+    integer,
+    memory,
+    moves,
+    special,
+    transcendental,
+    warp,
+)
+from nv.virtual.sm.translator.analysis import analyse, spins
+from nv.virtual.sm.translator.flatten import Flat, flatten
+from nv.virtual.sm.translator.flow import Flow
+from nv.virtual.sm.translator.frame import module_of
+from nv.virtual.sm.translator.graph import build
+from nv.virtual.sm.translator.handler import FLOAT_TYPES, Handler
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.value import Value
+from nv.virtual.sm.translator.variables import Places, place
+
+NAME = "nvsm_kernel"
+_MODULES = (bits, moves, convert, transcendental, memory, warp)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A kernel as LLVM IR. state_size: bytes of a warp's state. code: for naming faults."""
+
+    ir: str
+    state_size: int
+    places: Places
+    code: list[Instruction]
+
+
+@cache
+def _handlers() -> tuple[dict[str, Handler], dict[str, Handler], dict[str, Handler]]:
+    """Return the emitters by name: of floats, of integers, and of what needs no such choice."""
+    common: dict[str, Handler] = {}
+    for module in _MODULES:
+        common.update(module.handlers())
+    return floats.handlers(), integer.handlers(), common
+
+
+def handler_of(i: Instruction) -> Handler | None:
+    """Return the emitter of an instruction."""
+    of_floats, of_integers, common = _handlers()
+    if i.modifiers and i.modifiers[-1] in FLOAT_TYPES and i.name in of_floats:
+        return of_floats[i.name]
+    return of_integers.get(i.name) or common.get(i.name) or of_floats.get(i.name)
+
+
+class _Kernel(Kernel):
+    def special(self, operand: Special, element: str) -> Value:
+        return special.read(self, operand.name, element)
+
+
+def prepare(module: Module, name: str) -> tuple[Flat, Places]:
+    """Flatten a kernel and lay out its variables. Raises NotSupported and BadCodeObject."""
+    entry = module.functions[name]
+    flat = flatten(module, entry)
+    return flat, place(module, entry, flat)
+
+
+def translate(flat: Flat, places: Places, full: bool, rows: bool) -> Translation:
+    """Translate a kernel.
+
+    full: all warps have 32 lanes. rows: the block's x is a multiple of 32, so that a warp lies
+    within one row. Raises NotSupported, which names instruction and line.
+    """
+    graph = build(flat)
+    facts = analyse(graph, rows)
+    k = _Kernel(facts, places, full, rows)
+    flow = Flow(k, graph, spins(graph))
+    for number, block in enumerate(graph.blocks):
+        k.begin(f"b{number}")
+        k.block, k.divergent = number, facts.divergent[number]
+        flow.gather(number)
+        for instruction in block.code:
+            emit(k, instruction)
+        flow.finish(number)
+    ir, size = module_of(k, graph, flow, NAME)
+    return Translation(ir, size, places, flat.code)
+
+
+def emit(k: Kernel, i: Instruction) -> None:
+    """Emit one instruction that does not steer control."""
+    k.now = i
+    handler = handler_of(i)
+    if handler is None:
+        raise k.unsupported()
+    k.guard = None
+    if i.guard is not None:
+        value = k.register(i.guard)
+        k.guard = k.negate(value) if i.negated else value
+    try:
+        handler(k, i)
+    except (KeyError, IndexError) as error:
+        raise NotSupported(
+            f"PTX line {i.line}: {i.opcode} with operands that are not understood ({error})",
+            line=i.line, instruction=i.opcode,
+        ) from error  # fmt: skip
+    finally:
+        k.guard = None

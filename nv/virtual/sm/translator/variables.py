@@ -1,0 +1,113 @@
+"""Where a kernel's variables lie: shared and local memory, and the module's own window.
+
+Shared variables start at 0 of the group's shared memory, arrays without a size behind them all.
+Variables of `.global` and `.const` lie in a window of addresses that no page table reaches, since
+the chip's front end says nothing of where a loader put them.
+Source: PTX ISA 8.x, "State Spaces".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hcq.errors import NotSupported
+from nv.virtual.sm.ptx.lexer import bad
+from nv.virtual.sm.ptx.module import Function, Module, Variable
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.translator.flatten import Flat
+
+PAGE = 4096
+
+
+@dataclass
+class Places:
+    """Addresses of variables, in their own spaces.
+
+    shared_size: static bytes. local_size: of a thread. image: the module window's content.
+    parameter_offsets: of the entry. shared, window, local: names in each.
+    """
+
+    addresses: dict[str, int] = field(default_factory=dict)
+    spaces: dict[str, str] = field(default_factory=dict)
+    parameter_offsets: dict[str, int] = field(default_factory=dict)
+    parameter_size: int = 0
+    shared_size: int = 0
+    local_size: int = 0
+    image: bytes = b""
+
+    def address_of(self, name: str) -> int | None:
+        """Return the address of a variable in its space."""
+        return self.addresses.get(name)
+
+
+def _up(value: int, align: int) -> int:
+    return -(-value // align) * align
+
+
+def place(module: Module, entry: Function, flat: Flat) -> Places:
+    """Lay out all variables."""
+    places = Places()
+    at = 0
+    for parameter in entry.parameters:
+        if parameter.size is None:
+            raise bad(parameter.line, f"{parameter.name} has no size")
+        at = _up(at, parameter.align)
+        places.parameter_offsets[parameter.name] = at
+        at += parameter.size
+    places.parameter_size = at
+    known = [*module.variables.values(), *flat.variables]
+    for name, offset in places.parameter_offsets.items():
+        # A parameter's address is one of the module window; its first page holds the parameters.
+        places.addresses[name] = layout.MODULE_WINDOW + offset
+        places.spaces[name] = "param"
+    _shared(places, [v for v in known if v.space == "shared"])
+    for variable in (v for v in known if v.space == "local"):
+        places.local_size = _up(places.local_size, variable.align)
+        _set(places, variable, places.local_size)
+        places.local_size += variable.size or 0
+    places.local_size = _up(places.local_size, 16)
+    _window(places, [v for v in known if v.space in ("global", "const")])
+    return places
+
+
+def _set(places: Places, variable: Variable, address: int) -> None:
+    places.addresses[variable.name] = address
+    places.spaces[variable.name] = variable.space
+
+
+def _shared(places: Places, variables: list[Variable]) -> None:
+    at = 0
+    for variable in (v for v in variables if v.size is not None and not v.external):
+        at = _up(at, variable.align)
+        _set(places, variable, at)
+        at += variable.size or 0
+    places.shared_size = at
+    for variable in (v for v in variables if v.size is None or v.external):
+        _set(places, variable, _up(at, max(variable.align, 16)))
+
+
+def _window(places: Places, variables: list[Variable]) -> None:
+    image = bytearray(_up(max(places.parameter_size, 1), PAGE))
+    for variable in variables:
+        if variable.external:
+            raise NotSupported(
+                f"PTX line {variable.line}: {variable.name} is defined in another module"
+            )
+        start = _up(len(image), max(variable.align, 1))
+        image.extend(bytes(start - len(image)))
+        _set(places, variable, layout.MODULE_WINDOW + start)
+        image += variable.initial or bytes(variable.size or 0)
+        if variable.size is not None and len(variable.initial) < variable.size:
+            image.extend(bytes(start + variable.size - len(image)))
+    for variable in variables:
+        base = places.addresses[variable.name] - layout.MODULE_WINDOW
+        for reference in variable.references:
+            target = places.addresses.get(reference.name)
+            if target is None:
+                raise NotSupported(
+                    f"PTX line {variable.line}: the address of {reference.name} as initial value"
+                )
+            value = (target + reference.addend) & ((1 << 64) - 1)
+            image[base + reference.at : base + reference.at + 8] = value.to_bytes(8, "little")
+    image.extend(bytes(_up(len(image), PAGE) + PAGE - len(image)))
+    places.image = bytes(image)
