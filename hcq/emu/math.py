@@ -110,7 +110,7 @@ _OF_TURNS = {"sin_turns": _sine, "cos_turns": _cosine}  # of an f64, for those w
 
 
 def math_ir(prefix: str) -> tuple[str, set[str]]:
-    """Return the IR of the functions, their names after `prefix`, and the declarations they need."""
+    """Return the IR of the functions, named after `prefix`, and the declarations they need."""
     parts: list[str] = []
     declarations: set[str] = set()
     for name, function in _FUNCTIONS.items():

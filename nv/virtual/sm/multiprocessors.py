@@ -137,7 +137,7 @@ class VirtualMultiprocessors:
             self._pool.shutdown()
             self._pool = None
 
-    # -- running -----------------------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------------------
 
     def _run(self, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         workers = self._workers[: self._worker_count(run.grid, kernel)]
@@ -187,7 +187,7 @@ class VirtualMultiprocessors:
             return SmOutcome(SmEnding.ABORTED)
         return _faulted(worker, source.flat.code, run)
 
-    # -- translating -------------------------------------------------------------------------------
+    # -- translating -----------------------------------------------------------------------------
 
     def _source(self, launch: GridLaunch) -> _Source:
         key = launch.ptx, launch.entry

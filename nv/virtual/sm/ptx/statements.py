@@ -293,8 +293,7 @@ class Body:
 
     def _special(self, token: Token, name: str) -> Special:
         if name not in _SPECIALS:
-            known = name.startswith("pm") or name.startswith("envreg") or name.startswith("reserved")
-            if known:
+            if name.startswith(("pm", "envreg", "reserved")):
                 raise NotSupported(f"PTX line {token.line}: the register %{name}")
             raise bad(token.line, f"%{name} is not declared")
         if self._cursor.peek.kind == "dot":

@@ -113,9 +113,7 @@ def _values(cursor: Cursor, kind: str, data: bytearray, references: list[Referen
         data += value.to_bytes(size, "little")
 
 
-def _reference(
-    cursor: Cursor, size: int, data: bytearray, references: list[Reference]
-) -> None:
+def _reference(cursor: Cursor, size: int, data: bytearray, references: list[Reference]) -> None:
     line = cursor.peek.line
     name = cursor.name()
     generic = name == "generic"

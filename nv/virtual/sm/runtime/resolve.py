@@ -1,8 +1,8 @@
 """Native functions from addresses of lanes to host addresses, one for each state space.
 
 `resolve_<space>` takes 32 addresses, the lanes that count and the size of an access in bytes, and
-returns 32 host addresses; other lanes get a spare place. What is misaligned or out of range is noted
-in the context, and such lanes get the spare place too. Accesses are naturally aligned, so that none
+returns 32 host addresses; other lanes get a spare place. What is misaligned or out of range is
+noted in the context, and such lanes get the spare place too. Accesses are naturally aligned: none
 lies in two pages.
 Source: PTX ISA 8.x, "State Spaces", "Generic Addressing" and "Alignment".
 """

@@ -92,7 +92,7 @@ class Worker:
         """Read a 64-bit field of the context."""
         return int(struct.unpack_from("<Q", self.context.data, offset)[0])
 
-    # -- called from native code; an exception must not pass through it -----------------------------
+    # -- called from native code; an exception must not pass through it --------------------------
 
     def _on_miss(self, address: int, access: int) -> int:
         try:
@@ -132,7 +132,7 @@ class Worker:
             time.sleep(_PAUSE_S)
         return time.monotonic_ns()
 
-    # -- launching -----------------------------------------------------------------------------------
+    # -- launching -------------------------------------------------------------------------------
 
     def _tlb_for(self, run: Run) -> NDArray[np.uint64]:
         if self._window is not run.image:

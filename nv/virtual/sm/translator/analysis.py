@@ -125,7 +125,7 @@ def _liveness(graph: Graph, facts: Facts) -> None:
     count = len(graph.blocks)
     uses: list[set[str]] = []
     kills: list[set[str]] = []
-    for number, block in enumerate(graph.blocks):
+    for block in graph.blocks:
         used: set[str] = set()
         killed: set[str] = set()
         for i in _all(block.code, block.end):
@@ -174,8 +174,7 @@ def _liveness(graph: Graph, facts: Facts) -> None:
 def spins(graph: Graph) -> bool:
     """Return whether lanes may wait in a loop for what others do to memory."""
     return any(
-        i.name in ("atom", "mbarrier")
-        or (i.name == "ld" and not _ORDERED.isdisjoint(i.modifiers))
+        i.name in ("atom", "mbarrier") or (i.name == "ld" and not _ORDERED.isdisjoint(i.modifiers))
         for block in graph.blocks
         for i in block.code
     )

@@ -298,5 +298,3 @@ def _pack(k: Kernel, i: Instruction) -> None:
 def handlers() -> dict[str, Handler]:
     """Return the emitters by name."""
     return {"cvt": _convert}
-
-

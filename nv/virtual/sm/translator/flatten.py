@@ -79,9 +79,7 @@ def _inline(module: Module, frame: _Frame, flat: Flat) -> None:
         for label in labels:
             flat.labels[label] = len(flat.code)
     if not prefix and (not flat.code or not _ends(flat.code[-1]) or by_index):
-        flat.code.append(
-            Instruction(len(flat.code), function.line, None, False, "ret", (), ())
-        )
+        flat.code.append(Instruction(len(flat.code), function.line, None, False, "ret", (), ()))
 
 
 def _ends(instruction: Instruction) -> bool:

@@ -357,5 +357,3 @@ def member_mask(i: Instruction) -> Operand | None:
     if i.name in ("bar", "barrier"):
         return i.operands[0] if i.operands else None
     return None
-
-

@@ -1,8 +1,8 @@
 """Basic blocks in an order for running lanes that diverge, and what depends on which branch.
 
-Blocks are numbered so that edges lead upwards but for loops, the blocks of a loop follow each other,
-and a loop has one edge back to its header. Of lanes at different places those at the lowest number
-run first; then all lanes meet again at the latest where their ways must join (the immediate
+Blocks are numbered so that edges lead upwards but for loops, the blocks of a loop follow each
+other, and a loop has one edge back to its header. Of lanes at different places those at the lowest
+number run first; then all lanes meet again at the latest where their ways must join (the immediate
 post-dominator), and lanes that left a loop wait until the others have left it too.
 Source: Diamos et al., "SIMD re-convergence at thread frontiers", MICRO 2011; Cooper, Harvey and
 Kennedy, "A simple, fast dominance algorithm"; Ferrante et al. on control dependence.
@@ -44,7 +44,9 @@ class Graph:
 
 
 STEERING = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "brkpt"))
-_WARP = frozenset(("shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "wmma", "elect"))
+_WARP = frozenset(
+    ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "wmma", "elect")
+)
 _GOES_ON = frozenset(("bar", "barrier"))
 
 
@@ -200,9 +202,11 @@ def _order(blocks: list[Block]) -> tuple[list[int], bool]:
             if len(component) == 1 and component[0] not in edges[component[0]]:
                 later.append(component[0])
                 continue
-            entries = {
-                s for n in nodes - members for s in edges[n] if s in members
-            } or ({root} & members) or {component[-1]}
+            entries = (
+                {s for n in nodes - members for s in edges[n] if s in members}
+                or ({root} & members)
+                or {component[-1]}
+            )
             if root in members:
                 entries.add(root)
             reducible = reducible and len(entries) == 1

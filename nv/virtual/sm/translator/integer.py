@@ -283,5 +283,3 @@ def handlers() -> dict[str, Handler]:
         "min": _extreme("min"), "max": _extreme("max"), "sad": _sad, "dp4a": _dot(8),
         "dp2a": _dot(16),
     }  # fmt: skip
-
-

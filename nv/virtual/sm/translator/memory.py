@@ -8,6 +8,7 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": ld, ldu, st, p
 
 from __future__ import annotations
 
+from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
 from nv.virtual.sm.ptx.module import (
     SIZES,
     Address,
@@ -24,7 +25,6 @@ from nv.virtual.sm.translator.handler import Handler, is_signed, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.moves import space_of
 from nv.virtual.sm.translator.value import Value, number
-from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
 
 _PAGE = 1 << PAGE_SHIFT
 
@@ -331,7 +331,7 @@ def _load(k: Kernel, i: Instruction) -> None:
     space = _space(k, i, known)
     if unit == 16:
         raise k.unsupported("elements of 128 bits")
-    if where.uniform and space != "local" and not (space == "" ):
+    if where.uniform and space != "local" and space != "":
         values = load_uniform(k, space, where, unit, count)
     else:
         words = _load_varying(k, space, where, unit * count, k.mask())

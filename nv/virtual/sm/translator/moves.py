@@ -198,5 +198,3 @@ def handlers() -> dict[str, Handler]:
         "selp": _select, "slct": _select_by_sign, "cvta": _convert_address,
         "isspacep": _is_space,
     }  # fmt: skip
-
-

@@ -1,8 +1,8 @@
 """Approximations: ex2, lg2, sin, cos, tanh, rsqrt.
 
-All are computed in f64 and rounded to f32, so that they err by half a unit in the last place but for
-rare cases; the chip's own units err by up to 2**-22 (ex2, lg2, rsqrt), 2**-20.5 absolute (sin, cos
-within -pi..pi) and 2**-11 (tanh).
+All are computed in f64 and rounded to f32, so that they err by half a unit in the last place but
+for rare cases; the chip's own units err by up to 2**-22 (ex2, lg2, rsqrt), 2**-20.5 absolute (sin,
+cos within -pi..pi) and 2**-11 (tanh).
 Source: PTX ISA 8.x, the pages of the instructions.
 """
 
@@ -48,4 +48,3 @@ def handlers() -> dict[str, Handler]:
         "ex2": _function("exp2"), "lg2": _function("log2"), "tanh": _function("tanh"),
         "sin": _turns("sin"), "cos": _turns("cos"), "rsqrt": operation(1, _inverse_root, "approx"),
     }  # fmt: skip
-
