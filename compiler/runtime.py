@@ -102,6 +102,16 @@ class Runtime:
                 if root is not base:
                     root.settle(base.storage)
 
+    def prepare(self, roots: Sequence[Node]) -> int:
+        """Plan the roots and compile what is new, without running anything; returns how many
+        kernels computing them takes."""
+        with self._lock:
+            wanted = [base for root in roots if (base := _base(root)).storage is None]
+            if not wanted:
+                return 0
+            key, nodes = structure(wanted)
+            return len(self._planned(key, wanted, nodes).plan.steps)
+
     def _planned(self, key: Structure, roots: Sequence[Node], nodes: list[Node]) -> _Ready:
         """The plan for graphs of this structure, its kernels loaded."""
         assigned = in_place(nodes, roots)
