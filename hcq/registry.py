@@ -5,6 +5,7 @@ cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 pci:<address>    bare metal
 vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
+recording:<path> what was recorded of a device by `open(name, record=path)`
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,20 +36,26 @@ VIRTUAL_CHIPS = {"navi31": "am.virtual.gpu:attach"}
 class PciDriver(NamedTuple):
     """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
     driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
-    that each BAR must have for the driver to work, as (BAR, bytes).
+    that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
+    registers that the driver reads by the clock (hcq.transport.replay).
     """
 
     description: str
     entry: str
     reach_bits: int = 47
     least_bars: tuple[tuple[int, int], ...] = ()
+    by_clock: tuple[tuple[int, int], ...] = ()
 
 
 PCI_DRIVERS = {
     # Linux 6.12 gmc_v11_0.c: a DMA mask of 44 bits. BARs: VRAM (256 MiB is what the card offers
-    # without Resizable BAR), doorbells, registers.
+    # without Resizable BAR), doorbells, registers. By the clock: RCC_CONFIG_MEMSIZE.
     (0x1002, 0x744C): PciDriver(
-        "AMD Navi31", "am.device:open_device", 44, ((0, 256 << 20), (2, 4096), (5, 512 << 10))
+        "AMD Navi31",
+        "am.device:open_device",
+        44,
+        ((0, 256 << 20), (2, 4096), (5, 512 << 10)),
+        ((5, 0x378C),),
     )
 }
 
@@ -99,8 +106,9 @@ def open(name: str = "auto", **options: object) -> Device:
     that stayed powered). For `pci:` names `bind=True` takes the device from its kernel driver and
     gives it back at close, `via="sysfs"` does without VFIO, and `no_iommu=True` accepts a device
     whose DMA nothing confines (see hcq.transport.attach). Every driver takes `on_stage`: called
-    with the name of each step of coming up and the seconds it took. DeviceNotFound for an unknown
-    name, BadArgument for an unknown option.
+    with the name of each step of coming up and the seconds it took. `record=PATH`, for what is
+    behind a PCI transport, writes all that the driver did to the device into a file when it is
+    closed. DeviceNotFound for an unknown name, BadArgument for an unknown option.
     """
     if name == "auto":
         ready = (e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci")
@@ -126,6 +134,8 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind == "vfio-user":
         connect = _load("hcq.transport.vfio_user.client:VfioUserTransport")
         return _open_attached(name, Attachment(connect(rest)), options)
+    if kind == "recording":
+        return _open_recording(name, Path(rest), options)
     if kind in NODE_DRIVERS:
         if not rest.isdecimal():
             raise DeviceNotFound(f"{name}: after {kind}: comes a number, as in {kind}:0")
@@ -176,8 +186,28 @@ def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, obje
         raise
 
 
+def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Device:
+    """Run the driver of a recorded device on its recording."""
+    try:
+        recording = _load("hcq.transport.recording:Recording.load")(path.read_text("ascii"))
+    except OSError as error:
+        raise DeviceNotFound(f"{path} does not open: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadArgument(f"{path} is no recording") from error
+    identity = recording.identity
+    known = PCI_DRIVERS.get((identity.vendor, identity.device))
+    replay = _load("hcq.transport.replay:ReplayTransport")
+    transport = replay(recording, name, by_clock=known.by_clock if known else ())
+    return _open_attached(name, Attachment(transport), options)
+
+
 def _open_attached(name: str, attachment: Attachment, options: Mapping[str, object]) -> Device:
     """Hand an attachment to the driver that knows its PCI id; it is closed when that fails."""
+    options = dict(options)
+    path = options.pop("record", None)
+    if path is not None:
+        recorder = _load("hcq.transport.record:RecordingTransport")
+        attachment = replace(attachment, transport=recorder(attachment.transport, path))
     try:
         identity = attachment.transport.identity
         known = PCI_DRIVERS.get((identity.vendor, identity.device))
@@ -202,7 +232,8 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
         )
     make = _load(known.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
-    _check_options(name, make, options, given=2, also=PCI_OPTIONS)
+    driver_options = {key: value for key, value in options.items() if key != "record"}
+    _check_options(name, make, driver_options, given=2, also=PCI_OPTIONS)
     attach_pci = _load("hcq.transport.attach:attach_pci")
     transport = attach_pci(
         full, reach_bits=known.reach_bits, least_bars=dict(known.least_bars), **for_transport
@@ -235,7 +266,10 @@ def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
 
 def _load(path: str) -> Callable[..., Any]:  # a driver's entry point; _device checks its result
     module, _, function = path.partition(":")
-    entry: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    found: Any = importlib.import_module(module)
+    for part in function.split("."):
+        found = getattr(found, part)
+    entry: Callable[..., Any] = found
     return entry
 
 

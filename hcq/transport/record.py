@@ -1,253 +1,202 @@
-"""Recordings of a transport's accesses, and their replay as a transport.
+"""Record what a driver does to a device, memory shared by DMA included.
 
-A recording is text, one access a line, in order:
+    recorder, recording = record(transport)      use `recorder` in place of `transport`
+    Path("boot.txt").write_text(recording.save())
 
-    identity 1002:744c 0xc8 1002:0e3b 0x30000
-    window 5 0x100000
-    read bar5 0x5a464 4 0x80000000
-    write bar0 0x1000 8192 data 7f454c46...
-
-Replaying holds a driver to the recorded order: each access must be the next one, and reads give
-what was read then. What the device wrote to memory shared by DMA is not recorded, so that a driver
-which waits for such writes cannot be replayed; one that speaks through windows alone can.
+Memory has no accesses to see, so it is compared with what it held, before every access to a window:
+what changed in between goes into the recording there. That costs a pass over all shared memory for
+each access; recording is for finding out, not for speed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hcq.errors import BadArgument, Closed, NotSupported, TransportError
-from hcq.memory import BusAddr
+import numpy as np
+from numpy.typing import NDArray
+
 from hcq.transport.base import (
+    DmaMemory,
     DmaSegment,
     Interrupts,
     PciIdentity,
     ResetKind,
     Transport,
+    Window,
 )
-from hcq.transport.trace import CONFIG, Access, TracingTransport
+from hcq.transport.recording import Allocation, Content, Free, Recording, Reset, long_write
+from hcq.transport.trace import Access, TracingTransport, TracingWindow
 
-PAGE = 4096
-
-
-@dataclass
-class Recording:
-    """Accesses in order, with what is needed to stand in for the device."""
-
-    identity: PciIdentity
-    windows: dict[int, int] = field(default_factory=dict)  # BAR index -> size in bytes
-    accesses: list[Access] = field(default_factory=list)
-
-    def save(self) -> str:
-        """As text, see the module's docstring."""
-        one = self.identity
-        lines = [
-            f"identity {one.vendor:04x}:{one.device:04x} {one.revision:#x} "
-            f"{one.subsystem_vendor:04x}:{one.subsystem_device:04x} {one.class_code:#x}"
-        ]
-        lines += [f"window {index} {size:#x}" for index, size in sorted(self.windows.items())]
-        for access in self.accesses:
-            if access.data is None:
-                lines.append(str(access))
-            else:
-                head = str(access).rsplit(" ", 2)[0]
-                lines.append(f"{head} data {access.data.hex()}")
-        return "\n".join(lines) + "\n"
-
-    @staticmethod
-    def load(text: str) -> Recording:
-        """Read what `save` wrote; BadArgument names the line that is wrong."""
-        recording: Recording | None = None
-        for number, line in enumerate(text.splitlines(), 1):
-            words = line.split()
-            try:
-                if not words:
-                    continue
-                if words[0] == "identity":
-                    recording = Recording(_identity(words))
-                elif recording is None:
-                    raise ValueError("no identity yet")
-                elif words[0] == "window":
-                    recording.windows[int(words[1])] = int(words[2], 16)
-                else:
-                    recording.accesses.append(_access(words))
-            except (ValueError, IndexError) as error:
-                raise BadArgument(f"line {number} of the recording: {error}", line=line) from None
-        if recording is None:
-            raise BadArgument("a recording begins with an identity")
-        return recording
+_WORD = 8  # bytes; changes are told in whole words of memory
+_GAP = 64  # words: changes closer than that are told as one
 
 
-def _identity(words: list[str]) -> PciIdentity:
-    vendor, device = (int(part, 16) for part in words[1].split(":"))
-    subsystem = [int(part, 16) for part in words[3].split(":")]
-    return PciIdentity(
-        vendor, device, int(words[2], 16), subsystem[0], subsystem[1], int(words[4], 16)
-    )
-
-
-def _access(words: list[str]) -> Access:
-    verb, place, offset, width = words[0], words[1], int(words[2], 16), int(words[3])
-    if verb not in ("read", "write") or not (place == "config" or place.startswith("bar")):
-        raise ValueError(f"no access: {verb} {place}")
-    window = CONFIG if place == "config" else int(place[3:])
-    if words[4] == "data":
-        data = bytes.fromhex(words[5] if len(words) > 5 else "")
-        if len(data) != width:
-            raise ValueError(f"{len(data)} bytes of data, {width} expected")
-        return Access(window, offset, width, verb == "write", None, data)
-    return Access(window, offset, width, verb == "write", int(words[4], 16))
-
-
-def record(inner: Transport) -> tuple[TracingTransport, Recording]:
+def record(inner: Transport) -> tuple[RecordingTransport, Recording]:
     """A transport around `inner`, and the recording that grows while it is used."""
-    recording = Recording(inner.identity)
-
-    def note(access: Access) -> None:
-        if access.window >= 0:
-            recording.windows.setdefault(access.window, inner.window(access.window).size)
-        recording.accesses.append(access)
-
-    return TracingTransport(inner, note), recording
+    recorder = RecordingTransport(inner)
+    return recorder, recorder.recording
 
 
-class ReplayMemory:
-    """Host memory with a made-up bus address; no device ever writes to it."""
+class RecordedMemory:
+    """Memory of the inner transport, and what it held when it was last looked at."""
 
-    def __init__(self, size: int, address: int) -> None:
-        self.size = -(-size // PAGE) * PAGE
-        self.view = memoryview(bytearray(self.size))
-        self.segments = (DmaSegment(BusAddr(address), self.size),)
+    def __init__(
+        self, inner: DmaMemory, number: int, on_close: Callable[[RecordedMemory], None]
+    ) -> None:
+        self.number = number
+        self.size = inner.size
+        self.view: memoryview = inner.view
+        self.segments: Sequence[DmaSegment] = inner.segments
+        self._inner = inner
+        self._on_close = on_close
+        self._now: NDArray[np.uint64] | None = np.frombuffer(inner.view, np.uint64)
+        self._before = self._now.copy()
+
+    def changes(self) -> list[Content]:
+        """What differs from the last call, in runs of words; from now on this is what it held."""
+        if self._now is None:
+            return []
+        places = np.flatnonzero(self._now != self._before)
+        if not len(places):
+            return []
+        found = []
+        for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP) + 1):
+            first, end = int(run[0]), int(run[-1]) + 1
+            # Once only: the device may write meanwhile, and that is the next change.
+            self._before[first:end] = self._now[first:end]
+            data = self._before[first:end].tobytes()
+            found.append(Content(self.number, first * _WORD, data))
+        return found
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Give it back to the inner transport. Idempotent."""
+        if self._now is not None:
+            self._on_close(self)
+            self._now = None  # else its owner could not release the view
+        self._inner.close()
 
 
-class ReplayWindow:
-    """A window whose accesses must be the recorded ones."""
+class RecordingWindow:
+    """A window that reports, and has memory looked at before each access."""
 
-    def __init__(self, owner: ReplayTransport, index: int, size: int) -> None:
-        self._owner = owner
-        self.index = index
-        self.size = size
+    def __init__(self, inner: Window, look: Callable[[], None], note: Callable[[Access], None]):
+        self._inner = TracingWindow(inner, note)
+        self._look = look
+        self.index = inner.index
+
+    @property
+    def size(self) -> int:
+        """Bytes of the window."""
+        return self._inner.size
 
     def read32(self, offset: int) -> int:
-        return self._number(offset, 4)
+        self._look()
+        return self._inner.read32(offset)
 
     def write32(self, offset: int, value: int) -> None:
-        self._check(offset, 4, 4)
-        self._owner.expect(Access(self.index, offset, 4, True, value))
+        self._look()
+        self._inner.write32(offset, value)
 
     def read64(self, offset: int) -> int:
-        return self._number(offset, 8)
+        self._look()
+        return self._inner.read64(offset)
 
     def write64(self, offset: int, value: int) -> None:
-        self._check(offset, 8, 8)
-        self._owner.expect(Access(self.index, offset, 8, True, value))
+        self._look()
+        self._inner.write64(offset, value)
 
     def read(self, offset: int, size: int) -> bytes:
-        self._check(offset, size, 4)
-        found = self._owner.expect(Access(self.index, offset, size, False, None, b""))
-        return found.data or b""
+        self._look()
+        return self._inner.read(offset, size)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        self._check(offset, len(data), 4)
-        self._owner.expect(Access(self.index, offset, len(data), True, None, bytes(data)))
-
-    def _number(self, offset: int, width: int) -> int:
-        self._check(offset, width, width)
-        found = self._owner.expect(Access(self.index, offset, width, False, 0))
-        return found.value or 0
-
-    def _check(self, offset: int, size: int, align: int) -> None:
-        outside = offset < 0 or size < 0 or offset + size > self.size
-        if outside or offset % align or size % 4:
-            raise BadArgument("bad offset or size", offset=offset, size=size, window=self.size)
+        self._look()
+        self._inner.write(offset, data)
 
 
-class ReplayTransport:
-    """Stands in for a recorded device. `finish` raises unless all of the recording was used."""
+class RecordingTransport:
+    """Records each completed access of `inner`, its memory, its resets. Owns `inner`: closing this
+    closes it. What raises is not recorded."""
 
-    def __init__(self, recording: Recording, name: str = "recording") -> None:
-        self.name = name
-        self.identity = recording.identity
-        self.recording = recording
-        self.position = 0
-        self._closed = False
-        self._windows = {
-            index: ReplayWindow(self, index, size) for index, size in recording.windows.items()
-        }
-        self._next_address = 0x1_0000_0000
+    def __init__(self, inner: Transport, path: str | Path | None = None) -> None:
+        """path: a file to write the recording into when this is closed."""
+        self._path = Path(path) if path is not None else None
+        self.inner = inner
+        self.name = inner.name
+        self.identity: PciIdentity = inner.identity
+        self.recording = Recording(inner.identity)
+        self._traced = TracingTransport(inner, self._note)
+        self._windows: dict[int, RecordingWindow] = {}
+        self._memories: dict[int, RecordedMemory] = {}
+        self._allocated = 0
 
-    def expect(self, access: Access) -> Access:
-        """Take the next recorded access; TransportError unless `access` is that one."""
-        self._check_open()
-        if self.position >= len(self.recording.accesses):
-            raise TransportError("an access after the end of the recording", access=str(access))
-        wanted = self.recording.accesses[self.position]
-        same = (access.window, access.offset, access.width, access.is_write) == (
-            wanted.window,
-            wanted.offset,
-            wanted.width,
-            wanted.is_write,
-        ) and (access.data is None) == (wanted.data is None)
-        if same and access.is_write:
-            same = (access.value, access.data) == (wanted.value, wanted.data)
-        if not same:
-            raise TransportError(
-                "not the recorded access",
-                position=self.position,
-                access=str(access),
-                recorded=str(wanted),
-            )
-        self.position += 1
-        return wanted
+    def _note(self, access: Access) -> None:
+        self.recording.entries.append(long_write(access))
 
-    def finish(self) -> None:
-        """TransportError if accesses of the recording were not made."""
-        rest: Iterable[Access] = self.recording.accesses[self.position :]
-        first = next(iter(rest), None)
-        if first is not None:
-            raise TransportError("accesses are missing", position=self.position, first=str(first))
-
-    def config_read(self, offset: int, width: int = 4) -> int:
-        return self.expect(Access(CONFIG, offset, width, False, 0)).value or 0
-
-    def config_write(self, offset: int, value: int, width: int = 4) -> None:
-        self.expect(Access(CONFIG, offset, width, True, value))
-
-    def window(self, index: int) -> ReplayWindow:
-        self._check_open()
-        if index not in self._windows:
-            raise BadArgument("no such window in the recording", index=index)
-        return self._windows[index]
-
-    def allocate_dma(self, size: int, *, contiguous: bool = False) -> ReplayMemory:
-        self._check_open()
-        memory = ReplayMemory(size, self._next_address)
-        self._next_address += memory.size
-        return memory
+    def _look(self) -> None:
+        """Record what became of the shared memory since the last entry."""
+        for memory in list(self._memories.values()):
+            self.recording.entries += memory.changes()
 
     @property
     def interrupts(self) -> Interrupts | None:
-        """None: a recording interrupts nobody."""
-        return None
+        """The inner transport's. Waits are not recorded, what they waited for is."""
+        found = self.inner.interrupts
+        self.recording.interrupts = found.vectors if found is not None else 0
+        return found
+
+    def config_read(self, offset: int, width: int = 4) -> int:
+        self._look()
+        return self._traced.config_read(offset, width)
+
+    def config_write(self, offset: int, value: int, width: int = 4) -> None:
+        self._look()
+        self._traced.config_write(offset, value, width)
+
+    def window(self, index: int) -> RecordingWindow:
+        inner = self.inner.window(index)
+        if index not in self._windows:
+            self._windows[index] = RecordingWindow(inner, self._look, self._note)
+            self.recording.windows[index] = inner.size
+        return self._windows[index]
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> RecordedMemory:
+        self._look()
+        inner = self.inner.allocate_dma(size, contiguous=contiguous)
+        memory = RecordedMemory(inner, self._allocated, self._forget)
+        self._allocated += 1
+        self._memories[memory.number] = memory
+        entry = Allocation(memory.number, memory.size, tuple(memory.segments))
+        self.recording.entries.append(entry)
+        return memory
+
+    def _forget(self, memory: RecordedMemory) -> None:
+        if memory.number in self._memories:
+            self._look()
+            del self._memories[memory.number]
+            self.recording.entries.append(Free(memory.number))
 
     def reset(self, kind: ResetKind) -> None:
-        raise NotSupported("a recording cannot be reset", kind=kind.value)
+        self._look()
+        self.inner.reset(kind)
+        self.recording.entries.append(Reset(kind))
 
     def present(self) -> bool:
-        return not self._closed
+        return self.inner.present()
 
     def close(self) -> None:
-        self._closed = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name} was closed")
+        """Close the inner transport, which takes all memory back at once; write the file."""
+        self._look()
+        path, self._path = self._path, None
+        if path is not None:
+            path.write_text(self.recording.save(), "ascii")
+        memories, self._memories = self._memories, {}
+        for memory in memories.values():
+            memory.close()
+        self.inner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -259,3 +208,6 @@ class ReplayTransport:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"<RecordingTransport around {self.inner!r}>"

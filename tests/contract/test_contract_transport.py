@@ -18,7 +18,9 @@ from am.virtual.gpu import attach, build_chip
 from am.virtual.options import ChipOptions
 from hcq.errors import BadArgument, Closed
 from hcq.transport.base import Transport
-from hcq.transport.record import Recording, ReplayTransport, record
+from hcq.transport.record import record
+from hcq.transport.recording import Recording
+from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access, TracingTransport
 from hcq.transport.vfio import VfioTransport
 from hcq.transport.vfio_user.client import VfioUserTransport

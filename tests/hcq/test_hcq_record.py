@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, Closed, NotSupported, TransportError
-from hcq.transport.base import PciIdentity, ResetKind, Transport
-from hcq.transport.record import Recording, ReplayTransport, record
+from hcq.errors import BadArgument, Closed, TransportError
+from hcq.memory import BusAddr
+from hcq.transport import recording as recording_module
+from hcq.transport.base import DmaSegment, PciIdentity, ResetKind, Transport
+from hcq.transport.record import record
+from hcq.transport.recording import (
+    Allocation,
+    Content,
+    Entry,
+    Free,
+    LongWrite,
+    Recording,
+    Reset,
+)
+from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import CONFIG, Access
-from tests.support.pcifunction import PlainFunction
+from tests.support.pcifunction import PlainFunction, PlainMemory, PlainWindow
 
 
 def drive(transport: Transport) -> list[object]:
@@ -58,7 +72,7 @@ def test_the_text_is_readable() -> None:
 
 def test_straying_is_an_error() -> None:
     replay = ReplayTransport(recorded()[1])
-    with pytest.raises(TransportError, match="not the recorded access") as caught:
+    with pytest.raises(TransportError, match="not what was recorded") as caught:
         replay.window(5).read32(8)
     assert caught.value.facts["recorded"] == "read config 0x0 4 0x56781234"
     replay.config_read(0)
@@ -73,16 +87,117 @@ def test_straying_is_an_error() -> None:
 def test_what_a_recording_cannot_do() -> None:
     replay = ReplayTransport(recorded()[1])
     assert replay.interrupts is None and replay.present()
-    with pytest.raises(NotSupported):
-        replay.reset(ResetKind.FUNCTION)
-    with pytest.raises(BadArgument):
-        replay.window(2)
-    with pytest.raises(BadArgument):
-        replay.window(5).read32(3)
-    assert len(replay.allocate_dma(100).view) == 4096
+    for stray in (
+        lambda: replay.reset(ResetKind.FUNCTION),
+        lambda: replay.allocate_dma(100),
+        lambda: replay.config_write(4, 6, 2),
+    ):
+        with pytest.raises(TransportError, match="not what was recorded"):
+            stray()
+    for wrong in (
+        lambda: replay.window(2),
+        lambda: replay.window(5).read32(3),
+        lambda: replay.allocate_dma(0),
+    ):
+        with pytest.raises(BadArgument):
+            wrong()
     replay.close()
     with pytest.raises(Closed):
         replay.config_read(0)
+
+
+class Doorbell(PlainWindow):
+    """Writing register 8 has the device write that number into the memory it was given last."""
+
+    memory = memoryview(b"")
+
+    def write32(self, offset: int, value: int) -> None:
+        super().write32(offset, value)
+        if offset == 8:
+            self.memory[value : value + 4] = value.to_bytes(4, "little")
+
+
+class WritingFunction(PlainFunction):
+    def __init__(self) -> None:
+        super().__init__()
+        self.doorbell = Doorbell(self, 5)
+        self._windows[5] = self.doorbell
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> PlainMemory:
+        memory = super().allocate_dma(size, contiguous=contiguous)
+        self.doorbell.memory = memory.view
+        return memory
+
+
+def drive_memory(transport: Transport) -> list[bytes]:
+    """Commands in memory, doorbells, answers in memory."""
+    registers = transport.window(5)
+    memory = transport.allocate_dma(8000)
+    assert memory.segments[0].address == 0x10_0000
+    seen = []
+    for place in (16, 4096, 20):
+        memory.view[0:4] = place.to_bytes(4, "little")
+        registers.write32(8, place)
+        seen.append(bytes(memory.view))
+    transport.window(0).write(0, bytes(512))
+    transport.reset(ResetKind.FUNCTION)
+    memory.close()
+    memory.close()
+    registers.read32(8)
+    return seen
+
+
+def test_memory_shared_with_the_device_changes_as_it_did() -> None:
+    recorder, recording = record(WritingFunction())
+    seen = drive_memory(recorder)
+    recorder.close()
+    text = recording.save()
+    loaded = Recording.load(text)
+    assert loaded == recording
+    contents = [entry for entry in loaded.entries if isinstance(entry, Content)]
+    words = [value.to_bytes(8, "little") for value in (16, 4096, 0, 16)]
+    assert contents[0] == Content(0, 0, words[0]), "the driver's"
+    assert contents[1] == Content(0, 0, b"".join(words[1:])), "the driver's next, the device's"
+    replay = ReplayTransport(loaded)
+    assert drive_memory(replay) == seen
+    replay.finish()
+    for kind in (LongWrite, Allocation, Free, Reset):
+        assert any(isinstance(entry, kind) for entry in loaded.entries), kind
+    replay = ReplayTransport(loaded)
+    memory = replay.allocate_dma(8192)
+    replay.window(5).write32(8, 16)
+    assert int.from_bytes(memory.view[16:20], "little") == 16
+    with pytest.raises(TransportError, match="not what was recorded"):
+        replay.window(5).write32(8, 4095)
+
+
+def test_places_read_by_the_clock_are_outside_the_order() -> None:
+    recorder, recording = record(PlainFunction())
+    registers = recorder.window(5)
+    registers.write32(16, 7)
+    for offset in (8, 16, 16, 12, 16):
+        registers.read32(offset)
+    for offsets in ((8, 12), (16, 8, 16, 16, 16, 12), (8, 16, 12, 16)):
+        replay = ReplayTransport(recording, by_clock=[(5, 16)])
+        window = replay.window(5)
+        window.write32(16, 7)
+        try:
+            assert [window.read32(at) for at in offsets] == [7 if at == 16 else 0 for at in offsets]
+        except TransportError:
+            assert offsets[0] == 16, "nothing is known of it yet"
+            continue
+        replay.finish()
+
+
+def test_contents_of_memory_that_is_not_there_are_refused() -> None:
+    for entries in (
+        [Content(0, 0, b"1")],
+        [Allocation(0, 4096, ()), Content(0, 4090, bytes(8))],
+        [Allocation(0, 4096, ()), Content(1, 0, bytes(8))],
+    ):
+        recording = Recording(PciIdentity(1, 2), {}, [*entries])
+        with pytest.raises(BadArgument, match="memory that is not there"):
+            ReplayTransport(recording).allocate_dma(4096)
 
 
 accesses = st.builds(
@@ -95,13 +210,30 @@ accesses = st.builds(
     st.integers(0, 1 << 32),
     st.sampled_from([0, 1, 2, 4, 8]),
     st.booleans(),
-    st.binary(max_size=40),
+    st.binary(max_size=400),
 )  # fmt: skip
+numbers = st.integers(0, 1 << 20)
+entries = st.one_of(
+    accesses,
+    st.builds(LongWrite, st.sampled_from([0, 5]), numbers, numbers, st.just("ab" * 32)),
+    st.builds(
+        lambda number, runs: Allocation(
+            number,
+            4096 * sum(count for _, count in runs),
+            tuple(DmaSegment(BusAddr(at), 4096 * count) for at, count in runs),
+        ),
+        numbers,
+        st.lists(st.tuples(numbers, st.integers(1, 9)), min_size=1, max_size=4),
+    ),
+    st.builds(Content, numbers, numbers, st.binary(max_size=400)),
+    st.builds(Free, numbers),
+    st.builds(Reset, st.sampled_from(ResetKind)),
+)
 
 
-@given(st.lists(accesses, max_size=20))
-def test_any_recording_survives_being_saved(taken: list[Access]) -> None:
-    recording = Recording(PciIdentity(1, 2, 3, 4, 5, 6), {5: 4096}, taken)
+@given(st.lists(entries, max_size=20), st.integers(0, 9))
+def test_any_recording_survives_being_saved(taken: list[Entry], interrupts: int) -> None:
+    recording = Recording(PciIdentity(1, 2, 3, 4, 5, 6), {5: 4096}, taken, interrupts)
     assert Recording.load(recording.save()) == recording
 
 
@@ -114,8 +246,20 @@ def test_noise_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["read bar5", "peek bar5 0 4 0", "read bar5 zz 4 0", "read bar5 0 4 data 00", "window 5"],
-)
+    [
+        "read bar5", "peek bar5 0 4 0", "read bar5 zz 4 0", "read bar5 0 4 data 00", "window 5",
+        "write bar5 0 4 sha256 ab", "read bar5 0 4 sha256 " + "ab" * 32, "allocate 0 4096",
+        "allocate 0 4096 0x1000+0x2000", "allocate 0 -4096 0x0+-0x1000", "memory 0 0 what 00",
+        "memory 0 0 packed !!", "memory 0 0 packed eJw=", "reset hard", "free", "interrupts x",
+    ],
+)  # fmt: skip
 def test_wrong_lines_are_named(line: str) -> None:
     with pytest.raises(BadArgument, match="line 2"):
         Recording.load(f"identity 1:2 0 3:4 0\n{line}\n")
+
+
+def test_a_packed_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "LARGEST", 1 << 16)
+    bomb = base64.b64encode(zlib.compress(bytes(1 << 20))).decode()
+    with pytest.raises(BadArgument, match="line 2"):
+        Recording.load(f"identity 1:2 0 3:4 0\nmemory 0 0 packed {bomb}\n")

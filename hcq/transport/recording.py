@@ -1,0 +1,219 @@
+"""Recordings of what a driver did to a device, as text: one entry a line, in order.
+
+    identity 1002:744c 0xc8 1002:0e3b 0x30000
+    interrupts 1
+    window 5 0x100000
+    allocate 0 8192 0x10000200000+0x2000
+    read bar5 0x5a464 4 0x80000000
+    write bar0 0x1000 16 data 7f454c46...
+    write bar0 0x2000 65536 sha256 9f86d081...
+    memory 0 0x10 data 01000000
+    free 0
+    reset bus
+
+`memory`: what allocation number 0 holds from there on, where it changed between the entry before
+and the entry after; the device's doing or the driver's. Long data is packed (zlib, base64); of long
+writes only the digest is kept, which is enough to hold a driver to them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+
+from hcq.errors import BadArgument
+from hcq.memory import BusAddr
+from hcq.transport.base import DmaSegment, PciIdentity, ResetKind
+from hcq.transport.trace import CONFIG, Access
+
+LONG = 256  # bytes from which data is packed, and a write kept as its digest
+LARGEST = 1 << 30  # bytes of one entry; a recording that unpacks to more is refused
+
+
+@dataclass(frozen=True)
+class LongWrite:
+    """A block written to a window, by its SHA-256 in hexadecimal."""
+
+    window: int
+    offset: int
+    width: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory number `number` was shared with the device."""
+
+    number: int
+    size: int
+    segments: tuple[DmaSegment, ...]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What memory number `number` holds at `offset`, when the next entry begins."""
+
+    number: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Free:
+    """Memory number `number` was taken from the device."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Reset:
+    kind: ResetKind
+
+
+Entry = Access | LongWrite | Allocation | Content | Free | Reset
+
+
+@dataclass
+class Recording:
+    """Entries in order, with what is needed to stand in for the device. interrupts: vectors that
+    it offers; 0 where the driver has to poll."""
+
+    identity: PciIdentity
+    windows: dict[int, int] = field(default_factory=dict)  # BAR index -> size in bytes
+    entries: list[Entry] = field(default_factory=list)
+    interrupts: int = 0
+
+    def save(self) -> str:
+        """As text, see the module's docstring."""
+        one = self.identity
+        lines = [
+            f"identity {one.vendor:04x}:{one.device:04x} {one.revision:#x} "
+            f"{one.subsystem_vendor:04x}:{one.subsystem_device:04x} {one.class_code:#x}"
+        ]
+        if self.interrupts:
+            lines.append(f"interrupts {self.interrupts}")
+        lines += [f"window {index} {size:#x}" for index, size in sorted(self.windows.items())]
+        lines += map(_line, self.entries)
+        return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def load(text: str) -> Recording:
+        """Read what `save` wrote; BadArgument names the line that is wrong."""
+        recording: Recording | None = None
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            try:
+                if not words:
+                    continue
+                if words[0] == "identity":
+                    recording = Recording(_identity(words))
+                elif recording is None:
+                    raise ValueError("no identity yet")
+                elif words[0] == "window":
+                    recording.windows[int(words[1])] = int(words[2], 16)
+                elif words[0] == "interrupts":
+                    recording.interrupts = int(words[1])
+                else:
+                    recording.entries.append(_entry(words))
+            except (ValueError, IndexError) as error:
+                raise BadArgument(f"line {number} of the recording: {error}", line=line) from None
+        if recording is None:
+            raise BadArgument("a recording begins with an identity")
+        return recording
+
+
+def long_write(access: Access) -> Access | LongWrite:
+    """A completed access as it is kept."""
+    if not access.is_write or access.data is None or access.width < LONG:
+        return access
+    digest = hashlib.sha256(access.data).hexdigest()
+    return LongWrite(access.window, access.offset, access.width, digest)
+
+
+# ---- lines -------------------------------------------------------------------------------------
+
+
+def _line(entry: Entry) -> str:
+    if isinstance(entry, Access):
+        if entry.data is None:
+            return str(entry)
+        return f"{str(entry).rsplit(' ', 2)[0]} {_packed(entry.data)}"
+    if isinstance(entry, LongWrite):
+        at = Access(entry.window, entry.offset, entry.width, True, None)
+        return f"{str(at).rsplit(' ', 2)[0]} sha256 {entry.digest}"
+    if isinstance(entry, Allocation):
+        runs = " ".join(f"{run.address:#x}+{run.size:#x}" for run in entry.segments)
+        return f"allocate {entry.number} {entry.size} {runs}"
+    if isinstance(entry, Content):
+        return f"memory {entry.number} {entry.offset:#x} {_packed(entry.data)}"
+    if isinstance(entry, Free):
+        return f"free {entry.number}"
+    return f"reset {entry.kind.value}"
+
+
+def _entry(words: list[str]) -> Entry:
+    if words[0] == "allocate":
+        runs = [run.partition("+") for run in words[3:]]
+        segments = tuple(DmaSegment(BusAddr(int(a, 16)), int(size, 16)) for a, _, size in runs)
+        size = int(words[2])
+        if not 0 < size <= LARGEST or sum(segment.size for segment in segments) != size:
+            raise ValueError("an allocation and its runs have different sizes")
+        return Allocation(int(words[1]), size, segments)
+    if words[0] == "memory":
+        return Content(int(words[1]), int(words[2], 16), _unpacked(words[3:]))
+    if words[0] == "free":
+        return Free(int(words[1]))
+    if words[0] == "reset":
+        return Reset(ResetKind(words[1]))
+    return _access(words)
+
+
+def _identity(words: list[str]) -> PciIdentity:
+    vendor, device = (int(part, 16) for part in words[1].split(":"))
+    subsystem = [int(part, 16) for part in words[3].split(":")]
+    return PciIdentity(
+        vendor, device, int(words[2], 16), subsystem[0], subsystem[1], int(words[4], 16)
+    )
+
+
+def _access(words: list[str]) -> Access | LongWrite:
+    verb, place, offset, width = words[0], words[1], int(words[2], 16), int(words[3])
+    if verb not in ("read", "write") or not (place == "config" or place.startswith("bar")):
+        raise ValueError(f"no access: {verb} {place}")
+    window = CONFIG if place == "config" else int(place[3:])
+    is_write = verb == "write"
+    if words[4] == "sha256" and is_write:
+        if len(words[5]) != 64:
+            raise ValueError("a digest has 64 digits")
+        return LongWrite(window, offset, width, words[5])
+    if words[4] in ("data", "packed"):
+        data = _unpacked(words[4:])
+        if len(data) != width:
+            raise ValueError(f"{len(data)} bytes of data, {width} expected")
+        return Access(window, offset, width, is_write, None, data)
+    return Access(window, offset, width, is_write, int(words[4], 16))
+
+
+def _packed(data: bytes) -> str:
+    if len(data) < LONG:
+        return f"data {data.hex()}"
+    return f"packed {base64.b64encode(zlib.compress(data)).decode()}"
+
+
+def _unpacked(words: list[str]) -> bytes:
+    kind, text = words[0], words[1] if len(words) > 1 else ""
+    if kind == "data":
+        return bytes.fromhex(text)
+    if kind != "packed":
+        raise ValueError(f"data is told as data or packed, not {kind}")
+    try:
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(base64.b64decode(text, validate=True), LARGEST)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError(f"packed data: {error}") from None
+    if not unpacking.eof:
+        raise ValueError("packed data is cut short, or unpacks to more than can be")
+    return data
