@@ -16,6 +16,7 @@
     │   ├── ModuleMissing         a kernel module is not loaded
     │   ├── BarUnassigned         a BAR has no address on the bus
     │   ├── BarTooSmall           a BAR is smaller than the driver needs
+    │   ├── DriverRefused         the system's driver refused a request; carries request and status
     │   └── DeviceAsleep          the function is in a power state in which it does not answer
     ├── LinkError             the way to the chip
     │   ├── DeviceLost            all-ones: unplugged, or fallen off the bus
@@ -118,6 +119,10 @@ class BarUnassigned(HostError):
 
 class BarTooSmall(HostError):
     """A BAR is smaller than needed; carries bar, size, needed and remedy."""
+
+
+class DriverRefused(HostError):
+    """The system's driver for the device refused a request; carries request and status."""
 
 
 class DeviceAsleep(HostError):

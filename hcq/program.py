@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Argument:
-    """One explicit kernel argument as the code object declares it. Bytes."""
+    """One explicit kernel argument as the code object declares it. Bytes.
+
+    is_address: None where the code object does not tell addresses from numbers.
+    """
 
     offset: int
     size: int
     name: str = ""
-    is_address: bool = False
+    is_address: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,7 @@ class Program(Mapping[str, Kernel]):
         self.close()
 
 
-def pack_arguments(
-    kernel: Kernel, args: Sequence[object]
-) -> tuple[bytes, tuple[Reference, ...]]:
+def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple[Reference, ...]]:
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
     A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole
@@ -124,7 +125,8 @@ def pack_arguments(
         block += bytes(-len(block) % size)
         if kernel.arguments is not None:
             declared = kernel.arguments[position]
-            if declared.size != size or declared.is_address != isinstance(value, Buffer):
+            expected = declared.is_address in (None, isinstance(value, Buffer))
+            if declared.size != size or not expected:
                 kind = "an address" if declared.is_address else "a scalar"
                 raise BadArgument(
                     f"argument {position} {declared.name!r} of {kernel.name} is {kind} of "

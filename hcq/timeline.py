@@ -50,5 +50,9 @@ class Timeline:
         """After a reset: count everything handed out as reached, since nobody will signal it."""
         struct.pack_into("<Q", self._view, 0, self.last)
 
+    def detach(self) -> None:
+        """Let go of the memory, which its owner frees: the value stays what it was."""
+        self._view = memoryview(bytearray(self._view[:SIZE]))
+
     def __repr__(self) -> str:
         return f"<Timeline {self.name} {self.value}/{self.last}>"

@@ -1,0 +1,131 @@
+"""SystemNode: a stock kernel driver's files on this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+import threading
+from pathlib import Path
+
+from hcq.errors import BadArgument, Closed
+from hcq.transport.node import NodeMapping
+from hcq.transport.system import System
+
+_WORD = struct.Struct("<I")
+
+
+class SystemMapping:
+    """Mapped memory of a device file. See NodeMapping; `close` leaves the memory mapped for as long
+    as views of it are held elsewhere, and then it goes with the last of them."""
+
+    def __init__(self, mapping: mmap.mmap, size: int) -> None:
+        self.size = size
+        self._map = mapping
+        self._closed = False
+        view = memoryview(mapping)[:size]
+        # memoryview of a cast format copies exactly one item: one aligned access of its width.
+        self._words = view[: size & ~3].cast("I")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        self.view: memoryview | None = view
+
+    def read32(self, offset: int) -> int:
+        return self._words[self._index(offset)]
+
+    def write32(self, offset: int, value: int) -> None:
+        self._words[self._index(offset)] = value
+
+    def _index(self, offset: int) -> int:
+        if self._closed:
+            raise Closed("a mapping used after close")
+        if offset & 3 or not 0 <= offset < self.size & ~3:
+            raise BadArgument("an access is aligned and inside the mapping", offset=offset)
+        return offset >> 2
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._words.release()
+        try:
+            if self.view is not None:
+                self.view.release()
+            self._map.close()
+        except BufferError:
+            pass  # somebody holds a part of the view: the memory goes with it
+        self.view = None
+
+
+class SystemNode:
+    """Device files opened, controlled and mapped by this process. See Node.
+
+    Closing a file that memory was mapped from leaves the mapping as it is, as on any UNIX.
+    """
+
+    def __init__(self, name: str, system: System | None = None) -> None:
+        self.name = name
+        self.system = system or System()
+        self._open: set[int] = set()
+        self._mappings: list[SystemMapping] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def open(self, path: str) -> int:
+        with self._lock:
+            if self._closed:
+                raise Closed(f"{self.name} is closed")
+            handle = self.system.open(self.system.path(path.lstrip("/")))
+            self._open.add(handle)
+            return handle
+
+    def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
+        self._check(handle)
+        while True:
+            try:
+                result = self.system.ioctl(handle, request, argument)
+            except OSError as error:
+                if error.errno != errno.EINTR:  # a signal came while the driver waited
+                    raise
+                continue
+            if result < 0:
+                raise OSError(-result, os.strerror(-result))
+            return
+
+    def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
+        self._check(handle)
+        whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        mapping = SystemMapping(self.system.map(handle, whole, offset), size)
+        with self._lock:
+            self._mappings = [old for old in self._mappings if old.view is not None]
+            self._mappings.append(mapping)
+        return mapping
+
+    def release(self, handle: int) -> None:
+        with self._lock:
+            self._check(handle)
+            self._open.discard(handle)
+        self.system.close(handle)
+
+    def read_text(self, path: str) -> str:
+        return Path(self.system.path(path.lstrip("/"))).read_text(
+            encoding="utf-8", errors="replace"
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            mappings, self._mappings = self._mappings, []
+            handles, self._open = self._open, set()
+        for mapping in mappings:
+            mapping.close()
+        for handle in handles:
+            self.system.close(handle)
+
+    def _check(self, handle: int) -> None:
+        if handle not in self._open:
+            raise BadArgument(f"{self.name}: the handle is not open", handle=handle)
+
+    def __repr__(self) -> str:
+        return f"<SystemNode {self.name}, {len(self._open)} files>"

@@ -1,0 +1,216 @@
+"""PTX text to machine code: by NVIDIA's link library from the Python package, else by ptxas.
+
+Neither needs a GPU or a driver. What was assembled is kept on disk by content, in a folder that is
+bounded. The library's interface: nvJitLink.h of the package nvidia-nvjitlink 13.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from hcq.errors import BadCodeObject, MissingDependency
+
+log = logging.getLogger(__name__)
+
+INSTALL = "pip install 'ugpu[nv]'"
+CACHE_FILES = 4096  # files kept on disk; the oldest fourth goes when there are more
+_INPUT_PTX = 2  # NVJITLINK_INPUT_PTX
+_LIMIT_S = 120.0  # TIMEOUT: of ptxas for one module; the largest kernels known take seconds
+_ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
+
+
+class Assembler(Protocol):
+    """Something that turns PTX into machine code. `name` tells versions apart in the cache."""
+
+    name: str
+
+    def assemble(self, ptx: bytes, target: str) -> bytes:
+        """The cubin; BadCodeObject with the assembler's own words."""
+        ...
+
+
+class JitLink:
+    """The library of the Python package nvidia-nvjitlink. Thread-safe: one module at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._lock = threading.Lock()
+        major, minor = ctypes.c_uint(), ctypes.c_uint()
+        self._library.nvJitLinkVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.name = f"nvjitlink {major.value}.{minor.value}"
+
+    def assemble(self, ptx: bytes, target: str) -> bytes:
+        with self._lock:
+            options = (ctypes.c_char_p * 1)(f"-arch={target}".encode())
+            handle = ctypes.c_void_p()
+            status = self._library.nvJitLinkCreate(ctypes.byref(handle), len(options), options)
+            if status:
+                raise BadCodeObject(
+                    f"{self.name} cannot assemble for {target}; a newer one may: {INSTALL} -U",
+                    target=target,
+                    status=status,
+                )
+            try:
+                return self._link(handle, ptx, target)
+            finally:
+                self._library.nvJitLinkDestroy(ctypes.byref(handle))
+
+    def _link(self, handle: ctypes.c_void_p, ptx: bytes, target: str) -> bytes:
+        text = ptx.rstrip(b"\0") + b"\0"
+        library = self._library
+        size = ctypes.c_size_t(len(text))
+        status = library.nvJitLinkAddData(handle, _INPUT_PTX, text, size, b"module")
+        status = status or library.nvJitLinkComplete(handle)
+        if status:
+            words = self._fetch(handle, "ErrorLog").rstrip(b"\0").decode("utf-8", "replace")
+            raise BadCodeObject(_first_words(words), target=target, log=words)
+        return self._fetch(handle, "LinkedCubin")
+
+    def _fetch(self, handle: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        if getattr(self._library, f"nvJitLinkGet{what}Size")(handle, ctypes.byref(size)):
+            return b""
+        data = ctypes.create_string_buffer(max(1, size.value))
+        if getattr(self._library, f"nvJitLinkGet{what}")(handle, data):
+            return b""
+        return data.raw[: size.value]
+
+
+class Ptxas:
+    """The program ptxas of a CUDA toolkit."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        told = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+        found = re.search(r"V(\d+\.\d+\.\d+)", told.stdout)
+        self.name = f"ptxas {found.group(1) if found else 'of unknown version'}"
+
+    def assemble(self, ptx: bytes, target: str) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="ugpu-ptxas-") as folder:
+            source, output = Path(folder) / "module.ptx", Path(folder) / "module.cubin"
+            source.write_bytes(ptx.rstrip(b"\0"))
+            try:
+                done = subprocess.run(
+                    [self.path, f"-arch={target}", "-o", str(output), str(source)],
+                    capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                raise BadCodeObject(f"ptxas did not end within {_LIMIT_S} s") from None
+            if done.returncode or not output.exists():
+                words = (done.stderr or done.stdout).replace(str(source), "module.ptx")
+                raise BadCodeObject(_first_words(words), target=target, log=words)
+            return output.read_bytes()
+
+
+class Cache:
+    """Machine code on disk by content: a digest, then the code. A damaged file counts as absent."""
+
+    def __init__(self, folder: Path, files: int = CACHE_FILES) -> None:
+        self.folder = folder
+        self.files = files
+
+    def get(self, key: str) -> bytes | None:
+        path = self.folder / f"{key}.cubin"
+        try:
+            blob = path.read_bytes()
+        except OSError:
+            return None
+        code = blob[32:]
+        return code if hashlib.sha256(code).digest() == blob[:32] else None
+
+    def put(self, key: str, code: bytes) -> None:
+        """Keep it. A folder that cannot be written only makes the next time slower."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(name, self.folder / f"{key}.cubin")
+            self._trim()
+        except OSError as error:
+            log.debug("the cache of machine code: %s", error)
+
+    def _trim(self) -> None:
+        kept = list(self.folder.glob("*.cubin"))
+        if len(kept) <= self.files:
+            return
+        ages = sorted((path.stat().st_mtime, path) for path in kept)
+        for _, path in ages[: len(ages) - self.files * 3 // 4]:
+            with contextlib.suppress(FileNotFoundError):  # another process trims as well
+                path.unlink()
+
+
+@cache
+def find_assembler() -> Assembler:
+    """The library where its package is installed, else ptxas; MissingDependency without either."""
+    library = find_library()
+    if library is not None:
+        try:
+            return JitLink(library)
+        except OSError as error:
+            log.warning("%s cannot be loaded: %s", library, error)
+    program = shutil.which("ptxas")
+    if program is not None:
+        return Ptxas(program)
+    raise MissingDependency(
+        f"PTX needs an assembler: {INSTALL} (nvidia-nvjitlink, needs no GPU), or ptxas on PATH",
+        install=INSTALL,
+    )
+
+
+def find_library() -> Path | None:
+    """The shared library inside the package nvidia-nvjitlink, whichever CUDA it is of."""
+    spec = importlib.util.find_spec("nvidia")
+    if spec is None:
+        return None
+    found = [
+        path
+        for folder in spec.submodule_search_locations or ()
+        for path in Path(folder).glob("*/lib/libnvJitLink.so*")
+    ]
+    return max(found, key=_version, default=None)
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", path.name))
+
+
+def assemble(ptx: bytes, target: str, cache_folder: Path | None = None) -> bytes:
+    """The cubin of a PTX module for `target` ("sm_90"); from the cache where it is known.
+
+    BadCodeObject carries the assembler's log, MissingDependency the command that installs one.
+    """
+    if not _ARCHITECTURE.fullmatch(target):
+        raise BadCodeObject("an architecture is named as in sm_90", target=target)
+    assembler = find_assembler()
+    if cache_folder is None:
+        return assembler.assemble(ptx, target)
+    digest = hashlib.sha256(f"{assembler.name}\0{target}\0".encode() + ptx)
+    key, kept = digest.hexdigest(), Cache(cache_folder)
+    code = kept.get(key)
+    if code is None:
+        code = assembler.assemble(ptx, target)
+        kept.put(key, code)
+    return code
+
+
+def _first_words(words: str) -> str:
+    """The first error of an assembler's log, for the message; the whole log goes beside it."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+    return f"PTX does not assemble: {first or 'the assembler says no more'}"

@@ -1,0 +1,324 @@
+"""NvDevice: an NVIDIA GPU as an hcq.Device, through the stock kernel driver.
+
+This file holds the device's life and the hooks hcq asks for. The kernel driver owns the GPU: it is
+never reset or reconfigured here; what fails is a channel of ours, which is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hcq.buffer import Buffer
+from hcq.device import Device
+from hcq.errors import BadArgument, DeviceLost, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.target import TargetSpec, ptx_target
+from hcq.telemetry import Sensor
+from hcq.timeline import Timeline
+from hcq.transport.node import NodeAttachment
+from nv.encode import Classes
+from nv.families import COPY_CLASSES, FAMILIES, Family, facts_of
+from nv.faults import Faults
+from nv.programs import Programs
+from nv.pushbuffer import COMPUTE, COPY, header, method
+from nv.queue import ChannelQueue
+from nv.rm.channel import GPFIFO_CLASSES
+from nv.rm.gpu import Gpu
+from nv.rm.memory import Memory, allocate
+from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
+from nv.sensors import describe, make_sensors
+
+log = logging.getLogger(__name__)
+
+PRESENCE_INTERVAL_S = 0.02
+COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
+_SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
+_PAUSE_S = 5e-5
+StageHook = Callable[[str, float], None]
+
+
+def open_device(
+    name: str,
+    attachment: NodeAttachment,
+    *,
+    on_stage: StageHook | None = None,
+    mig: str | None = None,
+) -> NvDevice:
+    """Open the GPU behind `attachment`. The device owns the attachment's node from now on.
+
+    on_stage(name, seconds) is called after each stage. mig: the instance of a divided GPU, as in
+    "3/0" (GPU instance, compute instance).
+    """
+    try:
+        session = Session(attachment.node)
+    except BaseException:
+        attachment.node.close()
+        raise
+    return NvDevice(name, session, attachment.index, on_stage=on_stage, mig=mig)
+
+
+class NvDevice(Device):
+    """One GPU. See hcq.Device; boot_stages lists what the start took, (name, seconds)."""
+
+    def __init__(
+        self,
+        name: str,
+        session: Session,
+        index: int,
+        *,
+        on_stage: StageHook | None = None,
+        mig: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER
+        self.boot_stages: list[tuple[str, float]] = []
+        self.debugger = 0
+        self.session = session
+        self._on_stage = on_stage
+        self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
+        self._looked_at = 0.0
+        self._spun = 0
+        self.programs = Programs(self)
+        self.faults = Faults(self)
+        with self._stage("objects and address space"):
+            self.gpu = Gpu(session, index, mig)
+        try:
+            self._bring_up()
+        except BaseException:
+            self._release()
+            raise
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        taken = time.monotonic() - start
+        self.boot_stages.append((name, taken))
+        if self._on_stage is not None:
+            self._on_stage(name, taken)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def _bring_up(self) -> None:
+        gpu = self.gpu
+        self.family = self._find_family()
+        self.compute_class = gpu.client.constants[self.family.compute_class]
+        chip = facts_of(gpu.capability)
+        self.carveouts = chip.shared_carveouts
+        self.target = self._make_target()
+        copy = gpu.choose(COPY_CLASSES)
+        gpfifo = gpu.choose(GPFIFO_CLASSES)
+        graphics = gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        with self._stage("copy queues"):
+            for number, engine in enumerate(self._copy_engines() or [graphics]):
+                classes = Classes(gpfifo, 0, copy)
+                self._queues[QueueKind.COPY].append(
+                    ChannelQueue(self, f"copy {number}", QueueKind.COPY, engine, classes)
+                )
+        with self._stage("compute queue"):
+            classes = Classes(gpfifo, self.compute_class, copy)
+            self._queues[QueueKind.COMPUTE].append(
+                ChannelQueue(self, "compute", QueueKind.COMPUTE, graphics, classes)
+            )
+            self._attach_debugger()
+
+    def _find_family(self) -> Family:
+        number = self.gpu.choose([family.compute_class for family in FAMILIES])
+        constants = self.gpu.client.constants
+        return next(family for family in FAMILIES if constants[family.compute_class] == number)
+
+    def _make_target(self) -> TargetSpec:
+        major, minor = self.gpu.capability
+        return ptx_target(f"sm_{major}{minor}", self.gpu.sm_count)
+
+    def _copy_engines(self) -> list[int]:
+        """Copy engines of their own, rather than the graphics engine's."""
+        client, gpu = self.gpu.client, self.gpu
+        number = client.constants
+        listed = client.ask(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2")
+        first = number.NV2080_ENGINE_TYPE_COPY0
+        last = number.NV2080_ENGINE_TYPE_COPY9
+        found = []
+        for engine in sorted(listed.engineList[: listed.engineCount]):
+            if first <= engine <= last and not self._is_graphics_copy(engine):
+                found.append(engine)
+        return found[:COPY_QUEUES]
+
+    def _is_graphics_copy(self, engine: int) -> bool:
+        """Whether a copy engine shares the graphics engine's ring."""
+        caps = self.gpu.client.ask(
+            self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
+        )
+        byte, mask = _GRAPHICS_COPY
+        return bool(caps.capsTbl[byte] & mask)
+
+    def _attach_debugger(self) -> None:
+        """The object through which the driver tells of faults of our own channel."""
+        gpu = self.gpu
+        channel = self.compute_queue.channel
+        assert channel is not None
+        parameters = gpu.client.structs.NV83DE_ALLOC_PARAMETERS.new(
+            hAppClient=gpu.client.root, hClass3dObject=channel.objects[self.compute_class]
+        )
+        self.debugger = gpu.client.allocate(gpu.device, "GT200_DEBUGGER", parameters)
+
+    def _detach_debugger(self) -> None:
+        debugger, self.debugger = self.debugger, 0
+        if debugger:
+            with contextlib.suppress(UgpuError):
+                self.gpu.client.free(self.gpu.device, debugger)
+
+    def setup_words(self, queue: ChannelQueue) -> list[int]:
+        """Methods that a new channel starts with."""
+        words: list[int] = []
+        classes = queue.classes
+        if classes.compute:
+            words += [header(COMPUTE, 0, 1), classes.compute]
+            for name, address in (
+                ("SET_SHADER_SHARED_MEMORY_WINDOW_A", SHARED_WINDOW),
+                ("SET_SHADER_LOCAL_MEMORY_WINDOW_A", LOCAL_WINDOW),
+            ):
+                offset = method(classes.compute, name)
+                words += [header(COMPUTE, offset, 2), address >> 32, address & 0xFFFF_FFFF]
+            words += self.programs.setup_words()
+        return [*words, header(COPY, 0, 1), classes.copy]
+
+    def shutdown(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        """Free everything, in any state; the driver forgets the rest with its files."""
+        self._detach_debugger()
+        for queue in self.all_queues:
+            queue.close()
+        self._queues = {kind: [] for kind in QueueKind}
+        self.gpu.close()
+
+    def recover(self) -> None:
+        """Make those channels anew that failed or do not end. DeviceLost where the GPU is gone."""
+        if self.gpu.lost():
+            raise DeviceLost(f"{self.name} has fallen off the bus: open it again when it is back")
+        compute = self.compute_queue
+        for queue in self.all_queues:
+            if queue.error() is None and queue.timeline.value >= queue.timeline.last:
+                continue
+            log.info("%s: making %s anew", self.name, queue.name)
+            if queue is compute:
+                self._detach_debugger()
+            queue.build()
+            if queue is compute:
+                self._attach_debugger()
+
+    @property
+    def all_queues(self) -> list[ChannelQueue]:
+        return [queue for queues in self._queues.values() for queue in queues]
+
+    @property
+    def compute_queue(self) -> ChannelQueue:
+        return self._queues[QueueKind.COMPUTE][0]
+
+    @property
+    def copy_queue(self) -> ChannelQueue:
+        return self._queues[QueueKind.COPY][0]
+
+    # ---- several GPUs ------------------------------------------------------------------------
+
+    def open_peer(self, index: int, name: str | None = None) -> NvDevice:
+        """Open another GPU of the same driver so that memory can be shared; the caller closes it.
+
+        DriverRefused where the two cannot reach each other (no NVLink, no PCIe peer access).
+        """
+        peer = NvDevice(name or f"nvrm:{index}", self.session, index)
+        try:
+            self.gpu.enable_peer(peer.gpu)
+        except BaseException:
+            peer.close()
+            raise
+        return peer
+
+    def reach(self, buffer: Buffer) -> Buffer:
+        """A buffer of a peer (`open_peer`) as one of this device: the same memory and address.
+
+        It is not owned: the peer's buffer must stay open as long as this one is used.
+        """
+        memory = (buffer.owner or buffer).handle
+        if not isinstance(memory, Memory) or memory.gpu.session is not self.session:
+            raise BadArgument("only buffers of a GPU opened by open_peer can be reached")
+        with self.lock:
+            self.check_usable()
+            if memory.gpu is not self.gpu:
+                self.session.space.map_for(
+                    memory.address, memory.size, memory.handle, [self.gpu.uuid]
+                )
+        whole = Buffer(self, buffer.address, buffer.size, buffer.placement, buffer.view)
+        return whole[:]
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        region = Region.HOST if placement is Placement.HOST else Region.DEVICE
+        memory = allocate(self.gpu, size, placement, region)
+        view = memory.view[:size] if placement is Placement.HOST else None
+        return Buffer(self, VirtAddr(memory.address), size, placement, view, handle=memory)
+
+    def free_memory(self, buffer: Buffer) -> None:
+        memory = buffer.handle
+        assert isinstance(memory, Memory)
+        if buffer.view is not None:
+            buffer.view.release()
+            buffer.view = None
+        self.programs.forget(memory)
+        memory.close()
+
+    def load_program(self, image: bytes) -> Program:
+        return self.programs.load(image)
+
+    # ---- queues and failures -----------------------------------------------------------------
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return self._queues[kind]
+
+    def poll(self) -> UgpuError | None:
+        for queue in self.all_queues:
+            error = queue.error()
+            if error is not None:
+                return self.faults.explain(queue, error)
+        now = time.monotonic()
+        if now - self._looked_at > PRESENCE_INTERVAL_S:
+            self._looked_at = now
+            if self.gpu.lost():
+                return DeviceLost(f"{self.name} no longer answers", device=self.name)
+        return None
+
+    def pause(self, limit_s: float) -> None:
+        # Most waits are short: give the processor away without sleeping, then sleep.
+        self._spun += 1
+        time.sleep(0 if self._spun % (_SPINS * 2) < _SPINS else min(limit_s, _PAUSE_S))
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        return self.faults.diagnose(timeline)
+
+    # ---- what the GPU says of itself ---------------------------------------------------------
+
+    def sensors(self) -> Sequence[Sensor]:
+        return make_sensors(self.gpu)
+
+    def info(self) -> dict[str, object]:
+        facts: dict[str, Any] = describe(self.gpu)
+        return {
+            **facts,
+            "family": self.family.name,
+            "isa": self.target.cpu,
+            "compute_units": self.target.compute_units,
+            "copy_queues": len(self._queues[QueueKind.COPY]),
+        }
+
+
+# NV2080_CTRL_CE_CAPS_CE_GRCE in ctrl2080ce.h: byte and mask in capsTbl.
+_GRAPHICS_COPY = (0, 0x01)

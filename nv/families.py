@@ -1,0 +1,98 @@
+"""What differs between NVIDIA's generations for those who launch kernels.
+
+A generation is known by its compute class; a chip within it by its compute capability.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+
+from hcq.errors import NotSupported
+from nv import chips
+from nv.chips.facts import ChipFacts
+
+
+@dataclass(frozen=True)
+class BankLayout:
+    """Where code expects the driver's values in constant bank 0, in bytes.
+
+    block, grid: three 32-bit sizes each. shared_window, local_window: 64-bit addresses. stack: the
+    32-bit offset in the local window where a thread's stack starts, downwards.
+    """
+
+    block: int
+    grid: int
+    shared_window: int
+    local_window: int
+    stack: int
+
+
+# Observed in the code that nvJitLink 13.5.37 makes for each architecture: which words of constant
+# bank 0 %ntid, %nctaid, cvta and the stack's set-up load.
+_BANK_TURING = BankLayout(block=0x0, grid=0xC, shared_window=0x18, local_window=0x20, stack=0x28)
+_BANK_BLACKWELL = BankLayout(
+    block=0x360, grid=0x370, shared_window=0x2F0, local_window=0x2F8, stack=0x37C
+)
+
+STACK_START = 0xFFFDC0  # of the 16 MiB local window; the 0x240 bytes above it are the system's
+STACK_RESERVED = 0x240
+
+
+@dataclass(frozen=True)
+class Family:
+    """One generation. compute_class: as the resource manager names it. qmd: the descriptor's
+    version. reserved_shared: bytes of shared memory that each group gives to the system."""
+
+    name: str
+    compute_class: str
+    qmd: str
+    bank: BankLayout
+    reserved_shared: int
+
+
+# Newest first. Reserved shared memory: CUDA C++ Programming Guide 12.9, "Shared Memory" of compute
+# capability 8.x on.
+FAMILIES = (
+    Family("blackwell", "BLACKWELL_COMPUTE_B", "5.0", _BANK_BLACKWELL, 1024),
+    Family("blackwell", "BLACKWELL_COMPUTE_A", "5.0", _BANK_BLACKWELL, 1024),
+    Family("hopper", "HOPPER_COMPUTE_A", "4.0", _BANK_TURING, 1024),
+    Family("ada", "ADA_COMPUTE_A", "3.0", _BANK_TURING, 1024),
+    Family("ampere", "AMPERE_COMPUTE_B", "3.0", _BANK_TURING, 1024),
+    Family("ampere", "AMPERE_COMPUTE_A", "3.0", _BANK_TURING, 1024),
+    Family("turing", "TURING_COMPUTE_A", "2.3", _BANK_TURING, 0),
+)
+COPY_CLASSES = (
+    "BLACKWELL_DMA_COPY_B",
+    "BLACKWELL_DMA_COPY_A",
+    "HOPPER_DMA_COPY_A",
+    "AMPERE_DMA_COPY_B",
+    "AMPERE_DMA_COPY_A",
+    "TURING_DMA_COPY_A",
+)
+
+
+@cache
+def all_facts() -> tuple[ChipFacts, ...]:
+    """The facts of every chip there is a folder for."""
+    found = []
+    for entry in pkgutil.iter_modules(chips.__path__):
+        if entry.ispkg:
+            module = importlib.import_module(f"{chips.__name__}.{entry.name}.facts")
+            found.append(module.FACTS)
+    return tuple(found)
+
+
+def facts_of(capability: tuple[int, int]) -> ChipFacts:
+    """The facts of the nearest chip: same major capability, and the highest minor not above."""
+    major, minor = capability
+    near = [
+        facts
+        for facts in all_facts()
+        if facts.compute_capability[0] == major and facts.compute_capability[1] <= minor
+    ]
+    if not near:
+        raise NotSupported(f"GPUs of compute capability {major}.{minor} are not known")
+    return max(near, key=lambda facts: facts.compute_capability)

@@ -1,0 +1,218 @@
+"""What a stopped channel means: Xids, MMU faults and SM exceptions as errors with their facts.
+
+Sources: open-gpu-kernel-modules 580.142 ctrl83dedebug.h (the debugger object's queries),
+nverror.h (Xids); NVIDIA, "XID Errors" r580 (meanings and advice); kernel-open/nvidia-uvm/hwref
+dev_fault.h (fault and access types); Linux 6.12 drivers/gpu/drm/nouveau/nvkm/engine/gr/gf100.c
+(kinds of warp error; gv100.c reads later chips by the same list).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hcq.errors import (
+    BadPacket,
+    ChipError,
+    DeviceHang,
+    DeviceLost,
+    IllegalInstruction,
+    PageFault,
+    UgpuError,
+)
+from hcq.timeline import Timeline
+from nv import abi
+from nv.rm.channel import ChannelError
+
+if TYPE_CHECKING:
+    from nv.device import NvDevice
+    from nv.queue import ChannelQueue
+
+log = logging.getLogger(__name__)
+
+WARP_ERRORS = {
+    0x01: "STACK_ERROR",
+    0x02: "API_STACK_ERROR",
+    0x03: "RET_EMPTY_STACK_ERROR",
+    0x04: "PC_WRAP",
+    0x05: "MISALIGNED_PC",
+    0x06: "PC_OVERFLOW",
+    0x07: "MISALIGNED_IMMC_ADDR",
+    0x08: "MISALIGNED_REG",
+    0x09: "ILLEGAL_INSTR_ENCODING",
+    0x0A: "ILLEGAL_SPH_INSTR_COMBO",
+    0x0B: "ILLEGAL_INSTR_PARAM",
+    0x0C: "INVALID_CONST_ADDR",
+    0x0D: "OOR_REG",
+    0x0E: "OOR_ADDR",
+    0x0F: "MISALIGNED_ADDR",
+    0x10: "INVALID_ADDR_SPACE",
+    0x11: "ILLEGAL_INSTR_PARAM2",
+    0x12: "INVALID_CONST_ADDR_LDC",
+    0x13: "GEOMETRY_SM_ERROR",
+    0x14: "DIVERGENT",
+    0x15: "WARP_EXIT",
+}
+# Warp errors that are an access gone wrong, rather than an instruction.
+_OF_AN_ACCESS = frozenset((0x07, 0x0C, 0x0E, 0x0F, 0x10, 0x12))
+_WARP_ERROR_MASK = 0xFFFF
+_WARP_SHIFT, _WARP_MASK = 16, 0xFF  # UNSURE: bits 23:16 of the warp's error word name the warp
+_SMS_AT_ONCE = 100  # of NV83DE_CTRL_DEBUG_READ_ALL_SM_ERROR_STATES_PARAMS
+
+_GRAPHICS, _MMU, _PBDMA, _HANG, _FELL_OFF = 13, 31, 32, 109, 79
+_ADVICE = {
+    13: "a kernel did something the multiprocessor refuses",
+    31: "an access that no mapping allows",
+    32: "the host engine met a command that it cannot read",
+    38: "firmware of the driver: update the driver",
+    43: "the channel was reset: other work of the same process may have caused it",
+    44: "a fault while contexts were switched",
+    45: "the work was removed, most often after another error",
+    48: "memory has an uncorrectable error: the GPU needs a reset, watch it for more",
+    62: "the power controller halted: the GPU needs a reset",
+    63: "a row of memory was remapped: reset when it is convenient",
+    64: "a row of memory could not be remapped: the GPU should be replaced",
+    69: "the engine was told something that its class does not know",
+    74: "an NVLink failed: look at cables and bridges",
+    79: "the GPU has fallen off the bus: look at power and slot, then boot anew",
+    94: "an uncorrectable memory error, contained to this process",
+    95: "an uncorrectable memory error, not contained: the GPU needs a reset",
+    109: "a context did not switch in time: a kernel ran too long",
+    119: "the GPU's system processor does not answer: the GPU needs a reset",
+    120: "the GPU's system processor failed: the GPU needs a reset",
+    140: "an uncorrectable memory error: the GPU needs a reset",
+    143: "the GPU could not be initialised",
+    154: "the driver asks for a recovery action",
+}
+_FAULT_TABLES = {"turing": "tu102", "ampere": "ga100", "ada": "ga100", "hopper": "gh100",
+                 "blackwell": "gb100"}  # fmt: skip
+
+
+class Faults:
+    """Reads what the driver knows of a failure. One per device."""
+
+    def __init__(self, device: NvDevice) -> None:
+        self.device = device
+
+    def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError:
+        """The error for a channel that the resource manager stopped, with all facts there are."""
+        kernels = queue.in_flight
+        facts: dict[str, object] = {"xid": error.xid, "xid_name": error.name, "queue": queue.name}
+        advice = _ADVICE.get(error.xid)
+        if advice is not None:
+            facts["meaning"] = advice
+        if error.xid == _FELL_OFF or self.device.gpu.lost():
+            return DeviceLost(f"{self.device.name} has fallen off the bus", **facts)
+        page = self._page_fault()
+        state = self._exception()
+        if state is not None and (found := self.device.programs.find(int(state["pc"]))):
+            kernels = (found[0],)
+            facts["offset"] = found[1]
+        facts["kernel"] = ", ".join(kernels) or None
+        name = self.device.name
+        if page is not None and (error.xid == _MMU or state is None):
+            return PageFault(
+                f"{name}: a {page['access']} of {page['address']:#x} faulted ({page['fault']})",
+                **page, **facts,
+            )  # fmt: skip
+        if state is not None:
+            return self._exception_error(state, facts)
+        if error.xid == _MMU:
+            return PageFault(f"{name}: an access faulted, and the driver does not say where",
+                             address=None, access=None, **facts)  # fmt: skip
+        if error.xid in (_PBDMA, 69):
+            return BadPacket(f"{name}: {error.name}", **facts)
+        if error.xid == _HANG:
+            return DeviceHang(f"{name}: {error.name}", **facts)
+        return ChipError(f"{name}: Xid {error.xid}, {error.name}", **facts)
+
+    def _exception_error(self, state: dict[str, int], facts: dict[str, object]) -> UgpuError:
+        code = state["warp_error"] & _WARP_ERROR_MASK
+        kind = WARP_ERRORS.get(code, f"warp error {code:#x}")
+        facts = {
+            "kind": kind,
+            "pc": state["pc"],
+            "sm": state["sm"],
+            "warp": state["warp_error"] >> _WARP_SHIFT & _WARP_MASK,
+            **facts,
+        }
+        text = f"{self.device.name}: {kind} at {state['pc']:#x}"
+        if code in _OF_AN_ACCESS:
+            return PageFault(text, address=state["address"], access=None, **facts)
+        return IllegalInstruction(text, **facts)
+
+    def _page_fault(self) -> dict[str, Any] | None:
+        """Address, access and kind of the fault that the driver keeps for the debugger."""
+        debugger = self.device.debugger
+        if not debugger:
+            return None
+        with contextlib.suppress(UgpuError):
+            found = self.device.gpu.client.ask(
+                debugger, "NV83DE_CTRL_CMD_DEBUG_READ_MMU_FAULT_INFO"
+            )
+            if found.count:
+                entry = found.mmuFaultInfoList[0]
+                codes = abi.fault_codes(_FAULT_TABLES[self.device.family.name])
+                fault = codes.field("FAULT_TYPE").name_of(entry.faultType)
+                access = codes.field("ACCESS_TYPE").name_of(entry.accessType)
+                return {
+                    "address": int(entry.faultAddress),
+                    "access": _access(access, entry.accessType),
+                    "fault": fault or f"type {entry.faultType}",
+                }
+        return None
+
+    def _exception(self) -> dict[str, int] | None:
+        """The first multiprocessor that reports an error of a warp."""
+        device = self.device
+        channel = device.compute_queue.channel
+        if not device.debugger or channel is None:
+            return None
+        client = device.gpu.client
+        for start in range(0, device.gpu.sm_count, _SMS_AT_ONCE):
+            count = min(_SMS_AT_ONCE, device.gpu.sm_count - start)
+            try:
+                found = client.ask(
+                    device.debugger,
+                    "NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES",
+                    hTargetChannel=channel.handle,
+                    numSMsToRead=count,
+                    startingSM=start,
+                )
+            except UgpuError as error:
+                log.debug("reading the multiprocessors' state: %s", error)
+                return None
+            for position in range(count):
+                state = found.smErrorStateArray[position]
+                if state.hwwWarpEsr or state.hwwGlobalEsr:
+                    return {
+                        "sm": start + position,
+                        "warp_error": int(state.hwwWarpEsr),
+                        "pc": int(state.hwwWarpEsrPc64),
+                        "address": int(state.hwwEsrAddr),
+                    }
+        return None
+
+    def diagnose(self, timeline: Timeline) -> dict[str, object]:
+        """What is known of a queue that does not go on."""
+        facts: dict[str, object] = {}
+        for queue in self.device.all_queues:
+            if queue.timeline is timeline:
+                facts["kernel"] = ", ".join(queue.in_flight) or None
+                failed = queue.error()
+                if failed is not None:
+                    facts["xid"] = failed.xid
+        if self.device.gpu.lost():
+            facts["gpu"] = "reads as all ones"
+        return facts
+
+
+def _access(name: str | None, number: int) -> str:
+    """ "read", "write", "atomic" or "prefetch" from the header's name of an access type."""
+    if name is None:
+        return f"access of type {number}"
+    return next(
+        (plain for plain in ("read", "write", "atomic", "prefetch") if plain.upper() in name),
+        name.lower(),
+    )

@@ -1,0 +1,298 @@
+"""Launches: one kernel over a grid as a launch descriptor (QMD) and a constant bank.
+
+Sources: open-gpu-doc classes/compute/cl*qmd.h (fields of each version) and clc6c0.h (SEND_PCAS).
+What code expects in constant bank 0: nv.families. What does not depend on the launch is made once,
+when the program is loaded.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hcq.command import Launch, Relocation
+from hcq.errors import BadArgument
+from nv import abi
+from nv.cubin import KernelCode
+from nv.families import STACK_START, Family
+from nv.pushbuffer import COMPUTE, Pushbuffer, header, method, word
+from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW
+
+if TYPE_CHECKING:
+    from nv.rm.gpu import Gpu
+
+_REGISTERS_PER_SM = 64 << 10  # CUDA C++ Programming Guide, "Compute Capabilities": Turing on
+_REGISTER_GRANULE = 256  # per warp
+_WARP = 32
+_WARPS_GRANULE = 4
+_GROUP_ID = 0x3F  # QMD_GROUP_ID of work that belongs to no group
+_SHARED_GRANULE = 128
+MAX_GRID = (0x7FFF_FFFF, 0xFFFF, 0xFFFF)
+MAX_BLOCK = (1024, 1024, 64)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where a descriptor's version has what each launch sets: byte offsets, and how."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    block_depth: str  # struct format of the third size
+    bank_low: int  # word that holds the lower part of constant bank 0's address
+    bank_shift: int
+    config: int  # bit of TARGET_SM_CONFIG_SHARED_MEM_SIZE
+
+
+@dataclass
+class LaunchDetails:
+    """What `Kernel.details` holds: everything about a launch that does not change."""
+
+    code: KernelCode
+    qmd: bytes
+    bank: bytes
+    shape: Shape
+    send: tuple[int, int, int]  # headers and word of SEND_PCAS
+    block_at: int
+    grid_at: int
+    threads_limit: int
+    shared_size: int
+    local_size: int
+    warps_per_sm: int
+    carveouts: tuple[int, ...]
+    targets: dict[int, int] = field(default_factory=dict)  # threads of a group -> carveout
+
+    def carveout(self, threads: int) -> int:
+        """The shared memory that an SM should have: for as many groups as it may otherwise hold."""
+        found = self.targets.get(threads)
+        if found is None:
+            warps = -(-threads // _WARP)
+            groups = max(1, self.warps_per_sm // warps)
+            enough = [size for size in self.carveouts if size >= groups * self.shared_size]
+            found = self.targets[threads] = enough[0] if enough else self.carveouts[-1]
+        return found
+
+
+def shape_of(version: str) -> Shape:
+    """The shape of a descriptor's version."""
+    table = abi.qmd(version)
+    grid = "GRID" if "GRID_WIDTH" in table.fields else "CTA_RASTER"
+    low = "CONSTANT_BUFFER_ADDR_LOWER"
+    shift = 0
+    if low not in table.fields:
+        low, shift = f"{low}_SHIFTED6", 6
+
+    def at(name: str) -> int:
+        return table.field(name).lsb // 8
+
+    return Shape(
+        grid=(at(f"{grid}_WIDTH"), at(f"{grid}_HEIGHT"), at(f"{grid}_DEPTH")),
+        block=(
+            at("CTA_THREAD_DIMENSION0"),
+            at("CTA_THREAD_DIMENSION1"),
+            at("CTA_THREAD_DIMENSION2"),
+        ),
+        block_depth="<B" if table.field("CTA_THREAD_DIMENSION2").width == 8 else "<H",
+        bank_low=at(low) // 4,
+        bank_shift=shift,
+        config=table.field("TARGET_SM_CONFIG_SHARED_MEM_SIZE").lsb,
+    )
+
+
+def shared_size(code: KernelCode, family: Family, *, counts_reserved: bool) -> int:
+    """Bytes of shared memory that a group takes, with what the system keeps of it."""
+    size = code.shared_size
+    if not counts_reserved:
+        size += family.reserved_shared
+    return -(-max(size, family.reserved_shared) // _SHARED_GRANULE) * _SHARED_GRANULE
+
+
+def threads_limit(code: KernelCode) -> int:
+    """Threads that a group may have: what it declares, and what its registers allow."""
+    per_warp = -(-code.registers * _WARP // _REGISTER_GRANULE) * _REGISTER_GRANULE
+    warps = _REGISTERS_PER_SM // per_warp // _WARPS_GRANULE * _WARPS_GRANULE
+    return min(1024, warps * _WARP, code.max_threads or 1024)
+
+
+def prepare(
+    gpu: Gpu,
+    family: Family,
+    compute_class: int,
+    code: KernelCode,
+    *,
+    address: int,
+    constants: dict[int, tuple[int, int]],
+    local_size: int,
+    counts_reserved: bool,
+    carveouts: tuple[int, ...],
+) -> LaunchDetails:
+    """Make a kernel's descriptor and constant bank, but for what each launch sets.
+
+    address: of its code. constants: bank -> (address, size) of those that do not change.
+    local_size: bytes of local memory per thread.
+    """
+    shared = shared_size(code, family, counts_reserved=counts_reserved)
+    if shared > carveouts[-1]:
+        raise BadArgument(
+            f"{code.name} needs more shared memory than this GPU has",
+            size=shared,
+            most=carveouts[-1],
+        )
+    bank = _bank(code, family)
+    table = abi.qmd(family.qmd)
+    qmd = table.new()
+
+    def put(name: str, value: int | str, index: int = 0, *, granule: int = 0) -> None:
+        """Set a field under the name this version has it: as it is, or shifted."""
+        if name not in table.fields and granule:
+            table.set(qmd, f"{name}_SHIFTED{granule}", int(value) >> granule, index)
+        else:
+            table.set(qmd, name, value, index)
+
+    def put_any(names: tuple[str, ...], value: int | str) -> None:
+        """Set the first field that this version has; none if it has none."""
+        name = next((name for name in names if name in table.fields), None)
+        if name is not None:
+            put(name, value)
+
+    major, minor = (int(part) for part in family.qmd.split("."))
+    put("QMD_MAJOR_VERSION", major)
+    put_any(("QMD_MINOR_VERSION", "QMD_VERSION"), minor)
+    put_any(("QMD_TYPE",), "GRID_CTA")
+    put("QMD_GROUP_ID", _GROUP_ID)
+    put_any(("SM_GLOBAL_CACHING_ENABLE",), 1)
+    put("API_VISIBLE_CALL_LIMIT", "NO_CHECK")
+    put_any(("SAMPLER_INDEX",), 1)
+    put("CWD_MEMBAR_TYPE", "L1_SYSMEMBAR")
+    put("INVALIDATE_SHADER_DATA_CACHE", 1)
+    put("INVALIDATE_SHADER_CONSTANT_CACHE", 1)
+    put_any(("SASS_VERSION",), gpu.sass_version)
+    put_any(("REGISTER_COUNT_V", "REGISTER_COUNT"), code.registers)
+    put("BARRIER_COUNT", code.barriers)
+    put("SHARED_MEMORY_SIZE", shared, granule=7)
+    put("MIN_SM_CONFIG_SHARED_MEM_SIZE", config_of(next(c for c in carveouts if c >= shared)))
+    put("MAX_SM_CONFIG_SHARED_MEM_SIZE", config_of(carveouts[-1]))
+    put("SHADER_LOCAL_MEMORY_HIGH_SIZE", local_size, granule=4)
+    _split(table, qmd, "PROGRAM_ADDRESS", 0, address)
+    for number, (start, size) in {**constants, 0: (0, len(bank))}.items():
+        put("CONSTANT_BUFFER_VALID", 1, number)
+        put("CONSTANT_BUFFER_INVALIDATE", 1, number)
+        put("CONSTANT_BUFFER_SIZE_SHIFTED4", -(-size // 16), number)
+        _split(table, qmd, "CONSTANT_BUFFER_ADDR", number, start)
+    return LaunchDetails(
+        code=code,
+        qmd=bytes(qmd),
+        bank=bank,
+        shape=shape_of(family.qmd),
+        send=_send(compute_class),
+        block_at=family.bank.block,
+        grid_at=family.bank.grid,
+        threads_limit=threads_limit(code),
+        shared_size=shared,
+        local_size=local_size,
+        warps_per_sm=gpu.warps_per_sm,
+        carveouts=carveouts,
+    )
+
+
+def config_of(carveout: int) -> int:
+    """How a descriptor names an SM's share of shared memory: in units of 4 KiB, from one on."""
+    return carveout // 4096 + 1
+
+
+def _split(table: abi.Descriptor, qmd: bytearray, name: str, index: int, address: int) -> None:
+    """Set an address of two fields, shifted where this version has it so."""
+    for suffix, shift in (("", 0), ("_SHIFTED4", 4), ("_SHIFTED6", 6)):
+        if f"{name}_LOWER{suffix}" in table.fields:
+            value = address >> shift
+            table.set(qmd, f"{name}_LOWER{suffix}", value & 0xFFFF_FFFF, index)
+            table.set(qmd, f"{name}_UPPER{suffix}", value >> 32, index)
+            return
+    raise BadArgument(f"{table.name} has no {name}")
+
+
+def _bank(code: KernelCode, family: Family) -> bytes:
+    """Constant bank 0 without sizes and parameters; a multiple of 16 bytes."""
+    layout = family.bank
+    least = max(layout.stack, layout.local_window, layout.block, layout.grid) + 16
+    size = max(code.parameters_at + code.parameters_size, least)
+    bank = bytearray(-(-size // 16) * 16)
+    struct.pack_into("<Q", bank, layout.shared_window, SHARED_WINDOW)
+    struct.pack_into("<Q", bank, layout.local_window, LOCAL_WINDOW)
+    struct.pack_into("<I", bank, layout.stack, STACK_START)
+    return bytes(bank)
+
+
+def _send(compute_class: int) -> tuple[int, int, int]:
+    """Header before a descriptor's address, and header and word that start it."""
+    address = header(COMPUTE, method(compute_class, "SEND_PCAS_A"), 1)
+    if "SEND_SIGNALING_PCAS2_B" in abi.methods(compute_class):
+        name = "SEND_SIGNALING_PCAS2_B"
+        action = word(compute_class, name, PCAS_ACTION="INVALIDATE_COPY_SCHEDULE")
+    else:
+        name = "SEND_SIGNALING_PCAS_B"
+        action = word(compute_class, name, INVALIDATE=1, SCHEDULE=1)
+    return address, header(COMPUTE, method(compute_class, name), 1), action
+
+
+def encode_launch(image: Pushbuffer, launch: Launch) -> None:
+    """Append one launch: constant bank and descriptor as data, and what starts it."""
+    details = launch.kernel.details
+    assert isinstance(details, LaunchDetails)
+    _check(launch, details)
+    if 0 in launch.grid:
+        return
+    bank = bytearray(details.bank)
+    struct.pack_into("<3I", bank, details.block_at, *launch.block)
+    struct.pack_into("<3I", bank, details.grid_at, *launch.grid)
+    start = details.code.parameters_at
+    bank[start : start + len(launch.kernarg)] = launch.kernarg
+    holes: list[Relocation] = []
+    for reference in launch.references:
+        holes += reference.relocations(start // 4)
+    shape = details.shape
+    qmd = bytearray(details.qmd)
+    struct.pack_into("<I", qmd, shape.grid[0], launch.grid[0])
+    struct.pack_into("<H", qmd, shape.grid[1], launch.grid[1])
+    struct.pack_into("<H", qmd, shape.grid[2], launch.grid[2])
+    struct.pack_into("<H", qmd, shape.block[0], launch.block[0])
+    struct.pack_into("<H", qmd, shape.block[1], launch.block[1])
+    struct.pack_into(shape.block_depth, qmd, shape.block[2], launch.block[2])
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    _insert(qmd, shape.config, config_of(details.carveout(threads)))
+    data = image.add_block(bank, holes)
+    descriptor = image.add_block(qmd, [])
+    image.link(descriptor, shape.bank_low, data, shape.bank_shift)
+    if not shape.bank_shift:
+        # The word above holds the rest of the address below other fields: they ride on the
+        # addend's upper half. Shifted addresses have no upper part: commands lie below 2^38.
+        (upper,) = struct.unpack_from("<I", qmd, shape.bank_low * 4 + 4)
+        image.link(descriptor, shape.bank_low + 1, data, 32, upper << 32)
+    address, start_header, action = details.send
+    image.words.append(address)
+    image.point(descriptor, 0, 8)
+    image.words += (start_header, action)
+
+
+def _insert(qmd: bytearray, bit: int, value: int) -> None:
+    """Or a small value into zero bits from `bit` on."""
+    at = bit // 8
+    word = int.from_bytes(qmd[at : at + 2], "little") | value << bit % 8
+    qmd[at : at + 2] = word.to_bytes(2, "little")
+
+
+def _check(launch: Launch, details: LaunchDetails) -> None:
+    name, code = launch.kernel.name, details.code
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if threads > details.threads_limit:
+        raise BadArgument(
+            f"{name} runs at most {details.threads_limit} threads per group", block=launch.block
+        )
+    if code.required_block not in (None, launch.block):
+        raise BadArgument(f"{name} is made for groups of {code.required_block}", block=launch.block)
+    for sizes, most, what in (
+        (launch.grid, MAX_GRID, "grid"),
+        (launch.block, MAX_BLOCK, "block"),
+    ):
+        if any(size > limit for size, limit in zip(sizes, most, strict=True)):
+            raise BadArgument(f"the {what} of {name} is at most {most}", **{what: sizes})

@@ -1,0 +1,248 @@
+"""Programs: PTX or cubins made into code in the GPU's memory, and the local memory kernels need."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hcq.buffer import Buffer
+from hcq.command import Copy, Signal, Symbol
+from hcq.config import config
+from hcq.errors import BadCodeObject
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Kernel, Program
+from nv.assemble import assemble
+from nv.cubin import Cubin, KernelCode, parse_cubin
+from nv.families import STACK_RESERVED
+from nv.image import Image, lay_out
+from nv.launch import LaunchDetails, prepare, shared_size
+from nv.pushbuffer import COMPUTE, header, method
+from nv.rm.memory import Memory, allocate
+from nv.rm.session import Region
+
+if TYPE_CHECKING:
+    from nv.device import NvDevice
+
+_LOCAL_GRANULE = 32  # bytes per thread
+_WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
+_ALL_SMS = 0x1FF  # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C.MAX_SM_COUNT: no limit
+_TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
+_PARAMETER = re.compile(r"([\w$%]+)\s*(?:\[\d*\])?\s*$")
+
+
+class Programs:
+    """All programs of a device, and local memory: one block, for the kernel that needs most."""
+
+    def __init__(self, device: NvDevice) -> None:
+        self.device = device
+        self.local: Memory | None = None
+        self.local_size = 0  # bytes per thread that `local` is for
+        self._loaded: list[Program] = []
+
+    def load(self, data: bytes) -> Program:
+        """Assemble PTX where it is text, check the cubin and place it; see Device.load."""
+        device = self.device
+        ptx = b""
+        if not data.startswith(b"\x7fELF"):
+            ptx = data.rstrip(b"\0")
+            _check_text(ptx, device.gpu.capability)
+            data = assemble(ptx, device.target.cpu, config().cache_folder / "cubins")
+        cubin = parse_cubin(data)
+        _check_target(cubin, device.gpu.capability)
+        names = _argument_names(ptx)
+        image = lay_out(cubin, ptx)
+        memory = allocate(device.gpu, image.size, Placement.DEVICE, Region.DEVICE)
+        try:
+            self._make_room(cubin)
+            buffer = Buffer(
+                device, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
+            )
+            program = Program(device, buffer)
+            for name, code in cubin.kernels.items():
+                program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
+            self._write(memory, image.link(memory.address))
+        except BaseException:
+            memory.close()
+            raise
+        self._loaded.append(program)
+        return program
+
+    def _kernel(
+        self,
+        program: Program,
+        image: Image,
+        code: KernelCode,
+        memory: Memory,
+        names: tuple[str, ...] | None,
+    ) -> Kernel:
+        device = self.device
+        arguments = code.arguments
+        if arguments is not None and names is not None and len(names) == len(arguments):
+            arguments = tuple(
+                replace(argument, name=name)
+                for argument, name in zip(arguments, names, strict=True)
+            )
+        family, cubin = device.family, image.cubin
+        sections = {
+            bank: (memory.address + image.offsets[index], cubin.sections[index].size)
+            for bank, index in code.constants.items()
+            if bank
+        }
+        details = prepare(
+            device.gpu,
+            family,
+            device.compute_class,
+            code,
+            address=memory.address + image.entry(code.name),
+            constants=sections,
+            local_size=_local_need(code),
+            counts_reserved=cubin.counts_reserved,
+            carveouts=device.carveouts,
+        )
+        return Kernel(
+            name=code.name,
+            program=program,
+            address=memory.address + image.entry(code.name),
+            kernarg_size=code.parameters_size,
+            arguments=arguments,
+            local_size=shared_size(code, family, counts_reserved=cubin.counts_reserved)
+            - family.reserved_shared,
+            private_size=code.stack_size,
+            details=details,
+        )
+
+    def _write(self, memory: Memory, data: bytes) -> None:
+        """Copy code in by the copy engine. A graph may be under capture meanwhile: this is not
+        recorded."""
+        device = self.device
+        queue = device.copy_queue
+        staging = allocate(device.gpu, len(data), Placement.HOST, Region.HOST)
+        try:
+            staging.view[: len(data)] = data
+            value = queue.timeline.last + 1
+            source = Symbol.constant(staging.address)
+            copy = Copy(Symbol.constant(memory.address), source, len(data))
+            encoded = queue.encode([copy, Signal(queue.timeline, Symbol.constant(value))])
+            values = np.zeros(len(encoded.symbols), np.uint64)
+            for position, symbol in enumerate(encoded.symbols):
+                if symbol.buffer is not None:
+                    values[position] = int(symbol.buffer.address)
+            queue.submit(encoded, values)
+            queue.timeline.last = value
+            queue.timeline.wait(value)
+        finally:
+            staging.close()
+
+    def forget(self, memory: Memory) -> None:
+        """The program in `memory` was closed."""
+        self._loaded = [
+            program
+            for program in self._loaded
+            if program.memory is not None and program.memory.handle is not memory
+        ]
+
+    def find(self, address: int) -> tuple[str, int] | None:
+        """The kernel whose code holds an address, and the offset in it; None if none does."""
+        for program in self._loaded:
+            for kernel in program.kernels.values():
+                details = kernel.details
+                assert isinstance(details, LaunchDetails)
+                if kernel.address <= address < kernel.address + details.code.code_size:
+                    return kernel.name, address - kernel.address
+        return None
+
+    # ---- local memory ------------------------------------------------------------------------
+
+    def _make_room(self, cubin: Cubin) -> None:
+        """Grow local memory to what the neediest kernel wants."""
+        need = max(_local_need(code) for code in cubin.kernels.values())
+        if need <= self.local_size:
+            return
+        device, gpu = self.device, self.device.gpu
+        total = self._per_tpc(need) * gpu.tpcs_per_gpc * gpu.gpcs
+        fresh = allocate(gpu, total, Placement.DEVICE, Region.DEVICE)
+        old, old_size = self.local, self.local_size
+        self.local, self.local_size = fresh, need
+        try:
+            device.compute_queue.run_setup(self.setup_words())
+        except BaseException:
+            self.local, self.local_size = old, old_size
+            fresh.close()
+            raise
+        if old is not None:
+            old.close()
+
+    def _per_tpc(self, size: int) -> int:
+        gpu = self.device.gpu
+        per_warp = -(-size * 32 // _WARP_GRANULE) * _WARP_GRANULE
+        per_tpc = per_warp * gpu.warps_per_sm * gpu.sms_per_tpc
+        return -(-per_tpc // _TPC_GRANULE) * _TPC_GRANULE
+
+    def setup_words(self) -> list[int]:
+        """Methods that tell the compute engine where local memory is; none if there is none."""
+        if self.local is None:
+            return []
+        number = self.device.compute_class
+        size = self._per_tpc(self.local_size)
+        address = self.local.address
+        return [
+            header(COMPUTE, method(number, "SET_SHADER_LOCAL_MEMORY_A"), 2),
+            address >> 32,
+            address & 0xFFFF_FFFF,
+            header(COMPUTE, method(number, "SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A"), 3),
+            size >> 32,
+            size & 0xFFFF_FFFF,
+            _ALL_SMS,
+        ]
+
+
+def _local_need(code: KernelCode) -> int:
+    """Bytes of local memory per thread: the stack, and what the system keeps above it."""
+    need = code.stack_size + STACK_RESERVED
+    return -(-need // _LOCAL_GRANULE) * _LOCAL_GRANULE
+
+
+def _check_text(ptx: bytes, capability: tuple[int, int]) -> None:
+    """Say plainly what is not PTX at all, or is for newer GPUs, before an assembler sees it."""
+    found = _TARGET.search(ptx)
+    if found is None:
+        raise BadCodeObject(
+            "neither PTX text (no .target line) nor a cubin",
+            starts=ptx[:16].decode("ascii", "replace"),
+        )
+    try:
+        ptx.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadCodeObject("PTX is text in UTF-8") from None
+    wanted = int(re.sub(r"\D", "", found[1].decode()))
+    if wanted > capability[0] * 10 + capability[1]:
+        raise BadCodeObject(
+            "the PTX is for a newer GPU",
+            found=found[1].decode(),
+            expected=f"sm_{capability[0]}{capability[1]} or older",
+        )
+
+
+def _check_target(cubin: Cubin, capability: tuple[int, int]) -> None:
+    """Machine code runs on its own major architecture, from its minor one up."""
+    major, minor = cubin.capability
+    if major != capability[0] or minor > capability[1]:
+        raise BadCodeObject(
+            "the cubin is for another GPU",
+            found=cubin.target,
+            expected=f"sm_{capability[0]}{capability[1]}",
+        )
+
+
+def _argument_names(ptx: bytes) -> dict[str, tuple[str, ...]]:
+    """Names of parameters by entry: PTX has them, machine code does not."""
+    found = {}
+    for entry in _ENTRY.finditer(ptx.decode("utf-8", "replace")):
+        parts = [part for part in entry[2].split(",") if part.strip()]
+        names = [_PARAMETER.search(part.strip()) for part in parts]
+        found[entry[1]] = tuple(name[1] if name is not None else "" for name in names)
+    return found

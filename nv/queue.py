@@ -1,0 +1,267 @@
+"""Hardware queues: GPFIFO channels that run command images.
+
+Images wait in an arena in host memory; a captured graph's images have memory of their own. Every
+submission ends by signalling the queue's timeline: what it has passed frees arena and ring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.buffer import Buffer
+from hcq.command import Command, CommandBuffer, Symbol
+from hcq.errors import DeviceHang, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.poll import wait_until
+from hcq.queue import HardwareQueue, QueueKind, Resident
+from hcq.timeline import SIZE as TIMELINE_SIZE
+from hcq.timeline import Timeline
+from nv.encode import Classes, Encoder
+from nv.pushbuffer import Commands, Pushbuffer
+from nv.rm.channel import ENTRIES, Channel, ChannelError, ChannelMemory, Group
+from nv.rm.memory import Memory, allocate
+from nv.rm.session import Region
+
+if TYPE_CHECKING:
+    from nv.device import NvDevice
+
+ARENA_SIZE = 1 << 20
+_IMAGE_ALIGN = 256
+_FULL_PAUSE_S = 1e-4
+_LENGTH_SHIFT = 42  # of an entry: NVC56F_GP_ENTRY1_LENGTH
+_SETUP_LIMIT_S = 5.0  # TIMEOUT: a new channel's first work; microseconds where all is well
+
+
+class HostImage(Resident):
+    """An image in memory of its own."""
+
+    def __init__(self, queue: ChannelQueue, words: int, kernels: tuple[str, ...]) -> None:
+        self.memory: Memory | None = allocate(
+            queue.device.gpu, max(words, 1) * 4, Placement.HOST, Region.COMMANDS
+        )
+        self.address = self.memory.address
+        self.words = np.frombuffer(self.memory.view, np.uint32)[:words]
+        self.kernels = kernels
+
+    def close(self) -> None:
+        if self.memory is not None:
+            memory, self.memory = self.memory, None
+            self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
+            memory.close()
+
+
+class ChannelQueue(HardwareQueue):
+    """One channel in a group of its own. See HardwareQueue.
+
+    engine: an NV2080_ENGINE_TYPE number. Commands of a submission start in order; a launch may
+    overlap the launch before it unless a Barrier stands between.
+    """
+
+    device: NvDevice
+
+    def __init__(
+        self, device: NvDevice, name: str, kind: QueueKind, engine: int, classes: Classes
+    ) -> None:
+        self.device = device
+        self.name = name
+        self.kind = kind
+        self.engine = engine
+        self.classes = classes
+        self.encoder = Encoder(classes)
+        self.channel: Channel | None = None
+        self.group: Group | None = None
+        self.memory: ChannelMemory | None = None
+        self._parts: list[Memory] = []
+        self._pending: deque[tuple[int, int, HostImage | None, tuple[str, ...]]] = deque()
+        self._words = np.zeros(0, np.uint32)
+        try:
+            self._make(device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, device: NvDevice) -> None:
+        gpu = device.gpu
+        self.memory = ChannelMemory(gpu)
+        self.arena = allocate(gpu, ARENA_SIZE, Placement.HOST, Region.COMMANDS)
+        self._parts.append(self.arena)
+        self._words = np.frombuffer(self.arena.view, np.uint32)
+        control = allocate(gpu, TIMELINE_SIZE, Placement.HOST, Region.HOST)
+        self._parts.append(control)
+        view = control.view[:TIMELINE_SIZE]
+        buffer = Buffer(
+            device, VirtAddr(control.address), TIMELINE_SIZE, Placement.HOST, view, handle=control
+        )
+        self.timeline = Timeline(device, buffer, f"{device.name} {self.name}")
+        self.build()
+
+    # ---- the channel -------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Make the channel, after tearing down the one there was, and set its engines up."""
+        assert self.memory is not None
+        self.tear_down()
+        gpu = self.device.gpu
+        is_compute = self.kind is QueueKind.COMPUTE
+        self.group = Group(gpu, self.engine, context_share=is_compute)
+        objects = [number for number in (self.classes.compute, self.classes.copy) if number]
+        self.channel = Channel(gpu, self.group, self.memory, objects)
+        self.group.schedule()
+        self.count = 0  # entries of the ring used so far
+        self._head = self._tail = 0  # positions in the arena; they only rise
+        self.run_setup(self.device.setup_words(self))
+
+    def tear_down(self) -> None:
+        """Free the channel; what it ran ends."""
+        for _, _, image, _ in self._pending:
+            if image is not None:
+                image.close()
+        self._pending.clear()
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    def run_setup(self, words: Sequence[int]) -> None:
+        """Run methods of the driver's own, and wait for them."""
+        image = Pushbuffer()
+        image.words += words
+        value = self.timeline.last + 1
+        address = Symbol.constant(int(self.timeline.memory.address))
+        self.encoder.signal(image, address, Symbol.constant(value))
+        encoded = image.finish()
+        self.submit(encoded, np.zeros(0, np.uint64))
+        self.timeline.last = value
+        wait_until(
+            lambda: self.timeline.value >= value or self.error() is not None,
+            unit=self.name,
+            waiting_for="end of its first work",
+            limit_s=_SETUP_LIMIT_S,
+            state=lambda: self.device.diagnose(self.timeline, value),
+        )
+        failed = self.error()
+        if failed is not None:
+            raise self.device.faults.explain(self, failed)
+
+    def error(self) -> ChannelError | None:
+        """What stopped the channel, if anything has."""
+        return self.memory.error() if self.memory is not None else None
+
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        """Names of kernels that were submitted and have not ended."""
+        value = self.timeline.value
+        names = [name for end, _, _, kernels in self._pending if end > value for name in kernels]
+        return tuple(dict.fromkeys(names))
+
+    # ---- HardwareQueue -----------------------------------------------------------------------
+
+    def encode(self, commands: Sequence[Command]) -> CommandBuffer:
+        return self.encoder.encode(commands)
+
+    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        size = len(buffer.words) * 4
+        kernels = buffer.kernels if isinstance(buffer, Commands) else ()
+        end = self.timeline.last + 1
+        if size > ARENA_SIZE // 2:
+            image = HostImage(self, len(buffer.words), kernels)
+            self._set_image(buffer, values, image.address)
+            buffer.patch(image.words, values)
+            self._run(image.address, buffer.command_words, end, image, kernels)
+            return
+        offset = self._take(size)
+        address = self.arena.address + offset
+        self._set_image(buffer, values, address)
+        first = offset // 4
+        buffer.patch(self._words[first : first + len(buffer.words)], values)
+        self._run(address, buffer.command_words, end, None, kernels)
+
+    @staticmethod
+    def _set_image(buffer: CommandBuffer, values: NDArray[np.uint64], address: int) -> None:
+        for position, symbol in enumerate(buffer.symbols):
+            if symbol.kind == "image":
+                values[position] = address
+
+    def place(self, buffer: CommandBuffer) -> Resident:
+        kernels = buffer.kernels if isinstance(buffer, Commands) else ()
+        return HostImage(self, len(buffer.words), kernels)
+
+    def submit_resident(self, resident: Resident, command_words: int) -> None:
+        assert isinstance(resident, HostImage)
+        self._run(resident.address, command_words, self.timeline.last, None, resident.kernels)
+
+    # ---- ring --------------------------------------------------------------------------------
+
+    def _run(
+        self, address: int, words: int, end: int, image: HostImage | None, kernels: tuple[str, ...]
+    ) -> None:
+        """Put an image into the next entry and ring the doorbell."""
+        memory, channel = self.memory, self.channel
+        assert memory is not None and channel is not None
+        pending = self._pending
+        if len(pending) >= ENTRIES - 1:
+            self._wait_for(self._reclaim, "entry of the ring")
+        memory.entries[self.count % ENTRIES] = address | words << _LENGTH_SHIFT
+        self.count += 1
+        memory.put(self.count % ENTRIES)
+        # ORDER: x86 makes stores to the ring and to GP_PUT visible before this uncached one.
+        self.device.gpu.ring(channel.token)
+        pending.append((end, self._head, image, kernels))
+
+    def _take(self, size: int) -> int:
+        """Bytes of the arena, contiguous; blocks while what is in flight holds them."""
+        size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
+        while True:
+            start = self._head
+            if start % ARENA_SIZE + size > ARENA_SIZE:
+                start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
+            if start + size - self._tail <= ARENA_SIZE:
+                self._head = start + size
+                return start % ARENA_SIZE
+            self._wait_for(self._reclaim, "transient command memory")
+
+    def _reclaim(self) -> bool:
+        """Free what ended submissions held; whether there were any."""
+        value, pending, freed = self.timeline.value, self._pending, False
+        while pending and pending[0][0] <= value:
+            _, self._tail, image, _ = pending.popleft()
+            if image is not None:
+                image.close()
+            freed = True
+        return freed
+
+    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        start = time.monotonic()
+        while not ready():
+            self.device.check_failures()
+            if time.monotonic() - start > self.device.limit_s:
+                failure = DeviceHang(
+                    f"{self.name} frees no {what} within {self.device.limit_s} s",
+                    **self.device.diagnose(self.timeline, self.timeline.last),
+                )
+                self.device.failure = failure
+                raise failure
+            time.sleep(_FULL_PAUSE_S)
+
+    def close(self) -> None:
+        """Tear the channel down and free all memory; idempotent."""
+        with contextlib.suppress(UgpuError):  # a lost GPU answers nothing
+            self.tear_down()
+        self._words = np.zeros(0, np.uint32)
+        if hasattr(self, "timeline"):
+            self.timeline.detach()
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+        for part in self._parts:
+            part.close()
+        self._parts = []

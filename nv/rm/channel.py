@@ -1,0 +1,229 @@
+"""Channels: a ring of entries for the GPU's host engine, in a group with one engine behind it.
+
+Sources: open-gpu-kernel-modules 580.142 alloc/alloc_channel.h (NV_CHANNEL_ALLOC_PARAMS), class/
+cla06c.h, cl9067.h, clc36f.h (work submit token), cla06fsubch.h; src/nvidia/src/kernel/gpu/fifo/
+kernel_channel.c; open-gpu-doc clc56f.h (entries), dev_ram.ref.txt (USERD). The error notifier:
+nvtypes' NvNotification, alloc_channel.h NV_CHANNELGPFIFO_NOTIFICATION_TYPE_ERROR.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hcq.errors import UgpuError
+from hcq.memory import Placement
+from nv import abi
+from nv.rm.gpu import Gpu
+from nv.rm.memory import Memory, allocate
+from nv.rm.session import Region
+
+ENTRIES = 1024  # of the ring; a power of two
+GPFIFO_CLASSES = (
+    "BLACKWELL_CHANNEL_GPFIFO_B",
+    "BLACKWELL_CHANNEL_GPFIFO_A",
+    "HOPPER_CHANNEL_GPFIFO_A",
+    "AMPERE_CHANNEL_GPFIFO_A",
+    "TURING_CHANNEL_GPFIFO_A",
+)
+_RESOURCES_SIZE = 64 << 20  # addresses that UVM may map a channel's context buffers to
+_NOTIFICATION = struct.Struct("<QIHH")  # timeStamp, info32, info16, status
+_ERROR_STATUS = 0xFFFF
+
+
+@dataclass(frozen=True)
+class ChannelError:
+    """What the resource manager wrote when it stopped the channel: an Xid, see nv.faults."""
+
+    xid: int
+    engine: int
+
+    @property
+    def name(self) -> str:
+        return abi.xid_name(self.xid)
+
+
+class Group:
+    """A channel group: one address space, one engine. `close` frees its channels too."""
+
+    def __init__(self, gpu: Gpu, engine: int, *, context_share: bool) -> None:
+        client, number = gpu.client, gpu.client.constants
+        self.gpu = gpu
+        self.engine = engine
+        self.share = 0
+        self.handle = client.allocate(
+            gpu.device,
+            "KEPLER_CHANNEL_GROUP_A",
+            client.structs.NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS.new(
+                engineType=engine, hVASpace=gpu.address_space
+            ),
+        )
+        try:
+            if context_share:
+                flags = number.NV_CTXSHARE_ALLOCATION_FLAGS_SUBCONTEXT_ASYNC
+                self.share = client.allocate(
+                    self.handle,
+                    "FERMI_CONTEXT_SHARE_A",
+                    client.structs.NV_CTXSHARE_ALLOCATION_PARAMETERS.new(
+                        hVASpace=gpu.address_space, flags=flags
+                    ),
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def schedule(self) -> None:
+        """Let the group's channels run."""
+        client = self.gpu.client
+        block = client.structs.NVA06C_CTRL_GPFIFO_SCHEDULE_PARAMS.new(bEnable=1)
+        client.control(self.handle, "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE", block)
+
+    def close(self) -> None:
+        with contextlib.suppress(UgpuError):
+            self.gpu.client.free(self.gpu.device, self.handle)
+
+
+class ChannelMemory:
+    """What a channel needs of memory; outlives the channel, so that one can be made anew in it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.parts: list[Memory] = []
+        try:
+            self.ring = self._take(gpu, ENTRIES * 8, Placement.HOST, Region.COMMANDS)
+            self.userd = self._take(
+                gpu, abi.userd().size, Placement.DEVICE, Region.DEVICE, reachable=True
+            )
+            self.notifier = self._take(gpu, 4096, Placement.HOST, Region.HOST)
+        except BaseException:
+            self.close()
+            raise
+        self.entries = self.ring.view.cast("Q")
+        self._userd = self.userd.view[: abi.userd().size].cast("I")
+
+    def _take(
+        self,
+        gpu: Gpu,
+        size: int,
+        placement: Placement,
+        region: Region,
+        *,
+        reachable: bool | None = None,
+    ) -> Memory:
+        memory = allocate(gpu, size, placement, region, reachable=reachable)
+        self.parts.append(memory)
+        return memory
+
+    def clear(self) -> None:
+        """As a new channel expects it: no entries, no error."""
+        self.ring.view[:] = bytes(self.ring.size)
+        for index in range(len(self._userd)):
+            self._userd[index] = 0
+        self.notifier.view[:] = bytes(self.notifier.size)
+
+    def put(self, index: int) -> None:
+        """Write GP_PUT: entries before `index` are ready."""
+        self._userd[_PUT] = index
+
+    @property
+    def got(self) -> int:
+        """GP_GET: the next entry that the host engine fetches. A read over the bus."""
+        return self._userd[_GET]
+
+    def error(self) -> ChannelError | None:
+        """The error that stopped the channel, if any; a read of host memory."""
+        _, xid, engine, status = _NOTIFICATION.unpack_from(self.notifier.view)
+        return ChannelError(xid, engine) if status == _ERROR_STATUS else None
+
+    def close(self) -> None:
+        if hasattr(self, "entries"):
+            self.entries.release()
+            self._userd.release()
+        for memory in self.parts:
+            memory.close()
+        self.parts = []
+
+
+# Words of USERD, dev_ram.ref.txt NV_RAMUSERD.
+_GET, _PUT = 0x88 // 4, 0x8C // 4
+
+
+class Channel:
+    """A channel and the engine objects on it. Runs once its group is scheduled.
+
+    objects: handles by class number. token: what the doorbell is rung with.
+    """
+
+    def __init__(
+        self, gpu: Gpu, group: Group, memory: ChannelMemory, objects: Sequence[int]
+    ) -> None:
+        client = gpu.client
+        self.gpu = gpu
+        self.memory = memory
+        memory.clear()
+        parameters = client.structs.NV_CHANNEL_ALLOC_PARAMS.new(
+            hObjectError=memory.notifier.handle,
+            hObjectBuffer=memory.ring.handle,
+            gpFifoOffset=memory.ring.address,
+            gpFifoEntries=ENTRIES,
+            hContextShare=group.share,
+            engineType=group.engine,
+        )
+        parameters.hUserdMemory[0] = memory.userd.handle
+        parameters.userdOffset[0] = 0
+        self.handle = client.allocate(group.handle, gpu.choose(GPFIFO_CLASSES), parameters)
+        self.objects = {number: self._object(number, group) for number in objects}
+        token = client.ask(self.handle, "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN",
+                           workSubmitToken=0xFFFF_FFFF)  # fmt: skip
+        self.token = int(token.workSubmitToken)
+        self.resources = 0
+        self._register()
+
+    def _object(self, number: int, group: Group) -> int:
+        """An engine's object; a copy engine of its own is named by the group's engine."""
+        client = self.gpu.client
+        block = None
+        rule = client.abi.parameters_of_class(number)
+        graphics = client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        if rule == "NVB0B5_ALLOCATION_PARAMETERS" and group.engine != graphics:
+            version = client.constants.NVB0B5_ALLOCATION_PARAMETERS_VERSION_1
+            block = client.structs.NVB0B5_ALLOCATION_PARAMETERS.new(
+                version=version, engineType=group.engine
+            )
+        return client.allocate(self.handle, number, block)
+
+    def _register(self) -> None:
+        """Tell UVM, which maps the context's buffers and handles the channel's faults."""
+        gpu, uvm = self.gpu, self.gpu.session.space
+        space = gpu.session.addresses[Region.DEVICE]
+        self.resources = space.allocate(_RESOURCES_SIZE, 2 << 20)
+        try:
+            uvm.call(
+                "UVM_REGISTER_CHANNEL",
+                gpuUuid=uvm.uuid(gpu.uuid),
+                rmCtrlFd=gpu.client.control_file,
+                hClient=gpu.client.root,
+                hChannel=self.handle,
+                base=self.resources,
+                length=_RESOURCES_SIZE,
+            )
+        except BaseException:
+            space.free(self.resources)
+            self.resources = 0
+            raise
+
+    def close(self) -> None:
+        """Leave UVM; the object goes with its group. Raises nothing that the driver says."""
+        gpu, uvm = self.gpu, self.gpu.session.space
+        if not self.resources:
+            return
+        with contextlib.suppress(UgpuError):
+            uvm.call(
+                "UVM_UNREGISTER_CHANNEL",
+                gpuUuid=uvm.uuid(gpu.uuid),
+                hClient=gpu.client.root,
+                hChannel=self.handle,
+            )
+        gpu.session.addresses[Region.DEVICE].free(self.resources)
+        self.resources = 0

@@ -1,0 +1,268 @@
+"""One client of the resource manager: objects made, asked and freed, over the control node.
+
+Sources: open-gpu-kernel-modules 580.142, src/nvidia/arch/nvalloc/unix/src/escape.c (which call goes
+to which file), src/common/sdk/nvidia/inc/nvos.h (blocks), kernel-open/nvidia/nv.c. The parameter
+blocks come from nv.abi by the running driver's version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import re
+import time
+from typing import Any
+
+from hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    DeviceLost,
+    DeviceNotFound,
+    DriverRefused,
+    ModuleMissing,
+    OutOfMemory,
+    TransportError,
+    UgpuError,
+)
+from hcq.layout import Struct
+from hcq.transport.node import Node, NodeMapping
+from nv import abi
+
+log = logging.getLogger(__name__)
+
+CONTROL_NODE = "/dev/nvidiactl"
+_LOST = frozenset(
+    ("NV_ERR_GPU_IS_LOST", "NV_ERR_GPU_NOT_FULL_POWER", "NV_ERR_GPU_IN_FULLCHIP_RESET")
+)
+_FULL = frozenset(("NV_ERR_NO_MEMORY", "NV_ERR_INSUFFICIENT_RESOURCES"))
+_BUSY = frozenset(("NV_ERR_BUSY_RETRY", "NV_ERR_TIMEOUT_RETRY"))
+_BUSY_TRIES, _BUSY_PAUSE_S = 100, 1e-3
+_CARDS = 32  # NV_MAX_GPUS in kernel-open/common/inc/nv-limits.h
+
+
+def address_of(buffer: memoryview) -> int:
+    """Where writable bytes lie in this process; good for as long as they are referenced."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def status_error(status: int, request: str, **facts: object) -> UgpuError:
+    """The error for a status of the resource manager or of UVM."""
+    name = abi.status_name(status)
+    text = f"the NVIDIA driver answers {name} to {request}"
+    if name in _LOST:
+        return DeviceLost(text, request=request, status=name, **facts)
+    if name in _FULL:
+        return OutOfMemory(text, request=request, status=name, **facts)
+    if name == "NV_ERR_INSUFFICIENT_PERMISSIONS":
+        return AccessDenied(text, request=request, status=name, **facts)
+    return DriverRefused(text, request=request, status=name, **facts)
+
+
+class RmClient:
+    """A client (root object) and the control file it lives on. `close` frees all its objects.
+
+    abi: the tables of the running driver. Any thread may call. Objects are handles; their owner
+    frees them, and freeing one frees what lives below it.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.root = 0
+        self.closed = False
+        self.control_file = open_file(node, CONTROL_NODE)
+        try:
+            self.version = self._query_version()
+            self.abi = abi.select(self.version)
+            if not self.abi.exact:
+                log.warning(
+                    "NVIDIA driver %s is not known: using the interface of branch %s",
+                    self.version,
+                    self.abi.branch,
+                )
+            self.structs, self.constants = self.abi.structs, self.abi.constants
+            self.root = self.allocate(0, "NV01_ROOT_CLIENT")
+        except BaseException:
+            self.close()
+            raise
+
+    def _query_version(self) -> str:
+        """What the driver calls itself. The block has been the same since branch 535."""
+        table = abi.select("580.142")
+        query = table.structs.nv_ioctl_rm_api_version_t.new(
+            cmd=table.constants.NV_RM_API_VERSION_CMD_QUERY
+        )
+        request = table.request("NV_ESC_CHECK_VERSION_STR")
+        self._ioctl(self.control_file, request, query.raw, "NV_ESC_CHECK_VERSION_STR")
+        text = bytes(query.versionString).split(b"\0")[0].decode("ascii", "replace")
+        if re.fullmatch(r"\d+(\.\d+)*", text) is None:
+            raise DriverRefused("the NVIDIA driver does not name its version", version=text)
+        return text
+
+    # ---- calls -------------------------------------------------------------------------------
+
+    def escape(self, name: str, block: Struct, file: int | None = None) -> None:
+        """One NV_ESC_* call; statuses inside the block are the caller's."""
+        request = self.abi.request(name)
+        self._ioctl(self.control_file if file is None else file, request, block.raw, name)
+
+    def _ioctl(self, file: int, request: int, block: memoryview, name: str) -> None:
+        try:
+            self.node.ioctl(file, request, block)
+        except OSError as error:
+            raise os_error(error, name) from error
+
+    def allocate(self, parent: int, kind: str | int, parameters: Struct | None = None) -> int:
+        """Make an object below `parent` (a class by name or number); its handle."""
+        number = self.constants[kind] if isinstance(kind, str) else kind
+        block = self.structs.NVOS64_PARAMETERS.new(
+            hRoot=self.root, hObjectParent=parent, hClass=number
+        )
+        if parameters is not None:
+            block.pAllocParms = address_of(parameters.raw)
+            block.paramsSize = len(parameters)
+        name = kind if isinstance(kind, str) else f"class {number:#x}"
+        for _ in range(_BUSY_TRIES):
+            self.escape("NV_ESC_RM_ALLOC", block)
+            if not block.status:
+                return int(block.hObjectNew)
+            if abi.status_name(block.status) not in _BUSY:
+                break
+            time.sleep(_BUSY_PAUSE_S)
+        raise status_error(block.status, f"allocate {name}")
+
+    def free(self, parent: int, handle: int) -> None:
+        """Free an object and what lives below it."""
+        block = self.structs.NVOS00_PARAMETERS.new(
+            hRoot=self.root, hObjectParent=parent, hObjectOld=handle
+        )
+        self.escape("NV_ESC_RM_FREE", block)
+        if block.status:
+            raise status_error(block.status, "free", handle=handle)
+
+    def control(self, handle: int, command: str, parameters: Struct | None = None) -> None:
+        """Call a method of an object, `parameters` in place; e.g. NV2080_CTRL_CMD_GPU_GET_..."""
+        block = self.structs.NVOS54_PARAMETERS.new(
+            hClient=self.root, hObject=handle, cmd=self.constants[command]
+        )
+        if parameters is not None:
+            block.params = address_of(parameters.raw)
+            block.paramsSize = len(parameters)
+        for _ in range(_BUSY_TRIES):
+            self.escape("NV_ESC_RM_CONTROL", block)
+            if not block.status:
+                return
+            if abi.status_name(block.status) not in _BUSY:
+                break
+            time.sleep(_BUSY_PAUSE_S)
+        raise status_error(block.status, command)
+
+    def ask(self, handle: int, command: str, **values: Any) -> Any:
+        """`control` with a fresh block of the command's own kind, which is returned.
+
+        Any: structures have the members that the tables say.
+        """
+        name = self.abi.parameters_of_control(self.constants[command])
+        if name is None:
+            raise BadArgument(f"{command} takes no block that is known")
+        block = self.structs[name].new(**values)
+        self.control(handle, command, block)
+        return block
+
+    def map(self, device: int, memory: int, size: int, path: str) -> NodeMapping:
+        """Map an object's memory here. path: the node that the mapping belongs to, the GPU's own
+        for what lies on it, the control node for system memory."""
+        if path == CONTROL_NODE:
+            file = open_file(self.node, path)
+        else:
+            file = self.open_gpu_file(path)
+        try:
+            block = self.structs.nv_ioctl_nvos33_parameters_with_fd.new(fd=file)
+            inner = block.params
+            inner.hClient, inner.hDevice, inner.hMemory = self.root, device, memory
+            inner.length = size
+            self.escape("NV_ESC_RM_MAP_MEMORY", block)
+            if inner.status:
+                raise status_error(inner.status, "map memory", size=size)
+            try:
+                return self.node.map(file, size)
+            except OSError as error:
+                raise os_error(error, "mmap") from error
+        finally:
+            self.node.release(file)  # the mapping keeps what it needs
+
+    def open_gpu_file(self, path: str) -> int:
+        """Open a GPU's node and bind it to this client, which also wakes the GPU up."""
+        file = open_file(self.node, path)
+        try:
+            block = self.structs.nv_ioctl_register_fd_t.new(ctl_fd=self.control_file)
+            self.escape("NV_ESC_REGISTER_FD", block, file)
+        except BaseException:
+            self.node.release(file)
+            raise
+        return file
+
+    def cards(self) -> list[Any]:
+        """The GPUs that the driver runs, as NV_ESC_CARD_INFO tells of them. Any: see `ask`."""
+        layout = self.structs.nv_ioctl_card_info_t
+        raw = bytearray(layout.size * _CARDS)
+        request = self.abi.request("NV_ESC_CARD_INFO") + (len(raw) - layout.size << 16)
+        self._ioctl(self.control_file, request, memoryview(raw), "NV_ESC_CARD_INFO")
+        found = [layout.view(raw, number * layout.size) for number in range(_CARDS)]
+        return [card for card in found if card["valid"]]
+
+    def close(self) -> None:
+        """Free every object of this client and the control file; idempotent, raises nothing that
+        the driver says."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.root:
+            with contextlib.suppress(UgpuError):
+                self.free(0, self.root)
+        with contextlib.suppress(UgpuError):
+            self.node.release(self.control_file)
+
+    def __repr__(self) -> str:
+        return f"<RmClient {self.root:#x} of driver {self.version}>"
+
+
+def open_file(node: Node, path: str) -> int:
+    """Open a node; ModuleMissing, DeviceNotFound or AccessDenied say what to do."""
+    try:
+        return node.open(path)
+    except FileNotFoundError:
+        if path == CONTROL_NODE:
+            raise ModuleMissing(
+                f"{path} is not there: NVIDIA's kernel driver is not loaded, or its nodes are not "
+                "made",
+                remedy="sudo modprobe nvidia && sudo nvidia-modprobe -c 0 -u",
+            ) from None
+        if path.endswith("uvm"):
+            raise ModuleMissing(
+                f"{path} is not there: NVIDIA's memory driver is not loaded",
+                remedy="sudo modprobe nvidia-uvm && sudo nvidia-modprobe -u -c 0",
+            ) from None
+        raise DeviceNotFound(f"{path} is not there: no such NVIDIA GPU", path=path) from None
+    except PermissionError:
+        raise AccessDenied(
+            f"{path} may not be opened by this user",
+            remedy=f"sudo chmod a+rw {path}, or join the group that owns it",
+            path=path,
+        ) from None
+    except OSError as error:
+        raise os_error(error, f"open {path}") from error
+
+
+def os_error(error: OSError, request: str) -> UgpuError:
+    """The error for what a system call said."""
+    if error.errno == errno.ENOMEM:
+        return OutOfMemory(f"{request}: {error.strerror}", request=request)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return AccessDenied(
+            f"{request}: {error.strerror}", request=request, remedy="run as a user who may"
+        )
+    if error.errno in (errno.ENODEV, errno.EIO, errno.ENXIO):
+        return DeviceLost(f"{request}: {error.strerror}", request=request)
+    return TransportError(f"{request}: {error.strerror}", request=request, errno=error.errno)

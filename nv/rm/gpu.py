@@ -1,0 +1,199 @@
+"""One GPU of a session: its device and subdevice objects, doorbells, identity and shape.
+
+Sources: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc: class/cl0080.h, cl2080.h,
+clc361.h (the user-mode window), ctrl/ctrl2080/ctrl2080gpu.h and ctrl2080gr.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hcq.errors import DeviceNotFound, NotSupported, UgpuError
+from hcq.transport.node import NodeMapping
+from nv.rm.mig import Instance, enter_instance
+
+if TYPE_CHECKING:
+    from nv.rm.memory import Memory
+    from nv.rm.session import Session
+
+USERMODE_SIZE = 0x10000  # NVC361_NV_USERMODE__SIZE
+_DOORBELL, _TIME_HIGH = 0x90, 0x84  # NVC361_NOTIFY_CHANNEL_PENDING, NVC361_TIME_1
+_ALL_ONES = 0xFFFF_FFFF
+_UUID_SIZE = 16
+_USERMODE_CLASSES = ("BLACKWELL_USERMODE_A", "HOPPER_USERMODE_A", "AMPERE_USERMODE_A",
+                     "TURING_USERMODE_A")  # fmt: skip
+# Values of NV2080_CTRL_GR_INFO_INDEX_SM_VERSION that do not read as major, minor.
+_CAPABILITIES = {0xA04: (12, 0), 0xA05: (12, 1)}
+
+
+class Gpu:
+    """See the module. `close` frees its objects; idempotent."""
+
+    def __init__(self, session: Session, index: int, mig: str | None = None) -> None:
+        self.session = session.take()
+        self.client = session.client
+        self.index = index
+        self.path = f"/dev/nvidia{index}"
+        self.closed = False
+        self.device = self.subdevice = 0
+        self.memories: set[Memory] = set()
+        self.file: int | None = None
+        self.window: NodeMapping | None = None
+        self.instance: Instance | None = None
+        try:
+            self._open(mig)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, mig: str | None) -> None:
+        client, number = self.client, self.client.constants
+        self.file = client.open_gpu_file(self.path)
+        self.card = self._find_card()
+        identity = client.ask(
+            client.root, "NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2", gpuId=self.card.gpu_id
+        )
+        self.device = client.allocate(
+            client.root,
+            "NV01_DEVICE_0",
+            client.structs.NV0080_ALLOC_PARAMETERS.new(
+                deviceId=identity.deviceInstance,
+                hClientShare=client.root,
+                vaMode=number.NV_DEVICE_ALLOCATION_VAMODE_OPTIONAL_MULTIPLE_VASPACES,
+            ),
+        )
+        self.subdevice = client.allocate(
+            self.device,
+            "NV20_SUBDEVICE_0",
+            client.structs.NV2080_ALLOC_PARAMETERS.new(subDeviceId=identity.subDeviceInstance),
+        )
+        self.instance = enter_instance(self, mig)
+        listed = client.ask(self.device, "NV0080_CTRL_CMD_GPU_GET_CLASSLIST_V2")
+        self.classes = frozenset(listed.classList[: listed.numClasses])
+        gid = client.ask(
+            self.subdevice,
+            "NV2080_CTRL_CMD_GPU_GET_GID_INFO",
+            flags=number.NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY,
+        )
+        self.uuid = bytes(gid.data)[:_UUID_SIZE]
+        usermode = client.allocate(self.subdevice, self.choose(_USERMODE_CLASSES))
+        self.window = client.map(self.device, usermode, USERMODE_SIZE, self.path)
+        self._read_shape()
+        self._register()
+
+    def _find_card(self) -> Any:  # Any: a structure's members are what the tables say
+        cards = self.client.cards()
+        for card in cards:
+            if card.minor_number == self.index:
+                return card
+        have = ", ".join(str(card.minor_number) for card in cards) or "none"
+        raise DeviceNotFound(f"the NVIDIA driver runs no GPU {self.index}; it has: {have}")
+
+    def choose(self, names: Sequence[str]) -> int:
+        """The first of `names`, newest first, whose class the GPU has."""
+        for name in names:
+            number = self.client.constants[name]
+            if number in self.classes:
+                return number
+        raise NotSupported(
+            f"this GPU offers none of the classes {', '.join(names)}: older than Turing, or newer "
+            "than we know",
+            device_id=self.card.pci_info.device_id,
+        )
+
+    def _read_shape(self) -> None:
+        """SMs, TPCs and GPCs, from the graphics engine's own counts."""
+        names = ("SM_VERSION", "MAX_WARPS_PER_SM", "LITTER_NUM_GPCS", "LITTER_NUM_TPC_PER_GPC",
+                 "LITTER_NUM_SM_PER_TPC", "SHADER_PIPE_SUB_COUNT")  # fmt: skip
+        found = self.query_graphics(names)
+        version, self.warps_per_sm = found["SM_VERSION"], found["MAX_WARPS_PER_SM"]
+        self.sass_version = (version & 0xF00) >> 4 | version & 0xF
+        self.gpcs = found["LITTER_NUM_GPCS"]
+        self.tpcs_per_gpc = found["LITTER_NUM_TPC_PER_GPC"]
+        self.sms_per_tpc = found["LITTER_NUM_SM_PER_TPC"]
+        # The sub-pipes of the shader pipes are the TPCs that are there.
+        self.tpcs = found["SHADER_PIPE_SUB_COUNT"]
+        self.capability = _CAPABILITIES.get(version, (version >> 8, version & 0xFF))
+
+    def query_graphics(self, names: Sequence[str]) -> dict[str, int]:
+        """Values of NV2080_CTRL_GR_INFO_INDEX_<name>."""
+        client = self.client
+        block = client.structs.NV2080_CTRL_GR_GET_INFO_V2_PARAMS.new(grInfoListSize=len(names))
+        for position, name in enumerate(names):
+            block.grInfoList[position].index = client.constants[f"NV2080_CTRL_GR_INFO_INDEX_{name}"]
+        client.control(self.subdevice, "NV2080_CTRL_CMD_GR_GET_INFO_V2", block)
+        return {name: int(block.grInfoList[at].data) for at, name in enumerate(names)}
+
+    @property
+    def sm_count(self) -> int:
+        return self.tpcs * self.sms_per_tpc
+
+    def _register(self) -> None:
+        """Make the GPU's address space and hand it to UVM."""
+        client, number, uvm = self.client, self.client.constants, self.session.space
+        partition = self.instance.partition if self.instance is not None else 0
+        uvm.call(
+            "UVM_REGISTER_GPU",
+            gpu_uuid=uvm.uuid(self.uuid),
+            rmCtrlFd=client.control_file if partition else -1,
+            hClient=client.root if partition else 0,
+            hSmcPartRef=partition,
+        )
+        flags = number.NV_VASPACE_ALLOCATION_FLAGS_ENABLE_PAGE_FAULTING
+        flags |= number.NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED
+        self.address_space = client.allocate(
+            self.device,
+            "FERMI_VASPACE_A",
+            client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new(flags=flags),
+        )
+        uvm.call(
+            "UVM_REGISTER_GPU_VASPACE",
+            gpuUuid=uvm.uuid(self.uuid),
+            rmCtrlFd=client.control_file,
+            hClient=client.root,
+            hVaSpace=self.address_space,
+        )
+
+    def enable_peer(self, other: Gpu) -> None:
+        """Let the two GPUs reach each other's memory; DriverRefused where the machine cannot."""
+        uvm = self.session.space
+        uvm.call(
+            "UVM_ENABLE_PEER_ACCESS",
+            gpuUuidA=uvm.uuid(self.uuid),
+            gpuUuidB=uvm.uuid(other.uuid),
+        )
+
+    def ring(self, token: int) -> None:
+        """Tell the GPU that a channel has new entries."""
+        assert self.window is not None
+        self.window.write32(_DOORBELL, token)
+
+    def lost(self) -> bool:
+        """Whether the GPU reads as all ones: its clock's upper half never does."""
+        return self.window is not None and self.window.read32(_TIME_HIGH) == _ALL_ONES
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for memory in list(self.memories):
+            memory.close()
+        if self.window is not None:
+            self.window.close()
+        with contextlib.suppress(UgpuError):
+            if hasattr(self, "uuid") and not self.client.closed:
+                uvm = self.session.space
+                uvm.call("UVM_UNREGISTER_GPU_VASPACE", gpuUuid=uvm.uuid(self.uuid))
+                uvm.call("UVM_UNREGISTER_GPU", gpu_uuid=uvm.uuid(self.uuid))
+        with contextlib.suppress(UgpuError):
+            if self.device:
+                self.client.free(self.client.root, self.device)
+        if self.file is not None:
+            with contextlib.suppress(UgpuError):
+                self.client.node.release(self.file)
+        self.session.leave()
+
+    def __repr__(self) -> str:
+        return f"<Gpu {self.path}>"

@@ -1,0 +1,138 @@
+"""Memory of the resource manager: allocated, mapped for GPUs by UVM, and for the host by mmap.
+
+Sources: open-gpu-kernel-modules 580.142 nvos.h (NVOS32_*, NV_MEMORY_ALLOCATION_PARAMS),
+src/nvidia/src/kernel/mem_mgr/video_mem.c and system_mem.c, kernel-open/nvidia-uvm/
+uvm_map_external.c (an external range is a multiple of the allocation's pages).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hcq.errors import OutOfMemory, UgpuError
+from hcq.memory import Placement
+from hcq.transport.node import NodeMapping
+from nv.rm.client import CONTROL_NODE
+from nv.rm.session import Region
+
+if TYPE_CHECKING:
+    from nv.rm.gpu import Gpu
+
+HOST_PAGE, SMALL_PAGE, HUGE_PAGE = 4 << 10, 64 << 10, 2 << 20
+_GENERIC_KIND = 6  # NV_MMU_PTE_KIND_GENERIC_MEMORY: Turing on, hwref/turing/tu102/dev_mmu.h
+_GUARD = 4096  # bytes of addresses behind each range that nothing maps: overruns fault
+
+
+@dataclass(eq=False)
+class Memory:
+    """One allocation. size: bytes mapped, whole pages. mapping: None where the host cannot reach
+    it. `gpus`: those that reach it."""
+
+    gpu: Gpu
+    handle: int
+    address: int
+    size: int
+    region: Region
+    placement: Placement
+    mapping: NodeMapping | None = None
+    closed: bool = False
+
+    @property
+    def view(self) -> memoryview:
+        assert self.mapping is not None and self.mapping.view is not None
+        return self.mapping.view
+
+    def close(self) -> None:
+        """Unmap and free; idempotent. What the driver says to it is not raised: it may be lost."""
+        if self.closed:
+            return
+        self.closed = True
+        session = self.gpu.session
+        if self.mapping is not None:
+            self.mapping.close()
+        with contextlib.suppress(UgpuError):
+            session.space.unmap(self.address, self.size)
+        with contextlib.suppress(UgpuError):
+            session.client.free(self.gpu.device, self.handle)
+        session.addresses[self.region].free(self.address)
+        self.gpu.memories.discard(self)
+
+
+def allocate(
+    gpu: Gpu, size: int, placement: Placement, region: Region, *, reachable: bool | None = None
+) -> Memory:
+    """Allocate at least `size` bytes and map them for the GPU.
+
+    reachable: whether the host maps them too; default: HOST memory only. OutOfMemory when the GPU,
+    the host or the address space is used up; then nothing is left behind.
+    """
+    session = gpu.session
+    huge = placement is Placement.DEVICE and size >= HUGE_PAGE
+    small = HOST_PAGE if placement is Placement.HOST else SMALL_PAGE
+    page = HUGE_PAGE if huge else small
+    whole = max(page, -(-size // page) * page)
+    space = session.addresses[region]
+    address = space.allocate(whole + _GUARD, page)
+    handle = 0
+    mapping = None
+    try:
+        handle = _allocate_object(gpu, whole, page, placement)
+        if reachable or (reachable is None and placement is Placement.HOST):
+            path = CONTROL_NODE if placement is Placement.HOST else gpu.path
+            mapping = session.client.map(gpu.device, handle, whole, path)
+        session.space.map_external(address, whole, handle, [gpu.uuid])
+    except BaseException as error:
+        if mapping is not None:
+            mapping.close()
+        if handle:
+            with contextlib.suppress(UgpuError):
+                session.client.free(gpu.device, handle)
+        space.free(address)
+        if isinstance(error, OutOfMemory):
+            raise OutOfMemory(
+                f"no {placement.value} memory for {size} bytes", size=size, **error.facts
+            ) from error
+        raise
+    memory = Memory(gpu, handle, address, whole, region, placement, mapping)
+    gpu.memories.add(memory)
+    return memory
+
+
+def _allocate_object(gpu: Gpu, size: int, page: int, placement: Placement) -> int:
+    """The allocation alone: its handle."""
+    client = gpu.session.client
+    number = client.constants
+
+    def field(name: str, value: str) -> int:
+        return number.field(f"NVOS32_{name}").insert(0, number[f"NVOS32_{name}_{value}"])
+
+    flags = number.NVOS32_ALLOC_FLAGS_MAP_NOT_REQUIRED
+    flags |= number.NVOS32_ALLOC_FLAGS_IGNORE_BANK_PLACEMENT
+    flags |= number.NVOS32_ALLOC_FLAGS_ALIGNMENT_FORCE
+    if placement is Placement.HOST:
+        kind = "NV01_MEMORY_SYSTEM"
+        attributes = field("ATTR_LOCATION", "PCI") | field("ATTR_PHYSICALITY", "NONCONTIGUOUS")
+        attributes |= field("ATTR_COHERENCY", "WRITE_BACK") | field("ATTR_PAGE_SIZE", "4KB")
+        more = field("ATTR2_GPU_CACHEABLE", "NO")
+    else:
+        kind = "NV01_MEMORY_LOCAL_USER"
+        flags |= number.NVOS32_ALLOC_FLAGS_PERSISTENT_VIDMEM
+        physical = "ALLOW_NONCONTIGUOUS" if page == HUGE_PAGE else "CONTIGUOUS"
+        attributes = field("ATTR_LOCATION", "VIDMEM") | field("ATTR_PHYSICALITY", physical)
+        attributes |= field("ATTR_PAGE_SIZE", "HUGE" if page == HUGE_PAGE else "BIG")
+        more = field("ATTR2_GPU_CACHEABLE", "YES")
+        if page == HUGE_PAGE:
+            more |= field("ATTR2_PAGE_SIZE_HUGE", "2MB")
+    parameters = client.structs.NV_MEMORY_ALLOCATION_PARAMS.new(
+        owner=client.root,
+        type=number.NVOS32_TYPE_IMAGE,
+        flags=flags,
+        attr=attributes,
+        attr2=more,
+        format=_GENERIC_KIND,
+        size=size,
+        alignment=page,
+    )
+    return client.allocate(gpu.device, kind, parameters)

@@ -1,0 +1,112 @@
+"""MIG: a GPU that an administrator divided. Instances are recognised and entered, never changed.
+
+Sources: open-gpu-kernel-modules 580.142 class/clc637.h, clc638.h, ctrl2080gpu.h
+(NV2080_CTRL_GPU_INFO_INDEX_GPU_SMC_MODE); NVIDIA Multi-Instance GPU User Guide r580, "Device Nodes
+and Capabilities".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hcq.errors import BadArgument, DeviceNotFound, UgpuError
+from nv.rm.client import open_file
+
+if TYPE_CHECKING:
+    from nv.rm.gpu import Gpu
+
+_GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8  # identifiers that the guide's profiles use
+_NAME = re.compile(r"(\d+)/(\d+)")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Part of a GPU: GPU instance and compute instance, and the objects that stand for having
+    entered them."""
+
+    gpu_instance: int
+    compute_instance: int
+    partition: int
+    execution: int
+
+
+def is_divided(gpu: Gpu) -> bool:
+    """Whether MIG is switched on."""
+    client = gpu.client
+    number = client.constants
+    block = client.structs.NV2080_CTRL_GPU_GET_INFO_V2_PARAMS.new(gpuInfoListSize=1)
+    block.gpuInfoList[0].index = number.NV2080_CTRL_GPU_INFO_INDEX_GPU_SMC_MODE
+    client.control(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_INFO_V2", block)
+    enabled = number.NV2080_CTRL_GPU_INFO_GPU_SMC_MODE_ENABLED
+    return bool(block.gpuInfoList[0].data == enabled)
+
+
+def instances(gpu: Gpu) -> list[str]:
+    """Names of the instances there are, such as "3/0": what `mig=` takes."""
+    found = []
+    for outer in range(_GPU_INSTANCES):
+        folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.index}/mig/gi{outer}"
+        if _capability(gpu, f"{folder}/access") is None:
+            continue
+        for inner in range(_COMPUTE_INSTANCES):
+            if _capability(gpu, f"{folder}/ci{inner}/access") is not None:
+                found.append(f"{outer}/{inner}")
+    return found
+
+
+def enter_instance(gpu: Gpu, name: str | None) -> Instance | None:
+    """Subscribe to the instance `name`; None on an undivided GPU.
+
+    BadArgument when a divided GPU is opened without naming an instance, or the other way round;
+    DeviceNotFound for an instance that is not there, AccessDenied for one that is not ours.
+    """
+    if not is_divided(gpu):
+        if name is not None:
+            raise BadArgument(f"{gpu.path} is not divided (MIG is off): open it without mig=")
+        return None
+    have = ", ".join(instances(gpu)) or "none, make some with nvidia-smi mig -cgi"
+    if name is None:
+        raise BadArgument(f"{gpu.path} is divided (MIG): name an instance by mig=; it has: {have}")
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise BadArgument("an instance is named as in mig='3/0'", mig=name)
+    outer, inner = int(match[1]), int(match[2])
+    folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.index}/mig/gi{outer}"
+    client = gpu.client
+    files: list[int] = []
+    try:
+        for path in (f"{folder}/access", f"{folder}/ci{inner}/access"):
+            minor = _capability(gpu, path)
+            if minor is None:
+                raise DeviceNotFound(f"{gpu.path} has no instance {name}; it has: {have}")
+            files.append(open_file(client.node, f"/dev/nvidia-caps/nvidia-cap{minor}"))
+        partition = client.allocate(
+            gpu.subdevice,
+            "AMPERE_SMC_PARTITION_REF",
+            client.structs.NVC637_ALLOCATION_PARAMETERS.new(capDescriptor=files[0], swizzId=outer),
+        )
+        execution = client.allocate(
+            partition,
+            "AMPERE_SMC_EXEC_PARTITION_REF",
+            client.structs.NVC638_ALLOCATION_PARAMETERS.new(
+                capDescriptor=files[1], execPartitionId=inner
+            ),
+        )
+    finally:
+        for file in files:  # the subscriptions hold what the files proved
+            with contextlib.suppress(UgpuError):
+                client.node.release(file)
+    return Instance(outer, inner, partition, execution)
+
+
+def _capability(gpu: Gpu, path: str) -> int | None:
+    """The minor number of a capability's node, or None where there is no such capability."""
+    try:
+        text = gpu.client.node.read_text(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    match = re.search(r"DeviceFileMinor:\s*(\d+)", text)
+    return int(match[1]) if match is not None else None

@@ -1,0 +1,76 @@
+"""A session: one client, one UVM address space and one map of addresses, for one or several GPUs.
+
+GPUs that share memory share a session. It owns the node and closes it with the last GPU.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from hcq.allocator import RangeAllocator
+from hcq.transport.node import Node
+from nv.rm.client import RmClient
+from nv.rm.uvm import Uvm
+
+
+class Region(enum.Enum):
+    """Which part of the address space memory lies in: what names it has few address bits.
+
+    COMMANDS: pushbuffers (40 bits in a GPFIFO entry), launch descriptors (40 bits) and constant
+    banks (38 bits keep the upper word of their address constant). HOST: semaphores (40 bits before
+    Hopper). DEVICE: everything else, 47 bits. Sources: open-gpu-doc clc56f.h GP_ENTRY1_GET_HI and
+    SEM_ADDR_HI, clc6c0.h SEND_PCAS_A, clcbc0qmd.h CONSTANT_BUFFER_ADDR_UPPER_SHIFTED6.
+    """
+
+    COMMANDS = (1 << 36, 1 << 38)
+    HOST = (1 << 38, 1 << 40)
+    DEVICE = (1 << 40, 1 << 46)
+
+
+# Where generic addresses reach shared and local memory: 4 GiB each, beyond every region.
+SHARED_WINDOW = 0x7294_0000_0000
+LOCAL_WINDOW = 0x7293_0000_0000
+
+
+class Session:
+    """See the module. Not thread-safe: used under the lock of its devices' registry of GPUs."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.users = 0
+        self.uvm: Uvm | None = None
+        self.client = RmClient(node)
+        try:
+            self.uvm = Uvm(self.client)
+        except BaseException:
+            self.client.close()
+            raise
+        self.addresses = {
+            region: RangeAllocator(
+                region.value[0], region.value[1] - region.value[0], 4096, name=region.name.lower()
+            )
+            for region in Region
+        }
+
+    @property
+    def space(self) -> Uvm:
+        assert self.uvm is not None
+        return self.uvm
+
+    def take(self) -> Session:
+        """Count one more GPU that uses the session."""
+        self.users += 1
+        return self
+
+    def leave(self) -> None:
+        """Count one less; the last closes everything, the node too."""
+        self.users -= 1
+        if self.users <= 0:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of all objects and files; idempotent."""
+        if self.uvm is not None:
+            self.uvm.close()
+        self.client.close()
+        self.node.close()

@@ -1,0 +1,116 @@
+"""UVM, the driver's second half: it owns the address space that kernels run in.
+
+Sources: open-gpu-kernel-modules 580.142, kernel-open/nvidia-uvm: uvm_ioctl.h (blocks), uvm.c,
+uvm_map_external.c (external ranges), uvm_user_channel.c (channels).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hcq.errors import UgpuError
+from hcq.layout import Struct
+from nv import abi
+from nv.rm.client import RmClient, open_file, os_error, status_error
+
+UVM_NODE = "/dev/nvidia-uvm"
+_MM_NOT_NEEDED = frozenset(("NV_OK", "NV_WARN_NOTHING_TO_DO"))
+
+
+class Uvm:
+    """An address space of UVM, one for this client. `close` lets go of all it holds."""
+
+    def __init__(self, client: RmClient) -> None:
+        self.client = client
+        self.node = client.node
+        self.files: list[int] = []
+        self.closed = False
+        try:
+            self.file = self._open()
+            self.call("UVM_INITIALIZE")
+            self._keep_mm()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> int:
+        file = open_file(self.node, UVM_NODE)
+        self.files.append(file)
+        return file
+
+    def _keep_mm(self) -> None:
+        """Tie the address space to this process by a file of its own, where the kernel wants it."""
+        file = self._open()
+        block = self._block("UVM_MM_INITIALIZE", uvmFd=self.file)
+        self._ioctl("UVM_MM_INITIALIZE", block, file)
+        if abi.status_name(block.rmStatus) not in _MM_NOT_NEEDED:
+            raise status_error(block.rmStatus, "UVM_MM_INITIALIZE")
+
+    def _block(self, name: str, **values: Any) -> Any:  # Any: members are what the tables say
+        return self.client.structs[self.client.abi.ioctls[name].struct].new(**values)
+
+    def _ioctl(self, name: str, block: Struct, file: int) -> None:
+        try:
+            self.node.ioctl(file, self.client.abi.request(name), block.raw)
+        except OSError as error:
+            raise os_error(error, name) from error
+
+    def call(self, name: str, **values: Any) -> Any:  # Any: see _block
+        """One call; the block as it came back. Raises what `rmStatus` says."""
+        block = self._block(name, **values)
+        self._ioctl(name, block, self.file)
+        if block.rmStatus:
+            raise status_error(block.rmStatus, name)
+        return block
+
+    def uuid(self, raw: bytes) -> Any:  # Any: see _block
+        """A GPU's identifier as the blocks hold it."""
+        found = self.client.structs.nv_uuid.new()
+        found["uuid"] = list(raw)
+        return found
+
+    def map_external(self, base: int, size: int, memory: int, gpus: list[bytes]) -> None:
+        """Make a range and let `gpus` reach an allocation of the resource manager there."""
+        self.call("UVM_CREATE_EXTERNAL_RANGE", base=base, length=size)
+        try:
+            self.map_for(base, size, memory, gpus)
+        except BaseException:
+            with contextlib.suppress(UgpuError):
+                self.unmap(base, size)
+            raise
+
+    def map_for(self, base: int, size: int, memory: int, gpus: list[bytes]) -> None:
+        """Let `gpus` reach an allocation in a range that is already there."""
+        block = self._block(
+            "UVM_MAP_EXTERNAL_ALLOCATION",
+            base=base,
+            length=size,
+            gpuAttributesCount=len(gpus),
+            rmCtrlFd=self.client.control_file,
+            hClient=self.client.root,
+            hMemory=memory,
+        )
+        for position, raw in enumerate(gpus):
+            attributes = block.perGpuAttributes[position]
+            attributes.gpuUuid = self.uuid(raw)
+            attributes.gpuMappingType = self.client.constants.UvmGpuMappingTypeReadWriteAtomic
+        self._ioctl("UVM_MAP_EXTERNAL_ALLOCATION", block, self.file)
+        if block.rmStatus:
+            raise status_error(block.rmStatus, "UVM_MAP_EXTERNAL_ALLOCATION", size=size)
+
+    def unmap(self, base: int, size: int) -> None:
+        """Take a range away, for all GPUs."""
+        values = {"base": base}
+        if "length" in self.client.structs.UVM_FREE_PARAMS.fields:  # gone since branch 595
+            values["length"] = size
+        self.call("UVM_FREE", **values)
+
+    def close(self) -> None:
+        """Close the files, which ends the address space; idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        for file in reversed(self.files):
+            with contextlib.suppress(UgpuError):
+                self.node.release(file)

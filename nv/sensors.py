@@ -1,0 +1,172 @@
+"""Sensors and facts of a GPU, through controls of its subdevice.
+
+Sources: open-gpu-kernel-modules 580.142 ctrl2080fb.h, ctrl2080bus.h, ctrl2080perf.h, ctrl2080ecc.h,
+ctrl2080thermal.h, ctrl2080gpu.h. What the driver does not answer on a GPU is left out. Clocks and
+power have no control in the open headers: see docs/nvrm.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hcq.errors import UgpuError
+from hcq.telemetry import Sensor
+from nv.rm.gpu import Gpu
+
+log = logging.getLogger(__name__)
+
+_KIB = 1024
+_THERMAL_VERSION, _THERMAL_REVISION = 2, 0  # NV2080_CTRL_THERMAL_SYSTEM_API_VER and _REV
+_PERCENT_SCALE = 100  # util of a sample is in hundredths of a percent
+_SAMPLE_TYPE = 0  # NV2080_CTRL_GPUMON_SAMPLE_TYPE_PERFMON_UTIL
+
+
+class Meter:
+    """Reads one GPU's controls. Values are fresh at each call."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def _list(self, command: str, block: str, entries: str, prefix: str, name: str) -> int:
+        client = self.gpu.client
+        made = client.structs[block].new()
+        made[f"{entries}Size"] = 1
+        made[entries][0].index = client.constants[f"{prefix}{name}"]
+        client.control(self.gpu.subdevice, command, made)
+        return int(made[entries][0].data)
+
+    def memory(self, name: str) -> float:
+        """NV2080_CTRL_FB_INFO_INDEX_<name>, which counts KiB, in bytes."""
+        return _KIB * float(
+            self._list(
+                "NV2080_CTRL_CMD_FB_GET_INFO_V2", "NV2080_CTRL_FB_GET_INFO_V2_PARAMS",
+                "fbInfoList", "NV2080_CTRL_FB_INFO_INDEX_", name,
+            )
+        )  # fmt: skip
+
+    def memory_used(self) -> float:
+        return self.memory("HEAP_SIZE") - self.memory("HEAP_FREE")
+
+    def link(self, field: str) -> float:
+        """A field of the PCIe link's status: LINK_SPEED (generation) or LINK_WIDTH (lanes)."""
+        word = self._list(
+            "NV2080_CTRL_CMD_BUS_GET_INFO_V2", "NV2080_CTRL_BUS_GET_INFO_V2_PARAMS",
+            "busInfoList", "NV2080_CTRL_BUS_INFO_INDEX_", "PCIE_GPU_LINK_CTRL_STATUS",
+        )  # fmt: skip
+        name = f"NV2080_CTRL_BUS_INFO_PCIE_LINK_CTRL_STATUS_{field}"
+        return float(self.gpu.client.constants.field(name).extract(word))
+
+    def temperature(self) -> float:
+        """Degrees Celsius of the first thermal sensor."""
+        client = self.gpu.client
+        number = client.constants
+        block = client.structs.NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_V2_PARAMS.new(
+            clientAPIVersion=_THERMAL_VERSION,
+            clientAPIRevision=_THERMAL_REVISION,
+            clientInstructionSizeOf=client.structs.NV2080_CTRL_THERMAL_SYSTEM_INSTRUCTION.size,
+            executeFlags=number.NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_FLAGS_DEFAULT,
+            instructionListSize=1,
+        )
+        instruction = block.instructionList[0]
+        instruction.opcode = number.NV2080_CTRL_THERMAL_SYSTEM_GET_STATUS_SENSOR_READING_OPCODE
+        client.control(self.gpu.subdevice, "NV2080_CTRL_CMD_THERMAL_SYSTEM_EXECUTE_V2", block)
+        return float(instruction.operands.getStatusSensorReading.value)
+
+    def busy(self, engine: str) -> float:
+        """Percent of time that "gr" (the multiprocessors) or "fb" (memory) was at work lately."""
+        client = self.gpu.client
+        block = client.structs.NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS.new(
+            type=_SAMPLE_TYPE,
+            bufSize=len(
+                client.structs.NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS.new().samples.raw
+            ),
+        )
+        client.control(
+            self.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2", block
+        )
+        if not block.count:
+            return 0.0
+        return float(block.samples[block.count - 1][engine].util) / _PERCENT_SCALE
+
+    def performance_state(self) -> float:
+        """The number n of the state Pn, 0 the fastest; the driver gives a bit per state."""
+        found = self.gpu.client.ask(self.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_CURRENT_PSTATE")
+        return float(int(found.currPstate).bit_length() - 1)
+
+    def ecc(self, name: str) -> float:
+        """A counter of memory errors since the driver was loaded."""
+        found = self.gpu.client.ask(
+            self.gpu.subdevice, "NV2080_CTRL_CMD_ECC_GET_CLIENT_EXPOSED_COUNTERS"
+        )
+        return float(found[name])
+
+
+def make_sensors(gpu: Gpu) -> Sequence[Sensor]:
+    """The sensors that this GPU answers for; each is asked once."""
+    meter = Meter(gpu)
+
+    def lane(name: str) -> Callable[[], float]:
+        return lambda: meter.link(name)
+
+    wanted = (
+        Sensor("memory_used_bytes", "B", meter.memory_used),
+        Sensor("memory_total_bytes", "B", lambda: meter.memory("HEAP_SIZE")),
+        Sensor("temperature_celsius", "degC", meter.temperature, "gpu"),
+        Sensor("utilisation_percent", "%", lambda: meter.busy("gr"), "gpu"),
+        Sensor("utilisation_percent", "%", lambda: meter.busy("fb"), "memory"),
+        Sensor("performance_state", "", meter.performance_state),
+        Sensor("link_generation", "", lane("LINK_SPEED"), "pcie"),
+        Sensor("link_lanes", "", lane("LINK_WIDTH"), "pcie"),
+        Sensor("ecc_errors", "", lambda: meter.ecc("dramCorrectedTotal"), "dram corrected"),
+        Sensor("ecc_errors", "", lambda: meter.ecc("dramUncorrectedTotal"), "dram uncorrected"),
+        Sensor("ecc_errors", "", lambda: meter.ecc("sramCorrectedUnique"), "sram corrected"),
+    )
+    return tuple(sensor for sensor in wanted if _answers(sensor))
+
+
+def _answers(sensor: Sensor) -> bool:
+    try:
+        sensor.read()
+    except UgpuError as error:
+        log.debug("no sensor %s %s: %s", sensor.name, sensor.label, error)
+        return False
+    return True
+
+
+def describe(gpu: Gpu) -> dict[str, Any]:
+    """Facts for people: name, place on the bus, driver, instance."""
+    card = gpu.card.pci_info
+    facts: dict[str, Any] = {
+        "chip": _name(gpu),
+        "pci_id": f"{card.vendor_id:04x}:{card.device_id:04x}",
+        "bus": f"{card.domain:04x}:{card.bus:02x}:{card.slot:02x}.{card.function}",
+        "driver": gpu.client.version,
+        "driver_interface": gpu.client.abi.branch,
+        "transport": gpu.client.node.name,
+        "compute_capability": "{}.{}".format(*gpu.capability),
+        "uuid": _uuid_text(gpu.uuid),
+    }
+    if gpu.instance is not None:
+        facts["mig"] = f"{gpu.instance.gpu_instance}/{gpu.instance.compute_instance}"
+    try:
+        facts["vram_bytes"] = int(Meter(gpu).memory("HEAP_SIZE"))
+    except UgpuError as error:
+        log.debug("the size of memory: %s", error)
+    return facts
+
+
+def _name(gpu: Gpu) -> str:
+    try:
+        found = gpu.client.ask(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_NAME_STRING")
+    except UgpuError as error:
+        log.debug("the GPU's name: %s", error)
+        return gpu.path
+    return bytes(found.gpuNameString["ascii"]).split(b"\0")[0].decode("ascii", "replace")
+
+
+def _uuid_text(raw: bytes) -> str:
+    """As NVIDIA's tools write it."""
+    text = raw.hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
