@@ -1,9 +1,11 @@
 """Device names to drivers, lazily: only what a name needs is imported.
 
-auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands, else cpu
+auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands or with a node of a
+                 stock kernel driver that this user may open, else cpu
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 pci:<address>    bare metal
+nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
 vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
 recording:<path> what was recorded of a device by `open(name, record=path)`
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from hcq.transport.base import Transport
 
 SYSFS_PCI = Path("/sys/bus/pci/devices")
+NODES = Path("/dev")
 
 # chip -> "module:function" that makes an Attachment; its keywords are the model's options
 VIRTUAL_CHIPS = {"navi31": "am.virtual.gpu:attach"}
@@ -63,18 +67,21 @@ PCI_DRIVERS = {
 class NodeDriver(NamedTuple):
     """A driver above a stock kernel driver. `entry` is called with name, attachment (a
     NodeAttachment) and the driver's options; `attach` makes the attachment of a real device from
-    its index."""
+    its index; `node` is what comes before the index in the name of a device's node."""
 
     description: str
     entry: str
     attach: str
+    node: str
 
 
 # Kinds of device names that go through a stock kernel driver's nodes: `nvrm:0`.
-NODE_DRIVERS: dict[str, NodeDriver] = {}
+NODE_DRIVERS: dict[str, NodeDriver] = {
+    "nvrm": NodeDriver("NVIDIA GPU", "nv.device:open_device", "nv.attach:attach", "nvidia")
+}
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu"))
-PLANNED = ("usb", "nvrm", "kfd", "kgsl", "tcp")
+PLANNED = ("usb", "kfd", "kgsl", "tcp")
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,9 @@ def open(name: str = "auto", **options: object) -> Device:
     closed. DeviceNotFound for an unknown name, BadArgument for an unknown option.
     """
     if name == "auto":
-        ready = (e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci")
-        found = config().device or next(ready, "cpu")
+        ready = [e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci"]
+        ready += [e.name for e in _node_devices(NODES) if e.facts["usable"]]
+        found = config().device or next(iter(ready), "cpu")
         return open(found if found != "auto" else "cpu", **options)
     _start_tracing()
     with trace.step("open", device=name):
@@ -158,7 +166,8 @@ def _start_tracing() -> None:
 def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
     """What `open` would find on this machine: real devices first. Touches no hardware."""
     virtual = [DeviceEntry(f"virtual:{chip}", f"model of {chip}") for chip in sorted(VIRTUAL_CHIPS)]
-    return [*_pci_devices(sysfs), DeviceEntry("cpu", "host threads"), *virtual]
+    cpu = DeviceEntry("cpu", "host threads")
+    return [*_pci_devices(sysfs), *_node_devices(NODES), cpu, *virtual]
 
 
 def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
@@ -261,6 +270,22 @@ def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
         entries.append(
             DeviceEntry(f"pci:{function.name}", PCI_DRIVERS[identity].description, facts)
         )
+    return entries
+
+
+def _node_devices(folder: Path) -> list[DeviceEntry]:
+    """Devices that have a node of a stock kernel driver; usable: this user may open it."""
+    entries = []
+    for kind, driver in NODE_DRIVERS.items():
+        names = [path.name for path in folder.glob(f"{driver.node}*")]
+        numbers = [name.removeprefix(driver.node) for name in names]
+        for number in sorted(int(text) for text in numbers if text.isdecimal()):
+            path = folder / f"{driver.node}{number}"
+            facts: dict[str, object] = {
+                "node": str(path),
+                "usable": os.access(path, os.R_OK | os.W_OK),
+            }
+            entries.append(DeviceEntry(f"{kind}:{number}", driver.description, facts))
     return entries
 
 

@@ -1,1 +1,1 @@
-"""NVIDIA drivers; not built yet."""
+"""NVIDIA GPUs: through the stock kernel driver (nv.device), and models of it (nv.virtual)."""

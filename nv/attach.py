@@ -1,0 +1,11 @@
+"""The stock driver's nodes on this machine, for hcq.registry."""
+
+from __future__ import annotations
+
+from hcq.transport.node import NodeAttachment
+from hcq.transport.system_node import SystemNode
+
+
+def attach(index: int) -> NodeAttachment:
+    """The way to `/dev/nvidia<index>`; opens nothing yet."""
+    return NodeAttachment(SystemNode("nvidia"), "nvrm", index)

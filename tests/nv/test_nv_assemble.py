@@ -1,0 +1,110 @@
+"""PTX to machine code: both assemblers, their logs, and the cache."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from hcq.errors import BadCodeObject, MissingDependency
+from nv import assemble as module
+from nv.assemble import Cache, Ptxas, assemble, find_assembler
+from tests.support.nv_ptx import TARGETS, full
+
+WRONG = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { foo; ret; }\n"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_assembles_for_every_architecture(target: str) -> None:
+    assert assemble(full(target), target).startswith(b"\x7fELF")
+
+
+def test_an_error_carries_the_line_and_the_log() -> None:
+    with pytest.raises(BadCodeObject, match=r"line 4.*foo") as caught:
+        assemble(WRONG, "sm_90")
+    assert "ptxas fatal" in str(caught.value.facts["log"])
+
+
+def test_an_unknown_architecture_is_named() -> None:
+    for target in ("sm_11", "gfx1100", "sm_90; rm", ""):
+        with pytest.raises(BadCodeObject):
+            assemble(WRONG, target)
+
+
+def test_the_cache_answers_without_an_assembler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = assemble(full("sm_90"), "sm_90", tmp_path)
+
+    class Silent:
+        name = find_assembler().name
+
+        def assemble(self, ptx: bytes, target: str) -> bytes:
+            raise AssertionError("asked again")
+
+    monkeypatch.setattr(module, "find_assembler", Silent)
+    assert assemble(full("sm_90"), "sm_90", tmp_path) == first
+    with pytest.raises(AssertionError):
+        assemble(full("sm_86"), "sm_86", tmp_path)
+
+
+def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
+    first = assemble(full("sm_75"), "sm_75", tmp_path)
+    (kept,) = tmp_path.glob("*.cubin")
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    assert assemble(full("sm_75"), "sm_75", tmp_path) == first
+
+
+def test_the_cache_is_bounded(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, files=8)
+    for number in range(30):
+        cache.put(f"{number:02}", bytes([number]))
+    kept = sorted(path.stem for path in tmp_path.glob("*.cubin"))
+    assert len(kept) <= 8
+    assert cache.get("29") == bytes([29])
+    assert cache.get("00") is None
+
+
+def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert assemble(full("sm_90"), "sm_90", blocked / "cache").startswith(b"\x7fELF")
+
+
+def _program(folder: Path, body: str) -> str:
+    path = folder / "ptxas"
+    path.write_text(f"#!{sys.executable}\nimport sys\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_ptxas_as_the_second_way(tmp_path: Path) -> None:
+    good = _program(
+        tmp_path,
+        "a = sys.argv\n"
+        "if '--version' in a: print('Cuda compilation tools, release 13.0, V13.0.88')\n"
+        "else: open(a[a.index('-o') + 1], 'wb').write(b'code for ' + a[1].encode())",
+    )
+    ptxas = Ptxas(good)
+    assert ptxas.name == "ptxas 13.0.88"
+    assert ptxas.assemble(full("sm_90"), "sm_90") == b"code for -arch=sm_90"
+
+
+def test_what_ptxas_says_is_in_the_error(tmp_path: Path) -> None:
+    bad = _program(tmp_path, "print('ptxas x.ptx, line 9; error : odd', file=sys.stderr); exit(1)")
+    with pytest.raises(BadCodeObject, match="line 9; error : odd"):
+        Ptxas(bad).assemble(WRONG, "sm_90")
+
+
+def test_without_any_assembler_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_library", lambda: None)
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    find_assembler.cache_clear()
+    try:
+        with pytest.raises(MissingDependency, match=r"pip install 'ugpu\[nv\]'") as caught:
+            assemble(WRONG, "sm_90")
+        assert caught.value.facts["install"] == "pip install 'ugpu[nv]'"
+    finally:
+        find_assembler.cache_clear()
