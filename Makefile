@@ -4,6 +4,7 @@
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
+#   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
 #   make check       lint, types, layers, file sizes, generated files untouched
 #   make bench       measure the figures; writes build/bench.json
 #   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
@@ -14,7 +15,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow test-kernel check bench regen golden clean
+.PHONY: demo test test-slow test-kernel hw check bench regen golden clean
 
 demo:
 	@$(SETUP) demo
@@ -31,6 +32,13 @@ test-slow:
 test-kernel:
 	@$(SETUP) demo dev firmware
 	$(PYTHON) -m tests.kernel
+
+# From a folder of wheels (docs/hardware.md says how to fill one) pip asks no index.
+hw: export PIP_FIND_LINKS := $(if $(WHEELS),$(abspath $(WHEELS)))
+hw: export PIP_NO_INDEX := $(if $(WHEELS),1)
+hw:
+	@$(SETUP) dev
+	$(PYTHON) -m tests.hw
 
 check:
 	@$(SETUP) demo dev firmware regen

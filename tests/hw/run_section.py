@@ -1,0 +1,48 @@
+"""One section in a process of its own: a device that hangs or dies takes only its section along.
+
+python -m tests.hw.run_section SECTION DEVICE SECONDS FILE [--small]
+
+Results are appended to FILE as they come, one JSON object a line, so that what was found before an
+end by force is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from hcq.errors import UgpuError
+from tests.hw.budget import Budget
+from tests.hw.report import Result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a section; what it raises becomes a failed result."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hw.run_section")
+    parser.add_argument("section")
+    parser.add_argument("device")
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--small", action="store_true")
+    given = parser.parse_args(arguments)
+    module = importlib.import_module(f"tests.hw.section_{given.section}")
+    with given.file.open("a", encoding="utf-8") as file:
+
+        def tell(result: Result) -> None:
+            file.write(json.dumps(asdict(result)) + "\n")
+            file.flush()
+
+        try:
+            for result in module.run(given.device, Budget(given.seconds, given.small)):
+                tell(result)
+        except (UgpuError, AssertionError) as error:
+            remark = f"{type(error).__name__}: {error}"[:300]
+            tell(Result(module.TITLE, given.section, "failed", remark=remark))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,65 @@
+"""Rates of matrix products, each checked against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import hcq
+from compiler import Tensor, jit
+from hcq.device import Device
+from hcq.errors import NotSupported
+from tests.hw.budget import Budget, median_s
+from tests.hw.report import Result
+
+TITLE = "Matrix products"
+SIZE, SMALL = 4096, 128
+#: name -> (element type, how near; of the largest element, the goal beside cuBLAS)
+KINDS = {
+    "float32": ("float32", 1e-4, ""),
+    "float16": ("float16", 2e-3, ""),
+    "bfloat16": ("bfloat16", 2e-2, ">= 0.5"),
+}
+
+
+def run(device: str, budget: Budget) -> Iterator[Result]:
+    """One product per element type; tf32 is not something our compiler makes."""
+    with hcq.open(device) as opened:
+        for place, name in enumerate(KINDS):
+            yield from product(opened, name, budget.part(1 / (len(KINDS) - place)))
+    remark = "the compiler makes no tf32 products yet"
+    yield Result(TITLE, "matmul tf32", "skipped", remark=remark)
+
+
+def product(device: Device, name: str, budget: Budget) -> Iterator[Result]:
+    """Multiply two square matrices of one element type."""
+    dtype, near, goal = KINDS[name]
+    size = SMALL if budget.small else SIZE
+    random = np.random.default_rng(7)
+    left, right = (random.standard_normal((size, size), np.float32) for _ in range(2))
+    title = f"matmul {name}"
+    try:
+        a, b = (Tensor(each, device=device).to(dtype).realize() for each in (left, right))
+
+        @jit
+        def work(x: Tensor, y: Tensor) -> Tensor:
+            return (x @ y).realize()
+
+        def step() -> None:
+            work(a, b)
+            device.synchronize()
+
+        for _ in range(3):
+            step()
+        rows = (a @ b)[:4].to("float32").numpy()
+        wanted = a[:4].to("float32").numpy().astype("f8") @ b.to("float32").numpy().astype("f8")
+    except NotSupported as error:
+        yield Result(TITLE, title, "skipped", remark=str(error)[:200])
+        return
+    wrong = float(np.abs(rows - wanted).max() / np.abs(wanted).max())
+    seconds, times = median_s(step, budget, 50)
+    remark = f"{size}^3, median of {times}, largest error {wrong:.1e} of the largest element"
+    rate = 2 * size**3 / seconds / 1e12
+    outcome = "measured" if wrong <= near else "failed"
+    yield Result(TITLE, title, outcome, rate, "TFLOP/s", remark, goal)
