@@ -138,7 +138,7 @@ def drive_memory(transport: Transport) -> list[bytes]:
     for place in (16, 4096, 20):
         memory.view[0:4] = place.to_bytes(4, "little")
         registers.write32(8, place)
-        seen.append(bytes(memory.view))
+        seen.append(bytes(memory.view[place : place + 4]))
     transport.window(0).write(0, bytes(512))
     transport.reset(ResetKind.FUNCTION)
     memory.close()
