@@ -34,7 +34,14 @@ SYSFS_PCI = Path("/sys/bus/pci/devices")
 NODES = Path("/dev")
 
 # chip -> "module:function" that makes an Attachment; its keywords are the model's options
-VIRTUAL_CHIPS = {"navi31": "am.virtual.gpu:attach"}
+VIRTUAL_CHIPS = {
+    "navi31": "am.virtual.gpu:attach",
+    "tu102": "nv.virtual.gpu:attach_tu102",
+    "ga102": "nv.virtual.gpu:attach_ga102",
+    "ad102": "nv.virtual.gpu:attach_ad102",
+    "gh100": "nv.virtual.gpu:attach_gh100",
+    "gb202": "nv.virtual.gpu:attach_gb202",
+}
 
 
 class PciDriver(NamedTuple):

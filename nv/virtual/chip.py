@@ -1,0 +1,268 @@
+"""One virtual GPU: its memory, runlists, channels, what it reports, and its end."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nv.chips.facts import ChipFacts
+from nv.virtual.faults import Fault, Xid, XidReport
+from nv.virtual.host.channel import Channel, Engine
+from nv.virtual.host.runlist import Runlist
+from nv.virtual.memory.formats import format_of
+from nv.virtual.memory.physical import Backing, SystemPages, VideoMemory
+from nv.virtual.memory.space import AddressSpace
+from nv.virtual.options import MachineOptions
+from nv.virtual.sm_contract import GridLaunch, Multiprocessors, SmEnding, SmOutcome
+
+if TYPE_CHECKING:
+    from nv.virtual.machine import VirtualMachine
+
+ENGINE_GR0, ENGINE_COPY0 = 1, 9  # NV2080_ENGINE_TYPE, open-gpu-kernel-modules 580.142 cl2080.h
+
+# GPCs and TPCs of each as the architecture can have them; two SMs make a TPC (NVIDIA whitepapers
+# of Turing, GA102, Ada, H100 and RTX Blackwell).
+SHAPES = {"tu102": (6, 6), "ga102": (7, 6), "ad102": (12, 6), "gh100": (8, 9), "gb202": (12, 8)}
+
+# HWW_WARP_ESR codes: Linux 6.12 drivers/gpu/drm/nouveau/nvkm/engine/gr/gf100.c, gf100_mp_warp_error.
+WARP_ESR = {
+    SmEnding.ILLEGAL_INSTRUCTION: 0x09,
+    SmEnding.ILLEGAL_ADDRESS: 0x0E,
+    SmEnding.MISALIGNED_ADDRESS: 0x0F,
+    SmEnding.ASSERT: 0x0B,
+}
+_ALL_ONES_LIMIT = 64 << 20  # of a mapping that reads as all ones once the GPU is gone
+
+
+@dataclass(frozen=True)
+class SmException:
+    """What one SM latched. esr: HWW_WARP_ESR code. program_counter: GPU address."""
+
+    channel: int
+    sm: int
+    esr: int
+    program_counter: int
+    warp: int
+    outcome: SmOutcome
+
+
+def _ptx_multiprocessors() -> Callable[[ChipFacts], Multiprocessors]:
+    """The SMs that execute PTX. They are large, and a machine that only copies needs none."""
+    module = importlib.import_module("nv.virtual.sm")
+    make: Callable[[ChipFacts], Multiprocessors] = module.make_multiprocessors
+    return make
+
+
+class VirtualGpu:
+    """One GPU. `lock` protects its memory, page tables and translations."""
+
+    def __init__(
+        self, machine: VirtualMachine, index: int, facts: ChipFacts, options: MachineOptions
+    ) -> None:
+        self.machine = machine
+        self.index = index
+        self.facts = facts
+        self.options = options
+        self.lock = threading.RLock()
+        self.memory = VideoMemory(options.memory or facts.memory_size)
+        self.form = format_of(facts.mmu)
+        self.gpu_id = 0x100 * (index + 1)
+        self.bus = index + 1
+        self.gpcs, self.tpcs_per_gpc = SHAPES[facts.name]
+        self.sm_per_tpc = 2
+        digest = hashlib.sha256(f"ugpu virtual {facts.name} {index}".encode()).digest()
+        self.uuid = digest[:16]
+        self.lost = False
+        self.reset_required = False
+        self.remap_pending = False
+        self.ecc_uncorrected = 0
+        self.exceptions: list[SmException] = []
+        self.violations: list[str] = []  # what hardware would ignore, and a driver must not do
+        self._started = time.perf_counter_ns()
+        self._epoch = time.time_ns()
+        self._measured = (time.perf_counter(), 0.0)
+        self._multiprocessors: Multiprocessors | None = None
+        self._graveyard: list[SystemPages] = []
+        names = ["GR0", *(f"CE{number}" for number in range(options.copy_engines))]
+        self.runlists = [
+            Runlist(i, f"gpu{index}-{name}", self._idle) for i, name in enumerate(names)
+        ]
+        self._channels: dict[int, Channel] = {}  # by work submit token
+        self._numbers: dict[int, set[int]] = {runlist.number: set() for runlist in self.runlists}
+
+    @property
+    def multiprocessors(self) -> Multiprocessors:
+        """The SMs, made at the first launch."""
+        if self._multiprocessors is None:
+            make = self.options.multiprocessors or _ptx_multiprocessors()
+            self._multiprocessors = make(self.facts)
+        return self._multiprocessors
+
+    @property
+    def uuid_text(self) -> str:
+        """The UUID as programs show it."""
+        text = self.uuid.hex()
+        return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+    def time_ns(self) -> int:
+        """PTIMER: nanoseconds, never backwards."""
+        return self._epoch + time.perf_counter_ns() - self._started
+
+    def new_space(self) -> AddressSpace:
+        """Make an empty address space."""
+        with self.lock:
+            return AddressSpace(self.memory, self.form, self.lock, self._peer_memory)
+
+    def _peer_memory(self, number: int) -> VideoMemory | None:
+        gpus = self.machine.gpus
+        return gpus[number].memory if number < len(gpus) and not gpus[number].lost else None
+
+    # Channels
+
+    def runlist_of(self, engine_type: int) -> Runlist | None:
+        """The runlist of an NV2080_ENGINE_TYPE; None if the GPU has no such engine."""
+        if engine_type == ENGINE_GR0:
+            return self.runlists[0]
+        number = engine_type - ENGINE_COPY0
+        return self.runlists[1 + number] if 0 <= number < len(self.runlists) - 1 else None
+
+    def new_channel_number(self, runlist: Runlist) -> int | None:
+        """The lowest free channel of a runlist; None if all are taken."""
+        taken = self._numbers[runlist.number]
+        for number in range(self.options.channels):
+            if number not in taken:
+                taken.add(number)
+                return number
+        return None
+
+    def token(self, runlist: Runlist, number: int) -> int:
+        """Work submit token: channel [11:0], runlist [22:16], and on GB20x bit 30.
+
+        Source: open-gpu-kernel-modules 580.142 kernel_fifo_tu102.c, _ga100.c, _gb202.c.
+        """
+        special = 1 << 30 if self.facts.name == "gb202" else 0
+        return number | runlist.number << 16 | special
+
+    def add_channel(self, runlist: Runlist, channel: Channel) -> None:
+        """Put a channel on its runlist; its doorbell is heard from now on."""
+        self._channels[self.token(runlist, channel.number)] = channel
+        runlist.add(channel)
+
+    def remove_channel(self, runlist: Runlist, channel: Channel) -> None:
+        """Stop a channel's work and forget it."""
+        runlist.remove(channel)
+        self._channels.pop(self.token(runlist, channel.number), None)
+        self._numbers[runlist.number].discard(channel.number)
+
+    def remove_engine(self, runlist: Runlist, channel: Channel, engine: Engine) -> None:
+        """An engine object goes from a channel that stays: its work ends first."""
+        if not channel.stopped:
+            runlist.pause(channel)
+        engine.close()
+
+    def ring(self, token: int) -> None:
+        """A write of the doorbell register."""
+        if self.lost or self.machine.faults.take(Fault.LOST_DOORBELL, self.index):
+            return
+        channel = self._channels.get(token)
+        if channel is None:
+            self.violations.append(f"doorbell with token {token:#x}, which no channel has")
+        elif not channel.enabled:
+            self.violations.append(f"doorbell of channel {channel.number}, which is not scheduled")
+        elif channel.error is None:
+            self.runlists[token >> 16 & 0x7F].ring(channel)
+
+    def kick(self) -> None:
+        """Memory changed that a channel may wait for, on this GPU or another."""
+        for gpu in self.machine.gpus:
+            for runlist in gpu.runlists:
+                runlist.kick()
+
+    def wait_idle(self, limit_s: float = 10.0) -> bool:
+        """Wait until no runlist can get on; whether that came to pass."""
+        return all(runlist.wait_idle(limit_s) for runlist in self.runlists)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that engines worked."""
+        return sum(runlist.busy_s for runlist in self.runlists)
+
+    def utilisation(self) -> int:
+        """How busy the graphics engine was since this was last asked, in hundredths of a percent."""
+        now, busy = time.perf_counter(), self.runlists[0].busy_s
+        then, before = self._measured
+        self._measured = (now, busy)
+        return min(int((busy - before) / max(now - then, 1e-6) * 10_000), 10_000)
+
+    # Errors
+
+    def report(self, xid: Xid, text: str, channel: int | None = None) -> None:
+        """Write a line into the kernel log."""
+        self.machine.log.append(XidReport(self.index, int(xid), text, channel))
+
+    def latch_exception(self, channel: Channel, grid: GridLaunch, outcome: SmOutcome) -> None:
+        """An SM stops at an exception, which stays until it is cleared."""
+        x, y, z = outcome.group
+        flat = x + grid.grid[0] * (y + grid.grid[1] * z)
+        self.exceptions.append(
+            SmException(
+                channel.number,
+                flat % self.facts.sm_count,
+                WARP_ESR.get(outcome.ending, 0x01),
+                grid.program_address + outcome.program_counter,
+                outcome.warp,
+                outcome,
+            )
+        )
+
+    def lose(self) -> None:
+        """Fall off the bus: calls fail, mapped video memory reads as all ones."""
+        if self.lost:
+            return
+        self.lost = True
+        self.report(Xid.FELL_OFF_BUS, "GPU has fallen off the bus.")
+        for channel in list(self._channels.values()):
+            channel.stop()
+        with self.lock:
+            for start, size in self.machine.mapped_video_memory(self):
+                end = start + min(size, _ALL_ONES_LIMIT)
+                self.memory.words[start // 8 : end // 8] = 0xFFFF_FFFF_FFFF_FFFF
+
+    # Memory that engines may still touch
+
+    def bury(self, pages: SystemPages) -> None:
+        """Keep pages mapped in this process while an engine runs that could still reach them."""
+        self._graveyard.append(pages)
+        self._idle()
+
+    def _idle(self) -> None:
+        if self._graveyard and not any(runlist.running for runlist in self.runlists):
+            self._graveyard = []
+
+    def free_backing(self, backing: Backing) -> None:
+        """Drop one hold of memory; the last one gives it back."""
+        backing.users -= 1
+        if backing.users:
+            return
+        if backing.gpu is not None:
+            owner = self.machine.gpus[backing.gpu]
+            with owner.lock:
+                owner.memory.free(backing.physical)
+        elif backing.pages is not None:
+            self.machine.system_used -= backing.pages.size
+            for gpu in self.machine.gpus:
+                gpu.bury(backing.pages)
+
+    def close(self) -> None:
+        """Switch off: end threads, give memory back. Idempotent."""
+        for runlist in self.runlists:
+            runlist.close()
+        if self._multiprocessors is not None:
+            self._multiprocessors.close()
+            self._multiprocessors = None
+        self.memory.close()

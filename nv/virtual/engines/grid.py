@@ -1,0 +1,201 @@
+"""Running one grid: memory it needs, the PTX behind its program, and how it ended."""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from nv.abi.note import (
+    NOTE_FORMAT,
+    NOTE_MAGIC,
+    NOTE_NAME_LIMIT,
+    NOTE_NAME_OFFSET,
+    NOTE_SIZE,
+    NOTE_VERSION,
+)
+from nv.virtual.engines.qmd import LaunchDescriptor, Release, refuse
+from nv.virtual.faults import Fault, Xid
+from nv.virtual.host.errors import Aborted, ChannelError
+from nv.virtual.host.semaphore import reduce, store
+from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from nv.virtual.memory.space import GridMemory
+from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
+
+if TYPE_CHECKING:
+    from nv.virtual.engines.compute import ComputeEngine
+
+_NOTE = struct.Struct(NOTE_FORMAT)
+_LONGEST_PTX = 16 << 20
+
+_FAULTS = {
+    Fault.UNMAPPED: (FaultType.PTE, FaultAccess.READ),
+    Fault.READ_ONLY: (FaultType.RO_VIOLATION, FaultAccess.WRITE),
+    Fault.BAD_KIND: (FaultType.UNSUPPORTED_KIND, FaultAccess.READ),
+    Fault.POISON: (FaultType.POISONED, FaultAccess.READ),
+}
+_EXCEPTIONS = {
+    Fault.ILLEGAL_INSTRUCTION: SmEnding.ILLEGAL_INSTRUCTION,
+    Fault.MISALIGNED: SmEnding.MISALIGNED_ADDRESS,
+    Fault.OUT_OF_RANGE: SmEnding.ILLEGAL_ADDRESS,
+    Fault.ASSERTION: SmEnding.ASSERT,
+}
+_XIDS = {
+    Fault.CONTEXT_SWITCH: (Xid.CONTEXT_SWITCH_TIMEOUT, "CTX SWITCH TIMEOUT"),
+    Fault.ECC_UNCORRECTED: (Xid.ECC_UNCORRECTED, "DBE (double bit error) ECC Error"),
+    Fault.ECC_CONTAINED: (Xid.ECC_CONTAINED, "Contained ECC error"),
+}
+PLANTED_ADDRESS = 0x6B_ADAD_D000  # what planted MMU faults name
+
+
+class GridRunner:
+    """Runs the grids of one compute object, one at a time, on its runlist's thread."""
+
+    def __init__(self, engine: ComputeEngine) -> None:
+        self._engine = engine
+        self._channel = engine.channel
+        self._gpu = engine.channel.gpu
+        self.memory = GridMemory(self._channel.space, engine.abort.set)
+        self._texts: dict[bytes, str] = {}
+
+    def run(self, launch: LaunchDescriptor) -> None:
+        """Run to the end; ChannelError, FaultError or Aborted otherwise."""
+        engine = self._engine
+        engine.abort.clear()
+        if self._channel.stopped:
+            raise Aborted
+        self._check_local(launch)
+        grid = self._launch(launch)
+        self._plant(grid)
+        memory = self.memory
+        memory.begin()
+        outcome = self._gpu.multiprocessors.run(grid, memory, engine.abort)
+        if memory.fault is not None:
+            raise ChannelError(Xid.MMU_FAULT, str(memory.fault), memory.fault)
+        if outcome.ending is not SmEnding.DONE:
+            self._end(grid, outcome)
+
+    def release(self, release: Release) -> None:
+        """Write one semaphore of a grid that is done."""
+        space = self._channel.space
+        payload = release.payload
+        if release.reduction is not None:
+            bits = 8 * release.payload_size
+            old = space.read_word(release.address, release.payload_size, Client.SKED)
+            # RED_ADD, MIN, MAX, INC, DEC, AND, OR, XOR as SEM_EXECUTE numbers them
+            code = (5, 0, 1, 6, 7, 3, 4, 2)[release.reduction]
+            payload = reduce(code, old, payload, bits, release.signed)
+        stamp = self._gpu.time_ns() if release.words == 4 else None
+        size = 8 if release.words == 2 or release.payload_size == 8 else 4
+        store(space, Client.SKED, release.address, payload, size, stamp)
+
+    def _end(self, grid: GridLaunch, outcome: SmOutcome) -> None:
+        if self._channel.stopped or outcome.ending is SmEnding.ABORTED:
+            raise Aborted
+        if outcome.ending is SmEnding.BAD_LAUNCH:
+            raise refuse(f"{grid.entry}: {outcome.detail}")
+        if outcome.ending is SmEnding.MMU_FAULT:
+            raise ChannelError(Xid.MMU_FAULT, outcome.detail)
+        self._gpu.latch_exception(self._channel, grid, outcome)
+        raise ChannelError(
+            Xid.GR_EXCEPTION,
+            f"SM warp exception: {outcome.ending.value} in {grid.entry}"
+            f" at {grid.program_address + outcome.program_counter:#x}: {outcome.detail}",
+        )
+
+    def _launch(self, launch: LaunchDescriptor) -> GridLaunch:
+        entry, ptx, start, size = self._program(launch.program_address)
+        bank = launch.constants[0]
+        if size and (bank is None or start + size > bank[1]):
+            have = 0 if bank is None else bank[1]
+            raise refuse(
+                f"{entry} takes {size} bytes from byte {start} of constant bank 0, which has {have}"
+            )
+        for index, other in enumerate(launch.constants):
+            if other is not None:  # the bank is fetched whole: all of it must be mapped
+                self._channel.space.runs(*other, FaultAccess.READ, Client.SM)
+        parameters = b""
+        if size and bank is not None:
+            parameters = self._channel.space.read(bank[0] + start, size, Client.SM)
+        engine, facts = self._engine, self._gpu.facts
+        return GridLaunch(
+            ptx=ptx,
+            entry=entry,
+            target=facts.target,
+            grid=launch.grid,
+            block=launch.block,
+            parameters=parameters,
+            shared_size=launch.shared_size,
+            local_size=launch.local_size,
+            shared_window=engine.pair("SET_SHADER_SHARED_MEMORY_WINDOW"),
+            local_window=engine.pair("SET_SHADER_LOCAL_MEMORY_WINDOW"),
+            program_address=launch.program_address,
+            sm_count=facts.sm_count,
+        )
+
+    def _program(self, address: int) -> tuple[str, str, int, int]:
+        """Entry, PTX, and where its parameters lie in bank 0, from the note before a program."""
+        space = self._channel.space
+        space.read(address, 16, Client.SM)  # the program itself must be there
+        note = space.read(address - NOTE_SIZE, NOTE_SIZE, Client.SM)
+        magic, version, start, size, length, where, ptx_size = _NOTE.unpack_from(note)
+        if magic != NOTE_MAGIC or version != NOTE_VERSION or length > NOTE_NAME_LIMIT:
+            raise refuse(
+                f"no note that this model knows lies before the program at {address:#x}:"
+                " it cannot execute machine code, only PTX that our loader left there"
+            )
+        if not ptx_size:
+            raise refuse(f"the program at {address:#x} was loaded without its PTX")
+        if ptx_size > _LONGEST_PTX:
+            raise refuse(f"the program at {address:#x} has {ptx_size} bytes of PTX")
+        name = note[NOTE_NAME_OFFSET : NOTE_NAME_OFFSET + length]
+        raw = space.read(where, ptx_size, Client.SM)
+        text = self._texts.get(raw)
+        try:
+            if text is None:
+                text = self._texts[raw] = raw.decode()
+            return name.decode(), text, start, size
+        except UnicodeDecodeError as error:
+            raise refuse(f"the note before {address:#x} names no text: {error}") from error
+
+    def _check_local(self, launch: LaunchDescriptor) -> None:
+        """Local memory must have been set up for as many threads as the chip can hold."""
+        if not launch.local_size:
+            return
+        engine, facts = self._engine, self._gpu.facts
+        per_warp = -(-launch.local_size * 32 // 0x200) * 0x200
+        need = per_warp * facts.warps_per_sm * self._gpu.sm_per_tpc
+        have = engine.pair("SET_SHADER_LOCAL_MEMORY_NON_THROTTLED")
+        base = engine.pair("SET_SHADER_LOCAL_MEMORY")
+        if have < need:
+            raise refuse(
+                f"{launch.local_size} bytes of local memory a thread need {need} a TPC;"
+                f" SET_SHADER_LOCAL_MEMORY_NON_THROTTLED says {have}"
+            )
+        total = have * -(-facts.sm_count // self._gpu.sm_per_tpc)
+        for at in (base, base + total - 1):
+            found = self._channel.space.translate(at, FaultAccess.WRITE, Client.SM)
+            if isinstance(found, MmuFault):
+                raise ChannelError(Xid.MMU_FAULT, f"local memory: {found}", found)
+
+    def _plant(self, grid: GridLaunch) -> None:
+        """Let a planted fault strike this grid."""
+        faults, index = self._gpu.machine.faults, self._gpu.index
+        bad_page = faults.take_any(tuple(_FAULTS), index)
+        if bad_page is not None:
+            kind, access = _FAULTS[bad_page]
+            fault = MmuFault(kind, access, PLANTED_ADDRESS, Client.SM)
+            raise ChannelError(Xid.MMU_FAULT, str(fault), fault)
+        exception = faults.take_any(tuple(_EXCEPTIONS), index)
+        if exception is not None:
+            self._end(grid, SmOutcome(_EXCEPTIONS[exception], "planted", lane_mask=1))
+        error = faults.take_any(tuple(_XIDS), index)
+        if error is not None:
+            xid, text = _XIDS[error]
+            if error in (Fault.ECC_UNCORRECTED, Fault.ECC_CONTAINED):
+                self._gpu.ecc_uncorrected += 1
+            raise ChannelError(xid, text)
+        if faults.take(Fault.HANG, index):
+            while not self._engine.abort.flag[0]:
+                time.sleep(1e-3)  # an endless loop, which the abort ends
+            raise Aborted

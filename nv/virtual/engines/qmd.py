@@ -1,0 +1,339 @@
+"""Launch descriptors (QMD): decoded and checked field by field.
+
+Source: open-gpu-doc classes/compute/cl*qmd.h for the fields; CUDA C++ Programming Guide 12.9,
+"Compute Capabilities", for limits of grids, groups, registers and shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from nv import abi
+from nv.chips.facts import ChipFacts
+from nv.virtual.faults import Xid
+from nv.virtual.host.errors import ChannelError
+
+# Versions that a compute class takes: the QMD headers beside its class header.
+VERSIONS = {
+    "turing": ((2, 2), (2, 3)),
+    "ampere": ((2, 4), (3, 0)),
+    "ada": ((3, 0),),
+    "hopper": ((4, 0),),
+    "blackwell": ((5, 0),),
+}
+REGISTERS_PER_SM = 64 << 10
+LONGEST_CONSTANT_BANK = 64 << 10
+_SCHEDULE, _COPY_SCHEDULE = 1, 3  # actions on a dependent QMD
+_GRID_CTA = 2
+
+
+@dataclass(frozen=True)
+class Release:
+    """A semaphore written when the grid is done. words: 4 with a time stamp, else 1 or 2."""
+
+    address: int
+    payload: int
+    words: int
+    payload_size: int
+    reduction: int | None
+    signed: bool
+
+
+@dataclass(frozen=True)
+class LaunchDescriptor:
+    """What a QMD says. Addresses are GPU virtual, sizes bytes; constants: (address, size)."""
+
+    version: tuple[int, int]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    program_address: int
+    registers: int
+    barriers: int
+    shared_size: int
+    carveout: int
+    local_size: int
+    constants: tuple[tuple[int, int] | None, ...]
+    releases: tuple[Release, ...]
+    dependents: tuple[int, ...]
+
+
+class _Reader:
+    """The fields of one version, from a QMD as one number."""
+
+    def __init__(self, version: tuple[int, int]) -> None:
+        self.descriptor = abi.qmd(f"{version[0]}.{version[1]}")
+        self._fields = {
+            name: (field.lsb, field.maximum, field.stride, field.count)
+            for name, field in self.descriptor.fields.items()
+        }
+        covered = 0
+        for lsb, maximum, stride, count in self._fields.values():
+            for index in range(count):
+                covered |= maximum << lsb + index * stride
+        self.undefined = ~covered & (1 << 8 * self.descriptor.size) - 1
+
+    def has(self, name: str) -> bool:
+        return name in self._fields
+
+    def get(self, number: int, name: str, index: int = 0) -> int:
+        lsb, maximum, stride, _ = self._fields[name]
+        return number >> lsb + index * stride & maximum
+
+
+_reader = cache(_Reader)
+
+
+def qmd_size(facts: ChipFacts) -> int:
+    """Bytes that a QMD of the chip takes."""
+    return 384 if facts.qmd[0] >= 4 else 256
+
+
+def refuse(text: str) -> ChannelError:
+    """A launch that the hardware refuses: a graphics exception."""
+    return ChannelError(Xid.GR_EXCEPTION, f"launch descriptor: {text}")
+
+
+def _need(condition: object, text: str) -> None:
+    if not condition:
+        raise refuse(text)
+
+
+def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
+    """Decode and check a QMD; ChannelError says what is wrong with it."""
+    number = int.from_bytes(raw, "little")
+    main = _reader(facts.qmd)
+    minor_name = "QMD_VERSION" if main.has("QMD_VERSION") else "QMD_MINOR_VERSION"
+    version = main.get(number, "QMD_MAJOR_VERSION"), main.get(number, minor_name)
+    known = VERSIONS[facts.family]
+    _need(
+        version in known or version == facts.qmd,
+        f"version {version[0]}.{version[1]}, where class {facts.compute_class:x} takes"
+        f" {' or '.join(f'{a}.{b}' for a, b in known)}",
+    )
+    read = _reader(version)
+    stray = number & read.undefined
+    _need(not stray, f"reserved bits are set, the first at bit {(stray & -stray).bit_length() - 1}")
+    _kind(read, number)
+    return LaunchDescriptor(
+        version=version,
+        grid=_grid(read, number),
+        block=_block(read, number, facts),
+        program_address=_program(read, number),
+        registers=_registers(read, number),
+        barriers=_barriers(read, number),
+        shared_size=_shared(read, number, facts)[0],
+        carveout=_shared(read, number, facts)[1],
+        local_size=_local(read, number),
+        constants=_constants(read, number),
+        releases=_releases(read, number),
+        dependents=_dependents(read, number),
+    )
+
+
+def _kind(read: _Reader, number: int) -> None:
+    if read.has("QMD_TYPE"):
+        kind = read.get(number, "QMD_TYPE")
+        _need(kind == _GRID_CTA, f"QMD_TYPE {kind} is no grid of groups")
+    else:
+        _need(not read.get(number, "IS_QUEUE"), "IS_QUEUE: queues are not modelled")
+    _need(read.get(number, "QMD_GROUP_ID") == 0x3F, "QMD_GROUP_ID is not 0x3f")
+    _need(read.get(number, "API_VISIBLE_CALL_LIMIT") == 1, "API_VISIBLE_CALL_LIMIT is checked")
+
+
+def _grid(read: _Reader, number: int) -> tuple[int, int, int]:
+    names = ("GRID_WIDTH", "GRID_HEIGHT", "GRID_DEPTH")
+    if not read.has(names[0]):
+        names = ("CTA_RASTER_WIDTH", "CTA_RASTER_HEIGHT", "CTA_RASTER_DEPTH")
+    width, height, depth = (read.get(number, name) for name in names)
+    _need(width and height and depth, f"a grid of {width} x {height} x {depth}")
+    _need(width < 1 << 31, f"a grid {width} wide")
+    return width, height, depth
+
+
+def _block(read: _Reader, number: int, facts: ChipFacts) -> tuple[int, int, int]:
+    x, y, z = (read.get(number, f"CTA_THREAD_DIMENSION{axis}") for axis in range(3))
+    threads = x * y * z
+    _need(threads, f"a group of {x} x {y} x {z} threads")
+    _need(threads <= 1024, f"a group of {threads} threads; 1024 is the limit")
+    _need(z <= 64, f"a group {z} deep; 64 is the limit")
+    name = "REGISTER_COUNT_V" if read.has("REGISTER_COUNT_V") else "REGISTER_COUNT"
+    per_thread = -(-read.get(number, name) // 8) * 8
+    total = -(-threads // 32) * 32 * per_thread
+    _need(
+        total <= REGISTERS_PER_SM,
+        f"{threads} threads of {per_thread} registers need {total}; an SM has {REGISTERS_PER_SM}",
+    )
+    return x, y, z
+
+
+def _program(read: _Reader, number: int) -> int:
+    if read.has("PROGRAM_ADDRESS_LOWER_SHIFTED4"):
+        address = read.get(number, "PROGRAM_ADDRESS_LOWER_SHIFTED4") << 4
+        address |= read.get(number, "PROGRAM_ADDRESS_UPPER_SHIFTED4") << 36
+    else:
+        address = read.get(number, "PROGRAM_ADDRESS_LOWER")
+        address |= read.get(number, "PROGRAM_ADDRESS_UPPER") << 32
+    _need(address, "PROGRAM_ADDRESS is 0")
+    _need(address % 128 == 0, f"PROGRAM_ADDRESS {address:#x} is not a multiple of 128")
+    return address
+
+
+def _registers(read: _Reader, number: int) -> int:
+    name = "REGISTER_COUNT_V" if read.has("REGISTER_COUNT_V") else "REGISTER_COUNT"
+    count = read.get(number, name)
+    _need(0 < count <= 256, f"{name} {count}")
+    return count
+
+
+def _barriers(read: _Reader, number: int) -> int:
+    count = read.get(number, "BARRIER_COUNT")
+    _need(count <= 16, f"BARRIER_COUNT {count}")
+    return count
+
+
+def _shared(read: _Reader, number: int, facts: ChipFacts) -> tuple[int, int]:
+    if read.has("SHARED_MEMORY_SIZE_SHIFTED7"):
+        size = read.get(number, "SHARED_MEMORY_SIZE_SHIFTED7") << 7
+    else:
+        size = read.get(number, "SHARED_MEMORY_SIZE")
+    _need(size % 128 == 0, f"SHARED_MEMORY_SIZE {size} is not a multiple of 128")
+    allowed = {kib // 4096 + 1: kib for kib in facts.shared_carveouts}
+    codes = {}
+    for which in ("MIN", "MAX", "TARGET"):
+        code = codes[which] = read.get(number, f"{which}_SM_CONFIG_SHARED_MEM_SIZE")
+        _need(
+            code in allowed,
+            f"{which}_SM_CONFIG_SHARED_MEM_SIZE {code}: an SM of {facts.name} can have"
+            f" {', '.join(str(size >> 10) for size in allowed.values())} KiB",
+        )
+    _need(
+        codes["MIN"] <= codes["TARGET"] <= codes["MAX"],
+        f"shared memory configurations: {codes['MIN']} <= {codes['TARGET']} <= {codes['MAX']}"
+        " does not hold",
+    )
+    carveout = allowed[codes["TARGET"]]
+    _need(
+        size <= carveout,
+        f"{size} bytes of shared memory, of a carve-out of {carveout}",
+    )
+    # From Ampere on, 1 KiB of each group is the system's own, and may be counted here.
+    reserve = 0 if facts.family == "turing" else 1024
+    _need(
+        size <= facts.shared_per_group + reserve,
+        f"{size} bytes of shared memory; a group of {facts.name} has {facts.shared_per_group}",
+    )
+    return size, carveout
+
+
+def _local(read: _Reader, number: int) -> int:
+    if read.has("SHADER_LOCAL_MEMORY_LOW_SIZE_SHIFTED4"):
+        low = read.get(number, "SHADER_LOCAL_MEMORY_LOW_SIZE_SHIFTED4") << 4
+        high = read.get(number, "SHADER_LOCAL_MEMORY_HIGH_SIZE_SHIFTED4") << 4
+    else:
+        low = read.get(number, "SHADER_LOCAL_MEMORY_LOW_SIZE")
+        high = read.get(number, "SHADER_LOCAL_MEMORY_HIGH_SIZE")
+    _need(low % 16 == 0 and high % 16 == 0, f"local memory of {low} and {high} bytes")
+    _need(low + high <= 512 << 10, f"{low + high} bytes of local memory a thread")
+    return low + high
+
+
+def _constants(read: _Reader, number: int) -> tuple[tuple[int, int] | None, ...]:
+    banks: list[tuple[int, int] | None] = []
+    shifted = read.has("CONSTANT_BUFFER_ADDR_LOWER_SHIFTED6")
+    names = [f"CONSTANT_BUFFER_ADDR_{half}" + "_SHIFTED6" * shifted for half in ("LOWER", "UPPER")]
+    for bank in range(8):
+        if not read.get(number, "CONSTANT_BUFFER_VALID", bank):
+            banks.append(None)
+            continue
+        address = read.get(number, names[0], bank) | read.get(number, names[1], bank) << 32
+        address <<= 6 if shifted else 0
+        size = read.get(number, "CONSTANT_BUFFER_SIZE_SHIFTED4", bank) << 4
+        _need(address, f"constant bank {bank} is valid and at address 0")
+        _need(address % 64 == 0, f"constant bank {bank} at {address:#x}, no multiple of 64")
+        _need(
+            0 < size <= LONGEST_CONSTANT_BANK,
+            f"constant bank {bank} of {size} bytes",
+        )
+        banks.append((address, size))
+    return tuple(banks)
+
+
+def _releases(read: _Reader, number: int) -> tuple[Release, ...]:
+    found = []
+    for index in range(3):
+        release = _release(read, number, index)
+        if release is not None:
+            _need(
+                release.address % (16 if release.words == 4 else 4 * release.words) == 0,
+                f"release {index} at {release.address:#x} is not aligned",
+            )
+            found.append(release)
+    return tuple(found)
+
+
+def _release(read: _Reader, number: int, index: int) -> Release | None:
+    if read.has("RELEASE_ENABLE"):  # version 4 on: arrays
+        enabled = read.get(number, "RELEASE_ENABLE", index)
+        address, prefix = f"RELEASE_SEMAPHORE{index}_ADDR", f"RELEASE_SEMAPHORE{index}"
+
+        def field(name: str) -> int:
+            return read.get(number, f"RELEASE_{name}", index)
+
+    else:
+        name = f"RELEASE{index}_ENABLE"
+        if read.has(name):
+            enabled = read.get(number, name)
+        elif index < 2:
+            enabled = read.get(number, f"SEMAPHORE_RELEASE_ENABLE{index}")
+        else:
+            return None
+        address, prefix = f"RELEASE{index}_ADDRESS", f"RELEASE{index}"
+
+        def field(name: str) -> int:
+            full = f"RELEASE{index}_{name}"
+            return read.get(number, full) if read.has(full) else 0
+
+    if not enabled:
+        return None
+    where = read.get(number, f"{address}_LOWER") | read.get(number, f"{address}_UPPER") << 32
+    structure = field("STRUCTURE_SIZE")
+    _need(structure <= 2, f"release {index} of structure size {structure}")
+    wide = field("PAYLOAD64B")
+    if read.has(f"{prefix}_PAYLOAD"):
+        payload = read.get(number, f"{prefix}_PAYLOAD")
+    else:
+        payload = read.get(number, f"{prefix}_PAYLOAD_LOWER")
+        if wide:
+            payload |= read.get(number, f"{prefix}_PAYLOAD_UPPER") << 32
+    words = (4, 1, 2)[structure]
+    _need(not (wide and words == 1), f"release {index}: 64 bits of payload in one word")
+    reduction = field("REDUCTION_OP") if field("REDUCTION_ENABLE") else None
+    signed = field("REDUCTION_FORMAT") == 1
+    return Release(where, payload, words, 8 if wide else 4, reduction, signed)
+
+
+def _dependents(read: _Reader, number: int) -> tuple[int, ...]:
+    found = []
+    if read.has("DEPENDENT_QMD_SCHEDULE_ENABLE"):  # version 2
+        if read.get(number, "DEPENDENT_QMD_SCHEDULE_ENABLE"):
+            _need(read.get(number, "DEPENDENT_QMD_TYPE") == 1, "a dependent QMD that is no grid")
+            found.append(read.get(number, "DEPENDENT_QMD_POINTER") << 8)
+        return tuple(found)
+    arrays = not read.has("DEPENDENT_QMD0_ENABLE")  # version 4.0 has them so
+
+    def field(name: str, index: int) -> int:
+        if arrays:
+            return read.get(number, f"DEPENDENT_QMD_{name}", index)
+        return read.get(number, f"DEPENDENT_QMD{index}_{name}")
+
+    for index in range(2):
+        if field("ENABLE", index):
+            action = field("ACTION", index)
+            _need(
+                action in (_SCHEDULE, _COPY_SCHEDULE),
+                f"action {action} on dependent QMD {index}",
+            )
+            found.append(read.get(number, f"DEPENDENT_QMD{index}_POINTER") << 8)
+    _need(all(found), "a dependent QMD at address 0")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""The host unit: channels, runlists, push buffers."""

@@ -1,0 +1,23 @@
+"""How work of a channel ends badly: what an engine's front end raises, and the runlist reports."""
+
+from __future__ import annotations
+
+from nv.virtual.faults import Xid
+from nv.virtual.memory.faults import MmuFault
+
+
+class ChannelError(Exception):
+    """Ends a channel, and with it all channels of its group (robust channel recovery).
+
+    fault: what the MMU reported, with Xid 31.
+    """
+
+    def __init__(self, xid: Xid, text: str, fault: MmuFault | None = None) -> None:
+        super().__init__(text)
+        self.xid = xid
+        self.text = text
+        self.fault = fault
+
+
+class Aborted(Exception):
+    """The channel was taken away while its grid ran: nobody is told."""

@@ -1,0 +1,131 @@
+"""The kernel driver's state on one virtual machine: GPUs, clients, files, planted faults."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+
+from hcq.errors import BadArgument
+from nv import abi
+from nv.chips.facts import ChipFacts
+from nv.virtual.chip import VirtualGpu
+from nv.virtual.faults import AT_ONCE, Fault, FaultPlan, Xid, XidReport
+from nv.virtual.memory.physical import Backing
+from nv.virtual.options import MachineOptions
+from nv.virtual.rm.objects import Client, RmObject
+
+_FIRST_CLIENT = 0xC1D0_0001  # RS_CLIENT_HANDLE_BASE, open-gpu-kernel-modules 580.142 rs_server.h
+
+
+class VirtualMachine:
+    """A machine with the stock driver loaded. It stays when nodes close; `close` switches it off.
+
+    `lock` is the resource manager's: one call at a time. `log` is the kernel log, its Xids.
+    """
+
+    def __init__(self, facts: ChipFacts, options: MachineOptions | None = None) -> None:
+        self.facts = facts
+        self.options = options or MachineOptions()
+        if not 1 <= self.options.gpus <= 8:
+            raise BadArgument("a machine has 1 to 8 GPUs", gpus=self.options.gpus)
+        self.abi = abi.select(self.options.driver)
+        self.lock = threading.RLock()
+        self.faults = FaultPlan()
+        self.log: list[XidReport] = []
+        self.system_used = 0
+        self.clients: dict[int, Client] = {}
+        self.asked: Counter[str] = Counter()  # controls and ioctls that are not modelled
+        self.refused: list[str] = []  # what the resource manager and UVM refused, and why
+        self.nodes: list[object] = []
+        self.mappings: dict[int, tuple[Backing, int, int]] = {}  # CPU mappings: offset, size
+        self.memblock_size = 0
+        self._client_handles = itertools.count(_FIRST_CLIENT)
+        self._mapping_numbers = itertools.count(1)
+        self.gpus = [VirtualGpu(self, i, facts, self.options) for i in range(self.options.gpus)]
+        self._closed = False
+
+    @property
+    def gpu(self) -> VirtualGpu:
+        """The first GPU."""
+        return self.gpus[0]
+
+    def new_client_handle(self) -> int:
+        """A root handle that nobody has."""
+        return next(h for h in self._client_handles if h not in self.clients)
+
+    def inject(self, kind: Fault | str, *, gpu: int | None = None, count: int = 1) -> None:
+        """Plant a fault, given as a `Fault`, its name or its title; see nv.virtual.faults."""
+        fault = _fault(kind)
+        if fault in AT_ONCE:
+            for index in range(len(self.gpus)) if gpu is None else (gpu,):
+                self._strike(fault, self.gpus[index])
+            return
+        self.faults.plant(fault, gpu=gpu, count=count)
+
+    def _strike(self, fault: Fault, gpu: VirtualGpu) -> None:
+        self.faults.struck.append(fault)
+        if fault is Fault.FELL_OFF:
+            gpu.lose()
+        elif fault is Fault.RESET_REQUIRED:
+            gpu.reset_required = True
+        else:
+            gpu.remap_pending = True
+            gpu.report(Xid.ROW_REMAP, "Row Remapper: New row marked for remapping")
+
+    def live_objects(self) -> list[RmObject]:
+        """Every object that is allocated, of all clients."""
+        with self.lock:
+            return [found for client in self.clients.values() for found in client.objects.values()]
+
+    def live_bytes(self) -> int:
+        """Bytes of memory that clients hold, and page tables."""
+        video = sum(gpu.memory.usable - gpu.memory.free_size for gpu in self.gpus)
+        tables = sum(gpu.memory.table_bytes for gpu in self.gpus)
+        return video + tables + self.system_used
+
+    def add_mapping(self, backing: Backing, offset: int, size: int) -> int:
+        """Enter a CPU mapping; a number to take it out by."""
+        number = next(self._mapping_numbers)
+        self.mappings[number] = (backing, offset, size)
+        return number
+
+    def mapped_video_memory(self, gpu: VirtualGpu) -> list[tuple[int, int]]:
+        """What of a GPU's memory the CPU has mapped: (address, size)."""
+        return [
+            (backing.physical + offset, size)
+            for backing, offset, size in self.mappings.values()
+            if backing.gpu == gpu.index
+        ]
+
+    @property
+    def violations(self) -> list[str]:
+        """What hardware would ignore in silence and a driver must not do, of all GPUs."""
+        return [text for gpu in self.gpus for text in gpu.violations]
+
+    def close(self) -> None:
+        """Switch off; idempotent. Raises what went wrong in the model itself, if anything did."""
+        if self._closed:
+            return
+        self._closed = True
+        for gpu in self.gpus:
+            gpu.close()
+        for gpu in self.gpus:
+            for runlist in gpu.runlists:
+                if runlist.error is not None:
+                    raise runlist.error
+
+    def __repr__(self) -> str:
+        return (
+            f"<VirtualMachine {len(self.gpus)} x {self.facts.name}, driver {self.options.driver},"
+            f" {len(self.clients)} clients>"
+        )
+
+
+def _fault(kind: Fault | str) -> Fault:
+    if isinstance(kind, Fault):
+        return kind
+    for fault in Fault:
+        if kind in (fault.name, fault.name.lower(), fault.title):
+            return fault
+    raise BadArgument(f"no fault {kind!r}; there are: {', '.join(f.name for f in Fault)}")

@@ -1,0 +1,93 @@
+"""What a program maps of the driver's files: memory, and the doorbell page."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from hcq.errors import BadArgument
+from nv.virtual.memory.physical import Backing
+
+if TYPE_CHECKING:
+    from nv.virtual.chip import VirtualGpu
+    from nv.virtual.machine import VirtualMachine
+
+_TIME_0, _TIME_1, DOORBELL = 0x80, 0x84, 0x90  # clc361.h and later usermode classes
+_WORD = struct.Struct("<I")
+
+
+def _check(offset: int, size: int, *, closed: bool) -> None:
+    if closed:
+        raise BadArgument("the mapping is closed")
+    if offset % 4 or not 0 <= offset <= size - 4:
+        raise BadArgument("a word lies aligned inside the mapping", offset=offset, size=size)
+
+
+class MemoryMapping:
+    """Video or system memory in this process; implements `hcq.transport.node.NodeMapping`."""
+
+    def __init__(self, machine: VirtualMachine, backing: Backing, offset: int, size: int) -> None:
+        assert backing.view is not None
+        self.size = size
+        self.address = backing.host + offset
+        self.view: memoryview | None = backing.view[offset : offset + size]
+        self._machine = machine
+        self._backing = backing
+        self._number = machine.add_mapping(backing, offset, size)
+        backing.users += 1  # a mapping keeps memory alive whose object is freed
+
+    def read32(self, offset: int) -> int:
+        """Read a word."""
+        _check(offset, self.size, closed=self.view is None)
+        assert self.view is not None
+        return int(_WORD.unpack_from(self.view, offset)[0])
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write a word."""
+        _check(offset, self.size, closed=self.view is None)
+        assert self.view is not None
+        _WORD.pack_into(self.view, offset, value)
+
+    def close(self) -> None:
+        """Unmap; idempotent."""
+        if self.view is None:
+            return
+        with self._machine.lock:
+            self.view = None
+            del self._machine.mappings[self._number]
+            self._machine.gpu.free_backing(self._backing)
+
+
+class DoorbellMapping:
+    """The page of a usermode object: the time, and the doorbell, which works at once."""
+
+    address = 0
+    view = None
+
+    def __init__(self, gpu: VirtualGpu, size: int) -> None:
+        self.size = size
+        self._gpu = gpu
+        self._closed = False
+
+    def read32(self, offset: int) -> int:
+        """Read a register: the time; all else reads zero."""
+        _check(offset, self.size, closed=self._closed)
+        if self._gpu.lost:
+            return 0xFFFF_FFFF
+        if offset == _TIME_0:
+            return self._gpu.time_ns() & 0xFFFF_FFE0  # its resolution is 32 ns
+        if offset == _TIME_1:
+            return self._gpu.time_ns() >> 32 & 0x1FFF_FFFF
+        return 0
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write a register: the doorbell; nothing else may be written."""
+        _check(offset, self.size, closed=self._closed)
+        if offset != DOORBELL:
+            self._gpu.violations.append(f"write of {value:#x} to {offset:#x} of the usermode page")
+            return
+        self._gpu.ring(value)
+
+    def close(self) -> None:
+        """Unmap; idempotent."""
+        self._closed = True

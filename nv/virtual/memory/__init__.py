@@ -1,0 +1,1 @@
+"""Memory of the virtual GPU: pages, page tables, translation."""

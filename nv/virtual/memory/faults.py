@@ -1,0 +1,66 @@
+"""What the MMU reports: types, accesses, clients.
+
+Source: open-gpu-kernel-modules 580.142, kernel-open/nvidia-uvm/hwref/turing/tu102/dev_fault.h.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class FaultType(enum.IntEnum):
+    """NV_PFAULT_FAULT_TYPE."""
+
+    PDE = 0
+    PDE_SIZE = 1
+    PTE = 2
+    VA_LIMIT_VIOLATION = 3
+    UNBOUND_INST_BLOCK = 4
+    PRIV_VIOLATION = 5
+    RO_VIOLATION = 6
+    WO_VIOLATION = 7
+    PITCH_MASK_VIOLATION = 8
+    WORK_CREATION = 9
+    UNSUPPORTED_APERTURE = 10
+    COMPRESSION_FAILURE = 11
+    UNSUPPORTED_KIND = 12
+    REGION_VIOLATION = 13
+    POISONED = 14
+    ATOMIC_VIOLATION = 15
+
+
+class FaultAccess(enum.IntEnum):
+    """NV_PFAULT_ACCESS_TYPE, of virtual addresses."""
+
+    READ = 0
+    WRITE = 1
+    ATOMIC_STRONG = 2
+    PREFETCH = 3
+    ATOMIC_WEAK = 4
+
+
+class Client(enum.Enum):
+    """Who asked: a unit of the GPCs, or one of the hub's."""
+
+    SM = "GPC T1"
+    SKED = "HUB SKED"  # fetches launch descriptors
+    HOST = "HUB HOST"  # rings, push buffers and semaphores
+    FRONT_END = "HUB FE"
+    COPY = "HUB CE"
+
+
+@dataclass(frozen=True)
+class MmuFault:
+    """One fault, as the fault buffer would hold it. address: of the access, in bytes."""
+
+    kind: FaultType
+    access: FaultAccess
+    address: int
+    client: Client
+
+    def __str__(self) -> str:
+        return (
+            f"MMU fault at {self.address:#x}: {self.kind.name}, {self.access.name},"
+            f" {self.client.value}"
+        )

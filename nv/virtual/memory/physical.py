@@ -1,0 +1,115 @@
+"""Physical memory: the card's own, and pages of the system that the kernel driver hands out."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.allocator import RangeAllocator
+from hcq.errors import OutOfMemory
+
+_MAP_NORESERVE = 0x4000  # Linux; mmap names it from Python 3.13 on
+PAGE = 4096
+GRANULE = 64 << 10  # what the resource manager hands out of video memory at least
+
+
+class VideoMemory:
+    """The card's memory as sparse host memory. Addresses are offsets, sizes bytes.
+
+    The top is the kernel driver's own, for page tables and instance blocks. Memory that is handed
+    out again reads as zeros, since the resource manager scrubs what was freed. Not thread-safe:
+    the GPU's lock protects it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        reserved = max(4 << 20, min(size // 32, 64 << 20)) // GRANULE * GRANULE
+        self.usable = (size - reserved) // GRANULE * GRANULE
+        try:
+            self._memory = mmap.mmap(
+                -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            )
+        except OSError as error:  # vm.overcommit_memory=2, or a limit on address space
+            raise OutOfMemory(
+                "this machine does not let us reserve address space for the virtual card's memory;"
+                " give it less, as in hcq.open('virtual:gh100', memory=1 << 30)",
+                wanted=size,
+                reason=error.strerror,
+            ) from error
+        self.view = memoryview(self._memory)
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.words: NDArray[np.uint64] = np.frombuffer(self._memory, np.uint64, size // 8)
+        self._clients = RangeAllocator(0, self.usable, GRANULE, name="video memory")
+        self._tables = RangeAllocator(
+            self.usable, size // PAGE * PAGE - self.usable, 256, name="kernel driver's memory"
+        )
+
+    @property
+    def free_size(self) -> int:
+        """Bytes that clients can still have."""
+        return self._clients.free_size
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes that page tables take."""
+        return self._tables.used
+
+    def allocate(self, size: int, align: int) -> int:
+        """Take scrubbed memory for a client; hcq.errors.OutOfMemory if there is none."""
+        address = self._clients.allocate(size, max(align, GRANULE))
+        length = self._clients.size_of(address)
+        self._memory.madvise(mmap.MADV_DONTNEED, address, length)
+        return address
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` returned."""
+        self._clients.free(address)
+
+    def allocate_table(self, size: int) -> int:
+        """Take zeroed memory for a page table."""
+        address = self._tables.allocate(size, size)
+        self.words[address // 8 : (address + size) // 8] = 0
+        return address
+
+    def free_table(self, address: int) -> None:
+        """Give a page table back."""
+        self._tables.free(address)
+
+    def close(self) -> None:
+        """Give the host its memory back; whoever still looks reads zeros."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
+
+class SystemPages:
+    """Pinned pages of the host. Their bus address is where they lie in this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = -(-size // PAGE) * PAGE
+        self._memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.view = memoryview(self._memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+
+@dataclass(eq=False)
+class Backing:
+    """Physical memory behind one memory object, alive while someone holds it.
+
+    gpu: index of the GPU whose video memory it is; None for system memory. physical: offset in
+    video memory, or bus address. users: the object itself and every mapping that UVM duplicated.
+    """
+
+    size: int
+    page_size: int
+    physical: int
+    host: int
+    gpu: int | None
+    view: memoryview | None
+    pages: SystemPages | None = None
+    read_only: bool = False
+    cached: bool = True
+    kind: int = 0
+    users: int = 1

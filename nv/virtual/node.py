@@ -1,0 +1,205 @@
+"""The driver's device files in one program: opened, controlled, mapped, closed.
+
+Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia/nv.c (nvidia_open, nvidia_ioctl),
+nv-mmap.c (nvidia_mmap_helper), kernel-open/nvidia-uvm/uvm.c (uvm_open, uvm_ioctl).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hcq.errors import BadArgument
+from hcq.transport.node import NodeMapping
+from nv.virtual.faults import Fault
+from nv.virtual.mappings import DoorbellMapping, MemoryMapping
+from nv.virtual.memory.physical import PAGE, Backing
+from nv.virtual.rm.escapes import Escapes
+from nv.virtual.text_files import read_text
+from nv.virtual.uvm.ioctls import UvmFile
+
+if TYPE_CHECKING:
+    from nv.virtual.chip import VirtualGpu
+    from nv.virtual.machine import VirtualMachine
+
+_DEVICE = re.compile(r"/dev/nvidia(\d+)")
+_XFER = 0xD3  # NV_ESC_IOCTL_XFER_CMD
+
+
+@dataclass(eq=False)
+class MapContext:
+    """What a file may map, once RM_MAP_MEMORY said so. gpu: of a doorbell page."""
+
+    size: int
+    backing: Backing | None = None
+    offset: int = 0
+    gpu: VirtualGpu | None = None
+
+
+@dataclass(eq=False)
+class OpenFile:
+    """An open device file. gpu: None for nvidiactl and UVM. control: the file that REGISTER_FD
+    named."""
+
+    handle: int
+    path: str
+    gpu: VirtualGpu | None = None
+    uvm: UvmFile | None = None
+    control: OpenFile | None = None
+    context: MapContext | None = None
+
+    def set_memory_context(self, backing: Backing, offset: int, size: int) -> None:
+        """Let `map` map this memory."""
+        self.context = MapContext(size, backing, offset)
+
+    def set_doorbell_context(self, gpu: VirtualGpu, size: int) -> None:
+        """Let `map` map the GPU's doorbell page."""
+        self.context = MapContext(size, gpu=gpu)
+
+    @property
+    def is_control(self) -> bool:
+        """/dev/nvidiactl."""
+        return self.gpu is None and self.uvm is None
+
+
+class VirtualNode:
+    """One program's view of the driver; implements `hcq.transport.node.Node`.
+
+    Closing it is the end of the program: all its files close, and what they held is freed.
+    owns_machine: the machine is switched off then.
+    """
+
+    def __init__(self, machine: VirtualMachine, *, owns_machine: bool = False) -> None:
+        self.name = f"virtual NVIDIA driver {machine.options.driver}"
+        self.machine = machine
+        self.files: dict[int, OpenFile] = {}
+        self._owns_machine = owns_machine
+        self._handles = itertools.count(100)
+        self._mappings: list[NodeMapping] = []
+        self._escapes = Escapes(self)
+        self._closed = False
+        machine.nodes.append(self)
+
+    def open(self, path: str) -> int:
+        """Open a device file; FileNotFoundError or PermissionError as the system raises them."""
+        with self.machine.lock:
+            self._need_open()
+            gpu, uvm = None, None
+            match = _DEVICE.fullmatch(path)
+            if match is not None and int(match[1]) < len(self.machine.gpus):
+                gpu = self.machine.gpus[int(match[1])]
+            elif path == "/dev/nvidia-uvm":
+                if self.machine.faults.take(Fault.NO_UVM):
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                uvm = UvmFile(self.machine, self)
+            elif path != "/dev/nvidiactl":
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if self.machine.faults.take(Fault.OPEN_DENIED):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            if gpu is not None and gpu.lost:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            handle = next(self._handles)
+            self.files[handle] = OpenFile(handle, path, gpu, uvm)
+            return handle
+
+    def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
+        """One ioctl; OSError with the errno the kernel gives."""
+        with self.machine.lock:
+            found = self._file(handle)
+            if self.machine.faults.take(Fault.INTERRUPTED):
+                raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR), found.path)
+            if found.uvm is not None:
+                found.uvm.ioctl(request, argument)
+                return
+            command, size = request & 0xFF, request >> 16 & 0x3FFF
+            if size > len(argument):
+                raise _error(errno.EFAULT, f"ioctl {request:#x} reads {size} bytes")
+            self._escapes.call(found, command, memoryview(argument)[:size])
+
+    def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
+        """Map what RM_MAP_MEMORY prepared on this file."""
+        with self.machine.lock:
+            found = self._file(handle)
+            context = found.context
+            if found.uvm is not None:
+                raise _error(errno.EINVAL, "UVM maps only what it manages, which is not modelled")
+            if size <= 0 or offset % PAGE:
+                raise _error(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}")
+            if context is None:
+                raise _error(errno.EINVAL, f"{found.path}: no RM_MAP_MEMORY prepared this mapping")
+            if offset:
+                raise _error(errno.EINVAL, "mappings start at offset 0 of the file")
+            if found.gpu is not None and found.gpu.lost:
+                raise _error(errno.EIO, "the GPU is lost")
+            if self.machine.faults.take(Fault.MAPPING_REFUSED):
+                raise _error(errno.EAGAIN, "mapping creation failed")
+            pages = -(-size // PAGE) * PAGE
+            limit = -(-context.size // PAGE) * PAGE
+            if found.gpu is not None and pages != limit:
+                raise _error(errno.ENXIO, f"{size} bytes of a mapping of {context.size}")
+            if pages > limit:
+                raise _error(errno.ERANGE, f"{size} bytes of a mapping of {context.size}")
+            mapping = self._mapping(context, size)
+            self._mappings.append(mapping)
+            return mapping
+
+    def _mapping(self, context: MapContext, size: int) -> NodeMapping:
+        if context.backing is None:
+            assert context.gpu is not None
+            return DoorbellMapping(context.gpu, size)
+        return MemoryMapping(self.machine, context.backing, context.offset, size)
+
+    def release(self, handle: int) -> None:
+        """Close one file; what it held is freed. BadArgument if it is not open."""
+        with self.machine.lock:
+            found = self.files.get(handle)
+            if found is None:
+                raise BadArgument("this handle is not open", handle=handle)
+            if found.uvm is not None:
+                found.uvm.close()
+            self._escapes.file_closed(found)
+            del self.files[handle]
+
+    def read_text(self, path: str) -> str:
+        """What /proc and /sys say of the driver."""
+        self._need_open()
+        return read_text(self.machine, path)
+
+    def close(self) -> None:
+        """The program ends; idempotent."""
+        with self.machine.lock:
+            if self._closed:
+                return
+            # UVM files first: they hold the address spaces and channels that clients free.
+            for found in sorted(self.files.values(), key=lambda file: file.uvm is None):
+                self.release(found.handle)
+            for mapping in self._mappings:
+                mapping.close()
+            self._mappings = []
+            self._closed = True
+            self.machine.nodes.remove(self)
+        if self._owns_machine:
+            self.machine.close()
+
+    def has_open(self, gpu: VirtualGpu) -> bool:
+        """Whether this program has the GPU's device file open."""
+        return any(found.gpu is gpu for found in self.files.values())
+
+    def _need_open(self) -> None:
+        if self._closed:
+            raise BadArgument("the node is closed")
+
+    def _file(self, handle: int) -> OpenFile:
+        self._need_open()
+        found = self.files.get(handle)
+        if found is None:
+            raise _error(errno.EBADF, f"handle {handle}")
+        return found
+
+
+def _error(code: int, why: str) -> OSError:
+    return OSError(code, f"{os.strerror(code)}: {why}")

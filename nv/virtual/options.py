@@ -1,0 +1,36 @@
+"""What a virtual machine with NVIDIA GPUs is built of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from nv.chips.facts import ChipFacts
+from nv.virtual.sm_contract import Multiprocessors
+
+DRIVERS = ("535.183.01", "550.163.01", "570.144", "580.142", "595.45.04")
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """A machine as built. Sizes are bytes.
+
+    driver: version of the kernel driver, any that a branch's tables are there for. gpus: how many,
+    all of one chip. memory: video memory of each; None for the chip's own. system_memory: pages
+    that the kernel driver can still pin. channels: of each runlist. copy_engines: of each GPU.
+    overlap: in which order grids run that nothing orders; "reverse" shows a missing barrier.
+    open_module: whether the open kernel modules are loaded, as /proc says.
+    multiprocessors: makes a GPU's SMs; None for those that execute PTX.
+    """
+
+    driver: str = "580.142"
+    gpus: int = 1
+    memory: int | None = None
+    system_memory: int = 64 << 30
+    channels: int = 512
+    copy_engines: int = 2
+    overlap: Literal["reverse", "order"] = "reverse"
+    open_module: bool = True
+    mig_enabled: bool = False
+    multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None

@@ -1,0 +1,1 @@
+"""The model of the resource manager: objects, their rules, controls."""

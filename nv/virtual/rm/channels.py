@@ -1,0 +1,324 @@
+"""Channel groups, context shares, channels, and the engine objects on them.
+
+Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/fifo/kernel_channel.c
+(kchannelConstruct), kernel_channel_group_api.c, kernel_ctxshare.c, gr/kernel_graphics_object.c,
+gr/kernel_sm_debugger_session.c; src/common/sdk/nvidia/inc/alloc/alloc_channel.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import cast
+
+from hcq.layout import Struct
+from nv.virtual.chip import ENGINE_GR0, VirtualGpu
+from nv.virtual.engines.compute import ComputeEngine
+from nv.virtual.engines.copy import CopyEngine
+from nv.virtual.faults import Fault, Xid
+from nv.virtual.host.channel import USERD_SIZE, Channel
+from nv.virtual.host.errors import ChannelError
+from nv.virtual.host.runlist import Runlist
+from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from nv.virtual.memory.physical import Backing
+from nv.virtual.rm.memory import Memory
+from nv.virtual.rm.objects import Allocation, RmObject
+from nv.virtual.rm.resources import VaSpace, need_gpu
+from nv.virtual.status import RmError, Status, require
+
+_NOTIFIER = struct.Struct("<QIHH")  # NvNotification: time in ns, info32, info16, status
+NOTIFIER_SIZE = 16
+_ENGINE_FIFO = 0  # info16 of a notifier, where no engine is at fault
+
+
+def _space(client: RmObject, handle: int) -> VaSpace:
+    found = client.client.find(handle, Status.INVALID_OBJECT_HANDLE)
+    if not isinstance(found, VaSpace):
+        raise RmError(Status.INVALID_OBJECT, f"{found!r} is no address space")
+    return found
+
+
+class ChannelGroup(RmObject):
+    """KEPLER_CHANNEL_GROUP_A: channels of one engine that are scheduled, and die, together."""
+
+    internal = "KernelChannelGroupApi"
+    first_to_go = True
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        params = request.block
+        self.gpu: VirtualGpu = need_gpu(request.parent)
+        self.engine_type = params.engineType
+        runlist = self.gpu.runlist_of(params.engineType)
+        if runlist is None:
+            raise RmError(Status.INVALID_ARGUMENT, f"no engine of type {params.engineType:#x}")
+        self.runlist: Runlist = runlist
+        self.space = _space(self, params.hVASpace) if params.hVASpace else None
+        self.error_handle = params.hObjectError
+        self.scheduled = False
+        self.uses_shares: bool | None = None  # all channels name a context share, or none does
+        self.timeslice_us = 2000
+
+    def channels(self) -> list[ChannelObject]:
+        """The group's channels."""
+        return [child for child in self.children.values() if isinstance(child, ChannelObject)]
+
+    def schedule(self, enable: bool) -> None:
+        """Put all channels on the runlist, or take them off."""
+        self.scheduled = enable
+        for channel in self.channels():
+            channel.schedule(enable)
+
+
+class ContextShare(RmObject):
+    """FERMI_CONTEXT_SHARE_A: a subcontext, with its address space."""
+
+    internal = "KernelCtxShareApi"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        params = request.block
+        group = cast(ChannelGroup, request.parent)
+        require(params.flags <= 2, Status.INVALID_ARGUMENT, f"flags {params.flags}")
+        space = _space(self, params.hVASpace) if params.hVASpace else group.space
+        if space is None:
+            raise RmError(Status.INVALID_ARGUMENT, "neither share nor group has an address space")
+        self.space: VaSpace = space
+        taken = {
+            child.number for child in group.children.values() if isinstance(child, ContextShare)
+        }
+        if params.flags == 2:  # SUBCONTEXT_SPECIFIED
+            self.number = params.subctxId
+            require(self.number not in taken, Status.STATE_IN_USE, "subctxId")
+        else:  # 0 belongs to synchronous, the rest to asynchronous subcontexts
+            first = 1 if params.flags == 1 else 0
+            self.number = next(i for i in range(first, 65) if i not in taken)
+        require(self.number < 64, Status.INSUFFICIENT_RESOURCES, "64 subcontexts")
+        params.subctxId = self.number
+
+
+class ChannelObject(RmObject):
+    """A GPFIFO channel."""
+
+    internal = "KernelChannel"
+    first_to_go = True
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        params = request.block
+        self.gpu: VirtualGpu = need_gpu(request.parent)
+        if request.class_id != self.gpu.facts.gpfifo_class:
+            raise RmError(Status.INVALID_CLASS, f"channels of {self.gpu.facts.name} are others")
+        self.group = request.parent if isinstance(request.parent, ChannelGroup) else None
+        self.vaspace = self._vaspace(params)
+        self.runlist = self._runlist(params.engineType)
+        self._check(params)
+        self._userd = self._userd_backing(params)
+        self._notifier = self._notifier_backing(params.hObjectError)
+        self.bound = self.gpu.facts.family != "turing"
+        self.contexts_mapped = False  # UVM mapped the buffers of its graphics context
+        self.mmu_fault: MmuFault | None = None
+        if self.machine.faults.take(Fault.NO_CHANNELS, self.gpu.index):
+            raise RmError(Status.INSUFFICIENT_RESOURCES, "planted")
+        number = self.gpu.new_channel_number(self.runlist)
+        if number is None:
+            raise RmError(Status.INSUFFICIENT_RESOURCES, "all channels are taken")
+        offset = params.userdOffset[0]
+        channel = Channel(
+            self.gpu, number, request.class_id, self.vaspace.space, self._userd.host + offset
+        )
+        channel.ring_address, channel.ring_entries = params.gpFifoOffset, params.gpFifoEntries
+        channel.on_error = self._recover
+        channel.check_context = self._check_context
+        channel.enabled = self.group.scheduled if self.group is not None else False
+        self.channel = channel
+        for held in (self._userd, self._notifier):
+            if held is not None:
+                held.users += 1
+        self.vaspace.hold()
+        self.gpu.add_channel(self.runlist, channel)
+        params.cid = number
+
+    def _vaspace(self, params: Struct) -> VaSpace:
+        share_handle, space_handle = params.hContextShare, params.hVASpace
+        require(not (share_handle and space_handle), Status.INVALID_ARGUMENT, "share and space")
+        if self.group is None:
+            require(not share_handle, Status.INVALID_ARGUMENT, "a context share without a group")
+            require(space_handle, Status.NOT_SUPPORTED, "the device's own address space")
+            space = _space(self, space_handle)
+        else:
+            require(not space_handle, Status.INVALID_ARGUMENT, "a group's channel names no space")
+            with_share = bool(share_handle)
+            if self.group.channels() and self.group.uses_shares != with_share:
+                raise RmError(Status.INVALID_ARGUMENT, "all channels of a group, or none, share")
+            self.group.uses_shares = with_share
+            if share_handle:
+                share = self.client.find(share_handle)
+                if not isinstance(share, ContextShare):
+                    raise RmError(Status.INVALID_OBJECT, repr(share))
+                require(share.parent is self.group, Status.INVALID_OBJECT_PARENT, repr(share))
+                space = share.space
+            elif self.group.space is None:
+                raise RmError(Status.INVALID_STATE, "the group has no address space")
+            else:
+                space = self.group.space
+        if space.external and not space.registered:
+            raise RmError(Status.INVALID_STATE, "UVM has not set the space's page directory yet")
+        return space
+
+    def _runlist(self, engine_type: int) -> Runlist:
+        if self.group is not None:
+            if engine_type not in (0, self.group.engine_type):
+                raise RmError(Status.INVALID_ARGUMENT, f"engine type {engine_type:#x}")
+            return self.group.runlist
+        runlist = self.gpu.runlist_of(engine_type or ENGINE_GR0)
+        if runlist is None:
+            raise RmError(Status.INVALID_ARGUMENT, f"no engine of type {engine_type:#x}")
+        return runlist
+
+    def _check(self, params: Struct) -> None:
+        entries = params.gpFifoEntries
+        require(entries > 1 and entries & (entries - 1) == 0, Status.INVALID_ARGUMENT, "entries")
+        require(params.gpFifoOffset % 8 == 0, Status.INVALID_ARGUMENT, "ring alignment")
+        for name in ("hPhysChannelGroup", "internalFlags", "ProcessID", "SubProcessID"):
+            require(params[name] == 0, Status.INVALID_ARGUMENT, f"{name} is reserved")
+
+    def _userd_backing(self, params: Struct) -> Backing:
+        handle, offset = params.hUserdMemory[0], params.userdOffset[0]
+        require(handle, Status.NOT_SUPPORTED, "USERD that the driver allocates")
+        memory = self.client.find(handle, Status.INVALID_OBJECT_HANDLE)
+        if not isinstance(memory, Memory):
+            raise RmError(Status.INVALID_OBJECT, f"{memory!r} is no memory")
+        require(offset % USERD_SIZE == 0, Status.INVALID_ARGUMENT, f"USERD at {offset:#x}")
+        require(
+            offset + USERD_SIZE <= memory.size, Status.INVALID_ARGUMENT, "USERD past its memory"
+        )
+        return memory.backing
+
+    def _notifier_backing(self, handle: int) -> Backing | None:
+        handle = handle or (self.group.error_handle if self.group is not None else 0)
+        if not handle:
+            return None
+        memory = self.client.find(handle, Status.INVALID_OBJECT_HANDLE)
+        if not isinstance(memory, Memory):
+            raise RmError(Status.INVALID_OBJECT, f"{memory!r} is no memory")
+        require(memory.size >= NOTIFIER_SIZE, Status.INVALID_LIMIT, "a notifier has 16 bytes")
+        return memory.backing
+
+    def schedule(self, enable: bool) -> None:
+        """Put the channel on its runlist, or take it off."""
+        self.channel.enabled = enable
+        self.bound = self.bound or enable
+        if enable and self.channel.pending:
+            self.runlist.kick()
+
+    @property
+    def token(self) -> int:
+        """What the doorbell is rung with."""
+        return self.gpu.token(self.runlist, self.channel.number)
+
+    def _check_context(self) -> None:
+        """Graphics work needs its context buffers, which UVM maps in spaces that are its own."""
+        graphics = any(isinstance(e, ComputeEngine) for e in self.channel.engines.values())
+        if graphics and self.vaspace.external and not self.contexts_mapped:
+            fault = MmuFault(FaultType.PDE, FaultAccess.READ, 0, Client.FRONT_END)
+            raise ChannelError(
+                Xid.MMU_FAULT,
+                "the context buffers are not mapped: UVM_REGISTER_CHANNEL comes after the compute"
+                f" object and before work; {fault}",
+                fault,
+            )
+
+    def _recover(self, error: ChannelError) -> None:
+        """Robust channel recovery: the whole group ends, each notifier says why."""
+        self.gpu.report(error.xid, error.text, self.channel.number)
+        victims = [self] if self.group is None else self.group.channels()
+        for victim in victims:
+            victim.mmu_fault = error.fault or victim.mmu_fault
+            victim.fail(error)
+
+    def fail(self, error: ChannelError) -> None:
+        """Take no more work, and say so."""
+        if self.channel.error is None:
+            self.channel.error = error
+        self.channel.pending = False
+        if self._notifier is not None and self._notifier.view is not None:
+            _NOTIFIER.pack_into(
+                self._notifier.view, 0, self.gpu.time_ns(), int(error.xid), _ENGINE_FIFO, 0xFFFF
+            )
+
+    def release(self) -> None:
+        self.gpu.remove_channel(self.runlist, self.channel)
+        for engine in self.channel.engines.values():
+            engine.close()
+        self.gpu.exceptions = [
+            found for found in self.gpu.exceptions if found.channel != self.channel.number
+        ]
+        for held in (self._userd, self._notifier):
+            if held is not None:
+                self.gpu.free_backing(held)
+        self.vaspace.drop()
+
+
+class EngineObject(RmObject):
+    """A compute or copy object on a channel."""
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        self.owner = cast(ChannelObject, request.parent)
+        engines = self.owner.channel.engines
+        if request.class_id in engines:
+            raise RmError(Status.STATE_IN_USE, f"class {request.class_id:#x} is on the channel")
+
+    def release(self) -> None:
+        engine = self.owner.channel.engines.pop(self.class_id, None)
+        if engine is not None:
+            self.owner.gpu.remove_engine(self.owner.runlist, self.owner.channel, engine)
+
+
+class ComputeObject(EngineObject):
+    """A compute class."""
+
+    internal = "KernelGraphicsObject"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        require(
+            self.owner.runlist.number == 0,
+            Status.INVALID_ARGUMENT,
+            "a compute object on a channel of a copy engine",
+        )
+        channel = self.owner.channel
+        channel.engines[self.class_id] = ComputeEngine(channel, self.class_id)
+
+
+class CopyObject(EngineObject):
+    """A copy class: on a channel of a copy engine, or beside compute on the graphics engine."""
+
+    internal = "KernelCeContext"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        params = request.params
+        if params is not None:
+            require(params.version <= 1, Status.INVALID_ARGUMENT, f"version {params.version}")
+        channel = self.owner.channel
+        channel.engines[self.class_id] = CopyEngine(channel, self.class_id)
+
+
+class Debugger(RmObject):
+    """GT200_DEBUGGER: reads what the SMs latched for a compute object."""
+
+    internal = "KernelSMDebuggerSession"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        params = request.block
+        require(not params.hDebuggerClient_Obsolete, Status.INVALID_ARGUMENT, "obsolete field")
+        client = request.machine.clients.get(params.hAppClient or request.client.handle)
+        if client is None or client.owner is not request.client.owner:
+            raise RmError(Status.INVALID_CLIENT, f"hAppClient {params.hAppClient:#x}")
+        target = client.find(params.hClass3dObject, Status.INVALID_OBJECT_PARENT)
+        if not isinstance(target, ComputeObject):
+            raise RmError(Status.INVALID_OBJECT, f"{target!r} is no compute object")
+        require(target.owner.gpu is need_gpu(request.parent), Status.INVALID_ARGUMENT, "other GPU")
+        self.target = target

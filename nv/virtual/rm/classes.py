@@ -1,0 +1,57 @@
+"""Which classes a GPU has, and what builds an object of the resource manager's own classes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from nv.chips.facts import ChipFacts
+from nv.virtual.rm.channels import (
+    ChannelGroup,
+    ChannelObject,
+    ComputeObject,
+    ContextShare,
+    CopyObject,
+    Debugger,
+)
+from nv.virtual.rm.memory import OsDescriptorMemory, SystemMemory, VideoMemory, VirtualRange
+from nv.virtual.rm.objects import Allocation, Builder, RmObject
+from nv.virtual.rm.resources import Device, Event, Subdevice, UserMode, VaSpace
+
+# Classes without an engine that every GPU has, and usermode and copy classes of older chips that
+# newer ones keep (open-gpu-kernel-modules 580.142 src/nvidia/generated/g_gpu_class_list.c).
+_COMMON = frozenset(
+    (0x0005, 0x003E, 0x0040, 0x0070, 0x0071, 0x0079, 0x0080, 0x2080, 0x50A0, 0x83DE, 0x9067,
+     0x90F1, 0xA06C)
+)  # fmt: skip
+_OLDER = {
+    "turing": (0xC361,),
+    "ampere": (0xC361, 0xC461),
+    "ada": (0xC361, 0xC461),
+    "hopper": (0xC361, 0xC461),
+    "blackwell": (0xC361, 0xC461, 0xC661),
+}
+
+
+@cache
+def classes_of(facts: ChipFacts) -> frozenset[int]:
+    """Every class that an object can be made of on the chip."""
+    own = (facts.usermode_class, facts.gpfifo_class, facts.compute_class, facts.copy_class)
+    return _COMMON | frozenset(own) | frozenset(_OLDER[facts.family])
+
+
+def _os_descriptor(request: Allocation) -> RmObject:
+    params = request.block
+    return OsDescriptorMemory(request, params.descriptor, params.limit + 1)
+
+
+@cache
+def builders() -> dict[str, Builder]:
+    """Builders by the resource manager's own class, as the table of classes names it."""
+    made: tuple[type[RmObject], ...] = (
+        Device, Subdevice, VaSpace, UserMode, Event, VideoMemory, SystemMemory, VirtualRange,
+        ChannelGroup, ContextShare, ChannelObject, ComputeObject, CopyObject, Debugger,
+    )  # fmt: skip
+    found: dict[str, Builder] = {kind.internal: kind for kind in made}
+    found["OsDescMemory"] = _os_descriptor
+    found["VirtualMemory"] = VirtualRange
+    return found

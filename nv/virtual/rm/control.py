@@ -1,0 +1,88 @@
+"""RM_CONTROL: which object takes a control, how large its block is, and who answers it.
+
+Source: open-gpu-kernel-modules 580.142 src/nvidia/src/libraries/resserv/src/rs_resource.c
+(resControlLookup): a control that an object's class does not export is NOT_SUPPORTED, one whose
+block has another size INVALID_PARAM_STRUCT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from hcq.layout import Struct
+from nv.virtual.faults import Fault, Xid
+from nv.virtual.rm import control_channel, control_gpu, control_sensors, control_system
+from nv.virtual.rm.channels import ChannelGroup, ChannelObject, Debugger
+from nv.virtual.rm.objects import Client, RmObject
+from nv.virtual.rm.resources import Device, Subdevice, gpu_of
+from nv.virtual.status import RmError, Status, require
+from nv.virtual.userspace import copy_in, copy_out
+
+if TYPE_CHECKING:
+    from nv.virtual.machine import VirtualMachine
+
+# Any: each handler takes the kind of object that its interface is exported by.
+Handler = Callable[[Any, Struct], None]
+
+# Which objects export the controls of an interface (upper half of the number).
+_INTERFACES: dict[int, tuple[type[RmObject], ...]] = {
+    0x0000: (Client,),
+    0x0080: (Device,),
+    0x2080: (Subdevice,),
+    0x83DE: (Debugger,),
+    0x906F: (ChannelObject,),
+    0xA06C: (ChannelGroup,),
+    0xA06F: (ChannelObject,),
+    0xC36F: (ChannelObject,),
+}
+
+
+@cache
+def _handlers(machine: VirtualMachine) -> dict[int, Handler]:
+    """Handlers by number, for the numbers that this branch's headers give the names."""
+    constants = machine.abi.constants
+    named = {
+        **control_system.HANDLERS,
+        **control_gpu.HANDLERS,
+        **control_sensors.HANDLERS,
+        **control_channel.HANDLERS,
+    }
+    return {constants[name]: handler for name, handler in named.items() if name in constants}
+
+
+def control(client: Client, block: Struct) -> None:
+    """One control; RmError with its status."""
+    machine = client.machine
+    found = client.find(block.hObject, Status.INVALID_OBJECT_HANDLE)
+    command = block.cmd
+    gpu = gpu_of(found)
+    if gpu is not None:
+        require(not gpu.lost, Status.GPU_IS_LOST)
+        if machine.faults.take(Fault.FIRMWARE_TIMEOUT, gpu.index):
+            gpu.report(Xid.GSP_TIMEOUT, "Timeout after 6s of waiting for RPC response from GPU GSP")
+            raise RmError(Status.TIMEOUT, "planted")
+    name = machine.abi.control_name(command) or f"control {command:#x}"
+    exporters = _INTERFACES.get(command >> 16, ())
+    if not isinstance(found, exporters) or command not in machine.abi.controls:
+        machine.asked[name] += 1
+        raise RmError(Status.NOT_SUPPORTED, f"{name} on {found!r}")
+    layout_name = machine.abi.controls[command]
+    size = machine.abi.structs[layout_name].size if layout_name is not None else 0
+    if block.paramsSize != size:
+        raise RmError(
+            Status.INVALID_PARAM_STRUCT,
+            f"{name} takes {size} bytes in this branch, not {block.paramsSize}",
+        )
+    handler = _handlers(machine).get(command)
+    if handler is None:
+        machine.asked[name] += 1
+        raise RmError(Status.NOT_SUPPORTED, f"{name} is not modelled")
+    if layout_name is None:
+        handler(found, block)
+        return
+    require(block.params, Status.INVALID_ARGUMENT, f"{name} without parameters")
+    params = machine.abi.structs[layout_name].view(copy_in(block.params, size))
+    handler(found, params)
+    copy_out(block.params, params.raw)

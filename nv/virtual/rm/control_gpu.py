@@ -1,0 +1,264 @@
+"""Controls of a device and a subdevice: identity, classes, shape, memory, engines, partitions.
+
+Source: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/ctrl/ctrl0080/ctrl0080gpu.h,
+ctrl2080/ctrl2080gpu.h, ctrl2080gr.h, ctrl2080fb.h, ctrl2080fifo.h, ctrl2080mc.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hcq.layout import Struct
+from nv.virtual.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
+from nv.virtual.rm.classes import classes_of
+from nv.virtual.rm.resources import Device, Subdevice, need_gpu
+from nv.virtual.rm.text import set_text
+from nv.virtual.status import RmError, Status, require
+from nv.virtual.text_files import NAMES
+from nv.virtual.userspace import copy_in, copy_out
+
+_GID_BINARY = 2  # NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT, bits 1:0: ASCII 0, BINARY 2
+_PAIR = 8  # bytes of an index and its value
+# MC_GET_ARCH_INFO: architecture and implementation (ctrl2080mc.h)
+_ARCHITECTURE = {
+    "tu102": (0x160, 0x2), "ga102": (0x170, 0x2), "ad102": (0x190, 0x2), "gh100": (0x180, 0x0),
+    "gb202": (0x1B0, 0x2),
+}  # fmt: skip
+
+
+def _class_list(device: Device, params: Struct) -> None:
+    classes = sorted(classes_of(device.gpu.facts))
+    if params.classList:
+        require(
+            params.numClasses >= len(classes),
+            Status.INVALID_PARAM_STRUCT,
+            f"room for {params.numClasses} classes, of {len(classes)}",
+        )
+        copy_out(params.classList, b"".join(number.to_bytes(4, "little") for number in classes))
+    params.numClasses = len(classes)
+
+
+def _class_list2(device: Device, params: Struct) -> None:
+    classes = sorted(classes_of(device.gpu.facts))
+    params.numClasses = len(classes)
+    for index, number in enumerate(classes):
+        params.classList[index] = number
+
+
+def _subdevices(device: Device, params: Struct) -> None:
+    params.numSubDevices = 1
+
+
+def _gid(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    require(params.index == 0, Status.INVALID_ARGUMENT, f"index {params.index}")
+    binary = params.flags & _GID_BINARY
+    data = gpu.uuid if binary else gpu.uuid_text.encode() + b"\0"
+    params.data.raw[:] = data.ljust(len(params.data), b"\0")
+    params.length = len(data)
+
+
+def _name(sub: Subdevice, params: Struct) -> None:
+    set_text(params.gpuNameString.ascii, NAMES[need_gpu(sub).facts.name])
+
+
+def _short_name(sub: Subdevice, params: Struct) -> None:
+    set_text(params.gpuShortNameString, need_gpu(sub).facts.name.upper())
+
+
+def _architecture(sub: Subdevice, params: Struct) -> None:
+    params.architecture, params.implementation = _ARCHITECTURE[need_gpu(sub).facts.name]
+    params.revision, params.subRevision = 0xA1, 0
+
+
+def _gr_info(gpu: VirtualGpu, name: str) -> int | None:
+    facts = gpu.facts
+    major, minor = facts.compute_capability
+    per_sm = 65536
+    return {
+        "SHADER_PIPE_COUNT": gpu.gpcs,
+        "SHADER_PIPE_SUB_COUNT": -(-facts.sm_count // gpu.sm_per_tpc),
+        "SM_REG_BANK_COUNT": 4,
+        "SM_REG_BANK_REG_COUNT": per_sm // 4,
+        "SM_VERSION": major << 8 | minor,
+        "MAX_WARPS_PER_SM": facts.warps_per_sm,
+        "MAX_THREADS_PER_WARP": 32,
+        "LITTER_NUM_GPCS": gpu.gpcs,
+        "LITTER_NUM_TPC_PER_GPC": gpu.tpcs_per_gpc,
+        "LITTER_NUM_SM_PER_TPC": gpu.sm_per_tpc,
+        "MAX_SUBCONTEXT_COUNT": 64,
+        "LITTER_NUM_GRS": 1,
+        "THREAD_STACK_SCALING_FACTOR": 0,
+        "GPU_CORE_COUNT": facts.sm_count * (64 if facts.family == "turing" else 128),
+        "TIMESLICE_ENABLED": 1,
+    }.get(name)
+
+
+def _fb_info(gpu: VirtualGpu, name: str) -> int | None:
+    kib = gpu.memory.size >> 10
+    free = gpu.memory.free_size >> 10
+    return {
+        "RAM_SIZE": kib,
+        "TOTAL_RAM_SIZE": kib,
+        "USABLE_RAM_SIZE": gpu.memory.usable >> 10,
+        "HEAP_SIZE": gpu.memory.usable >> 10,
+        "HEAP_FREE": free,
+        "HEAP_START": 0,
+        "BAR1_SIZE": kib,
+        "BAR1_AVAIL_SIZE": free,
+        "BAR1_MAX_CONTIGUOUS_AVAIL_SIZE": free,
+        "MAPPABLE_HEAP_SIZE": gpu.memory.usable >> 10,
+        "BUS_WIDTH": 384,
+        "L2CACHE_SIZE": 6 << 20,
+        "FB_IS_BROKEN": 0,
+        "RAM_LOCATION": 0,
+    }.get(name)
+
+
+def _gpu_info(gpu: VirtualGpu, name: str) -> int | None:
+    major, minor = gpu.facts.compute_capability
+    return {
+        "GPU_SM_VERSION": major << 8 | minor,
+        "GPU_SMC_MODE": int(gpu.options.mig_enabled),
+        "SYSMEM_ACCESS": 1,
+        "GPU_DEBUGGING_CAPABILITY": 1,
+        "GPU_PROFILING_CAPABILITY": 0,
+        "PER_RUNLIST_CHANNEL_RAM": int(gpu.facts.family != "turing"),
+        "DISPLAY_ENABLED": 0,
+    }.get(name)
+
+
+Values = Callable[[VirtualGpu, str], int | None]
+
+
+def _answer(gpu: VirtualGpu, prefix: str, index: int, values: Values) -> int:
+    """The value behind an index of one of the information lists."""
+    constants = gpu.machine.abi.constants
+    for name in _names(gpu, prefix):
+        if constants[name] == index:
+            value = values(gpu, name.removeprefix(prefix))
+            if value is not None:
+                return value
+    gpu.machine.asked[f"{prefix}{index:#x}"] += 1
+    raise RmError(Status.NOT_SUPPORTED, f"{prefix}{index:#x} is not modelled")
+
+
+def _names(gpu: VirtualGpu, prefix: str) -> list[str]:
+    return [name for name in gpu.machine.abi.constants if name.startswith(prefix)]
+
+
+def list_inside(prefix: str, count: str, entries: str, values: Values) -> Callable[..., None]:
+    """A control whose list of indices lies inside its block."""
+
+    def handler(sub: Subdevice | Device, params: Struct) -> None:
+        asked, room = params[count], params[entries]
+        require(0 < asked <= len(room), Status.INVALID_ARGUMENT, f"{asked} entries")
+        for place in range(asked):
+            room[place].data = _answer(need_gpu(sub), prefix, room[place].index, values)
+
+    return handler
+
+
+def list_outside(prefix: str, count: str, pointer: str, values: Values) -> Callable[..., None]:
+    """A control whose list of indices lies where a pointer says."""
+
+    def handler(sub: Subdevice | Device, params: Struct) -> None:
+        asked = params[count]
+        require(0 < asked <= 256, Status.INVALID_ARGUMENT, f"{asked} entries")
+        require(params[pointer], Status.INVALID_ARGUMENT, "a list without an address")
+        raw = copy_in(params[pointer], asked * _PAIR)
+        words = memoryview(raw).cast("I")
+        for place in range(asked):
+            words[2 * place + 1] = _answer(need_gpu(sub), prefix, words[2 * place], values)
+        copy_out(params[pointer], raw)
+
+    return handler
+
+
+def _engines(sub: Subdevice, params: Struct) -> None:
+    copies = len(need_gpu(sub).runlists) - 1
+    engines = [ENGINE_GR0, *(ENGINE_COPY0 + number for number in range(copies))]
+    params.engineCount = len(engines)
+    for place, number in enumerate(engines):
+        params.engineList[place] = number
+
+
+def _sm_order(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    for sm in range(gpu.facts.sm_count):
+        tpc = sm // gpu.sm_per_tpc
+        entry = params.globalSmId[sm]
+        entry.gpcId, entry.localTpcId = tpc % gpu.gpcs, tpc // gpu.gpcs
+        entry.localSmId, entry.globalTpcId = sm % gpu.sm_per_tpc, tpc
+        entry.virtualGpcId = entry.gpcId
+    params.numSm, params.numTpc = gpu.facts.sm_count, -(-gpu.facts.sm_count // gpu.sm_per_tpc)
+
+
+def _boost(sub: Subdevice, params: Struct) -> None:
+    require(params.flags & 0x3 != 3, Status.INVALID_ARGUMENT, f"flags {params.flags:#x}")
+
+
+def _flush(sub: Subdevice, params: Struct) -> None:
+    require(params.addressArraySize <= len(params.addressArray), Status.INVALID_ARGUMENT)
+
+
+def _time(sub: Subdevice, params: Struct) -> None:
+    params.time_nsec = need_gpu(sub).time_ns()
+
+
+def _simulation(sub: Subdevice, params: Struct) -> None:
+    params.type = 0  # hardware, as far as the driver knows
+
+
+def _pci(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    params.pciDeviceId = gpu.facts.pci_device << 16 | 0x10DE
+    params.pciSubSystemId, params.pciRevisionId = 0x10DE, 0xA1
+    params.pciExtDeviceId = gpu.facts.pci_device
+
+
+def _partitions(sub: Subdevice, params: Struct) -> None:
+    params.validPartitionCount = 0
+
+
+def _active_partitions(sub: Subdevice, params: Struct) -> None:
+    params.partitionCount = 0
+
+
+def _page_size(sub: Subdevice, params: Struct) -> None:
+    params.maxSupportedPageSize = 2 << 20
+
+
+# Any: controls differ in the object that takes them
+HANDLERS: dict[str, Any] = {
+    "NV0080_CTRL_CMD_GPU_GET_CLASSLIST": _class_list,
+    "NV0080_CTRL_CMD_GPU_GET_CLASSLIST_V2": _class_list2,
+    "NV0080_CTRL_CMD_GPU_GET_NUM_SUBDEVICES": _subdevices,
+    "NV2080_CTRL_CMD_GPU_GET_GID_INFO": _gid,
+    "NV2080_CTRL_CMD_GPU_GET_NAME_STRING": _name,
+    "NV2080_CTRL_CMD_GPU_GET_SHORT_NAME_STRING": _short_name,
+    "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2": _engines,
+    "NV2080_CTRL_CMD_GPU_GET_SIMULATION_INFO": _simulation,
+    "NV2080_CTRL_CMD_GPU_GET_PARTITIONS": _partitions,
+    "NV2080_CTRL_CMD_GPU_GET_ACTIVE_PARTITION_IDS": _active_partitions,
+    "NV2080_CTRL_CMD_GPU_GET_MAX_SUPPORTED_PAGE_SIZE": _page_size,
+    "NV2080_CTRL_CMD_MC_GET_ARCH_INFO": _architecture,
+    "NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER": _sm_order,
+    "NV2080_CTRL_CMD_PERF_BOOST": _boost,
+    "NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE": _flush,
+    "NV2080_CTRL_CMD_TIMER_GET_TIME": _time,
+    "NV2080_CTRL_CMD_BUS_GET_PCI_INFO": _pci,
+    "NV2080_CTRL_CMD_GR_GET_INFO": list_outside(
+        "NV2080_CTRL_GR_INFO_INDEX_", "grInfoListSize", "grInfoList", _gr_info
+    ),
+    "NV2080_CTRL_CMD_GR_GET_INFO_V2": list_inside(
+        "NV2080_CTRL_GR_INFO_INDEX_", "grInfoListSize", "grInfoList", _gr_info
+    ),
+    "NV2080_CTRL_CMD_FB_GET_INFO_V2": list_inside(
+        "NV2080_CTRL_FB_INFO_INDEX_", "fbInfoListSize", "fbInfoList", _fb_info
+    ),
+    "NV2080_CTRL_CMD_GPU_GET_INFO_V2": list_inside(
+        "NV2080_CTRL_GPU_INFO_INDEX_", "gpuInfoListSize", "gpuInfoList", _gpu_info
+    ),
+}

@@ -1,0 +1,129 @@
+"""Objects of the resource manager: handles, parents, children, and what happens on free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hcq.layout import Struct
+from nv.virtual.status import RmError, Status, require
+
+if TYPE_CHECKING:
+    from nv.virtual.machine import VirtualMachine
+
+
+class RmObject:
+    """One object. `internal` is the resource manager's own class, which parents are named by."""
+
+    internal = ""
+    # Channels go before what they use, as RS_FREE_PRIORITY_HIGH has it (resource_list.h).
+    first_to_go = False
+
+    def __init__(self, request: Allocation) -> None:
+        self.client = request.client
+        self.parent = request.parent
+        self.handle = request.handle
+        self.class_id = request.class_id
+        self.children: dict[int, RmObject] = {}
+
+    @property
+    def machine(self) -> VirtualMachine:
+        """The kernel driver's whole state."""
+        return self.client.machine
+
+    def release(self) -> None:
+        """Give back what the object holds; its children are gone by then."""
+
+    def ancestor(self, kind: type[RmObject]) -> RmObject | None:
+        """The nearest object above, or this one, of a Python class."""
+        found: RmObject | None = self
+        while found is not None and not isinstance(found, kind):
+            found = found.parent
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.handle:#x} class {self.class_id:#x}>"
+
+
+class Client(RmObject):
+    """A root: the name space of one program's handles. owner: the node that allocated it."""
+
+    internal = "RmClientResource"
+
+    def __init__(self, machine: VirtualMachine, handle: int, owner: object, file: int) -> None:
+        self._machine = machine
+        self.client = self
+        self.parent = None
+        self.handle = handle
+        self.class_id = 0x41
+        self.children = {}
+        self.owner = owner
+        self.file = file
+        self.objects: dict[int, RmObject] = {handle: self}
+        self._next = 0xCAF0_0000  # where the resource manager's own handles start
+
+    @property
+    def machine(self) -> VirtualMachine:
+        return self._machine
+
+    def find(self, handle: int, status: Status = Status.OBJECT_NOT_FOUND) -> RmObject:
+        """The object of a handle, or RmError with `status`."""
+        found = self.objects.get(handle)
+        if found is None:
+            raise RmError(status, f"no object {handle:#x}")
+        return found
+
+    def new_handle(self, asked: int) -> int:
+        """Check a handle that the caller chose, or make one for 0."""
+        if asked == 0:
+            while self._next in self.objects:
+                self._next += 1
+            return self._next
+        require(asked != self.handle, Status.INVALID_OBJECT_HANDLE, "the client's own handle")
+        require(asked not in self.objects, Status.INSERT_DUPLICATE_NAME, f"{asked:#x} is taken")
+        return asked
+
+    def add(self, made: RmObject) -> None:
+        """Enter an object that was made."""
+        self.objects[made.handle] = made
+        if made.parent is not None:
+            made.parent.children[made.handle] = made
+
+    def free(self, found: RmObject) -> None:
+        """Free an object and all below it: children first, channels before the rest."""
+        for child in sorted(found.children.values(), key=lambda child: not child.first_to_go):
+            if child.handle in found.children:
+                self.free(child)
+        found.release()
+        del self.objects[found.handle]
+        if found.parent is not None:
+            del found.parent.children[found.handle]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A request for an object that passed the rules of its class."""
+
+    machine: VirtualMachine
+    client: Client
+    parent: RmObject
+    handle: int
+    class_id: int
+    params: Struct | None
+
+    @property
+    def block(self) -> Struct:
+        """The parameters, of a class that requires them."""
+        assert self.params is not None
+        return self.params
+
+
+Builder = Callable[[Allocation], RmObject]
+
+
+def walk(found: RmObject) -> Iterator[RmObject]:
+    """An object and all below it."""
+    yield found
+    for child in found.children.values():
+        yield from walk(child)

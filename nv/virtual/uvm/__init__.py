@@ -1,0 +1,1 @@
+"""The model of the UVM driver: registrations, ranges, mappings."""

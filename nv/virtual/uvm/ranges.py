@@ -1,0 +1,206 @@
+"""External ranges of a UVM address space, and what is mapped in them.
+
+A range is reserved address space; memory of the resource manager is mapped into it piece by piece,
+for one GPU or several. A new mapping replaces what it overlaps. Source: open-gpu-kernel-modules
+580.142 kernel-open/nvidia-uvm/uvm_map_external.c, uvm_va_range.c.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hcq.errors import OutOfMemory
+from nv.virtual.memory.formats import ATOMIC, PEER, READ, SYSTEM, VIDEO, WRITE, Pte
+from nv.virtual.memory.physical import PAGE, Backing
+from nv.virtual.memory.tables import page_size_for
+from nv.virtual.status import RmError, Status, require
+
+if TYPE_CHECKING:
+    from nv.virtual.chip import VirtualGpu
+    from nv.virtual.uvm.ioctls import UvmFile
+
+
+@dataclass(eq=False)
+class _Mapping:
+    """A piece of a range as one GPU sees it."""
+
+    base: int
+    length: int
+    page_size: int
+    backing: Backing
+    gpu: VirtualGpu
+
+    @property
+    def end(self) -> int:
+        return self.base + self.length
+
+
+@dataclass(eq=False)
+class Range:
+    """Reserved addresses. mappings: by the UUID of the GPU they are for."""
+
+    base: int
+    length: int
+    mappings: dict[bytes, list[_Mapping]] = field(default_factory=dict)
+
+
+class ExternalRanges:
+    """All external ranges of one UVM file. Sizes and addresses are bytes."""
+
+    def __init__(self, owner: UvmFile) -> None:
+        self._owner = owner
+        self._bases: list[int] = []
+        self._ranges: dict[int, Range] = {}
+
+    def create(self, base: int, length: int) -> None:
+        """Reserve addresses."""
+        _check(base, length)
+        index = bisect_right(self._bases, base + length - 1) - 1
+        if index >= 0:
+            below = self._ranges[self._bases[index]]
+            if below.base + below.length > base:
+                raise RmError(Status.UVM_ADDRESS_IN_USE, f"{base:#x} overlaps {below.base:#x}")
+        insort(self._bases, base)
+        self._ranges[base] = Range(base, length)
+
+    def containing(self, base: int, length: int) -> Range:
+        """The range that all of [base, base + length) lies in."""
+        _check(base, length)
+        index = bisect_right(self._bases, base) - 1
+        if index >= 0:
+            found = self._ranges[self._bases[index]]
+            if base + length <= found.base + found.length:
+                return found
+        raise RmError(Status.INVALID_ADDRESS, f"{base:#x}, {length:#x} bytes: no external range")
+
+    def map(
+        self,
+        where: Range,
+        uuid: bytes,
+        gpu: VirtualGpu,
+        backing: Backing,
+        base: int,
+        length: int,
+        offset: int,
+        *,
+        read_only: bool,
+        atomic: bool,
+        uncached: bool,
+    ) -> None:
+        """Map memory for a GPU; what was mapped there before is unmapped."""
+        require(offset + length <= backing.size, Status.INVALID_LIMIT, "past the end of the memory")
+        owner = backing.gpu
+        aperture, peer = SYSTEM, 0
+        if owner is not None:
+            aperture = VIDEO
+            if owner != gpu.index:
+                machine = gpu.machine
+                pair = frozenset((uuid, machine.gpus[owner].uuid))
+                require(pair in self._owner.peers, Status.INVALID_DEVICE, "no peer access")
+                aperture, peer = PEER, owner
+        page_size = page_size_for(backing.page_size | base | length | offset)
+        if page_size is None:
+            raise RmError(Status.INVALID_ADDRESS, f"{base:#x} + {offset:#x}: 4 KiB")
+        self.unmap(where, uuid, base, length)
+        permissions = READ if read_only or backing.read_only else READ | WRITE
+        if atomic and permissions & WRITE:
+            permissions |= ATOMIC
+        pte = Pte(
+            aperture,
+            backing.physical + offset,
+            permissions,
+            not uncached,
+            False,
+            backing.kind,
+            peer,
+        )
+        space = self._owner.spaces[uuid].space
+        try:
+            with gpu.lock:
+                space.tables.map(base, length, page_size, pte)
+        except OutOfMemory as error:
+            raise RmError(Status.NO_MEMORY, str(error)) from error
+        space.invalidate()
+        backing.users += 1
+        pieces = where.mappings.setdefault(uuid, [])
+        insort(
+            pieces, _Mapping(base, length, page_size, backing, gpu), key=lambda piece: piece.base
+        )
+
+    def unmap(self, where: Range, uuid: bytes, base: int, length: int) -> None:
+        """Unmap what lies in [base, base + length) for a GPU; pieces that stick out are split."""
+        end = base + length
+        kept: list[_Mapping] = []
+        found = where.mappings.get(uuid, [])
+        touched = [piece for piece in found if piece.base < end and base < piece.end]
+        if not touched:
+            return
+        for piece in touched:
+            for edge in (base, end):
+                if piece.base < edge < piece.end and edge % piece.page_size:
+                    raise RmError(
+                        Status.INVALID_ADDRESS,
+                        f"{edge:#x} splits a page of {piece.page_size:#x} bytes",
+                    )
+        space = self._owner.spaces[uuid].space
+        for piece in found:
+            if piece not in touched:
+                kept.append(piece)
+                continue
+            first, last = max(base, piece.base), min(end, piece.end)
+            with piece.gpu.lock:
+                space.tables.unmap(first, last - first, piece.page_size)
+            for start, stop in ((piece.base, first), (last, piece.end)):
+                if start < stop:
+                    piece.backing.users += 1
+                    rest = _Mapping(start, stop - start, piece.page_size, piece.backing, piece.gpu)
+                    kept.append(rest)
+        where.mappings[uuid] = sorted(kept, key=lambda piece: piece.base)
+        space.invalidate()
+        for piece in touched:
+            piece.gpu.free_backing(piece.backing)
+
+    def free(self, base: int, length: int | None) -> None:
+        """Give a whole range back. Branches up to 580 also name its length."""
+        found = self._ranges.get(base)
+        if found is None:
+            raise RmError(Status.INVALID_ADDRESS, f"no range starts at {base:#x}")
+        if length is not None and length != found.length:
+            raise RmError(
+                Status.INVALID_ADDRESS, f"{length:#x} bytes of a range of {found.length:#x}"
+            )
+        for uuid in list(found.mappings):
+            self.unmap(found, uuid, found.base, found.length)
+        self._bases.remove(base)
+        del self._ranges[base]
+
+    def unmap_gpu(self, uuid: bytes) -> None:
+        """A GPU's space goes, and all its mappings."""
+        for found in self._ranges.values():
+            if uuid in found.mappings:
+                self.unmap(found, uuid, found.base, found.length)
+                del found.mappings[uuid]
+
+    def unmap_peers(self, pair: frozenset[bytes]) -> None:
+        """Two GPUs no longer reach each other's memory."""
+        for found in self._ranges.values():
+            for uuid in pair & set(found.mappings):
+                for piece in list(found.mappings[uuid]):
+                    owner = piece.backing.gpu
+                    if owner is not None and owner != piece.gpu.index:
+                        self.unmap(found, uuid, piece.base, piece.length)
+
+    def close(self) -> None:
+        """Give everything back."""
+        for base in list(self._ranges):
+            self.free(base, None)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+
+def _check(base: int, length: int) -> None:
+    bad = not base or not length or base % PAGE or length % PAGE or base + length >= 1 << 64
+    require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length:#x} bytes: multiples of 4 KiB")
