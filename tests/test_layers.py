@@ -31,6 +31,8 @@ def test_files_stay_short() -> None:
         ("am/virtual/firmware/psp.py", "am.psp", True),
         ("am/virtual/firmware/psp.py", "am.chips.navi31.hal", True),
         ("am/virtual/firmware/psp.py", "am.chips.navi31.facts", False),
+        ("nv/virtual/chip.py", "nv.chips.facts.ChipFacts", False),
+        ("nv/virtual/chip.py", "nv.device", True),
         ("am/virtual/firmware/psp.py", "am.regs", False),
         ("am/virtual/firmware/psp.py", "hcq.errors", False),
         ("am/virtual/firmware/psp.py", "am.virtual.chip", False),

@@ -6,10 +6,10 @@ import hashlib
 import importlib
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hcq.config import config
 from nv.chips.facts import ChipFacts
 from nv.virtual.faults import Fault, Xid, XidReport
 from nv.virtual.host.channel import Channel, Engine
@@ -29,7 +29,8 @@ ENGINE_GR0, ENGINE_COPY0 = 1, 9  # NV2080_ENGINE_TYPE, open-gpu-kernel-modules 5
 # of Turing, GA102, Ada, H100 and RTX Blackwell).
 SHAPES = {"tu102": (6, 6), "ga102": (7, 6), "ad102": (12, 6), "gh100": (8, 9), "gb202": (12, 8)}
 
-# HWW_WARP_ESR codes: Linux 6.12 drivers/gpu/drm/nouveau/nvkm/engine/gr/gf100.c, gf100_mp_warp_error.
+# HWW_WARP_ESR codes: Linux 6.12 drivers/gpu/drm/nouveau/nvkm/engine/gr/gf100.c,
+# gf100_mp_warp_error.
 WARP_ESR = {
     SmEnding.ILLEGAL_INSTRUCTION: 0x09,
     SmEnding.ILLEGAL_ADDRESS: 0x0E,
@@ -51,11 +52,12 @@ class SmException:
     outcome: SmOutcome
 
 
-def _ptx_multiprocessors() -> Callable[[ChipFacts], Multiprocessors]:
+def _ptx_multiprocessors(facts: ChipFacts) -> Multiprocessors:
     """The SMs that execute PTX. They are large, and a machine that only copies needs none."""
-    module = importlib.import_module("nv.virtual.sm")
-    make: Callable[[ChipFacts], Multiprocessors] = module.make_multiprocessors
-    return make
+    module = importlib.import_module("nv.virtual.sm.multiprocessors")
+    folder = config().cache_folder / facts.target
+    made: Multiprocessors = module.VirtualMultiprocessors(cache=folder)
+    return made
 
 
 class VirtualGpu:
@@ -99,7 +101,7 @@ class VirtualGpu:
     def multiprocessors(self) -> Multiprocessors:
         """The SMs, made at the first launch."""
         if self._multiprocessors is None:
-            make = self.options.multiprocessors or _ptx_multiprocessors()
+            make = self.options.multiprocessors or _ptx_multiprocessors
             self._multiprocessors = make(self.facts)
         return self._multiprocessors
 
@@ -193,7 +195,7 @@ class VirtualGpu:
         return sum(runlist.busy_s for runlist in self.runlists)
 
     def utilisation(self) -> int:
-        """How busy the graphics engine was since this was last asked, in hundredths of a percent."""
+        """How busy the graphics engine was since the last call, in hundredths of a percent."""
         now, busy = time.perf_counter(), self.runlists[0].busy_s
         then, before = self._measured
         self._measured = (now, busy)

@@ -62,7 +62,7 @@ class DoorbellMapping:
     """The page of a usermode object: the time, and the doorbell, which works at once."""
 
     address = 0
-    view = None
+    view: memoryview | None = None
 
     def __init__(self, gpu: VirtualGpu, size: int) -> None:
         self.size = size

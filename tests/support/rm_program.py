@@ -135,7 +135,8 @@ class RmProgram:
         params = layout.new(**values)
         block = self.call(
             self.ctl, "NV_ESC_RM_CONTROL", hClient=self.client, hObject=handle, cmd=command,
-            params=address_of(params.raw), paramsSize=layout.size if params_size < 0 else params_size,
+            params=address_of(params.raw),
+            paramsSize=layout.size if params_size < 0 else params_size,
         )  # fmt: skip
         if block.status:
             raise StatusError(block.status)

@@ -183,7 +183,7 @@ class ComputeEngine:
         return self.channel.gpu.facts.mmu == 3
 
     def _pcas_range(self, value: int) -> None:
-        """SEND_PCAS_B invalidates or delivers part of a descriptor; nothing to do without caches."""
+        """SEND_PCAS_B: invalidates part of a descriptor, of which nothing is cached."""
 
     def _signal(self, value: int) -> None:
         if value & 2:  # SCHEDULE

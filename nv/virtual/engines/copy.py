@@ -145,7 +145,7 @@ class CopyEngine:
         size = (code >> 16 & 3) + 1
         inputs, outputs = (code >> 20 & 3) + 1, (code >> 24 & 3) + 1
         choose = [code >> 4 * component & 7 for component in range(outputs)]
-        if any(pick > _NO_WRITE or pick < 4 and pick >= inputs for pick in choose):
+        if any(pick > _NO_WRITE or inputs <= pick < 4 for pick in choose):
             raise self._error(f"SET_REMAP_COMPONENTS {code:#x} takes a component that is not there")
         space = self.channel.space
         constants = (self._value("SET_REMAP_CONST_A"), self._value("SET_REMAP_CONST_B"))
@@ -156,7 +156,7 @@ class CopyEngine:
             if _NO_WRITE in choose:
                 old = space.read(where, count * outputs * size, Client.COPY)
                 made[:] = np.frombuffer(old, np.uint8).reshape(count, outputs, size)
-            taken = np.zeros((0,), np.uint8)
+            taken = np.zeros((0, 0, 0), np.uint8)
             if reads:
                 raw = space.read(source + line * pitch_in, count * inputs * size, Client.COPY)
                 taken = np.frombuffer(raw, np.uint8).reshape(count, inputs, size)

@@ -6,6 +6,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
+from hcq.errors import BadCodeObject, NotSupported
 from nv.abi.note import (
     NOTE_FORMAT,
     NOTE_MAGIC,
@@ -69,7 +70,10 @@ class GridRunner:
         self._plant(grid)
         memory = self.memory
         memory.begin()
-        outcome = self._gpu.multiprocessors.run(grid, memory, engine.abort)
+        try:
+            outcome = self._gpu.multiprocessors.run(grid, memory, engine.abort)
+        except (BadCodeObject, NotSupported) as error:
+            raise refuse(f"{grid.entry}: {error}") from error
         if memory.fault is not None:
             raise ChannelError(Xid.MMU_FAULT, str(memory.fault), memory.fault)
         if outcome.ending is not SmEnding.DONE:
@@ -111,7 +115,7 @@ class GridRunner:
             raise refuse(
                 f"{entry} takes {size} bytes from byte {start} of constant bank 0, which has {have}"
             )
-        for index, other in enumerate(launch.constants):
+        for other in launch.constants:
             if other is not None:  # the bank is fetched whole: all of it must be mapped
                 self._channel.space.runs(*other, FaultAccess.READ, Client.SM)
         parameters = b""

@@ -43,10 +43,12 @@ class Level(NamedTuple):
 class Format(Protocol):
     """A version of the page tables. `levels` ends with the dual directory (PDE0)."""
 
-    version: int
-    address_bits: int
-    levels: tuple[Level, ...]
-
+    @property
+    def version(self) -> int: ...
+    @property
+    def address_bits(self) -> int: ...
+    @property
+    def levels(self) -> tuple[Level, ...]: ...
     def directory(self, table: int) -> int:
         """Entry that points to a directory or, as a half of PDE0, to a table in video memory."""
         ...

@@ -241,8 +241,8 @@ class _DummyPages:
 class GridMemory:
     """One address space as the lanes of grids see it; implements `hcq.emu.memory.LaneMemory`.
 
-    The first fault of a grid stays in `fault` and `stop` is called; the lanes then read zeros until they
-    notice.
+    The first fault of a grid stays in `fault` and `stop` is called; the lanes then read zeros
+    until they notice.
     """
 
     def __init__(self, space: AddressSpace, stop: Callable[[], None]) -> None:

@@ -128,7 +128,8 @@ def _parameters(
             Status.INVALID_ARGUMENT,
             f"{name} has {layout.size} bytes in this branch, not {block.paramsSize}",
         )
-    return layout.view(copy_in(block.pAllocParms, layout.size))
+    params: Struct = layout.view(copy_in(block.pAllocParms, layout.size))
+    return params
 
 
 def _check_gpu(parent: RmObject) -> None:

@@ -86,8 +86,8 @@ class ContextShare(RmObject):
         taken = {
             child.number for child in group.children.values() if isinstance(child, ContextShare)
         }
+        self.number: int = params.subctxId
         if params.flags == 2:  # SUBCONTEXT_SPECIFIED
-            self.number = params.subctxId
             require(self.number not in taken, Status.STATE_IN_USE, "subctxId")
         else:  # 0 belongs to synchronous, the rest to asynchronous subcontexts
             first = 1 if params.flags == 1 else 0

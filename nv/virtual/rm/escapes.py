@@ -102,7 +102,8 @@ class Escapes:
             raise _error(
                 errno.EINVAL, f"{name} has {layout.size} bytes in this branch, not {len(argument)}"
             )
-        return layout.view(argument)
+        block: Struct = layout.view(argument)
+        return block
 
     def _need_control(self, file: OpenFile) -> None:
         if not file.is_control:

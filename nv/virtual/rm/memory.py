@@ -1,7 +1,7 @@
 """Memory objects: video memory, system memory, the program's own memory, address ranges.
 
-Source: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/nvos.h (NVOS32_ATTR, _ALLOC_FLAGS),
-src/nvidia/src/kernel/mem_mgr/video_mem.c, system_mem.c, os_desc_mem.c.
+Source: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/nvos.h (NVOS32_ATTR and
+_ALLOC_FLAGS), src/nvidia/src/kernel/mem_mgr/video_mem.c, system_mem.c, os_desc_mem.c.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class RmObject:
 
     def __init__(self, request: Allocation) -> None:
         self.client = request.client
-        self.parent = request.parent
+        self.parent: RmObject | None = request.parent
         self.handle = request.handle
         self.class_id = request.class_id
         self.children: dict[int, RmObject] = {}
