@@ -218,6 +218,15 @@ def _pci(sub: Subdevice, params: Struct) -> None:
     params.pciExtDeviceId = gpu.facts.pci_device
 
 
+def _copy_caps(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    runlist = gpu.runlist_of(params.ceEngineType)
+    if runlist is None or runlist.number == 0:
+        raise RmError(Status.INVALID_ARGUMENT, f"no copy engine of type {params.ceEngineType:#x}")
+    # SYSMEM_READ, SYSMEM_WRITE, SYSMEM, P2P; not GRCE: it has a runlist of its own
+    params.capsTbl = [0x04 | 0x08 | 0x20 | 0x40, 0]
+
+
 def _partitions(sub: Subdevice, params: Struct) -> None:
     params.validPartitionCount = 0
 
@@ -241,6 +250,7 @@ HANDLERS: dict[str, Any] = {
     "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2": _engines,
     "NV2080_CTRL_CMD_GPU_GET_SIMULATION_INFO": _simulation,
     "NV2080_CTRL_CMD_GPU_GET_PARTITIONS": _partitions,
+    "NV2080_CTRL_CMD_CE_GET_CAPS_V2": _copy_caps,
     "NV2080_CTRL_CMD_GPU_GET_ACTIVE_PARTITION_IDS": _active_partitions,
     "NV2080_CTRL_CMD_GPU_GET_MAX_SUPPORTED_PAGE_SIZE": _page_size,
     "NV2080_CTRL_CMD_MC_GET_ARCH_INFO": _architecture,
