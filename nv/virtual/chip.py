@@ -17,7 +17,7 @@ from nv.virtual.host.runlist import Runlist
 from nv.virtual.memory.formats import format_of
 from nv.virtual.memory.physical import Backing, SystemPages, VideoMemory
 from nv.virtual.memory.space import AddressSpace
-from nv.virtual.options import MachineOptions
+from nv.virtual.options import GRAPHICS_COPY_ENGINES, MachineOptions
 from nv.virtual.sm_contract import GridLaunch, Multiprocessors, SmEnding, SmOutcome
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class VirtualGpu:
         self._measured = (time.perf_counter(), 0.0)
         self._multiprocessors: Multiprocessors | None = None
         self._graveyard: list[SystemPages] = []
-        names = ["GR0", *(f"CE{number}" for number in range(options.copy_engines))]
+        own = range(GRAPHICS_COPY_ENGINES, options.copy_engines)
+        names = ["GR0", *(f"CE{number}" for number in own)]
         self.runlists = [
             Runlist(i, f"gpu{index}-{name}", self._idle) for i, name in enumerate(names)
         ]
@@ -131,7 +132,9 @@ class VirtualGpu:
         if engine_type == ENGINE_GR0:
             return self.runlists[0]
         number = engine_type - ENGINE_COPY0
-        return self.runlists[1 + number] if 0 <= number < len(self.runlists) - 1 else None
+        if not 0 <= number < self.options.copy_engines:
+            return None
+        return self.runlists[max(0, number - GRAPHICS_COPY_ENGINES + 1)]
 
     def new_channel_number(self, runlist: Runlist) -> int | None:
         """The lowest free channel of a runlist; None if all are taken."""

@@ -11,6 +11,8 @@ from nv.virtual.sm_contract import Multiprocessors
 
 DRIVERS = ("535.183.01", "550.163.01", "570.144", "580.142", "595.45.04")
 
+GRAPHICS_COPY_ENGINES = 2
+
 
 @dataclass(frozen=True)
 class MachineOptions:
@@ -18,7 +20,8 @@ class MachineOptions:
 
     driver: version of the kernel driver, any that a branch's tables are there for. gpus: how many,
     all of one chip. memory: video memory of each; None for the chip's own. system_memory: pages
-    that the kernel driver can still pin. channels: of each runlist. copy_engines: of each GPU.
+    that the kernel driver can still pin. channels: of each runlist. copy_engines: of each GPU; the
+    first GRAPHICS_COPY_ENGINES share the runlist of the graphics engine, as on boards.
     overlap: in which order grids run that nothing orders; "reverse" shows a missing barrier.
     open_module: whether the open kernel modules are loaded, as /proc says.
     multiprocessors: makes a GPU's SMs; None for those that execute PTX.
@@ -29,7 +32,7 @@ class MachineOptions:
     memory: int | None = None
     system_memory: int = 64 << 30
     channels: int = 512
-    copy_engines: int = 2
+    copy_engines: int = 4
     overlap: Literal["reverse", "order"] = "reverse"
     open_module: bool = True
     mig_enabled: bool = False

@@ -11,7 +11,7 @@ import struct
 from typing import cast
 
 from hcq.layout import Struct
-from nv.virtual.chip import ENGINE_GR0, VirtualGpu
+from nv.virtual.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from nv.virtual.engines.compute import ComputeEngine
 from nv.virtual.engines.copy import CopyEngine
 from nv.virtual.faults import Fault, Xid
@@ -268,6 +268,7 @@ class EngineObject(RmObject):
         engines = self.owner.channel.engines
         if request.class_id in engines:
             raise RmError(Status.STATE_IN_USE, f"class {request.class_id:#x} is on the channel")
+        self.owner.bound = True  # an object puts its channel on the engine's runlist
 
     def release(self) -> None:
         engine = self.owner.channel.engines.pop(self.class_id, None)
@@ -299,9 +300,18 @@ class CopyObject(EngineObject):
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
         params = request.params
+        owner = self.owner
         if params is not None:
             require(params.version <= 1, Status.INVALID_ARGUMENT, f"version {params.version}")
-        channel = self.owner.channel
+            instance = 0 if params.version else ENGINE_COPY0  # version 0 counts engines, 1 types
+            runlist = owner.gpu.runlist_of(params.engineType + instance)
+            require(runlist is not None, Status.INVALID_ARGUMENT, f"type {params.engineType:#x}")
+            if runlist is not owner.runlist:
+                raise RmError(
+                    Status.INVALID_STATE,
+                    f"copy engine of type {params.engineType:#x} on another engine's channel",
+                )
+        channel = owner.channel
         channel.engines[self.class_id] = CopyEngine(channel, self.class_id)
 
 

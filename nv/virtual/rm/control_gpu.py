@@ -177,8 +177,8 @@ def list_outside(prefix: str, count: str, pointer: str, values: Values) -> Calla
 
 
 def _engines(sub: Subdevice, params: Struct) -> None:
-    copies = len(need_gpu(sub).runlists) - 1
-    engines = [ENGINE_GR0, *(ENGINE_COPY0 + number for number in range(copies))]
+    copies = range(need_gpu(sub).options.copy_engines)
+    engines = [ENGINE_GR0, *(ENGINE_COPY0 + number for number in copies)]
     params.engineCount = len(engines)
     for place, number in enumerate(engines):
         params.engineList[place] = number
@@ -221,10 +221,10 @@ def _pci(sub: Subdevice, params: Struct) -> None:
 def _copy_caps(sub: Subdevice, params: Struct) -> None:
     gpu = need_gpu(sub)
     runlist = gpu.runlist_of(params.ceEngineType)
-    if runlist is None or runlist.number == 0:
+    if runlist is None or params.ceEngineType < ENGINE_COPY0:
         raise RmError(Status.INVALID_ARGUMENT, f"no copy engine of type {params.ceEngineType:#x}")
-    # SYSMEM_READ, SYSMEM_WRITE, SYSMEM, P2P; not GRCE: it has a runlist of its own
-    params.capsTbl = [0x04 | 0x08 | 0x20 | 0x40, 0]
+    graphics = 0x01 if runlist.number == 0 else 0  # GRCE
+    params.capsTbl = [graphics | 0x04 | 0x08 | 0x20 | 0x40, 0]  # SYSMEM_READ, _WRITE, SYSMEM, P2P
 
 
 def _partitions(sub: Subdevice, params: Struct) -> None:
