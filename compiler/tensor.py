@@ -19,8 +19,8 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.origin import here
 from compiler.memory_pool import Storage
+from compiler.methods.convolution import Convolutions
 from compiler.methods.core import Scalar, shape_of
-from compiler.methods.reductions import Reductions
 from compiler.replay.recording import current_recording
 from compiler.runtime import device_of, runtime_of
 from compiler.schedule.plan import MemoryPlan, memory_plan
@@ -29,7 +29,7 @@ from hcq.device import Device
 from hcq.errors import BadArgument
 
 
-class Tensor(Reductions):
+class Tensor(Convolutions):
     """An array of `dtype` and `shape` on `device`.
 
     data: a Python number, nested lists of them, or a NumPy array (copied at once); float64 is

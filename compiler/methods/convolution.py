@@ -1,0 +1,136 @@
+"""Tensor: convolutions and pooling, as index arithmetic.
+
+A window is a view: element [.., y, .., i] along an axis is [.., y * stride + i * dilation] of the
+(padded) source. Convolution is then a sum of products, which lowering recognises as a matrix
+product; nothing is copied but the padded source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from compiler import dtype as dtypes
+from compiler.dtype import bool_, float32, int32
+from compiler.graph import node as graph
+from compiler.graph.node import Node
+from compiler.methods.core import broadcast
+from compiler.methods.reductions import Reductions
+from hcq.errors import BadArgument
+
+Pair = int | Sequence[int]
+
+
+class Convolutions(Reductions):
+    """On tensors [batch, channels, height, width]. A Pair is one number for both axes or two."""
+
+    __slots__ = ()
+
+    def conv2d(
+        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        dilation: Pair = 1, groups: int = 1,
+    ) -> Self:  # fmt: skip
+        """Correlate with `weight` [out channels, channels / groups, height, width], then add
+        `bias` [out channels]. Beyond the edges, `padding` zeros are read. Types as in matmul."""
+        kernel = self._lift("conv2d", weight)
+        if not isinstance(kernel, Convolutions) or self.ndim != 4 or kernel.ndim != 4:
+            raise BadArgument(f"conv2d: shapes {self._shown} and {kernel._shown}, 4 axes needed")
+        batch, channels, _, _ = self.shape
+        out_channels, each, height, width = kernel.shape
+        fits = groups > 0 and channels == each * groups and out_channels % groups == 0
+        if not fits or not each or not height or not width:
+            raise BadArgument(
+                f"conv2d: shapes {self._shown} and {kernel._shown} in {groups} groups do not fit"
+            )
+        dtype = dtypes.promote(self.dtype, kernel.dtype)
+        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        windows = self.cast(dtype)._windows(
+            "conv2d", (height, width), stride, padding, dilation, 0
+        )  # [batch, channels, out height, out width, height, width]
+        rows, columns = windows.shape[2:4]
+        per_group = out_channels // groups
+        whole = (batch, groups, per_group, rows, columns, each, height, width)
+        left = graph.cast(kernel.node, inner)
+        left = graph.reshape(left, (1, groups, per_group, 1, 1, each, height, width))
+        right = graph.cast(windows, inner)
+        right = graph.reshape(right, (batch, groups, each, rows, columns, height, width))
+        right = graph.permute(right, (0, 1, 3, 4, 2, 5, 6))
+        right = graph.reshape(right, (batch, groups, 1, rows, columns, each, height, width))
+        products = graph.elementwise("mul", inner, broadcast(left, whole), broadcast(right, whole))
+        total = self._new(products)._reduce("sum", products, (5, 6, 7), False)
+        node = graph.reshape(graph.cast(total.node, dtype), (batch, out_channels, rows, columns))
+        result = self._new(node)
+        if bias is None:
+            return result
+        added = self._lift("conv2d", bias)
+        if added.shape != (out_channels,):
+            raise BadArgument(f"conv2d: a bias of shape {added._shown} for {out_channels} channels")
+        return result + self._new(graph.reshape(added.node, (out_channels, 1, 1)))
+
+    def max_pool2d(
+        self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
+    ) -> Self:
+        """The largest of each window. stride: default the window's size; padding never wins."""
+        sizes = self._pair("max_pool2d", size, 1)
+        step = sizes if stride is None else stride
+        lowest = False if self.dtype is bool_ else dtypes.lowest(self.dtype)
+        windows = self._windows("max_pool2d", sizes, step, padding, dilation, lowest)
+        operation = "or" if self.dtype is bool_ else "max"
+        return self._new(windows)._reduce(operation, windows, (4, 5), False)
+
+    def avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
+        """The mean of each window, zeros of the padding counted."""
+        sizes = self._pair("avg_pool2d", size, 1)
+        step = sizes if stride is None else stride
+        windows = self._windows("avg_pool2d", sizes, step, padding, 1, 0)
+        return self._new(windows).mean((4, 5))
+
+    def _windows(
+        self, operation: str, size: tuple[int, int], stride: Pair, padding: Pair, dilation: Pair,
+        outside: bool | int | float,
+    ) -> Node:  # fmt: skip
+        """[batch, channels, out height, out width, height, width] of the padded source."""
+        if self.ndim != 4:
+            raise BadArgument(f"{operation}: shape {self._shown}, 4 axes needed")
+        steps = self._pair(operation, stride, 1)
+        around = self._pair(operation, padding, 0)
+        apart = self._pair(operation, dilation, 1)
+        source = self.node
+        if any(around):
+            # stored: each element is read by many windows, and every read would test for the edge
+            pairs = [(0, 0), (0, 0), *((number, number) for number in around)]
+            source = graph.pad(source, pairs, outside)
+            if max(size) > 1:
+                source = self._new(source).contiguous().node
+        counts = []
+        for full, length, step, gap in zip(source.shape[2:], size, steps, apart, strict=True):
+            count = (full - (length - 1) * gap - 1) // step + 1
+            if count < 1:
+                raise BadArgument(
+                    f"{operation}: a window of {length} with dilation {gap} in {full} elements"
+                )
+            counts.append(count)
+        for axis in (2, 3):
+            which = axis - 2
+            places = _places(counts[which], steps[which], size[which], apart[which])
+            # a gather takes its axis away and puts two first: the width has moved on by one
+            source = graph.gather(source, (axis + which,), [places], checked=True)
+        return graph.permute(source, (4, 5, 2, 0, 3, 1))
+
+    def _pair(self, operation: str, given: Pair, least: int) -> tuple[int, int]:
+        listed = (given, given) if isinstance(given, int) else tuple(given)
+        if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
+            raise BadArgument(f"{operation}: {given!r} is no pair of numbers from {least} on")
+        return listed[0], listed[1]
+
+
+def _places(count: int, step: int, length: int, gap: int) -> Node:
+    """[count, length] of int64: where element i of window y is."""
+    shape = (count, length)
+    first = graph.reshape(graph.iota(count), (count, 1))
+    offset = graph.reshape(graph.iota(length), (1, length))
+    terms = []
+    for node, factor in ((first, step), (offset, gap)):
+        number = graph.full(factor, node.dtype, node.shape)
+        terms.append(graph.elementwise("mul", node.dtype, node, number))
+    return graph.elementwise("add", terms[0].dtype, *(broadcast(term, shape) for term in terms))
