@@ -12,17 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.index.algebra import Range
-from compiler.index.ranges import Computation
+from compiler.index.ranges import Computation, elements
 from compiler.kernel.ir import Value, indices_of
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
+SHORTEST = 4  # nor does a depth below this
 
 
 @dataclass(frozen=True)
 class Contraction:
     """The parts of a matrix product. columns is the faster of the two in the output.
 
-    batch: all other output ranges; outer: all other ranges summed over.
+    batch: all other output ranges; outer: all other ranges summed over. all_rows, all_columns: the
+    output ranges that only the left, or only the right factor depends on; all_depths: the ranges
+    summed over that both do.
     """
 
     reduce: Value
@@ -33,10 +36,14 @@ class Contraction:
     depth: Range
     batch: tuple[Range, ...]
     outer: tuple[Range, ...]
+    all_rows: tuple[Range, ...]
+    all_columns: tuple[Range, ...]
+    all_depths: tuple[Range, ...]
 
 
-def find_contraction(computation: Computation) -> Contraction | None:
-    """The matrix product inside a computation, or None."""
+def find_contraction(computation: Computation, joint: bool = False) -> Contraction | None:
+    """The matrix product inside a computation, or None. joint: several ranges may make up a side
+    that is long enough."""
     reduce = computation.reduction
     if reduce is None or reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
         return None
@@ -52,11 +59,16 @@ def find_contraction(computation: Computation) -> Contraction | None:
         left, right, left_only, right_only = right, left, right_only, left_only
     rows, columns = left_only[-1], right_only[-1]
     depth = max(depths, key=lambda r: r.size)
-    if rows.size < SMALLEST or columns.size < SMALLEST or depth.size < 4:
+    sides = [left_only, right_only, depths] if joint else [[rows], [columns], [depth]]
+    if any(
+        elements(side) < least
+        for side, least in zip(sides, (SMALLEST, SMALLEST, SHORTEST), strict=True)
+    ):
         return None
     batch = tuple(r for r in outputs if r not in (rows, columns))
     outer = tuple(r for r in reduce.arg[1] if r is not depth)
-    return Contraction(reduce, left, right, rows, columns, depth, batch, outer)
+    every = tuple(left_only), tuple(right_only), tuple(depths)
+    return Contraction(reduce, left, right, rows, columns, depth, batch, outer, *every)
 
 
 def ranges_of(root: Value) -> frozenset[Range]:

@@ -1,12 +1,14 @@
 """How slices of a matrix product's factors are laid out in local memory, and brought there.
 
-    left, memory along the depth:   [row][step], rows a little apart so that they share no cache set
-    left, otherwise:                [panel][step][row of the panel]
-    right:                          [panel][step][column of the panel]
+    rows        [element][step]         left factors whose memory runs along the depth; rows lie a
+                                        little apart so that they share no cache set
+    panels      [panel][step][element]  what is read along the other side
+    transposed  [panel][step][element]  right factors whose memory runs along the depth
+    wide        [step][element]         where several ranges are walked as one with divisions
 
-A right factor whose memory runs along the depth is first copied as it lies ("stage"), then
-transposed in blocks of one vector by one vector: elements that arrive one by one at places far
-apart would cost as much as multiplying them.
+For "transposed" a few columns are first copied as they lie ("stage"), then turned in blocks of one
+vector by one vector: elements that arrive one by one at places far apart would cost as much as
+multiplying them.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from dataclasses import dataclass
 
 from compiler.dtype import DType
 from compiler.index.algebra import Index, Range, constant
+from compiler.kernel.host_axis import Part
 from compiler.kernel.ir import Loop, Memory, Statement, Store, Value, load, substitute, value
 from compiler.kernel.spread import unit_stride
 
 LINE = 64  # bytes of a cache line
+SHORT = 8  # elements in order that are worth following memory
 
 
 @dataclass(frozen=True)
@@ -41,98 +45,109 @@ class Packed:
 
 @dataclass(frozen=True)
 class Packing:
-    """What the slices of both factors have in common. depth: the range summed over, of which
-    `slice_size` steps from `slice_start` are packed. batch: where the other ranges are."""
+    """What the slices of both factors have in common. batch: where the other ranges are."""
 
     dtype: DType
     lanes: int
-    depth: Range
-    slice_size: int
-    slice_start: Index
+    depth: Part
     batch: Mapping[Range, Index]
 
-    def left(self, factor: Value, across: Range, start: Index, height: int, tall: int) -> Packed:
-        """`tall` elements of `across` from `start`, in panels of `height`."""
-        if not self.along_depth(factor, across):
-            return self.panels("left", factor, across, start, height, tall)
-        pitch = self.pitch()
-        memory = Memory("left", self.dtype, tall * pitch, "local")
-        row, step = Range("left_row", tall), Range("left_step", self.slice_size)
-        at = row.index() * pitch + step.index()
-        fill = Store(memory, at, self.element(factor, across, start + row.index(), step))
-        statements = self.nest(fill, (row, bound(across.size, start, tall)), step)
-        return Packed(memory, (memory,), statements, height * pitch, 1, pitch)
+    def left(self, factor: Value, across: Part, height: int) -> Packed:
+        if along_depth(factor, across, self.depth):
+            return self.rows("left", factor, across, height)
+        return self.by_steps("left", factor, across, height)
 
-    def right(self, factor: Value, across: Range, start: Index, width: int, wide: int) -> Packed:
-        """`wide` elements of `across` from `start`, in panels of `width`."""
-        if not self.along_depth(factor, across) or self.lanes & (self.lanes - 1):
-            return self.panels("right", factor, across, start, width, wide)
-        return self.transposed("right", factor, across, start, width, wide)
+    def right(self, factor: Value, across: Part, width: int) -> Packed:
+        turns = self.lanes & (self.lanes - 1) == 0 and across.is_flat(factor)
+        if turns and along_depth(factor, across, self.depth):
+            return self.transposed("right", factor, across, width)
+        return self.by_steps("right", factor, across, width)
 
-    def along_depth(self, factor: Value, across: Range) -> bool:
-        return unit_stride(factor, self.depth) and not unit_stride(factor, across)
+    def by_steps(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+        flat = across.is_flat(factor)
+        return (self.panels if flat else self.wide)(name, factor, across, width)
 
-    def pitch(self) -> int:
-        """Elements from a row to the next: whole lines, an odd number of them."""
-        line = LINE // self.dtype.itemsize
-        return (-(-self.slice_size // line) | 1) * line
+    def rows(self, name: str, factor: Value, across: Part, height: int) -> Packed:
+        pitch = self.pitch(self.depth.whole)
+        memory = Memory(name, self.dtype, _up(across.whole, height) * pitch, "local")
+        row, step = across.walk(name + "_row", factor), self.depth.walk(name + "_step", factor)
+        here = self.element(factor, row.places, step.places)
+        fill = Store(memory, row.position * pitch + step.position, here)
+        return Packed(memory, (memory,), (row.around(step.around(fill)),), height * pitch, 1, pitch)
 
-    def element(self, factor: Value, across: Range, place: Index, step: Range) -> Value:
-        depth = self.slice_start + step.index()
-        return substitute(factor, {**self.batch, across: place, self.depth: depth})
+    def wide(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+        pitch = self.pitch(_up(across.whole, width))
+        memory = Memory(name, self.dtype, self.depth.whole * pitch, "local")
+        element, step = across.walk(name, factor), self.depth.walk(name + "_step", factor)
+        here = self.element(factor, element.places, step.places)
+        fill = Store(memory, step.position * pitch + element.position, here)
+        return Packed(memory, (memory,), (step.around(element.around(fill)),), width, pitch, 1)
 
-    def nest(
-        self, body: Statement, outer: tuple[Range, Index | None], step: Range
-    ) -> tuple[Statement, ...]:
-        inner = Loop(step, (body,), bound(self.depth.size, self.slice_start, self.slice_size))
-        return (Loop(outer[0], (inner,), outer[1]),)
+    def panels(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+        count = _up(across.whole, width) // width
+        steps = self.depth.whole
+        memory = Memory(name, self.dtype, count * steps * width, "local")
+        panel, element = Range(name + "_panel", count), Range(name + "_element", width)
+        first = panel.index() * width
+        step = self.depth.walk(name + "_step", factor)
+        here = self.element(factor, across.places(first + element.index()), step.places)
+        at = panel.index() * (steps * width) + step.position * width + element.index()
+        bound = _part_bound(across, first, count * width)
+        inner = Loop(panel, (Loop(element, (Store(memory, at, here),), bound),))
+        return Packed(memory, (memory,), (step.around(inner),), steps * width, width, 1)
 
-    def panels(
-        self, name: str, factor: Value, across: Range, start: Index, width: int, whole: int
-    ) -> Packed:
-        """[panel][step][element], element by element; memory is read along `across`."""
-        memory = Memory(name, self.dtype, whole * self.slice_size, "local")
-        panel, step = Range(name + "_panel", whole // width), Range(name + "_step", self.slice_size)
-        element = Range(name + "_element", width)
-        first = start + panel.index() * width
-        at = (panel.index() * self.slice_size + step.index()) * width + element.index()
-        body: Statement = Store(
-            memory, at, self.element(factor, across, first + element.index(), step)
-        )
-        body = Loop(element, (body,), bound(across.size, first, whole))
-        deep = bound(self.depth.size, self.slice_start, self.slice_size)
-        statement = Loop(step, (Loop(panel, (body,)),), deep)
-        return Packed(memory, (memory,), (statement,), self.slice_size * width, width, 1)
-
-    def transposed(
-        self, name: str, factor: Value, across: Range, start: Index, width: int, whole: int
-    ) -> Packed:
-        """[panel][step][element], from memory that runs along the depth."""
-        lanes, pitch = self.lanes, self.pitch()
-        blocks = -(-self.slice_size // lanes)
-        panel_step = blocks * lanes * width
-        memory = Memory(name, self.dtype, whole // width * panel_step, "local")
-        stage = Memory(name + "_stage", self.dtype, lanes * max(pitch, blocks * lanes), "local")
-        column, step = Range(name + "_column", lanes), Range(name + "_step", self.slice_size)
-        panel, part = Range(name + "_panel", whole // width), Range(name + "_part", width // lanes)
-        first = start + panel.index() * width + part.index() * lanes
-        copy = Store(
-            stage,
-            column.index() * pitch + step.index(),
-            self.element(factor, across, first + column.index(), step),
-        )
-        copies = self.nest(copy, (column, bound(across.size, first, whole)), step)
-        block = Range(name + "_block", blocks)
-        rows = [
-            load(stage, block.index() * lanes + row * pitch, lanes=lanes) for row in range(lanes)
-        ]
-        to = panel.index() * panel_step + block.index() * (lanes * width) + part.index() * lanes
-        stores = tuple(
+    def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+        lanes, count = self.lanes, _up(across.whole, width) // width
+        steps = _up(self.depth.whole, lanes)
+        pitch = self.pitch(steps)
+        memory = Memory(name, self.dtype, count * steps * width, "local")
+        stage = Memory(name + "_stage", self.dtype, lanes * pitch, "local")
+        panel, part = Range(name + "_panel", count), Range(name + "_part", width // lanes)
+        column, step = Range(name + "_column", lanes), self.depth.walk(name + "_step", factor)
+        first = panel.index() * width + part.index() * lanes
+        here = self.element(factor, across.places(first + column.index()), step.places)
+        copy = step.around(Store(stage, column.index() * pitch + step.position, here))
+        bound = _part_bound(across, first, count * width)
+        block = Range(name + "_block", steps // lanes)
+        from_stage = block.index() * lanes
+        rows = [load(stage, from_stage + row * pitch, lanes=lanes) for row in range(lanes)]
+        to = panel.index() * (steps * width) + block.index() * (lanes * width)
+        to = to + part.index() * lanes
+        turned = tuple(
             Store(memory, to + row * width, vector) for row, vector in enumerate(transpose(rows))
         )
-        turn = Loop(block, stores)
-        statement = Loop(panel, (Loop(part, (*copies, turn)),))
-        return Packed(memory, (memory, stage), (statement,), panel_step, width, 1)
+        both = (Loop(column, (copy,), bound), Loop(block, turned))
+        statement = Loop(panel, (Loop(part, both),))
+        return Packed(memory, (memory, stage), (statement,), steps * width, width, 1)
+
+    def pitch(self, elements: int) -> int:
+        """Elements from a row to the next: whole lines, an odd number of them."""
+        line = LINE // self.dtype.itemsize
+        return (-(-elements // line) | 1) * line
+
+    def element(
+        self, factor: Value, across: Mapping[Range, Index], depth: Mapping[Range, Index]
+    ) -> Value:
+        return substitute(factor, {**self.batch, **across, **depth})
+
+
+def along_depth(factor: Value, across: Part, depth: Part) -> bool:
+    """Whether a factor's memory runs along the depth, and not along the other side."""
+    step = depth.walk("step", factor)
+    runs = unit_stride(substitute(factor, step.places), step.last) and step.last.size >= SHORT
+    return runs and not unit_stride(factor, across.axis.ranges[-1])
+
+
+def _part_bound(part: Part, first: Index, whole: int) -> Index | None:
+    """How many elements there are from `first` on, where panels go on to `whole`."""
+    if part.whole == whole:
+        return part.bound_from(first)
+    bound = part.bound()
+    return (constant(part.whole) if bound is None else bound) - first
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def transpose(rows: list[Value]) -> list[Value]:
@@ -151,8 +166,3 @@ def transpose(rows: list[Value]) -> list[Value]:
         rows = turned
         distance *= 2
     return rows
-
-
-def bound(size: int, start: Index, step: int) -> Index | None:
-    """The loop bound that keeps start + counter below `size`, where steps do not divide it."""
-    return constant(size) - start if size % step else None

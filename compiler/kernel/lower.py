@@ -54,7 +54,7 @@ def _shape(computation: Computation, target: TargetSpec) -> Kernel:
         rows = host_rows.rows if on_host else gpu_rows.rows
         return rows(computation, chain, target)
     computation = replace(computation, value=ops.expand(computation.value))
-    contraction = find_contraction(computation)
+    contraction = find_contraction(computation, joint=on_host)
     if contraction is not None:
         unit = None if on_host else gpu_matrix.suits(contraction, target)
         if unit is not None:
