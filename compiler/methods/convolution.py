@@ -32,8 +32,8 @@ class Convolutions(Reductions):
     ) -> Self:  # fmt: skip
         """Correlate with `weight` [out channels, channels / groups, height, width], then add
         `bias` [out channels]. Beyond the edges, `padding` zeros are read. Types as in matmul."""
-        kernel = self._lift("conv2d", weight)
-        if not isinstance(kernel, Convolutions) or self.ndim != 4 or kernel.ndim != 4:
+        kernel = self._operand(weight)
+        if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(f"conv2d: shapes {self._shown} and {kernel._shown}, 4 axes needed")
         batch, channels, _, _ = self.shape
         out_channels, each, height, width = kernel.shape
@@ -62,10 +62,16 @@ class Convolutions(Reductions):
         result = self._new(node)
         if bias is None:
             return result
-        added = self._lift("conv2d", bias)
+        added = self._operand(bias)
         if added.shape != (out_channels,):
             raise BadArgument(f"conv2d: a bias of shape {added._shown} for {out_channels} channels")
         return result + self._new(graph.reshape(added.node, (out_channels, 1, 1)))
+
+    def _operand(self, given: Any) -> Self:
+        lifted = self._lift("conv2d", given)
+        if not isinstance(lifted, Convolutions):
+            raise BadArgument(f"conv2d: {given!r} is no tensor")
+        return self._new(lifted.node)
 
     def max_pool2d(
         self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,7 +33,8 @@ def windows(x: np.ndarray, size: Pair, stride: Pair, padding: Pair, dilation: Pa
         np.arange(count)[:, None] * step + np.arange(length) * gap
         for count, step, length, gap in zip(counts, stride, size, dilation, strict=True)
     )
-    return padded[:, :, rows[:, None, :, None], columns[None, :, None, :]]
+    seen: np.ndarray = padded[:, :, rows[:, None, :, None], columns[None, :, None, :]]
+    return seen
 
 
 def convolve(x: np.ndarray, weight: np.ndarray, stride: Pair, padding: Pair, dilation: Pair,
@@ -41,7 +44,8 @@ def convolve(x: np.ndarray, weight: np.ndarray, stride: Pair, padding: Pair, dil
     seen = seen.reshape(batch, groups, channels // groups, rows, columns, height, width)
     split = weight.reshape(groups, -1, *weight.shape[1:])
     out = np.einsum("ngcyxhw,gochw->ngoyx", seen.astype(np.float64), split.astype(np.float64))
-    return out.reshape(batch, -1, rows, columns)
+    result: np.ndarray = out.reshape(batch, -1, rows, columns)
+    return result
 
 
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -130,7 +134,7 @@ def test_pooling_integers_pads_with_their_lowest(cpu: Device) -> None:
     ],
 )
 def test_what_does_not_fit_is_named(
-    cpu: Device, shape: tuple[int, ...], weight: tuple[int, ...], options: dict[str, object],
+    cpu: Device, shape: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any],
     said: str,
 ) -> None:  # fmt: skip
     given_options = dict(options)
