@@ -30,6 +30,11 @@ class VirtualMachine:
         if not 1 <= self.options.gpus <= 8:
             raise BadArgument("a machine has 1 to 8 GPUs", gpus=self.options.gpus)
         self.abi = abi.select(self.options.driver)
+        if facts.gpfifo_class not in self.abi.classes:
+            raise BadArgument(
+                f"driver branch {self.abi.branch} is older than {facts.name}",
+                driver=self.options.driver,
+            )
         self.lock = threading.RLock()
         self.faults = FaultPlan()
         self.log: list[XidReport] = []

@@ -55,9 +55,11 @@ class Escapes:
             "NV_ESC_RM_MAP_MEMORY_DMA": self._map_memory_dma,
             "NV_ESC_RM_UNMAP_MEMORY_DMA": self._unmap_memory_dma,
         }
-        self._handlers = {numbers[name]: handler for name, handler in handlers.items()}
+        self._handlers = {
+            numbers[name]: handler for name, handler in handlers.items() if name in numbers
+        }
         self._transfer = numbers["NV_ESC_IOCTL_XFER_CMD"]
-        self._wait_open = numbers["NV_ESC_WAIT_OPEN_COMPLETE"]
+        self._wait_open = numbers.get("NV_ESC_WAIT_OPEN_COMPLETE")  # from branch 550 on
 
     def call(self, file: OpenFile, command: int, argument: memoryview) -> None:
         """One ioctl, whose block is as long as its number says."""
