@@ -14,7 +14,7 @@ from typing import Any
 
 from hcq.buffer import Buffer
 from hcq.device import Device
-from hcq.errors import BadArgument, DeviceLost, UgpuError
+from hcq.errors import BadArgument, DeviceLost, DriverRefused, UgpuError
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
@@ -151,10 +151,15 @@ class NvDevice(Device):
         return found[:COPY_QUEUES]
 
     def _is_graphics_copy(self, engine: int) -> bool:
-        """Whether a copy engine shares the graphics engine's ring."""
-        caps = self.gpu.client.ask(
-            self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
-        )
+        """Whether a copy engine shares the graphics engine's ring: it works too, but waits for
+        kernels. A driver that does not tell is taken to have none."""
+        try:
+            caps = self.gpu.client.ask(
+                self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
+            )
+        except DriverRefused as error:
+            log.debug("%s: copy engine %d: %s", self.name, engine, error)
+            return False
         byte, mask = _GRAPHICS_COPY
         return bool(caps.capsTbl[byte] & mask)
 

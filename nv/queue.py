@@ -114,6 +114,7 @@ class ChannelQueue(HardwareQueue):
         objects = [number for number in (self.classes.compute, self.classes.copy) if number]
         self.channel = Channel(gpu, self.group, self.memory, objects)
         self.group.schedule()
+        self.channel.start()
         self.count = 0  # entries of the ring used so far
         self._head = self._tail = 0  # positions in the arena; they only rise
         self.run_setup(self.device.setup_words(self))

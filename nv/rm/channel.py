@@ -150,7 +150,7 @@ _GET, _PUT = 0x88 // 4, 0x8C // 4
 
 
 class Channel:
-    """A channel and the engine objects on it. Runs once its group is scheduled.
+    """A channel and the engine objects on it. Runs once its group is scheduled; then `start`.
 
     objects: handles by class number. token: what the doorbell is rung with.
     """
@@ -174,11 +174,19 @@ class Channel:
         parameters.userdOffset[0] = 0
         self.handle = client.allocate(group.handle, gpu.choose(GPFIFO_CLASSES), parameters)
         self.objects = {number: self._object(number, group) for number in objects}
-        token = client.ask(self.handle, "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN",
-                           workSubmitToken=0xFFFF_FFFF)  # fmt: skip
-        self.token = int(token.workSubmitToken)
+        self.token = 0
         self.resources = 0
         self._register()
+
+    def start(self) -> None:
+        """Learn the doorbell's token, once the group is scheduled: it names the runlist, which a
+        channel has by then at the latest (kernel_fifo_tu102.c)."""
+        found = self.gpu.client.ask(
+            self.handle,
+            "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN",
+            workSubmitToken=0xFFFF_FFFF,
+        )
+        self.token = int(found.workSubmitToken)
 
     def _object(self, number: int, group: Group) -> int:
         """An engine's object; a copy engine of its own is named by the group's engine."""
