@@ -116,12 +116,12 @@ def make_sensors(gpu: Gpu) -> Sequence[Sensor]:
         Sensor("temperature_celsius", "degC", meter.temperature, "gpu"),
         Sensor("utilisation_percent", "%", lambda: meter.busy("gr"), "gpu"),
         Sensor("utilisation_percent", "%", lambda: meter.busy("fb"), "memory"),
-        Sensor("performance_state", "", meter.performance_state),
-        Sensor("link_generation", "", lane("LINK_SPEED"), "pcie"),
-        Sensor("link_lanes", "", lane("LINK_WIDTH"), "pcie"),
-        Sensor("ecc_errors", "", lambda: meter.ecc("dramCorrectedTotal"), "dram corrected"),
-        Sensor("ecc_errors", "", lambda: meter.ecc("dramUncorrectedTotal"), "dram uncorrected"),
-        Sensor("ecc_errors", "", lambda: meter.ecc("sramCorrectedUnique"), "sram corrected"),
+        Sensor("performance_state", "state", meter.performance_state),
+        Sensor("link_generation", "generation", lane("LINK_SPEED"), "pcie"),
+        Sensor("link_lanes", "lanes", lane("LINK_WIDTH"), "pcie"),
+        Sensor("ecc_errors", "errors", lambda: meter.ecc("dramCorrectedTotal"), "dram corrected"),
+        Sensor("ecc_errors", "errors", lambda: meter.ecc("dramUncorrectedTotal"), "dram uncorrected"),
+        Sensor("ecc_errors", "errors", lambda: meter.ecc("sramCorrectedUnique"), "sram corrected"),
     )
     return tuple(sensor for sensor in wanted if _answers(sensor))
 

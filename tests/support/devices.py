@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-DEVICES = ("cpu", "virtual:navi31")
+DEVICES = ("cpu", "virtual:navi31", "virtual:gh100")

@@ -257,5 +257,5 @@ def contract_object(target: TargetSpec) -> bytes:
     if target.abi == "amdhsa":
         return compile_ir(AMD, target.triple, target.cpu, target.features)
     if target.abi == "ptx":
-        return ptx_kernels.text(ptx_kernels.CONTRACT, target.cpu)
+        return ptx_kernels.text(ptx_kernels.CONTRACT, target.cpu).rstrip()
     raise AssertionError(f"no kernels for abi {target.abi}")

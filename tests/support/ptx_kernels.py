@@ -65,7 +65,7 @@ done:
 }
 
 .visible .entry spin(.param .u64 flag)
-.reqntid 64, 1, 1
+.maxntid 64, 1, 1
 {
   .reg .pred %p;
   .reg .b32 %r0;
@@ -79,7 +79,7 @@ again:
 }
 
 .visible .entry wide(.param .u64 out, .param .u64 value, .param .u8 small)
-.reqntid 64, 1, 1
+.maxntid 64, 1, 1
 {
   .reg .b16 %h0;
   .reg .b64 %a<4>;
