@@ -120,7 +120,7 @@ def make_sensors(gpu: Gpu) -> Sequence[Sensor]:
         Sensor("link_generation", "generation", lane("LINK_SPEED"), "pcie"),
         Sensor("link_lanes", "lanes", lane("LINK_WIDTH"), "pcie"),
         Sensor("ecc_errors", "errors", lambda: meter.ecc("dramCorrectedTotal"), "dram corrected"),
-        Sensor("ecc_errors", "errors", lambda: meter.ecc("dramUncorrectedTotal"), "dram uncorrected"),
+        Sensor("ecc_errors", "errors", lambda: meter.ecc("dramUncorrectedTotal"), "dram lost"),
         Sensor("ecc_errors", "errors", lambda: meter.ecc("sramCorrectedUnique"), "sram corrected"),
     )
     return tuple(sensor for sensor in wanted if _answers(sensor))
