@@ -9,68 +9,33 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import hcq
 from compiler import explain
-from compiler.codegen import objects as codegen
-from compiler.codegen.cache import DiskCache
-from compiler.codegen.emit import emit
 from compiler.explain import KernelReport, RunReport
 from compiler.graph.node import Node
-from compiler.index.ranges import express
 from compiler.kernel.ir import interning
-from compiler.kernel.lower import lower
 from compiler.memory_pool import MemoryPool, Storage, round_up
+from compiler.programs import KernelRecord, Loaded, Programs, listeners
 from compiler.replay.recording import current_recording
-from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
 from compiler.schedule.plan import Plan, Structure, make_plan, structure, wanted_later
-from hcq import trace
 from hcq.config import config
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
-from hcq.program import Kernel, Program
 from hcq.queue import Queue
-from hcq.target import TargetSpec
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class KernelRecord:
-    """A kernel that was made ready. seconds: to lower and compile (or to fetch, where `from_disk`).
-
-    code_bytes: size of the object file. origin: the tensor operations it computes.
-    """
-
-    name: str
-    device: str
-    seconds: float
-    code_bytes: int
-    from_disk: bool
-    origin: str
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    program: Program
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    block: int
 
 
 @dataclass(frozen=True)
 class _Ready:
     plan: Plan
-    loaded: tuple[_Loaded, ...]  # one for each step
+    loaded: tuple[Loaded, ...]  # one for each step
 
 
 PLANS = 4096  # plans kept per device; beyond it all are made again
@@ -82,9 +47,7 @@ class Runtime:
     def __init__(self, device: Device, cache_folder: Path | None) -> None:
         self.device = device
         self.pool = MemoryPool(device)
-        self.disk = DiskCache(cache_folder)
-        self._groups: dict[tuple[Any, ...], _Loaded] = {}
-        self._kernels: dict[str, _Loaded] = {}
+        self.programs = Programs(device, cache_folder)
         self._plans: dict[Structure, _Ready] = {}
         self._lock = threading.RLock()
 
@@ -121,7 +84,7 @@ class Runtime:
         if found is None:
             groups = schedule(roots, assigned)
             plan = make_plan(groups, nodes)
-            loaded = tuple(self._loaded(group) for group in groups if group.root.size)
+            loaded = self.programs.ready([group for group in groups if group.root.size])
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             found = self._plans[key] = _Ready(plan, loaded)
@@ -188,49 +151,6 @@ class Runtime:
                 recording.settling(nodes[place], storage, new=place not in assigned)
             nodes[place].settle(storage)
 
-    def _loaded(self, group: Group) -> _Loaded:
-        found = self._groups.get(group.key)
-        if found is None:
-            found = self._groups[group.key] = self._prepare(group)
-        return found
-
-    def _prepare(self, group: Group) -> _Loaded:
-        with trace.step("compiler.kernel", device=self.device.name) as step:
-            loaded = self._make(group)
-            step["kernel"] = loaded.kernel.name
-            return loaded
-
-    def _make(self, group: Group) -> _Loaded:
-        start = time.perf_counter()
-        target = self.device.target
-        with interning:
-            kernel = lower(express(group), target)
-            text = emit(kernel, target)
-        key = DiskCache.key(text, *_identity(target), codegen.version())
-        found = self._kernels.get(key)
-        if found is not None:
-            return found
-        image = self.disk.get(key)
-        from_disk = image is not None
-        if image is None:
-            image = codegen.compile_text(text, target)
-            self.disk.put(key, image)
-        program = self.device.load(image)
-        loaded = _Loaded(program, program[kernel.name], kernel.grid, kernel.block)
-        self._kernels[key] = loaded
-        seconds = time.perf_counter() - start
-        record = KernelRecord(
-            kernel.name, self.device.name, seconds, len(image), from_disk, kernel.origin
-        )
-        log.debug("kernel %s: %.1f ms", kernel.name, seconds * 1e3)
-        for listener in tuple(_listeners):
-            listener(record)
-        return loaded
-
-
-def _identity(target: TargetSpec) -> tuple[str, ...]:
-    return target.triple, target.cpu, target.features, target.abi
-
 
 def _base(root: Node) -> Node:
     """The node whose elements, in row-major order, are the root's."""
@@ -250,7 +170,6 @@ def _storage(node: Node) -> Storage:
 _runtimes: dict[int, Runtime] = {}
 _opened: dict[str, Device] = {}
 _devices_lock = threading.RLock()
-_listeners: list[Callable[[KernelRecord], None]] = []
 _default = ""
 
 
@@ -310,8 +229,8 @@ def kernel_log() -> Iterator[list[KernelRecord]]:
     """Collect the kernels made ready while the `with` block runs, on all devices."""
     records: list[KernelRecord] = []
     listener = records.append
-    _listeners.append(listener)
+    listeners.append(listener)
     try:
         yield records
     finally:
-        _listeners.remove(listener)
+        listeners.remove(listener)

@@ -35,6 +35,7 @@
         ├── FirmwareRejected      the chip refused an image; carries image, stage and status
         └── FirmwareSilent        a firmware mailbox does not answer
     NotSupported              us: an honest gap (also a NotImplementedError)
+    CompileError              us: the code generator failed on a kernel; carries its IR
 
 Every error carries its facts as attributes (given as keywords) and shows them in its text.
 """
@@ -195,3 +196,9 @@ class FirmwareSilent(FirmwareError, TimeoutError):
 
 class NotSupported(UgpuError, NotImplementedError):
     """We have not built this; never replaced by a silent fallback."""
+
+
+class CompileError(UgpuError):
+    """Our code generator made code that LLVM cannot compile, or LLVM failed. ir: the LLVM IR."""
+
+    ir: str = ""

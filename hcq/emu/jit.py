@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import threading
 from functools import cache
 from pathlib import Path
 
 import llvmlite.binding as llvm
+
+from hcq.diskcache import DiskCache
 
 LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
 FULL = 2  # for the runtime functions, compiled once
@@ -101,39 +101,8 @@ def publish(name: str, address: int) -> None:
         llvm.add_symbol(name, address)
 
 
-class ObjectCache:
-    """Compiled objects in a folder, shared by processes; without a folder it remembers nothing.
-
-    A file is written under a temporary name and renamed, so that readers see whole files only, and
-    carries a digest of its content, so that a damaged one counts as absent.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-
-    def get(self, key: str) -> bytes | None:
-        """Return the object stored under `key`, or None."""
-        if self.folder is None:
-            return None
-        try:
-            blob = (self.folder / f"{key}.o").read_bytes()
-        except OSError:
-            return None
-        digest, image = blob[:32], blob[32:]
-        return image if hashlib.sha256(image).digest() == digest else None
-
-    def put(self, key: str, image: bytes) -> None:
-        """Store an object. A folder that cannot be written only makes the next time slower."""
-        if self.folder is None:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(image).digest() + image)
-            os.replace(name, self.folder / f"{key}.o")
-        except OSError:
-            return
+class ObjectCache(DiskCache):
+    """Native code by the content it was made of; see DiskCache."""
 
 
 @cache

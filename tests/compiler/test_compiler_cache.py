@@ -11,10 +11,10 @@ import pytest
 
 import hcq
 from compiler import Tensor, dtypes
-from compiler.codegen.cache import DiskCache
 from compiler.memory_pool import MemoryPool, round_up
 from compiler.runtime import device_of, kernel_log, runtime_of, set_default_device, use_cache
 from hcq.device import Device
+from hcq.diskcache import DiskCache
 from hcq.errors import BadArgument, Closed, DeviceNotFound
 
 KEY = DiskCache.key("text", "target")

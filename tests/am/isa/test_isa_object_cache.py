@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import am.virtual.isa
@@ -37,11 +38,30 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
 def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
     cache = ObjectCache(tmp_path)
     cache.put("k", b"code")
-    file = tmp_path / "k.o"
-    file.write_bytes(file.read_bytes()[:-1] + b"X")
-    assert cache.get("k") is None
-    file.write_bytes(b"short")
-    assert cache.get("k") is None
+    file = tmp_path / "k"
+    for damaged in (file.read_bytes()[:-1] + b"X", b"short"):
+        file.write_bytes(damaged)
+        assert cache.get("k") is None
+        assert not file.exists()
+
+
+def test_the_folder_stays_within_its_limit(tmp_path: Path) -> None:
+    for number in range(20):  # each by a process of its own, that writes once
+        cache = ObjectCache(tmp_path, limit=1000)
+        cache.put(str(number), bytes(100))
+        os.utime(tmp_path / str(number), (number, number))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 1200
+    assert (tmp_path / "19").exists() and not (tmp_path / "0").exists()
+
+
+def test_what_is_used_stays(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path, limit=500)
+    for number in range(8):
+        cache.put(str(number), bytes(50))
+        os.utime(tmp_path / str(number), (number, number))
+    assert cache.get("0") is not None
+    cache.trim()
+    assert (tmp_path / "0").exists() and not (tmp_path / "1").exists()
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

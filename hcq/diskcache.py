@@ -1,9 +1,10 @@
-"""Compiled objects on disk, by content. Processes may share a folder.
+"""Compiled objects on disk, by content: kernels, and what virtual shader cores translate them to.
 
-An entry is a file named by the hash of all the object depends on; it starts with the hash of its
-own bytes. It is written beside and moved into place, so a reader sees all of it or nothing; one
-that does not match its hash is deleted. A cache that cannot be written is no error: objects are
-then compiled again.
+Processes may share a folder. An entry is a file named by the hash of all the object depends on; it
+starts with the hash of its own bytes. It is written beside and moved into place, so a reader sees
+all of it or nothing; one that does not match its hash is deleted. A folder beyond its limit loses
+the entries longest unused. A cache that cannot be written is no error: objects are then compiled
+again.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"ugpu-kernel-1\n"
+MAGIC = b"ugpu-object-1\n"
 LIMIT = 256 << 20  # bytes the folder may hold; beyond it the oldest entries go
-CHECK_EVERY = 64  # writes between looks at the folder's size
+CHECK_EVERY = 64  # writes between looks at the folder's size; the first write looks, too
+USED_AGAIN_S = 3600.0  # how exactly the last use of an entry is known
 
 
 class DiskCache:
@@ -50,11 +53,18 @@ class DiskCache:
             content[: len(MAGIC)] == MAGIC
             and content[len(MAGIC) : head] == hashlib.sha256(data).digest()
         ):
+            self._mark(path)
             return data
         log.warning("discarding a damaged cache entry: %s", path)
         with contextlib.suppress(OSError):
             path.unlink()
         return None
+
+    def _mark(self, path: Path) -> None:
+        """Remember that an entry was of use, so that `trim` takes others first."""
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > USED_AGAIN_S:
+                os.utime(path)
 
     def put(self, key: str, data: bytes) -> None:
         """Keep an object; does nothing where the folder cannot be written."""
@@ -73,12 +83,12 @@ class DiskCache:
         except OSError as error:
             log.info("the kernel cache cannot be written: %s", error)
             return
-        self.writes += 1
         if self.writes % CHECK_EVERY == 0:
             self.trim()
+        self.writes += 1
 
     def trim(self) -> None:
-        """Delete the entries longest unused (by modification) until the folder fits its limit."""
+        """Delete the entries longest unused until the folder fits its limit."""
         if self.folder is None:
             return
         found = []

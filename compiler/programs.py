@@ -1,0 +1,143 @@
+"""Kernels made ready: lowered, compiled (or fetched from disk), loaded on a device.
+
+Groups with equal structure share a loaded kernel; kernels with equal LLVM text share an object, on
+disk too. What is new of a run is compiled in child processes while the next kernel is lowered
+(compiler.codegen.children).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compiler.codegen.children import Compiled, shared
+from compiler.codegen.emit import emit
+from compiler.codegen.objects import version
+from compiler.index.ranges import express
+from compiler.kernel import ir
+from compiler.kernel.ir import interning
+from compiler.kernel.lower import lower
+from compiler.schedule.group import Group
+from hcq import trace
+from hcq.device import Device
+from hcq.diskcache import DiskCache
+from hcq.program import Kernel, Program
+from hcq.target import TargetSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel that was made ready. seconds: to lower, compile (or fetch, where `from_disk`) and
+    load it, without waiting for others. code_bytes: size of the object file. origin: the tensor
+    operations it computes."""
+
+    name: str
+    device: str
+    seconds: float
+    code_bytes: int
+    from_disk: bool
+    origin: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel on a device, and how to launch it."""
+
+    program: Program
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: int
+
+
+@dataclass
+class _Pending:
+    """A kernel on its way. seconds: spent on it so far."""
+
+    kernel: ir.Kernel
+    key: str
+    seconds: float
+    image: bytes | None = None  # from disk
+    compiled: Future[Compiled] | None = None
+    groups: list[tuple[Any, ...]] = field(default_factory=list)  # keys of groups that want it
+
+
+listeners: list[Callable[[KernelRecord], None]] = []  # told of each kernel made ready
+
+
+class Programs:
+    """The kernels of one open device. For one thread at a time."""
+
+    def __init__(self, device: Device, cache_folder: Path | None) -> None:
+        self.device = device
+        self.disk = DiskCache(cache_folder)
+        self.failed = None if cache_folder is None else cache_folder.parent / "failed-kernels"
+        self._groups: dict[tuple[Any, ...], Loaded] = {}
+        self._kernels: dict[str, Loaded] = {}
+
+    def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
+        """Make the kernels of all groups ready. CompileError where LLVM fails on one of them."""
+        pending: dict[str, _Pending] = {}
+        for group in groups:
+            if group.key not in self._groups:
+                self._begin(group, pending)
+        for waiting in pending.values():
+            with trace.step("compiler.kernel", device=self.device.name) as step:
+                loaded = self._finish(waiting)
+                step["kernel"] = loaded.kernel.name
+        return tuple(self._groups[group.key] for group in groups)
+
+    def _begin(self, group: Group, pending: dict[str, _Pending]) -> None:
+        """Lower a group, and have it compiled unless it is known."""
+        start = time.perf_counter()
+        target = self.device.target
+        with interning:
+            kernel = lower(express(group), target)
+            text = emit(kernel, target)
+        key = DiskCache.key(text, *_identity(target), version())
+        known = self._kernels.get(key)
+        if known is not None:
+            self._groups[group.key] = known
+            return
+        waiting = pending.get(key)
+        if waiting is None:
+            waiting = pending[key] = _Pending(kernel, key, 0.0)
+            waiting.image = self.disk.get(key)
+            if waiting.image is None:
+                waiting.compiled = shared().submit(text, target, kernel.name, self.failed)
+            waiting.seconds = time.perf_counter() - start
+        waiting.groups.append(group.key)
+
+    def _finish(self, waiting: _Pending) -> Loaded:
+        image, kernel = waiting.image, waiting.kernel
+        if image is None:
+            assert waiting.compiled is not None
+            done = waiting.compiled.result()
+            image = done.image
+            waiting.seconds += done.seconds
+            self.disk.put(waiting.key, image)
+        start = time.perf_counter()
+        program = self.device.load(image)
+        loaded = Loaded(program, program[kernel.name], kernel.grid, kernel.block)
+        self._kernels[waiting.key] = loaded
+        for group in waiting.groups:
+            self._groups[group] = loaded
+        seconds = waiting.seconds + time.perf_counter() - start
+        from_disk = waiting.compiled is None
+        record = KernelRecord(
+            kernel.name, self.device.name, seconds, len(image), from_disk, kernel.origin
+        )
+        log.debug("kernel %s: %.1f ms", kernel.name, seconds * 1e3)
+        for listener in tuple(listeners):
+            listener(record)
+        return loaded
+
+
+def _identity(target: TargetSpec) -> tuple[str, ...]:
+    return target.triple, target.cpu, target.features, target.abi

@@ -1,0 +1,201 @@
+"""Compiling in child processes: LLVM may end its process, never ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hcq
+from compiler import Tensor
+from compiler.codegen import children, worker
+from compiler.codegen.children import Child, Children, shared
+from compiler.runtime import use_cache
+from hcq.errors import CompileError
+from hcq.target import ptx_target
+from tests.support import descriptors
+
+TARGET = ptx_target("sm_75")
+GOOD = "define ptx_kernel void @good() {\n ret void\n}\n"
+# an instruction that sm_75 has not: the back end ends the process
+ABORTS = """
+define ptx_kernel void @aborts(ptr addrspace(1) %p) {
+ %r = call <4 x i32> @llvm.nvvm.tcgen05.ld.16x64b.x4(ptr addrspace(6) null, i1 false)
+ store <4 x i32> %r, ptr addrspace(1) %p
+ ret void
+}
+declare <4 x i32> @llvm.nvvm.tcgen05.ld.16x64b.x4(ptr addrspace(6), i1)
+"""
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child(limit_s=60)
+    yield made
+    made.close()
+
+
+def test_a_child_compiles_again_and_again(child: Child) -> None:
+    first = child.compile(GOOD, TARGET)
+    assert b".entry good" in first.image and first.seconds > 0
+    process = child.process
+    assert child.compile(GOOD, TARGET).image == first.image
+    assert child.process is process
+
+
+def test_an_abort_of_llvm_is_an_error_and_the_next_kernel_compiles(child: Child) -> None:
+    child.compile(GOOD, TARGET)
+    process = child.process
+    assert process is not None
+    with pytest.raises(CompileError, match=r"SIGABRT.*LLVM ERROR: tcgen05"):
+        child.compile(ABORTS, TARGET)
+    assert process.returncode == -signal.SIGABRT
+    assert b".entry good" in child.compile(GOOD, TARGET).image
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("nonsense", "top-level entity"), ("define void @f() {\n call void @g()\n}", "expected")],
+)
+def test_code_that_llvm_refuses(child: Child, text: str, says: str) -> None:
+    with pytest.raises(CompileError, match=says):
+        child.compile(text, TARGET)
+    assert child.process is not None and child.process.poll() is None
+
+
+def test_a_child_that_does_not_answer_is_killed(child: Child) -> None:
+    child.compile(GOOD, TARGET)
+    process = child.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    child.limit_s = 0.05
+    with pytest.raises(CompileError, match="did not end in time"):
+        child.compile(GOOD, TARGET)
+    assert process.returncode == -signal.SIGKILL
+    child.limit_s = 60
+    assert child.compile(GOOD, TARGET).image
+
+
+def test_a_child_that_left_for_want_of_work_is_replaced(child: Child) -> None:
+    child.compile(GOOD, TARGET)
+    process, channel = child.process, child.channel
+    assert process is not None and channel is not None
+    channel.shutdown(socket.SHUT_WR)  # as seen from there, there is nothing to come
+    assert process.wait(60) == 0
+    assert child.compile(GOOD, TARGET).image
+    assert child.process is not process
+
+
+def test_a_worker_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "IDLE_S", 0.01)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker.serve(theirs)  # returns
+
+
+def test_a_worker_survives_a_request_that_is_cut_short() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(worker.LENGTH.pack(1000) + b"too little")
+        ours.shutdown(socket.SHUT_WR)
+        worker.serve(theirs)
+
+
+def test_failures_name_the_kernel_and_keep_its_ir(tmp_path: Path) -> None:
+    pool = Children(2)
+    try:
+        asked = [pool.submit(ABORTS, TARGET, f"kernel_{n}", tmp_path / "failed") for n in range(2)]
+        fine = pool.submit(GOOD, TARGET, "good", tmp_path / "failed")
+        for number, future in enumerate(asked):
+            with pytest.raises(CompileError, match=f"kernel=kernel_{number}") as caught:
+                future.result()
+            assert caught.value.ir == ABORTS
+            assert (tmp_path / "failed" / f"kernel_{number}.ll").read_text() == ABORTS
+        assert b".entry good" in fine.result().image
+        assert not (tmp_path / "failed" / "good.ll").exists()
+    finally:
+        pool.close()
+
+
+def test_the_folder_of_failures_is_bounded(tmp_path: Path) -> None:
+    for number in range(children.KEPT + 5):
+        path = children._kept("text", f"k{number}", tmp_path)
+        assert path is not None
+        os.utime(path, (number, number))
+    assert len(list(tmp_path.iterdir())) <= children.KEPT + 1
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert children._kept("text", "k", blocked / "folder") is None
+
+
+def test_closing_leaves_no_process_and_no_descriptor() -> None:
+    before = descriptors.settled()
+    pool = Children(1)
+    pool.submit(GOOD, TARGET, "good").result()
+    (child,) = pool.all
+    process = child.process
+    assert process is not None
+    pool.close()
+    assert process.poll() is not None
+    assert descriptors.leaked(before) == 0
+
+
+def test_a_forked_process_gets_children_of_its_own() -> None:
+    shared().submit(GOOD, TARGET, "good").result()
+    ours = shared()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        own = shared() is not ours and b"good" in shared().submit(GOOD, TARGET, "g").result().image
+        shared().close()
+        os.write(write, b"1" if own else b"0")
+        os._exit(0)
+    os.close(write)
+    said = os.read(read, 1)
+    os.close(read)
+    os.waitpid(pid, 0)
+    assert said == b"1"
+    assert shared() is ours
+
+
+def test_a_tensor_whose_kernel_aborts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the top: the run fails with the kernel's name, nothing is lost, other work goes on."""
+    with hcq.open("cpu", threads=1) as device:
+        use_cache(device, tmp_path / "kernels")
+        tensor = Tensor([1.0, 2.0, 3.0], device=device).realize()
+
+        result = tensor * 3
+        with monkeypatch.context() as patched:
+            patched.setattr("compiler.programs.emit", lambda *_: ABORTS)
+            patched.setattr(device, "target", TARGET)
+            with pytest.raises(CompileError, match="mul_3_") as caught:
+                result.realize()
+        assert caught.value.ir == ABORTS
+        assert list((tmp_path / "failed-kernels").iterdir())
+        assert result.numpy().tolist() == [3.0, 6.0, 9.0]
+
+
+def test_kernels_of_a_run_are_compiled_side_by_side() -> None:
+    pool = Children(2)
+    try:
+        threads: set[str] = set()
+        both = threading.Barrier(2, timeout=60)
+
+        class Waiting(Child):
+            def compile(self, text: str, target: hcq.TargetSpec) -> children.Compiled:
+                threads.add(threading.current_thread().name)
+                both.wait()
+                return super().compile(text, target)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(children, "Child", Waiting)
+            asked = [pool.submit(GOOD, TARGET, "good") for _ in range(2)]
+            assert all(b"good" in future.result().image for future in asked)
+        assert len(threads) == 2
+    finally:
+        pool.close()
