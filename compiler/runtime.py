@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,16 +28,20 @@ from compiler.replay.recording import current_recording
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
 from compiler.schedule.plan import Plan, Structure, make_plan, structure, wanted_later
+from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
 from hcq.queue import Queue
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Ready:
     plan: Plan
     loaded: tuple[Loaded, ...]  # one for each step
+    # once it has run: its commands, whose parameters are the addresses of each step's result and
+    # inputs, step by step
+    prepared: CommandBuffer | None = None
 
 
 PLANS = 4096  # plans kept per device; beyond it all are made again
@@ -115,6 +121,10 @@ class Runtime:
         keep: dict[int, Storage] = dict(made)
         spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
         queue = self.device.queue()
+        capturing = self.device.capturing
+        plain = recording is None and told is None and (capturing is None or not capturing.is_mine)
+        prepared = ready.prepared if plain else None
+        addresses: list[int] = []
         for number, (step, loaded) in enumerate(zip(plan.steps, ready.loaded, strict=True)):
             if step.target is not None:
                 storage = made.get(step.target) or _storage(nodes[step.target])
@@ -125,14 +135,10 @@ class Runtime:
                 storage.size = step.size
             made[step.root] = storage
             given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
-            if number:
-                queue.barrier()
-            queue.launch(
-                loaded.kernel,
-                grid=loaded.grid,
-                block=(loaded.block, 1, 1),
-                args=[storage.buffer, *[held.buffer for held in given]],
-            )
+            if prepared is not None:
+                addresses += [held.buffer.address for held in (storage, *given)]
+            else:
+                _launch(queue, loaded, [storage, *given])
             if told is not None and (recording is None or recording.pool is None):
                 self._timed(queue, told.kernels[number])
             if recording is not None:
@@ -143,13 +149,44 @@ class Runtime:
                 if plan.last_use[place] == number and place in made and place not in keep:
                     unread = made.pop(place)
                     spare.setdefault(round_up(unread.size), []).append(unread)
-        if plan.steps:
+        if prepared is not None:
+            self.device.submit_prepared(queue.hardware, prepared, addresses)
+        elif plan.steps:
+            if plain:
+                ready.prepared = self.device.prepare(queue.hardware, _open(queue.commands))
             queue.submit()
         # only now that all is submitted: after an error the graph is as it was
         for place, storage in keep.items():
             if recording is not None and nodes[place].storage is None:
                 recording.settling(nodes[place], storage, new=place not in assigned)
             nodes[place].settle(storage)
+
+
+def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:
+    """Record a kernel, after those recorded before."""
+    if queue.commands:
+        queue.barrier()
+    queue.launch(
+        loaded.kernel,
+        grid=loaded.grid,
+        block=(loaded.block, 1, 1),
+        args=[storage.buffer for storage in arguments],
+    )
+
+
+def _open(commands: Sequence[Command]) -> list[Command]:
+    """The same commands with a parameter for every address that a kernel is given, in order."""
+    slots = itertools.count()
+    opened: list[Command] = []
+    for command in commands:
+        if isinstance(command, Launch):
+            references = tuple(
+                Reference(each.offset, each.width, Symbol("parameter", slot=next(slots)))
+                for each in command.references
+            )
+            command = dataclasses.replace(command, references=references)
+        opened.append(command)
+    return opened
 
 
 def _base(root: Node) -> Node:

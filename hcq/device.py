@@ -172,6 +172,27 @@ class Device(ABC):
             timeline.last = value
             return value
 
+    def prepare(self, hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuffer:
+        """Encode commands once, for many submissions: what differs between them are symbols of
+        kind "parameter", whose slots `submit_prepared` fills. Touches no hardware."""
+        end = Signal(hardware.timeline, Symbol("signal"))
+        return hardware.encode([*commands, end])
+
+    def submit_prepared(
+        self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
+    ) -> int:
+        """Run what `prepare` made, parameters[slot] being each slot's value; returns the value of
+        hardware.timeline that marks the end. BadArgument while a graph is captured by this thread:
+        submit the commands then."""
+        with self.lock:
+            self.check_usable()
+            if self.capturing is not None and self.capturing.is_mine:
+                raise BadArgument("a graph records commands, not what was prepared from them")
+            value = hardware.timeline.last + 1
+            hardware.submit(prepared, self.values_of(prepared, value, parameters))
+            hardware.timeline.last = value
+            return value
+
     def synchronize(self, limit_s: float | None = None) -> None:
         """Wait until all queues are idle; raises what the device reported meanwhile.
 
@@ -272,18 +293,23 @@ class Device(ABC):
                 hardware.timeline.restart()
             self.failure = None
 
-    def values_of(self, encoded: CommandBuffer, signal: int) -> NDArray[np.uint64]:
+    def values_of(
+        self, encoded: CommandBuffer, signal: int, parameters: Sequence[int] | None = None
+    ) -> NDArray[np.uint64]:
         """Values of a command buffer's symbols for immediate submission."""
-        values = np.zeros(len(encoded.symbols), np.uint64)
+        values = [0] * len(encoded.symbols)
         for position, symbol in enumerate(encoded.symbols):
-            if symbol.kind == "signal":
+            kind = symbol.kind
+            if kind == "signal":
                 values[position] = signal
-            elif symbol.kind == "buffer":
+            elif kind == "buffer":
                 assert symbol.buffer is not None
                 values[position] = int(symbol.buffer.address)
-            elif symbol.kind == "parameter":
-                raise BadArgument("a Parameter has a value only in a captured graph")
-        return values
+            elif kind == "parameter":
+                if parameters is None:
+                    raise BadArgument("a Parameter has a value only in a captured graph")
+                values[position] = parameters[symbol.slot]
+        return np.array(values, np.uint64)
 
     def copy_in(self, buffer: Buffer, data: memoryview) -> None:
         """Buffer.copy_from: synchronous upload."""

@@ -112,9 +112,9 @@ class Arena:
         self._first = self._next = 0  # positions that only grow; the place is modulo the size
         self._pending: deque[tuple[int, int]] = deque()  # (timeline value, position behind it)
 
-    def take(self, count: int, value: int) -> NDArray[np.uint32]:
-        """`count` words until the timeline reaches `value`; fresh memory where the arena is
-        full."""
+    def take(self, count: int, value: int) -> tuple[NDArray[np.uint32], int]:
+        """`count` words until the timeline reaches `value`, and their address; fresh memory where
+        the arena is full."""
         reached = self.timeline.value
         while self._pending and self._pending[0][0] <= reached:
             self._first = self._pending.popleft()[1]
@@ -124,11 +124,12 @@ class Arena:
             start += -start % ARENA_SIZE
         if start + need - self._first > ARENA_SIZE:
             # Waiting here could wait for work that only another thread's submission completes.
-            return HostMemory(4 * count).array.view(np.uint32)
+            fresh = HostMemory(4 * count)
+            return fresh.array.view(np.uint32), fresh.address
         self._next = start + need
         self._pending.append((value, self._next))
         place = start % ARENA_SIZE // 4
-        return self.words[place : place + count]
+        return self.words[place : place + count], self.memory.address + 4 * place
 
 
 class CpuQueue(HardwareQueue):
@@ -171,9 +172,8 @@ class CpuQueue(HardwareQueue):
         reached = self.timeline.value
         while self._alive and self._alive[0][0] <= reached:
             self._alive.popleft()
-        words = self._arena.take(len(buffer.words), value)
+        words, address = self._arena.take(len(buffer.words), value)
         self._alive.append((value, words))
-        address = words.ctypes.data
         for position, symbol in enumerate(buffer.symbols):
             if symbol.kind == "image":
                 values[position] = address

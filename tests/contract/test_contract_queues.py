@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
 
+from hcq.command import Launch, Symbol
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 from hcq.memory import Placement
@@ -250,3 +252,33 @@ def test_timelines_of_another_device_are_an_honest_gap(device: Device) -> None:
     with pytest.raises(NotSupported):
         device.queue().signal(foreign, 1)
     memory.close()
+
+
+def test_prepared_commands_run_with_other_buffers(device: Device, program: Program) -> None:
+    """Encoded once, submitted with an address for each parameter."""
+    x = np.arange(COUNT, dtype=np.uint32)
+    buffers = [device.alloc(4 * COUNT) for _ in range(4)]
+    try:
+        queue = device.queue()
+        arguments = (buffers[0], buffers[1], count, np.uint32(3))
+        queue.launch(program["scale"], grid=GRID, block=BLOCK, args=arguments)
+        (launch,) = queue.commands
+        assert isinstance(launch, Launch)
+        references = tuple(
+            dataclasses.replace(reference, symbol=Symbol("parameter", slot=slot))
+            for slot, reference in enumerate(launch.references)
+        )
+        opened = dataclasses.replace(launch, references=references)
+        prepared = device.prepare(queue.hardware, [opened])
+        for result, source in ((buffers[0], buffers[1]), (buffers[2], buffers[3])):
+            source.copy_from(x + 1)
+            value = device.submit_prepared(
+                queue.hardware, prepared, [result.address, source.address]
+            )
+            queue.timeline.wait(value)
+            assert (result.numpy(np.uint32) == 3 * (x + 1)).all()
+        with device.capture(), pytest.raises(BadArgument, match="graph records commands"):
+            device.submit_prepared(queue.hardware, prepared, [0, 0])
+    finally:
+        for buffer in buffers:
+            buffer.close()
