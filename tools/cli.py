@@ -19,8 +19,10 @@ from tools import devices, doctor, pci, smi
 from tools.console import Output
 
 SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
+       ugpu sniff [options] device NAME
        ugpu sniff show FILE
        ugpu sniff compare FILE FILE"""
+_DEVICE_WORDS = 2
 MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
 
 
@@ -121,7 +123,6 @@ def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
             return command.compare(Path(left), Path(right), out)
         case ["show" | "compare", *_] | []:
             raise UsageError(f"usage: {SNIFF_USAGE}")
-    words = arguments.words[1:] if arguments.words[0] == "--" else arguments.words
     options = command.SniffOptions(
         Path(arguments.output),
         config().cache_folder,
@@ -129,6 +130,9 @@ def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
         arguments.prefix,
         arguments.driver,
     )
+    if arguments.words[0] == "device" and len(arguments.words) == _DEVICE_WORDS:
+        return command.run_device(arguments.words[1], options, out)
+    words = arguments.words[1:] if arguments.words[0] == "--" else arguments.words
     return command.run(words, options, out)
 
 

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hcq.errors import BadArgument, UsageError
+import numpy as np
+
+from hcq.device import Device
+from hcq.errors import BadArgument, ChipError, UsageError
 from nv import abi
 from tools.console import Output
-from tools.sniff import preload
+from tools.sniff import node, preload
 from tools.sniff.compare import differences, steps
 from tools.sniff.decode import Decoded, Decoder, lines
 from tools.sniff.recording import Recording, header, read
@@ -38,9 +41,13 @@ def running_driver(proc: Path) -> str:
     """The version of the running driver, or an empty text. `proc` is where /proc is."""
     path = proc / "driver" / "nvidia" / "version"
     try:
-        found = _VERSION.search(path.read_text(encoding="utf-8", errors="replace"))
+        return _version_of(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
+
+
+def _version_of(text: str) -> str:
+    found = _VERSION.search(text)
     return found[1] if found else ""
 
 
@@ -80,6 +87,39 @@ def _traced(command: Sequence[str], options: SniffOptions, driver: str) -> int:
     own = [sys.executable, "-m", "tools.sniff.tracer", "--log", str(options.output)]
     own += ["--prefix", options.prefix, "--driver", driver, "--", *command]
     return subprocess.run(own, check=False).returncode
+
+
+def run_device(name: str, options: SniffOptions, out: Output) -> int:
+    """Record what our own driver asks for to open a device, run a kernel, copy and replay."""
+    attachment = node.attach(name)
+    driver = options.driver or _version_of(attachment.node.read_text("/proc/driver/nvidia/version"))
+    if not driver:
+        raise UsageError("the driver does not tell its version; say it: --driver 580.142")
+    node.record_device(attachment, name, options.output, driver, _exercise)
+    found = read(options.output)
+    out.say(f"{len(found.calls)} calls recorded in {options.output}")
+    out.result({"calls": len(found.calls), "backend": "node", "driver": driver})
+    return 0
+
+
+def _exercise(device: Device) -> None:
+    """One launch, copies both ways, and a graph replayed."""
+    # Loads the compiler, which the other verbs do not need.
+    from compiler import Tensor, jit
+
+    numbers = np.arange(1024, dtype=np.float32)
+    given = Tensor(numbers, device=device)
+    found = (given + 1).numpy()
+    if not np.array_equal(found, numbers + 1):
+        raise ChipError("the kernel that was recorded computed wrongly")
+
+    @jit
+    def work(x: Tensor) -> Tensor:
+        return ((x + 1).realize() * 2).realize()
+
+    for _ in range(4):
+        work(given)
+    device.synchronize()
 
 
 def _decoded(path: Path) -> tuple[Recording, list[Decoded]]:

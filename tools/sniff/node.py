@@ -1,0 +1,166 @@
+"""Record our own driver: a node that passes every call on and writes down what was asked.
+
+The recording has the format of the other recorders, so that what our driver does, on a board or on
+a virtual device, can be compared with what CUDA does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from hcq import registry
+from hcq.device import Device
+from hcq.errors import DeviceNotFound, NotSupported
+from hcq.transport.node import Node, NodeAttachment, NodeMapping
+from nv import abi
+from tools.sniff.recording import header
+from tools.sniff.rules import LIMIT, Rules
+
+
+class RecordingNode:
+    """A node above another one, which it owns; see hcq.transport.node.Node.
+
+    The file is the caller's; a line is written when a call has ended.
+    """
+
+    def __init__(self, node: Node, file: IO[str], rules: Rules) -> None:
+        self.name = node.name
+        self._node = node
+        self._file = file
+        self._rules = rules
+        self._paths: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def open(self, path: str) -> int:
+        line = self._line("open", path)
+        try:
+            handle = self._node.open(path)
+        except OSError as error:
+            self._write(line, -1, error.errno or 0)
+            raise
+        self._paths[handle] = path
+        self._write(line, handle)
+        return handle
+
+    def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
+        line = self._line("ioctl", self._paths.get(handle, ""))
+        before = bytes(argument)
+        line |= {"fd": handle, "request": request, "argument": 0, "before": before.hex()}
+        blocks = [
+            (block, read(block.address, block.size))
+            for block in self._rules.blocks(request, before, read)
+        ]
+        error = 0
+        try:
+            self._node.ioctl(handle, request, argument)
+        except OSError as raised:
+            error = raised.errno or 0
+            raise
+        finally:
+            line["after"] = bytes(argument).hex()
+            line["blocks"] = [
+                {
+                    "at": block.at,
+                    "inside": block.inside,
+                    "address": block.address,
+                    "size": block.size,
+                    "before": _hex(old),
+                    "after": _hex(read(block.address, block.size)),
+                }
+                for block, old in blocks
+            ]
+            self._write(line, -1 if error else 0, error)
+
+    def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
+        line = self._line("mmap", self._paths.get(handle, ""))
+        mapping = self._node.map(handle, size, offset)
+        line |= {"fd": handle, "length": size, "access": 3, "flags": 1, "offset": offset}
+        self._write(line, mapping.address)
+        return mapping
+
+    def release(self, handle: int) -> None:
+        line = self._line("close", self._paths.pop(handle, ""))
+        self._node.release(handle)
+        self._write({**line, "fd": handle}, 0)
+
+    def read_text(self, path: str) -> str:
+        return self._node.read_text(path)
+
+    def close(self) -> None:
+        self._node.close()
+
+    def _line(self, call: str, path: str) -> dict[str, Any]:
+        return {
+            "call": call,
+            "path": path,
+            "time": time.monotonic(),
+            "pid": os.getpid(),
+            "thread": threading.get_native_id(),
+        }
+
+    def _write(self, line: dict[str, Any], result: int, error: int = 0) -> None:
+        text = json.dumps({**line, "result": result, "errno": error}) + "\n"
+        with self._lock:
+            self._file.write(text)
+
+
+def read(address: int, size: int) -> bytes | None:
+    """Read this process's own memory; None where any of it is not there."""
+    wanted = min(size, LIMIT)
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            found = os.pread(memory.fileno(), wanted, address)
+    except (OSError, OverflowError):
+        return None
+    return found if len(found) == wanted else None
+
+
+def _hex(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.hex()
+
+
+def _load(path: str) -> Callable[..., Any]:  # an entry point named in the registry
+    module, _, function = path.partition(":")
+    entry: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return entry
+
+
+def attach(name: str) -> NodeAttachment:
+    """The way to a device that is reached through a kernel driver's node, real or virtual."""
+    kind, _, rest = name.partition(":")
+    if kind == "virtual" and rest in registry.VIRTUAL_CHIPS:
+        made = _load(registry.VIRTUAL_CHIPS[rest])()
+        if isinstance(made, NodeAttachment):
+            return made
+        made.transport.close()
+        raise NotSupported(f"{name} is not reached through a kernel driver's node")
+    if kind in registry.NODE_DRIVERS and rest.isdecimal():
+        found: NodeAttachment = _load(registry.NODE_DRIVERS[kind].attach)(int(rest))
+        return found
+    raise DeviceNotFound(f"{name} is no device behind a kernel driver's node")
+
+
+def record_device(
+    attachment: NodeAttachment, name: str, path: Path, driver: str, work: Callable[[Device], None]
+) -> None:
+    """Open a device through a recording node, do `work` with it, close it.
+
+    driver: the version whose rules say which memory belongs to a call.
+    """
+    rules = Rules.of(abi.select(driver))
+    with path.open("w", encoding="utf-8") as file:
+        file.write(header(driver, "node", "/dev/nvidia", ["ugpu", "sniff", "device", name]))
+        node = RecordingNode(attachment.node, file, rules)
+        opened: Device = _load(registry.NODE_DRIVERS[attachment.driver].entry)(
+            name, replace(attachment, node=node)
+        )
+        with opened:
+            work(opened)
