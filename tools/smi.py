@@ -19,7 +19,7 @@ COLUMNS = (
     ("power", ("power",)),
     ("clocks", ("clock",)),
     ("memory", ("memory",)),
-    ("load", ("usage",)),
+    ("load", ("usage", "utilisation")),
     ("fans", ("fan",)),
 )
 

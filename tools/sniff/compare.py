@@ -2,8 +2,8 @@
 time, so they are given names by the part they play.
 
 A handle is named after the class of its object and its place below its parent
-(`client1.NV01_DEVICE_0#1`), a file after its path, an address or another large number by the order
-in which it first appears. What then still differs is a difference of behaviour.
+(`client1.NV01_DEVICE_0#1`), a file after its path, an address, another large number or a
+GPU's identity by the order in which it first appears. What then still differs is behaviour.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Names:
 
     handles: dict[tuple[int, int], str] = field(default_factory=dict)
     files: dict[tuple[int, int], str] = field(default_factory=dict)
-    large: dict[int, str] = field(default_factory=dict)
+    large: dict[int | bytes, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def _next(self, stem: str) -> str:
@@ -64,11 +64,11 @@ class Names:
             found = self.handles[client, number] = self._next("handle")
         return found
 
-    def address(self, number: int) -> str:
-        """The name of a large number."""
-        if number not in self.large:
-            self.large[number] = self._next("address")
-        return self.large[number]
+    def named(self, kind: str, value: int | bytes) -> str:
+        """The name of an address or of a GPU's identity, by first appearance."""
+        if value not in self.large:
+            self.large[value] = self._next(kind)
+        return self.large[value]
 
 
 def _number(values: Values, name: str) -> int:
@@ -90,7 +90,9 @@ def _member(names: Names, decoded: Decoded, client: int, name: str, value: Value
         if _DESCRIPTOR.search(name):
             return names.files.get((decoded.call.pid, value), f"fd {value}")
         if value >= _LARGE:
-            return names.address(value)
+            return names.named("address", value)
+    if isinstance(value, bytes) and name.lower().endswith("uuid"):
+        return names.named("gpu", value)
     return shown(value)
 
 

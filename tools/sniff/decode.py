@@ -13,6 +13,8 @@ from tools.sniff.recording import BlockCopy, Call, Recording
 Value = int | float | bytes | tuple[int | float, ...]
 Values = Mapping[str, Value]
 _STATUS = ("status", "rmStatus")
+#: calls that take any number of their blocks in a row
+_ARRAYS = ("NV_ESC_CARD_INFO",)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,10 @@ class Decoder:
         layout = self.table.structs.get(ioctl.struct)
         own = _block(layout, ioctl.struct, call.before, call.after)
         title = ioctl.name.removeprefix("NV_ESC_")
-        remarks = []
+        remarks: list[str] = []
+        if ioctl.name in _ARRAYS and layout is not None:
+            own = Block(ioctl.struct, _elements(layout, call.before), _elements(layout, call.after))
+            return Decoded(call, title, own)
         size = (call.request >> 16) & 0x3FFF if ioctl.node == "rm" else 0
         if layout is not None and size and size != layout.size:
             remarks.append(f"{size} bytes were passed, {ioctl.struct} has {layout.size}")
@@ -144,14 +149,24 @@ def _block(
     return Block(struct if layout else "", _values(layout, before), _values(layout, after))
 
 
+def _elements(layout: Layout[Struct], raw: bytes | None) -> Values | None:
+    """The elements that hold anything, under their numbers."""
+    if raw is None:
+        return None
+    found: dict[str, Value] = {}
+    for place in range(0, len(raw) - layout.size + 1, layout.size):
+        if any(raw[place : place + layout.size]):
+            found.update(members(layout.view(raw, place), f"[{place // layout.size}]."))
+    return found
+
+
 def _unknown(before: bytes | None, after: bytes | None) -> Block:
     return Block("", _values(None, before), _values(None, after))
 
 
 def _status(own: Block) -> int | None:
-    for name in _STATUS:
-        value = (own.after or {}).get(name)
-        if isinstance(value, int):
+    for name, value in (own.after or {}).items():
+        if name.rpartition(".")[2] in _STATUS and isinstance(value, int):
             return value
     return None
 
@@ -193,7 +208,8 @@ def lines(decoded: Decoded, start: float) -> Iterator[str]:
             yield "             (not readable)"
             continue
         after = block.after or {}
-        for name, value in block.before.items():
+        new = [name for name in after if name not in block.before]
+        for name, value in [*block.before.items(), *((name, 0) for name in new)]:
             changed = name in after and after[name] != value
             if value in (0, b"", ()) and not changed:
                 continue
