@@ -38,7 +38,7 @@ class Gpu:
         self.path = f"/dev/nvidia{index}"
         self.closed = False
         self.device = self.subdevice = 0
-        self.memories: set[Memory] = set()
+        self.memories: dict[Memory, None] = {}  # in the order they were made: closed in it too
         self.file: int | None = None
         self.window: NodeMapping | None = None
         self.instance: Instance | None = None

@@ -57,7 +57,7 @@ class Memory:
         with contextlib.suppress(UgpuError):
             session.client.free(self.gpu.device, self.handle)
         session.addresses[self.region].free(self.address)
-        self.gpu.memories.discard(self)
+        self.gpu.memories.pop(self, None)
 
 
 def allocate(
@@ -96,7 +96,7 @@ def allocate(
             ) from error
         raise
     memory = Memory(gpu, handle, address, whole, region, placement, mapping)
-    gpu.memories.add(memory)
+    gpu.memories[memory] = None
     return memory
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hcq.layout import Struct
+from nv.abi import Abi
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.rm import control_channel, control_gpu, control_sensors, control_system
 from nv.virtual.rm.channels import ChannelGroup, ChannelObject, Debugger
@@ -19,9 +20,6 @@ from nv.virtual.rm.objects import Client, RmObject
 from nv.virtual.rm.resources import Device, Subdevice, gpu_of
 from nv.virtual.status import RmError, Status, require
 from nv.virtual.userspace import copy_in, copy_out
-
-if TYPE_CHECKING:
-    from nv.virtual.machine import VirtualMachine
 
 # Any: each handler takes the kind of object that its interface is exported by.
 Handler = Callable[[Any, Struct], None]
@@ -40,9 +38,9 @@ _INTERFACES: dict[int, tuple[type[RmObject], ...]] = {
 
 
 @cache
-def _handlers(machine: VirtualMachine) -> dict[int, Handler]:
+def _handlers(abi: Abi) -> dict[int, Handler]:
     """Handlers by number, for the numbers that this branch's headers give the names."""
-    constants = machine.abi.constants
+    constants = abi.constants
     named = {
         **control_system.HANDLERS,
         **control_gpu.HANDLERS,
@@ -75,7 +73,7 @@ def control(client: Client, block: Struct) -> None:
             Status.INVALID_PARAM_STRUCT,
             f"{name} takes {size} bytes in this branch, not {block.paramsSize}",
         )
-    handler = _handlers(machine).get(command)
+    handler = _handlers(machine.abi).get(command)
     if handler is None:
         machine.asked[name] += 1
         raise RmError(Status.NOT_SUPPORTED, f"{name} is not modelled")
