@@ -14,8 +14,8 @@ from nv.virtual.sm.translator.graph import Graph, at_barrier, gathers
 from nv.virtual.sm.translator.operands import read, specials, written
 
 # Instructions whose result differs by lane whatever the operands are.
-_VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "elect", "wmma",
-                      "mbarrier", "vote", "redux", "fns"))  # fmt: skip
+_VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "movmatrix",
+                      "elect", "mbarrier", "vote", "redux"))  # fmt: skip
 _LANE_REGISTERS = frozenset(("tid", "laneid", "lanemask_eq", "lanemask_le", "lanemask_lt",
                              "lanemask_ge", "lanemask_gt"))  # fmt: skip
 
@@ -50,9 +50,12 @@ def analyse(graph: Graph, rows: bool) -> Facts:
     if not graph.reducible:
         facts.divergent = [True] * len(graph.blocks)
     once = _written_once(graph)
+    spinning = spins(graph)
     changed = True
     while changed:
         changed = _spread(graph, facts, rows, once)
+        if spinning:
+            changed |= _let_go(graph, facts)
     _liveness(graph, facts)
     return facts
 
@@ -88,6 +91,28 @@ def _spread(graph: Graph, facts: Facts, rows: bool, once: set[str]) -> bool:
         if any(register.name in facts.varying for register in read(end)):
             facts.branches.add(number)
             changed = True
+    return changed
+
+
+def _let_go(graph: Graph, facts: Facts) -> bool:
+    """Mark what lies behind a loop that lanes leave one by one; return whether that is more.
+
+    Lanes that wait in the loop for those that left it must not be waited for behind it, so that
+    blocks there run with the lanes that have come.
+    """
+    changed = False
+    for branch in facts.branches:
+        after: set[int] = set()
+        todo = [branch]
+        while todo:
+            for successor in graph.blocks[todo.pop()].successors:
+                if successor >= 0 and successor not in after:
+                    after.add(successor)
+                    todo.append(successor)
+        if branch in after:
+            for number in after:
+                if not facts.divergent[number]:
+                    facts.divergent[number] = changed = True
     return changed
 
 

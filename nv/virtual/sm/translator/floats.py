@@ -146,17 +146,17 @@ def _add(k: Kernel, v: Sequence[Value], mode: str) -> Value:
     a, b = _wide(k, v)
     total = k.op("fadd", a, b)
     result = rounding.rounded(k, total, rounding.sum_error(k, a, b, total), v[0].element, mode)
-    return _zero_sign(k, result, v[0], v[1], mode)
+    return _zero_sign(k, result, total, v[0], v[1], mode)
 
 
-def _zero_sign(k: Kernel, result: Value, a: Value, b: Value, mode: str) -> Value:
-    """Towards minus infinity a sum of opposites is -0."""
+def _zero_sign(k: Kernel, result: Value, total: Value, a: Value, b: Value, mode: str) -> Value:
+    """Towards minus infinity a sum of opposites is -0. total: the sum before its last rounding."""
     if mode != "rm":
         return result
     signs = k.op("or", k.bits_of(a), k.bits_of(b))
     sign = number(signs.element, 1 << (signs.width - 1))
     bits = k.op("or", k.bits_of(result), k.op("and", signs, sign))
-    is_zero = k.cmp("oeq", result, rounding.zero(result))
+    is_zero = k.cmp("oeq", total, rounding.zero(total))
     return k.choose(is_zero, k.cast("bitcast", bits, result.element), result)
 
 
@@ -193,7 +193,7 @@ def fused(k: Kernel, v: Sequence[Value], mode: str) -> Value:
             "float")  # fmt: skip
     else:
         sign = product
-    return _zero_sign(k, result, sign, v[2], mode)
+    return _zero_sign(k, result, total, sign, v[2], mode)
 
 
 def _quotient(k: Kernel, v: Sequence[Value], mode: str) -> Value:

@@ -45,7 +45,7 @@ class Graph:
 
 STEERING = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "brkpt"))
 _WARP = frozenset(
-    ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "wmma", "elect")
+    ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "movmatrix", "elect")
 )
 _GOES_ON = frozenset(("bar", "barrier"))
 

@@ -60,14 +60,12 @@ def odd_float(k: Kernel, s: Value) -> Value:
     """Round a double to an odd float."""
     nearest = k.cast("fptrunc", s, "float")
     error = k.op("fsub", s, k.cast("fpext", nearest, "double"))
-    infinite = k.cmp("oeq", k.call_op("fabs", nearest), real("float", float("inf")))
-    finite_error = k.choose(infinite, real("double", 0.0), error)
     bits = k.bits_of(nearest)
     one = number("i32", 1)
     even = k.cmp("eq", k.op("and", bits, one), zero(bits))
-    wrong = k.op("and", even, k.cmp("one", finite_error, zero(error)))
+    wrong = k.op("and", even, k.cmp("one", error, zero(error)))
     sign = k.cmp("slt", bits, zero(bits))
-    toward = k.cmp("olt", finite_error, zero(error))
+    toward = k.cmp("olt", error, zero(error))
     inward = k.op("xor", sign, toward)
     # From zero a step away from it only: the error has the sign that the zero has.
     step = k.choose(inward, number("i32", -1), one)
@@ -111,7 +109,7 @@ def rounded(k: Kernel, s: Value, e: Value, element: str, mode: str) -> Value:
     if element == "double":
         if mode == "rn":
             return s
-        return steered(k, s, _of_overflow(k, s, e), mode)
+        return steered(k, s, e, mode)
     if mode == "rn":
         return k.cast("fptrunc", to_odd(k, s, e), "float")
     nearest = k.cast("fptrunc", s, "float")
@@ -119,11 +117,6 @@ def rounded(k: Kernel, s: Value, e: Value, element: str, mode: str) -> Value:
     is_exact = k.cmp("oeq", difference, zero(e))
     sign = k.choose(is_exact, e, difference)
     return steered(k, nearest, sign, mode)
-
-
-def _of_overflow(k: Kernel, s: Value, e: Value) -> Value:
-    """Errors are lost where s overflowed; operands that were infinite are not told apart here."""
-    return e
 
 
 def flushed(k: Kernel, value: Value) -> Value:

@@ -12,10 +12,13 @@ from functools import cache
 from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.module import Instruction, Module, Special
 from nv.virtual.sm.translator import (
+    atomic,
     bits,
     convert,
+    copies,
     floats,
     integer,
+    matrix,
     memory,
     moves,
     special,
@@ -33,7 +36,7 @@ from nv.virtual.sm.translator.value import Value
 from nv.virtual.sm.translator.variables import Places, place
 
 NAME = "nvsm_kernel"
-_MODULES = (bits, moves, convert, transcendental, memory, warp)
+_MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,116 @@
+"""Atomic operations and fences.
+
+All memory here is coherent and all atomics are sequentially consistent, so that scopes and orders
+ask for nothing more.
+Source: PTX ISA 8.x, "Parallel Synchronization and Communication Instructions": atom, red, membar,
+fence.
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.ptx.module import SIZES, Instruction, Vector
+from nv.virtual.sm.runtime.atomics import OPERATIONS
+from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator.handler import Handler, type_of
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.memory import address, resolve
+from nv.virtual.sm.translator.moves import space_of
+from nv.virtual.sm.translator.value import Value, number
+
+_NAMES = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
+_QUIET = frozenset((
+    "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "global", "shared",
+    "shared::cta", "noftz", "sem", "volatile",
+))  # fmt: skip
+
+
+def _operation(k: Kernel, i: Instruction, kind: str) -> str:
+    """Return the operation's name among OPERATIONS."""
+    found = [m for m in i.modifiers if m in _NAMES]
+    vectors = {"v2", "v4", "v8"}
+    strange = set(i.modifiers[:-1]) - _QUIET - set(_NAMES) - vectors
+    strange = {m for m in strange if not m.startswith("L2")}
+    if len(found) != 1 or strange:
+        raise k.unsupported()
+    name = found[0]
+    if name in ("min", "max"):
+        if kind[0] not in "us":
+            raise k.unsupported()
+        return f"{name}_{kind[0]}"
+    if name == "add" and kind in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
+        return f"add_{kind}"
+    if kind[0] not in "bus":
+        raise k.unsupported()
+    return name
+
+
+def _atomic(returns: bool) -> Handler:
+    def emit(k: Kernel, i: Instruction) -> None:
+        kind = type_of(k, i)
+        operation = _operation(k, i, kind)
+        size = SIZES[kind]
+        bits = 8 * size
+        if operation not in OPERATIONS.get(bits, ()):
+            raise k.unsupported()
+        operands = i.operands[1:] if returns else i.operands
+        wanted = 3 if operation == "cas" else 2
+        if len(operands) != wanted:
+            raise k.bad(f"{wanted + returns} operands are wanted")
+        where, known = address(k, operands[0])
+        space = space_of(i.modifiers)
+        if space == "shared::cluster":
+            raise k.unsupported("shared memory of a cluster")
+        if not space and known == "shared":
+            space = known
+        data = operands[1].items if isinstance(operands[1], Vector) else operands[1:2]
+        mask = k.mask()
+        results = []
+        for n, operand in enumerate(data):
+            at = k.varying(k.op("add", where, number("i64", n * size)) if n else where)
+            total = size * len(data) if n == 0 else size  # the whole vector is aligned
+            hosts = resolve(k, space, at, total, True, mask)
+            value = _bits(k, k.source(operand, kind))
+            other: Value = number(f"i{bits}", 0)
+            if operation == "cas":
+                other = _bits(k, k.source(operands[2], kind))
+            vector = f"<32 x i{bits}>"
+            text = k.call(
+                vector, f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (WIDE, hosts),
+                ("i32", mask), ("i32", str(OPERATIONS[bits].index(operation))),
+                (vector, k.vec(value)), (vector, k.vec(other)),
+            )  # fmt: skip
+            results.append(Value(text, f"i{bits}", False))
+        if not returns:
+            return
+        target = i.operands[0]
+        targets = target.items if isinstance(target, Vector) else (target,)
+        if len(targets) != len(results):
+            raise k.bad("as many results as values are wanted")
+        for operand, result in zip(targets, results, strict=True):
+            k.write(operand, result)
+
+    return emit
+
+
+def _bits(k: Kernel, value: Value) -> Value:
+    return k.bits_of(value)
+
+
+def _fence(k: Kernel, i: Instruction) -> None:
+    """Keep the host's own order between threads; within a warp order is kept anyway."""
+    if i.name == "fence" and set(i.modifiers) & {"alias", "tensormap"}:
+        raise k.unsupported()
+    k.do("fence seq_cst")
+
+
+def _nothing(k: Kernel, i: Instruction) -> None:
+    """Do nothing: about timing only."""
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by name."""
+    return {
+        "atom": _atomic(True), "red": _atomic(False), "membar": _fence, "fence": _fence,
+        "nanosleep": _nothing, "pmevent": _nothing, "griddepcontrol": _nothing,
+        "setmaxnreg": _nothing,
+    }  # fmt: skip

@@ -1,0 +1,273 @@
+"""Matrix instructions: mma.sync, ldmatrix, stmatrix and movmatrix.
+
+A register of A holds, over the 32 lanes, eight rows of a block of k; one of B eight columns of it;
+two of C eight rows of eight. Elements narrower than 32 bits are taken apart into several such
+registers: the order of k within a block does not matter as long as A and B agree.
+The sums are made in f32 one product after another; the chip's order and rounding within one
+instruction are not documented.
+Source: PTX ISA 8.x, "Warp Level Matrix Instructions": the fragment layouts of mma.m16n8k*,
+ldmatrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hcq.emu.text import lanes
+from nv.virtual.sm.ptx.module import Instruction, Operand, Vector
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator.floats import brain_to_float, float_to_half, half_to_float
+from nv.virtual.sm.translator.handler import Handler, type_of
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.memory import address, resolve
+from nv.virtual.sm.translator.minifloat import E4M3, E5M2, decode
+from nv.virtual.sm.translator.value import Value, number
+
+_VECTOR = "<32 x i32>"
+
+
+@dataclass(frozen=True)
+class _Element:
+    """bits: of an element. work: type of the products. signed: of integers."""
+
+    bits: int
+    work: str
+    signed: bool = False
+
+
+_ELEMENTS = {
+    "f16": _Element(16, "float"), "bf16": _Element(16, "float"), "tf32": _Element(32, "float"),
+    "e4m3": _Element(8, "float"), "e5m2": _Element(8, "float"), "s8": _Element(8, "i32", True),
+    "u8": _Element(8, "i32"), "s4": _Element(4, "i32", True), "u4": _Element(4, "i32"),
+    "f64": _Element(64, "double"),
+}  # fmt: skip
+# Rows, and by the bits of an element the sizes of k that exist.
+_SHAPES = {
+    "m16n8k4": (16, {32: 4, 64: 4}), "m16n8k8": (16, {16: 8, 32: 8, 64: 8}),
+    "m16n8k16": (16, {16: 16, 8: 16, 64: 16}), "m16n8k32": (16, {8: 32, 4: 32}),
+    "m16n8k64": (16, {4: 64}), "m8n8k4": (8, {64: 4}), "m8n8k16": (8, {8: 16}),
+    "m8n8k32": (8, {4: 32}),
+}  # fmt: skip
+_TILE = {"float": "f32", "double": "f64", "i32": "i32"}
+
+
+def _items(k: Kernel, operand: Operand, count: int) -> Sequence[Operand]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != count:
+        raise k.bad(f"{count} registers are wanted, not {len(items)}")
+    return items
+
+
+def _parts(k: Kernel, word: Value, kind: str) -> list[Value]:
+    """Take a register of A or B apart into values to multiply."""
+    element = _ELEMENTS[kind]
+    if kind == "f64":
+        return [k.cast("bitcast", word, "double")]
+    if kind == "tf32":
+        kept = k.op("and", word, number("i32", ~0x1FFF))
+        return [k.cast("bitcast", kept, "float")]
+    found = []
+    for n in range(32 // element.bits):
+        if element.work == "i32":
+            up = k.op("shl", word, number("i32", 32 - element.bits * (n + 1)))
+            right = "ashr" if element.signed else "lshr"
+            found.append(k.op(right, up, number("i32", 32 - element.bits)))
+            continue
+        moved = k.op("lshr", word, number("i32", element.bits * n))
+        if kind == "f16":
+            found.append(half_to_float(k, k.cast("trunc", moved, "i16")))
+        elif kind == "bf16":
+            found.append(brain_to_float(k, k.cast("trunc", moved, "i16")))
+        else:
+            byte = k.op("and", moved, number("i32", 0xFF))
+            found.append(decode(k, E4M3 if kind == "e4m3" else E5M2, byte))
+    return found
+
+
+def _multiply(k: Kernel, i: Instruction) -> None:
+    modifiers = [
+        m for m in i.modifiers if m not in ("sync", "aligned", "satfinite", "kind::f8f6f4")
+    ]
+    if len(modifiers) != 7 or modifiers[1:3] != ["row", "col"] or len(i.operands) != 4:
+        raise k.unsupported()
+    shape, kinds = modifiers[0], modifiers[3:]
+    result, first, second, added = kinds
+    if shape not in _SHAPES or first not in _ELEMENTS or second not in _ELEMENTS:
+        raise k.unsupported()
+    element = _ELEMENTS[first]
+    rows, sizes = _SHAPES[shape]
+    depth = sizes.get(element.bits)
+    other = _ELEMENTS[second]
+    if depth is None or (element.bits, element.work) != (other.bits, other.work):
+        raise k.unsupported()
+    if result != added or result not in _results(element):
+        raise k.unsupported()
+    halves, blocks = rows // 8, depth // (4 * max(32 // element.bits, 1))
+    register = "b64" if element.bits == 64 else "b32"
+    a = [_parts(k, k.varying(k.source(r, register)), first)
+         for r in _items(k, i.operands[1], halves * blocks)]  # fmt: skip
+    b = [_parts(k, k.varying(k.source(r, register)), second)
+         for r in _items(k, i.operands[2], blocks)]  # fmt: skip
+    saturates = "satfinite" in i.modifiers and element.work == "i32"
+    c = _added(k, i.operands[3], added, 2 * halves)
+    sums = _accumulate(k, element.work, a, b, halves, [] if saturates else c)
+    if saturates:
+        sums = [k.call_op("sadd.sat", x, y) for x, y in zip(sums, c, strict=True)]
+    _write_result(k, i.operands[0], result, sums)
+
+
+def _results(element: _Element) -> tuple[str, ...]:
+    if element.work == "i32":
+        return ("s32",)
+    if element.work == "double":
+        return ("f64",)
+    return ("f16", "f32") if element.bits <= 16 else ("f32",)
+
+
+def _added(k: Kernel, operand: Operand, kind: str, count: int) -> list[Value]:
+    """Read C as `count` values a lane."""
+    if kind != "f16":
+        return [k.varying(k.source(r, kind)) for r in _items(k, operand, count)]
+    found = []
+    for register in _items(k, operand, count // 2):
+        word = k.varying(k.source(register, "b32"))
+        for shift in (0, 16):
+            part = k.cast("trunc", k.op("lshr", word, number("i32", shift)), "i16")
+            found.append(half_to_float(k, part))
+    return found
+
+
+def _write_result(k: Kernel, operand: Operand, kind: str, values: list[Value]) -> None:
+    if kind != "f16":
+        for register, value in zip(_items(k, operand, len(values)), values, strict=True):
+            k.write(register, value)
+        return
+    for n, register in enumerate(_items(k, operand, len(values) // 2)):
+        low, high = (k.cast("zext", float_to_half(k, v), "i32") for v in values[2 * n : 2 * n + 2])
+        k.write(register, k.op("or", low, k.op("shl", high, number("i32", 16))))
+
+
+def _accumulate(
+    k: Kernel, work: str, a: list[list[Value]], b: list[list[Value]], halves: int, c: list[Value]
+) -> list[Value]:
+    """Return D from C, both as pairs of neighbours in a row of each half."""
+    size = 8 if work == "double" else 4
+    wide = f"<64 x {work}>"
+    woven = lanes([lane // 2 + 32 * (lane % 2) for lane in range(64)])
+    found: list[Value] = []
+    for half in range(halves):
+        sums = k.value(f"getelementptr i8, ptr %context, i64 {layout.IO + 64 * size * half}")
+        start = "zeroinitializer"
+        if c:
+            low, high = c[2 * half : 2 * half + 2]
+            start = k.value(
+                f"shufflevector <32 x {work}> {k.vec(low)}, <32 x {work}> {k.vec(high)},"
+                f" <64 x i32> {woven}"
+            )
+        k.do(f"store {wide} {start}, ptr {sums}, align 64")
+        for block, columns in enumerate(b):
+            for x, y in zip(a[half + halves * block], columns, strict=True):
+                kind = f"<32 x {work}>"
+                k.call("void", f"{PREFIX}tile_{_TILE[work]}", ("ptr", sums), (kind, k.vec(x)),
+                       (kind, k.vec(y)))  # fmt: skip
+        total = k.value(f"load {wide}, ptr {sums}, align 64")
+        for parity in (0, 1):
+            order = lanes([2 * lane + parity for lane in range(32)])
+            text = k.value(f"shufflevector {wide} {total}, {wide} poison, <32 x i32> {order}")
+            found.append(Value(text, work, False))
+    return found
+
+
+# -- matrices in shared memory -------------------------------------------------------------------
+
+
+def _matrix_count(k: Kernel, i: Instruction) -> int:
+    if "m8n8" not in i.modifiers or type_of(k, i) != "b16":
+        raise k.unsupported()
+    return next((int(m[1:]) for m in i.modifiers if m in ("x1", "x2", "x4")), 1)
+
+
+def _rows(k: Kernel, i: Instruction, operand: Operand, count: int, write: bool) -> str:
+    """Return the host addresses of the rows that the first lanes give."""
+    where, _ = address(k, operand)
+    space = "shared" if any(m.startswith("shared") for m in i.modifiers) else ""
+    running = k.mask()
+    wanted = str((1 << 8 * count) - 1)
+    mask = wanted if running == "-1" else k.value(f"and i32 {running}, {wanted}")
+    return resolve(k, space, k.varying(where), 16, write, mask)
+
+
+def _spread(k: Kernel, hosts: str, row: list[int], offset: list[int]) -> str:
+    picked = k.value(f"shufflevector {WIDE} {hosts}, {WIDE} poison, <32 x i32> {lanes(row)}")
+    return k.value(f"add {WIDE} {picked}, {lanes(offset, 'i64')}")
+
+
+def _places(matrix: int, transposed: bool) -> list[tuple[list[int], list[int]]]:
+    """Return where each lane's elements of a matrix are: the lane that names the row, the byte."""
+    each = range(32)
+    if not transposed:
+        return [([8 * matrix + n // 4 for n in each], [4 * (n % 4) for n in each])]
+    return [
+        ([8 * matrix + 2 * (n % 4) + part for n in each], [2 * (n // 4) for n in each])
+        for part in (0, 1)
+    ]
+
+
+def _load_matrix(k: Kernel, i: Instruction) -> None:
+    count = _matrix_count(k, i)
+    targets = _items(k, i.operands[0], count)
+    hosts = _rows(k, i, i.operands[1], count, False)
+    transposed = "trans" in i.modifiers
+    size = 2 if transposed else 4
+    for matrix, target in enumerate(targets):
+        words = []
+        for row, offset in _places(matrix, transposed):
+            at = _spread(k, hosts, row, offset)
+            text = k.call(_VECTOR, f"{PREFIX}load_{size}", ("ptr", "%context"), (WIDE, at),
+                          ("i32", "-1"))  # fmt: skip
+            words.append(Value(text, "i32", False))
+        value = words[0]
+        if transposed:
+            value = k.op("or", words[0], k.op("shl", words[1], number("i32", 16)))
+        k.write(target, value)
+
+
+def _store_matrix(k: Kernel, i: Instruction) -> None:
+    count = _matrix_count(k, i)
+    sources = _items(k, i.operands[1], count)
+    hosts = _rows(k, i, i.operands[0], count, True)
+    transposed = "trans" in i.modifiers
+    size = 2 if transposed else 4
+    for matrix, operand in enumerate(sources):
+        word = k.varying(k.source(operand, "b32"))
+        for part, (row, offset) in enumerate(_places(matrix, transposed)):
+            at = _spread(k, hosts, row, offset)
+            data = k.op("lshr", word, number("i32", 16)) if part else word
+            k.call("void", f"{PREFIX}store_{size}", ("ptr", "%context"), (WIDE, at), ("i32", "-1"),
+                   (_VECTOR, k.vec(data)))  # fmt: skip
+
+
+def _move_matrix(k: Kernel, i: Instruction) -> None:
+    """Transpose an 8x8 matrix of 16-bit elements among the lanes."""
+    if "trans" not in i.modifiers or type_of(k, i) != "b16" or len(i.operands) != 2:
+        raise k.unsupported()
+    word = k.vec(k.source(i.operands[1], "b32"))
+    result: Value = number("i32", 0)
+    for part in (0, 1):
+        # Element (r, c) lies in lane 4r + c/2, half c % 2; this lane wants (2(l % 4) + part, l/4).
+        source = [4 * (2 * (n % 4) + part) + n // 8 for n in range(32)]
+        picked = Value(k.shuffle("i32", word, source), "i32", False)
+        shifts = k.each([16 * (n // 4 % 2) for n in range(32)])
+        half = k.op("and", k.op("lshr", picked, shifts), number("i32", 0xFFFF))
+        result = k.op("or", result, k.op("shl", half, number("i32", 16 * part)))
+    k.write(i.operands[0], result)
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by name."""
+    return {
+        "mma": _multiply, "ldmatrix": _load_matrix, "stmatrix": _store_matrix,
+        "movmatrix": _move_matrix,
+    }  # fmt: skip
