@@ -17,14 +17,17 @@ from nv.cubin import Cubin, Relocation
 CODE_ALIGN = 256
 MAX_IMAGE = 512 << 20
 PREFETCH = 4096  # bytes behind the code that instruction fetch may touch
-# Relocation type -> (byte in the place, width in bytes, bits dropped from the value).
-_RULES = {
-    1: (0, 4, 0),  # R_CUDA_32
-    2: (0, 8, 0),  # R_CUDA_64
-    3: (0, 4, 0),  # R_CUDA_G32
-    4: (0, 8, 0),  # R_CUDA_G64
-    0x38: (4, 4, 0),  # R_CUDA_ABS32_LO_32: the upper half of an instruction's first word
-    0x39: (4, 4, 32),  # R_CUDA_ABS32_HI_32
+# Relocation type -> pieces of the value: (first bit in the place, bits, bits of the value dropped).
+# Code is patched by instructions of 128 bits; a call's target is an absolute address in words.
+_RULES: dict[int, tuple[tuple[int, int, int], ...]] = {
+    1: ((0, 32, 0),),  # R_CUDA_32
+    2: ((0, 64, 0),),  # R_CUDA_64
+    3: ((0, 32, 0),),  # R_CUDA_G32
+    4: ((0, 64, 0),),  # R_CUDA_G64
+    0x38: ((32, 32, 0),),  # R_CUDA_ABS32_LO_32
+    0x39: ((32, 32, 32),),  # R_CUDA_ABS32_HI_32
+    0x3A: ((34, 47, 2),),  # R_CUDA_ABS47_34: a call, before Hopper
+    0x4B: ((16, 8, 2), (34, 47, 10)),  # R_CUDA_ABS55_16_34: a call, from Hopper on
 }
 
 
@@ -71,17 +74,22 @@ class Image:
         return bytes(image)
 
     def _apply(self, image: bytearray, base: int, relocation: Relocation) -> None:
-        place, width, shift = _RULES[relocation.kind]
+        pieces = _RULES[relocation.kind]
         symbol = self.cubin.symbols[relocation.symbol]
         target = symbol.value
         if symbol.section is not None:
             target += base + self.offsets[symbol.section]
-        at = self.offsets[relocation.section] + relocation.offset + place
+        at = self.offsets[relocation.section] + relocation.offset
+        size = _size(pieces)
+        word = int.from_bytes(image[at : at + size], "little")
         addend = relocation.addend
-        if addend is None:
-            addend = int.from_bytes(image[at : at + width], "little") << shift
-        value = (target + addend & 0xFFFF_FFFF_FFFF_FFFF) >> shift
-        image[at : at + width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
+        if addend is None:  # it lies in the place itself
+            addend = sum((word >> bit & (1 << width) - 1) << drop for bit, width, drop in pieces)
+        value = target + addend & 0xFFFF_FFFF_FFFF_FFFF
+        for bit, width, drop in pieces:
+            mask = (1 << width) - 1
+            word = word & ~(mask << bit) | (value >> drop & mask) << bit
+        image[at : at + size] = word.to_bytes(size, "little")
 
 
 def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
@@ -117,10 +125,15 @@ def _check_relocations(image: Image) -> None:
         symbol = cubin.symbols[relocation.symbol]
         if rule is None:
             raise NotSupported(f"relocation type {relocation.kind:#x} of {symbol.name!r}")
-        if relocation.offset + rule[0] + rule[1] > len(cubin.sections[relocation.section].data):
+        if relocation.offset + _size(rule) > len(cubin.sections[relocation.section].data):
             raise BadCodeObject("a relocation reaches beyond its section", symbol=symbol.name)
         if symbol.section is None or symbol.section not in image.offsets:
             raise BadCodeObject(f"the symbol {symbol.name!r} is not defined", symbol=symbol.name)
+
+
+def _size(pieces: tuple[tuple[int, int, int], ...]) -> int:
+    """Bytes that the pieces of a relocation touch, from its place on."""
+    return max(bit + width + 7 for bit, width, _ in pieces) // 8
 
 
 def _limit(size: int) -> None:
