@@ -6,12 +6,10 @@ bounded. The library's interface: nvJitLink.h of the package nvidia-nvjitlink 13
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import importlib.util
 import logging
-import os
 import re
 import shutil
 import subprocess
@@ -21,12 +19,12 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from hcq.diskcache import DiskCache
 from hcq.errors import BadCodeObject, MissingDependency
 
 log = logging.getLogger(__name__)
 
 INSTALL = "pip install 'ugpu[nv]'"
-CACHE_FILES = 4096  # files kept on disk; the oldest fourth goes when there are more
 _INPUT_PTX = 2  # NVJITLINK_INPUT_PTX
 _LIMIT_S = 120.0  # TIMEOUT: of ptxas for one module; the largest kernels known take seconds
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
@@ -117,44 +115,6 @@ class Ptxas:
             return output.read_bytes()
 
 
-class Cache:
-    """Machine code on disk by content: a digest, then the code. A damaged file counts as absent."""
-
-    def __init__(self, folder: Path, files: int = CACHE_FILES) -> None:
-        self.folder = folder
-        self.files = files
-
-    def get(self, key: str) -> bytes | None:
-        path = self.folder / f"{key}.cubin"
-        try:
-            blob = path.read_bytes()
-        except OSError:
-            return None
-        code = blob[32:]
-        return code if hashlib.sha256(code).digest() == blob[:32] else None
-
-    def put(self, key: str, code: bytes) -> None:
-        """Keep it. A folder that cannot be written only makes the next time slower."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            os.replace(name, self.folder / f"{key}.cubin")
-            self._trim()
-        except OSError as error:
-            log.debug("the cache of machine code: %s", error)
-
-    def _trim(self) -> None:
-        kept = list(self.folder.glob("*.cubin"))
-        if len(kept) <= self.files:
-            return
-        ages = sorted((path.stat().st_mtime, path) for path in kept)
-        for _, path in ages[: len(ages) - self.files * 3 // 4]:
-            with contextlib.suppress(FileNotFoundError):  # another process trims as well
-                path.unlink()
-
-
 @cache
 def find_assembler() -> Assembler:
     """The library where its package is installed, else ptxas; MissingDependency without either."""
@@ -200,8 +160,8 @@ def assemble(ptx: bytes, target: str, cache_folder: Path | None = None) -> bytes
     assembler = find_assembler()
     if cache_folder is None:
         return assembler.assemble(ptx, target)
-    digest = hashlib.sha256(f"{assembler.name}\0{target}\0".encode() + ptx)
-    key, kept = digest.hexdigest(), Cache(cache_folder)
+    kept = DiskCache(cache_folder)
+    key = DiskCache.key(assembler.name, target, hashlib.sha256(ptx).hexdigest())
     code = kept.get(key)
     if code is None:
         code = assembler.assemble(ptx, target)
