@@ -130,8 +130,12 @@ class NvDevice(Device):
 
     def _find_family(self) -> Family:
         number = self.gpu.choose([family.compute_class for family in FAMILIES])
-        constants = self.gpu.client.constants
-        return next(family for family in FAMILIES if constants[family.compute_class] == number)
+        known = self.gpu.client.constants
+        return next(
+            family
+            for family in FAMILIES
+            if family.compute_class in known and known[family.compute_class] == number
+        )
 
     def _make_target(self) -> TargetSpec:
         major, minor = self.gpu.capability

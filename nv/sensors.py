@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hcq.errors import UgpuError
+from hcq.errors import NotSupported, UgpuError
 from hcq.telemetry import Sensor
 from nv.rm.gpu import Gpu
 
@@ -29,9 +29,16 @@ class Meter:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
 
+    def _block(self, name: str, **values: Any) -> Any:  # Any: members are what the tables say
+        """A block of this name; NotSupported where the driver's branch has none."""
+        structs = self.gpu.client.structs
+        if name not in structs:
+            raise NotSupported(f"driver branch {self.gpu.client.abi.branch} has no {name}")
+        return structs[name].new(**values)
+
     def _list(self, command: str, block: str, entries: str, prefix: str, name: str) -> int:
         client = self.gpu.client
-        made = client.structs[block].new()
+        made = self._block(block)
         made[f"{entries}Size"] = 1
         made[entries][0].index = client.constants[f"{prefix}{name}"]
         client.control(self.gpu.subdevice, command, made)
@@ -62,14 +69,14 @@ class Meter:
         """Degrees Celsius of the first thermal sensor."""
         client = self.gpu.client
         number = client.constants
-        block = client.structs.NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_V2_PARAMS.new(
+        block = self._block(
+            "NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_V2_PARAMS",
             clientAPIVersion=_THERMAL_VERSION,
             clientAPIRevision=_THERMAL_REVISION,
-            clientInstructionSizeOf=client.structs.NV2080_CTRL_THERMAL_SYSTEM_INSTRUCTION.size,
-            executeFlags=number.NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_FLAGS_DEFAULT,
             instructionListSize=1,
         )
         instruction = block.instructionList[0]
+        block.clientInstructionSizeOf = len(instruction)
         instruction.opcode = number.NV2080_CTRL_THERMAL_SYSTEM_GET_STATUS_SENSOR_READING_OPCODE
         client.control(self.gpu.subdevice, "NV2080_CTRL_CMD_THERMAL_SYSTEM_EXECUTE_V2", block)
         return float(instruction.operands.getStatusSensorReading.value)
@@ -77,12 +84,10 @@ class Meter:
     def busy(self, engine: str) -> float:
         """Percent of time that "gr" (the multiprocessors) or "fb" (memory) was at work lately."""
         client = self.gpu.client
-        block = client.structs.NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS.new(
-            type=_SAMPLE_TYPE,
-            bufSize=len(
-                client.structs.NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS.new().samples.raw
-            ),
+        block = self._block(
+            "NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS", type=_SAMPLE_TYPE
         )
+        block.bufSize = len(block.samples.raw)
         client.control(
             self.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2", block
         )

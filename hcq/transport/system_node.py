@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 import struct
@@ -82,16 +81,9 @@ class SystemNode:
 
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
         self._check(handle)
-        while True:
-            try:
-                result = self.system.ioctl(handle, request, argument)
-            except OSError as error:
-                if error.errno != errno.EINTR:  # a signal came while the driver waited
-                    raise
-                continue
-            if result < 0:
-                raise OSError(-result, os.strerror(-result))
-            return
+        result = self.system.ioctl(handle, request, argument)
+        if result < 0:
+            raise OSError(-result, os.strerror(-result))
 
     def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
         self._check(handle)

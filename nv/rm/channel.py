@@ -227,7 +227,7 @@ class Channel:
         if not self.resources:
             return
         with contextlib.suppress(UgpuError):
-            uvm.call(
+            uvm.call_known(  # no gpuUuid since branch 595
                 "UVM_UNREGISTER_CHANNEL",
                 gpuUuid=uvm.uuid(gpu.uuid),
                 hClient=gpu.client.root,

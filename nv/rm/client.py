@@ -17,11 +17,12 @@ from typing import Any
 
 from hcq.errors import (
     AccessDenied,
-    BadArgument,
     DeviceLost,
     DeviceNotFound,
     DriverRefused,
+    FirmwareSilent,
     ModuleMissing,
+    NotSupported,
     OutOfMemory,
     TransportError,
     UgpuError,
@@ -39,6 +40,12 @@ _LOST = frozenset(
 _FULL = frozenset(("NV_ERR_NO_MEMORY", "NV_ERR_INSUFFICIENT_RESOURCES"))
 _BUSY = frozenset(("NV_ERR_BUSY_RETRY", "NV_ERR_TIMEOUT_RETRY"))
 _BUSY_TRIES, _BUSY_PAUSE_S = 100, 1e-3
+_INTERRUPTIONS = 1000  # signals that one call survives
+_REMEDIES = {
+    "NV_ERR_RESET_REQUIRED": "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset",
+    "NV_ERR_LIB_RM_VERSION_MISMATCH": "restart after the driver's update",
+    "NV_ERR_INSUFFICIENT_PERMISSIONS": "run as a user who may use the GPU",
+}
 _CARDS = 32  # NV_MAX_GPUS in kernel-open/common/inc/nv-limits.h
 
 
@@ -51,12 +58,16 @@ def status_error(status: int, request: str, **facts: object) -> UgpuError:
     """The error for a status of the resource manager or of UVM."""
     name = abi.status_name(status)
     text = f"the NVIDIA driver answers {name} to {request}"
+    if name in _REMEDIES:
+        facts = {"remedy": _REMEDIES[name], **facts}
     if name in _LOST:
         return DeviceLost(text, request=request, status=name, **facts)
     if name in _FULL:
         return OutOfMemory(text, request=request, status=name, **facts)
     if name == "NV_ERR_INSUFFICIENT_PERMISSIONS":
         return AccessDenied(text, request=request, status=name, **facts)
+    if name == "NV_ERR_TIMEOUT":
+        return FirmwareSilent(text, request=request, status=name, **facts)
     return DriverRefused(text, request=request, status=name, **facts)
 
 
@@ -108,10 +119,7 @@ class RmClient:
         self._ioctl(self.control_file if file is None else file, request, block.raw, name)
 
     def _ioctl(self, file: int, request: int, block: memoryview, name: str) -> None:
-        try:
-            self.node.ioctl(file, request, block)
-        except OSError as error:
-            raise os_error(error, name) from error
+        call(self.node, file, request, block, name)
 
     def allocate(self, parent: int, kind: str | int, parameters: Struct | None = None) -> int:
         """Make an object below `parent` (a class by name or number); its handle."""
@@ -143,6 +151,8 @@ class RmClient:
 
     def control(self, handle: int, command: str, parameters: Struct | None = None) -> None:
         """Call a method of an object, `parameters` in place; e.g. NV2080_CTRL_CMD_GPU_GET_..."""
+        if command not in self.constants:
+            raise NotSupported(f"driver branch {self.abi.branch} has no {command}")
         block = self.structs.NVOS54_PARAMETERS.new(
             hClient=self.root, hObject=handle, cmd=self.constants[command]
         )
@@ -163,9 +173,10 @@ class RmClient:
 
         Any: structures have the members that the tables say.
         """
-        name = self.abi.parameters_of_control(self.constants[command])
+        known = command in self.constants
+        name = self.abi.parameters_of_control(self.constants[command]) if known else None
         if name is None:
-            raise BadArgument(f"{command} takes no block that is known")
+            raise NotSupported(f"driver branch {self.abi.branch} has no {command} with a block")
         block = self.structs[name].new(**values)
         self.control(handle, command, block)
         return block
@@ -253,6 +264,18 @@ def open_file(node: Node, path: str) -> int:
         ) from None
     except OSError as error:
         raise os_error(error, f"open {path}") from error
+
+
+def call(node: Node, file: int, request: int, block: memoryview, name: str) -> None:
+    """One ioctl, again where a signal came while the driver waited."""
+    for _ in range(_INTERRUPTIONS):
+        try:
+            node.ioctl(file, request, block)
+            return
+        except OSError as error:
+            if error.errno != errno.EINTR:
+                raise os_error(error, name) from error
+    raise TransportError(f"{name}: interrupted again and again", request=name)
 
 
 def os_error(error: OSError, request: str) -> UgpuError:

@@ -93,10 +93,10 @@ class Gpu:
 
     def choose(self, names: Sequence[str]) -> int:
         """The first of `names`, newest first, whose class the GPU has."""
-        for name in names:
-            number = self.client.constants[name]
-            if number in self.classes:
-                return number
+        constants = self.client.constants
+        for name in names:  # older drivers do not know the newest
+            if name in constants and constants[name] in self.classes:
+                return constants[name]
         raise NotSupported(
             f"this GPU offers none of the classes {', '.join(names)}: older than Turing, or newer "
             "than we know",

@@ -91,9 +91,8 @@ def allocate(
                 session.client.free(gpu.device, handle)
         space.free(address)
         if isinstance(error, OutOfMemory):
-            raise OutOfMemory(
-                f"no {placement.value} memory for {size} bytes", size=size, **error.facts
-            ) from error
+            facts = {**error.facts, "size": size}
+            raise OutOfMemory(f"no {placement.value} memory for {size} bytes", **facts) from error
         raise
     memory = Memory(gpu, handle, address, whole, region, placement, mapping)
     gpu.memories[memory] = None

@@ -12,7 +12,7 @@ from typing import Any
 from hcq.errors import UgpuError
 from hcq.layout import Struct
 from nv import abi
-from nv.rm.client import RmClient, open_file, os_error, status_error
+from nv.rm.client import RmClient, call, open_file, status_error
 
 UVM_NODE = "/dev/nvidia-uvm"
 _MM_NOT_NEEDED = frozenset(("NV_OK", "NV_WARN_NOTHING_TO_DO"))
@@ -51,10 +51,7 @@ class Uvm:
         return self.client.structs[self.client.abi.ioctls[name].struct].new(**values)
 
     def _ioctl(self, name: str, block: Struct, file: int) -> None:
-        try:
-            self.node.ioctl(file, self.client.abi.request(name), block.raw)
-        except OSError as error:
-            raise os_error(error, name) from error
+        call(self.node, file, self.client.abi.request(name), block.raw, name)
 
     def call(self, name: str, **values: Any) -> Any:  # Any: see _block
         """One call; the block as it came back. Raises what `rmStatus` says."""
@@ -63,6 +60,12 @@ class Uvm:
         if block.rmStatus:
             raise status_error(block.rmStatus, name)
         return block
+
+    def call_known(self, name: str, **values: Any) -> Any:  # Any: see _block
+        """As `call`, for blocks that lost members in later branches: those are left out."""
+        fields = self.client.structs[self.client.abi.ioctls[name].struct].fields
+        known = {member: value for member, value in values.items() if member in fields}
+        return self.call(name, **known)
 
     def uuid(self, raw: bytes) -> Any:  # Any: see _block
         """A GPU's identifier as the blocks hold it."""
@@ -101,10 +104,7 @@ class Uvm:
 
     def unmap(self, base: int, size: int) -> None:
         """Take a range away, for all GPUs."""
-        values = {"base": base}
-        if "length" in self.client.structs.UVM_FREE_PARAMS.fields:  # gone since branch 595
-            values["length"] = size
-        self.call("UVM_FREE", **values)
+        self.call_known("UVM_FREE", base=base, length=size)  # no length since branch 595
 
     def close(self) -> None:
         """Close the files, which ends the address space; idempotent."""
