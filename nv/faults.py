@@ -166,8 +166,10 @@ class Faults:
     def _exception(self) -> dict[str, int] | None:
         """The first multiprocessor that reports an error of a warp."""
         device = self.device
+        if not device.debugger:
+            return None
         channel = device.compute_queue.channel
-        if not device.debugger or channel is None:
+        if channel is None:
             return None
         client = device.gpu.client
         for start in range(0, device.gpu.sm_count, _SMS_AT_ONCE):

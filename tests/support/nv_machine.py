@@ -1,73 +1,62 @@
-"""A file tree that looks like a machine with NVIDIA's stock driver loaded."""
+"""A virtual machine with NVIDIA GPUs, devices of our driver on it, and work that must come out
+right."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder)"
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun May 12 19:39:15 UTC 2024"
-INFORMATION = """\
-Model: \t\t NVIDIA H200
-IRQ:   \t\t 283
-GPU UUID: \t GPU-01234567-89ab-cdef-0123-456789abcdef
-Video BIOS: \t 96.00.bc.00.01
-Bus Type: \t PCIe
-DMA Size: \t 52 bits
-DMA Mask: \t 0xfffffffffffff
-Bus Location: \t {address}
-Device Minor: \t {minor}
-GPU Firmware: \t {firmware}
-GPU Excluded:\t {excluded}
-"""
+import numpy as np
+
+import hcq
+from nv.device import NvDevice
+from nv.virtual.gpu import build_machine
+from nv.virtual.machine import VirtualMachine
+from nv.virtual.options import MachineOptions
+from tests.support.kernels import contract_object
+
+COUNT = 256
 
 
-class NvMachine:
-    """Makes /proc/driver/nvidia, /sys/module/nvidia and the nodes below `root`."""
+@contextmanager
+def powered(chip: str = "gh100", options: MachineOptions | None = None) -> Iterator[VirtualMachine]:
+    """A machine of its own; switched off at the end."""
+    machine = build_machine(chip, options or MachineOptions())
+    try:
+        yield machine
+    finally:
+        machine.close()
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
 
-    def _write(self, path: str, text: str) -> None:
-        place = self.root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+def opened(machine: VirtualMachine, **options: object) -> NvDevice:
+    """Our driver on the machine's first GPU, as a new program would open it."""
+    device = hcq.open(f"virtual:{machine.facts.name}", chip=machine, **options)
+    assert isinstance(device, NvDevice)
+    device.limit_s = 0.5
+    return device
 
-    def add_driver(
-        self, version: str = "580.142", text: str = OPEN, *, module: str | None = None
-    ) -> None:
-        said = text.format(version) + "\nGCC version:  gcc version 12.2.0\n"
-        self._write("proc/driver/nvidia/version", said)
-        self._write("sys/module/nvidia/version", f"{module or version}\n")
-        self._write("dev/nvidiactl", "")
-        self._write("dev/nvidia-uvm", "")
-        self._write("run/nvidia-persistenced/socket", "")
 
-    def add_gpu(
-        self, minor: int = 0, address: str = "0000:0a:00.0", *, excluded: str = "No"
-    ) -> None:
-        folder = f"proc/driver/nvidia/gpus/{address}"
-        text = INFORMATION.format(
-            address=address, minor=minor, firmware="580.142", excluded=excluded
-        )
-        self._write(f"{folder}/information", text)
-        self._write(f"{folder}/power", "Runtime D3 status:          Disabled by default\n")
-        self._write(f"dev/nvidia{minor}", "")
+def work(device: NvDevice) -> None:
+    """Load, upload, launch, download: all parts of the driver; the answer is checked."""
+    values = np.arange(COUNT, dtype=np.uint32)
+    with (
+        device.load(contract_object(device.target)) as program,
+        device.alloc(4 * COUNT) as source,
+        device.alloc(4 * COUNT) as result,
+    ):
+        source.copy_from(values)
+        arguments = (result, source, np.uint32(COUNT), np.uint32(3))
+        with device.queue() as queue:
+            queue.launch(program["scale"], grid=(COUNT // 64,), block=(64,), args=arguments)
+        device.synchronize()
+        assert (result.numpy(np.uint32) == 3 * values).all()
 
-    def add_mig(self, minor: int, gpu: int, compute: int | None, cap: int, *, node: bool) -> None:
-        place = f"proc/driver/nvidia/capabilities/gpu{minor}/mig/gi{gpu}"
-        place += "" if compute is None else f"/ci{compute}"
-        text = f"DeviceFileMinor: {cap}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
-        self._write(f"{place}/access", text)
-        if node:
-            self._write(f"dev/nvidia-caps/nvidia-cap{cap}", "")
 
-    def add_pci(self, address: str = "0000:0a:00.0", driver: str | None = "nvidia") -> None:
-        folder = f"sys/bus/pci/devices/{address}"
-        self._write(f"{folder}/vendor", "0x10de\n")
-        self._write(f"{folder}/device", "0x2335\n")
-        self._write(f"{folder}/class", "0x030200\n")
-        self._write(f"{folder}/resource", "0x0 0x0 0x0\n" * 13)
-        if driver:
-            place = self.root / "sys/bus/pci/drivers" / driver
-            place.mkdir(parents=True, exist_ok=True)
-            (self.root / folder / "driver").symlink_to(place)
+def left_behind(machine: VirtualMachine) -> dict[str, int]:
+    """What programs that have gone still hold of the machine: nothing, if all is well."""
+    return {
+        "clients": len(machine.clients),
+        "nodes": len(machine.nodes),
+        "mappings": len(machine.mappings),
+        "system memory": machine.system_used,
+    }
