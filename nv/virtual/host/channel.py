@@ -86,6 +86,12 @@ class Channel:
             if abort is not None:
                 abort.set()
 
+    @property
+    def has_work(self) -> bool:
+        """A doorbell was heard, and the channel is alive."""
+        # RACE: the doorbell may come after its entry was worked on, and ended the channel.
+        return self.pending and self.error is None and not self.stopped
+
     def ready(self) -> bool:
         """Whether `advance` would get on: enabled, and nothing awaited."""
         if not self.enabled or self.error is not None or self.stopped:

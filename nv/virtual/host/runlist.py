@@ -37,7 +37,7 @@ class Runlist:
     @property
     def busy(self) -> bool:
         """A channel is being served, or has work that nothing holds up."""
-        return self._running is not None or any(channel.pending for channel in self._channels)
+        return self._running is not None or any(channel.has_work for channel in self._channels)
 
     @property
     def running(self) -> bool:
@@ -112,7 +112,7 @@ class Runlist:
         count = len(self._channels)
         for step in range(count):
             channel = self._channels[(after + step) % count]
-            if channel.pending and channel.ready():
+            if channel.has_work and channel.ready():
                 return channel
         return None
 
@@ -127,7 +127,7 @@ class Runlist:
                             return
                         self._idle_hook()
                         self._wake.notify_all()
-                        waiting = any(channel.pending for channel in self._channels)
+                        waiting = any(channel.has_work for channel in self._channels)
                         kicks = self._kicks
                         self._wake.wait(pause if waiting else None)
                         calm = kicks == self._kicks and waiting
