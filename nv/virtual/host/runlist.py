@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # How long a thread sleeps before it looks at a semaphore again that the CPU may have written.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 2e-3
+_PATIENCE = 20  # half seconds: a stopped grid ends at its next backward branch
 
 
 class Runlist:
@@ -72,15 +73,19 @@ class Runlist:
         """Take a channel off; work of its own that runs is stopped first. Idempotent."""
         with self._wake:
             channel.stop()
-            while self._running is channel and threading.current_thread() is not self._thread:
+            for _ in range(_PATIENCE):
+                if self._running is not channel or threading.current_thread() is self._thread:
+                    break
                 self._wake.wait(0.5)
+            else:
+                raise TimeoutError(f"{self.name}: work of a channel that was stopped goes on")
             if channel in self._channels:
                 self._channels.remove(channel)
 
     def pause(self, channel: Channel) -> None:
         """Wait until the channel is not being served, at most a few seconds."""
         with self._wake:
-            for _ in range(10):
+            for _ in range(_PATIENCE):
                 if self._running is not channel or threading.current_thread() is self._thread:
                     return
                 self._wake.wait(0.5)

@@ -246,6 +246,9 @@ class ChannelObject(RmObject):
                 self._notifier.view, 0, self.gpu.time_ns(), int(error.xid), _ENGINE_FIFO, 0xFFFF
             )
 
+    def stop(self) -> None:
+        self.channel.stop()
+
     def release(self) -> None:
         self.gpu.remove_channel(self.runlist, self.channel)
         for engine in self.channel.engines.values():

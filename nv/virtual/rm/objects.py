@@ -32,6 +32,9 @@ class RmObject:
         """The kernel driver's whole state."""
         return self.client.machine
 
+    def stop(self) -> None:
+        """End what the object does; comes before its children go."""
+
     def release(self) -> None:
         """Give back what the object holds; its children are gone by then."""
 
@@ -92,6 +95,7 @@ class Client(RmObject):
 
     def free(self, found: RmObject) -> None:
         """Free an object and all below it: children first, channels before the rest."""
+        found.stop()
         for child in sorted(found.children.values(), key=lambda child: not child.first_to_go):
             if child.handle in found.children:
                 self.free(child)
