@@ -44,7 +44,7 @@ def fails(program: RmProgram, xid: Xid, text: str) -> None:
 
 def test_bytes_of_a_release_by_hand(program: RmProgram) -> None:
     """clc86f.h: header INC_METHOD (1) 31:29, count 28:16, subchannel 15:13, method >> 2;
-    SEM_ADDR_LO 0x5c, HI 0x60, PAYLOAD_LO 0x64, HI 0x68, EXECUTE 0x6c: RELEASE 1, 64 bits 1 << 24."""
+    SEM_ADDR_LO 0x5c, HI 0x60, PAYLOAD_LO 0x64, HI 0x68, EXECUTE 0x6c: RELEASE 1, 1 << 24 wide."""
     address = at(program, SEMAPHORE)
     program.words = []
     program.submit_words(
