@@ -129,6 +129,8 @@ class Values(Lines):
         if op == "gate":
             allowed = self.conditions(node.arg)
             return self.new(f"select i1 {allowed}, {kind} {sources[0]}, {kind} {sources[1]}")
+        if op == "dot2":
+            return self._dot2(sources, kind)
         if op == "matrix":
             return matrix_product(self, node.arg, *sources)
         if op == "where":
@@ -141,7 +143,8 @@ class Values(Lines):
             return self._vector(node, sources if op == "pack" else sources * node.lanes, kind)
         if op == "shuffle":
             mask = ", ".join(f"i32 {lane}" for lane in node.arg)
-            pair = f"{kind} {sources[0]}, {kind} {sources[1]}"
+            given_kind = element_type(dtype, node.sources[0].lanes)
+            pair = f"{given_kind} {sources[0]}, {given_kind} {sources[1]}"
             return self.new(f"shufflevector {pair}, <{node.lanes} x i32> <{mask}>")
         if op == "cast":
             return self._cast(sources[0], node.sources[0].dtype, dtype, node.lanes)
@@ -156,6 +159,13 @@ class Values(Lines):
         if operand.is_float:
             return self._float(node, sources, element_type(operand, node.lanes))
         return self._integer(node, sources, element_type(operand, node.lanes))
+
+    def _dot2(self, sources: list[str], kind: str) -> str:
+        """VDPBF16PS (LLVM IntrinsicsX86.td, int_x86_avx512bf16_dpbf16ps_512)."""
+        wide = "<32 x bfloat>"
+        pairs = [self.new(f"bitcast <32 x i16> {text} to {wide}") for text in sources[:2]]
+        arguments = [(kind, sources[2]), (wide, pairs[0]), (wide, pairs[1])]
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", kind, arguments)
 
     def _vector(self, node: Value, sources: list[str], kind: str) -> str:
         scalar = element_type(node.dtype)

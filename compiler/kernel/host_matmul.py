@@ -20,6 +20,7 @@ from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.host_axis import Axis, Part, deep, joined
 from compiler.kernel.host_packing import Packing, along_depth
+from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, narrowed
 from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile
 from compiler.kernel.ir import (
     Kernel,
@@ -56,10 +57,15 @@ class _Blocked:
         self.lanes = max(2, target.vector_bytes // self.dtype.itemsize)
         rows, columns = joined(parts.all_rows, SIDE), joined(parts.all_columns, SIDE)
         self.depth = deep(parts.all_depths, DEPTH)
+        # steps of the depth that are multiplied at once
+        self.group = PAIR if in_pairs(parts, rows, columns, target) else 1
+        if self.group > 1:
+            self.parts = parts = narrowed(parts)
         joint = {*rows.ranges, *columns.ranges}
         batch = tuple(r for r in computation.ranges if r not in joint)
         self.outer = tuple(r for r in parts.reduce.arg[1] if r not in self.depth.ranges)
-        slice_count = _share(self.depth.main.size, max(1, DEPTH // self.depth.unit))
+        most = max(1, DEPTH * self.group // self.depth.unit)
+        slice_count = -(-_share(self.depth.main.size, most) // self.group) * self.group
         self.slices = -(-self.depth.main.size // slice_count)
         self.slice = Part(
             self.depth, Range("slice", self.slices).index() * slice_count, slice_count
@@ -83,7 +89,10 @@ class _Blocked:
         group = group_range(2, self.grid[2]).index()
         sizes = tuple(r.size for r in batch)
         self.batch = dict(zip(batch, unflatten(group, sizes), strict=True))
-        packing = Packing(self.dtype, self.lanes, self.slice, self.batch)
+        packing: Packing | PairPacking = Packing(self.dtype, self.lanes, self.slice, self.batch)
+        if self.group > 1:
+            last = (self.slices - 1) * slice_count
+            packing = PairPacking(self.lanes, self.slice, self.depth.size, last, self.batch)
         self.left = packing.left(parts.left, self.rows, self.height)
         self.right = packing.right(parts.right, self.columns, self.width)
         tall = self.row_panels * self.height
@@ -97,8 +106,8 @@ class _Blocked:
             rows,
             columns,
             batch,
-            self.depth.size * elements(self.outer),
-            self.slice.whole,
+            -(-self.depth.size // self.group) * elements(self.outer),
+            self.slice.whole // self.group,
             self.dtype.itemsize,
             self.lanes,
             32 if target.vector_bytes >= 64 else 16,
@@ -144,19 +153,19 @@ class _Blocked:
             Range("column_panel", self.column_panels),
             Range("row_panel", self.row_panels),
         )
-        step = Range("step", self.slice.whole)
+        step = Range("step", self.slice.whole // self.group)
         lanes, height, vectors = self.lanes, self.height, self.vectors
         inner: list[Statement] = []
         right = [
-            self.right.load(columns.index(), step.index(), v * lanes, lanes) for v in range(vectors)
+            self.right.load(columns.index(), step.index(), v * lanes, lanes * self.group)
+            for v in range(vectors)
         ]
         for row in range(height):
-            number = self.left.load(rows.index(), step.index(), row, 1)
-            left = value("broadcast", self.dtype, (number,), lanes=lanes)
+            left = self.repeated(self.left.load(rows.index(), step.index(), row, self.group))
             for v in range(vectors):
                 at = constant(row * vectors + v)
                 total = load(self.totals, at, lanes=lanes)
-                inner.append(Store(self.totals, at, multiply_add(left, right[v], total)))
+                inner.append(Store(self.totals, at, self.product(left, right[v], total)))
         before: list[Statement] = []
         after: list[Statement] = []
         for row in range(height):
@@ -167,10 +176,27 @@ class _Blocked:
                 start = self.zero() if self.once else load(self.tile, place, lanes=lanes)
                 before.append(Store(self.totals, at, start))
                 after.append(Store(self.tile, place, load(self.totals, at, lanes=lanes)))
-        panel = (*before, Loop(step, tuple(inner), self.slice.bound()), *after)
+        panel = (*before, Loop(step, tuple(inner), self.steps_bound()), *after)
         # a panel that lies wholly outside the output is not computed
         inside = Loop(rows, panel, _panels(self.rows, self.height))
         return Loop(columns, (inside,), _panels(self.columns, self.width))
+
+    def repeated(self, element: Value) -> Value:
+        """An element of the left factor (or a pair) in all lanes."""
+        if self.group == 1:
+            return value("broadcast", self.dtype, (element,), lanes=self.lanes)
+        lanes = self.lanes * self.group
+        mask = tuple(lane % self.group for lane in range(lanes))
+        return value("shuffle", element.dtype, (element, element), mask, lanes)
+
+    def product(self, left: Value, right: Value, total: Value) -> Value:
+        if self.group == 1:
+            return multiply_add(left, right, total)
+        return value("dot2", self.dtype, (left, right, total), lanes=self.lanes)
+
+    def steps_bound(self) -> Index | None:
+        bound = self.slice.bound()
+        return None if bound is None else (bound + (self.group - 1)) // self.group
 
     def finish(self) -> Statement:
         """Epilogue and stores, as far as the tile lies inside the output."""

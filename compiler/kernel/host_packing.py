@@ -69,14 +69,14 @@ class Packing:
 
     def rows(self, name: str, factor: Value, across: Part, height: int) -> Packed:
         pitch = self.pitch(self.depth.whole)
-        memory = Memory(name, self.dtype, _up(across.whole, height) * pitch, "local")
+        memory = Memory(name, self.dtype, round_up(across.whole, height) * pitch, "local")
         row, step = across.walk(name + "_row", factor), self.depth.walk(name + "_step", factor)
         here = self.element(factor, row.places, step.places)
         fill = Store(memory, row.position * pitch + step.position, here)
         return Packed(memory, (memory,), (row.around(step.around(fill)),), height * pitch, 1, pitch)
 
     def wide(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        pitch = self.pitch(_up(across.whole, width))
+        pitch = self.pitch(round_up(across.whole, width))
         memory = Memory(name, self.dtype, self.depth.whole * pitch, "local")
         element, step = across.walk(name, factor), self.depth.walk(name + "_step", factor)
         here = self.element(factor, element.places, step.places)
@@ -84,7 +84,7 @@ class Packing:
         return Packed(memory, (memory,), (step.around(element.around(fill)),), width, pitch, 1)
 
     def panels(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        count = _up(across.whole, width) // width
+        count = round_up(across.whole, width) // width
         steps = self.depth.whole
         memory = Memory(name, self.dtype, count * steps * width, "local")
         panel, element = Range(name + "_panel", count), Range(name + "_element", width)
@@ -92,13 +92,13 @@ class Packing:
         step = self.depth.walk(name + "_step", factor)
         here = self.element(factor, across.places(first + element.index()), step.places)
         at = panel.index() * (steps * width) + step.position * width + element.index()
-        bound = _part_bound(across, first, count * width)
+        bound = limit(across, first, count * width)
         inner = Loop(panel, (Loop(element, (Store(memory, at, here),), bound),))
         return Packed(memory, (memory,), (step.around(inner),), steps * width, width, 1)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        lanes, count = self.lanes, _up(across.whole, width) // width
-        steps = _up(self.depth.whole, lanes)
+        lanes, count = self.lanes, round_up(across.whole, width) // width
+        steps = round_up(self.depth.whole, lanes)
         pitch = self.pitch(steps)
         memory = Memory(name, self.dtype, count * steps * width, "local")
         stage = Memory(name + "_stage", self.dtype, lanes * pitch, "local")
@@ -107,7 +107,7 @@ class Packing:
         first = panel.index() * width + part.index() * lanes
         here = self.element(factor, across.places(first + column.index()), step.places)
         copy = step.around(Store(stage, column.index() * pitch + step.position, here))
-        bound = _part_bound(across, first, count * width)
+        bound = limit(across, first, count * width)
         block = Range(name + "_block", steps // lanes)
         from_stage = block.index() * lanes
         rows = [load(stage, from_stage + row * pitch, lanes=lanes) for row in range(lanes)]
@@ -138,7 +138,7 @@ def along_depth(factor: Value, across: Part, depth: Part) -> bool:
     return runs and not unit_stride(factor, across.axis.ranges[-1])
 
 
-def _part_bound(part: Part, first: Index, whole: int) -> Index | None:
+def limit(part: Part, first: Index, whole: int) -> Index | None:
     """How many elements there are from `first` on, where panels go on to `whole`."""
     if part.whole == whole:
         return part.bound_from(first)
@@ -146,23 +146,26 @@ def _part_bound(part: Part, first: Index, whole: int) -> Index | None:
     return (constant(part.whole) if bound is None else bound) - first
 
 
-def _up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def transpose(rows: list[Value]) -> list[Value]:
-    """n vectors of n lanes, n a power of two: vector i of the result has lane i of each."""
+def transpose(rows: list[Value], unit: int = 1) -> list[Value]:
+    """n vectors of n elements of `unit` lanes each, n a power of two: vector i of the result has
+    element i of each."""
     count = len(rows)
+    lanes = count * unit
     distance = 1
     while distance < count:
-        low = tuple(j if not j & distance else count + j - distance for j in range(count))
-        high = tuple(j + distance if not j & distance else count + j for j in range(count))
+        low = [j if not j & distance else count + j - distance for j in range(count)]
+        high = [j + distance if not j & distance else count + j for j in range(count)]
+        masks = [tuple(j * unit + k for j in mask for k in range(unit)) for mask in (low, high)]
         turned = list(rows)
         for i in range(count):
             if not i & distance:
                 pair = (rows[i], rows[i + distance])
-                turned[i] = value("shuffle", pair[0].dtype, pair, low, count)
-                turned[i + distance] = value("shuffle", pair[0].dtype, pair, high, count)
+                for place, mask in zip((i, i + distance), masks, strict=True):
+                    turned[place] = value("shuffle", pair[0].dtype, pair, mask, lanes)
         rows = turned
         distance *= 2
     return rows

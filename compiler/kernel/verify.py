@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.dtype import bfloat16, bool_, float16, uint32
+from compiler.dtype import bfloat16, bool_, float16, float32, uint32
 from compiler.index.algebra import Index, Range, Validity
 from compiler.index.lookup import Lookup, atoms
 from compiler.kernel.ir import (
@@ -26,7 +26,7 @@ from compiler.kernel.ir import (
 from compiler.kernel.matrix_units import UNITS
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
-               "shuffle", "matrix")  # fmt: skip
+               "shuffle", "dot2", "matrix")  # fmt: skip
 
 
 class BrokenKernel(AssertionError):
@@ -148,9 +148,11 @@ class _Checker:
         elif node.op == "gate":
             self.conditions(node.arg, bound)
         elif node.op == "shuffle":
-            known = len(node.arg) == node.lanes and all(0 <= a < 2 * node.lanes for a in node.arg)
+            among = 2 * node.sources[0].lanes
+            known = len(node.arg) == node.lanes and all(0 <= lane < among for lane in node.arg)
+            known = known and node.sources[0].lanes == node.sources[1].lanes
             _require(known, "a shuffle chooses among its sources' lanes", node)
-        if node.op not in ("extract", "pack", "broadcast", "matrix"):
+        if node.op not in ("extract", "pack", "broadcast", "shuffle", "dot2", "matrix"):
             same = all(s.lanes == node.lanes for s in node.sources)
             _require(same, "sources have the result's lanes", node)
         self.types(node, rule)
@@ -163,6 +165,11 @@ class _Checker:
         if rule == "where":
             _require(kinds[0] is bool_, "where chooses by a bool", node)
             _require(kinds[1] is kinds[2] is node.dtype, "where keeps the type", node)
+        elif rule == "dot2":
+            lanes = [source.lanes for source in node.sources]
+            _require([*lanes, node.lanes] == [32, 32, 16, 16], "lanes of products of pairs", node)
+            alike = kinds[0] is kinds[1] is bfloat16 and kinds[2] is node.dtype is float32
+            _require(alike, "types of products of pairs", node)
         elif rule == "matrix":
             unit = UNITS.get(node.arg)
             _require(unit is not None, "a matrix unit we know", node.arg)

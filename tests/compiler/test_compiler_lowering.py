@@ -211,6 +211,7 @@ OUT, IN = Memory("out", float32, 64), Memory("in0", float32, 64)
 SHARED = Memory("shared", float32, 64, "local")
 REGISTER = Memory("total", float32, 2, "register")
 THREAD = thread_range(64).index()
+HALF = const(1.0, bfloat16)
 ONE = const(1.0, float32)
 
 
@@ -246,6 +247,12 @@ BROKEN: dict[str, Kernel] = {
         Store(OUT, THREAD, value("reduce", float32, (ONE,), ("sum", ())))
     ),
     "a load names a memory": broken(Store(OUT, THREAD, load(Memory("x", float32, 1), constant(0)))),
+    "a shuffle chooses among": broken(
+        Store(OUT, THREAD, value("shuffle", float32, (ONE, ONE), (2,)))
+    ),
+    "lanes of products of pairs": broken(
+        Store(OUT, THREAD, value("dot2", float32, (HALF, HALF, ONE), lanes=1))
+    ),
     "a bitcast keeps the size": broken(
         Store(OUT, THREAD, value("bitcast", float32, (const(1, dtypes.int64),)))
     ),

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compiler import Tensor
-from compiler.dtype import bfloat16
+from compiler.codegen.emit import emit
+from compiler.codegen.objects import compile_text
+from compiler.dtype import DType, bfloat16, float32
+from compiler.graph import node as graph
+from compiler.graph.node import Node
 from hcq.device import Device
+from tests.support.compiler_cases import HOST, buffer, kernels_of
 
 SIZES = st.sampled_from([1, 2, 7, 8, 13, 16, 31, 32, 47, 64, 97, 130])
 DEPTHS = st.sampled_from([1, 3, 4, 16, 17, 63, 257, 300, 515])
@@ -69,6 +76,43 @@ def test_products_equal_numpys(
         assert np.allclose(result.numpy(), wanted, rtol=2.0**-8, atol=0)
     else:
         assert (result.numpy() == wanted.astype(result.numpy().dtype)).all()
+
+
+@pytest.mark.parametrize("left", ["plain", "transposed", "strided"])
+@pytest.mark.parametrize("right", ["plain", "transposed", "expanded"])
+@pytest.mark.parametrize("shape", [(8, 5, 8), (37, 33, 50), (65, 1027, 47), (9, 514, 130)])
+def test_products_of_bfloat16(
+    cpu: Device, left: str, right: str, shape: tuple[int, int, int]
+) -> None:
+    """Odd depths, and several slices: what lies beyond the depth must count as zero."""
+    rng = np.random.default_rng(3)
+    m, k, n = shape
+    a, x = _laid(rng, m, k, left, "bfloat16", cpu)
+    b, y = _laid(rng, k, n, right, "bfloat16", cpu)
+    # where bfloat16 shows all digits of the sums, as in float32, they are equal
+    exact = (a.cast("float32") @ b.cast("float32")).cast(bfloat16).cast("float32").numpy()
+    assert ((a @ b).cast("float32").numpy() == exact).all()
+    assert np.allclose(exact, x.astype(np.float64) @ y, rtol=2.0**-8, atol=0)
+
+
+def test_processors_with_pairs_multiply_pairs() -> None:
+    features = "+avx512f,+avx512bw,+avx512vl,+avx512bf16,+fma,+f16c,+sse4.1"
+    target = dataclasses.replace(HOST, cpu="znver4", features=features, vector_bytes=64)
+    for kernel in kernels_of(_product(40, 50, 60, bfloat16), target):
+        text = emit(kernel, target)
+        assert "llvm.x86.avx512bf16.dpbf16ps.512" in text
+        compile_text(text, target)
+    for kernel in kernels_of(_product(40, 50, 60, bfloat16), HOST):
+        assert "dpbf16" not in emit(kernel, HOST)
+
+
+def _product(rows: int, depth: int, columns: int, dtype: DType) -> Node:
+    shape = (rows, columns, depth)
+    left = graph.cast(buffer(rows, depth, dtype=dtype), float32)
+    right = graph.cast(buffer(columns, depth, dtype=dtype), float32)
+    left = graph.expand(graph.reshape(left, (rows, 1, depth)), shape)
+    right = graph.expand(graph.reshape(right, (1, columns, depth)), shape)
+    return graph.reduce("sum", graph.elementwise("mul", float32, left, right), (2,))
 
 
 @pytest.mark.parametrize("shape", [(3, 40, 50, 33), (2, 1, 9, 300, 17)])

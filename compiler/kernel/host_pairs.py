@@ -1,0 +1,144 @@
+"""Products of bfloat16 on processors that multiply pairs (AVX-512 BF16, `vdpbf16ps`).
+
+An instruction adds a0 * b0 + a1 * b1 to each float32 total, so both factors are packed two steps of
+the depth side by side:
+
+    left rows       [element][step]                 memory along the depth: pairs lie so already
+    left panels     [panel][pair][element][2]       otherwise
+    right panels    [panel][pair][element][2]
+    right, turned   [panel][pair][element][2]       memory along the depth: pairs of steps are
+                                                    turned in registers like 32-bit elements
+
+Of an odd depth the last pair's second half is zero. Numbers: Intel's manual (VDPBF16PS) gives what
+is done: denormal inputs and results count as zero, each pair's sum is rounded to nearest; totals of
+other instructions round likewise. Sums are taken in any order, as all float sums are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from compiler.dtype import bfloat16, float32
+from compiler.index.algebra import Index, Range, constant
+from compiler.kernel.contraction import Contraction
+from compiler.kernel.host_axis import Axis, Part
+from compiler.kernel.host_packing import Packed, Packing, along_depth, limit, round_up, transpose
+from compiler.kernel.ir import If, Loop, Memory, Statement, Store, Value, const, load, substitute
+from hcq.target import TargetSpec
+
+PAIR = 2
+
+
+def in_pairs(parts: Contraction, rows: Axis, columns: Axis, target: TargetSpec) -> bool:
+    """Whether a product is one of bfloat16 values that this processor multiplies in pairs."""
+    known = "+avx512bf16" in target.features.split(",") and target.vector_bytes == 64
+    sides = (parts.left, parts.right)
+    narrow = all(side.op == "cast" and side.sources[0].dtype is bfloat16 for side in sides)
+    plain = rows.unit == columns.unit == 1 and len(parts.all_depths) == 1
+    return known and narrow and plain and parts.reduce.dtype is float32
+
+
+def narrowed(parts: Contraction) -> Contraction:
+    """The product with the factors as they are before they are widened."""
+    return replace(parts, left=parts.left.sources[0], right=parts.right.sources[0])
+
+
+@dataclass(frozen=True)
+class PairPacking:
+    """Packs two steps side by side. lanes: float32 totals of a vector; depth: an even number of
+    steps of one range, `total` in all, the last slice starting at `last`."""
+
+    lanes: int
+    depth: Part
+    total: int
+    last: int
+    batch: Mapping[Range, Index]
+
+    @property
+    def whole_pairs(self) -> Index | None:
+        """How many pairs of a slice are whole."""
+        bound = self.depth.bound()
+        return None if bound is None else bound // PAIR
+
+    def left(self, factor: Value, across: Part, height: int) -> Packed:
+        if not along_depth(factor, across, self.depth):
+            return self.panels("left", factor, across, height)
+        plain = Packing(bfloat16, self.lanes, self.depth, self.batch)
+        packed = plain.rows("left", factor, across, height)
+        pitch = packed.element_step
+        row = Range("left_end", round_up(across.whole, height))
+        end = row.index() * pitch + (self.total - self.last)
+        zero = Loop(row, (Store(packed.memory, end, const(0, bfloat16)),))
+        statements = (*packed.statements, *self.at_odd_end(zero))
+        return replace(packed, statements=statements, step_step=PAIR)
+
+    def right(self, factor: Value, across: Part, width: int) -> Packed:
+        if along_depth(factor, across, self.depth):
+            return self.turned("right", factor, across, width)
+        return self.panels("right", factor, across, width)
+
+    def panels(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+        count, pairs = round_up(across.whole, width) // width, self.depth.whole // PAIR
+        memory = Memory(name, bfloat16, count * pairs * width * PAIR, "local")
+        panel, pair = Range(name + "_panel", count), Range(name + "_pair", pairs)
+        element = Range(name + "_element", width)
+        first = panel.index() * width
+        bound = limit(across, first, count * width)
+        places = across.places(first + element.index())
+
+        def at(step_pair: Index, half: int) -> Index:
+            here = panel.index() * (pairs * width) + step_pair * width + element.index()
+            return here * PAIR + half
+
+        def element_of(step: Index) -> Value:
+            return substitute(factor, {**self.batch, **places, **self.depth.places(step)})
+
+        halves = tuple(
+            Store(memory, at(pair.index(), half), element_of(pair.index() * PAIR + half))
+            for half in range(PAIR)
+        )
+        whole = Loop(pair, (Loop(panel, (Loop(element, halves, bound),)),), self.whole_pairs)
+        final = (self.total - self.last) // PAIR
+        ends = (
+            Store(memory, at(constant(final), 0), element_of(constant(final * PAIR))),
+            Store(memory, at(constant(final), 1), const(0, bfloat16)),
+        )
+        odd = self.at_odd_end(Loop(panel, (Loop(element, ends, bound),)))
+        statements = (whole, *odd)
+        step = width * PAIR
+        return Packed(memory, (memory,), statements, pairs * step, step, PAIR)
+
+    def turned(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+        lanes, count = self.lanes, round_up(across.whole, width) // width
+        wide = lanes * PAIR
+        steps = round_up(self.depth.whole, wide)
+        pitch = Packing(bfloat16, lanes, self.depth, self.batch).pitch(steps)
+        memory = Memory(name, bfloat16, count * steps * width, "local")
+        stage = Memory(name + "_stage", bfloat16, lanes * pitch, "local")
+        panel, part = Range(name + "_panel", count), Range(name + "_part", width // lanes)
+        column, step = Range(name + "_column", lanes), self.depth.walk(name + "_step", factor)
+        first = panel.index() * width + part.index() * lanes
+        places = {**self.batch, **across.places(first + column.index()), **step.places}
+        copied = Store(stage, column.index() * pitch + step.position, substitute(factor, places))
+        zero = Store(stage, column.index() * pitch + (self.total - self.last), const(0, bfloat16))
+        body = (step.around(copied), *self.at_odd_end(zero))
+        copy = Loop(column, body, limit(across, first, count * width))
+        block = Range(name + "_block", steps // wide)
+        rows = [load(stage, block.index() * wide + row * pitch, lanes=wide) for row in range(lanes)]
+        to = panel.index() * (steps * width) + block.index() * (wide * width)
+        to = to + part.index() * wide
+        turn = tuple(
+            Store(memory, to + row * (width * PAIR), vector)
+            for row, vector in enumerate(transpose(rows, PAIR))
+        )
+        statement = Loop(panel, (Loop(part, (copy, Loop(block, turn))),))
+        packed = width * PAIR
+        return Packed(memory, (memory, stage), (statement,), steps * width, packed, PAIR)
+
+    def at_odd_end(self, statement: Statement) -> tuple[Statement, ...]:
+        """What is done in the last slice of an odd depth only."""
+        if self.total % PAIR == 0:
+            return ()
+        condition = self.depth.start - self.last
+        return (statement,) if condition.low >= 0 else (If((condition,), (statement,)),)
