@@ -23,6 +23,8 @@ from compiler.kernel.spread import unit_stride
 from hcq.target import TargetSpec
 
 CHUNK = 16384  # elements of work that are worth a group of their own
+STREAMS = 4  # long rows read abreast: a processor fetches several places of memory at once
+MANY = 64  # results from which on there are enough for that
 COLUMNS = 512  # results a group accumulates side by side
 
 
@@ -61,24 +63,27 @@ def reduction(computation: Computation, target: TargetSpec) -> Kernel:
     body = reduce.sources[0]
     if ranges and unit_stride(body, ranges[-1]) and not unit_stride(body, over[-1]):
         return _side_by_side(computation, reduce)
+    count = elements(ranges)
     rows = max(1, CHUNK // elements(over))
-    grid, row, bound = _rows(elements(ranges), rows)
-    places = _places(ranges, row)
-    total = Memory("total", reduce.dtype, 1, "register")
+    abreast = STREAMS if rows < STREAMS and count % STREAMS == 0 and count >= MANY else 1
+    grid, row, bound = _rows(count // abreast, rows)
+    totals = Memory("total", reduce.dtype, abreast, "register")
     operation = reduce.arg[0]
-    here = load(total, constant(0))
-    step = combine(operation, here, substitute(body, places))
-    inside: Statement = Store(total, constant(0), step)
+    before: list[Statement] = []
+    steps: list[Statement] = []
+    after: list[Statement] = []
+    for stream in range(abreast):
+        places = _places(ranges, row + stream * (count // abreast))
+        at = constant(stream)
+        here = load(totals, at)
+        before.append(Store(totals, at, identity(operation, reduce.dtype)))
+        steps.append(Store(totals, at, combine(operation, here, substitute(body, places))))
+        result = replace(substitute(computation.value, places), substitute(reduce, places), here)
+        after.append(Store(computation.output, computation.position.substitute(places), result))
     for counter in reversed(over):
-        inside = Loop(counter, (inside,))
-    result = replace(substitute(computation.value, places), substitute(reduce, places), here)
-    body_of_row = (
-        Store(total, constant(0), identity(operation, reduce.dtype)),
-        inside,
-        Store(computation.output, computation.position.substitute(places), result),
-    )
-    loop = Loop(Range("r", rows), body_of_row, bound)
-    return _kernel(computation, (total,), grid, (loop,))
+        steps = [Loop(counter, tuple(steps))]
+    loop = Loop(Range("r", rows), (*before, *steps, *after), bound)
+    return _kernel(computation, (totals,), grid, (loop,))
 
 
 def _side_by_side(computation: Computation, reduce: Value) -> Kernel:

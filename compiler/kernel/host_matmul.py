@@ -42,15 +42,29 @@ DEPTH = 256  # steps of a slice, about: a panel of the right factor then fits th
 SIDE = 384  # elements of a side from which on one range is enough
 
 
-def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> Kernel:
-    """The blocked kernel; its grid is (column tiles, row tiles, batch)."""
-    return _Blocked(computation, parts, target).kernel()
+def matmul(
+    computation: Computation, parts: Contraction, target: TargetSpec, tile: Tile | None = None
+) -> Kernel:
+    """The blocked kernel; its grid is (column tiles, row tiles, batch). tile: of a group, by
+    default what the cost model finds best."""
+    return _Blocked(computation, parts, target, tile).kernel()
+
+
+def problem(computation: Computation, parts: Contraction, target: TargetSpec) -> Problem:
+    """What the cost model is asked."""
+    return _Blocked(computation, parts, target, None).problem
 
 
 class _Blocked:
     """Sizes and memories of one kernel."""
 
-    def __init__(self, computation: Computation, parts: Contraction, target: TargetSpec) -> None:
+    def __init__(
+        self,
+        computation: Computation,
+        parts: Contraction,
+        target: TargetSpec,
+        tile: Tile | None,
+    ) -> None:
         self.computation = computation
         self.parts = parts
         self.dtype = parts.reduce.dtype
@@ -71,7 +85,8 @@ class _Blocked:
             self.depth, Range("slice", self.slices).index() * slice_count, slice_count
         )
         self.once = self.slices == 1 and not self.outer
-        tile = self.choose(rows, columns, elements(batch), target)
+        self.problem = self.describe(rows, columns, elements(batch), target)
+        tile = tile or self.problem.best()
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
         self.grid = (
@@ -101,7 +116,7 @@ class _Blocked:
             "totals", self.dtype, self.height * self.vectors, "register", self.lanes
         )
 
-    def choose(self, rows: Axis, columns: Axis, batch: int, target: TargetSpec) -> Tile:
+    def describe(self, rows: Axis, columns: Axis, batch: int, target: TargetSpec) -> Problem:
         return Problem(
             rows,
             columns,
@@ -114,7 +129,7 @@ class _Blocked:
             target.compute_units,
             self.pack_cost(self.parts.left, rows),
             self.pack_cost(self.parts.right, columns),
-        ).best()
+        )
 
     def pack_cost(self, factor: Value, axis: Axis) -> float:
         """In order of memory, along the axis or the depth; or not."""

@@ -4,6 +4,8 @@ Ours and the peer take turns in one process, with as many threads each, and the 
 turns counts on both sides: whatever else the machine does meets both alike. `ratio` is of wall
 time. `cpu_ratio` is of processor time, which other processes disturb less; it is fair on one
 processor (`taskset -c 0`), since threads of the peers burn time while they wait for each other.
+For the same reason each turn begins after a pause: OpenBLAS' and OpenMP's threads look for work for
+tens of milliseconds after their last, and whoever comes next would share the processors with them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,11 @@ from hcq.device import Device
 
 Work = Callable[[], object]
 TURNS = 12
+SETTLE_S = 0.05
 ROWS, COLUMNS = 16384, 1024  # 64 MB of float32
+# channels, size, out channels, window, stride
+BOTTLENECK = ((256, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (128, 56, 128, 3, 2),
+              (256, 56, 512, 1, 2), (512, 7, 512, 3, 1))  # fmt: skip
 
 
 def _peer(name: str) -> Any:  # a module without types, or None
@@ -44,6 +51,7 @@ class _Best:
         self.wall = self.processor = float("inf")
 
     def turn(self, work: Work) -> None:
+        time.sleep(SETTLE_S)
         start, busy = time.perf_counter(), time.process_time()
         work()
         self.wall = min(self.wall, time.perf_counter() - start)
@@ -115,6 +123,26 @@ class _Bench:
             theirs = self.torch.from_numpy(array).bfloat16()
             peers["PyTorch"] = lambda: theirs @ theirs
         return _versus(f"matmul {size} bf16", self.ours(lambda: tensor @ tensor), peers)
+
+    def convolutions(self) -> list[Any]:
+        """The convolutions of a ResNet-50's bottleneck blocks."""
+        rng = np.random.default_rng(0)
+        results = []
+        for batch in (1, 8):
+            for channels, size, out, window, stride in BOTTLENECK:
+                image = rng.random((batch, channels, size, size), np.float32)
+                weight = rng.random((out, channels, window, window), np.float32)
+                x, w = (Tensor(array, device=self.device) for array in (image, weight))
+                around = window // 2
+                peers: dict[str, Work] = {}
+                if self.torch is not None:
+                    y, v = self.torch.from_numpy(image), self.torch.from_numpy(weight)
+                    convolve = self.torch.nn.functional.conv2d
+                    peers["PyTorch"] = partial(convolve, y, v, stride=stride, padding=around)
+                name = f"conv2d {window} x {window} / {stride}, {channels} to {out} of {size}^2"
+                build = partial(x.conv2d, w, stride=stride, padding=around)
+                results += _versus(f"{name}, batch {batch}", self.ours(build), peers)
+        return results
 
     def over_memory(self) -> list[Any]:
         """Work on 64 MB whose speed is that of memory."""
@@ -223,6 +251,7 @@ def measure() -> list[dict[str, object]]:
             *bench.matmul(1024),
             *bench.matmul(2048),
             *bench.matmul_bfloat16(1024),
+            *bench.convolutions(),
             *bench.over_memory(),
             *bench.attention(),
         ]
