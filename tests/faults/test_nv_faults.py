@@ -25,6 +25,7 @@ from hcq.errors import (
     UgpuError,
 )
 from hcq.queue import QueueKind
+from nv import queue as queue_module
 from nv.virtual.faults import Fault
 from tests.support import ptx_kernels
 from tests.support.nv_machine import left_behind, opened, powered, work
@@ -90,9 +91,11 @@ def test_a_fault_is_named_and_work_goes_on(fault: Fault) -> None:
     error, facts = WHILE_RUNNING[fault]
     with powered() as machine, opened(machine) as device:
         work(device)
+        device.limit_s = 0.5
         machine.inject(fault)
         with pytest.raises(error) as caught:
             work(device)
+        device.limit_s = 20.0
         assert {key: caught.value.facts.get(key) for key in facts} == facts
         if device.failure is not None:
             assert device.failure is caught.value
@@ -122,7 +125,10 @@ def test_what_cannot_be_mended_leaves_the_process_clean(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", WHILE_OPENING, ids=lambda fault: fault.name)
-def test_a_fault_while_opening_leaves_nothing(fault: Fault) -> None:
+def test_a_fault_while_opening_leaves_nothing(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "_SETUP_LIMIT_S", 0.5)
     with powered() as machine:
         clean = left_behind(machine)
         machine.inject(fault)
@@ -135,9 +141,12 @@ def test_a_fault_while_opening_leaves_nothing(fault: Fault) -> None:
 
 def test_other_channels_go_on_while_one_hangs() -> None:
     with powered() as machine, opened(machine) as device, opened(machine) as other:
+        work(device)
+        device.limit_s = 0.5
         machine.inject(Fault.HANG)
         with pytest.raises(DeviceHang):
             work(device)
+        device.limit_s = 20.0
         with other.alloc(4096) as buffer:  # the model has one grid at a time: copies, then
             buffer.fill(7)
             assert (buffer.numpy(np.uint32) == 7).all()
@@ -192,9 +201,12 @@ def test_graphs_replay_after_a_fault() -> None:
 
 def test_a_failed_rebuild_says_so_and_can_be_tried_again() -> None:
     with powered() as machine, opened(machine) as device:
+        work(device)
+        device.limit_s = 0.5
         machine.inject(Fault.HANG)
         with pytest.raises(DeviceHang):
             work(device)
+        device.limit_s = 20.0
         machine.inject(Fault.NO_CHANNELS)
         with pytest.raises(OutOfMemory):
             device.reset()

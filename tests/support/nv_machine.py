@@ -32,7 +32,7 @@ def opened(machine: VirtualMachine, **options: object) -> NvDevice:
     """Our driver on the machine's first GPU, as a new program would open it."""
     device = hcq.open(f"virtual:{machine.facts.name}", chip=machine, **options)
     assert isinstance(device, NvDevice)
-    device.limit_s = 0.5
+    device.limit_s = 20.0
     return device
 
 
