@@ -27,58 +27,71 @@ class Constants:
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
-        self._groups: dict[str, dict[str, int]] = {}
+        # A line is parsed when its name is first used; a table may have ten thousand.
+        lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+        rows = {line.partition(" ")[0]: line for line in lines}
+        self._placing = {key[:-2]: rows.pop(key) for key in [k for k in rows if k.endswith("()")]}
+        self._rows = rows
         self._values: dict[str, int] = {}
-        self._fields: dict[str, Field] = {}
-        for line in text.splitlines():
-            if not line or line.startswith("#"):
-                continue
-            key, value, *rest = line.split()
-            if key.endswith("()"):
-                key = key.removesuffix("()")
-                self._fields[key] = Field(key, int(value), int(rest[0]))
-                continue
-            self._values[key] = int(value, 0)
-            if rest:
-                self._groups.setdefault(rest[0], {})[key] = self._values[key]
+        self._groups: dict[str, dict[str, int]] | None = None
 
-    def __getattr__(self, name: str) -> int:
-        if name.startswith("__") or name in ("_values", "_fields"):
-            raise AttributeError(name)
+    def _value(self, name: str) -> int | None:
         value = self._values.get(name)
         if value is None:
-            near = difflib.get_close_matches(name, [*self._values, *self._fields], n=3, cutoff=0.7)
+            row = self._rows.get(name)
+            if row is None:
+                return None
+            value = self._values[name] = int(row.split(" ", 2)[1], 0)
+        return value
+
+    def __getattr__(self, name: str) -> int:
+        if name.startswith("__") or name in ("_rows", "_placing", "_values"):
+            raise AttributeError(name)
+        value = self._value(name)
+        if value is None:
+            near = difflib.get_close_matches(name, [*self._rows, *self._placing], n=3, cutoff=0.7)
             hint = f"; near: {', '.join(near)}" if near else ""
             raise AttributeError(f"{self.name} has no constant {name}{hint}")
         return value
 
     def __getitem__(self, name: str) -> int:
-        return self._values[name]
+        value = self._value(name)
+        if value is None:
+            raise KeyError(name)
+        return value
 
     def field(self, name: str) -> Field:
         """The bits in which the macro `name(x)` places its argument; KeyError if there is none."""
-        return self._fields[name]
+        _, lsb, width = self._placing[name].split()
+        return Field(name, int(lsb), int(width))
 
     def enumeration(self, tag: str) -> dict[str, int]:
         """All enumerators of one enumeration by name; KeyError if there is none of that tag."""
+        if self._groups is None:
+            groups: dict[str, dict[str, int]] = {}
+            for name, row in self._rows.items():
+                _, _, *tags = row.split()
+                if tags:
+                    groups.setdefault(tags[0], {})[name] = self[name]
+            self._groups = groups
         return dict(self._groups[tag])
 
     def names(self, value: int, *, prefix: str = "", enumeration: str | None = None) -> list[str]:
         """All names of a value, to show it: those with `prefix`, or of one enumeration."""
-        source = self._values if enumeration is None else self._groups[enumeration]
-        return [name for name, own in source.items() if own == value and name.startswith(prefix)]
+        source = self._rows if enumeration is None else self.enumeration(enumeration)
+        return [name for name in source if name.startswith(prefix) and self[name] == value]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values or name in self._fields
+        return name in self._rows or name in self._placing
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._rows)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._values]
+        return [*super().__dir__(), *self._rows]
 
     def __repr__(self) -> str:
         return f"<Constants {self.name}, {len(self)} names>"

@@ -48,6 +48,8 @@ class ClassRule:
 
 def _lines(text: str, words: int) -> dict[str, str]:
     rows = (line for line in text.splitlines() if line and not line.startswith("#"))
+    if words == 1:
+        return {line.partition(" ")[0]: line for line in rows}
     return {" ".join(line.split(" ", words)[:words]): line for line in rows}
 
 

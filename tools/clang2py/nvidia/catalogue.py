@@ -6,6 +6,7 @@ open-gpu-doc has no tags, so a commit is named.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 FOLDER = "nv/abi/tables"
@@ -70,6 +71,9 @@ CLASS_HEADERS = (
 )  # fmt: skip
 #: fits every layout of a control, but no program ever sees it
 LEFT_OUT_STRUCTS = ("FINN_",)
+
+#: parts that the numbers of controls are put together from
+LEFT_OUT_CONSTANTS = re.compile(r"_MESSAGE_ID$|^FINN_")
 
 #: escape of /dev/nvidiactl and /dev/nvidiaN -> its parameter block. Source: 580.142
 #: src/nvidia/arch/nvalloc/unix/src/escape.c and kernel-open/nvidia/nv.c.

@@ -22,6 +22,7 @@ from tools.clang2py.nvidia.catalogue import (
     GENERATED,
     INCLUDES,
     LAST_HEADERS,
+    LEFT_OUT_CONSTANTS,
     LEFT_OUT_CONTROLS,
     LEFT_OUT_STRUCTS,
     RESOURCES,
@@ -75,6 +76,8 @@ def _read_header(tree: Path) -> Header:
         header = Reader(everything, include=include, below=tree).read()
         for name in [name for name in header.rows if name.startswith(LEFT_OUT_STRUCTS)]:
             del header.rows[name]
+        for name in [name for name in header.constants if LEFT_OUT_CONSTANTS.search(name)]:
+            del header.constants[name]
         header.aliases = {a: name for a, name in header.aliases.items() if name in header.rows}
         compiler = gcc()
         if compiler:
