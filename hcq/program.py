@@ -69,6 +69,7 @@ class Program(Mapping[str, Kernel]):
         self.device = device
         self.memory = memory
         self.kernels: dict[str, Kernel] = {}
+        self.closed = False
 
     def __getitem__(self, name: str) -> Kernel:
         try:
@@ -84,7 +85,8 @@ class Program(Mapping[str, Kernel]):
         return len(self.kernels)
 
     def close(self) -> None:
-        """Free the code. Kernels must not be running; idempotent."""
+        """Free the code. Kernels must not be running and cannot be launched after; idempotent."""
+        self.closed = True
         if self.memory is not None:
             self.memory.close()
             self.memory = None

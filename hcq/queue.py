@@ -24,7 +24,7 @@ from hcq.command import (
     Timestamp,
     Wait,
 )
-from hcq.errors import BadArgument, NotSupported
+from hcq.errors import BadArgument, Closed, NotSupported
 from hcq.program import Kernel, pack_arguments
 from hcq.timeline import Timeline
 
@@ -116,6 +116,8 @@ class Queue:
         """Run `kernel` over grid (groups) x block (threads per group). args: see pack_arguments."""
         if kernel.program.device is not self.device:
             raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
+        if kernel.program.closed:
+            raise Closed(f"the program of kernel {kernel.name} is closed")
         if self.hardware.kind is not QueueKind.COMPUTE:
             raise BadArgument("a copy queue launches no kernels", queue=self.hardware.name)
         full_grid, full_block = _three("grid", grid), _three("block", block)

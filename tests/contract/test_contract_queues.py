@@ -10,7 +10,7 @@ import pytest
 
 from hcq.command import Launch, Symbol
 from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
+from hcq.errors import BadArgument, Closed, NotSupported
 from hcq.memory import Placement
 from hcq.program import Kernel, Parameter, Program
 from hcq.queue import QueueKind
@@ -21,6 +21,16 @@ COUNT = 1000
 GRID = (-(-COUNT // 64),)
 BLOCK = (64,)
 count = np.uint32(COUNT)
+
+
+def test_a_kernel_of_a_closed_program_is_refused(device: Device) -> None:
+    program = device.load(contract_object(device.target))
+    kernel = program["wide"]
+    program.close()
+    program.close()
+    with device.alloc(64) as out, device.queue() as queue, pytest.raises(Closed, match="wide"):
+        args = (out, np.uint64(1), np.uint8(2))
+        queue.launch(kernel, grid=(1,), block=(64,), args=args)
 
 
 def test_a_launch_with_arguments(device: Device, program: Program) -> None:
