@@ -67,6 +67,9 @@ def control(client: Client, block: Struct) -> None:
         machine.asked[name] += 1
         raise RmError(Status.NOT_SUPPORTED, f"{name} on {found!r}")
     layout_name = machine.abi.controls[command]
+    if layout_name is not None and layout_name not in machine.abi.structs:
+        machine.asked[name] += 1
+        raise RmError(Status.NOT_SUPPORTED, f"{name}: no open header has {layout_name}")
     size = machine.abi.structs[layout_name].size if layout_name is not None else 0
     if block.paramsSize != size:
         raise RmError(
