@@ -8,6 +8,8 @@ import hcq
 from compiler.runtime import use_cache
 from tests.support.operation_corpus import corpus
 
+NVIDIA = [f"virtual:{chip}" for chip in ("tu102", "ga102", "ad102", "gh100", "gb202")]
+DEVICES = ["cpu", "virtual:navi31", *NVIDIA]
 TURNS = 12  # the fast suite runs every twelfth case, another one on each device
 
 
@@ -18,12 +20,14 @@ def run(device: str, names: list[str]) -> None:
             corpus()[name].check(opened)
 
 
-@pytest.mark.parametrize(("device", "turn"), [("cpu", 0), ("virtual:navi31", 5)])
+@pytest.mark.parametrize(
+    ("device", "turn"), [("cpu", 0), ("virtual:navi31", 5), ("virtual:gh100", 9)]
+)
 def test_a_share_of_the_corpus_runs(device: str, turn: int) -> None:
     run(device, list(corpus())[turn::TURNS])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "virtual:navi31"])
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_whole_corpus_runs(device: str) -> None:
     run(device, list(corpus()))

@@ -131,7 +131,9 @@ class RmProgram:
     def control(self, handle: int, name: str, *, params_size: int = -1, **values: Any) -> Any:
         """RM_CONTROL by the header's name; its parameters as they came back."""
         command = self.table.constants[name]
-        layout = self.table.structs[self.table.controls[command]]
+        block_name = self.table.controls[command]
+        assert block_name is not None
+        layout = self.table.structs[block_name]
         params = layout.new(**values)
         block = self.call(
             self.ctl, "NV_ESC_RM_CONTROL", hClient=self.client, hObject=handle, cmd=command,

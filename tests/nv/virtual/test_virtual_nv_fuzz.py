@@ -57,16 +57,17 @@ def header(draw: Any) -> list[int]:
     """A method header that is likely to be taken, and its data."""
     subchannel = draw(st.sampled_from([0, 0, 4, 1]))
     method = draw(st.integers(0, 0x1B10 // 4))
-    data = draw(st.lists(WORD | st.integers(0, 16), max_size=6))
+    data: list[int] = draw(st.lists(WORD | st.integers(0, 16), max_size=6))
     return [1 << 29 | len(data) << 16 | subchannel << 13 | method, *data]
 
 
 @st.composite
 def segments(draw: Any) -> list[int]:
-    words = [1 << 29 | 1 << 16, 0xCBC0, 1 << 29 | 1 << 16 | 4 << 13, 0xC8B5]
+    words: list[int] = [1 << 29 | 1 << 16, 0xCBC0, 1 << 29 | 1 << 16 | 4 << 13, 0xC8B5]
     for _ in range(draw(st.integers(1, 12))):
         words += header(draw)
-    return words + draw(st.lists(WORD, max_size=4))
+    words.extend(draw(st.lists(WORD, max_size=4)))
+    return words
 
 
 @SETTINGS
@@ -152,8 +153,8 @@ def test_controls(machine: RmProgram, command: int, target: str, seed: bytes) ->
     if machine.table.control_name(command) == "NV906F_CTRL_CMD_RESET_CHANNEL":
         return
     name = machine.table.controls[command]
-    known = name is not None and name in machine.table.structs
-    size = machine.table.structs[name].size if known else 0
+    layout = machine.table.structs.get(name) if name is not None else None
+    size = layout.size if layout is not None else 0
     params = bytearray((seed * (size // 64 + 1))[:size] or b"\0")
     block = machine.call(
         machine.ctl, "NV_ESC_RM_CONTROL", hClient=machine.client, hObject=getattr(machine, target),
