@@ -39,6 +39,7 @@ class KernelReport:
     target: int | None  # the node whose memory it writes into
     ir: str
     code: str
+    others: tuple[int, ...] = ()  # further results
     seconds: float | None = None
 
 
@@ -57,7 +58,8 @@ class RunReport:
         for kernel in self.kernels:
             read = ", ".join(f"%{number}" for number in kernel.inputs) or "nothing"
             into = "" if kernel.target is None else f"into %{kernel.target} "
-            lines.append(f"%{kernel.result} = {kernel.computes} {into}from {read}: {kernel.name}")
+            made = ", ".join(f"%{number}" for number in (kernel.result, *kernel.others))
+            lines.append(f"{made} = {kernel.computes} {into}from {read}: {kernel.name}")
         return "\n".join(lines) + "\n"
 
 
@@ -97,6 +99,7 @@ def report(
                     places[id(group.root.sources[0])] if group.in_place else None,
                     format_kernel(kernel),
                     emit(kernel, target),
+                    tuple(places[id(node)] for node in group.others),
                 )
             )
     for listening in _watching:

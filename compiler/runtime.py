@@ -130,11 +130,13 @@ class Runtime:
                 storage = made.get(step.target) or _storage(nodes[step.target])
                 keep[step.target] = keep[step.root] = storage
             else:
-                free = spare.get(round_up(step.size))
-                storage = free.pop() if free else pool.take(step.size)
-                storage.size = step.size
+                storage = _take(spare, pool, step.size)
             made[step.root] = storage
             given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
+            if step.others:
+                beside = [_take(spare, pool, size) for _, size in step.others]
+                made.update(zip(step.results[1:], beside, strict=True))
+                given = [*beside, *given]
             if prepared is not None:
                 addresses += [held.buffer.address for held in (storage, *given)]
             else:
@@ -143,8 +145,9 @@ class Runtime:
                 self._timed(queue, told.kernels[number])
             if recording is not None:
                 recording.launched(step.key, storage, given)
-            if wanted is None or step.root in wanted:
-                keep[step.root] = storage
+            for place in step.results:
+                if wanted is None or place in wanted:
+                    keep[place] = made[place]
             for place in step.inputs:
                 if plan.last_use[place] == number and place in made and place not in keep:
                     unread = made.pop(place)
@@ -160,6 +163,14 @@ class Runtime:
             if recording is not None and nodes[place].storage is None:
                 recording.settling(nodes[place], storage, new=place not in assigned)
             nodes[place].settle(storage)
+
+
+def _take(spare: dict[int, list[Storage]], pool: MemoryPool, size: int) -> Storage:
+    """Memory for a result: what is spare of its class, or the pool's."""
+    free = spare.get(round_up(size))
+    storage = free.pop() if free else pool.take(size)
+    storage.size = size
+    return storage
 
 
 def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:

@@ -52,8 +52,12 @@ class Gpu(Shell):
                 name = self.group.format("xyz"[axis])
                 self._variable(kernel.group(axis).name, name, kernel.grid[axis])
         self.statements(kernel.body)
+
+        def mark(place: int) -> str:
+            return "writeonly" if place < kernel.outputs else "readonly"
+
         parameters = ", ".join(
-            f"ptr addrspace(1) noalias {'readonly' if i else 'writeonly'} align 256 %{memory.name}"
+            f"ptr addrspace(1) noalias {mark(i)} align 256 %{memory.name}"
             for i, memory in enumerate(kernel.parameters)
         )
         text = [

@@ -43,7 +43,7 @@ class Host(Shell):
             lines.pointers[memory.name] = f"%{memory.name}"
         self._groups()
         parameters = ", ".join(
-            f"ptr noalias {'' if i == 0 else 'readonly '}align 64 %{memory.name}"
+            f"ptr noalias {'' if i < kernel.outputs else 'readonly '}align 64 %{memory.name}"
             for i, memory in enumerate(kernel.parameters)
         )
         inner, size = f"{kernel.name}.groups", 8 * len(kernel.parameters)

@@ -138,6 +138,6 @@ def expand(root: Value) -> Value:
 
 def cost(node: Value) -> int:
     """Of one evaluation of a value's own operation, in additions (compiler.schedule.cost)."""
-    if node.op in ("const", "index", "load", "bitcast", "extract", "pack", "broadcast"):
+    if node.op in ("const", "index", "load", "bitcast", "extract", "pack", "broadcast", "results"):
         return 0
     return COSTS.get(node.arg if node.op == "function" else node.op, 1)

@@ -7,6 +7,7 @@ gone: they only changed the indices of loads, and pads became conditions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -53,6 +54,7 @@ class Computation:
     """What one kernel computes: output[flatten(ranges)] = value, for all values of the ranges.
 
     ranges: of sizes above 1, the last the fastest. value: may hold "reduce" and "function".
+    others: further outputs over the same ranges; then the value is the "results" of all.
     """
 
     output: Memory
@@ -61,6 +63,16 @@ class Computation:
     value: Value
     origin: str
     place: Index | None = None  # where the element goes, if not there
+    others: tuple[Memory, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Memory, ...]:
+        return (self.output, *self.others)
+
+    def results(self, root: Value) -> list[tuple[Memory, Value]]:
+        """Each output, and its part of `root`, a form of `value`."""
+        parts = root.sources if root.op == "results" else (root,)
+        return list(zip(self.outputs, parts, strict=True))
 
     @property
     def position(self) -> Index:
@@ -88,14 +100,13 @@ def express(group: Group) -> Computation:
 def trace(group: Group) -> Computation:
     """As `express`, with a range for each axis."""
     root = group.root
+    if group.others:
+        return _trace_together(group)[0]
     while root.op in ("reshape", "contiguous") and root.sources[0].storage is None:
         if any(root.sources[0] is node for node in group.inputs):
             break
         root = root.sources[0]  # row-major order stays, and that is all the output knows
-    inputs = tuple(
-        Memory(f"in{i}", node.dtype, max(1, node.size)) for i, node in enumerate(group.inputs)
-    )
-    tracer = _Tracer({id(node): memory for node, memory in zip(group.inputs, inputs, strict=True)})
+    inputs, tracer = _inputs(group)
     counts = root.arg.counts if group.in_place else root.shape
     ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(counts))
     indices = tuple(r.index() for r in ranges)
@@ -108,6 +119,41 @@ def trace(group: Group) -> Computation:
     output = Memory("out", root.dtype, max(1, root.size))
     kept = tuple(r for r in ranges if r.size > 1)
     return Computation(output, inputs, kept, expression, describe(group), place)
+
+
+def _trace_together(group: Group) -> tuple[Computation, bool]:
+    """Trace several roots of one shape; also whether each of them that is used by another is used
+    element for element."""
+    roots = (group.root, *group.others)
+    inputs, tracer = _inputs(group)
+    ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(group.root.shape))
+    indices = tuple(r.index() for r in ranges)
+    values = [tracer.value(root, indices, ()) for root in roots]
+    outputs = [
+        Memory(f"out{i or ''}", root.dtype, max(1, root.size)) for i, root in enumerate(roots)
+    ]
+    kept = tuple(r for r in ranges if r.size > 1)
+    whole = value("results", values[0].dtype, values)
+    known = {id(root) for root in roots}
+    aligned = sum(key[0] in known for key in tracer.done) == len(roots)
+    computation = Computation(
+        outputs[0], inputs, kept, whole, describe(group), None, tuple(outputs[1:])
+    )
+    return computation, aligned
+
+
+def trace_aligned(group: Group) -> Computation | None:
+    """`trace` of a group with several roots, None where it would compute one of them twice."""
+    computation, aligned = _trace_together(group)
+    return computation if aligned else None
+
+
+def _inputs(group: Group) -> tuple[tuple[Memory, ...], _Tracer]:
+    inputs = tuple(
+        Memory(f"in{i}", node.dtype, max(1, node.size)) for i, node in enumerate(group.inputs)
+    )
+    places = {id(node): memory for node, memory in zip(group.inputs, inputs, strict=True)}
+    return inputs, _Tracer(places)
 
 
 class _Tracer:
@@ -322,9 +368,7 @@ def _merge(computation: Computation) -> Computation:
         return value("reduce", node.dtype, (body,), (operation, merged))
 
     expression = rebuild(expression, change)
-    return Computation(
-        computation.output, computation.inputs, ranges, expression, computation.origin, place
-    )
+    return dataclasses.replace(computation, ranges=ranges, value=expression, place=place)
 
 
 def _merge_ranges(

@@ -18,6 +18,7 @@ from compiler.graph import ops
 from compiler.index.algebra import Index, Range, constant
 from compiler.index.lookup import Lookup, atoms
 from compiler.index.ranges import Computation, elements
+from compiler.kernel.contraction import is_product
 from compiler.kernel.ir import Memory, Value, load, rebuild, substitute, walk
 from compiler.schedule import cost
 
@@ -66,8 +67,11 @@ def find_chain(computation: Computation) -> Chain | None:
     if rows is None:
         return None
     inner = tuple(r for r in computation.ranges if r not in rows)
-    if len(computation.reductions) < 2 and not inner:
+    reductions = computation.reductions
+    if len(reductions) < 2 and not inner:
         return None
+    if any(is_product(reduce, computation.ranges) for reduce in reductions):
+        return None  # not one result after the other
     outer = tuple(r for r in computation.ranges if r in rows)
     known: list[tuple[Range, ...]] = [inner]
     stages: dict[Value, Stage] = {}
@@ -136,6 +140,19 @@ def alike(over: tuple[Range, ...], known: list[tuple[Range, ...]]) -> tuple[Rang
             return ranges
     known.append(over)
     return over
+
+
+def in_step(chain: Chain) -> bool:
+    """Whether all passes read each large memory in the same direction: those that read rows where
+    another reads columns had better be apart."""
+    size = chain.rows * chain.length
+    along: dict[Memory, set[bool]] = {}
+    for ranges, root in chain.passes():
+        for node in walk(root):
+            if node.op == "load" and node.arg.memory.count >= size and ranges:
+                unit = node.arg.index.coefficient(ranges[-1]) in (1, -1)
+                along.setdefault(node.arg.memory, set()).add(unit)
+    return all(len(directions) == 1 for directions in along.values())
 
 
 @dataclass(frozen=True)

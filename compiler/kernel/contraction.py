@@ -9,6 +9,7 @@ in which factor counts. Small ones are left to the ordinary reduction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.index.algebra import Range
@@ -69,6 +70,16 @@ def find_contraction(computation: Computation, joint: bool = False) -> Contracti
     outer = tuple(r for r in reduce.arg[1] if r is not depth)
     every = tuple(left_only), tuple(right_only), tuple(depths)
     return Contraction(reduce, left, right, rows, columns, depth, batch, outer, *every)
+
+
+def is_product(reduce: Value, outputs: Sequence[Range]) -> bool:
+    """Whether a reduce is a matrix product worth a kernel of its own kind."""
+    if reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
+        return False
+    in_left, in_right = (ranges_of(factor) for factor in reduce.sources[0].sources)
+    left = elements([r for r in outputs if r in in_left and r not in in_right])
+    right = elements([r for r in outputs if r in in_right and r not in in_left])
+    return min(left, right) >= SMALLEST and any(r in in_left & in_right for r in reduce.arg[1])
 
 
 def ranges_of(root: Value) -> frozenset[Range]:

@@ -37,7 +37,7 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
     if not ranges:
         return _single(computation, target)
     outer, last = ranges[:-1], ranges[-1]
-    dtypes = [m.dtype for m in (computation.output, *computation.inputs)]
+    dtypes = [m.dtype for m in (*computation.outputs, *computation.inputs)]
     width = vector_width(dtypes, target.vector_bytes)
     if computation.position.coefficient(last) != 1:  # an assignment with gaps
         width = 1
@@ -57,9 +57,11 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
         indices = unflatten(unit, (*(r.size for r in outer), units))
     places = dict(zip(outer, indices[:-1], strict=True))
     base = indices[-1] * width
-    values = spread(substitute(computation.value, places), last, base, width)
     position = computation.position.substitute({**places, last: base})
-    body: tuple[Statement, ...] = (store(computation.output, position, values),)
+    results = computation.results(substitute(computation.value, places))
+    body: tuple[Statement, ...] = tuple(
+        store(memory, position, spread(root, last, base, width)) for memory, root in results
+    )
     if conditions:
         body = (If(conditions, body),)
     return _kernel(computation, (), grid, block, body)
@@ -213,8 +215,10 @@ def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -
 def _single(computation: Computation, target: TargetSpec) -> Kernel:
     """One element: one wave, of which one thread works."""
     thread = thread_range(target.wave_size).index()
-    inside = Store(computation.output, computation.position, computation.value)
-    body = (If(at_least_zero(-thread), (inside,)),)
+    position = computation.position
+    results = computation.results(computation.value)
+    inside = tuple(Store(memory, position, root) for memory, root in results)
+    body = (If(at_least_zero(-thread), inside),)
     return _kernel(computation, (), (1, 1, 1), target.wave_size, body)
 
 
@@ -239,4 +243,6 @@ def _kernel(
     block: int,
     body: tuple[Statement, ...],
 ) -> Kernel:
-    return Kernel("kernel", (computation.output, *computation.inputs), local, grid, block, body)
+    parameters = (*computation.outputs, *computation.inputs)
+    outputs = len(computation.outputs)
+    return Kernel("kernel", parameters, local, grid, block, body, outputs=outputs)

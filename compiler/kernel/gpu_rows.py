@@ -53,18 +53,22 @@ def _by_threads(computation: Computation, chain: Chain, target: TargetSpec) -> K
     places = dict(zip(chain.outer, unflatten(unit, sizes), strict=True))
     body: list[Statement] = []
     for number, (ranges, root) in enumerate(chain.passes()):
-        value = substitute(ops.expand(root), places)
         if number < len(chain.stages):
             stage = chain.stages[number]
             first = identity(stage.operation, stage.total.dtype)
             body.append(Store(stage.total, constant(0), first))
+            value = substitute(ops.expand(root), places)
             value = combine(stage.operation, load(stage.total, constant(0)), value)
-            inside: Statement = Store(stage.total, constant(0), value)
+            inside: tuple[Statement, ...] = (Store(stage.total, constant(0), value),)
         else:
-            inside = Store(computation.output, computation.position.substitute(places), value)
+            position = computation.position.substitute(places)
+            inside = tuple(
+                Store(memory, position, substitute(ops.expand(part), places))
+                for memory, part in computation.results(root)
+            )
         for counter in reversed(ranges):
-            inside = Loop(counter, (inside,))
-        body.append(inside)
+            inside = (Loop(counter, inside),)
+        body += inside
     statements = (If(conditions, tuple(body)),) if conditions else tuple(body)
     totals = tuple(stage.total for stage in chain.stages)
     return _kernel(computation, totals, (groups, 1, 1), block, statements)
@@ -76,7 +80,7 @@ class _ByGroups:
     def __init__(self, computation: Computation, chain: Chain, target: TargetSpec) -> None:
         self.computation = computation
         self.chain = chain
-        memories = [*computation.inputs, computation.output]
+        memories = [*computation.inputs, *computation.outputs]
         width = vector_width([m.dtype for m in memories], target.vector_bytes)
         passes = [ranges for ranges, _ in chain.passes() if ranges]
         while width > 1 and (
@@ -181,20 +185,23 @@ class _ByGroups:
             if made == number:
                 for index, value in enumerate(values(root, True)):
                     statements.append(Store(memory, constant(step * width + index), value))
-        results = values(self.chain.passes()[number][1], False)
+        root = self.chain.passes()[number][1]
         if number < len(self.chain.stages):
             stage = self.chain.stages[number]
             joined = load(stage.total, constant(0))
-            for value in results:
+            for value in values(root, False):
                 joined = combine(stage.operation, joined, value)
             return [*statements, Store(stage.total, constant(0), joined)]
-        output = self.computation.output
         position = self.computation.position.substitute(places)
-        if width > 1 and position.coefficient(lane) == 1:
-            return [*statements, store(output, position.substitute({lane: constant(0)}), results)]
-        for index, value in enumerate(results):
-            here = position.substitute({lane: constant(index)})
-            statements.append(Store(output, here, value))
+        for output, part in self.computation.results(root):
+            results = values(part, False)
+            if width > 1 and position.coefficient(lane) == 1:
+                first = position.substitute({lane: constant(0)})
+                statements.append(store(output, first, results))
+                continue
+            for index, value in enumerate(results):
+                here = position.substitute({lane: constant(index)})
+                statements.append(Store(output, here, value))
         return statements
 
 
@@ -205,4 +212,6 @@ def _kernel(
     block: int,
     body: tuple[Statement, ...],
 ) -> Kernel:
-    return Kernel("kernel", (computation.output, *computation.inputs), local, grid, block, body)
+    parameters = (*computation.outputs, *computation.inputs)
+    outputs = len(computation.outputs)
+    return Kernel("kernel", parameters, local, grid, block, body, outputs=outputs)

@@ -36,7 +36,7 @@ def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:
     body = tuple(_statement(statement, values) for statement in kernel.body)
     return Kernel(
         kernel.name, kernel.parameters, kernel.locals, (x * y * z, 1, 1), kernel.block, body,
-        kernel.origin, kernel.notes,
+        kernel.origin, kernel.notes, kernel.outputs,
     )  # fmt: skip
 
 

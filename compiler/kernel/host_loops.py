@@ -31,10 +31,7 @@ COLUMNS = 512  # results a group accumulates side by side
 def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
     """Chunks of the last range, or several whole rows of it, per group."""
     if not computation.ranges:
-        body: tuple[Statement, ...] = (
-            Store(computation.output, computation.position, computation.value),
-        )
-        return _kernel(computation, (), (1, 1, 1), body)
+        return _kernel(computation, (), (1, 1, 1), _assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     if last.size >= CHUNK or not outer:
         chunk = min(CHUNK, last.size)
@@ -43,14 +40,14 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
         step = Range("j", chunk)
         places = _places(outer, group_range(1, grid[1]).index())
         places[last] = start + step.index()
-        inner = Loop(step, (_assign(computation, places),), constant(last.size) - start)
+        inner = Loop(step, _assign(computation, places), constant(last.size) - start)
         return _kernel(computation, (), grid, (inner,))
     rows = max(1, CHUNK // last.size)
     grid, row, loop_bound = _rows(elements(outer), rows)
     step = Range("j", last.size)
     places = _places(outer, row)
     places[last] = step.index()
-    inner = Loop(step, (_assign(computation, places),))
+    inner = Loop(step, _assign(computation, places))
     return _kernel(computation, (), grid, (Loop(Range("r", rows), (inner,), loop_bound),))
 
 
@@ -133,12 +130,10 @@ def _places(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
     return dict(zip(ranges, unflatten(position, sizes), strict=True))
 
 
-def _assign(computation: Computation, places: dict[Range, Index]) -> Store:
-    return Store(
-        computation.output,
-        computation.position.substitute(places),
-        substitute(computation.value, places),
-    )
+def _assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
+    position = computation.position.substitute(places)
+    results = computation.results(substitute(computation.value, places))
+    return tuple(Store(memory, position, root) for memory, root in results)
 
 
 def _kernel(
@@ -147,4 +142,6 @@ def _kernel(
     grid: tuple[int, int, int],
     body: tuple[Statement, ...],
 ) -> Kernel:
-    return Kernel("kernel", (computation.output, *computation.inputs), local, grid, 1, body)
+    parameters = (*computation.outputs, *computation.inputs)
+    outputs = len(computation.outputs)
+    return Kernel("kernel", parameters, local, grid, 1, body, outputs=outputs)

@@ -84,8 +84,9 @@ class _Rows:
             self.bound = constant(last.size) - start
             body = self.passes(places)
         memories = (*self.totals, *(memory for _, memory in self.held.values()))
-        parameters = (self.computation.output, *self.computation.inputs)
-        return Kernel("kernel", parameters, memories, grid, 1, body)
+        outputs = self.computation.outputs
+        parameters = (*outputs, *self.computation.inputs)
+        return Kernel("kernel", parameters, memories, grid, 1, body, outputs=len(outputs))
 
     def passes(self, places: Mapping[Range, Index]) -> tuple[Statement, ...]:
         """All passes over the rows at `places`."""
@@ -97,17 +98,19 @@ class _Rows:
                 if made == number:
                     at = self.place(ranges)
                     inside.append(Store(memory, at, self.finished(value, number, places, True)))
-            result = self.finished(root, number, places, False)
             if number < len(self.totals):
                 total = self.totals[number]
                 operation = self.chain.stages[number].operation
                 first = Store(total, here, identity(operation, total.dtype))
                 statements += self.across([first])
+                result = self.finished(root, number, places, False)
                 result = combine(operation, load(total, here), result)
                 inside.append(Store(total, here, result))
             else:
                 position = self.computation.position.substitute(places)
-                inside.append(Store(self.computation.output, position, result))
+                for memory, part in self.computation.results(root):
+                    result = self.finished(part, number, places, False)
+                    inside.append(Store(memory, position, result))
             loop = self.across(inside)
             for counter in reversed(ranges):
                 loop = [Loop(counter, tuple(loop))]

@@ -7,8 +7,8 @@
     index      = compiler.index.algebra.Index                 integers that are functions of ranges
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
-lanes > 1 is a short vector. "reduce" and "function" exist only before lowering; verify.py knows
-what may stand where. Whoever makes values holds `interning`.
+lanes > 1 is a short vector. "reduce", "function" and "results" exist only before lowering;
+verify.py knows what may stand where. Whoever makes values holds `interning`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "load": (0, "free"),  # arg: Load
     "gate": (2, "same"),  # arg: Validity; the first source where it holds, else the second
     "reduce": (1, "same"),  # arg: (op, ranges); only before lowering
+    "results": (None, "free"),  # the values of several outputs; only before lowering
     "function": (None, "same"),  # arg: the name of an elementary function; only before lowering
     "cast": (1, "free"),
     "bitcast": (1, "free"),
@@ -285,7 +286,8 @@ Statement = Store | Loop | If | Barrier
 class Kernel:
     """A kernel for one kind of target. grid: groups per axis (x fastest); block: threads per group.
 
-    parameters: the output first, then the inputs. origin: the tensor operations it computes.
+    parameters: the outputs first (`outputs` of them), then the inputs. origin: the tensor
+    operations it computes.
     """
 
     name: str
@@ -296,6 +298,7 @@ class Kernel:
     body: tuple[Statement, ...]
     origin: str = ""
     notes: Mapping[str, int] = field(default_factory=dict)
+    outputs: int = 1
 
     def group(self, axis: int) -> Range:
         return group_range(axis, self.grid[axis])

@@ -76,17 +76,7 @@ def _named(kernel: Kernel, computation: Computation) -> Kernel:
     sizes = "x".join(str(r.size) for r in computation.ranges) or "1"
     for reduction in computation.reductions[:1]:
         sizes += "_over_" + "x".join(str(r.size) for r in reduction.arg[1])
-    plain = Kernel(
-        "kernel", kernel.parameters, kernel.locals, kernel.grid, kernel.block, kernel.body
-    )
+    plain = replace(kernel, name="kernel")
     digest = hashlib.sha256(format_kernel(plain).encode()).hexdigest()[:8]
     name = f"{shown}_{sizes}_{digest}"
-    return Kernel(
-        name,
-        kernel.parameters,
-        kernel.locals,
-        kernel.grid,
-        kernel.block,
-        kernel.body,
-        computation.origin,
-    )
+    return replace(kernel, name=name, origin=computation.origin)

@@ -92,7 +92,7 @@ class _Checker:
         _require(memory in self.memories, "a store names a memory of the kernel", memory)
         _require(store.value.dtype is memory.dtype, "a store has its memory's type", store)
         _require(
-            memory.space != "global" or memory is self.kernel.parameters[0],
+            memory.space != "global" or memory in self.kernel.parameters[: self.kernel.outputs],
             "only the first parameter is written",
             memory,
         )
@@ -128,7 +128,7 @@ class _Checker:
 
     def value(self, node: Value, bound: dict[str, int]) -> None:
         _require(
-            node.op in OPS and node.op not in ("reduce", "function"),
+            node.op in OPS and node.op not in ("reduce", "function", "results"),
             "an operation of the lowered grammar",
             node,
         )

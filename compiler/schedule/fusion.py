@@ -17,7 +17,7 @@ from typing import Any
 from compiler.graph import ops
 from compiler.graph.node import Node
 from compiler.index.ranges import Computation, elements, trace
-from compiler.kernel.chain import find_chain
+from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
 from compiler.kernel.online import find_online
 from compiler.schedule import cost
@@ -111,7 +111,11 @@ def _pays(root: Node, stored: set[int]) -> bool:
 
 def _is_good_chain(computation: Computation) -> bool:
     chain = find_chain(computation)
-    if chain is None or sum(1 for _ in walk(computation.value)) > cost.LONGEST:
+    if (
+        chain is None
+        or not in_step(chain)
+        or sum(1 for _ in walk(computation.value)) > cost.LONGEST
+    ):
         return False
     price = sum(ops.cost(node) for node in walk(chain.result))
     dtype = computation.output.dtype

@@ -12,27 +12,36 @@ from compiler.graph.node import MOVEMENT, Node
 @dataclass(frozen=True)
 class Group:
     """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
-    in_place: the root is an assignment into the memory of its first source."""
+    in_place: the root is an assignment into the memory of its first source. others: further nodes
+    of the root's shape that the same kernel computes."""
 
     root: Node
     inputs: tuple[Node, ...]
     key: tuple[Any, ...]  # nested tuples of ops, shapes, types and arguments
     in_place: bool = False
+    others: tuple[Node, ...] = ()
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        return (self.root, *self.others)
 
 
-def make_group(root: Node, stored: Set[int], in_place: bool = False) -> Group:
-    """Collect a stored node's kernel: its inputs and its structure. stored: ids of the nodes that
-    other kernels compute."""
+def make_group(
+    root: Node, stored: Set[int], in_place: bool = False, others: tuple[Node, ...] = ()
+) -> Group:
+    """Collect a kernel that computes stored nodes: its inputs and its structure. stored: ids of the
+    nodes that kernels compute."""
+    own = {id(root), *map(id, others)}
     old = root.sources[0] if in_place else None
     places: dict[int, int] = {}
     inputs: list[Node] = []
     key: list[tuple[Any, ...]] = []
-    stack = [(root, False)]
+    stack = [(each, False) for each in (*others[::-1], root)]
     while stack:
         node, ready = stack.pop()
         if id(node) in places:
             continue
-        if node.storage is not None or (id(node) in stored and node is not root):
+        if node.storage is not None or (id(node) in stored and id(node) not in own):
             places[id(node)] = len(key)
             inputs.append(node)
             key.append(("input", node.shape, node.dtype))
@@ -47,7 +56,9 @@ def make_group(root: Node, stored: Set[int], in_place: bool = False) -> Group:
             needed = node.sources if node is not root or not in_place else node.sources[1:]
             stack.extend([(source, False) for source in reversed(needed)])
     assert old is None or not any(node is old for node in inputs), "a write beside a read"
-    return Group(root, tuple(inputs), tuple(key), in_place)
+    if others:
+        key.append(("results", *[places[id(each)] for each in (root, *others)]))
+    return Group(root, tuple(inputs), tuple(key), in_place, others)
 
 
 def members(root: Node, stored: Set[int]) -> Iterator[Node]:
@@ -71,7 +82,7 @@ def describe(group: Group) -> str:
         op = entry[0]
         if op == "reduce":
             names.append(str(entry[3][0]))
-        elif op not in MOVEMENT and op not in ("input", "const", "contiguous"):
+        elif op not in MOVEMENT and op not in ("input", "const", "contiguous", "results"):
             names.append(str(op))
     if not names:
         moved = [str(e[0]) for e in group.key if e[0] in MOVEMENT and e[0] != "reshape"]

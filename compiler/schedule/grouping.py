@@ -8,7 +8,9 @@ The rules, in order:
 3. A value used more than once is stored where computing it again costs more; so is one whose
    elements an expand repeats (compiler.schedule.cost decides).
 4. A reduction used by one kernel alone, row by row, becomes part of it (compiler.schedule.fusion).
-5. No kernel grows beyond cost.LONGEST operations: the heaviest source is stored until it fits.
+5. Kernels over the same ranges that read the same become one with several outputs
+   (compiler.schedule.siblings).
+6. No kernel grows beyond cost.LONGEST operations: the heaviest source is stored until it fits.
 
 A value that is a cast to a wider type is stored narrow, and widened by who reads it.
 """
@@ -22,6 +24,7 @@ from compiler.graph.ops import BUILDERS, COSTS
 from compiler.schedule import cost as costs
 from compiler.schedule.fusion import fuse
 from compiler.schedule.group import Group, make_group
+from compiler.schedule.siblings import join
 
 
 def schedule(
@@ -34,7 +37,11 @@ def schedule(
     order = topological(wanted, assigned)
     stored, fixed = _choose(wanted, order, assigned)
     fuse(order, stored, fixed)
-    return [make_group(node, stored, id(node) in assigned) for node in order if id(node) in stored]
+    groups = [
+        make_group(node, stored, id(node) in assigned) for node in order if id(node) in stored
+    ]
+    # assignments order reads and writes of memory in ways that groups do not show
+    return groups if assigned else join(groups, stored)
 
 
 def _choose(

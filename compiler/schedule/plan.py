@@ -30,6 +30,11 @@ class Step:
     inputs: tuple[int, ...]
     size: int
     target: int | None = None  # place of the value whose memory it writes into
+    others: tuple[tuple[int, int], ...] = ()  # further results: place, and bytes
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        return (self.root, *(place for place, _ in self.others))
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,15 @@ def make_plan(groups: Sequence[Group], nodes: Sequence[Node]) -> Plan:
             empty.append(place)
             continue
         inputs = tuple(places[id(node)] for node in group.inputs)
-        for each in (place, *inputs):
+        others = tuple((places[id(node)], node.size * node.dtype.itemsize) for node in group.others)
+        for each in (place, *inputs, *(other for other, _ in others)):
             last_use[each] = len(steps)
         size = group.root.size * group.root.dtype.itemsize
         target = None
         if group.in_place:
             target = places[id(group.root.sources[0])]
             last_use[target] = len(steps)
-        steps.append(Step(group.key, place, inputs, size, target))
+        steps.append(Step(group.key, place, inputs, size, target, others))
     return Plan(tuple(steps), tuple(empty), last_use)
 
 
@@ -104,12 +110,12 @@ def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[in
             for source in node.sources:
                 inside[id(source)] = inside.get(id(source), 0) + 1
     wanted: set[int] = set()
-    for step in plan.steps:
-        key = id(nodes[step.root])
+    for place in [place for step in plan.steps for place in step.results]:
+        key = id(nodes[place])
         # besides the sources inside: `nodes`, and the argument of getrefcount
-        outside = sys.getrefcount(nodes[step.root]) - inside.get(key, 0) - 2
+        outside = sys.getrefcount(nodes[place]) - inside.get(key, 0) - 2
         if key in kept or outside > 0:
-            wanted.add(step.root)
+            wanted.add(place)
     return wanted
 
 
@@ -130,18 +136,20 @@ def memory_plan(roots: Sequence[Node]) -> MemoryPlan:
     plan = make_plan(schedule(roots, in_place(nodes, roots)), nodes)
     wanted = wanted_later(plan, roots, nodes)
     sizes = {step.root: round_up(step.size) for step in plan.steps if step.target is None}
+    sizes |= {place: round_up(size) for step in plan.steps for place, size in step.others}
     kept = sum(round_up(0) for _ in plan.empty)
     peak = kept
     spare: Counter[int] = Counter()  # by size class, as in compiler.runtime
     for number, step in enumerate(plan.steps):
         if step.target is not None:
             continue
-        size = round_up(step.size)
-        if spare[size]:
-            spare[size] -= 1
-        else:
-            peak += size
-        kept += size if step.root in wanted else 0
+        for result in step.results:
+            size = sizes[result]
+            if spare[size]:
+                spare[size] -= 1
+            else:
+                peak += size
+            kept += size if result in wanted else 0
         for place in step.inputs:
             own = sizes.get(place)
             if own is not None and plan.last_use[place] == number and place not in wanted:
