@@ -65,6 +65,10 @@ class Constants:
         _, lsb, width = self._placing[name].split()
         return Field(name, int(lsb), int(width))
 
+    def fields(self) -> Iterator[Field]:
+        """Every macro that places its argument."""
+        return map(self.field, self._placing)
+
     def enumeration(self, tag: str) -> dict[str, int]:
         """All enumerators of one enumeration by name; KeyError if there is none of that tag."""
         if self._groups is None:

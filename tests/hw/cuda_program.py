@@ -53,8 +53,8 @@ class Program:
         self._call("cuModuleLoadData", ctypes.byref(module), text)
         self._call("cuModuleGetFunction", ctypes.byref(self.kernel), module, b"scale")
         self.out, self.given = ctypes.c_uint64(), ctypes.c_uint64()
-        for place in (self.out, self.given):
-            self._call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(COUNT * 4))
+        for memory in (self.out, self.given):
+            self._call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(COUNT * 4))
 
     def _call(self, name: str, *arguments: Any) -> None:
         result = getattr(self.library, name)(*arguments)

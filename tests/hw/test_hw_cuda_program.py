@@ -29,7 +29,7 @@ class ToyCuda:
             elif name == "cuModuleLoadData":
                 self.ptx = arguments[1]
             elif name == "cuLaunchKernel":
-                _, *sizes, stream, pointers, extra = arguments
+                _, *sizes, _stream, pointers, extra = arguments
                 assert sizes == [1, 1, 1, 64, 1, 1, 0] and extra is None
                 count = ctypes.cast(pointers[2], ctypes.POINTER(ctypes.c_uint32))[0]
                 assert count == 64

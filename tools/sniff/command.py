@@ -18,6 +18,7 @@ from tools.console import Output
 from tools.sniff import node, preload
 from tools.sniff.compare import differences, steps
 from tools.sniff.decode import Decoded, Decoder, lines
+from tools.sniff.flags import Flags
 from tools.sniff.recording import Recording, header, read
 from tools.sniff.rules import Rules
 
@@ -132,8 +133,9 @@ def show(path: Path, out: Output) -> int:
     recording, decoded = _decoded(path)
     out.say(f"{' '.join(recording.command)} (driver {recording.driver}, {recording.backend})")
     start = recording.calls[0].time if recording.calls else 0.0
+    flags = Flags(abi.select(recording.driver))
     for each in decoded:
-        for line in lines(each, start):
+        for line in lines(each, start, flags):
             out.say(line)
     out.result(
         {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hcq.layout import Array, Layout, Struct
 from nv import abi
+from tools.sniff.flags import Flags
 from tools.sniff.recording import BlockCopy, Call, Recording
 
 #: a member's value: a number, raw bytes (arrays of bytes), or a row of numbers
@@ -187,8 +188,11 @@ def shown(value: Value) -> str:
     return str(value) if isinstance(value, float) or -10 < value < 10 else f"{value:#x}"
 
 
-def lines(decoded: Decoded, start: float) -> Iterator[str]:
-    """One call as text: a line, then its blocks; of what came back only what changed."""
+def lines(decoded: Decoded, start: float, flags: Flags | None = None) -> Iterator[str]:
+    """One call as text: a line, then its blocks; of what came back only what changed.
+
+    flags: explains flag words where given.
+    """
     call = decoded.call
     node = call.path.rpartition("/")[2]
     result = abi.status_name(decoded.status) if decoded.status is not None else ""
@@ -214,4 +218,6 @@ def lines(decoded: Decoded, start: float) -> Iterator[str]:
             if value in (0, b"", ()) and not changed:
                 continue
             arrow = f" -> {shown(after[name])}" if changed else ""
-            yield f"             {name} = {shown(value)}{arrow}"
+            last = after[name] if changed else value
+            told = flags.explain(block.struct, name, last) if flags and type(last) is int else ""
+            yield f"             {name} = {shown(value)}{arrow}{f'  {told}' if told else ''}"
