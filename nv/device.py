@@ -14,7 +14,7 @@ from typing import Any
 
 from hcq.buffer import Buffer
 from hcq.device import Device
-from hcq.errors import BadArgument, DeviceLost, DriverRefused, UgpuError
+from hcq.errors import AccessDenied, BadArgument, DeviceLost, DriverRefused, UgpuError
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
@@ -127,6 +127,7 @@ class NvDevice(Device):
                 ChannelQueue(self, "compute", QueueKind.COMPUTE, graphics, classes)
             )
             self._attach_debugger()
+        gpu.boost()
 
     def _find_family(self) -> Family:
         number = self.gpu.choose([family.compute_class for family in FAMILIES])
@@ -168,14 +169,18 @@ class NvDevice(Device):
         return bool(caps.capsTbl[byte] & mask)
 
     def _attach_debugger(self) -> None:
-        """The object through which the driver tells of faults of our own channel."""
+        """The object through which the driver tells of faults of our own channel. Without it, as
+        where another debugger is at work, errors have fewer facts."""
         gpu = self.gpu
         channel = self.compute_queue.channel
         assert channel is not None
         parameters = gpu.client.structs.NV83DE_ALLOC_PARAMETERS.new(
             hAppClient=gpu.client.root, hClass3dObject=channel.objects[self.compute_class]
         )
-        self.debugger = gpu.client.allocate(gpu.device, "GT200_DEBUGGER", parameters)
+        try:
+            self.debugger = gpu.client.allocate(gpu.device, "GT200_DEBUGGER", parameters)
+        except (DriverRefused, AccessDenied) as error:
+            log.info("%s: faults will be told without their place: %s", self.name, error)
 
     def _detach_debugger(self) -> None:
         debugger, self.debugger = self.debugger, 0

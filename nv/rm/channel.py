@@ -204,8 +204,7 @@ class Channel:
     def _register(self) -> None:
         """Tell UVM, which maps the context's buffers and handles the channel's faults."""
         gpu, uvm = self.gpu, self.gpu.session.space
-        space = gpu.session.addresses[Region.DEVICE]
-        self.resources = space.allocate(_RESOURCES_SIZE, 2 << 20)
+        self.resources = gpu.session.reserve(Region.DEVICE, _RESOURCES_SIZE, 2 << 20)
         try:
             uvm.call(
                 "UVM_REGISTER_CHANNEL",
@@ -217,7 +216,7 @@ class Channel:
                 length=_RESOURCES_SIZE,
             )
         except BaseException:
-            space.free(self.resources)
+            gpu.session.give_back(Region.DEVICE, self.resources)
             self.resources = 0
             raise
 
@@ -233,5 +232,5 @@ class Channel:
                 hClient=gpu.client.root,
                 hChannel=self.handle,
             )
-        gpu.session.addresses[Region.DEVICE].free(self.resources)
+        gpu.session.give_back(Region.DEVICE, self.resources)
         self.resources = 0

@@ -7,16 +7,19 @@ clc361.h (the user-mode window), ctrl/ctrl2080/ctrl2080gpu.h and ctrl2080gr.h.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hcq.errors import DeviceNotFound, NotSupported, UgpuError
+from hcq.errors import AccessDenied, DeviceNotFound, DriverRefused, NotSupported, UgpuError
 from hcq.transport.node import NodeMapping
 from nv.rm.mig import Instance, enter_instance
 
 if TYPE_CHECKING:
     from nv.rm.memory import Memory
     from nv.rm.session import Session
+
+log = logging.getLogger(__name__)
 
 USERMODE_SIZE = 0x10000  # NVC361_NV_USERMODE__SIZE
 _DOORBELL, _TIME_HIGH = 0x90, 0x84  # NVC361_NOTIFY_CHANNEL_PENDING, NVC361_TIME_1
@@ -113,7 +116,7 @@ class Gpu:
         self.gpcs = found["LITTER_NUM_GPCS"]
         self.tpcs_per_gpc = found["LITTER_NUM_TPC_PER_GPC"]
         self.sms_per_tpc = found["LITTER_NUM_SM_PER_TPC"]
-        # The sub-pipes of the shader pipes are the TPCs that are there.
+        # The TPCs that are there: src/nvidia/src/kernel/rmapi/nv_gpu_ops.c, tpcCount.
         self.tpcs = found["SHADER_PIPE_SUB_COUNT"]
         self.capability = _CAPABILITIES.get(version, (version >> 8, version & 0xFF))
 
@@ -155,6 +158,25 @@ class Gpu:
             hClient=client.root,
             hVaSpace=self.address_space,
         )
+
+    def boost(self) -> None:
+        """Ask for the clocks that compute clients get, for as long as this client lives; a driver
+        that does not give them is no failure."""
+        client = self.client
+        number = client.constants
+        flags = number.NV2080_CTRL_PERF_BOOST_FLAGS_CMD_BOOST_TO_MAX
+        for name, value in (("CUDA", "YES"), ("CUDA_PRIORITY", "HIGH")):
+            field = number.field(f"NV2080_CTRL_PERF_BOOST_FLAGS_{name}")
+            flags = field.insert(flags, number[f"NV2080_CTRL_PERF_BOOST_FLAGS_{name}_{value}"])
+        try:
+            client.ask(
+                self.subdevice,
+                "NV2080_CTRL_CMD_PERF_BOOST",
+                flags=flags,
+                duration=number.NV2080_CTRL_PERF_BOOST_DURATION_INFINITE,
+            )
+        except (DriverRefused, AccessDenied, NotSupported) as error:
+            log.debug("%s: no boost: %s", self.path, error)
 
     def enable_peer(self, other: Gpu) -> None:
         """Let the two GPUs reach each other's memory; DriverRefused where the machine cannot."""

@@ -56,7 +56,7 @@ class Memory:
             session.space.unmap(self.address, self.size)
         with contextlib.suppress(UgpuError):
             session.client.free(self.gpu.device, self.handle)
-        session.addresses[self.region].free(self.address)
+        session.give_back(self.region, self.address)
         self.gpu.memories.pop(self, None)
 
 
@@ -73,8 +73,7 @@ def allocate(
     small = HOST_PAGE if placement is Placement.HOST else SMALL_PAGE
     page = HUGE_PAGE if huge else small
     whole = max(page, -(-size // page) * page)
-    space = session.addresses[region]
-    address = space.allocate(whole + _GUARD, page)
+    address = session.reserve(region, whole + _GUARD, page)
     handle = 0
     mapping = None
     try:
@@ -89,7 +88,7 @@ def allocate(
         if handle:
             with contextlib.suppress(UgpuError):
                 session.client.free(gpu.device, handle)
-        space.free(address)
+        session.give_back(region, address)
         if isinstance(error, OutOfMemory):
             facts = {**error.facts, "size": size}
             raise OutOfMemory(f"no {placement.value} memory for {size} bytes", **facts) from error

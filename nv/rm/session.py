@@ -6,6 +6,7 @@ GPUs that share memory share a session. It owns the node and closes it with the 
 from __future__ import annotations
 
 import enum
+import threading
 
 from hcq.allocator import RangeAllocator
 from hcq.transport.node import Node
@@ -33,11 +34,12 @@ LOCAL_WINDOW = 0x7293_0000_0000
 
 
 class Session:
-    """See the module. Not thread-safe: used under the lock of its devices' registry of GPUs."""
+    """See the module. `lock` protects `addresses`: GPUs of a session are used by many threads."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.users = 0
+        self.lock = threading.Lock()
         self.uvm: Uvm | None = None
         self.client = RmClient(node)
         try:
@@ -57,15 +59,27 @@ class Session:
         assert self.uvm is not None
         return self.uvm
 
+    def reserve(self, region: Region, size: int, align: int) -> int:
+        """Take addresses; OutOfMemory when a region is used up."""
+        with self.lock:
+            return self.addresses[region].allocate(size, align)
+
+    def give_back(self, region: Region, address: int) -> None:
+        with self.lock:
+            self.addresses[region].free(address)
+
     def take(self) -> Session:
         """Count one more GPU that uses the session."""
-        self.users += 1
+        with self.lock:
+            self.users += 1
         return self
 
     def leave(self) -> None:
         """Count one less; the last closes everything, the node too."""
-        self.users -= 1
-        if self.users <= 0:
+        with self.lock:
+            self.users -= 1
+            last = self.users <= 0
+        if last:
             self.close()
 
     def close(self) -> None:
