@@ -24,7 +24,10 @@ def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"cpu", "virtual:navi31"} <= {entry["name"] for entry in listed}
 
 
-@pytest.mark.parametrize(("device", "target"), [("cpu", "cpu"), ("virtual:navi31", "gfx1100")])
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [("cpu", "cpu"), ("virtual:navi31", "gfx1100"), ("virtual:gh100", "sm_90")],
+)
 def test_info(capsys: pytest.CaptureFixture[str], device: str, target: str) -> None:
     code, facts = run_json(capsys, "info", device)
     assert code == 0
@@ -57,7 +60,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(finding["check"] in text for finding in report["findings"])
 
 
-@pytest.mark.parametrize("device", ["cpu", "virtual:navi31"])
+@pytest.mark.parametrize("device", ["cpu", "virtual:navi31", "virtual:gh100"])
 def test_demo_finds_the_labels_numpy_finds(
     capsys: pytest.CaptureFixture[str], device: str
 ) -> None:
