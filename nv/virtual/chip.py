@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hcq.config import config
 from nv.chips.facts import ChipFacts
+from nv.virtual.engines.caches import CacheWatch
 from nv.virtual.faults import Fault, Xid, XidReport
 from nv.virtual.host.channel import Channel, Engine
 from nv.virtual.host.runlist import Runlist
@@ -85,6 +86,8 @@ class VirtualGpu:
         self.ecc_uncorrected = 0
         self.exceptions: list[SmException] = []
         self.violations: list[str] = []  # what hardware would ignore, and a driver must not do
+        self.instruction_cache = CacheWatch("code", self.violations.append)
+        self.constant_cache = CacheWatch("constants", self.violations.append)
         self._started = time.perf_counter_ns()
         self._epoch = time.time_ns()
         self._measured = (time.perf_counter(), 0.0)

@@ -66,7 +66,8 @@ class ComputeEngine:
             "SEND_SIGNALING_PCAS_B": self._signal,
             "SEND_SIGNALING_PCAS2_B": self._signal2,
             "WAIT_FOR_IDLE": self._wait_for_idle,
-            "INVALIDATE_SHADER_CACHES": self._wait_for_idle,
+            "INVALIDATE_SHADER_CACHES": self._invalidate_idle,
+            "INVALIDATE_SHADER_CACHES_NO_WFI": self._invalidate,
             "SET_REPORT_SEMAPHORE_D": self._report,
             "REPORT_SEMAPHORE_EXECUTE": self._report_execute,
             "SET_INLINE_QMD_ADDRESS_A": self._inline_address,
@@ -228,6 +229,18 @@ class ComputeEngine:
 
     def _wait_for_idle(self, value: int) -> None:
         self.drain()
+
+    def _invalidate_idle(self, value: int) -> None:
+        self.drain()
+        self._invalidate(value)
+
+    def _invalidate(self, value: int) -> None:
+        """INVALIDATE_SHADER_CACHES: INSTRUCTION 0, CONSTANT 12."""
+        gpu = self.channel.gpu
+        if value & 1:
+            gpu.instruction_cache.invalidate()
+        if value >> 12 & 1:
+            gpu.constant_cache.invalidate()
 
     def _report(self, value: int) -> None:
         """SET_REPORT_SEMAPHORE_D: a release after all work before it."""

@@ -115,9 +115,7 @@ class GridRunner:
             raise refuse(
                 f"{entry} takes {size} bytes from byte {start} of constant bank 0, which has {have}"
             )
-        for other in launch.constants:
-            if other is not None:  # the bank is fetched whole: all of it must be mapped
-                self._channel.space.runs(*other, FaultAccess.READ, Client.SM)
+        self._fetch(launch, entry, ptx)
         parameters = b""
         if size and bank is not None:
             parameters = self._channel.space.read(bank[0] + start, size, Client.SM)
@@ -136,6 +134,22 @@ class GridRunner:
             program_address=launch.program_address,
             sm_count=facts.sm_count,
         )
+
+    def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> None:
+        """Code and banks go through caches, and a bank is fetched whole: all of it is mapped."""
+        gpu, space = self._gpu, self._channel.space
+        if launch.invalidates_code:
+            gpu.instruction_cache.invalidate()
+        if launch.invalidates_constants:
+            gpu.constant_cache.invalidate()
+        gpu.instruction_cache.fetch(space.serial, launch.program_address, ptx, entry)
+        for bank, invalidated in zip(launch.constants, launch.invalidates_banks, strict=True):
+            if bank is None:
+                continue
+            content = space.read(*bank, Client.SM)
+            if invalidated:
+                gpu.constant_cache.forget(space.serial, bank[0])
+            gpu.constant_cache.fetch(space.serial, bank[0], content, entry)
 
     def _program(self, address: int) -> tuple[str, str, int, int]:
         """Entry, PTX, and where its parameters lie in bank 0, from the note before a program."""

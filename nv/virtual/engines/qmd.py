@@ -56,6 +56,9 @@ class LaunchDescriptor:
     constants: tuple[tuple[int, int] | None, ...]
     releases: tuple[Release, ...]
     dependents: tuple[int, ...]
+    invalidates_code: bool
+    invalidates_constants: bool
+    invalidates_banks: tuple[bool, ...]
 
 
 class _Reader:
@@ -128,6 +131,11 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
         constants=_constants(read, number),
         releases=_releases(read, number),
         dependents=_dependents(read, number),
+        invalidates_code=bool(read.get(number, "INVALIDATE_INSTRUCTION_CACHE")),
+        invalidates_constants=bool(read.get(number, "INVALIDATE_SHADER_CONSTANT_CACHE")),
+        invalidates_banks=tuple(
+            bool(read.get(number, "CONSTANT_BUFFER_INVALIDATE", bank)) for bank in range(8)
+        ),
     )
 
 

@@ -7,6 +7,7 @@ driver invalidates after each change of a mapping.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import struct
 import threading
@@ -43,6 +44,7 @@ from nv.virtual.memory.tables import PageTables
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _WINDOW = 64  # rows of a native table that are filled at once
+_serials = itertools.count()
 _ROW = struct.Struct("<QQQQ")
 
 
@@ -66,7 +68,8 @@ class FaultError(Exception):
 class AddressSpace:
     """One set of page tables and all caches above it. Any thread may call.
 
-    peers: other GPUs' memories by peer number. `lock` is the GPU's.
+    serial: no two spaces have the same. peers: other GPUs' memories by peer number. `lock` is the
+    GPU's.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class AddressSpace:
         lock: threading.RLock,
         peers: Callable[[int], VideoMemory | None],
     ) -> None:
+        self.serial = next(_serials)
         self.lock = lock
         self.form = form
         self.tables = PageTables(memory, form)

@@ -380,6 +380,50 @@ def test_freeing_the_channel_ends_a_grid_that_hangs(program: RmProgram) -> None:
     assert program.machine.log == [], "freeing a channel is no error"
 
 
+@pytest.mark.parametrize(
+    ("method", "field", "clean"),
+    [
+        (None, {}, False),
+        ((0x1698, 1 << 12), {}, True),
+        ((0x21C, 1 << 12), {}, True),
+        ((0x1698, 1 | 1 << 4), {}, False),
+        (None, {"INVALIDATE_SHADER_CONSTANT_CACHE": 1}, True),
+        (None, {"CONSTANT_BUFFER_INVALIDATE": 1}, True),
+        (None, {"INVALIDATE_INSTRUCTION_CACHE": 1}, False),
+    ],
+)
+def test_constants_that_changed_under_the_cache(
+    program: RmProgram, method: tuple[int, int] | None, field: dict[str, int], clean: bool
+) -> None:
+    view = program.work_map.view
+    assert view is not None
+    run(program, 1)
+    program.wait(SEMAPHORE, 1)
+    run(program, 2)
+    program.wait(SEMAPHORE, 2)
+    assert program.machine.violations == [], "nothing changed"
+    view[BANK + 0x210] = 9
+    if method is not None:
+        program.method(0, *method)
+    run(program, 3, **field)
+    program.wait(SEMAPHORE, 3)
+    assert (program.machine.violations == []) == clean
+    assert clean or "kernel: constants at" in program.machine.violations[0]
+
+
+@pytest.mark.parametrize("bits", [0, 1])
+def test_code_that_changed_under_the_cache(program: RmProgram, bits: int) -> None:
+    run(program, 1)
+    program.wait(SEMAPHORE, 1)
+    program.method(0, 0x1698, bits)
+    code = program.program(PTX + " any more", "kernel", 16)
+    program.launch(program.put_qmd(program.qmd(code)))
+    program.release(program.work_address + SEMAPHORE, 2)
+    program.submit()
+    program.wait(SEMAPHORE, 2)
+    assert len(program.machine.violations) == 1 - bits
+
+
 def test_real_kernels_add_vectors() -> None:
     """The SMs that execute PTX, behind the same front end."""
     text = """.version 8.0
