@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hcq.registry import DeviceEntry
-from tests.support.nv_machine import CLOSED, OPEN, NvMachine
+from tests.support.nv_driver_tree import CLOSED, OPEN, NvMachine
 from tools import devices, doctor, smi
 from tools.cli import main
 from tools.console import Output
