@@ -199,6 +199,27 @@ def test_elements_beyond_2_31_are_addressed_right(target: TargetSpec) -> None:
     assert min(reached) == 0 and max(reached) == rows * columns - 1 > 1 << 33
 
 
+@pytest.mark.parametrize("target", [HOST, GFX1100], ids=["host", "gfx1100"])
+@pytest.mark.parametrize(
+    ("build", "last"),
+    [
+        (lambda: softmax(1 << 22, 3 << 10), (3 << 32) - 1),
+        (lambda: softmax(1 << 10, 5 << 22, axis=0), (5 << 32) - 1),
+        (lambda: attention(1 << 26, 300, 64, 64), (1 << 32) - 1),
+        (lambda: attention(64, 1 << 26, 64, 64), (1 << 32) - 1),
+    ],
+    ids=["rows", "columns", "queries", "keys"],
+)
+def test_fused_kernels_reach_beyond_2_31(
+    target: TargetSpec, build: Callable[[], Node], last: int
+) -> None:
+    (kernel,) = kernels_of(build(), target)
+    assert index_bits(kernel, target) == 64
+    assert max(index.high for index in loads(kernel)) >= last - 3  # of a vector, the first
+    assert min(index.low for index in loads(kernel)) == 0
+    assert "i64" in emit(kernel, target)
+
+
 def test_grid_of_a_huge_tensor_covers_it_exactly() -> None:
     (kernel,) = kernels_of(scaled_bias(1 << 22, 1 << 11), GFX1100)  # 2^33 elements
     threads = kernel.grid[0] * kernel.grid[1] * kernel.grid[2] * kernel.block
