@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 PRESENCE_INTERVAL_S = 0.02
 COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
 _SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
-_PAUSE_S = 5e-5
+_SHORT_PAUSES = 2000  # looks before the pauses grow: about 0.1 s
+_PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
 
 
@@ -83,7 +84,7 @@ class NvDevice(Device):
         self._on_stage = on_stage
         self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
         self._looked_at = 0.0
-        self._spun = 0
+        self.looks = 0  # at timelines by waiters since the last submission
         self.programs = Programs(self)
         self.faults = Faults(self)
         with self._stage("objects and address space"):
@@ -311,9 +312,13 @@ class NvDevice(Device):
         return None
 
     def pause(self, limit_s: float) -> None:
-        # Most waits are short: give the processor away without sleeping, then sleep.
-        self._spun += 1
-        time.sleep(0 if self._spun % (_SPINS * 2) < _SPINS else min(limit_s, _PAUSE_S))
+        # Most waits are short: give the processor away without sleeping, then sleep, then sleep
+        # longer. Submitting work starts anew.
+        self.looks += 1
+        if self.looks < _SPINS:
+            time.sleep(0)
+        else:
+            time.sleep(min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S))
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.faults.diagnose(timeline)

@@ -86,7 +86,7 @@ class Encoder:
         copying = False  # the copy engine may be at work, and the compute engine is idle
         for command in commands:
             if self.classes.compute and isinstance(command, Copy | Fill) != copying:
-                self._wait_idle(image)
+                self.wait_idle(image)
                 copying = not copying
             self._encode(image, command)
         encoded = image.finish()
@@ -111,14 +111,15 @@ class Encoder:
         elif isinstance(command, Timestamp):
             self._timestamp(image, command.destination)
         elif isinstance(command, Barrier):
-            self._wait_idle(image)
+            self.wait_idle(image)
             image.words += self._invalidate
 
     def signal(self, image: Pushbuffer, address: Symbol, value: Symbol) -> None:
         """Write a 64-bit value when everything before has ended and is visible."""
         self._at(image, address, value, self._release)
 
-    def _wait_idle(self, image: Pushbuffer) -> None:
+    def wait_idle(self, image: Pushbuffer) -> None:
+        """What follows starts when the channel's engines have ended all before."""
         image.words += self._idle
 
     def _at(self, image: Pushbuffer, address: Symbol, value: Symbol, execute: int) -> None:

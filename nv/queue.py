@@ -133,8 +133,9 @@ class ChannelQueue(HardwareQueue):
             self.group = None
 
     def run_setup(self, words: Sequence[int]) -> None:
-        """Run methods of the driver's own, and wait for them."""
+        """Run methods of the driver's own when all before has ended, and wait for them."""
         image = Pushbuffer()
+        self.encoder.wait_idle(image)
         image.words += words
         value = self.timeline.last + 1
         address = Symbol.constant(int(self.timeline.memory.address))
@@ -216,6 +217,7 @@ class ChannelQueue(HardwareQueue):
         memory.put(self.count % ENTRIES)
         # ORDER: x86 makes stores to the ring and to GP_PUT visible before this uncached one.
         self.device.gpu.ring(channel.token)
+        self.device.looks = 0
         pending.append((end, self._head, image, kernels))
 
     def _take(self, size: int) -> int:

@@ -9,13 +9,14 @@ import pytest
 import hcq
 from hcq.device import Device
 from hcq.program import Program
-from tests.support.devices import DEVICES
+from tests.support.devices import DEVICES, SLOW_DEVICES
 from tests.support.kernels import contract_object
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test on every device, or on those that --device names."""
-    names = metafunc.config.getoption("--device") or DEVICES
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW_DEVICES]
+    names = metafunc.config.getoption("--device") or [*DEVICES, *slow]
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", names, indirect=True, scope="module")
     if "opener" in metafunc.fixturenames:

@@ -3,3 +3,5 @@
 from __future__ import annotations
 
 DEVICES = ("cpu", "virtual:navi31", "virtual:gh100")
+# The same driver on other models: too many for the fast suite, and for benchmarks.
+SLOW_DEVICES = ("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202")
