@@ -35,6 +35,7 @@ _INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
 _FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer
 _MOST_KERNELS = 1024  # kept translated
+_LARGE = 4000  # lines of a kernel's IR; larger ones are compiled with less care
 
 _ENDINGS = {
     layout.BAD_ADDRESS: (SmEnding.ILLEGAL_ADDRESS, "out of range"),
@@ -221,7 +222,8 @@ class VirtualMultiprocessors:
         stored = self._objects.get(key)
         if stored is None:
             made = translate(source.flat, source.places, grid.full, grid.rows)
-            image = jit.compile_object(made.ir, jit.LIMITED, 1)
+            optimise = 0 if made.ir.count("\n") > _LARGE else 1
+            image = jit.compile_object(made.ir, jit.LIMITED, optimise)
             stored = made.state_size.to_bytes(8, "little") + image
             self._objects.put(key, stored)
         code = jit.Loaded(stored[8:])

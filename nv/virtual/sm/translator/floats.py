@@ -14,29 +14,29 @@ from nv.virtual.sm.translator import rounding
 from nv.virtual.sm.translator.handler import ROUNDINGS, Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.rounding import flushed, saturated
-from nv.virtual.sm.translator.value import Value, number, real
+from nv.virtual.sm.translator.value import Lanes, Value, number, real
 
 Compute = Callable[[Kernel, Sequence[Value], str], Value]
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 
 
-def half_to_float(k: Kernel, bits: Value) -> Value:
+def half_to_float(k: Lanes, bits: Value) -> Value:
     """Return f16 bits (i16) as float."""
     return k.cast("fpext", k.cast("bitcast", bits, "half"), "float")
 
 
-def brain_to_float(k: Kernel, bits: Value) -> Value:
+def brain_to_float(k: Lanes, bits: Value) -> Value:
     """Return bf16 bits (i16) as float."""
     raised = k.op("shl", k.cast("zext", bits, "i32"), number("i32", 16))
     return k.cast("bitcast", raised, "float")
 
 
-def float_to_half(k: Kernel, value: Value) -> Value:
+def float_to_half(k: Lanes, value: Value) -> Value:
     """Round a float to f16 bits, to nearest even."""
     return k.cast("bitcast", k.cast("fptrunc", value, "half"), "i16")
 
 
-def float_to_brain(k: Kernel, value: Value) -> Value:
+def float_to_brain(k: Lanes, value: Value) -> Value:
     """Round a float to bf16 bits, to nearest even; a NaN becomes 0x7FFF."""
     bits = k.bits_of(value)
     odd = k.op("and", k.op("lshr", bits, number("i32", 16)), number("i32", 1))

@@ -42,7 +42,8 @@ def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]
     if flow.schedules:
         declarations.add(f"declare i32 @{_MIN}(<32 x i32>)")
     declarations.add(f"declare void @{PREFIX}arrive(ptr, i32, i32, i32)")
-    return "\n".join([*lines, *sorted(declarations), PROFILES]), -(-size // 64) * 64
+    parts = [*lines, *k.helpers.values(), *sorted(declarations), PROFILES]
+    return "\n".join(parts), -(-size // 64) * 64
 
 
 def _saved(k: Kernel, flow: Flow) -> list[tuple[str, str]]:

@@ -69,6 +69,16 @@ def build(flat: Flat) -> Graph:
     return Graph(blocks, reducible, _dependences(blocks))
 
 
+def loops(graph: Graph) -> set[int]:
+    """Return the blocks that lie in loops."""
+    found: set[int] = set()
+    for number, block in enumerate(graph.blocks):
+        for successor in block.successors:
+            if EXIT < successor <= number:
+                found.update(range(successor, number + 1))
+    return found
+
+
 def target_of(flat: Flat, instruction: Instruction, operand: Operand) -> int:
     """Return the index a label stands for."""
     if not isinstance(operand, Name) or operand.name not in flat.labels:

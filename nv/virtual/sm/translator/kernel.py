@@ -56,7 +56,9 @@ class Kernel(Lanes):
         self.divergent = False
         self.guard: Value | None = None
         self.now: Instruction | None = None
-        self.faults: list[tuple[str, int, str, str]] = []
+        self.helpers: dict[str, str] = {}  # functions of this module, by name
+        self.outlines = False  # memory accesses are calls, to keep the code small
+        self.quiet = False  # the caller looks for faults
 
     # -- errors ----------------------------------------------------------------------------------
 
@@ -88,6 +90,32 @@ class Kernel(Lanes):
             known = f"%reg{len(self.slots)}", kind
             self.slots[register.name] = known
         return known
+
+    def temporary(self, kind: str, name: str) -> str:
+        """Return a stack slot of an LLVM type, shared by all that ask for the same name."""
+        mark = f"{kind} {name}"
+        if mark not in self.slots:
+            self.slots[mark] = f"%reg{len(self.slots)}", kind
+        return self.slots[mark][0]
+
+    def written_whole(self, operand: Operand, kind: str) -> str | None:
+        """Return the slot of a result that is written in all lanes, else None."""
+        if not isinstance(operand, Register) or self.is_uniform(operand) or self.guard is not None:
+            return None
+        if self.divergent and operand.name in self.facts.kept[self.block]:
+            return None
+        slot, known = self.slot(operand)
+        return slot if known == kind else None
+
+    def in_memory(self, operand: Operand, kind: str, vector: str, number_: int) -> str:
+        """Return a slot that holds an operand, one number a lane: the register's own if it can."""
+        if isinstance(operand, Register) and not self.is_uniform(operand):
+            slot, known = self.slot(operand)
+            if known == vector:
+                return slot
+        slot = self.temporary(vector, f"s{number_}")
+        self.do(f"store {vector} {self.vec(self.source(operand, kind))}, ptr {slot}")
+        return slot
 
     def register(self, register: Register) -> Value:
         """Read a register as integer (or i1)."""
@@ -241,6 +269,8 @@ class Kernel(Lanes):
 
     def fault_if_found(self) -> None:
         """End the grid when a function that was called has found a fault."""
+        if self.quiet:
+            return
         assert self.now is not None
         code = self.context(layout.FAULT_CODE, "i32")
         wrong = self.value(f"icmp ne i32 {code}, 0")

@@ -23,7 +23,7 @@ from nv.virtual.sm.translator.handler import Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.memory import address, resolve
 from nv.virtual.sm.translator.minifloat import E4M3, E5M2, decode
-from nv.virtual.sm.translator.value import Value, number
+from nv.virtual.sm.translator.value import Lanes, Value, number
 
 _VECTOR = "<32 x i32>"
 
@@ -60,7 +60,7 @@ def _items(k: Kernel, operand: Operand, count: int) -> Sequence[Operand]:
     return items
 
 
-def _parts(k: Kernel, word: Value, kind: str) -> list[Value]:
+def _parts(k: Lanes, word: Value, kind: str) -> list[Value]:
     """Take a register of A or B apart into values to multiply."""
     element = _ELEMENTS[kind]
     if kind == "f64":
@@ -86,36 +86,117 @@ def _parts(k: Kernel, word: Value, kind: str) -> list[Value]:
     return found
 
 
+@dataclass(frozen=True)
+class _Product:
+    """A kind of mma. first, second: types of A and B; result: of C and D. halves: of eight rows;
+    blocks: of k, one register each."""
+
+    shape: str
+    result: str
+    first: str
+    second: str
+    halves: int
+    blocks: int
+    saturates: bool
+
+    @property
+    def name(self) -> str:
+        """The native function's name."""
+        tail = ".sat" if self.saturates else ""
+        return f"mma.{self.shape}.{self.result}.{self.first}.{self.second}{tail}"
+
+    @property
+    def sums(self) -> int:
+        """Registers of C, and of D."""
+        return self.halves if self.result == "f16" else 2 * self.halves
+
+    @property
+    def vector(self) -> str:
+        """LLVM type of a register."""
+        return WIDE if self.result == "f64" else _VECTOR
+
+
 def _multiply(k: Kernel, i: Instruction) -> None:
-    modifiers = [
-        m for m in i.modifiers if m not in ("sync", "aligned", "satfinite", "kind::f8f6f4")
-    ]
+    """Call a function of the kernel's own module; registers pass in memory.
+
+    There are so many of them that keeping all in the host's would take the compiler long.
+    """
+    product = _product(k, i)
+    if product.name not in k.helpers:
+        k.helpers[product.name] = _function(product, k.declarations)
+    size = "b64" if product.result == "f64" else "b32"
+    given = []
+    for operand, count in (
+        (i.operands[1], product.halves * product.blocks), (i.operands[2], product.blocks),
+        (i.operands[3], product.sums),
+    ):  # fmt: skip
+        for register in _items(k, operand, count):
+            given.append(k.in_memory(register, size, product.vector, len(given)))
+    targets = _items(k, i.operands[0], product.sums)
+    direct = [k.written_whole(register, product.vector) for register in targets]
+    results = [slot or k.temporary(product.vector, f"d{n}") for n, slot in enumerate(direct)]
+    arguments = ", ".join(f"ptr {slot}" for slot in (*results, *given))
+    k.do(f'call void @"{product.name}"(ptr %context, {arguments})')
+    element = "i64" if size == "b64" else "i32"
+    for register, known, slot in zip(targets, direct, results, strict=True):
+        if known is not None:
+            continue
+        text = k.value(f"load {product.vector}, ptr {slot}")
+        k.write(register, Value(text, element, False))
+
+
+def _product(k: Kernel, i: Instruction) -> _Product:
+    """Read the modifiers. Raises NotSupported for kinds that are not there."""
+    quiet = ("sync", "aligned", "satfinite", "kind::f8f6f4")
+    modifiers = [m for m in i.modifiers if m not in quiet]
     if len(modifiers) != 7 or modifiers[1:3] != ["row", "col"] or len(i.operands) != 4:
         raise k.unsupported()
-    shape, kinds = modifiers[0], modifiers[3:]
-    result, first, second, added = kinds
+    shape = modifiers[0]
+    result, first, second, added = modifiers[3:]
     if shape not in _SHAPES or first not in _ELEMENTS or second not in _ELEMENTS:
         raise k.unsupported()
-    element = _ELEMENTS[first]
+    element, other = _ELEMENTS[first], _ELEMENTS[second]
     rows, sizes = _SHAPES[shape]
     depth = sizes.get(element.bits)
-    other = _ELEMENTS[second]
     if depth is None or (element.bits, element.work) != (other.bits, other.work):
         raise k.unsupported()
     if result != added or result not in _results(element):
         raise k.unsupported()
-    halves, blocks = rows // 8, depth // (4 * max(32 // element.bits, 1))
-    register = "b64" if element.bits == 64 else "b32"
-    a = [_parts(k, k.varying(k.source(r, register)), first)
-         for r in _items(k, i.operands[1], halves * blocks)]  # fmt: skip
-    b = [_parts(k, k.varying(k.source(r, register)), second)
-         for r in _items(k, i.operands[2], blocks)]  # fmt: skip
+    blocks = depth // (4 * max(32 // element.bits, 1))
     saturates = "satfinite" in i.modifiers and element.work == "i32"
-    c = _added(k, i.operands[3], added, 2 * halves)
-    sums = _accumulate(k, element.work, a, b, halves, [] if saturates else c)
-    if saturates:
-        sums = [k.call_op("sadd.sat", x, y) for x, y in zip(sums, c, strict=True)]
-    _write_result(k, i.operands[0], result, sums)
+    return _Product(shape, result, first, second, rows // 8, blocks, saturates)
+
+
+def _function(product: _Product, declarations: set[str]) -> str:
+    """Return a function that multiplies matrices whose registers lie in memory."""
+    e = Lanes()
+    element = "i64" if product.result == "f64" else "i32"
+
+    def load(stem: str, count: int) -> list[Value]:
+        return [
+            Value(e.value(f"load {product.vector}, ptr %{stem}{n}"), element, False)
+            for n in range(count)
+        ]
+
+    a = [_parts(e, word, product.first) for word in load("a", product.halves * product.blocks)]
+    b = [_parts(e, word, product.second) for word in load("b", product.blocks)]
+    c = _unpacked(e, load("c", product.sums), product.result)
+    work = _ELEMENTS[product.first].work
+    sums = _accumulate(e, work, a, b, product.halves, [] if product.saturates else c)
+    if product.saturates:
+        sums = [e.call_op("sadd.sat", x, y) for x, y in zip(sums, c, strict=True)]
+    for n, value in enumerate(_packed(e, sums, product.result)):
+        e.do(f"store {product.vector} {e.vec(value)}, ptr %d{n}")
+    declarations |= e.declarations
+    names = [f"d{n}" for n in range(product.sums)]
+    names += [f"a{n}" for n in range(product.halves * product.blocks)]
+    names += [f"b{n}" for n in range(product.blocks)]
+    names += [f"c{n}" for n in range(product.sums)]
+    parameters = ", ".join(f"ptr %{name}" for name in names)
+    return "\n".join([
+        f'define internal void @"{product.name}"(ptr %context, {parameters}) noinline {{',
+        *e.lines, "  ret void", "}",
+    ])  # fmt: skip
 
 
 def _results(element: _Element) -> tuple[str, ...]:
@@ -126,31 +207,32 @@ def _results(element: _Element) -> tuple[str, ...]:
     return ("f16", "f32") if element.bits <= 16 else ("f32",)
 
 
-def _added(k: Kernel, operand: Operand, kind: str, count: int) -> list[Value]:
-    """Read C as `count` values a lane."""
+def _unpacked(k: Lanes, words: list[Value], kind: str) -> list[Value]:
+    """Return the registers of C as numbers."""
     if kind != "f16":
-        return [k.varying(k.source(r, kind)) for r in _items(k, operand, count)]
+        element = {"f32": "float", "f64": "double", "s32": "i32"}[kind]
+        return [k.cast("bitcast", word, element) for word in words]
     found = []
-    for register in _items(k, operand, count // 2):
-        word = k.varying(k.source(register, "b32"))
+    for word in words:
         for shift in (0, 16):
             part = k.cast("trunc", k.op("lshr", word, number("i32", shift)), "i16")
             found.append(half_to_float(k, part))
     return found
 
 
-def _write_result(k: Kernel, operand: Operand, kind: str, values: list[Value]) -> None:
+def _packed(k: Lanes, values: list[Value], kind: str) -> list[Value]:
+    """Return numbers as the registers of D."""
     if kind != "f16":
-        for register, value in zip(_items(k, operand, len(values)), values, strict=True):
-            k.write(register, value)
-        return
-    for n, register in enumerate(_items(k, operand, len(values) // 2)):
-        low, high = (k.cast("zext", float_to_half(k, v), "i32") for v in values[2 * n : 2 * n + 2])
-        k.write(register, k.op("or", low, k.op("shl", high, number("i32", 16))))
+        return [k.bits_of(value) for value in values]
+    found = []
+    for n in range(0, len(values), 2):
+        low, high = (k.cast("zext", float_to_half(k, v), "i32") for v in values[n : n + 2])
+        found.append(k.op("or", low, k.op("shl", high, number("i32", 16))))
+    return found
 
 
 def _accumulate(
-    k: Kernel, work: str, a: list[list[Value]], b: list[list[Value]], halves: int, c: list[Value]
+    k: Lanes, work: str, a: list[list[Value]], b: list[list[Value]], halves: int, c: list[Value]
 ) -> list[Value]:
     """Return D from C, both as pairs of neighbours in a row of each half."""
     size = 8 if work == "double" else 4

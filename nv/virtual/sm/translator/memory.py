@@ -166,6 +166,32 @@ def _fast(k: Kernel, space: str, where: Value, size: int, mask: str, write: bool
 def _load_varying(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
     if space not in ("global", "shared") or size > 8:
         return load_lanes(k, space, where, size, mask)
+    if not k.outlines:
+        return _load_quickly(k, space, where, size, mask)
+    name = f"load.{space}.{size}"
+    element = "i64" if size == 8 else "i32"
+    kind = f"<32 x {element}>"
+    if name not in k.helpers:
+        e = _helper(k)
+        (value,) = _load_quickly(e, space, Value("%where", "i64", False), size, "%lanes")
+        head = f'define internal {kind} @"{name}"(ptr %context, {WIDE} %where, i32 %lanes) noinline'
+        k.helpers[name] = "\n".join([head + " {", *e.lines, f"  ret {kind} {value.text}", "}"])
+        k.declarations |= e.declarations
+    text = k.value(f'call {kind} @"{name}"(ptr %context, {WIDE} {k.vec(where)}, i32 {mask})')
+    k.fault_if_found()
+    return [Value(text, element, False)]
+
+
+def _helper(k: Kernel) -> Kernel:
+    """Return the text of a function that is called in place of what would be written often."""
+    e = type(k)(k.facts, k.places, k.full, k.rows)
+    e.quiet = True
+    e.do(f"%tlb.at = getelementptr i8, ptr %context, i64 {layout.TLB}")
+    e.do("%tlb = load ptr, ptr %tlb.at")
+    return e
+
+
+def _load_quickly(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
     element = "i64" if size == 8 else "i32"
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
     good, host = _fast(k, space, where, size, mask, False)
@@ -195,6 +221,31 @@ def _store_varying(
     if space not in ("global", "shared") or size > 8:
         store_lanes(k, space, where, size, mask, words)
         return
+    if not k.outlines:
+        _store_quickly(k, space, where, size, mask, words)
+        return
+    name = f"store.{space}.{size}"
+    element = words[0].element
+    kind = f"<32 x {element}>"
+    if name not in k.helpers:
+        e = _helper(k)
+        data = Value("%data", element, False)
+        _store_quickly(e, space, Value("%where", "i64", False), size, "%lanes", [data])
+        head = (
+            f'define internal void @"{name}"(ptr %context, {WIDE} %where, i32 %lanes, {kind} %data)'
+        )
+        k.helpers[name] = "\n".join([head + " noinline {", *e.lines, "  ret void", "}"])
+        k.declarations |= e.declarations
+    k.do(
+        f'call void @"{name}"(ptr %context, {WIDE} {k.vec(where)}, i32 {mask},'
+        f" {kind} {k.vec(words[0])})"
+    )
+    k.fault_if_found()
+
+
+def _store_quickly(
+    k: Kernel, space: str, where: Value, size: int, mask: str, words: list[Value]
+) -> None:
     fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
     good, host = _fast(k, space, where, size, mask, True)
     k.vec(where)

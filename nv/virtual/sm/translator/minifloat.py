@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nv.virtual.sm.translator.kernel import Kernel
-from nv.virtual.sm.translator.value import Value, number, real
+from nv.virtual.sm.translator.value import Lanes, Value, number, real
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ E4M3 = Format(3, 7, 0x7E, 0x7F)
 E5M2 = Format(2, 15, 0x7B, 0x7F)
 
 
-def encode(k: Kernel, form: Format, x: Value) -> Value:
+def encode(k: Lanes, form: Format, x: Value) -> Value:
     """Round a float to nearest even; too large ones become the largest. Returns i32."""
     bits = k.bits_of(x)
     sign = k.op("and", k.op("lshr", bits, number("i32", 24)), number("i32", 0x80))
@@ -51,7 +50,7 @@ def encode(k: Kernel, form: Format, x: Value) -> Value:
     return k.op("and", result, number("i32", 0xFF))
 
 
-def decode(k: Kernel, form: Format, byte: Value) -> Value:
+def decode(k: Lanes, form: Format, byte: Value) -> Value:
     """Return the float of 8 bits given as i32."""
     sign = k.op("shl", k.op("and", byte, number("i32", 0x80)), number("i32", 24))
     size = k.op("and", byte, number("i32", 0x7F))

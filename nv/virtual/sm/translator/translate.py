@@ -29,13 +29,16 @@ from nv.virtual.sm.translator.analysis import analyse, spins
 from nv.virtual.sm.translator.flatten import Flat, flatten
 from nv.virtual.sm.translator.flow import Flow
 from nv.virtual.sm.translator.frame import module_of
-from nv.virtual.sm.translator.graph import build
+from nv.virtual.sm.translator.graph import build, loops
 from nv.virtual.sm.translator.handler import FLOAT_TYPES, Handler
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value
 from nv.virtual.sm.translator.variables import Places, place
 
 NAME = "nvsm_kernel"
+_MANY = 24  # accesses to memory: of more those outside of loops are calls
+_VERY_MANY = 150  # all of them are
+_MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix)
 
 
@@ -88,7 +91,10 @@ def translate(flat: Flat, places: Places, full: bool, rows: bool) -> Translation
     facts = analyse(graph, rows)
     k = _Kernel(facts, places, full, rows)
     flow = Flow(k, graph, spins(graph))
+    count = sum(i.name in _MEMORY for block in graph.blocks for i in block.code)
+    looped = loops(graph)
     for number, block in enumerate(graph.blocks):
+        k.outlines = count > _VERY_MANY or (count > _MANY and number not in looped)
         k.begin(f"b{number}")
         k.block, k.divergent = number, facts.divergent[number]
         flow.gather(number)
