@@ -347,10 +347,10 @@ def convert(opcode: str, x: int) -> Result:
     sign = goal.sign if x & form.sign else 0
     if is_infinite(x, form):
         return _finish(sign | goal.infinity, goal, modifiers)
-    number = value(x, form)
+    exact = value(x, form)
     if whole:
-        number = Fraction(_whole(number, whole))
-    return _finish(rounded(number, goal, mode, bool(sign)), goal, modifiers)
+        exact = Fraction(_whole(exact, whole))
+    return _finish(rounded(exact, goal, mode, bool(sign)), goal, modifiers)
 
 
 def _whole(x: Fraction, mode: str) -> int:

@@ -145,7 +145,8 @@ def _add(k: Kernel, v: Sequence[Value], mode: str) -> Value:
         return k.op("fadd", v[0], v[1])
     a, b = _wide(k, v)
     total = k.op("fadd", a, b)
-    result = rounding.rounded(k, total, rounding.sum_error(k, a, b, total), v[0].element, mode)
+    error = rounding.sum_error(k, a, b, total)
+    result = rounding.rounded(k, total, error, v[0].element, mode, (a, b))
     return _zero_sign(k, result, total, v[0], v[1], mode)
 
 
@@ -172,7 +173,7 @@ def _multiply(k: Kernel, v: Sequence[Value], mode: str) -> Value:
     a, b = _wide(k, v)
     product = k.op("fmul", a, b)
     error = rounding.fma(k, a, b, k.op("fneg", product))
-    return rounding.rounded(k, product, error, v[0].element, mode)
+    return rounding.rounded(k, product, error, v[0].element, mode, (a, b))
 
 
 def fused(k: Kernel, v: Sequence[Value], mode: str) -> Value:
@@ -185,7 +186,7 @@ def fused(k: Kernel, v: Sequence[Value], mode: str) -> Value:
     if mode == "half":
         finite = k.cmp("ord", error, error)
         return rounding.to_odd(k, total, k.choose(finite, error, rounding.zero(error)))
-    result = rounding.rounded(k, total, error, v[0].element, mode)
+    result = rounding.rounded(k, total, error, v[0].element, mode, (a, b, c))
     product = k.op("fmul", a, b)
     if v[0].element == "float":
         sign = k.cast("bitcast", k.op("and", k.cast("trunc", k.op(

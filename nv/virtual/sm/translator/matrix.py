@@ -125,7 +125,7 @@ def _multiply(k: Kernel, i: Instruction) -> None:
     if product.name not in k.helpers:
         k.helpers[product.name] = _function(product, k.declarations)
     size = "b64" if product.result == "f64" else "b32"
-    given = []
+    given: list[str] = []
     for operand, count in (
         (i.operands[1], product.halves * product.blocks), (i.operands[2], product.blocks),
         (i.operands[3], product.sums),

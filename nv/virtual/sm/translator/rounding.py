@@ -8,6 +8,8 @@ of the FMA"; Boldo and Melquiond, "Emulation of a FMA ... rounding to odd".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value, number, real
 
@@ -102,14 +104,19 @@ def steered(k: Kernel, nearest: Value, error: Value, mode: str) -> Value:
     return k.choose(nan, nearest, moved_value)
 
 
-def rounded(k: Kernel, s: Value, e: Value, element: str, mode: str) -> Value:
-    """Return s + e (doubles) as float or double, rounded by `mode`."""
+def rounded(
+    k: Kernel, s: Value, e: Value, element: str, mode: str, inputs: Sequence[Value] = ()
+) -> Value:
+    """Return s + e (doubles) as float or double, rounded by `mode`.
+
+    inputs: where these are finite and s is not, it overflowed.
+    """
     finite = k.cmp("ord", e, e)
     e = k.choose(finite, e, zero(e))
     if element == "double":
         if mode == "rn":
             return s
-        return steered(k, s, e, mode)
+        return steered(k, s, _of_overflow(k, s, e, inputs), mode)
     if mode == "rn":
         return k.cast("fptrunc", to_odd(k, s, e), "float")
     nearest = k.cast("fptrunc", s, "float")
@@ -117,6 +124,17 @@ def rounded(k: Kernel, s: Value, e: Value, element: str, mode: str) -> Value:
     is_exact = k.cmp("oeq", difference, zero(e))
     sign = k.choose(is_exact, e, difference)
     return steered(k, nearest, sign, mode)
+
+
+def _of_overflow(k: Kernel, s: Value, e: Value, inputs: Sequence[Value]) -> Value:
+    """Return the error, where s overflowed one that leads back."""
+    if not inputs:
+        return e
+    infinity = real("double", float("inf"))
+    over = k.cmp("oeq", k.call_op("fabs", s), infinity)
+    for value in inputs:
+        over = k.op("and", over, k.cmp("olt", k.call_op("fabs", value), infinity))
+    return k.choose(over, k.op("fneg", s), e)
 
 
 def flushed(k: Kernel, value: Value) -> Value:
