@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
 _ALL_SMS = 0x1FF  # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C.MAX_SM_COUNT: no limit
-_TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$%]+)\s*(?:\[\d*\])?\s*$")
 
@@ -49,8 +49,8 @@ class Programs:
         ptx = b""
         if not data.startswith(b"\x7fELF"):
             ptx = data.rstrip(b"\0")
-            _check_text(ptx, device.gpu.capability)
-            data = assemble(ptx, device.target.cpu, config().cache_folder / "cubins")
+            target = _check_text(ptx, device.gpu.capability)
+            data = assemble(ptx, target, config().cache_folder / "cubins")
         cubin = parse_cubin(data)
         _check_target(cubin, device.gpu.capability)
         names = _argument_names(ptx)
@@ -206,25 +206,28 @@ def _local_need(code: KernelCode) -> int:
     return -(-need // _LOCAL_GRANULE) * _LOCAL_GRANULE
 
 
-def _check_text(ptx: bytes, capability: tuple[int, int]) -> None:
-    """Say plainly what is not PTX at all, or is for newer GPUs, before an assembler sees it."""
+def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:
+    """Say plainly what is not PTX at all, or is for newer GPUs, before an assembler sees it.
+
+    The architecture to assemble for: the GPU's, with the suffix that the text asks for ("sm_90a").
+    """
     found = _TARGET.search(ptx)
     if found is None:
-        raise BadCodeObject(
-            "neither PTX text (no .target line) nor a cubin",
-            starts=ptx[:16].decode("ascii", "replace"),
-        )
+        starts = ptx[:16].decode("ascii", "replace")
+        raise BadCodeObject("neither PTX text (no .target line) nor a cubin", starts=starts)
     try:
         ptx.decode("utf-8")
     except UnicodeDecodeError:
         raise BadCodeObject("PTX is text in UTF-8") from None
-    wanted = int(re.sub(r"\D", "", found[1].decode()))
-    if wanted > capability[0] * 10 + capability[1]:
+    own = capability[0] * 10 + capability[1]
+    number, suffix = int(found[1]), found[2].decode()
+    if number > own or (suffix == "a" and number != own):
         raise BadCodeObject(
-            "the PTX is for a newer GPU",
-            found=found[1].decode(),
-            expected=f"sm_{capability[0]}{capability[1]} or older",
+            "the PTX is for a newer GPU" if number > own else "the PTX is for one GPU alone",
+            found=f"sm_{number}{suffix}",
+            expected=f"sm_{own} or older",
         )
+    return f"sm_{own}{suffix}"
 
 
 def _check_target(cubin: Cubin, capability: tuple[int, int]) -> None:

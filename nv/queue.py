@@ -120,17 +120,17 @@ class ChannelQueue(HardwareQueue):
         self.run_setup(self.device.setup_words(self))
 
     def tear_down(self) -> None:
-        """Free the channel; what it ran ends."""
-        for _, _, image, _ in self._pending:
-            if image is not None:
-                image.close()
-        self._pending.clear()
+        """Free the channel; what it ran ends. Its memory goes after it."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
         if self.group is not None:
             self.group.close()
             self.group = None
+        for _, _, image, _ in self._pending:
+            if image is not None:
+                image.close()
+        self._pending.clear()
 
     def run_setup(self, words: Sequence[int]) -> None:
         """Run methods of the driver's own when all before has ended, and wait for them."""

@@ -275,6 +275,7 @@ def _ptx(
     [
         (_ptx("frobnicate;"), BadCodeObject, "line 4.*frobnicate"),
         (_ptx("", target="sm_120"), BadCodeObject, "newer GPU"),
+        (_ptx("", target="sm_80a"), BadCodeObject, "one GPU alone|does not assemble"),
         (b"\x7fELF" + bytes(60), BadCodeObject, "neither PTX text"),
         (b"int main() { return 0; }", BadCodeObject, "no .target line"),
         (_ptx("").replace(b"out)", b"\xff\xfe)"), BadCodeObject, "UTF-8"),
@@ -288,6 +289,15 @@ def test_code_that_cannot_run_is_refused(
     with pytest.raises(error, match=words):
         gh100.load(image)
     work(gh100)
+
+
+def test_code_for_exactly_this_architecture(gh100: NvDevice) -> None:
+    kernel = gh100.load(_ptx("", target="sm_90a"))["k"]
+    older = gh100.load(_ptx("", target="sm_75"))["k"]
+    for each in (kernel, older):
+        with gh100.alloc(64) as buffer, gh100.queue() as queue:
+            queue.launch(each, grid=(1,), block=(32,), args=(buffer,))
+        gh100.synchronize()
 
 
 def test_arguments_of_wrong_type_or_count(gh100: NvDevice) -> None:
