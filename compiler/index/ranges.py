@@ -32,6 +32,7 @@ from compiler.index.algebra import (
     within,
 )
 from compiler.index.lookup import lookup
+from compiler.index.onehot import pick
 from compiler.kernel.ir import (
     Memory,
     Value,
@@ -221,6 +222,10 @@ class _Tracer:
             inner[axis] = counter.index()
         self.reductions += 1
         body = self.value(source, tuple(inner), valid)
+        if operation == "sum" and len(ranges) == 1:
+            picked = pick(body, ranges[0])
+            if picked is not None:
+                return picked
         return value("reduce", node.dtype, (body,), (operation, tuple(ranges)))
 
     def _pad(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
