@@ -1,12 +1,18 @@
 """What lowering may choose, as data: one record for each shape of kernel.
 
-Lowering a computation with the same choices gives the same kernel, so a search can try records
-and keep the best, and a record can be written down and read back.
+Lowering a computation with the same record gives the same kernel, so a search can try records and
+keep the best, and a record can be written down and read back. The host's products have theirs in
+compiler.kernel.host_tiles.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from compiler.kernel.host_tiles import Tile
 
 
 @dataclass(frozen=True)
@@ -19,3 +25,88 @@ class MatrixTiles:
     fragments: tuple[int, int]
     depth: int
     buffers: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A product on a GPU without them. size: of a group's tile, block: of a thread's, each down and
+    across. depth: of a slice; unroll: its steps written out."""
+
+    size: tuple[int, int]
+    block: tuple[int, int]
+    depth: int
+    unroll: int
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Element-wise on a GPU. width: elements of a thread; block: threads of a group, at most."""
+
+    width: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A reduction on a GPU. way: who adds up a result: "threads" (one each), "groups", or "columns"
+    (a group for a wave of results). block: threads of a group, at most."""
+
+    way: str
+    block: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Loops on the host. size: elements of work for a group, about."""
+
+    size: int
+
+
+Choices = MatrixTiles | Tiles | Threads | Sharing | Chunk | Tile
+KINDS: Mapping[str, type[Choices]] = {
+    kind.__name__: kind for kind in (MatrixTiles, Tiles, Threads, Sharing, Chunk, Tile)
+}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Records of one kind that a computation can be lowered with. options: for each field that may
+    change. fits: whether a record makes a kernel that the target can run."""
+
+    start: Choices
+    options: Mapping[str, tuple[Any, ...]]  # Any: of the field's type
+    fits: Callable[[Any], bool]
+
+    def neighbours(self, choices: Choices) -> Iterator[Choices]:
+        """The records that differ in one field."""
+        for name, options in self.options.items():
+            for option in options:
+                if option != getattr(choices, name):
+                    other = replace(choices, **{name: option})
+                    if self.fits(other):
+                        yield other
+
+
+def to_text(choices: Choices) -> str:
+    """JSON that `from_text` reads."""
+    return json.dumps({"kind": type(choices).__name__, **asdict(choices)})
+
+
+def from_text(text: str) -> Choices:
+    """The record; ValueError for a text that is none."""
+    given = json.loads(text)
+    if not isinstance(given, dict) or given.get("kind") not in KINDS:
+        raise ValueError("no record of choices")
+    kind = KINDS[given.pop("kind")]
+    if {field.name for field in fields(kind)} != set(given):
+        raise ValueError("a record with other fields")
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+
+
+def shown(choices: Choices) -> str:
+    """For people: "tiles size=64x64 block=4x4 depth=16 unroll=4"."""
+    parts = []
+    for name, value in asdict(choices).items():
+        text = "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+        parts.append(f"{name}={text}")
+    return " ".join([type(choices).__name__.lower(), *parts])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity, replace
+from compiler.kernel.choices import Sharing, Space, Threads
 from compiler.kernel.ir import (
     Barrier,
     If,
@@ -31,28 +32,54 @@ LONG = 64  # reductions from here on are shared by the threads of a group
 MANY = 1 << 15  # so many results keep the machine busy with a thread each
 
 
-def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
+def default_threads(computation: Computation, target: TargetSpec) -> Threads:
+    """As many elements for a thread as it moves at once, where all threads then have some."""
+    if not computation.ranges:
+        return Threads(1, BLOCK)
+    last = computation.ranges[-1]
+    dtypes = [m.dtype for m in (*computation.outputs, *computation.inputs)]
+    width = vector_width(dtypes, target.vector_bytes)
+    if computation.position.coefficient(last) != 1:  # an assignment with gaps
+        width = 1
+    while last.size % width or elements(computation.ranges) < width * target.wave_size:
+        width //= 2
+        if width <= 1:
+            width = 1
+            break
+    return Threads(width, BLOCK)
+
+
+def threads_space(computation: Computation, target: TargetSpec) -> Space:
+    """Vectors up to 8 elements; groups of 1 to 16 waves."""
+    last = computation.ranges[-1]
+    gaps = computation.position.coefficient(last) != 1
+    widths = tuple(w for w in (1, 2, 4, 8) if last.size % w == 0 and not (gaps and w > 1))
+    options = {"width": widths, "block": _blocks(target)}
+    return Space(default_threads(computation, target), options, lambda _: True)
+
+
+def _blocks(target: TargetSpec) -> tuple[int, ...]:
+    sizes = (target.wave_size * n for n in (1, 2, 4, 8, 16))
+    return tuple(size for size in sizes if size <= target.max_threads_per_group)
+
+
+def elementwise(
+    computation: Computation, target: TargetSpec, threads: Threads | None = None
+) -> Kernel:
     """A few neighbouring elements per thread; the grid's y axis takes the outer ranges."""
     ranges = computation.ranges
     if not ranges:
         return _single(computation, target)
     outer, last = ranges[:-1], ranges[-1]
-    dtypes = [m.dtype for m in (*computation.outputs, *computation.inputs)]
-    width = vector_width(dtypes, target.vector_bytes)
-    if computation.position.coefficient(last) != 1:  # an assignment with gaps
-        width = 1
-    while last.size % width or elements(ranges) < width * target.wave_size:
-        width //= 2
-        if width <= 1:
-            width = 1
-            break
+    threads = threads or default_threads(computation, target)
+    width, most = threads.width, threads.block
     units = last.size // width
-    if outer and units >= BLOCK:
-        unit, conditions, grid_x, block = threads_along(units, target)
+    if outer and units >= most:
+        unit, conditions, grid_x, block = threads_along(units, target, most)
         grid = (grid_x, elements(outer), 1)
         indices = [*_positions(outer, group_range(1, grid[1]).index()), unit]
     else:
-        unit, conditions, grid_x, block = threads_along(units * elements(outer), target)
+        unit, conditions, grid_x, block = threads_along(units * elements(outer), target, most)
         grid = (grid_x, 1, 1)
         indices = unflatten(unit, (*(r.size for r in outer), units))
     places = dict(zip(outer, indices[:-1], strict=True))
@@ -67,7 +94,7 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
     return _kernel(computation, (), grid, block, body)
 
 
-def reduction(computation: Computation, target: TargetSpec) -> Kernel:
+def default_sharing(computation: Computation) -> Sharing:
     """A group per result where the reduction is long, or per wave of neighbouring results where
     memory runs that way; else a thread per result."""
     reduce = computation.reduction
@@ -75,20 +102,39 @@ def reduction(computation: Computation, target: TargetSpec) -> Kernel:
     over, ranges = reduce.arg[1], computation.ranges
     outputs = elements(ranges)
     if elements(over) < LONG or outputs >= 1 << 31:
-        return _by_threads(computation, reduce, target)
+        return Sharing("threads", BLOCK)
     if unit_stride(reduce.sources[0], over[-1]):
-        return _by_groups(computation, reduce, target)
+        return Sharing("groups", BLOCK)
     if outputs >= MANY:
-        return _by_threads(computation, reduce, target)
+        return Sharing("threads", BLOCK)
     if ranges and ranges[-1].size >= 8 and unit_stride(reduce.sources[0], ranges[-1]):
-        return _by_columns(computation, reduce, target)
-    return _by_groups(computation, reduce, target)
+        return Sharing("columns", BLOCK)
+    return Sharing("groups", BLOCK)
 
 
-def _by_threads(computation: Computation, reduce: Value, target: TargetSpec) -> Kernel:
+def sharing_space(computation: Computation, target: TargetSpec) -> Space:
+    """Every way, with groups of 1 to 16 waves."""
+    few = elements(computation.ranges) < 1 << 31
+    ways = ("threads", *(("groups", "columns") if few and computation.ranges else ()))
+    options = {"way": ways, "block": _blocks(target)}
+    return Space(default_sharing(computation), options, lambda _: True)
+
+
+def reduction(
+    computation: Computation, target: TargetSpec, sharing: Sharing | None = None
+) -> Kernel:
+    """Results added up as `sharing` says."""
+    reduce = computation.reduction
+    assert reduce is not None
+    sharing = sharing or default_sharing(computation)
+    ways = {"threads": _by_threads, "groups": _by_groups, "columns": _by_columns}
+    return ways[sharing.way](computation, reduce, target, sharing.block)
+
+
+def _by_threads(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
     operation, over = reduce.arg
     ranges = computation.ranges
-    unit, conditions, grid_x, block = threads_along(elements(ranges), target)
+    unit, conditions, grid_x, block = threads_along(elements(ranges), target, most)
     places = dict(zip(ranges, _positions(ranges, unit), strict=True))
     total = Memory("total", reduce.dtype, 1, "register")
     here = load(total, constant(0))
@@ -107,7 +153,7 @@ def _by_threads(computation: Computation, reduce: Value, target: TargetSpec) -> 
     return _kernel(computation, (total,), (grid_x, 1, 1), block, body)
 
 
-def _by_groups(computation: Computation, reduce: Value, target: TargetSpec) -> Kernel:
+def _by_groups(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
     """Threads take every block-th piece of the row, then a tree in local memory joins their
     totals."""
     operation, over = reduce.arg
@@ -119,7 +165,7 @@ def _by_groups(computation: Computation, reduce: Value, target: TargetSpec) -> K
         width //= 2
     units = length // width
     block = target.wave_size
-    while block < BLOCK and block < units and block < target.max_threads_per_group:
+    while block < most and block < units and block < target.max_threads_per_group:
         block *= 2
     thread = thread_range(block).index()
     places = dict(zip(ranges, _positions(ranges, group_range(0, outputs).index()), strict=True))
@@ -157,14 +203,14 @@ def _by_groups(computation: Computation, reduce: Value, target: TargetSpec) -> K
     return _kernel(computation, (total, shared), (outputs, 1, 1), block, body)
 
 
-def _by_columns(computation: Computation, reduce: Value, target: TargetSpec) -> Kernel:
+def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
     """A wave of neighbouring results per group; each of its waves takes every n-th step, so that
     lanes read neighbours. Then a tree over the waves."""
     operation, over = reduce.arg
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     wave, length = target.wave_size, elements(over)
-    waves = BLOCK // wave
-    thread = thread_range(BLOCK).index()
+    waves = most // wave
+    thread = thread_range(most).index()
     grid = (-(-last.size // wave), elements(outer), 1)
     column = group_range(0, grid[0]).index() * wave + thread % wave
     exists = at_least_zero(constant(last.size - 1) - column)
@@ -181,7 +227,7 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec) -> 
     if inside:
         add = (If(inside, add),)
 
-    shared = Memory("shared", reduce.dtype, BLOCK + BLOCK // 2, "local")
+    shared = Memory("shared", reduce.dtype, most + most // 2, "local")
     root = substitute(computation.value, places)
     result = replace(root, substitute(reduce, places), load(shared, thread))
     position = computation.position.substitute(places)
@@ -189,10 +235,10 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec) -> 
     body: tuple[Statement, ...] = (
         Store(total, constant(0), identity(operation, reduce.dtype)),
         Loop(counter, add),
-        *tree(operation, shared, here, BLOCK, wave),
+        *tree(operation, shared, here, most, wave),
         If(both(first_wave, exists), (Store(computation.output, position, result),)),
     )
-    return _kernel(computation, (total, shared), grid, BLOCK, body)
+    return _kernel(computation, (total, shared), grid, most, body)
 
 
 def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:

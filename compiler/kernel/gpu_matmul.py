@@ -2,8 +2,9 @@
 
 A group computes a tile of the output. For each slice of the depth, its threads copy a slice of
 both factors into local memory (any size works: what lies outside is zero), then each thread adds
-the products for its own 4 x 4 block, held in registers. The left slice is kept transposed, so
-that both reads are whole vectors; rows are padded by 4 elements against bank conflicts.
+the products for its own block (4 x 4 by default), held in registers. The left slice is kept
+transposed, so that both reads are whole vectors; rows are padded by 4 elements against bank
+conflicts.
 
     for slice of depth:
         left_tile[k][row], right_tile[k][column] = ...
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
 from compiler.index.lookup import guard
 from compiler.index.ranges import Computation, elements
+from compiler.kernel.choices import Space, Tiles
 from compiler.kernel.contraction import Contraction
 from compiler.kernel.ir import (
     Barrier,
@@ -41,15 +43,43 @@ from compiler.kernel.ir import (
 from compiler.kernel.spread import spread, store, unit_stride
 from hcq.target import TargetSpec
 
-BLOCK = 4  # rows and columns of a thread's block, and elements moved at once
-SLICE = 16  # depth of a tile
-UNROLL = 4  # steps of the inner loop written out
+MOVED = 4  # elements moved at once
 PADDING = 4
+
+
+def default_tiles(parts: Contraction) -> Tiles:
+    """What suits most products."""
+    size = (64 if parts.rows.size > 32 else 32, 64 if parts.columns.size > 32 else 32)
+    return Tiles(size, (4, 4), 16, 4)
+
+
+def space(parts: Contraction, target: TargetSpec) -> Space:
+    """All tiles that a group can hold."""
+
+    def fits(tiles: Tiles) -> bool:
+        (tall, wide), (rows, columns) = tiles.size, tiles.block
+        threads = (tall // rows) * (wide // columns)
+        memory = tiles.depth * (tall + wide + 2 * PADDING) * parts.reduce.dtype.itemsize
+        return (
+            target.wave_size <= threads <= target.max_threads_per_group
+            and all(side * tiles.depth % (threads * MOVED) == 0 for side in tiles.size)
+            and tiles.depth % tiles.unroll == 0
+            and memory <= target.local_memory
+        )
+
+    sides, blocks = (32, 64, 128), (4, 8)
+    options = {
+        "size": tuple((tall, wide) for tall in sides for wide in sides),
+        "block": tuple((rows, columns) for rows in blocks for columns in blocks),
+        "depth": (8, 16, 32),
+        "unroll": (2, 4, 8),
+    }
+    return Space(default_tiles(parts), options, fits)
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """One factor's slice in local memory: [SLICE][size + PADDING]."""
+    """One factor's slice in local memory: [length][size + PADDING]."""
 
     memory: Memory
     factor: Value  # over `across` and `depth`, both padded to whole tiles, guarded
@@ -58,43 +88,54 @@ class _Tile:
     size: int
     start: Index  # of the tile in `across`
     deep: bool  # whether the factor's memory runs along the depth
+    length: int  # of a slice, along the depth
 
     @property
     def pitch(self) -> int:
         return self.size + PADDING
 
     def fill(self, slice_start: Index, threads: int) -> list[Statement]:
-        """Copy the slice; each thread moves BLOCK neighbouring elements at a time."""
+        """Copy the slice; each thread moves MOVED neighbouring elements at a time."""
         thread = thread_range(threads).index()
         statements: list[Statement] = []
-        for piece in range(self.size * SLICE // (threads * BLOCK)):
+        for piece in range(self.size * self.length // (threads * MOVED)):
             number = thread + piece * threads
             if self.deep:
-                across, step = number // (SLICE // BLOCK), number % (SLICE // BLOCK) * BLOCK
+                line = self.length // MOVED
+                across, step = number // line, number % line * MOVED
                 source = substitute(self.factor, {self.across: self.start + across})
-                values = spread(source, self.depth, slice_start + step, BLOCK)
+                values = spread(source, self.depth, slice_start + step, MOVED)
                 for lane, element in enumerate(values):
                     at = (step + lane) * self.pitch + across
                     statements.append(Store(self.memory, at, element))
             else:
-                step, across = number // (self.size // BLOCK), number % (self.size // BLOCK) * BLOCK
+                line = self.size // MOVED
+                step, across = number // line, number % line * MOVED
                 source = substitute(self.factor, {self.depth: slice_start + step})
-                values = spread(source, self.across, self.start + across, BLOCK)
+                values = spread(source, self.across, self.start + across, MOVED)
                 statements.append(store(self.memory, step * self.pitch + across, values))
         return statements
 
-    def read(self, step: Index, block: Index) -> list[Value]:
-        """BLOCK elements of a row, from block number `block`."""
-        vector = load(self.memory, step * self.pitch + block * BLOCK, lanes=BLOCK)
-        return [value("extract", vector.dtype, (vector,), lane) for lane in range(BLOCK)]
+    def read(self, step: Index, block: Index, count: int) -> list[Value]:
+        """`count` elements of a row, from block number `block`."""
+        found: list[Value] = []
+        for first in range(0, count, MOVED):
+            at = step * self.pitch + block * count + first
+            vector = load(self.memory, at, lanes=MOVED)
+            found += [value("extract", vector.dtype, (vector,), lane) for lane in range(MOVED)]
+        return found
 
 
-def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> Kernel:
+def matmul(
+    computation: Computation, parts: Contraction, target: TargetSpec, tiles: Tiles | None = None
+) -> Kernel:
     """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
+    tiles = tiles or default_tiles(parts)
     rows, columns, depth = parts.rows, parts.columns, parts.depth
-    tall, wide = _tile_size(rows.size), _tile_size(columns.size)
-    threads = (tall // BLOCK) * (wide // BLOCK)
-    slices = -(-depth.size // SLICE)
+    tall, wide = tiles.size
+    down, across = tiles.block
+    threads = (tall // down) * (wide // across)
+    slices = -(-depth.size // tiles.depth)
     grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
     row_start = group_range(1, grid[1]).index() * tall
     column_start = group_range(0, grid[0]).index() * wide
@@ -105,29 +146,35 @@ def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> 
             strict=True,
         )
     )
-    long_depth = Range("depth", slices * SLICE)
-    left = _tile("left", parts.left, rows, parts, batch, long_depth, tall, row_start)
-    right = _tile("right", parts.right, columns, parts, batch, long_depth, wide, column_start)
+    long_depth = Range("depth", slices * tiles.depth)
+    length = tiles.depth
+    left = _tile("left", parts.left, rows, parts, batch, long_depth, tall, row_start, length)
+    right = _tile(
+        "right", parts.right, columns, parts, batch, long_depth, wide, column_start, length
+    )
 
     thread = thread_range(threads).index()
-    row_block, column_block = thread // (wide // BLOCK), thread % (wide // BLOCK)
-    totals = Memory("totals", parts.reduce.dtype, BLOCK * BLOCK, "register")
+    row_block, column_block = thread // (wide // across), thread % (wide // across)
+    totals = Memory("totals", parts.reduce.dtype, down * across, "register")
+    start = Range("slice", slices).index() * length
     body: tuple[Statement, ...] = (
-        *left.fill(_slice_start(slices), threads),
-        *right.fill(_slice_start(slices), threads),
+        *left.fill(start, threads),
+        *right.fill(start, threads),
         Barrier(),
-        _multiply(left, right, row_block, column_block, totals),
+        _multiply(left, right, row_block, column_block, totals, tiles),
         Barrier(),
     )
     accumulate: Statement = Loop(Range("slice", slices), body)
     for counter in reversed(parts.outer):
         accumulate = Loop(counter, (accumulate,))
     zero = const(0, parts.reduce.dtype)
-    statements: list[Statement] = [Store(totals, constant(i), zero) for i in range(BLOCK * BLOCK)]
+    statements: list[Statement] = [Store(totals, constant(i), zero) for i in range(totals.count)]
     statements.append(accumulate)
-    row_start = row_start + row_block * BLOCK
-    column_start = column_start + column_block * BLOCK
-    statements += _finish(computation, parts, batch, totals, row_start, column_start)
+    column_start = column_start + column_block * across
+    for i in range(down):
+        row = row_start + row_block * down + i
+        taken = [load(totals, constant(i * across + lane)) for lane in range(across)]
+        statements += finish_run(computation, parts, batch, row, column_start, taken)
     return Kernel(
         "kernel",
         (computation.output, *computation.inputs),
@@ -136,14 +183,6 @@ def matmul(computation: Computation, parts: Contraction, target: TargetSpec) -> 
         threads,
         tuple(statements),
     )
-
-
-def _tile_size(size: int) -> int:
-    return 64 if size > 32 else 32
-
-
-def _slice_start(slices: int) -> Index:
-    return Range("slice", slices).index() * SLICE
 
 
 def _tile(
@@ -155,11 +194,12 @@ def _tile(
     depth: Range,
     size: int,
     start: Index,
+    length: int,
 ) -> _Tile:
     deep = unit_stride(factor, parts.depth) and not unit_stride(factor, across)
     factor, wide = padded_factor(name, factor, across, parts, batch, depth, size)
-    memory = Memory(name, factor.dtype, SLICE * (size + PADDING), "local")
-    return _Tile(memory, factor, wide, depth, size, start, deep)
+    memory = Memory(name, factor.dtype, length * (size + PADDING), "local")
+    return _Tile(memory, factor, wide, depth, size, start, deep, length)
 
 
 def padded_factor(
@@ -182,17 +222,18 @@ def padded_factor(
 
 
 def _multiply(
-    left: _Tile, right: _Tile, row_block: Index, column_block: Index, totals: Memory
+    left: _Tile, right: _Tile, row_block: Index, column_block: Index, totals: Memory, tiles: Tiles
 ) -> Loop:
     """Add the products of one slice to the thread's block."""
-    counter = Range("step", SLICE // UNROLL)
+    counter = Range("step", tiles.depth // tiles.unroll)
+    down, across = tiles.block
     statements: list[Statement] = []
-    for part in range(UNROLL):
-        step = counter.index() * UNROLL + part
-        ours, theirs = left.read(step, row_block), right.read(step, column_block)
+    for part in range(tiles.unroll):
+        step = counter.index() * tiles.unroll + part
+        ours, theirs = left.read(step, row_block, down), right.read(step, column_block, across)
         for i, row in enumerate(ours):
             for j, column in enumerate(theirs):
-                at = constant(i * BLOCK + j)
+                at = constant(i * across + j)
                 statements.append(Store(totals, at, multiply_add(row, column, load(totals, at))))
     return Loop(counter, tuple(statements))
 
@@ -203,22 +244,6 @@ def multiply_add(left: Value, right: Value, total: Value) -> Value:
         return value("fma", total.dtype, (left, right, total), lanes=total.lanes)
     product = value("mul", total.dtype, (left, right), lanes=total.lanes)
     return value("add", total.dtype, (total, product), lanes=total.lanes)
-
-
-def _finish(
-    computation: Computation,
-    parts: Contraction,
-    batch: dict[Range, Index],
-    totals: Memory,
-    row_start: Index,
-    column_start: Index,
-) -> list[Statement]:
-    """Epilogue and stores of the thread's block, as far as it lies inside the output."""
-    statements: list[Statement] = []
-    for i in range(BLOCK):
-        taken = [load(totals, constant(i * BLOCK + lane)) for lane in range(BLOCK)]
-        statements += finish_run(computation, parts, batch, row_start + i, column_start, taken)
-    return statements
 
 
 def finish_run(

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.choices import MatrixTiles
+from compiler.kernel.choices import MatrixTiles, Space
 from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu_matmul import finish_run, padded_factor
 from compiler.kernel.ir import (
@@ -82,6 +82,33 @@ def default_tiles(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> M
     if parts.depth.size >= 4 * depth and local_bytes(unit, tiles) <= SHARE:
         return tiles
     return replace(tiles, depth=depth)
+
+
+def space(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> Space:
+    """All tiles that a group can hold; totals take at most 128 registers of a lane."""
+    step = 32 // unit.element.itemsize
+    span = max(unit.held, VECTOR // unit.element.itemsize) * unit.depth_parts
+
+    def fits(tiles: MatrixTiles) -> bool:
+        threads = tiles.waves[0] * tiles.waves[1] * unit.wave
+        held = tiles.fragments[0] * tiles.fragments[1] * unit.total_lanes
+        return (
+            threads <= target.max_threads_per_group
+            and held <= 128
+            and tiles.depth % span == 0
+            and local_bytes(unit, tiles) <= target.local_memory
+            and all(side * tiles.depth % (threads * TURNED) == 0 for side in _sides(unit, tiles))
+        )
+
+    counts = (1, 2, 4)
+    wide = tuple(count * 16 // unit.columns for count in counts)
+    options = {
+        "waves": tuple((down, across) for down in counts for across in counts),
+        "fragments": tuple((down, across) for down in counts for across in wide),
+        "depth": (step, 2 * step, 4 * step),
+        "buffers": (1, 2),
+    }
+    return Space(default_tiles(parts, unit, target), options, fits)
 
 
 def local_bytes(unit: MatrixUnit, tiles: MatrixTiles) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity, replace
+from compiler.kernel.choices import Chunk, Space
 from compiler.kernel.ir import (
     Kernel,
     Loop,
@@ -28,13 +29,21 @@ MANY = 64  # results from which on there are enough for that
 COLUMNS = 512  # results a group accumulates side by side
 
 
-def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
+def space() -> Space:
+    """Chunks of all sizes."""
+    return Space(Chunk(CHUNK), {"size": tuple(1024 << n for n in range(10))}, lambda _: True)
+
+
+def elementwise(
+    computation: Computation, target: TargetSpec, chosen: Chunk | None = None
+) -> Kernel:
     """Chunks of the last range, or several whole rows of it, per group."""
+    most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
         return _kernel(computation, (), (1, 1, 1), _assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
-    if last.size >= CHUNK or not outer:
-        chunk = min(CHUNK, last.size)
+    if last.size >= most or not outer:
+        chunk = min(most, last.size)
         grid = (-(-last.size // chunk), elements(outer), 1)
         start = group_range(0, grid[0]).index() * chunk
         step = Range("j", chunk)
@@ -42,7 +51,7 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
         places[last] = start + step.index()
         inner = Loop(step, _assign(computation, places), constant(last.size) - start)
         return _kernel(computation, (), grid, (inner,))
-    rows = max(1, CHUNK // last.size)
+    rows = max(1, most // last.size)
     grid, row, loop_bound = _rows(elements(outer), rows)
     step = Range("j", last.size)
     places = _places(outer, row)
@@ -51,7 +60,7 @@ def elementwise(computation: Computation, target: TargetSpec) -> Kernel:
     return _kernel(computation, (), grid, (Loop(Range("r", rows), (inner,), loop_bound),))
 
 
-def reduction(computation: Computation, target: TargetSpec) -> Kernel:
+def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None = None) -> Kernel:
     """One result after the other, or many side by side where that is the direction of memory."""
     reduce = computation.reduction
     assert reduce is not None
@@ -61,7 +70,7 @@ def reduction(computation: Computation, target: TargetSpec) -> Kernel:
     if ranges and unit_stride(body, ranges[-1]) and not unit_stride(body, over[-1]):
         return _side_by_side(computation, reduce)
     count = elements(ranges)
-    rows = max(1, CHUNK // elements(over))
+    rows = max(1, (chosen or Chunk(CHUNK)).size // elements(over))
     abreast = STREAMS if rows < STREAMS and count % STREAMS == 0 and count >= MANY else 1
     grid, row, bound = _rows(count // abreast, rows)
     totals = Memory("total", reduce.dtype, abreast, "register")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
+from compiler.kernel.choices import Space
 from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.host_axis import Axis, Part, deep, joined
@@ -53,6 +54,23 @@ def matmul(
 def problem(computation: Computation, parts: Contraction, target: TargetSpec) -> Problem:
     """What the cost model is asked."""
     return _Blocked(computation, parts, target, None).problem
+
+
+def space(computation: Computation, parts: Contraction, target: TargetSpec) -> Space:
+    """All tiles that fit the caches and leave registers for the totals."""
+    asked = problem(computation, parts, target)
+    tiles = list(asked.tiles())
+
+    def fits(tile: Tile) -> bool:
+        return tile.vectors * (tile.height + 1) + 2 <= asked.registers and asked.fits(tile)
+
+    options = {
+        "height": tuple(sorted({*range(4, 29, 2), *(tile.height for tile in tiles)})),
+        "vectors": (1, 2, 3, 4),
+        "rows": tuple(sorted({tile.rows for tile in tiles})),
+        "columns": tuple(sorted({tile.columns for tile in tiles})),
+    }
+    return Space(asked.best(), options, fits)
 
 
 class _Blocked:

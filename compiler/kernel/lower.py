@@ -7,7 +7,9 @@ matmul (and matrix units), rows and online. Targets are told apart by their ABI,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from compiler.graph import ops
 from compiler.index.ranges import Computation
@@ -23,7 +25,8 @@ from compiler.kernel import (
     host_rows,
 )
 from compiler.kernel.chain import find_chain
-from compiler.kernel.contraction import find_contraction
+from compiler.kernel.choices import Choices, MatrixTiles, Space, Tiles
+from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel
 from compiler.kernel.online import find_online
@@ -33,40 +36,88 @@ from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
 
-def lower(computation: Computation, target: TargetSpec) -> Kernel:
-    """The verified kernel. NotSupported for a target whose ABI we do not know."""
+def lower(computation: Computation, target: TargetSpec, choices: Choices | None = None) -> Kernel:
+    """The verified kernel, with the default choices or given ones (of one of its `spaces`).
+    NotSupported for a target whose ABI we do not know."""
     if target.abi not in ("host", "amdhsa", "ptx"):
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
-    kernel = within_limits(_shape(computation, target), target.max_grid)
+    shape = _host(computation, target) if target.abi == "host" else _gpu(computation, target)
+    kernel = within_limits(shape.build(choices), target.max_grid)
     return verify(_named(kernel, computation))
 
 
-def _shape(computation: Computation, target: TargetSpec) -> Kernel:
-    on_host = target.abi == "host"
+def spaces(computation: Computation, target: TargetSpec) -> list[Space]:
+    """What may be chosen for a computation, the default's space first; empty where nothing is."""
+    shape = _host(computation, target) if target.abi == "host" else _gpu(computation, target)
+    return shape.spaces()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a computation is lowered. build: with given or default choices."""
+
+    build: Callable[[Any], Kernel]  # Any: of the kind of its spaces, or None
+    spaces: Callable[[], list[Space]] = list
+
+
+def _host(computation: Computation, target: TargetSpec) -> _Shape:
     online = find_online(computation)
     if online is not None:
-        attention = host_online.attention if on_host else gpu_online.attention
-        return attention(computation, online, target)
+        return _Shape(lambda _: host_online.attention(computation, online, target))
     chain = find_chain(computation)
     if chain is not None:
-        rows = host_rows.rows if on_host else gpu_rows.rows
-        return rows(computation, chain, target)
-    computation = replace(computation, value=ops.expand(computation.value))
-    contraction = find_contraction(computation, joint=on_host)
-    if contraction is not None:
-        unit = None if on_host else gpu_matrix.suits(contraction, target)
-        if unit is not None:
-            tiles = gpu_matrix.default_tiles(contraction, unit, target)
-            return gpu_matrix.matmul(computation, contraction, target, unit, tiles)
-        matmul = host_matmul.matmul if on_host else gpu_matmul.matmul
-        return matmul(computation, contraction, target)
-    if computation.reduction is not None:
-        reduction = host_loops.reduction if on_host else gpu_loops.reduction
-        return reduction(computation, target)
-    elementwise = host_loops.elementwise if on_host else gpu_loops.elementwise
-    return elementwise(computation, target)
+        return _Shape(lambda _: host_rows.rows(computation, chain, target))
+    plain = replace(computation, value=ops.expand(computation.value))
+    parts = find_contraction(plain, joint=True)
+    if parts is not None:
+        return _Shape(
+            lambda tile: host_matmul.matmul(plain, parts, target, tile),
+            lambda: [host_matmul.space(plain, parts, target)],
+        )
+    loops = host_loops.elementwise if plain.reduction is None else host_loops.reduction
+    return _Shape(lambda chunk: loops(plain, target, chunk), lambda: [host_loops.space()])
+
+
+def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
+    online = find_online(computation)
+    if online is not None:
+        return _Shape(lambda _: gpu_online.attention(computation, online, target))
+    chain = find_chain(computation)
+    if chain is not None:
+        return _Shape(lambda _: gpu_rows.rows(computation, chain, target))
+    plain = replace(computation, value=ops.expand(computation.value))
+    parts = find_contraction(plain)
+    if parts is not None:
+        return _gpu_product(plain, parts, target)
+    if plain.reduction is not None:
+        return _Shape(
+            lambda sharing: gpu_loops.reduction(plain, target, sharing),
+            lambda: [gpu_loops.sharing_space(plain, target)],
+        )
+    return _Shape(
+        lambda threads: gpu_loops.elementwise(plain, target, threads),
+        lambda: [gpu_loops.threads_space(plain, target)] if plain.ranges else [],
+    )
+
+
+def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpec) -> _Shape:
+    """On matrix units where there are some for the types, unless the choices say otherwise."""
+    unit = gpu_matrix.suits(parts, target)
+
+    def build(choices: MatrixTiles | Tiles | None) -> Kernel:
+        if unit is None or isinstance(choices, Tiles):
+            assert choices is None or isinstance(choices, Tiles), choices
+            return gpu_matmul.matmul(computation, parts, target, choices)
+        tiles = choices or gpu_matrix.default_tiles(parts, unit, target)
+        return gpu_matrix.matmul(computation, parts, target, unit, tiles)
+
+    def all_spaces() -> list[Space]:
+        plain = gpu_matmul.space(parts, target)
+        return [plain] if unit is None else [gpu_matrix.space(parts, unit, target), plain]
+
+    return _Shape(build, all_spaces)
 
 
 def _named(kernel: Kernel, computation: Computation) -> Kernel:
