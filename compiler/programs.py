@@ -18,11 +18,14 @@ from typing import Any
 from compiler.codegen.children import Compiled, shared
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import version
-from compiler.index.ranges import express
+from compiler.index.ranges import Computation, express
 from compiler.kernel import ir
+from compiler.kernel.choices import shown
 from compiler.kernel.ir import interning
-from compiler.kernel.lower import lower
+from compiler.kernel.lower import lower, spaces
 from compiler.schedule.group import Group
+from compiler.search.store import Store, key_of
+from compiler.search.tune import active
 from hcq import trace
 from hcq.device import Device
 from hcq.diskcache import DiskCache
@@ -78,6 +81,7 @@ class Programs:
         self.device = device
         self.disk = DiskCache(cache_folder)
         self.failed = None if cache_folder is None else cache_folder.parent / "failed-kernels"
+        self.tuned = Store(None if cache_folder is None else cache_folder.parent / "tuned")
         self._groups: dict[tuple[Any, ...], Loaded] = {}
         self._kernels: dict[str, Loaded] = {}
 
@@ -85,7 +89,7 @@ class Programs:
         """Make the kernels of all groups ready. CompileError where LLVM fails on one of them."""
         pending: dict[str, _Pending] = {}
         for group in groups:
-            if group.key not in self._groups:
+            if group.key not in self._groups or active() is not None:
                 self._begin(group, pending)
         for waiting in pending.values():
             with trace.step("compiler.kernel", device=self.device.name) as step:
@@ -98,7 +102,12 @@ class Programs:
         start = time.perf_counter()
         target = self.device.target
         with interning:
-            kernel = lower(express(group), target)
+            computation = express(group)
+        tuner = active()
+        if tuner is not None:
+            tuner.tune(computation, self.device, self.tuned)
+        with interning:
+            kernel = self._lowered(computation)
             text = emit(kernel, target)
         key = DiskCache.key(text, *_identity(target), version())
         known = self._kernels.get(key)
@@ -113,6 +122,20 @@ class Programs:
                 waiting.compiled = shared().submit(text, target, kernel.name, self.failed)
             waiting.seconds = time.perf_counter() - start
         waiting.groups.append(group.key)
+
+    def _lowered(self, computation: Computation) -> ir.Kernel:
+        """With the choices a search found, where there are some; a record that does not fit (any
+        more) is passed over."""
+        target = self.device.target
+        choices = None
+        if self.tuned.exists():
+            choices = self.tuned.get(key_of(computation, self.device))
+        if choices is not None:
+            for space in spaces(computation, target):
+                if type(space.start) is type(choices) and space.fits(choices):
+                    return lower(computation, target, choices)
+            log.warning("a tuned kernel's record does not fit: %s", shown(choices))
+        return lower(computation, target)
 
     def _finish(self, waiting: _Pending) -> Loaded:
         image, kernel = waiting.image, waiting.kernel

@@ -1,4 +1,4 @@
-"""The `ugpu` command. Verbs: ls, info, smi, demo, serve, explain, sniff, doctor, bind, unbind,
+"""The `ugpu` command. Verbs: ls, info, smi, demo, serve, explain, tune, sniff, doctor, bind, unbind,
 eject; all take --json.
 
 Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
@@ -53,6 +53,15 @@ def parser() -> argparse.ArgumentParser:
     told.add_argument("--show", default="graph,schedule,kernels",
                       help="of graph, schedule, kernels, code; default: %(default)s")  # fmt: skip
     told.add_argument("arguments", nargs=argparse.REMAINDER, help="all that follows: the script's")
+    search = verbs.add_parser("tune", parents=[shared], help="search faster kernels for a script")
+    search.add_argument("script", help="a Python file that uses compiler.Tensor")
+    search.add_argument("--device", help="the default device while it runs, e.g. virtual:navi31")
+    search.add_argument("--beam", type=int, default=4, metavar="N",
+                        help="how many of the best are varied; default: %(default)s")  # fmt: skip
+    search.add_argument("--budget", type=float, default=60, metavar="SECONDS",
+                        help="for all kernels together; default: %(default)s")  # fmt: skip
+    search.add_argument("--details", action="store_true", help="show everything that was tried")
+    search.add_argument("arguments", nargs=argparse.REMAINDER, help="all that follows: the script's")
     heard = verbs.add_parser("sniff", parents=[shared], usage=SNIFF_USAGE,
                              help="record what a program asks of NVIDIA's driver")  # fmt: skip
     heard.add_argument("-o", "--output", default="ugpu-sniff.jsonl", help="default: %(default)s")
@@ -112,6 +121,16 @@ def run_explain(arguments: argparse.Namespace, out: Output) -> int:
     return explain.run(arguments.script, arguments.arguments, arguments.device, show, out)
 
 
+def run_tune(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the compiler too.
+    from tools import tune
+
+    options = tune.TuneOptions(
+        arguments.device, arguments.beam, arguments.budget, arguments.details
+    )
+    return tune.run(arguments.script, arguments.arguments, options, out)
+
+
 def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the tables of NVIDIA's interface, which the other verbs do not need.
     from tools.sniff import command
@@ -150,6 +169,8 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
             return run_serve(arguments, out)
         case "explain":
             return run_explain(arguments, out)
+        case "tune":
+            return run_tune(arguments, out)
         case "sniff":
             return run_sniff(arguments, out)
         case "doctor":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from compiler.explain import RunReport, watch
 from compiler.runtime import set_default_device
 from hcq.errors import UsageError
 from tools.console import Output
+from tools.scripts import as_program, execute
 
 PARTS = ("graph", "schedule", "kernels", "code")
 
@@ -30,34 +30,12 @@ def run(
     if device:
         set_default_device(device)
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
-    with watch() as runs, _as_program(script, arguments), spoken:
-        code = _execute(script)
+    with watch() as runs, as_program(script, arguments), spoken:
+        code = execute(script)
     for number, report in enumerate(runs):
         _say(number, report, show, out)
     out.result({"exit": code, "runs": [asdict(report) for report in runs]})
     return code
-
-
-@contextlib.contextmanager
-def _as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
-    """sys.argv and sys.path as a program of its own would see them."""
-    argv, path = sys.argv, sys.path
-    sys.argv, sys.path = [script, *arguments], [str(Path(script).parent), *path]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path = argv, path
-
-
-def _execute(script: str) -> int:
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-            return 1
-        return int(end.code or 0)
-    return 0
 
 
 def _say(number: int, report: RunReport, show: Sequence[str], out: Output) -> None:

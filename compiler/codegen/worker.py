@@ -3,9 +3,8 @@
 LLVM's back ends end the process on IR they cannot handle. So that it is not the user's process,
 compiler.codegen.children runs this one and gives it another when it is gone.
 
-A message is its length (8 bytes, little-endian) and that many bytes. A request is JSON: the text
-and the target's fields. An answer is a status byte, the seconds it took (a double) and the object,
-or a message in UTF-8.
+Messages are those of compiler.codegen.process. A request is JSON: the text and the target's fields.
+An answer is a status byte, the seconds it took (a double) and the object, or a message in UTF-8.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import sys
 import time
 
 from compiler.codegen.objects import compile_text
+from compiler.codegen.process import receive, send
 from hcq.target import TargetSpec
 
-LENGTH = struct.Struct("<Q")
 ANSWER = struct.Struct("<Bd")
 DONE, REFUSED = 0, 1
 IDLE_S = 60.0  # TIMEOUT: a process that nobody asks anything ends; the next request starts another
@@ -31,25 +30,6 @@ def request(text: str, target: TargetSpec) -> bytes:
     """The message that asks to compile `text`."""
     fields = {name: getattr(target, name) for name in NEEDED}
     return json.dumps({"text": text, "target": fields}).encode()
-
-
-def send(channel: socket.socket, message: bytes) -> None:
-    channel.sendall(LENGTH.pack(len(message)) + message)
-
-
-def receive(channel: socket.socket) -> bytes:
-    """The next message; EOFError where the other side has gone."""
-    return _exactly(channel, LENGTH.unpack(_exactly(channel, LENGTH.size))[0])
-
-
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = channel.recv(min(count - len(parts), 1 << 20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
 
 
 def answer(message: bytes) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 
 import hcq
 from compiler import Tensor
-from compiler.codegen import children, worker
+from compiler.codegen import children, process, worker
 from compiler.codegen.children import Child, Children, shared
 from compiler.runtime import use_cache
 from hcq.errors import CompileError
@@ -43,18 +43,18 @@ def child() -> Iterator[Child]:
 def test_a_child_compiles_again_and_again(child: Child) -> None:
     first = child.compile(GOOD, TARGET)
     assert b".entry good" in first.image and first.seconds > 0
-    process = child.process
+    running = child.worker.process
     assert child.compile(GOOD, TARGET).image == first.image
-    assert child.process is process
+    assert child.worker.process is running
 
 
 def test_an_abort_of_llvm_is_an_error_and_the_next_kernel_compiles(child: Child) -> None:
     child.compile(GOOD, TARGET)
-    process = child.process
-    assert process is not None
+    running = child.worker.process
+    assert running is not None
     with pytest.raises(CompileError, match=r"SIGABRT.*LLVM ERROR: tcgen05"):
         child.compile(ABORTS, TARGET)
-    assert process.returncode == -signal.SIGABRT
+    assert running.returncode == -signal.SIGABRT
     assert b".entry good" in child.compile(GOOD, TARGET).image
 
 
@@ -65,30 +65,30 @@ def test_an_abort_of_llvm_is_an_error_and_the_next_kernel_compiles(child: Child)
 def test_code_that_llvm_refuses(child: Child, text: str, says: str) -> None:
     with pytest.raises(CompileError, match=says):
         child.compile(text, TARGET)
-    assert child.process is not None and child.process.poll() is None
+    assert child.worker.process is not None and child.worker.process.poll() is None
 
 
 def test_a_child_that_does_not_answer_is_killed(child: Child) -> None:
     child.compile(GOOD, TARGET)
-    process = child.process
-    assert process is not None
-    os.kill(process.pid, signal.SIGSTOP)
+    running = child.worker.process
+    assert running is not None
+    os.kill(running.pid, signal.SIGSTOP)
     child.limit_s = 0.05
     with pytest.raises(CompileError, match="did not end in time"):
         child.compile(GOOD, TARGET)
-    assert process.returncode == -signal.SIGKILL
+    assert running.returncode == -signal.SIGKILL
     child.limit_s = 60
     assert child.compile(GOOD, TARGET).image
 
 
 def test_a_child_that_left_for_want_of_work_is_replaced(child: Child) -> None:
     child.compile(GOOD, TARGET)
-    process, channel = child.process, child.channel
-    assert process is not None and channel is not None
+    running, channel = child.worker.process, child.worker.channel
+    assert running is not None and channel is not None
     channel.shutdown(socket.SHUT_WR)  # as seen from there, there is nothing to come
-    assert process.wait(60) == 0
+    assert running.wait(60) == 0
     assert child.compile(GOOD, TARGET).image
-    assert child.process is not process
+    assert child.worker.process is not running
 
 
 def test_a_worker_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_worker_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_worker_survives_a_request_that_is_cut_short() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(worker.LENGTH.pack(1000) + b"too little")
+        ours.sendall(process.LENGTH.pack(1000) + b"too little")
         ours.shutdown(socket.SHUT_WR)
         worker.serve(theirs)
 
@@ -138,10 +138,10 @@ def test_closing_leaves_no_process_and_no_descriptor() -> None:
     pool = Children(1)
     pool.submit(GOOD, TARGET, "good").result()
     (child,) = pool.all
-    process = child.process
-    assert process is not None
+    running = child.worker.process
+    assert running is not None
     pool.close()
-    assert process.poll() is not None
+    assert running.poll() is not None
     assert descriptors.leaked(before) == 0
 
 

@@ -68,10 +68,19 @@ class Program:
         self.digest = state.hexdigest()
 
     def unchanged(self, memory: ShaderMemory) -> bool:
-        """Return whether memory still holds the same code."""
-        return all(
-            memory.fetch(self.base + offset, len(code)) == code for offset, code in self.spans
-        )
+        """Return whether memory still holds the same code.
+
+        Page by page, up to the first that differs: a shorter program may lie there by now, and to
+        fetch what follows it would be a page fault of the chip.
+        """
+        for offset, code in self.spans:
+            start = 0
+            while start < len(code):
+                end = min(len(code), start + PAGE - (offset + start) % PAGE)
+                if memory.fetch(self.base + offset + start, end - start) != code[start:end]:
+                    return False
+                start = end
+        return True
 
     def words_at(self, offset: int) -> tuple[tuple[int, ...], str]:
         """Return the encoding and name of what lies at an offset, as far as it was decoded."""

@@ -1,0 +1,106 @@
+"""Beam search over choices: the few best so far are varied, one field at a time, until nothing gets
+better or the time is used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from compiler.kernel.choices import Choices, Space
+from compiler.search.measure import Outcome
+
+CLEAR = 0.97  # times the default's seconds: what is not below is noise
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One record and what came of it."""
+
+    choices: Choices
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Found:
+    """trials: in the order they were made, the default's first. best: None where the default stays.
+    finished: whether the search ended by itself, not by the clock."""
+
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    finished: bool
+
+
+def search(
+    spaces: Sequence[Space],
+    measure: Callable[[Choices, float], Outcome],
+    width: int,
+    budget_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Try the starts of all spaces, then neighbours of the `width` best. measure: is given a record
+    and the best seconds so far (0 at first). The winner is measured again beside the default."""
+    end = clock() + budget_s
+    trials: dict[Choices, Trial] = {}
+    home: dict[Choices, Space] = {}
+
+    def best() -> float:
+        return min((t.outcome.seconds for t in trials.values() if t.outcome.seconds), default=0.0)
+
+    def attempt(choices: Choices, space: Space) -> None:
+        home[choices] = space
+        trials[choices] = Trial(choices, measure(choices, best()))
+
+    default = spaces[0].start
+    attempt(default, spaces[0])
+    finished = trials[default].outcome.seconds is not None
+    for space in spaces[1:] if finished else ():
+        if space.fits(space.start):
+            attempt(space.start, space)
+    improving = finished
+    while improving:
+        before = best()
+        for choices, space in list(_next(trials, home, width)):
+            if clock() >= end:
+                finished = improving = False
+                break
+            attempt(choices, space)
+        improving = improving and best() < before
+    found = tuple(trials.values())
+    return Found(found, _winner(found, measure), finished)
+
+
+def _next(
+    trials: dict[Choices, Trial], home: dict[Choices, Space], width: int
+) -> Iterator[tuple[Choices, Space]]:
+    """What is not tried yet around the best, the best's own first."""
+    measured = [t for t in trials.values() if t.outcome.seconds is not None]
+    measured.sort(key=lambda t: t.outcome.seconds or 0.0)
+    given = set(trials)
+    for trial in measured[:width]:
+        space = home[trial.choices]
+        for other in space.neighbours(trial.choices):
+            if other not in given:
+                given.add(other)
+                yield other, space
+
+
+def _winner(
+    trials: tuple[Trial, ...], measure: Callable[[Choices, float], Outcome]
+) -> Trial | None:
+    """The fastest, if it is faster than the default still when both are measured again."""
+    default = trials[0]
+    measured = [t for t in trials if t.outcome.seconds is not None]
+    if default.outcome.seconds is None or len(measured) < 2:
+        return None
+    first = min(measured, key=lambda t: t.outcome.seconds or 0.0)
+    if first is default:
+        return None
+    again = measure(first.choices, 0.0).seconds
+    beside = measure(default.choices, 0.0).seconds
+    if again is None or beside is None:
+        return None
+    seconds = min(again, first.outcome.seconds or again)
+    if seconds >= CLEAR * min(beside, default.outcome.seconds):
+        return None
+    return Trial(first.choices, Outcome(seconds))

@@ -1,0 +1,140 @@
+"""How long a kernel takes on a device, and whether it computes what the default one does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.buffer import Buffer
+from hcq.device import Device
+
+SEED = 7
+RUNS = 7  # at most; the fastest counts
+SHARE_S = 0.5  # of a candidate's runs after the first, in all
+HOPELESS = 2.0  # times the best so far: one run is enough then
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An array of a kernel: its element type's name and how many there are."""
+
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A compiled kernel and how to launch it. best_s: of the candidates so far, 0 for none."""
+
+    image: bytes
+    kernel: str
+    grid: tuple[int, int, int]
+    block: int
+    best_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """seconds: of the fastest run; None where the candidate is out, and why."""
+
+    seconds: float | None
+    reason: str = ""
+
+
+class Bench:
+    """The arrays of one computation on a device, and the result its first candidate gave.
+    parameters: the output first. A context manager."""
+
+    def __init__(self, device: Device, parameters: tuple[Parameter, ...]) -> None:
+        self.device = device
+        self.parameters = parameters
+        self.reference: NDArray[np.generic] | None = None
+        self.buffers: list[Buffer] = []
+        random = np.random.default_rng(SEED)
+        for parameter in parameters:
+            array = numbers(random, parameter)
+            buffer = device.alloc(max(1, array.nbytes))
+            self.buffers.append(buffer)
+            buffer.copy_from(array.view(np.uint8))
+        self.clear = np.zeros(self.buffers[0].size, np.uint8)
+
+    def run(self, candidate: Candidate) -> Outcome:
+        """Measure one. The first one's result is what others must agree with."""
+        with self.device.load(candidate.image) as program:
+            kernel = program[candidate.kernel]
+            self.buffers[0].copy_from(self.clear)
+
+            def once() -> float:
+                queue = self.device.queue()
+                queue.launch(
+                    kernel, grid=candidate.grid, block=(candidate.block, 1, 1), args=self.buffers
+                )
+                start = time.perf_counter()
+                queue.submit()
+                self.device.synchronize()
+                return time.perf_counter() - start
+
+            once()  # what the device prepares, it prepares now
+            if not self.agrees():
+                return Outcome(None, "another result than the default's")
+            best = once()
+            spent, runs = best, 1
+            hopeless = candidate.best_s and best > HOPELESS * candidate.best_s
+            while not hopeless and runs < RUNS and spent < SHARE_S:
+                seconds = once()
+                best, spent, runs = min(best, seconds), spent + seconds, runs + 1
+            return Outcome(best)
+
+    def agrees(self) -> bool:
+        output = self.parameters[0]
+        found = np.zeros(self.buffers[0].size, np.uint8)
+        self.buffers[0].copy_to(found)
+        values = _wide(found[: output.count * _kind(output.dtype).itemsize], output.dtype)
+        if self.reference is None:
+            self.reference = values
+            return True
+        if values.dtype.kind != "f":
+            return bool((values == self.reference).all())
+        finite = np.abs(self.reference[np.isfinite(self.reference)])
+        scale = float(finite.max()) if finite.size else 1.0
+        close = 1e-4 if output.dtype == "float32" else 2e-2
+        return bool(
+            np.allclose(values, self.reference, rtol=close, atol=close * scale, equal_nan=True)
+        )
+
+    def close(self) -> None:
+        for buffer in self.buffers:
+            buffer.close()
+        self.buffers.clear()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _kind(name: str) -> np.dtype[np.generic]:
+    return np.dtype("uint16" if name == "bfloat16" else name)
+
+
+def _wide(raw: NDArray[np.uint8], name: str) -> NDArray[np.generic]:
+    """Raw bytes as numbers that can be compared."""
+    if name == "bfloat16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    array = raw.view(_kind(name))
+    return array.astype(np.float32) if name == "float16" else array
+
+
+def numbers(random: np.random.Generator, parameter: Parameter) -> NDArray[np.generic]:
+    """Data for an array: small numbers, so that sums of them are exact enough to compare."""
+    kind = _kind(parameter.dtype)
+    if parameter.dtype == "bfloat16":
+        singles = random.normal(size=parameter.count).astype(np.float32)
+        return (singles.view(np.uint32) >> 16).astype(np.uint16)
+    if kind.kind == "f":
+        return random.normal(size=parameter.count).astype(kind)
+    return random.integers(0, 2 if kind.kind == "b" else 8, parameter.count).astype(kind)

@@ -1,0 +1,92 @@
+"""Measuring candidates: in a process of their own where the device can be opened twice."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+from compiler.codegen.process import Ended, Process
+from compiler.search import runner
+from compiler.search.measure import Bench, Candidate, Outcome, Parameter
+from hcq.device import Device
+from hcq.errors import UgpuError
+
+OPEN_S = 60.0  # TIMEOUT: to open a device and fill its arrays; a virtual one boots in a second
+LEAST_S = 5.0  # TIMEOUT: of a candidate, at least: a virtual GPU translates it first
+PATIENCE = 50.0  # TIMEOUT: of a candidate, times what the default takes
+
+
+def measurer(device: Device) -> Apart | Here:
+    """What measures for a device. One that only a single process can have measures itself, and its
+    driver's own limits end what hangs."""
+    if device.name == "cpu":
+        return Apart("cpu", {"threads": device.target.compute_units})
+    if device.name.startswith("virtual:"):
+        return Apart(device.name, {})
+    return Here(device)
+
+
+class Apart:
+    """Measures in a child process, which is replaced when a candidate ends it."""
+
+    def __init__(self, device: str, options: dict[str, object], least_s: float = LEAST_S) -> None:
+        self.process = Process(runner.__name__, (device, json.dumps(options)))
+        self.least_s = least_s
+        self.parameters: tuple[Parameter, ...] = ()
+        self.first: Candidate | None = None
+        self.ready = False
+
+    def prepare(self, parameters: tuple[Parameter, ...]) -> None:
+        """The computation whose candidates come next."""
+        self.parameters, self.first, self.ready = parameters, None, False
+
+    def run(self, candidate: Candidate) -> Outcome:
+        """Measure a candidate; the first one is the reference for the others."""
+        limit = max(self.least_s, PATIENCE * candidate.best_s)
+        try:
+            if not self.ready:
+                filled: Outcome = pickle.loads(
+                    self.process.ask(pickle.dumps(self.parameters), OPEN_S)
+                )
+                if filled.reason:
+                    return filled
+                if self.first is not None:
+                    self.process.ask(pickle.dumps(self.first), OPEN_S)
+                self.ready = True
+            outcome: Outcome = pickle.loads(self.process.ask(pickle.dumps(candidate), limit))
+        except TimeoutError:
+            self.ready = False
+            return Outcome(None, f"did not end in {limit:.0f} s")
+        except Ended as ended:
+            self.ready = False
+            return Outcome(None, f"ended its process ({ended})")
+        if self.first is None and outcome.seconds is not None:
+            self.first = candidate
+        return outcome
+
+    def close(self) -> None:
+        self.process.close()
+
+
+class Here:
+    """Measures on the device itself."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.bench: Bench | None = None
+
+    def prepare(self, parameters: tuple[Parameter, ...]) -> None:
+        self.close()
+        self.bench = Bench(self.device, parameters)
+
+    def run(self, candidate: Candidate) -> Outcome:
+        assert self.bench is not None
+        try:
+            return self.bench.run(candidate)
+        except UgpuError as error:
+            return Outcome(None, f"{type(error).__name__}: {error.message}")
+
+    def close(self) -> None:
+        if self.bench is not None:
+            self.bench.close()
+        self.bench = None

@@ -1,0 +1,52 @@
+"""The measuring process: opens the device for itself, so that a kernel that crashes or never ends
+takes nothing of the user's with it.
+
+    python -m compiler.search.runner SOCKET DEVICE OPTIONS
+
+Messages (compiler.codegen.process) are pickles, from and to our own process only: the parameters of
+a computation, or a Candidate; each is answered by an Outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import socket
+import sys
+
+import hcq
+from compiler.codegen.process import receive, send
+from compiler.search.measure import Bench, Candidate, Outcome
+from hcq.device import Device
+from hcq.errors import UgpuError
+
+
+def serve(channel: socket.socket, device: Device) -> None:
+    """Answer until the other side goes."""
+    bench: Bench | None = None
+    while True:
+        try:
+            asked = pickle.loads(receive(channel))
+        except (EOFError, ConnectionError):
+            return
+        try:
+            if isinstance(asked, Candidate):
+                assert bench is not None
+                answer = bench.run(asked)
+            else:
+                if bench is not None:
+                    bench.close()
+                bench, answer = Bench(device, asked), Outcome(None)
+        except UgpuError as error:
+            answer = Outcome(None, f"{type(error).__name__}: {error.message}")
+        send(channel, pickle.dumps(answer))
+
+
+if __name__ == "__main__":
+    with (
+        socket.socket(fileno=int(sys.argv[1])) as given,
+        hcq.open(sys.argv[2], **json.loads(sys.argv[3])) as opened,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        serve(given, opened)

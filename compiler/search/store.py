@@ -1,0 +1,61 @@
+"""The choices that searches found best, on disk: by what is computed, and for which target."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+from compiler.codegen.objects import version
+from compiler.index.ranges import Computation
+from compiler.kernel.choices import Choices, from_text, to_text
+from compiler.kernel.ir import Memory
+from compiler.kernel.text import format_value
+from hcq.device import Device
+from hcq.diskcache import DiskCache
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """A folder of records; None keeps nothing. Processes may share it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.disk = DiskCache(folder)
+
+    def exists(self) -> bool:
+        """Whether there can be anything in it."""
+        return self.disk.folder is not None and self.disk.folder.is_dir()
+
+    def get(self, key: str) -> Choices | None:
+        """The record, or None; one that cannot be read is none."""
+        data = self.disk.get(key)
+        if data is None:
+            return None
+        try:
+            return from_text(data.decode())
+        except (ValueError, TypeError) as error:
+            log.warning("a tuned kernel's record is not understood: %s", error)
+            return None
+
+    def put(self, key: str, choices: Choices) -> None:
+        self.disk.put(key, to_text(choices).encode())
+
+
+def key_of(computation: Computation, device: Device) -> str:
+    """What a record depends on: the computation, the whole target, LLVM, and whether the device is
+    virtual (a model's times are not the chip's). The caller holds `interning`."""
+    target = asdict(device.target)
+    kind = device.name if device.name.startswith("virtual:") else device.name.partition(":")[0]
+    ranges = [f"{r.name}:{r.size}" for r in computation.ranges]
+    memories = [
+        f"{m.name} {m.dtype.name} {m.count}" for m in (computation.output, *computation.inputs)
+    ]
+    return DiskCache.key(
+        format_value(computation.value), str(computation.position), *ranges, *memories, kind,
+        repr(sorted(target.items(), key=str)), version(),
+    )  # fmt: skip
+
+
+def _text(memory: Memory) -> str:
+    return f"{memory.name} {memory.dtype.name} {memory.count}"

@@ -1,0 +1,192 @@
+"""Tuning: the kernels that are made ready inside a `with` block are searched first.
+
+    with tuning(beam=4, budget_s=60) as report:
+        model(x).realize()
+    for kernel in report.kernels: print(kernel.summary())
+
+What is found best is used from then on, by every process on this machine with the same target.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.codegen.children import shared
+from compiler.codegen.emit import emit
+from compiler.index.ranges import Computation
+from compiler.kernel.choices import Choices, shown
+from compiler.kernel.ir import interning
+from compiler.kernel.lower import lower, spaces
+from compiler.kernel.verify import BrokenKernel
+from compiler.search.beam import Found, search
+from compiler.search.measure import Candidate, Outcome, Parameter
+from compiler.search.measurer import Apart, Here, measurer
+from compiler.search.store import Store, key_of
+from hcq.device import Device
+from hcq.errors import BadArgument, CompileError, NotSupported
+
+SHARE = 0.25  # of the time that is left, for one kernel
+
+
+@dataclass(frozen=True)
+class KernelTuning:
+    """What a search did for one kernel. found: None where nothing was tried; note: why not, or why
+    the default stays."""
+
+    name: str
+    computes: str
+    found: Found | None
+    note: str
+
+    def summary(self) -> str:
+        """One line: the times and the choices, or that the default stays and why."""
+        head = f"{self.name} ({self.computes})"
+        if self.found is None:
+            return f"{head}: {self.note}"
+        default, best = self.found.trials[0].outcome.seconds, self.found.best
+        tried = f"{len(self.found.trials)} tried"
+        if not self.found.finished:
+            tried += ", the time was used up"
+        if best is None or best.outcome.seconds is None or default is None:
+            return f"{head}: the default stays: {self.note} ({tried})"
+        gain = default / best.outcome.seconds
+        return (
+            f"{head}: {default * 1e3:.3f} ms -> {best.outcome.seconds * 1e3:.3f} ms "
+            f"({gain:.2f}x, {tried}): {shown(best.choices)}"
+        )
+
+    def details(self) -> list[str]:
+        """A line for each record: its time, or why it is out."""
+        lines = []
+        for trial in self.found.trials if self.found is not None else ():
+            seconds, reason = trial.outcome.seconds, trial.outcome.reason
+            result = reason if seconds is None else f"{seconds * 1e3:.3f} ms"
+            lines.append(f"{shown(trial.choices)}: {result}")
+        return lines
+
+
+@dataclass
+class TuningReport:
+    """The kernels of a `tuning` block, in the order they were met."""
+
+    kernels: list[KernelTuning] = field(default_factory=list)
+
+
+class Tuner:
+    """Searches for one `tuning` block."""
+
+    def __init__(self, beam: int, budget_s: float, clock: Callable[[], float]) -> None:
+        self.beam = beam
+        self.clock = clock
+        self.end = clock() + budget_s
+        self.report = TuningReport()
+        self.done: set[str] = set()
+        self.measurers: dict[int, Apart | Here] = {}
+
+    def tune(self, computation: Computation, device: Device, store: Store) -> None:
+        """Search the best choices for a computation, unless this block has done so, and store them.
+        Does not hold `interning` while anything is measured."""
+        with interning:
+            key = key_of(computation, device)
+            if key in self.done:
+                return
+            self.done.add(key)
+            found = spaces(computation, device.target)
+            name = lower(computation, device.target).name
+        left = self.end - self.clock()
+        if not found:
+            self._note(name, computation, None, "this kind of kernel has no choices")
+            return
+        if left <= 0:
+            self._note(name, computation, None, "not searched: the time was used up")
+            return
+        memories = (computation.output, *computation.inputs)
+        measuring = self._measurer(device)
+        measuring.prepare(tuple(Parameter(m.dtype.name, m.count) for m in memories))
+
+        def measure(choices: Choices, best_s: float) -> Outcome:
+            return _measured(computation, choices, device, measuring, best_s)
+
+        result = search(found, measure, self.beam, left * SHARE, self.clock)
+        if result.best is not None:
+            store.put(key, result.best.choices)
+            self._note(name, computation, result, "")
+            return
+        reason = result.trials[0].outcome.reason or "nothing was faster"
+        self._note(name, computation, result, reason)
+
+    def _note(self, name: str, computed: Computation, found: Found | None, note: str) -> None:
+        self.report.kernels.append(KernelTuning(name, computed.origin, found, note))
+
+    def _measurer(self, device: Device) -> Apart | Here:
+        made = self.measurers.get(id(device))
+        if made is None:
+            made = self.measurers[id(device)] = measurer(device)
+        return made
+
+    def close(self) -> None:
+        for made in self.measurers.values():
+            made.close()
+
+
+def _measured(
+    computation: Computation,
+    choices: Choices,
+    device: Device,
+    measuring: Apart | Here,
+    best_s: float,
+) -> Outcome:
+    """Lower, compile and run one record."""
+    try:
+        with interning:
+            kernel = lower(computation, device.target, choices)
+            text = emit(kernel, device.target)
+        image = shared().submit(text, device.target, kernel.name).result().image
+    except (BrokenKernel, NotSupported) as error:
+        return Outcome(None, f"cannot be lowered: {error}")
+    except CompileError as error:
+        return Outcome(None, error.message)
+    return measuring.run(Candidate(image, kernel.name, kernel.grid, kernel.block, best_s))
+
+
+_active: list[Tuner] = []
+
+
+def active() -> Tuner | None:
+    """The tuner of the innermost `tuning` block."""
+    return _active[-1] if _active else None
+
+
+@contextlib.contextmanager
+def tuning(
+    beam: int = 4, budget_s: float = 60.0, clock: Callable[[], float] = time.monotonic
+) -> Iterator[TuningReport]:
+    """Search kernels that are made ready inside, on all devices, for `budget_s` seconds in all.
+    beam: how many of the best are varied further."""
+    if not isinstance(beam, int) or beam < 1 or not budget_s > 0:
+        raise BadArgument(f"tuning: beam={beam!r} and budget_s={budget_s!r} must be above zero")
+    tuner = Tuner(beam, budget_s, clock)
+    _active.append(tuner)
+    try:
+        yield tuner.report
+    finally:
+        _active.remove(tuner)
+        tuner.close()
+
+
+def described(report: TuningReport) -> list[dict[str, Any]]:  # Any: JSON
+    """The report as JSON values."""
+    return [
+        {
+            "kernel": kernel.name,
+            "computes": kernel.computes,
+            "summary": kernel.summary(),
+            "finished": kernel.found is None or kernel.found.finished,
+            "tried": kernel.details(),
+        }
+        for kernel in report.kernels
+    ]

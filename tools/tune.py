@@ -1,0 +1,47 @@
+"""`ugpu tune script.py`: run a script and search the best choices for each kernel that it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.runtime import set_default_device
+from compiler.search.tune import described, tuning
+from hcq.errors import UsageError
+from tools.console import Output
+from tools.scripts import as_program, execute
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """beam: how many of the best are varied. budget_s: seconds in all. details: whether every trial
+    is shown."""
+
+    device: str | None
+    beam: int
+    budget_s: float
+    details: bool
+
+
+def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output) -> int:
+    """Run the script as __main__ while its kernels are searched. Returns its exit code. UsageError
+    for a file that is not there."""
+    if not Path(script).is_file():
+        raise UsageError(f"there is no file {script}")
+    if options.device:
+        set_default_device(options.device)
+    spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
+    searching = tuning(options.beam, options.budget_s)
+    with searching as report, as_program(script, arguments), spoken:
+        code = execute(script)
+    for kernel in report.kernels:
+        out.say(kernel.summary())
+        for line in kernel.details() if options.details else ():
+            out.say(f"    {line}")
+    better = sum(k.found is not None and k.found.best is not None for k in report.kernels)
+    out.say(f"{better} of {len(report.kernels)} kernels have better choices than the default now")
+    out.result({"exit": code, "kernels": described(report)})
+    return code
