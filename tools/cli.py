@@ -1,5 +1,5 @@
-"""The `ugpu` command. Verbs: ls, info, smi, demo, serve, explain, tune, sniff, doctor, bind, unbind,
-eject; all take --json.
+"""The `ugpu` command. Verbs: ls, info, smi, demo, serve, explain, tune, sniff, doctor, bind,
+unbind, eject; all take --json.
 
 Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
 """
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     search.add_argument("--budget", type=float, default=60, metavar="SECONDS",
                         help="for all kernels together; default: %(default)s")  # fmt: skip
     search.add_argument("--details", action="store_true", help="show everything that was tried")
-    search.add_argument("arguments", nargs=argparse.REMAINDER, help="all that follows: the script's")
+    search.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
     heard = verbs.add_parser("sniff", parents=[shared], usage=SNIFF_USAGE,
                              help="record what a program asks of NVIDIA's driver")  # fmt: skip
     heard.add_argument("-o", "--output", default="ugpu-sniff.jsonl", help="default: %(default)s")
