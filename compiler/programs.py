@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compiler.codegen.children import Compiled, shared
+from compiler.codegen.children import Compiled, shared, version
 from compiler.codegen.emit import emit
-from compiler.codegen.objects import version
 from compiler.index.ranges import Computation, express
 from compiler.kernel import ir
 from compiler.kernel.choices import shown

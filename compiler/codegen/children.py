@@ -3,18 +3,24 @@
 A few warm processes (compiler.codegen.worker) are kept, each started when there is work for it;
 several kernels are compiled at the same time. A process that dies or does not answer is replaced,
 and its kernel is a CompileError that carries the IR.
+
+A request is JSON: the text and the target's fields. An answer is a status byte, the seconds it took
+(a double) and the object, or a message in UTF-8. This side does without LLVM.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import json
 import os
+import struct
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-from compiler.codegen import worker
 from compiler.codegen.process import Ended, Process
 from hcq.errors import CompileError, HostError
 from hcq.target import TargetSpec
@@ -22,6 +28,10 @@ from hcq.target import TargetSpec
 # TIMEOUT: the largest kernels of the tests take 2 s on a busy machine; LLVM may also never end
 LIMIT_S = 120.0
 MOST = 4  # processes, and no more than the host's processors
+ANSWER = struct.Struct("<Bd")
+DONE, REFUSED = 0, 1
+NEEDED = ("name", "abi", "triple", "cpu", "features")  # the fields of a target that LLVM is told
+WORKER = "compiler.codegen.worker"
 KEPT = 20  # IR files of failed kernels in their folder
 
 
@@ -33,26 +43,38 @@ class Compiled:
     seconds: float
 
 
+def request(text: str, target: TargetSpec) -> bytes:
+    """The message that asks to compile `text`."""
+    fields = {name: getattr(target, name) for name in NEEDED}
+    return json.dumps({"text": text, "target": fields}).encode()
+
+
+@functools.cache
+def version() -> str:
+    """What the generated code depends on besides its text and target."""
+    return f"llvmlite {metadata.version('llvmlite')}"
+
+
 class Child:
     """One compiling process. For one thread at a time."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.limit_s = limit_s
-        self.worker = Process(worker.__name__)
+        self.worker = Process(WORKER)
 
     def compile(self, text: str, target: TargetSpec) -> Compiled:
         """Compile in the child; CompileError says how it ended otherwise."""
         try:
-            message = self._answer(worker.request(text, target))
+            message = self._answer(request(text, target))
         except TimeoutError:
             raise CompileError("LLVM did not end in time", limit_s=self.limit_s) from None
         except Ended as ended:
             raise CompileError(f"LLVM ended its process ({ended})") from None
         except HostError as error:
             raise CompileError(f"no process to compile in: {error}") from None
-        status, seconds = worker.ANSWER.unpack_from(message)
-        rest = message[worker.ANSWER.size :]
-        if status == worker.DONE:
+        status, seconds = ANSWER.unpack_from(message)
+        rest = message[ANSWER.size :]
+        if status == DONE:
             return Compiled(rest, seconds)
         raise CompileError(f"LLVM refuses the code: {rest.decode(errors='replace')}")
 

@@ -47,8 +47,3 @@ def _machine(triple: str, cpu: str, features: str) -> llvm.TargetMachine:
     return found.create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small"
     )
-
-
-def version() -> str:
-    """What the generated code depends on besides its text and target."""
-    return ".".join(str(part) for part in llvm.llvm_version_info)

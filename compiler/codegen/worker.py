@@ -3,8 +3,7 @@
 LLVM's back ends end the process on IR they cannot handle. So that it is not the user's process,
 compiler.codegen.children runs this one and gives it another when it is gone.
 
-Messages are those of compiler.codegen.process. A request is JSON: the text and the target's fields.
-An answer is a status byte, the seconds it took (a double) and the object, or a message in UTF-8.
+Messages are those of compiler.codegen.process; what is in them says compiler.codegen.children.
 """
 
 from __future__ import annotations
@@ -12,24 +11,15 @@ from __future__ import annotations
 import json
 import select
 import socket
-import struct
 import sys
 import time
 
+from compiler.codegen.children import ANSWER, DONE, REFUSED
 from compiler.codegen.objects import compile_text
 from compiler.codegen.process import receive, send
 from hcq.target import TargetSpec
 
-ANSWER = struct.Struct("<Bd")
-DONE, REFUSED = 0, 1
 IDLE_S = 60.0  # TIMEOUT: a process that nobody asks anything ends; the next request starts another
-NEEDED = ("name", "abi", "triple", "cpu", "features")  # the fields of a target that LLVM is told
-
-
-def request(text: str, target: TargetSpec) -> bytes:
-    """The message that asks to compile `text`."""
-    fields = {name: getattr(target, name) for name in NEEDED}
-    return json.dumps({"text": text, "target": fields}).encode()
 
 
 def answer(message: bytes) -> bytes:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
-from compiler.codegen.objects import version
+from compiler.codegen.children import version
 from compiler.index.ranges import Computation
 from compiler.kernel.choices import Choices, from_text, to_text
 from compiler.kernel.ir import Memory
