@@ -63,7 +63,7 @@ class Chunk:
 
 
 Choices = MatrixTiles | Tiles | Threads | Sharing | Chunk | Tile
-KINDS: Mapping[str, type[Choices]] = {
+KINDS: Mapping[str, type[Any]] = {  # Any: a record's fields are checked by name
     kind.__name__: kind for kind in (MatrixTiles, Tiles, Threads, Sharing, Chunk, Tile)
 }
 
@@ -100,7 +100,8 @@ def from_text(text: str) -> Choices:
     kind = KINDS[given.pop("kind")]
     if {field.name for field in fields(kind)} != set(given):
         raise ValueError("a record with other fields")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    made: Choices = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    return made
 
 
 def shown(choices: Choices) -> str:

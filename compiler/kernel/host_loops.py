@@ -68,7 +68,8 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     ranges = computation.ranges
     body = reduce.sources[0]
     if ranges and unit_stride(body, ranges[-1]) and not unit_stride(body, over[-1]):
-        return _side_by_side(computation, reduce)
+        columns = max(1, COLUMNS * (chosen or Chunk(CHUNK)).size // CHUNK)
+        return _side_by_side(computation, reduce, columns)
     count = elements(ranges)
     rows = max(1, (chosen or Chunk(CHUNK)).size // elements(over))
     abreast = STREAMS if rows < STREAMS and count % STREAMS == 0 and count >= MANY else 1
@@ -92,10 +93,10 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     return _kernel(computation, (totals,), grid, (loop,))
 
 
-def _side_by_side(computation: Computation, reduce: Value) -> Kernel:
+def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
     operation, over = reduce.arg
     outer, last = computation.ranges[:-1], computation.ranges[-1]
-    chunk = min(COLUMNS, last.size)
+    chunk = min(most, last.size)
     grid = (-(-last.size // chunk), elements(outer), 1)
     start = group_range(0, grid[0]).index() * chunk
     totals = Memory("totals", reduce.dtype, chunk, "local")

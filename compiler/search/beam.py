@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from compiler.kernel.choices import Choices, Space
 from compiler.search.measure import Outcome
 
+AHEAD = 6  # records that are compiled while others are measured
 CLEAR = 0.97  # times the default's seconds: what is not below is noise
 
 
@@ -37,9 +38,11 @@ def search(
     width: int,
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
+    ahead: Callable[[Sequence[Choices]], None] = lambda _: None,
 ) -> Found:
     """Try the starts of all spaces, then neighbours of the `width` best. measure: is given a record
-    and the best seconds so far (0 at first). The winner is measured again beside the default."""
+    and the best seconds so far (0 at first). The winner is measured again beside the default.
+    ahead: is told which records come next."""
     end = clock() + budget_s
     trials: dict[Choices, Trial] = {}
     home: dict[Choices, Space] = {}
@@ -60,10 +63,12 @@ def search(
     improving = finished
     while improving:
         before = best()
-        for choices, space in list(_next(trials, home, width)):
+        coming = list(_next(trials, home, width))
+        for number, (choices, space) in enumerate(coming):
             if clock() >= end:
                 finished = improving = False
                 break
+            ahead([other for other, _ in coming[number : number + AHEAD]])
             attempt(choices, space)
         improving = improving and best() < before
     found = tuple(trials.values())

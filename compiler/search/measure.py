@@ -13,7 +13,7 @@ from hcq.device import Device
 
 SEED = 7
 RUNS = 7  # at most; the fastest counts
-SHARE_S = 0.5  # of a candidate's runs after the first, in all
+SHARE_S = 0.2  # of a candidate's runs after the first, in all
 HOPELESS = 2.0  # times the best so far: one run is enough then
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.codegen.children import shared
+from compiler.codegen.children import Compiled, shared
 from compiler.codegen.emit import emit
 from compiler.index.ranges import Computation
+from compiler.kernel import ir
 from compiler.kernel.choices import Choices, shown
-from compiler.kernel.ir import interning
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel
 from compiler.search.beam import Found, search
@@ -89,8 +90,8 @@ class Tuner:
 
     def tune(self, computation: Computation, device: Device, store: Store) -> None:
         """Search the best choices for a computation, unless this block has done so, and store them.
-        Does not hold `interning` while anything is measured."""
-        with interning:
+        Does not hold `ir.interning` while anything is measured."""
+        with ir.interning:
             key = key_of(computation, device)
             if key in self.done:
                 return
@@ -108,10 +109,18 @@ class Tuner:
         measuring = self._measurer(device)
         measuring.prepare(tuple(Parameter(m.dtype.name, m.count) for m in memories))
 
-        def measure(choices: Choices, best_s: float) -> Outcome:
-            return _measured(computation, choices, device, measuring, best_s)
+        compiling = _Compiling(computation, device)
+        met: dict[str, Choices] = {}  # by the kernel's name, which is that of its content
 
-        result = search(found, measure, self.beam, left * SHARE, self.clock)
+        def measure(choices: Choices, best_s: float) -> Outcome:
+            ready = compiling.result(choices, best_s)
+            if isinstance(ready, Outcome):
+                return ready
+            if met.setdefault(ready.kernel, choices) != choices:
+                return Outcome(None, "the same kernel as another record's")
+            return measuring.run(ready)
+
+        result = search(found, measure, self.beam, left * SHARE, self.clock, compiling.ahead)
         if result.best is not None:
             store.put(key, result.best.choices)
             self._note(name, computation, result, "")
@@ -133,24 +142,41 @@ class Tuner:
             made.close()
 
 
-def _measured(
-    computation: Computation,
-    choices: Choices,
-    device: Device,
-    measuring: Apart | Here,
-    best_s: float,
-) -> Outcome:
-    """Lower, compile and run one record."""
-    try:
-        with interning:
-            kernel = lower(computation, device.target, choices)
-            text = emit(kernel, device.target)
-        image = shared().submit(text, device.target, kernel.name).result().image
-    except (BrokenKernel, NotSupported) as error:
-        return Outcome(None, f"cannot be lowered: {error}")
-    except CompileError as error:
-        return Outcome(None, error.message)
-    return measuring.run(Candidate(image, kernel.name, kernel.grid, kernel.block, best_s))
+class _Compiling:
+    """The candidates of one computation, compiled before they are asked for."""
+
+    def __init__(self, computation: Computation, device: Device) -> None:
+        self.computation = computation
+        self.device = device
+        self.asked: dict[Choices, tuple[ir.Kernel, Future[Compiled]] | Outcome] = {}
+
+    def ahead(self, coming: Sequence[Choices]) -> None:
+        for choices in coming:
+            if choices not in self.asked:
+                self.asked[choices] = self._begin(choices)
+
+    def _begin(self, choices: Choices) -> tuple[ir.Kernel, Future[Compiled]] | Outcome:
+        target = self.device.target
+        try:
+            with ir.interning:
+                kernel = lower(self.computation, target, choices)
+                text = emit(kernel, target)
+        except (BrokenKernel, NotSupported) as error:
+            return Outcome(None, f"cannot be lowered: {error}")
+        return kernel, shared().submit(text, target, kernel.name)
+
+    def result(self, choices: Choices, best_s: float) -> Candidate | Outcome:
+        """What to measure, or why there is nothing."""
+        self.ahead([choices])
+        begun = self.asked[choices]
+        if isinstance(begun, Outcome):
+            return begun
+        kernel, future = begun
+        try:
+            image = future.result().image
+        except CompileError as error:
+            return Outcome(None, error.message)
+        return Candidate(image, kernel.name, kernel.grid, kernel.block, best_s)
 
 
 _active: list[Tuner] = []
