@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,14 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """The arrays of a computation: `outputs` of them are its results, and come first."""
+
+    parameters: tuple[Parameter, ...]
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A compiled kernel and how to launch it. best_s: of the candidates so far, 0 for none."""
 
@@ -45,27 +54,27 @@ class Outcome:
 
 
 class Bench:
-    """The arrays of one computation on a device, and the result its first candidate gave.
-    parameters: the output first. A context manager."""
+    """The arrays of one computation on a device, and the results its first candidate gave. A
+    context manager."""
 
-    def __init__(self, device: Device, parameters: tuple[Parameter, ...]) -> None:
+    def __init__(self, device: Device, problem: Problem) -> None:
         self.device = device
-        self.parameters = parameters
-        self.reference: NDArray[np.generic] | None = None
+        self.outputs = problem.parameters[: problem.outputs]
+        self.references: list[NDArray[np.generic]] = []
         self.buffers: list[Buffer] = []
         random = np.random.default_rng(SEED)
-        for parameter in parameters:
+        for parameter in problem.parameters:
             array = numbers(random, parameter)
             buffer = device.alloc(max(1, array.nbytes))
             self.buffers.append(buffer)
             buffer.copy_from(array.view(np.uint8))
-        self.clear = np.zeros(self.buffers[0].size, np.uint8)
 
     def run(self, candidate: Candidate) -> Outcome:
         """Measure one. The first one's result is what others must agree with."""
         with self.device.load(candidate.image) as program:
             kernel = program[candidate.kernel]
-            self.buffers[0].copy_from(self.clear)
+            for buffer, _ in zip(self.buffers, self.outputs, strict=False):
+                buffer.copy_from(np.zeros(buffer.size, np.uint8))
 
             def once() -> float:
                 queue = self.device.queue()
@@ -89,21 +98,17 @@ class Bench:
             return Outcome(best)
 
     def agrees(self) -> bool:
-        output = self.parameters[0]
-        found = np.zeros(self.buffers[0].size, np.uint8)
-        self.buffers[0].copy_to(found)
-        values = _wide(found[: output.count * _kind(output.dtype).itemsize], output.dtype)
-        if self.reference is None:
-            self.reference = values
+        """Whether the outputs are what the first candidate's were; they are, for the first."""
+        found = []
+        for buffer, output in zip(self.buffers, self.outputs, strict=False):
+            raw = np.zeros(buffer.size, np.uint8)
+            buffer.copy_to(raw)
+            found.append(_wide(raw[: output.count * _kind(output.dtype).itemsize], output.dtype))
+        if not self.references:
+            self.references = found
             return True
-        if values.dtype.kind != "f":
-            return bool((values == self.reference).all())
-        finite = np.abs(self.reference[np.isfinite(self.reference)])
-        scale = float(finite.max()) if finite.size else 1.0
-        close = 1e-4 if output.dtype == "float32" else 2e-2
-        return bool(
-            np.allclose(values, self.reference, rtol=close, atol=close * scale, equal_nan=True)
-        )
+        each = zip(found, self.references, self.outputs, strict=True)
+        return all(_alike(values, reference, output.dtype) for values, reference, output in each)
 
     def close(self) -> None:
         for buffer in self.buffers:
@@ -127,6 +132,16 @@ def _wide(raw: NDArray[np.uint8], name: str) -> NDArray[np.generic]:
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     array = raw.view(_kind(name))
     return array.astype(np.float32) if name == "float16" else array
+
+
+def _alike(values: NDArray[Any], reference: NDArray[Any], name: str) -> bool:
+    """Equal; floats as near as sums in another order are."""
+    if values.dtype.kind != "f":
+        return bool((values == reference).all())
+    finite = np.abs(reference[np.isfinite(reference)])
+    scale = float(finite.max()) if finite.size else 1.0
+    close = 1e-4 if name == "float32" else 2e-2
+    return bool(np.allclose(values, reference, rtol=close, atol=close * scale, equal_nan=True))
 
 
 def numbers(random: np.random.Generator, parameter: Parameter) -> NDArray[np.generic]:

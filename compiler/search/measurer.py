@@ -7,7 +7,7 @@ import pickle
 
 from compiler.codegen.process import Ended, Process
 from compiler.search import runner
-from compiler.search.measure import Bench, Candidate, Outcome, Parameter
+from compiler.search.measure import Bench, Candidate, Outcome, Problem
 from hcq.device import Device
 from hcq.errors import UgpuError
 
@@ -32,22 +32,20 @@ class Apart:
     def __init__(self, device: str, options: dict[str, object], least_s: float = LEAST_S) -> None:
         self.process = Process(runner.__name__, (device, json.dumps(options)))
         self.least_s = least_s
-        self.parameters: tuple[Parameter, ...] = ()
+        self.problem: Problem | None = None
         self.first: Candidate | None = None
         self.ready = False
 
-    def prepare(self, parameters: tuple[Parameter, ...]) -> None:
+    def prepare(self, problem: Problem) -> None:
         """The computation whose candidates come next."""
-        self.parameters, self.first, self.ready = parameters, None, False
+        self.problem, self.first, self.ready = problem, None, False
 
     def run(self, candidate: Candidate) -> Outcome:
         """Measure a candidate; the first one is the reference for the others."""
         limit = max(self.least_s, PATIENCE * candidate.best_s)
         try:
             if not self.ready:
-                filled: Outcome = pickle.loads(
-                    self.process.ask(pickle.dumps(self.parameters), OPEN_S)
-                )
+                filled: Outcome = pickle.loads(self.process.ask(pickle.dumps(self.problem), OPEN_S))
                 if filled.reason:
                     return filled
                 if self.first is not None:
@@ -75,9 +73,9 @@ class Here:
         self.device = device
         self.bench: Bench | None = None
 
-    def prepare(self, parameters: tuple[Parameter, ...]) -> None:
+    def prepare(self, problem: Problem) -> None:
         self.close()
-        self.bench = Bench(self.device, parameters)
+        self.bench = Bench(self.device, problem)
 
     def run(self, candidate: Candidate) -> Outcome:
         assert self.bench is not None

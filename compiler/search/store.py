@@ -49,7 +49,7 @@ def key_of(computation: Computation, device: Device) -> str:
     kind = device.name if device.name.startswith("virtual:") else device.name.partition(":")[0]
     ranges = [f"{r.name}:{r.size}" for r in computation.ranges]
     memories = [
-        f"{m.name} {m.dtype.name} {m.count}" for m in (computation.output, *computation.inputs)
+        f"{m.name} {m.dtype.name} {m.count}" for m in (*computation.outputs, *computation.inputs)
     ]
     return DiskCache.key(
         format_value(computation.value), str(computation.position), *ranges, *memories, kind,

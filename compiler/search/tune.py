@@ -24,7 +24,7 @@ from compiler.kernel.choices import Choices, shown
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel
 from compiler.search.beam import Found, search
-from compiler.search.measure import Candidate, Outcome, Parameter
+from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import Apart, Here, measurer
 from compiler.search.store import Store, key_of
 from hcq.device import Device
@@ -105,9 +105,10 @@ class Tuner:
         if left <= 0:
             self._note(name, computation, None, "not searched: the time was used up")
             return
-        memories = (computation.output, *computation.inputs)
+        memories = (*computation.outputs, *computation.inputs)
         measuring = self._measurer(device)
-        measuring.prepare(tuple(Parameter(m.dtype.name, m.count) for m in memories))
+        arrays = tuple(Parameter(m.dtype.name, m.count) for m in memories)
+        measuring.prepare(Problem(arrays, len(computation.outputs)))
 
         compiling = _Compiling(computation, device)
         met: dict[str, Choices] = {}  # by the kernel's name, which is that of its content

@@ -27,7 +27,7 @@ from compiler.kernel.lower import lower, spaces
 from compiler.runtime import kernel_log, use_cache
 from compiler.schedule.grouping import schedule
 from compiler.search.beam import search
-from compiler.search.measure import Bench, Candidate, Outcome, Parameter
+from compiler.search.measure import Bench, Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import Apart, Here, measurer
 from compiler.search.store import Store, key_of
 from compiler.search.tune import tuning
@@ -244,14 +244,14 @@ def apart(cpu: Device) -> Iterator[Apart]:
     found.close()
 
 
-def candidate(device: Device, number: float) -> tuple[tuple[Parameter, ...], Candidate]:
+def candidate(device: Device, number: float) -> tuple[Problem, Candidate]:
     """A kernel that multiplies 64 floats by a number."""
     tensor = buffer(64, dtype=float32)
     root = graph.elementwise("mul", float32, tensor, graph.full(number, float32, (64,)))
     computed = computation(root)
     kernel = lower(computed, device.target)
     image = compile_text(emit(kernel, device.target), device.target)
-    parameters = (Parameter("float32", 64), Parameter("float32", 64))
+    parameters = Problem((Parameter("float32", 64), Parameter("float32", 64)))
     return parameters, Candidate(image, kernel.name, kernel.grid, kernel.block)
 
 
@@ -318,10 +318,12 @@ def test_a_device_of_one_process_measures_itself(
 
 @pytest.mark.parametrize("name", ["bool", "int8", "uint64", "float16", "bfloat16", "float32"])
 def test_arrays_of_every_type(cpu: Device, name: str) -> None:
-    with Bench(cpu, (Parameter(name, 10), Parameter(name, 1))) as bench:
+    arrays = (Parameter(name, 10), Parameter(name, 5), Parameter(name, 1))
+    with Bench(cpu, Problem(arrays, 2)) as bench:
         assert bench.agrees()
+        bench.buffers[2].copy_from(np.full(bench.buffers[2].size, 0x3D, np.uint8))  # an input
         assert bench.agrees()
-        bench.buffers[0].copy_from(np.full(bench.buffers[0].size, 0x3D, np.uint8))
+        bench.buffers[1].copy_from(np.full(bench.buffers[1].size, 0x3D, np.uint8))
         assert bench.agrees() is False
 
 
@@ -382,6 +384,19 @@ def test_a_key_names_the_whole_target(cpu: Device, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(cpu, "name", name)
         keys.add(key_of(computed, cpu))
     assert len(keys) == 7
+
+
+def test_kernels_of_several_results(tmp_path: Path) -> None:
+    array = np.arange(6000, dtype=np.float32).reshape(60, 100)
+    with hcq.open("cpu", threads=1) as device:
+        use_cache(device, tmp_path / "kernels")
+        tensor = Tensor(array, device=device).realize()
+        one, two = tensor * 3, tensor + 5
+        with tuning(beam=1, budget_s=5) as report:
+            one.realize(two)
+        np.testing.assert_array_equal(one.numpy(), array * 3)
+        np.testing.assert_array_equal(two.numpy(), array + 5)
+        assert all(kernel.found is not None for kernel in report.kernels)
 
 
 def test_kernels_beyond_the_budget_are_named(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     python -m tests.support.corpus_ptx --cpu sm_90 FOLDER
 
 writes FOLDER/kernels/<name>.ptx, FOLDER/arrays/*.npy and FOLDER/cases.json: for each case the
-launches in order, each with its kernel, grid, block and the names of its arrays (the output first,
+launches in order, each with its kernel, grid, block and the names of its arrays (the outputs first,
 then the inputs, as the kernel's parameters are), what the result must be, and how near.
 """
 
@@ -34,13 +34,13 @@ from tests.support.operation_corpus import Case, corpus
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel of a case. output, inputs: numbers of the case's arrays; size: bytes of the output;
-    into: the array whose memory the output is, where it is written in place."""
+    """A kernel of a case. outputs, inputs: numbers of the case's arrays; sizes: bytes of each
+    output; into: the array whose memory the first output is, where it is written in place."""
 
     kernel: Kernel
-    output: int
+    outputs: tuple[int, ...]
     inputs: tuple[int, ...]
-    size: int
+    sizes: tuple[int, ...]
     into: int | None
 
 
@@ -67,7 +67,13 @@ def program(case: Case, target: TargetSpec, host: Device) -> Program:
     plan = make_plan(groups, nodes)
     kernels = [lower(express(group), target) for group in groups if group.root.size]
     launches = tuple(
-        Launch(kernel, step.root, step.inputs, step.size, step.target)
+        Launch(
+            kernel,
+            step.results,
+            step.inputs,
+            (step.size, *(size for _, size in step.others)),
+            step.target,
+        )
         for kernel, step in zip(kernels, plan.steps, strict=True)
     )
     places = {id(node): place for place, node in enumerate(nodes)}
@@ -123,8 +129,8 @@ def _described(launch: Launch) -> dict[str, object]:
         "kernel": launch.kernel.name,
         "grid": launch.kernel.grid,
         "block": launch.kernel.block,
-        "arrays": [launch.output, *launch.inputs],
-        "output_bytes": launch.size,
+        "arrays": [*launch.outputs, *launch.inputs],
+        "output_bytes": launch.sizes,
         "output_is_memory_of": launch.into,
     }
 
