@@ -81,13 +81,20 @@ def _finish(k: Kernel, value: Value, kind: str, flags: set[str]) -> Value:
     return flushed(k, value) if "ftz" in flags and kind == "f32" else value
 
 
-def operation(count: int, compute: Compute, *extra: str) -> Handler:
-    """Return a handler that computes `count` operands of the instruction's type."""
+def operation(count: int, compute: Compute, *extra: str, mixed: bool = False) -> Handler:
+    """Return a handler that computes `count` operands of the instruction's type.
+
+    mixed: there is a form `.f32.f16` and `.f32.bf16`, whose last operand and result are f32.
+    """
     allowed = {"ftz", "sat", "relu", *ROUNDINGS, *extra}
 
     def emit(k: Kernel, i: Instruction) -> None:
         kind = type_of(k, i)
         flags = set(i.modifiers[:-1])
+        narrow = ""
+        if mixed and "f32" in flags and kind in ("f16", "bf16"):
+            narrow, kind = kind, "f32"
+            flags.remove("f32")
         if flags - allowed:
             raise k.unsupported("." + ".".join(sorted(flags - allowed)))
         modes = flags & set(ROUNDINGS)
@@ -117,6 +124,13 @@ def operation(count: int, compute: Compute, *extra: str) -> Handler:
                 parts.append(k.bits_of(_one(k, compute, moved, "f32", flags, mode)))
             low, high = (k.cast("zext", part, "i64") for part in parts)
             result = k.op("or", low, k.op("shl", high, number("i64", 32)))
+        elif narrow:
+            values = [
+                as_float(k, k.source(operand, narrow), narrow, flush=False)
+                for operand in i.operands[1:-1]
+            ]
+            values.append(k.source(i.operands[-1], kind))
+            result = _one(k, compute, values, kind, flags, mode)
         elif kind in ("f16", "bf16", "f32", "f64"):
             values = [k.source(operand, kind) for operand in i.operands[1:]]
             result = _one(k, compute, values, kind, flags, mode)
@@ -310,13 +324,14 @@ def _test(k: Kernel, i: Instruction) -> None:
 
 def _mul_add(k: Kernel, i: Instruction) -> None:
     """fma, and mad of floats, which is the same on these chips."""
-    operation(3, fused)(k, i)
+    operation(3, fused, mixed=True)(k, i)
 
 
 def handlers() -> dict[str, Handler]:
     """Return the emitters by name."""
     return {
-        "add": operation(2, _add), "sub": operation(2, _subtract), "mul": operation(2, _multiply),
+        "add": operation(2, _add, mixed=True), "sub": operation(2, _subtract, mixed=True),
+        "mul": operation(2, _multiply),
         "fma": _mul_add, "mad": _mul_add, "div": operation(2, _quotient, "full", "approx"),
         "rcp": operation(1, _reciprocal, "approx"), "sqrt": operation(1, _root, "approx"),
         "min": _extreme("min"), "max": _extreme("max"), "abs": _sign("abs"), "neg": _sign("neg"),
