@@ -15,6 +15,7 @@ from nv.virtual.memory.physical import Backing
 from nv.virtual.options import MachineOptions
 from nv.virtual.rm.objects import Client, RmObject
 
+_LEAST_MEMORY = 32 << 20
 _FIRST_CLIENT = 0xC1D0_0001  # RS_CLIENT_HANDLE_BASE, open-gpu-kernel-modules 580.142 rs_server.h
 
 
@@ -29,6 +30,8 @@ class VirtualMachine:
         self.options = options or MachineOptions()
         if not 1 <= self.options.gpus <= 8:
             raise BadArgument("a machine has 1 to 8 GPUs", gpus=self.options.gpus)
+        if self.options.memory is not None and self.options.memory < _LEAST_MEMORY:
+            raise BadArgument("a virtual GPU has at least 32 MiB", memory=self.options.memory)
         self.abi = abi.select(self.options.driver)
         if facts.gpfifo_class not in self.abi.classes:
             raise BadArgument(

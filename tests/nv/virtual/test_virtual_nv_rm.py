@@ -6,6 +6,7 @@ import errno
 import struct
 from collections.abc import Iterator
 from mmap import mmap
+from typing import Any
 
 import pytest
 
@@ -433,6 +434,15 @@ def test_another_branchs_block_is_refused() -> None:
             program.node.ioctl(
                 program.ctl, older.request("NV_ESC_RM_MAP_MEMORY_DMA"), bytearray(56)
             )
+
+
+def test_machines_that_cannot_be() -> None:
+    cases: list[dict[str, Any]] = [{"memory": 1 << 20}, {"gpus": 0}, {"gpus": 9}, {"driver": "5x"}]
+    for options in cases:
+        with pytest.raises(BadArgument):
+            attach("gh100", **options)
+    with pytest.raises(BadArgument, match="no virtual chip"):
+        attach("gk110")
 
 
 def test_one_of_two_gpus() -> None:
