@@ -12,7 +12,7 @@ from tools.devices import listed
 from tools.readings import Reading, read_sensors
 
 #: kinds of names that are no GPU of this machine
-_NOT_GPUS = ("cpu", "virtual:")
+NOT_GPUS = ("cpu", "virtual:")
 #: column -> beginnings of the sensors' names that belong there; the rest come last
 COLUMNS = (
     ("temperature", ("temperature",)),
@@ -26,7 +26,7 @@ COLUMNS = (
 
 def gpus() -> list[str]:
     """The names of this machine's own GPUs."""
-    return [entry.name for entry in listed() if not entry.name.startswith(_NOT_GPUS)]
+    return [entry.name for entry in listed() if not entry.name.startswith(NOT_GPUS)]
 
 
 def _cell(readings: Iterable[Reading], beginnings: Sequence[str]) -> str:

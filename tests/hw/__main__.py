@@ -23,9 +23,11 @@ from pathlib import Path
 
 import hcq
 from hcq.errors import UgpuError
+from hcq.registry import DeviceEntry
 from tests.hw.report import Report, Result
 from tools import nvidia
-from tools.smi import gpus
+from tools.devices import listed
+from tools.smi import NOT_GPUS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: section -> seconds it may take when there is time for all
@@ -91,6 +93,17 @@ def _run(command: Sequence[str], limit_s: float) -> str:
     return f"ended with {done.returncode}: {said}"[:300]
 
 
+def usable(entries: Sequence[DeviceEntry]) -> list[str]:
+    """The real GPUs that this user may open: not those in another driver's hands."""
+    return [
+        entry.name
+        for entry in entries
+        if not entry.name.startswith(NOT_GPUS)
+        and entry.facts.get("usable", True)
+        and (not entry.name.startswith("pci:") or entry.facts.get("driver") == "vfio-pci")
+    ]
+
+
 def facts(device: str) -> dict[str, object]:
     """What the device and the machine say of themselves."""
     found: dict[str, object] = {}
@@ -138,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="default: docs/hardware or build/hardware")
     parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=tuple(SECTIONS))
     given = parser.parse_args(arguments)
-    devices = given.device or gpus()
+    devices = given.device or usable(listed())
     if not devices:
         print("hw: no GPU of this machine can be opened; `ugpu doctor` says what is missing")
         return NO_GPU

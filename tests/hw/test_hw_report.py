@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import hcq
 from hcq.errors import DeviceHang, OutOfMemory, UgpuError
+from hcq.registry import DeviceEntry
 from tests.hw import __main__ as suite
 from tests.hw import section_contract, section_corpus, section_faults, section_life
 from tests.hw.budget import Budget, median_s
@@ -239,9 +240,21 @@ def test_peers_stand_beside_their_figures() -> None:
 def test_without_a_gpu_it_is_no_success(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(suite, "gpus", list)
+    monkeypatch.setattr(suite, "listed", list)
     assert suite.main([]) == suite.NO_GPU
     assert "ugpu doctor" in capsys.readouterr().out
+
+
+def test_only_gpus_that_may_be_opened_are_taken() -> None:
+    entries = [
+        DeviceEntry("nvrm:0", "", {"usable": True, "driver": "nvidia 580.142"}),
+        DeviceEntry("nvrm:1", "", {"usable": False}),
+        DeviceEntry("pci:0000:03:00.0", "", {"driver": "vfio-pci"}),
+        DeviceEntry("pci:0000:04:00.0", "", {"driver": "amdgpu"}),
+        DeviceEntry("cpu", ""),
+        DeviceEntry("virtual:gh100", ""),
+    ]
+    assert suite.usable(entries) == ["nvrm:0", "pci:0000:03:00.0"]
 
 
 def test_a_device_that_does_not_open_is_a_failed_report(
