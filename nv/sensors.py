@@ -91,9 +91,10 @@ class Meter:
         client.control(
             self.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2", block
         )
-        if not block.count:
+        count = min(int(block.count), len(block.samples))
+        if not count:
             return 0.0
-        return float(block.samples[block.count - 1][engine].util) / _PERCENT_SCALE
+        return float(block.samples[count - 1][engine].util) / _PERCENT_SCALE
 
     def performance_state(self) -> float:
         """The number n of the state Pn, 0 the fastest; the driver gives a bit per state."""
