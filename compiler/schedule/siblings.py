@@ -9,10 +9,10 @@ other but element for element, and what they read in common is at least as large
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.graph.node import Node
 from compiler.index.ranges import Computation, trace_aligned
 from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
@@ -25,27 +25,80 @@ _known: dict[tuple[Any, ...], bool] = {}
 
 
 def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
-    """Join what can be joined; in an order that the result can run in."""
-    by_shape: dict[tuple[int, ...], list[Group]] = {}
-    for group in groups:
-        if not group.in_place and group.root.size > 1 and not _is_large(group, stored):
-            by_shape.setdefault(group.root.shape, []).append(group)
-    candidates = [listed for listed in by_shape.values() if len(listed) > 1]
-    if not candidates:
-        return list(groups)
-    current = list(groups)
-    for listed in candidates:
-        kept: list[Group] = []
-        for group in listed:
-            for place, other in enumerate(kept):
-                joined = _joined(other, group, current, stored)
-                if joined is not None:
-                    current = _replaced(current, other, group, joined)
-                    kept[place] = joined
-                    break
-            else:
-                kept.append(group)
-    return current
+    """Join what can be joined; `groups` and the result are in an order that they can run in."""
+    shapes = Counter(group.root.shape for group in groups)
+    slots: list[Group | None] = list(groups)
+    joins = _Joins(groups)
+    for slot, group in enumerate(groups):
+        if shapes[group.root.shape] < 2 or group.in_place or group.root.size < 2:
+            continue
+        if _is_large(group, stored):
+            continue
+        for earlier in joins.near(group):
+            other = slots[earlier]
+            if other is None or other.root.shape != group.root.shape:
+                continue
+            target = joins.place(earlier, slot, other, group)
+            joined = None if target is None else _joined(other, group, stored)
+            if target is not None and joined is not None:
+                slots[earlier] = slots[slot] = None
+                slots[target] = joined
+                joins.move(joined, target)
+                break
+        else:
+            joins.add(group, slot)
+    return [group for group in slots if group is not None]
+
+
+class _Joins:
+    """Who makes and who reads what, by slot in the order of the groups."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.maker: dict[int, int] = {}
+        self.readers: dict[int, set[int]] = {}
+        self.kept: dict[int, list[int]] = {}  # by what they read: slots that may take others in
+        self.open: set[int] = set()
+        for slot, group in enumerate(groups):
+            self._enter(group, slot)
+
+    def _enter(self, group: Group, slot: int) -> None:
+        for node in group.roots:
+            self.maker[id(node)] = slot
+        for node in group.inputs:
+            self.readers.setdefault(id(node), set()).add(slot)
+
+    def add(self, group: Group, slot: int) -> None:
+        """A group that later ones may join."""
+        self.open.add(slot)
+        for node in group.inputs:
+            self.kept.setdefault(id(node), []).append(slot)
+
+    def near(self, group: Group) -> list[int]:
+        """Slots of open groups that make or read a large part of what a group reads."""
+        found: dict[int, None] = {}
+        for node in group.inputs:
+            if node.size >= group.root.size:
+                made = self.maker.get(id(node))
+                if made is not None and made in self.open:
+                    found[made] = None
+                found |= dict.fromkeys(self.kept.get(id(node), ()))
+        return list(found)
+
+    def place(self, early: int, late: int, first: Group, second: Group) -> int | None:
+        """Where both could run: with the first, if all that the second reads is made by then; with
+        the second, if nobody reads the first's results in between; else None."""
+        made = [self.maker.get(id(node), -1) for node in second.inputs]
+        if all(slot <= early for slot in made):
+            return early
+        between = (slot for node in first.roots for slot in self.readers.get(id(node), ()))
+        return None if any(early < slot < late for slot in between) else late
+
+    def move(self, joined: Group, target: int) -> None:
+        """The groups of `joined` are now one, in slot `target`."""
+        for node in joined.inputs:
+            self.kept.setdefault(id(node), []).append(target)
+        self.open.add(target)
+        self._enter(joined, target)
 
 
 def _is_large(group: Group, stored: set[int]) -> bool:
@@ -56,11 +109,11 @@ def _is_large(group: Group, stored: set[int]) -> bool:
     )
 
 
-def _joined(one: Group, two: Group, groups: Sequence[Group], stored: set[int]) -> Group | None:
+def _joined(one: Group, two: Group, stored: set[int]) -> Group | None:
     """The group of both, or None. `two` comes later than `one`."""
     roots = (*one.roots, *two.roots)
-    if len(roots) > MOST or not _shares(one, two) or _waits(two, one, groups):
-        return None
+    if len(roots) > MOST or any(r.op == "contiguous" and r in two.inputs for r in one.roots):
+        return None  # (whoever says contiguous wants two kernels)
     joined = make_group(roots[0], stored, False, roots[1:])
     found = _known.get(joined.key)
     if found is None:
@@ -78,44 +131,3 @@ def _fits(computation: Computation | None) -> bool:
         return True
     chain = find_chain(computation)
     return chain is not None and in_step(chain)
-
-
-def _shares(one: Group, two: Group) -> bool:
-    """Whether enough is read in common: by both, or written by the first and read by the second."""
-    if any(node.op == "contiguous" and node in two.inputs for node in one.roots):
-        return False  # stored by order of the user, who wants two kernels
-    reads = {id(node) for node in (*one.inputs, *one.roots)}
-    return any(id(node) in reads and node.size >= one.root.size for node in two.inputs)
-
-
-def _waits(late: Group, early: Group, groups: Sequence[Group]) -> bool:
-    """Whether `late` reads what another group makes of the results of `early`."""
-    tainted: set[int] = {id(node) for node in early.roots}
-    direct = set(tainted)
-    for group in groups:
-        if group is early:
-            continue
-        if group is late:
-            return any(id(node) in tainted - direct for node in group.inputs)
-        if any(id(node) in tainted for node in group.inputs):
-            tainted |= {id(node) for node in group.roots}
-    return True  # `late` comes before `early`
-
-
-def _replaced(groups: Sequence[Group], one: Group, two: Group, joined: Group) -> list[Group]:
-    """The groups with two of them joined, each after those whose results it reads."""
-    rest = [joined if group is one else group for group in groups if group is not two]
-    makers: dict[int, Group] = {id(node): group for group in rest for node in group.roots}
-    order: list[Group] = []
-    done: set[int] = set()
-    stack: list[tuple[Group, bool]] = [(group, False) for group in reversed(rest)]
-    while stack:
-        group, ready = stack.pop()
-        if ready:
-            order.append(group)
-        elif id(group) not in done:
-            done.add(id(group))
-            stack.append((group, True))
-            sources: list[Node] = list(group.inputs)
-            stack += [(makers[id(n)], False) for n in reversed(sources) if id(n) in makers]
-    return order
