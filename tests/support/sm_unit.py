@@ -29,7 +29,7 @@ class Unit:
         self.tries = tries
         self._bench = Bench()
         self._target = target
-        self._text = self._kernel()
+        self.text = self._kernel()
         self._in, self._inputs = self._bench.array(np.zeros((8192, 128), np.uint64))
         self._out, self._outputs = self._bench.array(np.zeros((2048, 128), np.uint64))
 
@@ -67,5 +67,5 @@ class Unit:
             for column in operands:
                 self._inputs[row, :lanes] = np.array(column, np.uint64)
                 row += 1
-        self._bench.good(self._text, self._in, self._out, block=(lanes,), target=self._target)
+        self._bench.good(self.text, self._in, self._out, block=(lanes,), target=self._target)
         return [[int(x) for x in self._outputs[n, :lanes]] for n in range(len(self.tries))]

@@ -221,9 +221,9 @@ def test_a_producer_arrives_and_goes_on() -> None:
     text = """
     setp.ge.u32 %p1, %t, 32; @%p1 bra PRODUCER;
     bar.sync 2, 64;
-    ld.shared.u32 %r3, [0];
+    ld.shared.u32 %r3, [part];
     bra OUT;
-    PRODUCER: mov.u32 %r3, 77; st.shared.u32 [0], %r3;
+    PRODUCER: mov.u32 %r3, 77; st.shared.u32 [part], %r3;
     bar.arrive 2, 64;
     OUT: mul.wide.u32 %at, %t, 4; add.s64 %at, %at, %rd0; st.global.u32 [%at], %r3;
     """

@@ -54,6 +54,8 @@ def _convert(k: Kernel, i: Instruction) -> None:
     elif target in _FLOATS:
         result = _integer_to_float(k, value, target, source, flags)
     else:
+        if "sat" in flags and not _may_leave(target, source):
+            raise k.bad(".sat where every number fits")
         result = _integer_to_integer(k, value, target, source, "sat" in flags)
     _write(k, i.operands[0], result, target)
 
@@ -68,6 +70,14 @@ def _write(k: Kernel, operand: Operand, value: Value, kind: str) -> None:
         element = f"i{8 * SIZES[operand.type]}"
         value = k.resize(value, element, True)
     k.write(operand, value)
+
+
+def _may_leave(target: str, source: str) -> bool:
+    """Return whether a number of one integer type may not fit in another."""
+    wide, narrow = SIZES[target], SIZES[source]
+    if is_signed(target) == is_signed(source):
+        return narrow > wide
+    return is_signed(source) or narrow >= wide
 
 
 def _integer_to_integer(k: Kernel, value: Value, target: str, source: str, sat: bool) -> Value:
