@@ -19,6 +19,7 @@ from nv.virtual.faults import Fault
 from nv.virtual.mappings import DoorbellMapping, MemoryMapping
 from nv.virtual.memory.physical import PAGE, Backing
 from nv.virtual.rm.escapes import Escapes
+from nv.virtual.rm.mig import CAPABILITIES, access_files
 from nv.virtual.text_files import read_text
 from nv.virtual.uvm.ioctls import UvmFile
 
@@ -63,7 +64,7 @@ class OpenFile:
     @property
     def is_control(self) -> bool:
         """/dev/nvidiactl."""
-        return self.gpu is None and self.uvm is None
+        return self.path == "/dev/nvidiactl"
 
 
 class VirtualNode:
@@ -96,7 +97,7 @@ class VirtualNode:
                 if self.machine.faults.take(Fault.NO_UVM):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 uvm = UvmFile(self.machine, self)
-            elif path != "/dev/nvidiactl":
+            elif path != "/dev/nvidiactl" and path not in self._capabilities():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             if self.machine.faults.take(Fault.OPEN_DENIED):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
@@ -105,6 +106,14 @@ class VirtualNode:
             handle = next(self._handles)
             self.files[handle] = OpenFile(handle, path, gpu, uvm)
             return handle
+
+    def _capabilities(self) -> set[str]:
+        """Capability files of divided GPUs."""
+        return {
+            f"{CAPABILITIES}{minor}"
+            for gpu in self.machine.gpus
+            for minor in access_files(gpu).values()
+        }
 
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
         """One ioctl; OSError with the errno the kernel gives."""

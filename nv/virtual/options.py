@@ -24,6 +24,7 @@ class MachineOptions:
     first GRAPHICS_COPY_ENGINES share the runlist of the graphics engine, as on boards.
     overlap: in which order grids run that nothing orders; "reverse" shows a missing barrier.
     open_module: whether the open kernel modules are loaded, as /proc says.
+    mig: of a divided GPU, its instances as (GPU instance, compute instance); None: not divided.
     multiprocessors: makes a GPU's SMs; None for those that execute PTX.
     """
 
@@ -35,5 +36,5 @@ class MachineOptions:
     copy_engines: int = 4
     overlap: Literal["reverse", "order"] = "reverse"
     open_module: bool = True
-    mig_enabled: bool = False
+    mig: tuple[tuple[int, int], ...] | None = None
     multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None

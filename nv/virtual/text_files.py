@@ -10,6 +10,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from nv.virtual.rm.mig import access_files
+
 if TYPE_CHECKING:
     from nv.virtual.chip import VirtualGpu
     from nv.virtual.machine import VirtualMachine
@@ -44,6 +46,10 @@ def read_text(machine: VirtualMachine, path: str) -> str:
         "/proc/driver/nvidia/params": "RegisterForACPIEvents: 1\nModifyDeviceFiles: 1\n"
         "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n",
     }
+    for gpu in machine.gpus:
+        minor = access_files(gpu).get(path)
+        if minor is not None:
+            return f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
     if path in files:
         return files[path]
     match = _GPU.fullmatch(path)

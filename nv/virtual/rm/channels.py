@@ -21,6 +21,7 @@ from nv.virtual.host.runlist import Runlist
 from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
 from nv.virtual.memory.physical import Backing
 from nv.virtual.rm.memory import Memory
+from nv.virtual.rm.mig import need_instance
 from nv.virtual.rm.objects import Allocation, RmObject
 from nv.virtual.rm.resources import VaSpace, need_gpu
 from nv.virtual.status import RmError, Status, require
@@ -47,6 +48,7 @@ class ChannelGroup(RmObject):
         super().__init__(request)
         params = request.block
         self.gpu: VirtualGpu = need_gpu(request.parent)
+        need_instance(request.parent, self.gpu)
         self.engine_type = params.engineType
         runlist = self.gpu.runlist_of(params.engineType)
         if runlist is None:

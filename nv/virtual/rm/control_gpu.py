@@ -116,11 +116,18 @@ def _fb_info(gpu: VirtualGpu, name: str) -> int | None:
     }.get(name)
 
 
+def smc_mode(gpu: VirtualGpu) -> int:
+    """Divided (1), could be (2), or not of a kind that can (0)."""
+    if gpu.options.mig is not None:
+        return 1
+    return 2 if gpu.facts.name == "gh100" else 0
+
+
 def _gpu_info(gpu: VirtualGpu, name: str) -> int | None:
     major, minor = gpu.facts.compute_capability
     return {
         "GPU_SM_VERSION": major << 8 | minor,
-        "GPU_SMC_MODE": int(gpu.options.mig_enabled),
+        "GPU_SMC_MODE": smc_mode(gpu),
         "SYSMEM_ACCESS": 1,
         "GPU_DEBUGGING_CAPABILITY": 1,
         "GPU_PROFILING_CAPABILITY": 0,
@@ -232,7 +239,10 @@ def _partitions(sub: Subdevice, params: Struct) -> None:
 
 
 def _active_partitions(sub: Subdevice, params: Struct) -> None:
-    params.partitionCount = 0
+    numbers = sorted({instance for instance, _ in need_gpu(sub).options.mig or ()})
+    params.partitionCount = len(numbers)
+    for place, number in enumerate(numbers):
+        params.swizzId[place] = number
 
 
 def _page_size(sub: Subdevice, params: Struct) -> None:

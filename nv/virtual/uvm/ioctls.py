@@ -15,6 +15,7 @@ from hcq.layout import Struct
 from nv.virtual.faults import Fault
 from nv.virtual.rm.channels import ChannelObject, ComputeObject
 from nv.virtual.rm.memory import Memory
+from nv.virtual.rm.mig import GpuInstance
 from nv.virtual.rm.objects import Client, RmObject
 from nv.virtual.rm.resources import VaSpace
 from nv.virtual.status import RmError, Status, require
@@ -151,8 +152,12 @@ class UvmFile:
         require(uuid not in self.gpus, Status.INVALID_DEVICE, "registered already")
         if self._machine.faults.take(Fault.UVM_REFUSED, gpu.index):
             raise RmError(Status.INVALID_DEVICE, "planted")
-        if block.hSmcPartRef:
-            raise RmError(Status.NOT_SUPPORTED, "MIG instances")
+        if gpu.options.mig is not None:
+            inside = self.object_of(block.hClient, block.hSmcPartRef)
+            if not isinstance(inside, GpuInstance):
+                raise RmError(Status.INVALID_ARGUMENT, f"{inside!r} is no instance")
+        elif block.hSmcPartRef:
+            raise RmError(Status.INVALID_DEVICE, "the GPU is not divided")
         self.gpus[uuid] = gpu
         block.numaEnabled, block.numaNodeId = 0, -1
 
