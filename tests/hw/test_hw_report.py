@@ -181,8 +181,6 @@ def _toy(name: str, device: str, budget: Budget) -> Iterator[Result]:
         sys.exit(9)
     if name == "raises":
         raise OutOfMemory("all of it")
-    while name == "hangs":
-        pass
 
 
 TOY = """
@@ -195,7 +193,7 @@ def run(device, budget):
 
 @pytest.mark.parametrize(
     ("name", "remark"),
-    [("dies", "ended with 9"), ("raises", "OutOfMemory: all of it"), ("hangs", "ended by force")],
+    [("dies", "ended with 9"), ("raises", "OutOfMemory: all of it")],
 )
 def test_what_a_section_found_survives_its_end(
     name: str, remark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -219,12 +217,15 @@ def test_what_a_section_found_survives_its_end(
         return real([command[0], str(runner), *command[3:]], limit_s)
 
     monkeypatch.setattr(suite, "_run", run)
-    monkeypatch.setattr(suite, "GRACE_S", 1)
     monkeypatch.setenv("PYTHONPATH", str(suite.ROOT))
-    found = suite.Runner("cpu", 1e12, now=lambda: 0.0).section(f"toy_{name}", 1.0)
+    found = suite.Runner("cpu", 1e12, now=lambda: 0.0).section(f"toy_{name}", 60.0)
     assert (found[0].section, found[0].name, found[0].outcome) == ("Toy", "one", "passed")
     assert (found[-1].section, found[-1].outcome) == ("Toy", "failed")
     assert remark in found[-1].remark
+
+
+def test_a_process_that_does_not_end_is_ended() -> None:
+    assert "ended by force" in suite._run([sys.executable, "-c", "while True: pass"], 0.2)
 
 
 def test_a_section_without_time_is_skipped() -> None:
