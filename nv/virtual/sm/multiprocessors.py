@@ -19,7 +19,7 @@ from hcq.emu import math as emu_math
 from hcq.emu.memory import Abort, LaneMemory
 from nv.virtual.sm.ptx.module import Function, Instruction, Module
 from nv.virtual.sm.ptx.parser import parse
-from nv.virtual.sm.runtime import access, atomics, launcher, layout, resolve, tiles
+from nv.virtual.sm.runtime import access, atomics, launcher, layout, mbarriers, resolve, tiles
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid, capability
 from nv.virtual.sm.runtime.worker import Run, Worker, aligned
 from nv.virtual.sm.translator.flatten import Flat
@@ -30,7 +30,7 @@ from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (resolve, access, atomics, tiles, launcher)
+_RUNTIME = (resolve, access, atomics, mbarriers, tiles, launcher)
 _INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
 _FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer
@@ -78,6 +78,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     declarations: set[str] = set()
     for text, needed in (
         resolve.resolve_ir(), access.access_ir(), atomics.atomics_ir(), tiles.tiles_ir(),
+        mbarriers.mbarriers_ir(),
         launcher.launcher_ir(),
         emu_math.math_ir(resolve.PREFIX),
     ):  # fmt: skip

@@ -8,14 +8,19 @@ from __future__ import annotations
 from nv.virtual.sm.ptx.module import Instruction, Integer, Register
 from nv.virtual.sm.translator.handler import Handler
 from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.mbarrier import act
 from nv.virtual.sm.translator.memory import address, load_lanes, store_lanes
 from nv.virtual.sm.translator.value import Value, number
 
 
 def _copy(k: Kernel, i: Instruction) -> None:
     modifiers = set(i.modifiers)
-    if "async" not in modifiers or modifiers & {"bulk", "mbarrier", "reduce"}:
+    if "async" not in modifiers or modifiers & {"bulk", "reduce"}:
         raise k.unsupported()
+    if "mbarrier" in modifiers:
+        if "noinc" in modifiers:  # otherwise it counts itself in and arrives: nothing changes
+            act(k, "arrive", i.operands[0], number("i64", 1), True)
+        return
     if modifiers & {"commit_group", "wait_group", "wait_all"}:
         return
     if len(i.operands) not in (3, 4) or not isinstance(i.operands[2], Integer):

@@ -19,6 +19,7 @@ from nv.virtual.sm.translator import (
     floats,
     integer,
     matrix,
+    mbarrier,
     memory,
     moves,
     special,
@@ -39,7 +40,7 @@ NAME = "nvsm_kernel"
 _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
-_MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix)
+_MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier)
 
 
 @dataclass(frozen=True)

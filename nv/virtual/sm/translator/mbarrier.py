@@ -1,0 +1,74 @@
+"""mbarrier objects: arrivals, expected bytes and waiting by phase.
+
+A wait that is not over answers false at once; the program's loop around it lets others run.
+Source: PTX ISA 8.x, "Parallel Synchronization and Communication Instructions: mbarrier".
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.ptx.module import Instruction, Operand
+from nv.virtual.sm.runtime.mbarriers import OPERATIONS
+from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator.handler import Handler, type_of
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.memory import address, resolve
+from nv.virtual.sm.translator.value import Value, number
+
+_QUIET = frozenset((
+    "relaxed", "acquire", "release", "cta", "shared", "shared::cta", "b64", "noComplete",
+))  # fmt: skip
+
+
+def act(k: Kernel, operation: str, where: Operand, value: Value, shared: bool) -> Value:
+    """Do one operation on the objects at an address; value: i64."""
+    at = k.varying(address(k, where)[0])
+    mask = k.mask()
+    hosts = resolve(k, "shared" if shared else "", at, 8, True, mask)
+    text = k.call(
+        WIDE, f"{PREFIX}mbarrier", ("ptr", "%context"), (WIDE, hosts), ("i32", mask),
+        ("i32", str(OPERATIONS.index(operation))), (WIDE, k.vec(value)),
+    )  # fmt: skip
+    return Value(text, "i64", False)
+
+
+def _emit(k: Kernel, i: Instruction) -> None:
+    if type_of(k, i) != "b64":
+        raise k.bad("the type is .b64")
+    name, rest = i.modifiers[0], set(i.modifiers[1:])
+    shared = bool(rest & {"shared", "shared::cta"})
+    parity = "parity" in rest
+    transactions = "expect_tx" in rest
+    if rest - _QUIET - {"parity", "expect_tx"}:
+        raise k.unsupported()
+    operands = i.operands
+    if name == "pending_count":
+        state = k.source(operands[1], "b64")
+        k.write(operands[0], k.cast("trunc", k.op("and", state, number("i64", 0xFFFFF)), "i32"))
+    elif name in ("init", "expect_tx", "complete_tx"):
+        act(k, name, operands[0], _count(k, operands, 1), shared)
+    elif name == "inval":
+        act(k, name, operands[0], number("i64", 0), shared)
+    elif name in ("arrive", "arrive_drop"):
+        if transactions and name == "arrive_drop":
+            raise k.unsupported()
+        operation = "arrive.expect_tx" if transactions else name
+        k.write(operands[0], act(k, operation, operands[1], _count(k, operands, 2), shared))
+    elif name in ("test_wait", "try_wait"):
+        kind = "b32" if parity else "b64"
+        state = k.resize(k.source(operands[2], kind), "i64", False)
+        over = act(k, "test.parity" if parity else "test", operands[1], state, shared)
+        k.write(operands[0], k.cmp("ne", over, number("i64", 0)))
+    else:
+        raise k.unsupported()
+
+
+def _count(k: Kernel, operands: tuple[Operand, ...], place: int) -> Value:
+    """Return the operand at `place` as i64; 1 where there is none."""
+    if len(operands) <= place:
+        return number("i64", 1)
+    return k.resize(k.source(operands[place], "u32"), "i64", False)
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by name."""
+    return {"mbarrier": _emit}
