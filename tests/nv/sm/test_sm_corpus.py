@@ -52,12 +52,13 @@ def _run(made: Program, cpu: str) -> NDArray[np.generic]:
         if place >= 0:
             places[place] = bench.array(array)
     for launch in made.launches:
-        if launch.into is not None:
-            places[launch.output] = places[launch.into]
-        else:
-            places[launch.output] = bench.array(np.zeros(launch.size, np.uint8))
+        for output, size in zip(launch.outputs, launch.sizes, strict=True):
+            if output == launch.outputs[0] and launch.into is not None:
+                places[output] = places[launch.into]
+            else:
+                places[output] = bench.array(np.zeros(size, np.uint8))
         ptx = compile_text(emit(launch.kernel, target), target).decode()
-        addresses = [places[n][0] for n in (launch.output, *launch.inputs)]
+        addresses = [places[n][0] for n in (*launch.outputs, *launch.inputs)]
         outcome = bench.units.run(_launch(ptx, cpu, launch, addresses), bench.memory, bench.abort)
         assert outcome.ending is SmEnding.DONE, (made.case.name, outcome)
     return places[made.result][1]
