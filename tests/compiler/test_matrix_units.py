@@ -23,9 +23,11 @@ from compiler.kernel.choices import MatrixTiles
 from compiler.kernel.contraction import find_contraction
 from compiler.kernel.ir import Kernel
 from compiler.kernel.matrix_units import UNITS, MatrixUnit
+from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
 from compiler.schedule.grouping import schedule
 from hcq.target import TargetSpec, matrix_family, ptx_target
+from tests.conftest import Golden
 from tests.support import nvjitlink
 from tests.support.compiler_cases import GFX1100, buffer, disassembly, kernels_of
 from tests.support.kernel_interpreter import interpret
@@ -248,6 +250,13 @@ def test_the_units_instruction_is_in_the_code(name: str) -> None:
     found = len(re.findall(rf"{re.escape(INSTRUCTIONS[name])}\b", text))
     tile = totals.count * (64 // unit.element.itemsize) // unit.depth
     assert found >= tile and found % totals.count == 0
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("family", ["gfx12", "gfx942", "sm_80"])
+def test_golden_of_a_product(golden: Golden, family: str) -> None:
+    (kernel,) = kernels_of(product(256, 256, 256, float16), TARGETS[family])
+    golden.check(f"compiler/matmul_f16_{family}.txt", format_kernel(kernel))
 
 
 def test_factors_of_other_types_stay_off_the_units() -> None:

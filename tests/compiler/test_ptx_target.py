@@ -17,6 +17,7 @@ from compiler.kernel.ir import Kernel, Store
 from compiler.kernel.verify import verify
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec, ptx_target
+from tests.conftest import Golden
 from tests.support import corpus_ptx, nvjitlink
 from tests.support.compiler_cases import buffer, kernels_of
 from tests.support.operation_corpus import corpus
@@ -100,6 +101,20 @@ def test_a_group_shares_memory_and_waits() -> None:
     text = ptx(kernel, target)
     assert re.search(r"\.shared \.align \d+ \.b8 \w+\[1536\];", text)
     assert text.count("bar.sync \t0;") == 9 and "ld.global.nc.v4.b32" in text
+
+
+@pytest.mark.golden
+def test_golden_ptx(golden: Golden) -> None:
+    """As LLVM 22 writes it, which pyproject.toml pins."""
+    target = ptx_target("sm_80")
+    table = buffer(10, 4096, dtype=float32)
+    roots = {
+        "doubled": graph.elementwise("add", float32, table, table),
+        "row_sums": graph.reduce("sum", table, (1,)),
+    }
+    for name, root in roots.items():
+        (kernel,) = kernels_of(root, target)
+        golden.check(f"compiler/{name}_sm_80.ptx.txt", ptx(kernel, target))
 
 
 def test_grids_beyond_65535_are_laid_out_along_x() -> None:
