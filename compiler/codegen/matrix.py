@@ -94,6 +94,7 @@ CALLS: Mapping[str, Amd | Nvidia] = {
     "sm_80.float16": Nvidia("m16n8k16.row.col.f32.f32", "<2 x half>"),
     "sm_80.bfloat16": Nvidia("m16n8k16.row.col.bf16", "i32"),
     "sm_80.int8": Nvidia("m16n8k32.row.col.s8", "i32"),
+    "sm_80.tf32": Nvidia("m16n8k8.row.col.tf32", "i32"),
 }
 
 

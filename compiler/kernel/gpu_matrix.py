@@ -1,4 +1,5 @@
-"""Matrix product on the matrix units of a GPU: 16-bit floats summed in float32, int8 in int32.
+"""Matrix product on the matrix units of a GPU: 16-bit floats and TensorFloat-32 summed in float32,
+int8 in int32.
 
 A group of waves computes a tile; for each slice of the depth its threads copy a slice of both
 factors into local memory, the depth running fastest, so that what a lane needs of a row is one
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from compiler.dtype import float32
 from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import MatrixTiles, Space
@@ -54,11 +56,23 @@ SHARE = 40 << 10  # bytes of local memory that a group should not pass: others w
 
 def suits(parts: Contraction, target: TargetSpec) -> MatrixUnit | None:
     """The unit that computes a product, where both factors are values of one type it knows."""
-    kinds = [side.sources[0].dtype for side in (parts.left, parts.right) if side.op == "cast"]
-    if len(kinds) != 2 or kinds[0] is not kinds[1]:
+    sides = [_narrow(side) for side in (parts.left, parts.right)]
+    if sides[0] is None or sides[1] is None or sides[0].dtype is not sides[1].dtype:
         return None
-    unit = find_unit(target.matrix, kinds[0], parts.reduce.dtype)
+    unit = find_unit(target.matrix, sides[0].dtype, parts.reduce.dtype)
     return unit if unit is not None and unit.wave == target.wave_size else None
+
+
+def _narrow(side: Value) -> Value | None:
+    """A factor as the units take it: what it is cast from, or a float32 whose 13 lowest bits are
+    cleared, which is a TensorFloat-32; None for others."""
+    if side.op == "cast":
+        return side.sources[0]
+    if side.op == "bitcast" and side.dtype is float32 and side.sources[0].op == "and":
+        mask = side.sources[0].sources[1]
+        if mask.op == "const" and mask.arg & 0x1FFF == 0:
+            return side
+    return None
 
 
 def default_tiles(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> MatrixTiles:
@@ -298,8 +312,9 @@ def matmul(
     depth = Range("depth", slices * tiles.depth)
 
     def slice_of(name: str, side: Value, across: Range, size: int, start: Index) -> _Slice:
-        factor, deep = side.sources[0], unit_stride(side, parts.depth)
-        factor, long = padded_factor(name, factor, across, parts, batch, depth, size)
+        narrow, deep = _narrow(side), unit_stride(side, parts.depth)
+        assert narrow is not None
+        factor, long = padded_factor(name, narrow, across, parts, batch, depth, size)
         pitch = _pitch(unit, tiles)
         memory = Memory(name, factor.dtype, tiles.buffers * size * pitch, "local")
         return _Slice(memory, factor, long, depth, size, start, deep, tiles.depth, pitch, threads)

@@ -17,7 +17,7 @@ of one row, which are neighbours in memory.
 
 Sources: RDNA3 ISA, "Wave Matrix Multiply Accumulate" (gfx11); RDNA4 ISA, the same section (gfx12);
 CDNA3 and CDNA4 ISA, "Matrix Arithmetic Instructions" (gfx942, gfx950); PTX ISA, "Matrix Fragments
-for mma.m16n8k16", "... m16n8k32", "... m16n8k8" (sm_80).
+for mma.m16n8k16", "... m16n8k32", "... m16n8k8" (sm_80, tf32).
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ _SM80 = MatrixUnit(
     "sm_80.float16", float16, float32, 16, 8, 16,
     wave=32, positions=8, depth_parts=4, parts_first=True, chunks=2,
 )  # fmt: skip
+# float32 of which the unit reads the upper 19 bits
+_TF32 = replace(_SM80, name="sm_80.tf32", element=float32, depth=8)
 
 # TargetSpec.matrix to the units of that family
 FAMILIES: Mapping[str, tuple[MatrixUnit, ...]] = {
@@ -127,7 +129,7 @@ FAMILIES: Mapping[str, tuple[MatrixUnit, ...]] = {
     "gfx12": (_GFX12, _typed(_GFX12, bfloat16, 16), _typed(_GFX12, int8, 16)),
     "gfx942": (_GFX942, _typed(_GFX942, bfloat16, 16), _typed(_GFX942, int8, 32)),
     "gfx950": (_GFX950, _typed(_GFX950, bfloat16, 32), _typed(_GFX950, int8, 64)),
-    "sm_80": (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32)),
+    "sm_80": (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32), _TF32),
 }
 UNITS: Mapping[str, MatrixUnit] = {u.name: u for units in FAMILIES.values() for u in units}
 

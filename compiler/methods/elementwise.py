@@ -255,6 +255,14 @@ class Elementwise(TensorCore):
     def bfloat16(self) -> Self:
         return self.cast(dtypes.bfloat16)
 
+    def tf32(self) -> Self:
+        """float32 rounded to the 10 bits of mantissa of TensorFloat-32, half to even. Products of
+        two such tensors use the matrix units that take them (NVIDIA, from sm_80 on)."""
+        single = self.cast(float32)
+        bits = single.bitcast(dtypes.int32)
+        rounded = single.isnan().where(0x7FC00000, bits + ((bits >> 13) & 1) + 0xFFF)
+        return (rounded & -0x2000).bitcast(float32)
+
     def int(self) -> Self:
         return self.cast(dtypes.int32)
 

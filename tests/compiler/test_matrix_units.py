@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from compiler import Tensor
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
@@ -22,10 +23,12 @@ from compiler.kernel import gpu_matrix
 from compiler.kernel.choices import MatrixTiles
 from compiler.kernel.contraction import find_contraction
 from compiler.kernel.ir import Kernel
+from compiler.kernel.lower import lower
 from compiler.kernel.matrix_units import UNITS, MatrixUnit
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
 from compiler.schedule.grouping import schedule
+from hcq.device import Device
 from hcq.target import TargetSpec, matrix_family, ptx_target
 from tests.conftest import Golden
 from tests.support import nvjitlink
@@ -103,8 +106,8 @@ def mfma(a: Array, b: Array, c: Array) -> Array:
 
 
 def mma_m16n8(a: Array, b: Array, c: Array) -> Array:
-    """PTX ISA, mma.m16n8k16 and m16n8k32: groupID = lane / 4, t = lane % 4; registers of w elements
-    (2 of 16 bits, 4 of 8 bits)."""
+    """PTX ISA, mma.m16n8k16, m16n8k32 and m16n8k8: groupID = lane / 4, t = lane % 4; registers of w
+    elements (2 of 16 bits, 4 of 8 bits, 1 of tf32)."""
     width = a.shape[1] // 4
     depth = 8 * width
 
@@ -146,12 +149,22 @@ def product(rows: int, depth: int, columns: int, element: DType, turned: bool = 
     right = buffer(*((columns, depth) if turned else (depth, columns)), dtype=element)
     if turned:
         left, right = graph.permute(left, (1, 0)), graph.permute(right, (1, 0))
+    if element is float32:
+        left, right = cleared(left), cleared(right)
     shape = (rows, columns, depth)
     ours = graph.expand(graph.reshape(graph.cast(left, total), (rows, 1, depth)), shape)
     theirs = graph.permute(graph.cast(right, total), (1, 0))
     theirs = graph.expand(graph.reshape(theirs, (1, columns, depth)), shape)
     summed = graph.reduce("sum", graph.elementwise("mul", total, ours, theirs), (2,))
     return graph.reshape(summed, (rows, columns))
+
+
+def cleared(node: Node) -> Node:
+    """The 13 lowest bits set to zero: a TensorFloat-32."""
+    bits = graph.Node("bitcast", int32, node.shape, (node,))
+    mask = graph.full(-0x2000, int32, node.shape)
+    masked = graph.elementwise("and", int32, bits, mask)
+    return graph.Node("bitcast", float32, node.shape, (masked,))
 
 
 def lowered(root: Node, target: TargetSpec, tiles: MatrixTiles | None = None) -> Kernel:
@@ -173,7 +186,7 @@ def check(unit: MatrixUnit, tiles: MatrixTiles | None, shape: Shape, turned: boo
     target = TARGETS[unit.name.partition(".")[0]]
     kernel = lowered(product(rows, depth, columns, unit.element, turned), target, tiles)
     random = np.random.default_rng(rows)
-    kind = {"float16": np.float16, "bfloat16": np.float32, "int8": np.int8}[unit.element.name]
+    kind = np.dtype({"bfloat16": "float32"}.get(unit.element.name, unit.element.name))
     left = random.integers(-4, 5, (rows, depth)).astype(kind)
     right = random.integers(-4, 5, (depth, columns)).astype(kind)
     given = [left.T, right.T] if turned else [left, right]
@@ -222,6 +235,7 @@ INSTRUCTIONS = {
     "sm_80.float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     "sm_80.bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "sm_80.int8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
+    "sm_80.tf32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
 }
 
 
@@ -261,7 +275,7 @@ def test_golden_of_a_product(golden: Golden, family: str) -> None:
 
 def test_factors_of_other_types_stay_off_the_units() -> None:
     for element in (float32, int8):
-        total = element
+        total = element  # neither cast nor cleared
         shape = (64, 64, 64)
         left, right = (buffer(64, 64, dtype=element) for _ in range(2))
         ours = graph.expand(graph.reshape(left, (64, 1, 64)), shape)
@@ -270,6 +284,28 @@ def test_factors_of_other_types_stay_off_the_units() -> None:
         for target in TARGETS.values():
             (kernel,) = kernels_of(summed, target)
             assert "matrix" not in emit(kernel, target) and "mma" not in emit(kernel, target)
+
+
+def test_tensors_ask_for_tf32(cpu: Device) -> None:
+    target = TARGETS["sm_80"]
+    random = np.random.default_rng(2)
+    arrays = [random.normal(size=(40, 40)).astype(np.float32) for _ in range(2)]
+    left, right = (Tensor(array, device=cpu) for array in arrays)
+    (group,) = schedule([(left.tf32() @ right.tf32()).node])
+    kernel = lower(express(group), target)
+    assert INSTRUCTIONS["sm_80.tf32"] in compile_text(emit(kernel, target), target).decode()
+    rounded = left.tf32().numpy()
+    np.testing.assert_allclose(rounded, arrays[0], rtol=2**-11)
+    assert not (rounded.view(np.uint32) & 0x1FFF).any()
+    np.testing.assert_allclose(
+        (left.tf32() @ right.tf32()).numpy(), rounded @ right.tf32().numpy(), rtol=1e-4, atol=1e-4
+    )
+    special = np.array([np.nan, np.inf, -np.inf, -0.0, 3.4028235e38, 1.0 + 2**-11, 1.0 + 3 * 2**-11])
+    expected = np.array([np.nan, np.inf, -np.inf, -0.0, np.inf, 1.0, 1.0 + 2**-9])
+    found = Tensor(special.astype(np.float32), device=cpu).tf32().numpy()
+    np.testing.assert_array_equal(found, expected.astype(np.float32))
+    odd = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
+    assert np.isnan(Tensor(odd, device=cpu).tf32().numpy()).all()
 
 
 def test_older_architectures_have_none() -> None:

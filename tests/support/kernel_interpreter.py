@@ -23,7 +23,7 @@ Matrix = Callable[[str, Array, Array, Array], Array]
 _TYPES = {"bfloat16": np.float32}  # as wide as the rounding of small integers needs
 _BINARY: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-    "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "and": np.bitwise_and, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
 }  # fmt: skip
 
 
@@ -113,6 +113,8 @@ class _Group:
             return np.where(self.holds(node.arg)[:, None], sources[0], sources[1])
         if node.op == "cast":
             return sources[0].astype(_TYPES.get(node.dtype.name) or np.dtype(node.dtype.name))
+        if node.op == "bitcast":
+            return sources[0].view(np.dtype(node.dtype.name))
         if node.op == "fma":
             return np.asarray(sources[0] * sources[1] + sources[2])
         if node.op == "matrix":

@@ -309,6 +309,8 @@ def _products() -> Iterator[Case]:
             lambda a, b: a.cast("int32") @ b.cast("int32"),
             lambda a, b: a.astype(np.int32) @ b.astype(np.int32),
         )
+    exact = tuple(numbers(f"tf32_{n}", (50, 50), "int8", -90, 90).astype(np.float32) for n in "ab")
+    yield Case("matmul_tf32", exact, lambda a, b: a.tf32() @ b.tf32(), lambda a, b: a @ b)
     turned = (numbers("tl", (33, 70), "float32"), numbers("tr", (90, 33), "float32"))
     yield Case(
         "matmul_transposed_epilogue",
