@@ -300,8 +300,8 @@ def test_tensors_ask_for_tf32(cpu: Device) -> None:
     np.testing.assert_allclose(
         (left.tf32() @ right.tf32()).numpy(), rounded @ right.tf32().numpy(), rtol=1e-4, atol=1e-4
     )
-    special = np.array([np.nan, np.inf, -np.inf, -0.0, 3.4028235e38, 1.0 + 2**-11, 1.0 + 3 * 2**-11])
-    expected = np.array([np.nan, np.inf, -np.inf, -0.0, np.inf, 1.0, 1.0 + 2**-9])
+    special = np.array([np.nan, np.inf, -np.inf, -0.0, 3.4028235e38, 1 + 2**-11, 1 + 3 * 2**-11])
+    expected = np.array([np.nan, np.inf, -np.inf, -0.0, np.inf, 1, 1 + 2**-9])
     found = Tensor(special.astype(np.float32), device=cpu).tf32().numpy()
     np.testing.assert_array_equal(found, expected.astype(np.float32))
     odd = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
