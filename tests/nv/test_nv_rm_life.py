@@ -212,7 +212,7 @@ def test_only_buffers_of_a_peer_can_be_reached() -> None:
 
 
 def test_a_divided_gpu_is_recognised() -> None:
-    with powered("gh100", MachineOptions(mig_enabled=True)) as machine:
+    with powered("gh100", MachineOptions(mig=())) as machine:
         clean = left_behind(machine)
         with pytest.raises(BadArgument, match="divided"):
             opened(machine)

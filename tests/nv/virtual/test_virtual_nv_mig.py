@@ -97,6 +97,7 @@ def test_our_driver_works_in_an_instance() -> None:
             hcq.open("virtual:gh100", chip=machine)
         with pytest.raises(DeviceNotFound, match="no instance 4/0"):
             opened(machine, mig="4/0")
-        with opened(machine, mig="3/1") as device:
-            work(device)
+        device = opened(machine, mig="3/1")
+        work(device)
+        device.close()
         assert machine.live_objects() == []
