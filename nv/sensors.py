@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 _KIB = 1024
 _THERMAL_VERSION, _THERMAL_REVISION = 1, 0  # THERMAL_SYSTEM_API_VER, THERMAL_SYSTEM_API_REV
-_PERCENT_SCALE = 100  # util of a sample is in hundredths of a percent
-_SAMPLE_TYPE = 0  # NV2080_CTRL_GPUMON_SAMPLE_TYPE_PERFMON_UTIL
+_WHOLE = 10_000  # util of a sample is in hundredths of a percent
+_SAMPLE_TYPE = 2  # NV2080_CTRL_GPUMON_SAMPLE_TYPE_PERFMON_UTIL, ctrl2080gpumon.h
 
 
 class Meter:
@@ -82,7 +82,7 @@ class Meter:
         return float(instruction.operands.getStatusSensorReading.value)
 
     def busy(self, engine: str) -> float:
-        """Percent of time that "gr" (the multiprocessors) or "fb" (memory) was at work lately."""
+        """The share of time that "gr" (the multiprocessors) or "fb" (memory) was at work lately."""
         client = self.gpu.client
         block = self._block(
             "NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS", type=_SAMPLE_TYPE
@@ -91,10 +91,11 @@ class Meter:
         client.control(
             self.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2", block
         )
-        count = min(int(block.count), len(block.samples))
-        if not count:
+        if not block.count:
             return 0.0
-        return float(block.samples[count - 1][engine].util) / _PERCENT_SCALE
+        # A ring: the newest sample lies before `tracker`.
+        newest = block.samples[(int(block.tracker) - 1) % len(block.samples)]
+        return float(newest[engine].util) / _WHOLE
 
     def performance_state(self) -> float:
         """The number n of the state Pn, 0 the fastest; the driver gives a bit per state."""
@@ -119,9 +120,9 @@ def make_sensors(gpu: Gpu) -> Sequence[Sensor]:
     wanted = (
         Sensor("memory_used_bytes", "B", meter.memory_used),
         Sensor("memory_total_bytes", "B", lambda: meter.memory("HEAP_SIZE")),
-        Sensor("temperature_celsius", "degC", meter.temperature, "gpu"),
-        Sensor("utilisation_percent", "%", lambda: meter.busy("gr"), "gpu"),
-        Sensor("utilisation_percent", "%", lambda: meter.busy("fb"), "memory"),
+        Sensor("temperature_celsius", "°C", meter.temperature, "gpu"),
+        Sensor("usage_ratio", "ratio", lambda: meter.busy("gr"), "gfx"),
+        Sensor("usage_ratio", "ratio", lambda: meter.busy("fb"), "memory"),
         Sensor("performance_state", "state", meter.performance_state),
         Sensor("link_generation", "generation", lane("LINK_SPEED"), "pcie"),
         Sensor("link_lanes", "lanes", lane("LINK_WIDTH"), "pcie"),
