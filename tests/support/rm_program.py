@@ -62,13 +62,18 @@ def machine_options(driver: str = "580.142", **changes: Any) -> MachineOptions:
 class RmProgram:
     """Calls, one by one; `bring_up` makes everything that work needs."""
 
-    def __init__(self, chip: str = "gh100", driver: str = "580.142", **changes: Any) -> None:
-        attachment = attach(chip, machine=machine_options(driver, **changes))
-        machine = attachment.chip
-        assert isinstance(machine, VirtualMachine)
-        self.machine = machine
+    def __init__(
+        self, chip: str = "gh100", driver: str = "580.142",
+        machine: VirtualMachine | None = None, **changes: Any,
+    ) -> None:  # fmt: skip
+        """A program on a machine of its own, or one more on `machine`."""
+        options = None if machine is not None else machine_options(driver, **changes)
+        attachment = attach(chip, chip=machine, machine=options)
+        self._owns = machine is None
+        assert isinstance(attachment.chip, VirtualMachine)
+        self.machine = attachment.chip
         self.node: Node = attachment.node
-        self.facts = machine.facts
+        self.facts = self.machine.facts
         self.table = abi.select(driver)
         self.next_handle = 0x1000
         self.next_address = 0x10_0000_0000
@@ -78,7 +83,8 @@ class RmProgram:
 
     def __exit__(self, *_: object) -> None:
         self.node.close()
-        self.machine.close()
+        if self._owns:
+            self.machine.close()
 
     # Calls
 
