@@ -21,6 +21,7 @@ from nv.virtual.sm.ptx.module import (
 )
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX, ROW_SHIFT, WIDE
+from nv.virtual.sm.translator import halves
 from nv.virtual.sm.translator.handler import Handler, is_signed, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.moves import space_of
@@ -385,10 +386,23 @@ def _load(k: Kernel, i: Instruction) -> None:
     if where.uniform and space != "local" and space != "":
         values = load_uniform(k, space, where, unit, count)
     else:
-        words = _load_varying(k, space, where, unit * count, k.mask())
-        values = split(k, words, unit, count)
+        values = _load_units(k, space, where, unit, count)
     for operand, value in zip(targets, values, strict=True):
         k.write(operand, _extended(k, operand, value, kind))
+
+
+def _load_units(k: Kernel, space: str, where: Value, unit: int, count: int) -> list[Value]:
+    """Load from addresses that differ by lane."""
+    mask = k.mask()
+    if space == "shared" and unit in (4, 8) and unit * count <= 16 and not k.outlines:
+        k.vec(where)
+
+        def general() -> list[Value]:
+            words = load_lanes(k, space, where, unit * count, mask)
+            return split(k, words, unit, count)
+
+        return halves.load(k, k.varying(where), unit, count, mask, general)
+    return split(k, _load_varying(k, space, where, unit * count, mask), unit, count)
 
 
 def _extended(k: Kernel, operand: Operand, value: Value, kind: str) -> Value:
