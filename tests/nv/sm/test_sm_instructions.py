@@ -46,7 +46,7 @@ def _operand(draw: Random, bits: int) -> int:
 def _expected(family: str, one: Try, operands: list[int]) -> oracle.Result:
     constants = [int(c) for c in one.constants]
     if family == "integer":
-        return oracle.integer(one.opcode.removesuffix(""), *operands, *constants)
+        return oracle.integer(one.opcode, *operands, *constants)
     if family == "real":
         return oracle.real(one.opcode, *operands)
     return oracle.convert(one.opcode, operands[0])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from nv.virtual.sm import multiprocessors
 from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import Bench, body, f32
 
@@ -99,3 +103,36 @@ def test_memory_that_is_not_mapped_is_a_fault_with_its_place() -> None:
     assert outcome.ending is SmEnding.MMU_FAULT
     assert "0xdead0000" in outcome.detail and "st.global.u32" in outcome.detail
     assert outcome.line == 11
+
+
+def test_translated_kernels_are_kept_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.ones(512, np.float32)
+    for round_ in range(2):
+        bench = Bench()
+        bench.units = multiprocessors.VirtualMultiprocessors(workers=1, cache=tmp_path)
+        a = bench.array(x)[0]
+        b, out = bench.array(np.zeros(2, np.float32))
+        bench.good(SUM, a, b, grid=(2,), block=(256,), shared=1024)
+        assert out.tolist() == [256, 256]
+        bench.units.close()
+        bench.units.close()
+        if round_ == 0:  # from now on nothing may be translated
+            monkeypatch.delattr(multiprocessors, "translate")
+
+
+def test_threads_of_a_block_in_three_dimensions() -> None:
+    text = """
+    mov.u32 %r1, %tid.y; mov.u32 %r2, %tid.z; mov.u32 %r3, %ntid.x; mov.u32 %r4, %ntid.y;
+    mad.lo.u32 %r5, %r2, %r4, %r1; mad.lo.u32 %r5, %r5, %r3, %t;
+    mul.lo.u32 %r6, %r1, 100; mad.lo.u32 %r6, %r2, 10000, %r6; add.u32 %r6, %r6, %t;
+    mul.wide.u32 %at, %r5, 4; add.s64 %at, %at, %rd0; st.global.u32 [%at], %r6;
+    """
+    for shape in ((32, 3, 2), (64, 2, 1), (7, 5, 3), (16, 16, 1), (1, 1, 33)):
+        x, y, z = shape
+        bench = Bench()
+        address, out = bench.array(np.zeros(x * y * z, np.uint32))
+        bench.good(body(1, text), address, block=shape)
+        wanted = [i + 100 * j + 10000 * n for n in range(z) for j in range(y) for i in range(x)]
+        assert out.tolist() == wanted

@@ -8,8 +8,6 @@ Source: PTX ISA 8.x, chapters "Syntax", "State Spaces, Types, and Variables" and
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nv.virtual.sm.ptx.cursor import Cursor
 from nv.virtual.sm.ptx.lexer import bad, tokens_of
 from nv.virtual.sm.ptx.module import Function, Module, Variable
@@ -124,5 +122,4 @@ def _function(cursor: Cursor, module: Module) -> None:
         if parameter.space == "reg":
             raise bad(line, "parameters in registers are of PTX before 2.0")
     Body(cursor, function).parse()
-    function.variables = [replace(variable) for variable in function.variables]
     module.functions[function.name] = function
