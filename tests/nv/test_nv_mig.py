@@ -1,4 +1,4 @@
-"""Entering an instance of a divided GPU, with a client of the test's own: the model has none."""
+"""Entering an instance of a divided GPU, call by call, with a client of the test's own."""
 
 from __future__ import annotations
 
