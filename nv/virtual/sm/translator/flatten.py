@@ -101,6 +101,8 @@ def _one(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) ->
 
 def _parameter(frame: _Frame, instruction: Instruction) -> Instruction:
     """Turn an access to a call's parameter into a move between registers."""
+    if len(instruction.operands) != 2:
+        raise bad(instruction.line, f"{instruction.opcode}: two operands are wanted")
     at = instruction.operands[0 if instruction.name == "st" else 1]
     if not isinstance(at, Address) or not isinstance(at.base, Name):
         return instruction

@@ -1,0 +1,81 @@
+"""Damaged kernels: what the parser lets pass becomes sound IR, or is refused with its line."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import llvmlite.binding as llvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hcq.errors import BadCodeObject, NotSupported
+from nv.virtual.sm.ptx.parser import parse
+from nv.virtual.sm.translator.translate import prepare, translate
+from tests.support.sm_run import HEAD, body
+
+_WORK = """
+mul.wide.u32 %at, %t, 4; add.s64 %rd3, %at, %rd0;
+ld.global.nc.v2.f32 {%f1, %f2}, [%rd3+8];
+fma.rn.ftz.f32 %f3, %f1, %f2, 0f3F800000;
+div.rz.f64 %d1, %d2, %d3; cvt.rni.s32.f32 %r1, %f3; cvt.rn.f16x2.f32 %r2, %f1, %f2;
+setp.lt.and.u32 %p1|%p2, %r1, %r2, !%p3;
+@%p1 bra ELSE;
+shfl.sync.bfly.b32 %r3|%p4, %r1, 16, 31, -1; vote.sync.ballot.b32 %r4, %p1, -1;
+atom.shared.cas.b32 %r5, [part+4], %r3, %r4; red.global.add.f32 [%rd3], %f3;
+ELSE: bar.sync 0;
+mad.hi.s32 %r6, %r5, %r4, %r3; prmt.b32 %r7, %r6, %r5, 0x5410; lop3.b32 %r8, %r7, %r6, %r5, 0x96;
+add.cc.u32 %r9, %r8, %r7; addc.u32 %r9, %r9, 0; mov.b64 %rd4, {%r8, %r9};
+mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32
+  {%f1,%f2,%f3,%f4}, {%r1,%r2}, {%r3}, {%f5,%f6,%f7,%f8};
+ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, %r2}, [%r9];
+mbarrier.arrive.shared.b64 %rd5, [part];
+cp.async.ca.shared.global [%r9], [%rd3], 8;
+st.shared.v4.b32 [part+16], {%r1, %r2, %r3, %r4};
+LOOP: add.u32 %r10, %r10, 1; setp.lt.u32 %p5, %r10, %t; @%p5 bra LOOP;
+brx.idx %r10, TABLE;
+TABLE: .branchtargets ELSE, LOOP, OUT;
+OUT: selp.b32 %r11, %r10, %r9, %p5; st.global.b32 [%rd3], %r11;
+"""
+_TEXT = HEAD.format(target="sm_90") + body(1, _WORK, ".shared .align 16 .b8 part[256];")
+_PART = re.compile(r"(%\w+|\.\w+|\b\d+\b|[{}\[\];,])")
+
+
+def _damaged(seed: int) -> str:
+    draw = Random(seed)
+    pool = _PART.findall(_TEXT)
+    lines = _TEXT.split("\n")
+    for _ in range(draw.randrange(1, 4)):
+        number = draw.randrange(4, len(lines))
+        parts = _PART.split(lines[number])
+        place, kind = draw.randrange(len(parts)), draw.random()
+        if kind < 0.6:
+            parts[place] = draw.choice(pool)
+        elif kind < 0.8:
+            parts[place] = ""
+        else:
+            parts.insert(place, draw.choice(pool))
+        lines[number] = "".join(parts)
+    return "\n".join(lines)
+
+
+def _translate(text: str) -> None:
+    module = parse(text)
+    flat, places = prepare(module, "k")
+    for full in (True, False):
+        llvm.parse_assembly(translate(flat, places, full, full).ir).verify()
+
+
+def test_the_whole_kernel_is_translated() -> None:
+    _translate(_TEXT)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1 << 40))
+def test_damaged_kernels_are_translated_or_refused(seed: int) -> None:
+    try:
+        _translate(_damaged(seed))
+    except (BadCodeObject, NotSupported) as error:
+        assert "PTX" in str(error)
+    except KeyError as error:
+        assert error.args == ("k",)  # the kernel's own name was hit
