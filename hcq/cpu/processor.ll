@@ -6,11 +6,12 @@
 %Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr }
 ;               head tail stop fault current ring mask bell pool
 %Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32],
-               i64, [64 x %Known] }
+               i64, [64 x %Known], i64 }
 ;              mutex      work       done       generation active stop workers kernel kernarg next total
-;              chunk grid and block, spin, known
+;              chunk grid and block, spin, known, home
 ; spin: nanoseconds that a thread looks for more work before it sleeps. known: how long a group of a
 ; kernel took when it last ran, in a place found by the kernel's address; the queue's thread only.
+; home: the processor that the queue's thread was on when it shared the launch.
 %Known = type { ptr, i64 }                                ; kernel, nanoseconds a group (at least 1)
 %Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
 %Time = type { i64, i64 }
@@ -21,6 +22,9 @@ declare i32 @pthread_cond_broadcast(ptr)
 declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
 declare i32 @clock_gettime(i32, ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i64 @llvm.umin.i64(i64, i64)
 declare i64 @llvm.umax.i64(i64, i64)
 
@@ -413,6 +417,10 @@ share:
   %generation = load i64, ptr %generation.at
   %generation.next = add i64 %generation, 1
   store atomic i64 %generation.next, ptr %generation.at release, align 8
+  %here.cpu = call i32 @sched_getcpu()
+  %home = sext i32 %here.cpu to i64
+  %home.at = getelementptr %Pool, ptr %pool, i32 0, i32 15
+  store i64 %home, ptr %home.at
   %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
   %b = call i32 @pthread_cond_broadcast(ptr %work)
   %c = call i32 @pthread_mutex_unlock(ptr %pool)
@@ -518,6 +526,42 @@ define void @ugpu_halt(ptr %pool) {
   ret void
 }
 
+; Leave the processor that the queue's thread is on: where others are busy, Linux may wake a thread on
+; its waker's, and the two then take turns there for longer than most launches last. The processors
+; this thread may use are as before afterwards. RACE: a set given from outside meanwhile is lost.
+define internal void @step_aside(ptr %pool) {
+  %all = alloca [128 x i8]                                ; as many processors as glibc's cpu_set_t
+  %others = alloca [128 x i8]
+  %home.at = getelementptr %Pool, ptr %pool, i32 0, i32 15
+  %home = load i64, ptr %home.at
+  %cpu = call i32 @sched_getcpu()
+  %here = sext i32 %cpu to i64
+  %together = icmp eq i64 %here, %home
+  %counted = icmp ult i64 %here, 1024
+  %both = and i1 %together, %counted
+  br i1 %both, label %ask, label %done
+ask:
+  %a = call i32 @sched_getaffinity(i32 0, i64 128, ptr %all)
+  %fine = icmp eq i32 %a, 0
+  br i1 %fine, label %move, label %done
+move:
+  call void @llvm.memcpy.p0.p0.i64(ptr %others, ptr %all, i64 128, i1 0)
+  %byte = lshr i64 %here, 3
+  %bit = and i64 %here, 7
+  %bit.narrow = trunc i64 %bit to i8
+  %one = shl i8 1, %bit.narrow
+  %kept = xor i8 %one, -1
+  %at = getelementptr i8, ptr %others, i64 %byte
+  %old = load i8, ptr %at
+  %new = and i8 %old, %kept
+  store i8 %new, ptr %at
+  %b = call i32 @sched_setaffinity(i32 0, i64 128, ptr %others)    ; refused where there is no other
+  %c = call i32 @sched_setaffinity(i32 0, i64 128, ptr %all)
+  br label %done
+done:
+  ret void
+}
+
 ; A thread of the pool.
 define void @ugpu_work(ptr %pool) {
 entry:
@@ -557,6 +601,7 @@ enter:
   %active.more = add i64 %active, 1
   store i64 %active.more, ptr %active.at
   %c = call i32 @pthread_mutex_unlock(ptr %pool)
+  call void @step_aside(ptr %pool)
   %ran = call i64 @claim(ptr %pool)
   %d = call i32 @pthread_mutex_lock(ptr %pool)
   %active.now = load i64, ptr %active.at

@@ -26,7 +26,7 @@ JOIN_LIMIT_S = 0.2  # a thread that runs no kernel ends within microseconds of b
 HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL = range(9)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
-BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 9, 24 + 13 + 2 * 64
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 9, 24 + 14 + 2 * 64
 SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
 
 
@@ -73,7 +73,13 @@ def _build() -> Native:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     library = ctypes.CDLL(None)
-    for name in ("pthread_mutex_lock", "pthread_cond_timedwait", "clock_gettime"):
+    for name in (
+        "pthread_mutex_lock",
+        "pthread_cond_timedwait",
+        "clock_gettime",
+        "sched_getcpu",
+        "sched_setaffinity",
+    ):
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
     source = Path(__file__).with_name("processor.ll").read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -140,6 +141,20 @@ def test_every_group_runs_exactly_once_on_all_threads(cpu: CpuDevice) -> None:
             with cpu.queue() as queue:
                 queue.launch(program["count"], grid=(groups,), block=(1,), args=(cells,))
             assert (cells.numpy(np.uint32) == turn).all()
+
+
+def test_workers_that_step_aside_may_still_use_every_processor() -> None:
+    allowed = os.sched_getaffinity(0)
+    with hcq.open("cpu", threads=3) as device:
+        assert isinstance(device, CpuDevice)
+        with device.load(build(COUNT, device.target)) as program, device.alloc(4096) as cells:
+            for _ in range(20):
+                with device.queue() as queue:
+                    queue.launch(program["count"], grid=(1024,), block=(1,), args=(cells,))
+                device.synchronize()
+        for thread in device._pool.threads:
+            assert thread.native_id is not None
+            assert os.sched_getaffinity(thread.native_id) == allowed
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
