@@ -232,6 +232,7 @@ def test_images_larger_than_the_transient_memory(cpu: CpuDevice) -> None:
 
 def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
     device = hcq.open("cpu", threads=2)
+    assert isinstance(device, CpuDevice)
     program = device.load(contract_object(device.target))
     flag = device.alloc(4, placement=Placement.HOST)
     view = flag.view
