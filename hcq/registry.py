@@ -48,7 +48,7 @@ class PciDriver(NamedTuple):
     """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
     driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
     that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
-    registers that the driver reads by the clock (hcq.transport.replay).
+    registers that the driver uses by the clock (hcq.transport.replay).
     """
 
     description: str
@@ -60,13 +60,14 @@ class PciDriver(NamedTuple):
 
 PCI_DRIVERS = {
     # Linux 6.12 gmc_v11_0.c: a DMA mask of 44 bits. BARs: VRAM (256 MiB is what the card offers
-    # without Resizable BAR), doorbells, registers. By the clock: RCC_CONFIG_MEMSIZE.
+    # without Resizable BAR), doorbells, registers. By the clock: RCC_CONFIG_MEMSIZE
+    # (is the chip still there) and IH_RB_RPTR (what the chip reported was taken in).
     (0x1002, 0x744C): PciDriver(
         "AMD Navi31",
         "am.device:open_device",
         44,
         ((0, 256 << 20), (2, 4096), (5, 512 << 10)),
-        ((5, 0x378C),),
+        ((5, 0x378C), (5, 0x448C)),
     )
 }
 

@@ -5,8 +5,9 @@ and reads give what was read then. Memory shared by DMA changes as it did: what 
 before an entry is in place as soon as the entry before it has been repeated. Interrupts that are
 waited for come at once.
 
-A driver that looks at a register by the clock, and not because of anything it did, reads it more or
-less often from run to run; such places are named as `by_clock`, and are outside the order.
+A driver that uses a register by the clock, and not because of anything it did (a health check, or
+the taking in of reports while it waits), does so more or less often from run to run; such places
+are named as `by_clock`, and are outside the order: reads give what was last read, writes are taken.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class ReplayTransport:
         *,
         by_clock: Collection[tuple[int, int]] = (),
     ) -> None:
-        """by_clock: (window, offset) of registers that are read outside the order."""
+        """by_clock: (window, offset) of registers that are used outside the order."""
         self.name = name
         self.identity: PciIdentity = recording.identity
         self.recording = recording
@@ -152,6 +153,9 @@ class ReplayTransport:
 
     def repeat(self, entry: Entry) -> None:
         """Take the next recorded entry; TransportError unless it is `entry`."""
+        if isinstance(entry, Access) and self._is_clocked(entry):
+            self._check_open()
+            return
         self._next(entry)
 
     def _next(self, entry: Entry) -> Entry:
@@ -180,13 +184,14 @@ class ReplayTransport:
             if isinstance(entry, Content):
                 self._change(entry)
             elif isinstance(entry, Access) and self._is_clocked(entry):
-                self._clocked[entry.window, entry.offset] = entry
+                if not entry.is_write:
+                    self._clocked[entry.window, entry.offset] = entry
             else:
                 return
             self.position += 1
 
     def _is_clocked(self, access: Access) -> bool:
-        return not access.is_write and (access.window, access.offset) in self._by_clock
+        return (access.window, access.offset) in self._by_clock
 
     def _change(self, entry: Content) -> None:
         memory = self._memories.get(entry.number)
