@@ -22,11 +22,11 @@ demo:
 	@$(PYTHON) -m tools.cli demo
 
 test:
-	@$(SETUP) demo dev firmware regen
+	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m pytest -q -n auto -m "not slow and not hardware" tests
 
 test-slow:
-	@$(SETUP) demo dev firmware regen
+	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m pytest -q -n auto -m "slow and not hardware" tests
 
 test-kernel:
@@ -41,7 +41,7 @@ hw:
 	$(PYTHON) -m tests.hw
 
 check:
-	@$(SETUP) demo dev firmware regen
+	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy am compiler hcq nv qcom tools usbgpu
 	$(PYTHON) -m tools.house.layers

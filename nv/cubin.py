@@ -139,7 +139,7 @@ def parse_cubin(image: bytes) -> Cubin:
     if not kernels:
         raise BadCodeObject("a cubin without a kernel: PTX names one by .entry")
     # CUDA 13 places the system's share first and says how large it is; earlier ones leave it out.
-    reserved = any(symbol.name == ".nv.reservedSmem.cap" for symbol in symbols)
+    reserved = any(symbol.name.startswith(".nv.reservedSmem.") for symbol in symbols)
     return Cubin(
         capability, reserved and image[8] >= 8, kernels, sections, symbols, relocations,
         constants_of.get("", {}),
