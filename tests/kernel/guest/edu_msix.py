@@ -38,8 +38,11 @@ def test_each_cause_comes_on_its_vector() -> None:
         registers = transport.window(0)
         registers.write32(IVAR, sum((VALID | number) << 4 * number for number in range(CAUSES)))
         registers.write32(IMS, ((1 << CAUSES) - 1) << FIRST_CAUSE)
+        silent = set(range(CAUSES))
         for vector in (3, 0, 4, 1, 2):
             registers.write32(ICS, 1 << FIRST_CAUSE + vector)
             assert interrupts.wait(LIMIT_S, vector), vector
             registers.read32(ICR)
-            assert not any(interrupts.wait(0, other) for other in range(CAUSES))
+            # A cause may be told again before ICR is read, but no vector may come for another.
+            silent.remove(vector)
+            assert not any(interrupts.wait(0, other) for other in silent)
