@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 class Launch:
     """Run `kernel` over `grid` groups of `block` threads; `kernarg` is its packed argument block.
 
-    `relocations` say which bytes of kernarg are addresses or scalars not known yet.
+    `references` say which bytes of kernarg are addresses or scalars not known yet.
+    `dynamic_local`: bytes of local memory that each group gets behind the kernel's static share;
+    only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks).
     """
 
     kernel: Kernel
@@ -36,6 +38,7 @@ class Launch:
     block: tuple[int, int, int]
     kernarg: bytes
     references: tuple[Reference, ...] = ()
+    dynamic_local: int = 0
 
 
 @dataclass(frozen=True)

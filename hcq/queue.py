@@ -112,8 +112,13 @@ class Queue:
         grid: Sequence[int],
         block: Sequence[int],
         args: Sequence[object] = (),
+        dynamic_local: int = 0,
     ) -> Queue:
-        """Run `kernel` over grid (groups) x block (threads per group). args: see pack_arguments."""
+        """Run `kernel` over grid (groups) x block (threads per group). args: see pack_arguments.
+
+        dynamic_local: bytes of local memory for each group behind the kernel's static share, for
+        kernels that declare an array of open size. NotSupported on targets without it.
+        """
         if kernel.program.device is not self.device:
             raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
         if kernel.program.closed:
@@ -125,12 +130,28 @@ class Queue:
         most = self.device.target.max_threads_per_group
         if threads > most or 0 in full_block:
             raise BadArgument("bad group size", block=full_block, at_most=most)
+        if dynamic_local:
+            self._check_dynamic(kernel, dynamic_local)
         block_bytes, references = pack_arguments(kernel, args)
         for value in args:
             if isinstance(value, Buffer):
                 self._check(value)
-        self.commands.append(Launch(kernel, full_grid, full_block, block_bytes, references))
+        self.commands.append(
+            Launch(kernel, full_grid, full_block, block_bytes, references, dynamic_local)
+        )
         return self
+
+    def _check_dynamic(self, kernel: Kernel, size: int) -> None:
+        target = self.device.target
+        most = target.dynamic_local_memory
+        if not most:
+            raise NotSupported("dynamic local memory", target=target.name, size=size)
+        if size < 0 or kernel.local_size + size > most:
+            raise BadArgument(
+                f"{kernel.name}: a group has at most {most} bytes of local memory",
+                static=kernel.local_size,
+                dynamic=size,
+            )
 
     def copy(self, destination: Buffer, source: Buffer, size: int | None = None) -> Queue:
         """Copy `size` bytes (default: all of source). Overlapping ranges are refused."""

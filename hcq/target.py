@@ -19,7 +19,11 @@ class TargetSpec:
       it.
     - "ptx": PTX text in UTF-8. A kernel is a `.visible .entry` whose parameters are `.param`s at
       natural alignment in declared order (pointers are .u64 to .global), with its threads in
-      `.reqntid`; shared memory is static. The driver has it assembled for its GPU.
+      `.reqntid`; shared memory is static, or one `.extern .shared` array whose size the launch
+      gives. The driver has it assembled for its GPU.
+
+    local_memory: of a group, static. dynamic_local_memory: of a group that takes a share of it
+    dynamically (`Queue.launch`), static and dynamic together; 0 where launches give none.
     """
 
     name: str
@@ -30,6 +34,7 @@ class TargetSpec:
     wave_size: int = 1
     max_threads_per_group: int = 1
     local_memory: int = 0
+    dynamic_local_memory: int = 0
     compute_units: int = 1
     max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
     vector_bytes: int = 16  # what one load moves at best, per thread
@@ -54,12 +59,17 @@ def matrix_family(cpu: str) -> str:
 
 
 PTX_STATIC_SHARED = 48 << 10  # PTX ISA: more shared memory than this has to be dynamic
+# Most shared memory of a group in KiB, by compute capability; others have what the nearest below
+# has. CUDA C++ Programming Guide, "Compute Capabilities".
+PTX_DYNAMIC_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}
 PTX_MAX_GRID = ((1 << 31) - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities"
 
 
 def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
     """The target of an NVIDIA GPU. cpu: its architecture as PTX names it, from "sm_75" on, "sm_90a"
     and "sm_100a" with what only that architecture has; compute_units: its multiprocessors."""
+    number = int(cpu[3:].rstrip("af"))
+    shared = max((known for known in PTX_DYNAMIC_SHARED if known <= number), default=75)
     return TargetSpec(
         name=cpu,
         abi="ptx",
@@ -68,6 +78,7 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
         wave_size=32,
         max_threads_per_group=1024,
         local_memory=PTX_STATIC_SHARED,
+        dynamic_local_memory=PTX_DYNAMIC_SHARED[shared] << 10,
         compute_units=compute_units,
         max_grid=PTX_MAX_GRID,
         matrix=matrix_family(cpu),

@@ -33,6 +33,22 @@ MAX_BLOCK = (1024, 1024, 64)
 
 
 @dataclass(frozen=True)
+class Bits:
+    """A field of a descriptor: its first bit, and how many."""
+
+    first: int
+    width: int
+
+    def insert(self, qmd: bytearray, value: int) -> None:
+        """Replace what the field holds."""
+        start, end = self.first // 8, (self.first + self.width + 7) // 8
+        mask = ((1 << self.width) - 1) << self.first % 8
+        held = int.from_bytes(qmd[start:end], "little") & ~mask
+        held |= value << self.first % 8 & mask
+        qmd[start:end] = held.to_bytes(end - start, "little")
+
+
+@dataclass(frozen=True)
 class Shape:
     """Where a descriptor's version has what each launch sets: byte offsets, and how."""
 
@@ -41,7 +57,10 @@ class Shape:
     block_depth: str  # struct format of the third size
     bank_low: int  # word that holds the lower part of constant bank 0's address
     bank_shift: int
-    config: int  # bit of TARGET_SM_CONFIG_SHARED_MEM_SIZE
+    config: Bits  # TARGET_SM_CONFIG_SHARED_MEM_SIZE
+    least_config: Bits  # MIN_SM_CONFIG_SHARED_MEM_SIZE
+    shared: Bits  # SHARED_MEMORY_SIZE
+    shared_shift: int
 
 
 @dataclass
@@ -60,16 +79,19 @@ class LaunchDetails:
     local_size: int
     warps_per_sm: int
     carveouts: tuple[int, ...]
-    targets: dict[int, int] = field(default_factory=dict)  # threads of a group -> carveout
+    targets: dict[tuple[int, int], int] = field(default_factory=dict)  # what `carveout` found
 
-    def carveout(self, threads: int) -> int:
-        """The shared memory that an SM should have: for as many groups as it may otherwise hold."""
-        found = self.targets.get(threads)
+    def carveout(self, threads: int, dynamic: int = 0) -> int:
+        """The shared memory that an SM should have: for as many groups as it may otherwise hold.
+        dynamic: bytes that a launch adds to each group's."""
+        found = self.targets.get((threads, dynamic))
         if found is None:
             warps = -(-threads // _WARP)
             groups = max(1, self.warps_per_sm // warps)
-            enough = [size for size in self.carveouts if size >= groups * self.shared_size]
-            found = self.targets[threads] = enough[0] if enough else self.carveouts[-1]
+            size = groups * (self.shared_size + dynamic)
+            enough = [carveout for carveout in self.carveouts if carveout >= size]
+            found = enough[0] if enough else self.carveouts[-1]
+            self.targets[threads, dynamic] = found
         return found
 
 
@@ -85,6 +107,13 @@ def shape_of(version: str) -> Shape:
     def at(name: str) -> int:
         return table.field(name).lsb // 8
 
+    def bits(name: str) -> Bits:
+        return Bits(table.field(name).lsb, table.field(name).width)
+
+    shared, shared_shift = "SHARED_MEMORY_SIZE", 0
+    if shared not in table.fields:
+        shared, shared_shift = f"{shared}_SHIFTED7", 7
+
     return Shape(
         grid=(at(f"{grid}_WIDTH"), at(f"{grid}_HEIGHT"), at(f"{grid}_DEPTH")),
         block=(
@@ -95,7 +124,10 @@ def shape_of(version: str) -> Shape:
         block_depth="<B" if table.field("CTA_THREAD_DIMENSION2").width == 8 else "<H",
         bank_low=at(low) // 4,
         bank_shift=shift,
-        config=table.field("TARGET_SM_CONFIG_SHARED_MEM_SIZE").lsb,
+        config=bits("TARGET_SM_CONFIG_SHARED_MEM_SIZE"),
+        least_config=bits("MIN_SM_CONFIG_SHARED_MEM_SIZE"),
+        shared=bits(shared),
+        shared_shift=shared_shift,
     )
 
 
@@ -259,7 +291,10 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
     struct.pack_into("<H", qmd, shape.block[1], launch.block[1])
     struct.pack_into(shape.block_depth, qmd, shape.block[2], launch.block[2])
     threads = launch.block[0] * launch.block[1] * launch.block[2]
-    _insert(qmd, shape.config, config_of(details.carveout(threads)))
+    dynamic = -(-launch.dynamic_local // _SHARED_GRANULE) * _SHARED_GRANULE
+    if dynamic:
+        _take_shared(qmd, details, dynamic)
+    shape.config.insert(qmd, config_of(details.carveout(threads, dynamic)))
     data = image.add_block(bank, holes)
     descriptor = image.add_block(qmd, [])
     image.link(descriptor, shape.bank_low, data, shape.bank_shift)
@@ -274,11 +309,13 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
     image.words += (start_header, action)
 
 
-def _insert(qmd: bytearray, bit: int, value: int) -> None:
-    """Or a small value into zero bits from `bit` on."""
-    at = bit // 8
-    word = int.from_bytes(qmd[at : at + 2], "little") | value << bit % 8
-    qmd[at : at + 2] = word.to_bytes(2, "little")
+def _take_shared(qmd: bytearray, details: LaunchDetails, dynamic: int) -> None:
+    """Give each group `dynamic` bytes of shared memory behind its static share. An array of open
+    size starts where the static share ends: the assembler pads that to the array's alignment."""
+    size, shape = details.shared_size + dynamic, details.shape
+    shape.shared.insert(qmd, size >> shape.shared_shift)
+    least = next(carveout for carveout in details.carveouts if carveout >= size)
+    shape.least_config.insert(qmd, config_of(least))
 
 
 def _check(launch: Launch, details: LaunchDetails) -> None:
@@ -287,6 +324,12 @@ def _check(launch: Launch, details: LaunchDetails) -> None:
     if threads > details.threads_limit:
         raise BadArgument(
             f"{name} runs at most {details.threads_limit} threads per group", block=launch.block
+        )
+    size = details.shared_size + launch.dynamic_local
+    if launch.dynamic_local < 0 or size > details.carveouts[-1]:
+        raise BadArgument(
+            f"{name}: a group has at most {details.carveouts[-1]} bytes of shared memory",
+            size=size,
         )
     if code.required_block not in (None, launch.block):
         raise BadArgument(f"{name} is made for groups of {code.required_block}", block=launch.block)
