@@ -26,6 +26,7 @@ from hcq.errors import (
     OutOfMemory,
     UnitTimeout,
 )
+from hcq.poll import wait_until
 from hcq.transport.base import ResetKind, Transport
 
 log = logging.getLogger(__name__)
@@ -89,27 +90,31 @@ def disable_master(transport: Transport) -> None:
 def wait_ifwi(chip: Chip) -> None:
     """Wait for the board's own firmware, then learn the size of VRAM."""
     facts = chip.facts
-    limit = time.monotonic() + facts.IFWI_LIMIT_S
-    while True:
-        state = chip.bus.read32(facts.MP0_SMN_C2PMSG_33)
-        size = chip.memory_size_mb()
-        dark = state == ALL_ONES and size == ALL_ONES
-        # A chip that comes out of a reset is dark for a while; one that was pulled out has lost its
-        # configuration space too.
-        if dark and (not chip.transport.present() or time.monotonic() > limit):
-            chip.check_present("waiting for the board's firmware")
-        elif not dark and state & 0x8000_0000 and size not in (0, ALL_ONES):
-            chip.vram.size = size << 20
-            return
-        if time.monotonic() > limit:
-            raise FirmwareSilent(
-                "the board's own firmware does not finish; a power cycle may help",
-                stage="IFWI",
-                limit_s=facts.IFWI_LIMIT_S,
-                c2pmsg_33=state,
-                vram_mb=size,
-            )
-        time.sleep(1e-3)
+    limit_s = facts.IFWI_LIMIT_S
+    seen: dict[str, int] = {}
+
+    def probe() -> bool:
+        state, size = chip.bus.read32(facts.MP0_SMN_C2PMSG_33), chip.memory_size_mb()
+        seen.update(c2pmsg_33=state, vram_mb=size)
+        if state == size == ALL_ONES:
+            # A chip that comes out of a reset is dark for a while; one that was pulled out has lost
+            # its configuration space too.
+            if not chip.transport.present():
+                chip.check_present("waiting for the board's firmware")
+            return False
+        return bool(state & 0x8000_0000) and size not in (0, ALL_ONES)
+
+    try:
+        wait_until(probe, unit="IFWI", waiting_for="board firmware", limit_s=limit_s)
+    except UnitTimeout as error:
+        chip.check_present("waiting for the board's firmware")
+        raise FirmwareSilent(
+            "the board's own firmware does not finish; a power cycle may help",
+            stage="IFWI",
+            limit_s=limit_s,
+            **seen,
+        ) from error
+    chip.vram.size = seen["vram_mb"] << 20
 
 
 def read_discovery(chip: Chip) -> None:

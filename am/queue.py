@@ -8,10 +8,9 @@ host memory; a captured graph's images have memory of their own.
 from __future__ import annotations
 
 import struct
-import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +32,9 @@ from hcq.command import (
     Timestamp,
     Wait,
 )
-from hcq.errors import BadArgument, DeviceHang
+from hcq.errors import BadArgument, DeviceHang, UnitTimeout
 from hcq.memory import Placement
+from hcq.poll import wait_until
 from hcq.queue import HardwareQueue, QueueKind, Resident
 from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
@@ -52,7 +52,6 @@ _READ_POINTER, _WRITE_POINTER, _FENCE, _TIMELINE = 0, 64, 128, 192
 CONTROL_SIZE = 4096
 _SLOT = struct.Struct(f"<{SLOT_WORDS}I")
 _QWORD = struct.Struct("<Q")
-_FULL_PAUSE_S = 1e-4
 
 
 class HostImage(Resident):
@@ -213,19 +212,22 @@ class RingQueue(HardwareQueue):
             self._large.popleft()[1].close()
         return freed
 
-    def _wait_for(self, ready: object, what: str) -> None:
-        assert callable(ready)
-        start = time.monotonic()
-        while not ready():
+    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        def probe() -> bool:
+            if ready():
+                return True
             self.device.check_failures()
-            if time.monotonic() - start > self.device.limit_s:
-                failure = DeviceHang(
-                    f"{self.name} frees no {what} within {self.device.limit_s} s",
-                    **self.device.diagnose(self.timeline, self.timeline.last),
-                )
-                self.device.failure = failure
-                raise failure
-            time.sleep(_FULL_PAUSE_S)
+            return False
+
+        try:
+            wait_until(probe, unit=self.name, waiting_for=what, limit_s=self.device.limit_s)
+        except UnitTimeout as error:
+            failure = DeviceHang(
+                f"{self.name} frees no {what} within {self.device.limit_s} s",
+                **self.device.diagnose(self.timeline, self.timeline.last),
+            )
+            self.device.failure = failure
+            raise failure from error
 
     def collect(self) -> None:
         """Free large images that have finished, if there are any."""

@@ -77,16 +77,25 @@ def recover(device: AmDevice) -> None:
         except (ChipError, FirmwareError, LinkError, NotSupported) as error:
             _record(device, Step(name, False, time.monotonic() - start, str(error)))
             if position == len(rungs) - 1:
+                log.error("%s: no reset helps: %s", device.name, _outcome(device))
                 raise
             continue
         _record(device, Step(name, True, time.monotonic() - start))
+        log.warning("%s: reset: %s", device.name, _outcome(device))
         return
 
 
 def _record(device: AmDevice, step: Step) -> None:
     device.reset_report.append(step)
-    level = logging.INFO if step.worked else logging.WARNING
-    log.log(level, "%s: %s: %s %s", device.name, step.name, step.worked, step.detail)
+    log.debug("%s: %s", device.name, step)
+
+
+def _outcome(device: AmDevice) -> str:
+    """The whole ladder in a line."""
+    tried = ", ".join(
+        f"{step.name} {'worked' if step.worked else 'failed'}" for step in device.reset_report
+    )
+    return tried + ("; the content of device memory is lost" if device.vram_lost else "")
 
 
 def _hubs_answer(device: AmDevice) -> bool:

@@ -7,7 +7,6 @@ smu13_driver_if_v13_0_0.h (tables).
 from __future__ import annotations
 
 import logging
-import time
 
 from am.chip import ALL_ONES, Chip
 from am.memory import Carveout
@@ -15,6 +14,7 @@ from am.nbio import Nbio
 from am.regs import constants, structs
 from hcq.errors import DeviceLost, FirmwareRejected, FirmwareSilent, UnitTimeout
 from hcq.layout import Struct
+from hcq.poll import wait_until
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ RESPONSES = {
 }
 # TIMEOUT: the kernel waits usec_timeout (100 ms) times 20 per message.
 MESSAGE_LIMIT_S = 2.0
-BUSY_PAUSE_S = 0.001
 
 
 class Smu:
@@ -53,14 +52,19 @@ class Smu:
         ORDER: response cleared, argument, message: writing the message starts the SMU.
         """
         number = self._messages[f"PPSMC_MSG_{message}"]
-        start = time.monotonic()
-        while True:
+
+        def attempt() -> int | None:
             self._wait_response(message, argument, "previous message finished")
             self.post(number, argument)
             response = self._wait_response(message, argument, "response")
-            if response != BUSY or time.monotonic() - start > self.limit_s:
-                break
-            time.sleep(BUSY_PAUSE_S)
+            return None if response == BUSY else response
+
+        try:
+            response = wait_until(
+                attempt, unit="SMU", waiting_for=f"end of busy ({message})", limit_s=self.limit_s
+            )
+        except UnitTimeout:
+            response = BUSY
         if response != OK:
             meaning = RESPONSES.get(response, "undefined")
             raise FirmwareRejected(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from am import reset
 from am.device import AmDevice
+from am.smu import BUSY
 from am.virtual.gpu import build_chip
-from hcq.errors import DeviceHang, FirmwareSilent
+from hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import check_runs, opened
@@ -57,7 +59,8 @@ def test_rung(chip: Any, rung: Rung, warm: bool) -> None:
     assert chip.violations == []
 
 
-def test_the_mildest_rung_that_works_is_taken(chip: Any) -> None:
+def test_the_mildest_rung_that_works_is_taken(chip: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "am.reset")
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
         with device.queue() as queue:
@@ -68,6 +71,9 @@ def test_the_mildest_rung_that_works_is_taken(chip: Any) -> None:
         report = [(step.name, step.worked) for step in device.reset_report]
         assert report == [("take queues off", False), ("kill waves", True)]
         assert not device.vram_lost
+        (told,) = caplog.records
+        assert told.levelno == logging.WARNING, "once, and not for each rung"
+        assert "take queues off failed, kill waves worked" in told.getMessage()
         check_runs(device, program, out, 3)
 
 
@@ -82,3 +88,43 @@ def test_a_deaf_smu_needs_the_slot(chip: Any) -> None:
         assert report == [("mode1 reset", False), ("bus reset", True)]
         assert device.vram_lost
         check_runs(device, program, out, 4)
+
+
+def test_a_ladder_without_an_end_is_told_once(chip: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "am.reset")
+    with opened(chip) as device:
+        device.failure = FirmwareSilent("provoked by the test")
+        chip.faults.mode1_ignored = True
+        chip.faults.ifwi_never = True
+        with pytest.raises(FirmwareSilent, match="board's own firmware"):
+            device.reset()
+        (told,) = caplog.records
+        assert told.levelno == logging.ERROR
+        assert "mode1 reset failed, bus reset failed" in told.getMessage()
+        chip.faults.ifwi_never = False
+
+
+def test_a_busy_smu_is_asked_again_and_then_given_up(
+    chip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(chip) as device:
+        smu = device.units.smu
+        number = smu.message_number("GetSmuVersion")
+        asked: list[int] = []
+        post = smu.post
+
+        def count(message: int, argument: int) -> None:
+            asked.append(message)
+            if len(asked) == 3:
+                del chip.faults.smu_responses[number]
+            post(message, argument)
+
+        chip.faults.smu_responses[number] = BUSY
+        monkeypatch.setattr(smu, "post", count)
+        assert smu.send("GetSmuVersion") == smu.version
+        assert asked == [number] * 3
+        chip.faults.smu_responses[number] = BUSY
+        smu.limit_s = 0.01
+        with pytest.raises(FirmwareRejected, match="busy"):
+            smu.send("GetSmuVersion")
+        del chip.faults.smu_responses[number]
