@@ -1,4 +1,5 @@
-"""What becomes of open devices when their process forks, or ends without closing them.
+"""The life of a transport: opened once, closed once, dropped by a fork, closed at the latest when
+the process ends.
 
 A forked child does not inherit devices: its copies of descriptors and mappings are dropped, else
 the child would keep the kernel from taking the device back, and could write its registers. At the
@@ -9,36 +10,108 @@ from its driver goes back to it. A process that is killed outright leaves its de
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
+import threading
+import warnings
 import weakref
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Protocol, Self
 
-from hcq.errors import UgpuError
+from hcq.errors import Closed, UgpuError
 
 log = logging.getLogger(__name__)
 
 
-class Owned(Protocol):
-    """An open device."""
-
-    name: str
-
-    def abandon(self) -> None:
-        """Drop this process' copies without touching the device; later use raises Closed."""
-        ...
+class Closable(Protocol):
+    """A part of a transport: a window, memory, interrupts."""
 
     def close(self) -> None: ...
 
 
-_open: weakref.WeakSet[Owned] = weakref.WeakSet()
+def close_all(parts: Iterable[Closable | None]) -> None:
+    """Close each part that there is, the last one first; one that fails does not stop the rest."""
+    with contextlib.ExitStack() as stack:
+        for part in parts:
+            if part is not None:
+                stack.callback(part.close)
 
 
-def look_after(transport: Owned) -> None:
-    """From now on a fork abandons `transport` in the child, and the process' end closes it."""
-    _register()
-    _open.add(transport)
+class TransportLife:
+    """What every transport shares. Each thing that opening it acquired is given back by a call
+    that was registered with `at_end` right after; `close` makes them in reverse order, and one
+    that fails does not keep the others from being made. An `__init__` that fails half way calls
+    `close` too. `lock` guards what threads share; it may be taken twice by the same thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self.closed = False
+        self._ends = contextlib.ExitStack()
+        self._drops: list[Callable[[], object]] = []
+        self._opened = False
+
+    def at_end(
+        self, end: Callable[[], object], *, drop: Callable[[], object] | None = None
+    ) -> None:
+        """Have `close` call `end`; a forked child calls `drop` instead, which lets go of its copy
+        without touching the device or any thread."""
+        self._ends.callback(end)
+        if drop is not None:
+            self._drops.append(drop)
+
+    def opened(self) -> None:
+        """It works: from now on a fork drops it in the child, and the process' end closes it."""
+        _register()
+        self._opened = True
+        _open.add(self)
+
+    def check_open(self) -> None:
+        """Closed after `close`, and in a forked child."""
+        if self.closed:
+            raise Closed(f"{self.name} was closed")
+
+    def close(self) -> None:
+        """Stop the device's DMA, then free windows, memory and descriptors. Idempotent, from any
+        thread; the first caller does it."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            ends = self._ends.pop_all()
+        ends.close()
+
+    def abandon(self) -> None:
+        """Become closed in a forked child, where the parent's device is not to be touched."""
+        self.lock = threading.RLock()  # the old one may be held by a thread that is not here
+        self.closed = True
+        self._ends.pop_all()
+        for drop in self._drops:
+            drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_opened", False) and not self.closed:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {getattr(self, 'identity', '')}>"
+
+
+_open: weakref.WeakSet[TransportLife] = weakref.WeakSet()
 
 
 @functools.cache

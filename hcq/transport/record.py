@@ -10,10 +10,9 @@ each access; recording is for finding out, not for speed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from hcq.transport.base import (
     Transport,
     Window,
 )
+from hcq.transport.life import TransportLife, close_all
 from hcq.transport.recording import Allocation, Content, Free, Recording, Reset, long_write
 from hcq.transport.trace import Access, TracingTransport, TracingWindow
 
@@ -117,21 +117,27 @@ class RecordingWindow:
         self._inner.write(offset, data)
 
 
-class RecordingTransport:
+class RecordingTransport(TransportLife):
     """Records each completed access of `inner`, its memory, its resets. Owns `inner`: closing this
     closes it. What raises is not recorded."""
 
     def __init__(self, inner: Transport, path: str | Path | None = None) -> None:
         """path: a file to write the recording into when this is closed."""
-        self._path = Path(path) if path is not None else None
+        super().__init__(inner.name)
         self.inner = inner
-        self.name = inner.name
+        self.at_end(inner.close)
         self.identity: PciIdentity = inner.identity
         self.recording = Recording(inner.identity)
         self._traced = TracingTransport(inner, self._note)
         self._windows: dict[int, RecordingWindow] = {}
         self._memories: dict[int, RecordedMemory] = {}
         self._allocated = 0
+        # ORDER: from the bottom. The inner transport takes all memory back at once.
+        self.at_end(self._let_go)
+        if path is not None:
+            self.at_end(functools.partial(self._write, Path(path)))
+        self.at_end(self._look)
+        self.opened()
 
     def _note(self, access: Access) -> None:
         self.recording.entries.append(long_write(access))
@@ -187,27 +193,12 @@ class RecordingTransport:
     def present(self) -> bool:
         return self.inner.present()
 
-    def close(self) -> None:
-        """Close the inner transport, which takes all memory back at once; write the file."""
-        self._look()
-        path, self._path = self._path, None
-        if path is not None:
-            path.write_text(self.recording.save(), "ascii")
+    def _write(self, path: Path) -> None:
+        path.write_text(self.recording.save(), "ascii")
+
+    def _let_go(self) -> None:
         memories, self._memories = self._memories, {}
-        for memory in memories.values():
-            memory.close()
-        self.inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        close_all(memories.values())
 
     def __repr__(self) -> str:
         return f"<RecordingTransport around {self.inner!r}>"

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from types import TracebackType
-from typing import Self
 
-from hcq.errors import BadArgument, Closed, TransportError
+from hcq.errors import BadArgument, TransportError
 from hcq.transport.base import PciIdentity, ResetKind
+from hcq.transport.life import TransportLife
 from hcq.transport.recording import (
     LONG,
     Allocation,
@@ -114,7 +113,7 @@ class ReplayInterrupts:
         return True
 
 
-class ReplayTransport:
+class ReplayTransport(TransportLife):
     """Stands in for a recorded device. `finish` raises unless all of the recording was used."""
 
     def __init__(
@@ -125,13 +124,12 @@ class ReplayTransport:
         by_clock: Collection[tuple[int, int]] = (),
     ) -> None:
         """by_clock: (window, offset) of registers that are used outside the order."""
-        self.name = name
+        super().__init__(name)
         self.identity: PciIdentity = recording.identity
         self.recording = recording
         self.position = 0
         self._by_clock = frozenset(by_clock)
         self._clocked: dict[tuple[int, int], Access] = {}  # the last of each, so far
-        self._closed = False
         self._windows = {
             index: ReplayWindow(self, index, size) for index, size in recording.windows.items()
         }
@@ -145,7 +143,7 @@ class ReplayTransport:
         """The recorded read that `access` repeats."""
         clocked = self._clocked.get((access.window, access.offset))
         if clocked is not None and clocked.width == access.width:
-            self._check_open()
+            self.check_open()
             return clocked
         found = self._next(access)
         assert isinstance(found, Access)
@@ -154,12 +152,12 @@ class ReplayTransport:
     def repeat(self, entry: Entry) -> None:
         """Take the next recorded entry; TransportError unless it is `entry`."""
         if isinstance(entry, Access) and self._is_clocked(entry):
-            self._check_open()
+            self.check_open()
             return
         self._next(entry)
 
     def _next(self, entry: Entry) -> Entry:
-        self._check_open()
+        self.check_open()
         if self.position >= len(self.recording.entries):
             raise TransportError("it goes on after the end of the recording", entry=str(entry))
         wanted = self.recording.entries[self.position]
@@ -218,7 +216,7 @@ class ReplayTransport:
         self.repeat(Access(CONFIG, offset, width, True, value))
 
     def window(self, index: int) -> ReplayWindow:
-        self._check_open()
+        self.check_open()
         if index not in self._windows:
             raise BadArgument("no such window in the recording", index=index)
         return self._windows[index]
@@ -234,7 +232,7 @@ class ReplayTransport:
 
     def free(self, memory: ReplayMemory) -> None:
         """Repeat that memory was taken from the device; nothing after the end."""
-        if not self._closed and self.position < len(self.recording.entries):
+        if not self.closed and self.position < len(self.recording.entries):
             self.repeat(Free(memory.number))
 
     @property
@@ -246,25 +244,7 @@ class ReplayTransport:
         self.repeat(Reset(kind))
 
     def present(self) -> bool:
-        return not self._closed
-
-    def close(self) -> None:
-        self._closed = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name} was closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        return not self.closed
 
 
 def _same(entry: Entry, wanted: Entry) -> bool:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
-import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Self
 
 from hcq.errors import (
     AccessDenied,
     BadArgument,
-    Closed,
     DeviceBusy,
     DeviceLost,
     HostError,
@@ -41,7 +37,7 @@ from hcq.transport.checks import (
     read_identity,
 )
 from hcq.transport.dma import rounded
-from hcq.transport.life import look_after
+from hcq.transport.life import TransportLife, close_all
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.system import System
@@ -57,7 +53,7 @@ RESET_HOLD_S, RESET_QUIET_S, RESET_LIMIT_S = 0.002, 0.1, 1.0
 _SUDO = "run as root: sysfs shows registers to root alone"
 
 
-class SysfsTransport:
+class SysfsTransport(TransportLife):
     """One function through its sysfs files. See hcq.transport.base.Transport.
 
     No kernel driver may hold the function. Opening enables it (BARs decode, bus mastering does not)
@@ -75,22 +71,24 @@ class SysfsTransport:
         """Open the function at `address`; least_bars: bytes that each named BAR must have."""
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
-        self.name = f"pci:{self.function.address}"
+        super().__init__(f"pci:{self.function.address}")
         self._sleep = sleep
         _check_free(self.function)
         check_bars(self.function, least_bars or {})
-        self._lock = threading.Lock()
-        self._closed = False
         self._windows: dict[int, MappedWindow] = {}
         self._memory: set[PhysicalMemory] = set()
-        self._descriptor = -1
+        descriptor = self._open_file("config")
+        give_back = functools.partial(self.system.close, descriptor)
+        self.at_end(give_back, drop=give_back)
         try:
-            self._descriptor = self._open_file("config")
-            self._config = pci_config.ConfigFile(self.system, self._descriptor)
+            self._config = pci_config.ConfigFile(self.system, descriptor)
             self.identity: PciIdentity = read_identity(self.name, self._config.read)
+            # ORDER: closing does this from the bottom: no DMA before memory goes.
+            self.at_end(self._free_parts, drop=self._close_windows)
+            self.at_end(self._silence)
             self._write_attribute("enable", "1")
             check_power(self.function, runtime_managed=False)
-            look_after(self)
+            self.opened()
         except BaseException:
             self.close()
             raise
@@ -99,22 +97,22 @@ class SysfsTransport:
 
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read configuration space; all ones when the function is gone."""
-        self._check()
+        self.check_open()
         return self._config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         """Write configuration space, unfiltered: a wrong BAR takes the function off the bus."""
-        self._check()
+        self.check_open()
         self._config.write(offset, value, width)
 
     def present(self) -> bool:
         """Whether the function answers in configuration space."""
-        return not self._closed and pci_config.answers(self._config.read)
+        return not self.closed and pci_config.answers(self._config.read)
 
     def window(self, index: int) -> MappedWindow:
         """Map BAR `index` (file resourceN)."""
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             if index not in self._windows:
                 self._windows[index] = self._open_window(index)
             return self._windows[index]
@@ -149,8 +147,8 @@ class SysfsTransport:
         """Allocate locked memory at its physical addresses; AccessDenied where an IOMMU translates
         them, or the system keeps them secret."""
         size = rounded(size)
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             if self.function.translated and self.function.group_type != "identity":
                 raise AccessDenied(
                     f"the IOMMU translates for {self.name}: physical addresses mean nothing to it",
@@ -162,13 +160,13 @@ class SysfsTransport:
             return memory
 
     def _release(self, memory: PhysicalMemory) -> None:
-        with self._lock:
+        with self.lock:
             self._memory.discard(memory)
 
     @property
     def interrupts(self) -> None:
         """None: sysfs delivers no interrupts; the driver polls."""
-        self._check()
+        self.check_open()
 
     # ---- reset and hot-plug ------------------------------------------------------------------
 
@@ -178,7 +176,7 @@ class SysfsTransport:
         Configuration space is saved and restored in both cases. A bus reset is refused with
         DeviceBusy when other functions sit on that bus.
         """
-        self._check()
+        self.check_open()
         if kind is ResetKind.FUNCTION:
             if not (self.function.folder / "reset").exists():
                 raise NotSupported(f"the kernel knows no way to reset {self.name} alone")
@@ -243,7 +241,7 @@ class SysfsTransport:
 
         `rescan` finds it again.
         """
-        self._check()
+        self.check_open()
         self._silence()
         self._write_attribute("remove", "1")
         self.close()
@@ -254,8 +252,8 @@ class SysfsTransport:
         BadArgument for a size that the function does not offer; HostError when the bridges above
         have no room, and then the former size stands again.
         """
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             if index in self._windows:
                 raise BadArgument("a BAR in use cannot be resized", index=index)
         offered = bar_sizes(self.function, index)
@@ -311,52 +309,11 @@ class SysfsTransport:
         if not self._config.end_bus_mastering():
             log.info("%s is gone; there is nothing to silence", self.name)
 
-    def _check(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name} was closed")
+    def _free_parts(self) -> None:
+        close_all((*self._memory, *self._windows.values()))
 
-    def close(self) -> None:
-        """End the device's DMA, then free windows, memory and descriptors; idempotent."""
-        if self._closed:
-            return  # before the lock, which in a forked child may be held for ever
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        with contextlib.ExitStack() as last_first:
-            if self._descriptor >= 0:
-                last_first.callback(self.system.close, self._descriptor)
-            for window in self._windows.values():
-                last_first.callback(window.close)
-            for memory in self._memory:
-                last_first.callback(memory.close)
-            if hasattr(self, "_config"):
-                last_first.callback(self._silence)
-
-    def abandon(self) -> None:
-        """Drop a forked child's copies; the parent's device is not touched."""
-        self._closed = True
-        for window in self._windows.values():
-            window.close()
-        self.system.close(self._descriptor)
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<SysfsTransport {self.name} {getattr(self, 'identity', None)}>"
+    def _close_windows(self) -> None:
+        close_all(self._windows.values())
 
 
 def rescan(system: System) -> None:

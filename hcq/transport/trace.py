@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from hcq.transport.base import DmaMemory, Interrupts, PciIdentity, ResetKind, Transport, Window
+from hcq.transport.life import TransportLife
 
 CONFIG = -1  # the "window" of configuration space
 
@@ -77,16 +76,17 @@ class TracingWindow:
         self._listener(Access(self.index, offset, len(data), True, None, bytes(data)))
 
 
-class TracingTransport:
+class TracingTransport(TransportLife):
     """Reports each completed access of `inner` to `listener`, on the thread that made it.
 
     An access that raises is not reported. Owns `inner`: closing this closes it.
     """
 
     def __init__(self, inner: Transport, listener: Listener) -> None:
+        super().__init__(inner.name)
         self.inner = inner
         self.listener = listener
-        self.name = inner.name
+        self.at_end(inner.close)
         self.identity: PciIdentity = inner.identity  # who sits behind it
         self._windows: dict[int, TracingWindow] = {}
 
@@ -118,20 +118,6 @@ class TracingTransport:
 
     def present(self) -> bool:
         return self.inner.present()
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<TracingTransport around {self.inner!r}>"

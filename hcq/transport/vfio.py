@@ -6,18 +6,12 @@ drivers/vfio/pci/vfio_pci_core.c. The function must be in vfio-pci's hands (hcq.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from hcq.errors import (
     BadArgument,
-    Closed,
     DeviceAsleep,
     DeviceLost,
     NotSupported,
@@ -29,7 +23,7 @@ from hcq.transport.checks import check_bars, check_openable, read_identity
 from hcq.transport.dma import BusAddresses, HostMemory, MappedMemory, alignment, rounded
 from hcq.transport.interrupts import EventInterrupts, EventWatch
 from hcq.transport.iommufd import IommufdSpace, available
-from hcq.transport.life import look_after
+from hcq.transport.life import TransportLife, close_all
 from hcq.transport.pci_config import ConfigFile
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
@@ -49,7 +43,7 @@ NO_IOMMU_WARNING = (
 )
 
 
-class VfioTransport:
+class VfioTransport(TransportLife):
     """One function through VFIO's container and group. See hcq.transport.base.Transport.
 
     Opening enables memory decoding but no bus mastering, which is the driver's to ask for in the
@@ -82,32 +76,36 @@ class VfioTransport:
         """
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
-        self.name = f"pci:{self.function.address}"
+        super().__init__(f"pci:{self.function.address}")
         self._constants = constants("vfio")
         check_openable(self.function, no_iommu=no_iommu)
         check_bars(self.function, least_bars or {})
-        self._lock = threading.Lock()
-        self._closed = False
-        self._on_close = on_close
         self._on_removal = on_removal
         self.removal_requested = False
         self.error_reported = False
         self._windows: dict[int, MappedWindow | FileWindow] = {}
         self._memory: set[MappedMemory | PhysicalMemory] = set()
         self._interrupts: EventInterrupts | None = None
-        self._watch: EventWatch | None = None
         if no_iommu:
             log.warning(NO_IOMMU_WARNING, self.name)
         self.space = self._open_space(iommufd, no_iommu)
+        # ORDER: closing does this from the bottom: the device falls silent before its memory goes,
+        # and the former driver comes back when nothing of ours is open.
+        if on_close is not None:
+            self.at_end(on_close)
+        self.at_end(self.space.close, drop=self.space.close)
         try:
             self._device = VfioDevice(self.system, self.space.device(self.function), self.function)
+            self.at_end(self._device.close, drop=self._device.close)
             region = self._device.region(self._constants.VFIO_PCI_CONFIG_REGION_INDEX)
             self._config = ConfigFile(self.system, self._device.descriptor, region.offset)
+            self.at_end(self._free_parts, drop=self._close_windows)
             self.identity: PciIdentity = read_identity(self.name, self._config.read)
             self._addresses = BusAddresses(self.space.ranges, reach_bits)
+            self.at_end(self._silence)
             self._enable()
-            self._watch = self._watch_events()
-            look_after(self)
+            self._watch_events()
+            self.opened()
         except BaseException:
             self.close()
             raise
@@ -116,17 +114,17 @@ class VfioTransport:
 
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read configuration space as VFIO shows it; all ones when the function is gone."""
-        self._check()
+        self.check_open()
         return self._config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         """Write configuration space; VFIO keeps back what is the kernel's (BARs, interrupts)."""
-        self._check()
+        self.check_open()
         self._config.write(offset, value, width)
 
     def present(self) -> bool:
         """Whether the function answers and has not been asked back by the system."""
-        if self._closed or self.removal_requested:
+        if self.closed or self.removal_requested:
             return False
         return pci_config.answers(self._config.read)
 
@@ -134,8 +132,8 @@ class VfioTransport:
 
     def window(self, index: int) -> MappedWindow | FileWindow:
         """Open BAR `index`; mapped where the kernel allows it."""
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             if index not in self._windows:
                 self._windows[index] = self._open_window(index)
             return self._windows[index]
@@ -165,8 +163,8 @@ class VfioTransport:
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> MappedMemory | PhysicalMemory:
         """Allocate locked host memory; behind an IOMMU it is always one run on the bus."""
         size = rounded(size)
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             memory: MappedMemory | PhysicalMemory
             if self.space.no_iommu:
                 memory = PhysicalMemory(
@@ -193,7 +191,7 @@ class VfioTransport:
 
     def _release(self, memory: MappedMemory) -> None:
         # ORDER: the device loses the pages before they go back to the system.
-        with self._lock:
+        with self.lock:
             if memory in self._memory:
                 self._memory.remove(memory)
                 bus = memory.segments[0].address
@@ -202,7 +200,7 @@ class VfioTransport:
         memory.memory.close()
 
     def _release_physical(self, memory: PhysicalMemory) -> None:
-        with self._lock:
+        with self.lock:
             self._memory.discard(memory)
 
     # ---- interrupts and events ---------------------------------------------------------------
@@ -210,8 +208,8 @@ class VfioTransport:
     @property
     def interrupts(self) -> EventInterrupts | None:
         """MSI-X or MSI, an eventfd for each vector; None for a function that has neither."""
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             if self._interrupts is None:
                 for index in (
                     self._constants.VFIO_PCI_MSIX_IRQ_INDEX,
@@ -231,7 +229,7 @@ class VfioTransport:
             self._device.deliver(index, ())
         self._device.deliver(index, eventfds)
 
-    def _watch_events(self) -> EventWatch | None:
+    def _watch_events(self) -> None:
         wanted: dict[str, tuple[int, Callable[[], bool]]] = {
             "removal": (self._constants.VFIO_PCI_REQ_IRQ_INDEX, self._removal),
             "error": (self._constants.VFIO_PCI_ERR_IRQ_INDEX, self._error),
@@ -240,15 +238,11 @@ class VfioTransport:
             name: item for name, item in wanted.items() if self._device.interrupt_count(item[0])
         }
         if not there:
-            return None
+            return
         watch = EventWatch(self.system, {name: item[1] for name, item in there.items()})
-        try:
-            for name, (index, _) in there.items():
-                self._device.deliver(index, (watch.descriptors[name],))
-        except BaseException:
-            watch.close()
-            raise
-        return watch
+        self.at_end(watch.close)
+        for name, (index, _) in there.items():
+            self._device.deliver(index, (watch.descriptors[name],))
 
     def _removal(self) -> bool:
         self.removal_requested = True
@@ -272,7 +266,7 @@ class VfioTransport:
         FUNCTION is whatever the kernel finds best for this function alone. BUS resets everything
         below the bridge: DeviceBusy when that would hit a function which is not in our hands.
         """
-        self._check()
+        self.check_open()
         if kind is ResetKind.FUNCTION:
             self._device.reset_function()
         elif kind is ResetKind.BUS:
@@ -314,55 +308,8 @@ class VfioTransport:
         if not self._config.end_bus_mastering():
             log.info("%s is gone; there is nothing to silence", self.name)
 
-    def _check(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name} was closed")
+    def _free_parts(self) -> None:
+        close_all((*self._memory, *self._windows.values(), self._interrupts))
 
-    def close(self) -> None:
-        """Stop the device's DMA, free all windows, memory and descriptors; idempotent."""
-        if self._closed:
-            return  # before the lock, which in a forked child may be held for ever
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        with contextlib.ExitStack() as last_first:
-            # ORDER, from the bottom: the device falls silent before its memory goes, the former
-            # driver comes back when nothing of ours is open. One failure does not stop the rest.
-            if self._on_close is not None:
-                last_first.callback(self._on_close)
-            last_first.callback(self.space.close)
-            if hasattr(self, "_device"):
-                last_first.callback(self._device.close)
-            for part in (*self._memory, *self._windows.values(), self._interrupts, self._watch):
-                if part is not None:
-                    last_first.callback(part.close)
-            if hasattr(self, "_config"):
-                last_first.callback(self._silence)
-
-    def abandon(self) -> None:
-        """Drop a forked child's copies; the parent's device is not touched. Threads and locks of
-        the parent do not exist here."""
-        self._closed = True
-        for window in self._windows.values():
-            window.close()
-        self._device.close()
-        self.space.close()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<VfioTransport {self.name} {getattr(self, 'identity', None)}>"
+    def _close_windows(self) -> None:
+        close_all(self._windows.values())

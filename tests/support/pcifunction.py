@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
-from hcq.errors import BadArgument, Closed, NotSupported
+from hcq.errors import BadArgument, NotSupported
 from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment, Interrupts, PciIdentity, ResetKind
+from hcq.transport.life import TransportLife
 
 SIZES = {0: 1 << 16, 5: 4096}
 
@@ -65,22 +63,18 @@ class PlainWindow:
         self.data[offset : offset + len(data)] = data
 
 
-class PlainFunction:
+class PlainFunction(TransportLife):
     """Implements hcq.transport.base.Transport."""
 
     def __init__(self) -> None:
-        self.name = "plain"
+        super().__init__("plain")
         self.identity = PciIdentity(0x1234, 0x5678, 1, 0x1AF4, 0x1100, 0x30000)
-        self.closed = False
         self.resets: list[ResetKind] = []
         self._config = bytearray(4096)
         self._config[0:4] = bytes.fromhex("34127856")
         self._windows = {index: PlainWindow(self, index) for index in SIZES}
         self._next_address = 0x10_0000
-
-    def check_open(self) -> None:
-        if self.closed:
-            raise Closed("the function was closed")
+        self.opened()
 
     def config_read(self, offset: int, width: int = 4) -> int:
         self.check_open()
@@ -115,17 +109,3 @@ class PlainFunction:
 
     def present(self) -> bool:
         return not self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

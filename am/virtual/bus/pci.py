@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import Self
 
 from am.virtual.bus.dma import HostMemory
 from am.virtual.chip import Chip
-from hcq.errors import BadArgument, Closed, DeviceBusy
+from hcq.errors import BadArgument, DeviceBusy
 from hcq.transport.base import PciIdentity, ResetKind
+from hcq.transport.life import TransportLife, close_all
 
 _ONES_32 = 0xFFFF_FFFF
 
@@ -190,7 +189,7 @@ class MessageInterrupts:
         return True
 
 
-class VirtualTransport:
+class VirtualTransport(TransportLife):
     """One attachment to a chip, as VFIO would give it; implements `hcq.transport.base.Transport`.
 
     As on a board, nothing is enabled at first: the driver sets memory space and bus master in the
@@ -203,14 +202,17 @@ class VirtualTransport:
     ) -> None:
         if chip.msi is not None:
             raise DeviceBusy(f"{name} is already attached", holder="this process")
-        self.name = name
+        super().__init__(name)
         self._chip = chip
-        self._owns_chip = owns_chip
         self._memory: list[HostMemory] = []
         self._sweep = 64
         self._interrupts = MessageInterrupts()
-        self._closed = False
         chip.msi = self._interrupts.signal
+        # ORDER: closing does this from the bottom: no DMA before memory goes.
+        if owns_chip:
+            self.at_end(chip.close)
+        self.at_end(self._free_memory)
+        self.at_end(self._silence)
         word = chip.config.read
         self.identity = PciIdentity(
             vendor=word(0, 2),
@@ -225,38 +227,35 @@ class VirtualTransport:
             2: DoorbellWindow(chip, 2),
             5: RegisterWindow(chip, 5),
         }
+        self.opened()
 
     @property
     def chip(self) -> Chip:
         """The card behind it, for tests and fault injection."""
         return self._chip
 
-    def _open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name} was closed")
-
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read configuration space; all ones when the card is gone."""
-        self._open()
+        self.check_open()
         with self._chip.lock:
             return self._chip.config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         """Write configuration space."""
-        self._open()
+        self.check_open()
         with self._chip.lock:
             self._chip.config.write(offset, value, width)
 
     def window(self, index: int) -> _BarWindow:
         """Open BAR 0 (VRAM), 2 (doorbells) or 5 (registers)."""
-        self._open()
+        self.check_open()
         if index not in self._windows:
             raise BadArgument("no such memory BAR", index=index)
         return self._windows[index]
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> HostMemory:
         """Allocate host memory; unless contiguous it comes in runs of 2 MiB at most."""
-        self._open()
+        self.check_open()
         memory = self._chip.dma.allocate(size, contiguous=contiguous)
         self._memory.append(memory)
         if len(self._memory) > self._sweep:
@@ -267,12 +266,12 @@ class VirtualTransport:
     @property
     def interrupts(self) -> MessageInterrupts:
         """The function's message interrupts."""
-        self._open()
+        self.check_open()
         return self._interrupts
 
     def reset(self, kind: ResetKind) -> None:
         """Reset as an operating system does, which saves and restores BARs and command."""
-        self._open()
+        self.check_open()
         chip = self._chip
         with chip.lock:
             if kind is ResetKind.POWER:
@@ -284,33 +283,14 @@ class VirtualTransport:
 
     def present(self) -> bool:
         """Whether the vendor id still reads back."""
-        return not self._closed and self._chip.config.read(0, 2) != 0xFFFF
+        return not self.closed and self._chip.config.read(0, 2) != 0xFFFF
 
-    def close(self) -> None:
-        """Detach; idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+    def _silence(self) -> None:
         with self._chip.lock:
             command = self._chip.config.read(4, 2)
             self._chip.config.write(4, command & ~0x4, 2)
             self._chip.msi = None
-        for memory in self._memory:
-            memory.close()
+
+    def _free_memory(self) -> None:
+        close_all(self._memory)
         self._memory.clear()
-        if self._owns_chip:
-            self._chip.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<VirtualTransport {self.name} {self.identity}>"

@@ -11,18 +11,15 @@ import functools
 import logging
 import os
 import socket
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator, Sequence
 
-from hcq.errors import AccessDenied, BadArgument, Closed, DeviceNotFound, NotSupported, UgpuError
+from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, NotSupported, UgpuError
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import read_identity
 from hcq.transport.dma import PAGE, BusAddresses
 from hcq.transport.interrupts import EventInterrupts
+from hcq.transport.life import TransportLife, close_all
 from hcq.transport.system import System
 from hcq.transport.vfio_user import regions, wire
 from hcq.transport.vfio_user.client_memory import ClientAllocation, Memories
@@ -38,10 +35,9 @@ REACH_BITS = 44  # of the bus addresses we hand out: what every chip of ours can
 # TIMEOUT: no command takes so long but a reset of a busy device; our choice.
 ANSWER_LIMIT_S = 30.0
 _COMMAND, _MASTER = 0x04, 0x4
-_open: weakref.WeakSet[VfioUserTransport] = weakref.WeakSet()
 
 
-class VfioUserTransport:
+class VfioUserTransport(TransportLife):
     """A device that another process offers. See hcq.transport.base.Transport.
 
     DMA memory is shared with the server, which maps it; with `share_memory=False` it stays ours and
@@ -62,15 +58,17 @@ class VfioUserTransport:
         DeviceNotFound if none is there, DeviceBusy if it has a client, TransportError if it does
         not keep to the protocol.
         """
-        self.name = f"vfio-user:{path}"
-        self._lock = threading.RLock()
-        self._closed = False
+        super().__init__(f"vfio-user:{path}")
         self._share_memory = share_memory
         self._windows: dict[int, MessageWindow | SharedWindow | MappedWindow] = {}
         self._interrupts: EventInterrupts | None = None
         self._addresses = BusAddresses([(0, (1 << 64) - 1)], reach_bits)
         self._memories = Memories()
         self._connection = Connection(_connect(path), self.name, self._memories, limit_s)
+        # ORDER: closing does this from the bottom: no DMA before memory goes.
+        self.at_end(self._free_parts)
+        self.at_end(self._connection.close, drop=self._forked)
+        self.at_end(self._silence)
         try:
             self._connection.negotiate(twin_socket=not share_memory)
             self._flags, self._region_count, self._irq_count = self._device_info()
@@ -80,19 +78,19 @@ class VfioUserTransport:
         except BaseException:
             self.close()
             raise
-        _open.add(self)
+        self.opened()
 
     # ---- configuration space -----------------------------------------------------------------
 
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read 1, 2 or 4 bytes of configuration space."""
-        self._check()
+        self.check_open()
         pci_config.check_access(offset, width)
         return int.from_bytes(self._connection.read(Region.CONFIG, offset, width), "little")
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         """Write 1, 2 or 4 bytes; returns when it is done."""
-        self._check()
+        self.check_open()
         pci_config.check_access(offset, width)
         if not 0 <= value < 1 << 8 * width:
             raise BadArgument("the value does not fit the width", value=value, width=width)
@@ -100,7 +98,7 @@ class VfioUserTransport:
 
     def present(self) -> bool:
         """Whether the server is there and its device answers."""
-        if self._closed:
+        if self.closed:
             return False
         try:
             return self.config_read(0, 2) != 0xFFFF
@@ -111,8 +109,8 @@ class VfioUserTransport:
 
     def window(self, index: int) -> MessageWindow | SharedWindow | MappedWindow:
         """Open BAR `index`; mapped where the server shares its memory."""
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             if not 0 <= index <= 5:
                 raise BadArgument("a BAR's index is 0 to 5", index=index)
             if index not in self._windows:
@@ -123,7 +121,7 @@ class VfioUserTransport:
     def batch(self) -> Iterator[None]:
         """Collect the register writes of this block and send them as one message at its end, or
         before anything that must come after them. Only for writes that nobody waits for inside."""
-        self._check()
+        self.check_open()
         with self._connection.batch():
             yield
 
@@ -134,8 +132,8 @@ class VfioUserTransport:
         if size <= 0:
             raise BadArgument("DMA memory has a positive size", size=size)
         size = -(-size // PAGE) * PAGE
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             address = self._addresses.allocate(size, min(1 << (size - 1).bit_length(), 2 << 20))
             try:
                 memory = ClientAllocation(address, size, self._release)
@@ -163,11 +161,11 @@ class VfioUserTransport:
 
     def _release(self, memory: ClientAllocation) -> None:
         # ORDER: the server lets go of the pages before they, and their bus address, are used again.
-        with self._lock:
+        with self.lock:
             if not self._memories.remove(memory):
                 return
             address = memory.segments[0].address
-            if not self._closed and self._connection.alive:
+            if not self.closed and self._connection.alive:
                 payload = wire.DMA_UNMAP.pack(wire.DMA_UNMAP.size, 0, address, memory.size)
                 self._connection.call(Command.DMA_UNMAP, (payload,))
             self._addresses.free(address)
@@ -177,8 +175,8 @@ class VfioUserTransport:
     @property
     def interrupts(self) -> EventInterrupts | None:
         """MSI-X or MSI, an eventfd for each vector; None for a device that has neither."""
-        with self._lock:
-            self._check()
+        with self.lock:
+            self.check_open()
             if self._interrupts is None:
                 for index in (Interrupt.MSIX, Interrupt.MSI):
                     vectors = self._vectors(index)
@@ -210,7 +208,7 @@ class VfioUserTransport:
     def reset(self, kind: ResetKind) -> None:
         """Reset the device. The protocol has one reset, which stands for the function's and for
         its bus's, as nothing else is on that bus."""
-        self._check()
+        self.check_open()
         if kind is ResetKind.POWER:
             raise NotSupported("vfio-user cannot cut a device's power; start its server again")
         if not self._flags & constants("vfio").VFIO_DEVICE_FLAGS_RESET:
@@ -229,52 +227,23 @@ class VfioUserTransport:
             raise NotSupported(f"{self.name} has no configuration space", regions=region_count)
         return flags, region_count, irq_count
 
-    def _check(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name} was closed")
+    def _silence(self) -> None:
+        if not self._connection.alive:
+            return
+        with contextlib.suppress(UgpuError):  # the server may be gone; then all is stopped
+            head = self._connection.read(Region.CONFIG, _COMMAND, 2)
+            command = int.from_bytes(head, "little")
+            if command != 0xFFFF:
+                quiet = (command & ~_MASTER).to_bytes(2, "little")
+                self._connection.write(Region.CONFIG, _COMMAND, quiet)
 
-    def close(self) -> None:
-        """Stop the device's DMA, take back all memory, and leave; idempotent, from any thread."""
-        with self._lock:
-            if self._closed:
-                return
-            if self._connection.alive:
-                with contextlib.suppress(UgpuError):  # the server may be gone; then all is stopped
-                    command = self.config_read(_COMMAND, 2)
-                    if command != 0xFFFF:
-                        self.config_write(_COMMAND, command & ~_MASTER, 2)
-            self._closed = True
-            self._abandon()
-        if self._interrupts is not None:
-            self._interrupts.close()
-
-    def _abandon(self) -> None:
-        self._connection.close()
-        for window in self._windows.values():
-            window.close()
+    def _free_parts(self) -> None:
         self._memories.discard_all()
+        close_all((*self._windows.values(), self._interrupts))
 
     def _forked(self) -> None:
-        """In a child process: the connection is the parent's."""
-        self._lock = threading.RLock()
-        self._closed = True
         self._connection.forked()
-        for window in self._windows.values():
-            window.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<VfioUserTransport {self.name} {getattr(self, 'identity', '')}>"
+        close_all(self._windows.values())
 
 
 def _connect(path: str) -> socket.socket:
@@ -296,11 +265,3 @@ def _connect(path: str) -> socket.socket:
             remedy=f"ugpu serve --vfio-user {path} virtual:navi31",
         ) from error
     return connection
-
-
-def _after_fork(call: Callable[[VfioUserTransport], None]) -> None:
-    for transport in list(_open):
-        call(transport)
-
-
-os.register_at_fork(after_in_child=lambda: _after_fork(VfioUserTransport._forked))

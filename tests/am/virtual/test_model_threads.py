@@ -7,6 +7,7 @@ import random
 import threading
 
 from hcq.emu.memory import READ_TAG, WRITE_TAG, Access, tlb_set
+from hcq.poll import wait_until
 from tests.support.navi31_bench import bench
 
 TABLE, VA, VMID = 0x60_0000, 0x4000_0000, 2
@@ -96,7 +97,11 @@ def test_a_reset_while_firmware_works_leaves_a_clean_chip() -> None:
             card.transport.config_write(4, 6, 2)
             card.write(card.psp(35), 0x80000)
             card.chip.power_cycle()
-            threading.Event().wait(0.02)
             card.transport.config_write(4, 6, 2)
-            assert card.read(card.psp(35)) == 0x80000000
+            wait_until(
+                lambda: card.read(card.psp(35)) == 0x80000000,
+                unit="PSP",
+                waiting_for="boot loader",
+                limit_s=10.0,
+            )
             assert card.read(card.psp(81)) == 0
