@@ -2,7 +2,7 @@
 
 A group computes a tile of the output. For each slice of the depth, its threads copy a slice of
 both factors into local memory (any size works: what lies outside is zero), then each thread adds
-the products for its own block (4 x 4 by default), held in registers. The left slice is kept
+the products for its own block (4 x 4 to 8 x 8), held in registers. The left slice is kept
 transposed, so that both reads are whole vectors; rows are padded by 4 elements against bank
 conflicts.
 
@@ -23,6 +23,15 @@ from compiler.index.lookup import guard
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space, Tiles
 from compiler.kernel.contraction import Contraction
+from compiler.kernel.gpu_tiles import (
+    BLOCKS,
+    MOVED,
+    PADDING,
+    SIDES,
+    Product,
+    best_tiles,
+    tiles_fit,
+)
 from compiler.kernel.ir import (
     Barrier,
     If,
@@ -43,38 +52,30 @@ from compiler.kernel.ir import (
 from compiler.kernel.spread import spread, store, unit_stride
 from hcq.target import TargetSpec
 
-MOVED = 4  # elements moved at once
-PADDING = 4
 
-
-def default_tiles(parts: Contraction) -> Tiles:
-    """What suits most products."""
-    size = (64 if parts.rows.size > 32 else 32, 64 if parts.columns.size > 32 else 32)
-    return Tiles(size, (4, 4), 16, 4)
+def default_tiles(parts: Contraction, target: TargetSpec) -> Tiles:
+    """The tiles that compiler.kernel.gpu_tiles expects to be fastest."""
+    problem = Product(
+        parts.rows.size, parts.columns.size, parts.depth.size * elements(parts.outer),
+        elements(parts.batch), parts.reduce.dtype.itemsize,
+    )  # fmt: skip
+    return best_tiles(problem, target)
 
 
 def space(parts: Contraction, target: TargetSpec) -> Space:
     """All tiles that a group can hold."""
+    width = parts.reduce.dtype.itemsize
 
     def fits(tiles: Tiles) -> bool:
-        (tall, wide), (rows, columns) = tiles.size, tiles.block
-        threads = (tall // rows) * (wide // columns)
-        memory = tiles.depth * (tall + wide + 2 * PADDING) * parts.reduce.dtype.itemsize
-        return (
-            target.wave_size <= threads <= target.max_threads_per_group
-            and all(side * tiles.depth % (threads * MOVED) == 0 for side in tiles.size)
-            and tiles.depth % tiles.unroll == 0
-            and memory <= target.local_memory
-        )
+        return tiles_fit(tiles, width, target)
 
-    sides, blocks = (32, 64, 128), (4, 8)
     options = {
-        "size": tuple((tall, wide) for tall in sides for wide in sides),
-        "block": tuple((rows, columns) for rows in blocks for columns in blocks),
+        "size": tuple((tall, wide) for tall in SIDES for wide in SIDES),
+        "block": tuple((rows, columns) for rows in BLOCKS for columns in BLOCKS),
         "depth": (8, 16, 32),
         "unroll": (2, 4, 8),
     }
-    return Space(default_tiles(parts), options, fits)
+    return Space(default_tiles(parts, target), options, fits)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def matmul(
     computation: Computation, parts: Contraction, target: TargetSpec, tiles: Tiles | None = None
 ) -> Kernel:
     """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
-    tiles = tiles or default_tiles(parts)
+    tiles = tiles or default_tiles(parts, target)
     rows, columns, depth = parts.rows, parts.columns, parts.depth
     tall, wide = tiles.size
     down, across = tiles.block
