@@ -201,6 +201,7 @@ class Faults:
         facts: dict[str, object] = {}
         for queue in self.device.all_queues:
             if queue.timeline is timeline:
+                facts["queue"] = queue.name
                 facts["kernel"] = ", ".join(queue.in_flight) or None
                 failed = queue.error()
                 if failed is not None:

@@ -14,6 +14,7 @@ from nv.chips.facts import ChipFacts
 from nv.virtual.engines.caches import CacheWatch
 from nv.virtual.faults import Fault, Xid, XidReport
 from nv.virtual.host.channel import Channel, Engine
+from nv.virtual.host.group import TimeSliceGroup
 from nv.virtual.host.runlist import Runlist
 from nv.virtual.memory.formats import format_of
 from nv.virtual.memory.physical import Backing, SystemPages, VideoMemory
@@ -156,10 +157,10 @@ class VirtualGpu:
         special = 1 << 30 if self.facts.name == "gb202" else 0
         return number | runlist.number << 16 | special
 
-    def add_channel(self, runlist: Runlist, channel: Channel) -> None:
-        """Put a channel on its runlist; its doorbell is heard from now on."""
-        self._channels[self.token(runlist, channel.number)] = channel
-        runlist.add(channel)
+    def add_channel(self, group: TimeSliceGroup, channel: Channel) -> None:
+        """Put a channel on its group's runlist; its doorbell is heard from now on."""
+        self._channels[self.token(group.runlist, channel.number)] = channel
+        group.runlist.add(channel, group)
 
     def remove_channel(self, runlist: Runlist, channel: Channel) -> None:
         """Stop a channel's work and forget it."""

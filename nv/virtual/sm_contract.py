@@ -12,6 +12,8 @@ import enum
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from hcq.emu.memory import Abort, LaneMemory
 
 
@@ -66,8 +68,46 @@ class SmOutcome:
     line: int = 0
 
 
+class Attention(Abort):
+    """An abort flag that can also ask a running grid to stand aside for another's time slice.
+
+    Warps look at it on every backward branch and before every group, and then call `wait_aside`,
+    which its owner overrides: it returns when the grid may go on, or is to end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Two bytes of the one word that warps look at: each is written by itself.
+        self._end, self._aside = (self.flag.view(np.uint8)[at : at + 1] for at in (0, 1))
+
+    def set(self) -> None:
+        self._end[0] = 1
+
+    def clear(self) -> None:
+        self._end[0] = 0
+
+    @property
+    def ending(self) -> bool:
+        """The grid is to end."""
+        return bool(self._end[0])
+
+    @property
+    def aside(self) -> bool:
+        """The grid is to stand aside."""
+        return bool(self._aside[0])
+
+    @aside.setter
+    def aside(self, value: bool) -> None:
+        self._aside[0] = value
+
+    def wait_aside(self) -> None:
+        """Called by each thread of a grid that is to stand aside."""
+        raise NotImplementedError
+
+
 class Multiprocessors(Protocol):
-    """All SMs of the chip. `run` blocks until the grid ended; called by one thread at a time."""
+    """All SMs of the chip. `run` blocks until the grid ended; several threads may call it, each
+    with another address space, where all but one have been asked to stand aside."""
 
     def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome: ...
     def close(self) -> None: ...

@@ -147,9 +147,7 @@ def test_other_channels_go_on_while_one_hangs() -> None:
         with pytest.raises(DeviceHang):
             work(device)
         device.limit_s = 20.0
-        with other.alloc(4096) as buffer:  # the model has one grid at a time: copies, then
-            buffer.fill(7)
-            assert (buffer.numpy(np.uint32) == 7).all()
+        work(other)
         device.reset()
         work(device)
         work(other)

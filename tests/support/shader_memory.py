@@ -30,7 +30,7 @@ def page_array(size: int) -> NDArray[np.uint8]:
     return raw[start : start + size]
 
 
-@dataclass
+@dataclass(eq=False)
 class ArrayMemory:
     """A `ShaderMemory` of mapped arrays. faults: what was refused, as (address, access)."""
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hcq.emu.memory import Abort
 from nv import abi
 from nv.virtual.engines.grid import GridRunner
 from nv.virtual.engines.qmd import LaunchDescriptor, parse, qmd_size, refuse
@@ -51,7 +50,6 @@ class ComputeEngine:
     def __init__(self, channel: Channel, class_id: int) -> None:
         self.class_id = class_id
         self.channel = channel
-        self.abort = Abort()
         self.launches = 0
         self._values: dict[int, int] = {}
         self._pending: list[LaunchDescriptor] = []

@@ -56,22 +56,24 @@ class GridRunner:
         self._engine = engine
         self._channel = engine.channel
         self._gpu = engine.channel.gpu
-        self.memory = GridMemory(self._channel.space, engine.abort.set)
+        self.memory = GridMemory(self._channel.space, self._channel.attention.set)
         self._texts: dict[bytes, str] = {}
 
     def run(self, launch: LaunchDescriptor) -> None:
         """Run to the end; ChannelError, FaultError or Aborted otherwise."""
-        engine = self._engine
-        engine.abort.clear()
+        attention = self._channel.attention
+        attention.clear()
         if self._channel.stopped:
             raise Aborted
+        if attention.aside:
+            attention.wait_aside()
         self._check_local(launch)
         grid = self._launch(launch)
         self._plant(grid)
         memory = self.memory
         memory.begin()
         try:
-            outcome = self._gpu.multiprocessors.run(grid, memory, engine.abort)
+            outcome = self._gpu.multiprocessors.run(grid, memory, attention)
         except (BadCodeObject, NotSupported) as error:
             raise refuse(f"{grid.entry}: {error}") from error
         if memory.fault is not None:
@@ -214,6 +216,9 @@ class GridRunner:
                 self._gpu.ecc_uncorrected += 1
             raise ChannelError(xid, text)
         if faults.take(Fault.HANG, index):
-            while not self._engine.abort.flag[0]:
-                time.sleep(1e-3)  # an endless loop, which the abort ends
+            attention = self._channel.attention
+            while not attention.ending:  # an endless loop
+                if attention.aside:
+                    attention.wait_aside()
+                time.sleep(1e-3)
             raise Aborted

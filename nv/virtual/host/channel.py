@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.errors import Aborted, ChannelError
+from nv.virtual.host.group import ChannelAttention
 from nv.virtual.host.methods import HostMethods
 from nv.virtual.memory.faults import Client
 from nv.virtual.memory.space import AddressSpace, FaultError
@@ -68,6 +69,7 @@ class Channel:
         self.error: ChannelError | None = None
         self.on_error: Callable[[ChannelError], None] = lambda error: None
         self.check_context: Callable[[], None] = lambda: None  # raises ChannelError
+        self.attention = ChannelAttention()
         self.entries_done = 0
         self._get = 0
         self._userd = userd
@@ -81,10 +83,7 @@ class Channel:
         """Take no more work, and end what runs."""
         self.stopped = True
         self.pending = False
-        for engine in self.engines.values():
-            abort = getattr(engine, "abort", None)
-            if abort is not None:
-                abort.set()
+        self.attention.set()
 
     @property
     def has_work(self) -> bool:
@@ -153,7 +152,7 @@ class Channel:
             ctypes.c_uint32.from_address(self._userd + GP_GET).value = self._get
             self.entries_done += 1
             turn += 1
-            if turn >= _LONGEST_TURN:
+            if turn >= _LONGEST_TURN or self.attention.aside:
                 turn = 0
                 yield None
 

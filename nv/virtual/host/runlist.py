@@ -1,4 +1,10 @@
-"""One engine's runlist: a thread that serves the channels on it, one at a time."""
+"""One engine's runlist: groups of channels that have the engine by turns, a time slice each.
+
+Work that runs when its slice is over, and another group waits, stands aside: a grid at its next
+backward branch or group of threads, other work at its next entry of the ring. It goes on where it
+was when its turn comes again, so that a grid that never ends costs the others half of the time and
+no more. What hosts do with a group that cannot be put aside (Xid 109) can be planted.
+"""
 
 from __future__ import annotations
 
@@ -7,64 +13,84 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nv.virtual.host.group import TimeSliceGroup
+
 if TYPE_CHECKING:
     from nv.virtual.host.channel import Channel
 
 # How long a thread sleeps before it looks at a semaphore again that the CPU may have written.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 2e-3
 _PATIENCE = 20  # half seconds: a stopped grid ends at its next backward branch
+_LEAST_WAIT_S = 1e-4  # for work that was asked to stand aside and has not yet
 
 
 class Runlist:
-    """Channels of one engine, served in turn. Any thread may call.
+    """Groups of one engine. Any thread may call.
 
-    The thread starts with the first doorbell. `idle_hook` is called on it whenever nothing is left
-    to do. A bug of the model itself ends the thread and stays in `error`.
+    A group's thread starts with its first doorbell. `idle_hook` is called whenever nothing runs and
+    nothing is left to do. A bug of the model itself ends the thread and stays in `error`.
     """
 
     def __init__(self, number: int, name: str, idle_hook: Callable[[], None]) -> None:
         self.number = number
         self.name = name
         self.error: BaseException | None = None
-        self.busy_s = 0.0
+        self.switches = 0  # times that running work stood aside
+        self._busy_s = 0.0
         self._idle_hook = idle_hook
-        self._channels: list[Channel] = []
+        self._groups: list[TimeSliceGroup] = []
         self._wake = threading.Condition()
-        self._running: Channel | None = None
-        self._thread: threading.Thread | None = None
+        self._owner: TimeSliceGroup | None = None
+        self._waiting: list[TimeSliceGroup] = []  # for the engine, first come first served
         self._closed = False
         self._kicks = 0
 
     @property
     def busy(self) -> bool:
         """A channel is being served, or has work that nothing holds up."""
-        return self._running is not None or any(channel.has_work for channel in self._channels)
+        groups = list(self._groups)
+        return any(
+            group.working or any(channel.has_work for channel in group.channels)
+            for group in groups
+        )
 
     @property
     def running(self) -> bool:
-        """A channel is being served now."""
-        return self._running is not None
+        """A channel is being served now, or its work stands aside."""
+        return any(group.working for group in list(self._groups))
 
-    def add(self, channel: Channel) -> None:
-        """Take a channel on."""
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the engine was in some group's hands."""
+        owner = self._owner
+        return self._busy_s + (time.perf_counter() - owner.began if owner is not None else 0.0)
+
+    def add(self, channel: Channel, group: TimeSliceGroup) -> None:
+        """Take a channel on, in a group of this runlist."""
         with self._wake:
-            self._channels.append(channel)
+            channel.attention.group = group
+            group.channels.append(channel)
+            if group not in self._groups:
+                self._groups.append(group)
 
     def ring(self, channel: Channel) -> None:
         """A doorbell: the channel has new entries."""
         with self._wake:
+            group = channel.attention.group
+            if group is None or self._closed:
+                return
             channel.pending = True
             self._kicks += 1
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._serve, name=f"virtual-{self.name}", daemon=True
+            if group.thread is None:
+                group.thread = threading.Thread(
+                    target=self._serve, args=(group,), name=f"virtual-{self.name}", daemon=True
                 )
-                self._thread.start()
+                group.thread.start()
             self._wake.notify_all()
 
     def kick(self) -> None:
         """Something that a channel may wait for has changed."""
-        if self._channels:
+        if self._groups:
             with self._wake:
                 self._kicks += 1
                 self._wake.notify_all()
@@ -73,22 +99,39 @@ class Runlist:
         """Take a channel off; work of its own that runs is stopped first. Idempotent."""
         with self._wake:
             channel.stop()
-            for _ in range(_PATIENCE):
-                if self._running is not channel or threading.current_thread() is self._thread:
-                    break
-                self._wake.wait(0.5)
-            else:
+            self._wake.notify_all()
+            group = channel.attention.group
+            if group is None:
+                return
+            if not self._wait_while(lambda: group.running is channel, group):
                 raise TimeoutError(f"{self.name}: work of a channel that was stopped goes on")
-            if channel in self._channels:
-                self._channels.remove(channel)
+            group.channels.remove(channel)
+            channel.attention.group = None
+            if not group.channels:
+                self._groups.remove(group)
+                self._wake.notify_all()  # the group's thread ends
 
     def pause(self, channel: Channel) -> None:
         """Wait until the channel is not being served, at most a few seconds."""
         with self._wake:
-            for _ in range(_PATIENCE):
-                if self._running is not channel or threading.current_thread() is self._thread:
-                    return
-                self._wake.wait(0.5)
+            group = channel.attention.group
+            if group is not None:
+                self._wait_while(lambda: group.running is channel, group)
+
+    def preempt(self, group: TimeSliceGroup) -> None:
+        """Take the engine from a group, as if its slice were over, and wait until it is."""
+        with self._wake:
+            if self._owner is group and group.working:
+                group.ask_aside(True)
+                self._wait_while(lambda: self._owner is group and group.aside, group)
+
+    def _wait_while(self, lasts: Callable[[], bool], group: TimeSliceGroup) -> bool:
+        """Wait a few seconds at most, unless this thread is the group's own."""
+        for _ in range(_PATIENCE):
+            if not lasts() or threading.current_thread() is group.thread:
+                return True
+            self._wake.wait(0.5)
+        return not lasts()
 
     def wait_idle(self, limit_s: float) -> bool:
         """Wait until nothing more can be done now; whether that came to pass."""
@@ -102,55 +145,126 @@ class Runlist:
         return True
 
     def close(self) -> None:
-        """Stop all channels, and end the thread; idempotent."""
+        """Stop all channels, and end the threads; idempotent."""
         with self._wake:
             self._closed = True
-            for channel in self._channels:
-                channel.stop()
+            groups = list(self._groups)
+            for group in groups:
+                for channel in group.channels:
+                    channel.stop()
             self._wake.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(10)
+        for group in groups:
+            if group.thread is not None and group.thread is not threading.current_thread():
+                group.thread.join(10)
 
-    def _next(self, after: int) -> Channel | None:
-        """The next channel with something to do, in turn."""
-        count = len(self._channels)
-        for step in range(count):
-            channel = self._channels[(after + step) % count]
-            if channel.has_work and channel.ready():
-                return channel
-        return None
+    # Time slices; the lock is held.
 
-    def _serve(self) -> None:
-        turn, pause = 0, _FIRST_PAUSE_S
+    def stand_aside(self, group: TimeSliceGroup) -> None:
+        """Called by a thread that runs a group's work: wait while it is to stand aside."""
+        with self._wake:
+            channel = group.running
+            if channel is None:
+                return
+            while channel.attention.aside and not channel.attention.ending and not self._closed:
+                # RACE: the next slice may have come and gone before this thread woke up.
+                if self._owner is group and group.aside:
+                    self._release(group)
+                    self._waiting.append(group)
+                    self.switches += 1
+                    self._grant()
+                else:
+                    self._wake.wait(self._watch(group))
+
+    def _release(self, group: TimeSliceGroup) -> None:
+        if self._owner is group:
+            self._busy_s += time.perf_counter() - group.began
+            self._owner = None
+
+    def _grant(self) -> None:
+        """Give the engine to who has waited longest."""
+        if self._owner is None and self._waiting:
+            self._owner = self._waiting.pop(0)
+            self._owner.begin()
+            self._wake.notify_all()
+
+    def _watch(self, group: TimeSliceGroup) -> float:
+        """Whoever waits for the engine watches its owner's slice: seconds until the next look."""
+        owner = self._owner
+        if owner is None or owner is group:
+            return _LEAST_WAIT_S
+        left = owner.until - time.perf_counter()
+        if left > 0:
+            return max(left, _LEAST_WAIT_S)
+        if not owner.aside:
+            owner.ask_aside(True)
+        return owner.timeslice_s + _LEAST_WAIT_S
+
+    def _take(self, group: TimeSliceGroup) -> bool:
+        """Wait for the engine; False when that is in vain."""
+        if self._owner is group:
+            if not (group.aside and self._waiting):
+                group.ask_aside(False)
+                return True
+            self._release(group)
+        if group not in self._waiting:
+            self._waiting.append(group)
+        self._grant()
+        while self._owner is not group:
+            if self._closed or group.next_channel() is None:
+                if group in self._waiting:
+                    self._waiting.remove(group)
+                return False
+            self._wake.wait(self._watch(group))
+        return True
+
+    def _idle(self, group: TimeSliceGroup) -> None:
+        """A group has nothing to do now."""
+        self._release(group)
+        if group in self._waiting:
+            self._waiting.remove(group)
+        group.aside = False
+        self._grant()
+        if self._owner is None:
+            self._idle_hook()
+        self._wake.notify_all()
+
+    # The thread of a group
+
+    def _serve(self, group: TimeSliceGroup) -> None:
+        pause = _FIRST_PAUSE_S
         try:
             while True:
                 with self._wake:
-                    channel = None if self._closed else self._next(turn)
+                    if self._closed or not group.channels:
+                        self._idle(group)
+                        group.thread = None
+                        return
+                    channel = group.next_channel()
                     if channel is None:
-                        if self._closed:
-                            return
-                        self._idle_hook()
-                        self._wake.notify_all()
-                        waiting = any(channel.has_work for channel in self._channels)
+                        self._idle(group)
+                        waiting = any(channel.has_work for channel in group.channels)
                         kicks = self._kicks
                         self._wake.wait(pause if waiting else None)
                         calm = kicks == self._kicks and waiting
                         pause = min(pause * 2, _LONGEST_PAUSE_S) if calm else _FIRST_PAUSE_S
                         continue
                     pause = _FIRST_PAUSE_S
-                    turn = self._channels.index(channel) + 1
-                    self._running = channel
-                started = time.perf_counter()
+                    if not self._take(group):
+                        continue
+                    if channel not in group.channels or not (channel.has_work and channel.ready()):
+                        continue  # it was stopped meanwhile
+                    group.turn = group.channels.index(channel) + 1
+                    group.running = channel
+                    channel.attention.aside = False
                 try:
                     channel.advance()
                 finally:
-                    self.busy_s += time.perf_counter() - started
                     with self._wake:
-                        self._running = None
+                        group.running = None
+                        channel.attention.aside = False
                         self._wake.notify_all()
         except BaseException as error:
-            self.error = error
             with self._wake:
-                self._wake.notify_all()
+                self.error = error
+                self._idle(group)
             raise

@@ -17,6 +17,7 @@ from nv.virtual.engines.copy import CopyEngine
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.channel import USERD_SIZE, Channel
 from nv.virtual.host.errors import ChannelError
+from nv.virtual.host.group import DEFAULT_TIMESLICE_US, TimeSliceGroup
 from nv.virtual.host.runlist import Runlist
 from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
 from nv.virtual.memory.physical import Backing
@@ -58,7 +59,13 @@ class ChannelGroup(RmObject):
         self.error_handle = params.hObjectError
         self.scheduled = False
         self.uses_shares: bool | None = None  # all channels name a context share, or none does
-        self.timeslice_us = 2000
+        self.timeslice_us = DEFAULT_TIMESLICE_US
+        self.slices = TimeSliceGroup(runlist)
+
+    def set_timeslice(self, microseconds: int) -> None:
+        """How long the group keeps the engine while others wait for it."""
+        self.timeslice_us = microseconds
+        self.slices.timeslice_s = microseconds * 1e-6
 
     def channels(self) -> list[ChannelObject]:
         """The group's channels."""
@@ -137,7 +144,9 @@ class ChannelObject(RmObject):
             if held is not None:
                 held.users += 1
         self.vaspace.hold()
-        self.gpu.add_channel(self.runlist, channel)
+        # A channel without a group has one of its own.
+        slices = TimeSliceGroup(self.runlist) if self.group is None else self.group.slices
+        self.gpu.add_channel(slices, channel)
         params.cid = number
 
     def _vaspace(self, params: Struct) -> VaSpace:

@@ -31,7 +31,7 @@ def _bind_group(group: ChannelGroup, params: Struct) -> None:
 
 def _timeslice(group: ChannelGroup, params: Struct) -> None:
     require(params.timesliceUs, Status.NOT_SUPPORTED, "a time slice of 0")
-    group.timeslice_us = params.timesliceUs
+    group.set_timeslice(params.timesliceUs)
 
 
 def _get_timeslice(group: ChannelGroup, params: Struct) -> None:
@@ -43,8 +43,7 @@ def _group_info(group: ChannelGroup, params: Struct) -> None:
 
 
 def _preempt(group: ChannelGroup, params: Struct) -> None:
-    for channel in group.channels():
-        group.runlist.pause(channel.channel)
+    group.runlist.preempt(group.slices)
 
 
 def _schedule(channel: ChannelObject, params: Struct) -> None:

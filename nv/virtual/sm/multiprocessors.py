@@ -5,9 +5,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import threading
 import time
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -52,14 +56,25 @@ _SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
 
 @dataclass
 class _Source:
-    """A kernel before translation. image: the module window, shared by all launches."""
+    """A kernel before translation. images: the module window, of each address space."""
 
     module: Module
     entry: Function
     flat: Flat
     places: Places
     digest: str
-    image: NDArray[np.uint8]
+    images: weakref.WeakKeyDictionary[LaneMemory, NDArray[np.uint8]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def image(self, memory: LaneMemory, parameters: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The window's bytes for a launch in an address space, which runs one grid at a time."""
+        image = self.images.get(memory)
+        if image is None:
+            image = self.images[memory] = aligned(len(self.places.image), 4096)
+            image[:] = np.frombuffer(self.places.image, np.uint8)
+        image[: self.places.parameter_size] = parameters[: self.places.parameter_size]
+        return image
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,26 @@ class _Kernel:
     code: jit.Loaded
     address: int
     state_size: int
+
+
+class _Crew:
+    """Host threads that run the groups of one grid, and what their native code works on."""
+
+    def __init__(self, size: int) -> None:
+        self.workers = [Worker(number) for number in range(size)]
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """Threads beside the caller's own, made when they are first needed."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self.workers) - 1, "multiprocessor")
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 @cache
@@ -106,50 +141,64 @@ class VirtualMultiprocessors:
     """
 
     def __init__(self, workers: int | None = None, cache: Path | None = None) -> None:
-        self._workers = [Worker(number) for number in range(workers or os.cpu_count() or 1)]
+        self._size = workers or os.cpu_count() or 1
+        self._idle = [_Crew(self._size)]  # a grid that stands aside keeps its crew
+        self._lock = threading.Lock()
         self._objects = jit.ObjectCache(cache)
         self._sources: dict[tuple[str, str], _Source] = {}
         self._kernels: dict[tuple[str, str, bool, bool], _Kernel] = {}
         self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
-        self._pool: ThreadPoolExecutor | None = None
         self._launch = _LAUNCH(_runtime(cache).address(resolve.PREFIX + "launch"))
 
     def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome:
-        """Run a grid to its end. Called by one thread at a time.
+        """Run a grid to its end.
+
+        Several threads may call, each with an address space of its own.
 
         Raises BadCodeObject for text that is no PTX, and NotSupported, which names instruction
         and line, for what these multiprocessors lack; both before anything has run.
         """
         try:
-            source = self._source(launch)
+            with self._lock:
+                source = self._source(launch)
             grid = Grid.of(launch, source.entry, source.places)
         except BadLaunch as bad:
             return SmOutcome(SmEnding.BAD_LAUNCH, str(bad))
         if grid.groups == 0:
             return SmOutcome(SmEnding.DONE)
-        kernel = self._kernel(launch, source, grid)
         parameters = aligned(max(len(launch.parameters), 64))
         parameters[: len(launch.parameters)] = np.frombuffer(launch.parameters, np.uint8)
-        source.image[: source.places.parameter_size] = parameters[: source.places.parameter_size]
-        run = Run(grid, memory, abort, source.image, parameters, kernel.state_size)
-        return self._run(kernel, source, run)
+        with self._lock:
+            kernel = self._kernel(launch, source, grid)
+            image = source.image(memory, parameters)
+        run = Run(grid, memory, abort, image, parameters, kernel.state_size)
+        with self._crew() as crew:
+            return self._run(crew, kernel, source, run)
 
     def close(self) -> None:
         """End the worker threads. May be called again; a later run starts new ones."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        for crew in self._idle:
+            crew.close()
 
     # -- running ---------------------------------------------------------------------------------
 
-    def _run(self, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
-        workers = self._workers[: self._worker_count(run.grid, kernel)]
+    @contextmanager
+    def _crew(self) -> Iterator[_Crew]:
+        with self._lock:
+            crew = self._idle.pop() if self._idle else _Crew(self._size)
+        try:
+            yield crew
+        finally:
+            with self._lock:
+                self._idle.append(crew)
+
+    def _run(self, crew: _Crew, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
+        workers = crew.workers[: self._worker_count(run.grid, kernel)]
         start = time.perf_counter()
         for worker in workers:
             worker.prepare(run)
         futures = [
-            self._threads().submit(self._work, worker, kernel, source, run)
-            for worker in workers[1:]
+            crew.threads.submit(self._work, worker, kernel, source, run) for worker in workers[1:]
         ]
         outcomes = []
         try:
@@ -164,17 +213,12 @@ class VirtualMultiprocessors:
         self._group_s[kernel.address] = spent / run.grid.groups
         return max(outcomes, key=lambda outcome: _SEVERITY.get(outcome.ending, 2))
 
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self._workers) - 1, "multiprocessor")
-        return self._pool
-
     def _worker_count(self, grid: Grid, kernel: _Kernel) -> int:
         if grid.groups * grid.warps <= _FEW_WARPS:
             return 1
         if self._group_s.get(kernel.address, 1.0) * grid.groups < _SHORT_S:
             return 1
-        return min(len(self._workers), grid.groups)
+        return min(self._size, grid.groups)
 
     def _work(self, worker: Worker, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         """Run groups on this thread until none is left or a warp cannot go on."""
@@ -202,9 +246,7 @@ class VirtualMultiprocessors:
                 raise BadLaunch(f"the PTX has no entry {launch.entry!r}")
             flat, places = prepare(module, launch.entry)
             digest = hashlib.sha256(launch.ptx.encode()).hexdigest()
-            image = aligned(len(places.image), 4096)
-            image[:] = np.frombuffer(places.image, np.uint8)
-            known = _Source(module, entry, flat, places, digest, image)
+            known = _Source(module, entry, flat, places, digest)
             while len(self._sources) >= _MOST_KERNELS:
                 del self._sources[next(iter(self._sources))]
             self._sources[key] = known

@@ -41,7 +41,11 @@ next.group:
   %asked = load atomic i32, ptr %abort monotonic, align 4
   %halted = load atomic i32, ptr %stop monotonic, align 4
   %either = or i32 %asked, %halted
-  %stopped = icmp ne i32 %either, 0
+  %wanted = icmp ne i32 %either, 0
+  br i1 %wanted, label %attend, label %take
+attend:
+  %told = call i32 @{PREFIX}attend(ptr %context)
+  %stopped = icmp ne i32 %told, 0
   br i1 %stopped, label %aborted, label %take
 take:
   %g = atomicrmw add ptr %counter, i64 1 monotonic
@@ -103,10 +107,8 @@ run:
     i32 {layout.FAULTED}, label %fault
   ]
 poll:
-  %p.asked = load atomic i32, ptr %abort monotonic, align 4
-  %p.halted = load atomic i32, ptr %stop monotonic, align 4
-  %p.either = or i32 %p.asked, %p.halted
-  %p.stopped = icmp ne i32 %p.either, 0
+  %p.told = call i32 @{PREFIX}attend(ptr %context)
+  %p.stopped = icmp ne i32 %p.told, 0
   br i1 %p.stopped, label %aborted, label %warp.end
 ended:
   store i32 1, ptr %k.done.p
@@ -128,10 +130,8 @@ progress:
   br i1 %moved, label %pass, label %stuck
 stuck:
   ; All that are left wait at barriers that never open: as on the chip, until somebody ends it.
-  %s.asked = load atomic i32, ptr %abort monotonic, align 4
-  %s.halted = load atomic i32, ptr %stop monotonic, align 4
-  %s.either = or i32 %s.asked, %s.halted
-  %s.stopped = icmp ne i32 %s.either, 0
+  %s.told = call i32 @{PREFIX}attend(ptr %context)
+  %s.stopped = icmp ne i32 %s.told, 0
   call void @{PREFIX}pause(ptr %context)
   br i1 %s.stopped, label %aborted, label %stuck
 fault:
@@ -145,8 +145,33 @@ finished:
 
 define void @{PREFIX}pause(ptr %context) noinline {{
 {field("timer", layout.TIMER, "ptr")}
-  %t = call i64 %timer(i32 1)
+  %t = call i64 %timer(i32 {layout.TIMER_PAUSE})
   ret void
+}}
+
+; Look at the flags: 1 to end, else 0, after standing aside while another group has its time slice.
+define i32 @{PREFIX}attend(ptr %context) noinline cold {{
+entry:
+{field("abort", layout.ABORT, "ptr")}{field("stop", layout.STOP, "ptr")}
+{field("timer", layout.TIMER, "ptr")}
+  br label %look
+look:
+  %asked = load atomic i32, ptr %abort monotonic, align 4
+  %halted = load atomic i32, ptr %stop monotonic, align 4
+  %ending = and i32 %asked, {layout.ABORT_END}
+  %either = or i32 %ending, %halted
+  %over = icmp ne i32 %either, 0
+  br i1 %over, label %end, label %on
+on:
+  %aside = icmp ne i32 %asked, 0
+  br i1 %aside, label %wait, label %go
+wait:
+  %t = call i64 %timer(i32 {layout.TIMER_ASIDE})
+  br label %look
+go:
+  ret i32 0
+end:
+  ret i32 1
 }}
 
 ; Count the threads of a warp in at barrier %id; open it when those it expects are there.
@@ -238,4 +263,4 @@ all.looked:
 
 def names() -> list[str]:
     """Return the functions that Python and kernels may call."""
-    return [f"{PREFIX}launch", f"{PREFIX}arrive"]
+    return [f"{PREFIX}launch", f"{PREFIX}arrive", f"{PREFIX}attend"]

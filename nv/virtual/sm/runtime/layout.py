@@ -10,7 +10,7 @@ LANES = 32
 # Worker context: one a worker thread, 64-byte aligned.
 TLB = 0  # address of the worker's native TLB
 REFILL = 8  # address of the refill callback: u64 (u64 address, u32 access)
-ABORT = 16  # address of the abort flag (u32)
+ABORT = 16  # address of the abort flag (u32): ABORT_END, or anything else to stand aside
 STOP = 24  # address of the grid's own stop flag (u32): a warp elsewhere has failed
 SHARED = 32  # address of the group's shared memory
 SHARED_SIZE = 40  # u64
@@ -47,13 +47,17 @@ SM_COUNT = 212  # u32
 SHARED_TOTAL = 216  # u32 bytes of shared memory, static and dynamic
 WARP = 220  # u32 running warp
 FAULT_ADDRESS = 224  # u64
-TIMER = 232  # address of the callback that tells the time: u64 ()
+TIMER = 232  # address of the callback that tells the time: u64 (u32), after one of TIMER_*
 BARRIERS = 256  # 16 of: u32 arrived threads, u32 result of a reduction
 SPARE = 384  # 64 bytes that disabled lanes may read and write
 IO = 448  # 32 columns of 32 u64 by which data passes to and from functions
 IO_COLUMN = 256
 ROWS = IO + 32 * IO_COLUMN  # 32 rows of 32 bytes: one access of each lane
 CONTEXT_SIZE = ROWS + 1024
+
+ABORT_END = 0xFF  # bits of the abort flag that end the grid
+TIMER_PAUSE = 1  # sleep a little
+TIMER_ASIDE = 2  # wait while the grid is to stand aside
 
 # Warp state.
 STATE_RESUME = 0  # u32 block to go on at, 0 at the beginning

@@ -22,6 +22,7 @@ from hcq.emu.memory import (
 )
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import Grid
+from nv.virtual.sm_contract import Attention
 
 _REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
 _TIMER = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32)
@@ -128,8 +129,13 @@ class Worker:
             self._put("Q", layout.FAULT_ADDRESS, address)
 
     def _on_time(self, what: int) -> int:
-        if what == 1:
+        if what == layout.TIMER_PAUSE:
             time.sleep(_PAUSE_S)
+        elif what == layout.TIMER_ASIDE:
+            assert self._run is not None
+            abort = self._run.abort
+            if isinstance(abort, Attention):
+                abort.wait_aside()
         return time.monotonic_ns()
 
     # -- launching -------------------------------------------------------------------------------

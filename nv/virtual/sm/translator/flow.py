@@ -69,12 +69,7 @@ class Flow:
     def _poll(self, target: int) -> None:
         """Look at the abort flags on the way back to the start of a loop."""
         k = self.k
-        asked = k.value("load atomic i32, ptr %abort monotonic, align 4")
-        halted = k.value("load atomic i32, ptr %stop monotonic, align 4")
-        stop = k.value(f"icmp ne i32 {k.value(f'or i32 {asked}, {halted}')}, 0")
-        on = k.new_label("on")
-        k.do(f"br i1 {stop}, label %aborted, label %{on}, !prof !1")
-        k.begin(on)
+        self._attend()
         if not self.spinning:
             return
         left = k.value(f"sub i32 {k.value('load i32, ptr %budget')}, 1")
@@ -130,19 +125,24 @@ class Flow:
         self.go(other)
         k.begin(both)
         if min(taken, other) <= k.block and min(taken, other) != EXIT:
-            self._poll_parted()
+            self._attend()
         places = [(layout.ENDED if target == EXIT else target, lanes)
                   for target, lanes in ((taken, going), (other, staying))]  # fmt: skip
         self._note_places(places)
         self._schedule()
 
-    def _poll_parted(self) -> None:
+    def _attend(self) -> None:
+        """Look at the flags; where one is set, end, or stand aside for as long as it takes."""
         k = self.k
         asked = k.value("load atomic i32, ptr %abort monotonic, align 4")
         halted = k.value("load atomic i32, ptr %stop monotonic, align 4")
-        stop = k.value(f"icmp ne i32 {k.value(f'or i32 {asked}, {halted}')}, 0")
-        on = k.new_label("on")
-        k.do(f"br i1 {stop}, label %aborted, label %{on}, !prof !1")
+        any_ = k.value(f"icmp ne i32 {k.value(f'or i32 {asked}, {halted}')}, 0")
+        attend, on = k.new_label("attend"), k.new_label("on")
+        k.do(f"br i1 {any_}, label %{attend}, label %{on}, !prof !1")
+        k.begin(attend)
+        k.declarations.add(f"declare i32 @{PREFIX}attend(ptr) cold")
+        stop = k.value(f"icmp ne i32 {k.value(f'call i32 @{PREFIX}attend(ptr %context)')}, 0")
+        k.do(f"br i1 {stop}, label %aborted, label %{on}")
         k.begin(on)
 
     # -- the ends of blocks ----------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Flow:
         beyond = k.mask_bits(k.cmp("uge", k.varying(index), number("i32", len(targets))))
         k.fault_if(k.value(f"and i32 {beyond}, {taking}"), layout.TRAPPED)
         if min(successors) <= k.block:
-            self._poll_parted()
+            self._attend()
         places = []
         for n, target in enumerate(targets):
             same = k.mask_bits(k.cmp("eq", Value(vector, "i32", False), number("i32", n)))
