@@ -23,18 +23,28 @@ from hcq.emu import math as emu_math
 from hcq.emu.memory import Abort, LaneMemory
 from nv.virtual.sm.ptx.module import Function, Instruction, Module
 from nv.virtual.sm.ptx.parser import parse
-from nv.virtual.sm.runtime import access, atomics, launcher, layout, mbarriers, resolve, tiles
+from nv.virtual.sm.runtime import (
+    access,
+    atomics,
+    flights,
+    launcher,
+    layout,
+    mbarriers,
+    proxies,
+    resolve,
+    tiles,
+)
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid, capability
 from nv.virtual.sm.runtime.worker import Run, Worker, aligned
 from nv.virtual.sm.translator.flatten import Flat
 from nv.virtual.sm.translator.frame import PROFILES
-from nv.virtual.sm.translator.translate import NAME, prepare, translate
+from nv.virtual.sm.translator.translate import NAME, flies, prepare, translate
 from nv.virtual.sm.translator.variables import Places
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (resolve, access, atomics, mbarriers, tiles, launcher)
+_RUNTIME = (resolve, access, atomics, mbarriers, tiles, flights, proxies, launcher)
 _INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
 _FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer
@@ -47,6 +57,11 @@ _ENDINGS = {
     layout.TRAPPED: (SmEnding.ILLEGAL_INSTRUCTION, "trap"),
     layout.MMU: (SmEnding.MMU_FAULT, "not mapped so"),
     layout.BREAKPOINT: (SmEnding.ASSERT, "breakpoint"),
+    layout.NO_PROXY_FENCE: (
+        SmEnding.ILLEGAL_INSTRUCTION, "written there without fence.proxy.async",
+    ),
+    layout.NO_MBARRIER: (SmEnding.ILLEGAL_INSTRUCTION, "holds no mbarrier object"),
+    layout.BAD_COUNT: (SmEnding.ILLEGAL_INSTRUCTION, "more than the mbarrier object can count"),
     layout.NOT_TOGETHER: (
         SmEnding.ILLEGAL_INSTRUCTION, "lanes that the mask names never execute it together",
     ),
@@ -56,13 +71,15 @@ _SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
 
 @dataclass
 class _Source:
-    """A kernel before translation. images: the module window, of each address space."""
+    """A kernel before translation. images: the module window, of each address space. flies: it has
+    asynchronous copies or products."""
 
     module: Module
     entry: Function
     flat: Flat
     places: Places
     digest: str
+    flies: bool
     images: weakref.WeakKeyDictionary[LaneMemory, NDArray[np.uint8]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -113,7 +130,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     declarations: set[str] = set()
     for text, needed in (
         resolve.resolve_ir(), access.access_ir(), atomics.atomics_ir(), tiles.tiles_ir(),
-        mbarriers.mbarriers_ir(),
+        mbarriers.mbarriers_ir(), flights.flights_ir(), proxies.proxies_ir(),
         launcher.launcher_ir(),
         emu_math.math_ir(resolve.PREFIX),
     ):  # fmt: skip
@@ -171,7 +188,7 @@ class VirtualMultiprocessors:
         with self._lock:
             kernel = self._kernel(launch, source, grid)
             image = source.image(memory, parameters)
-        run = Run(grid, memory, abort, image, parameters, kernel.state_size)
+        run = Run(grid, memory, abort, image, parameters, kernel.state_size, source.flies)
         with self._crew() as crew:
             return self._run(crew, kernel, source, run)
 
@@ -246,7 +263,7 @@ class VirtualMultiprocessors:
                 raise BadLaunch(f"the PTX has no entry {launch.entry!r}")
             flat, places = prepare(module, launch.entry)
             digest = hashlib.sha256(launch.ptx.encode()).hexdigest()
-            known = _Source(module, entry, flat, places, digest)
+            known = _Source(module, entry, flat, places, digest, flies(flat.code))
             while len(self._sources) >= _MOST_KERNELS:
                 del self._sources[next(iter(self._sources))]
             self._sources[key] = known
@@ -286,7 +303,11 @@ def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
     opcode = instruction.opcode if instruction is not None else "?"
     detail = f"{opcode}: {why}"
     address = worker.quad(layout.FAULT_ADDRESS)
-    if fault in (layout.BAD_ADDRESS, layout.MISALIGNED):
+    if fault in (layout.NO_PROXY_FENCE, layout.NO_MBARRIER):
+        detail = f"{opcode}: shared memory at {address:#x}: {why}"
+    elif fault == layout.BAD_COUNT:
+        detail = f"{opcode}: a count of {address} is {why}"
+    elif fault in (layout.BAD_ADDRESS, layout.MISALIGNED):
         detail = f"{opcode}: address {address:#x} is {why}"
     elif fault == layout.MMU:
         detail = f"{opcode}: {worker.access.name.lower()} of {address:#x} is {why}"

@@ -185,7 +185,8 @@ def test_a_required_block() -> None:
         "tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [tex, {%f5,%f6}];", "frobnicate.u32 %r1, %r2;",
         "add.q32 %r1, %r2, %r3;", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f1}, {%r1},"
         " {%r2}, {%f2};", "ld.shared::cluster.u32 %r1, [%r2];",
-        "wgmma.fence.sync.aligned;", "cp.async.bulk.commit_group;", "mov.u32 %r1, %pm0;",
+        "tcgen05.fence::before_thread_sync;", "mov.u32 %r1, %pm0;",
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd0], [0];",
         "call (%r1), %rd0, (%r2);",
     ],
 )  # fmt: skip

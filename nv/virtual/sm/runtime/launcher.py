@@ -32,7 +32,8 @@ entry:
 {field("nx", layout.GRID_X, "i32")}{field("ny", layout.GRID_Y, "i32")}
 {field("warps", layout.WARPS, "i32")}{field("threads", layout.THREADS, "i32")}
 {field("states", layout.STATES, "ptr")}{field("stride", layout.STATE_STRIDE, "i64")}
-{field("masks", layout.MASKS, "ptr")}
+{field("masks", layout.MASKS, "ptr")}{field("in.flight", layout.FLIGHT, "i64")}
+  %no.flights = icmp eq i64 %in.flight, 0
   %barriers = getelementptr i8, ptr %context, i64 {layout.BARRIERS}
   %nx64 = zext i32 %nx to i64
   %ny64 = zext i32 %ny to i64
@@ -61,10 +62,13 @@ begin:
   %z = trunc i64 %gz to i32
 {_context("x", layout.GROUP_X, "i32", "%x")}{_context("y", layout.GROUP_Y, "i32", "%y")}
 {_context("z", layout.GROUP_Z, "i32", "%z")}{_context("g", layout.GROUP, "i64", "%g")}
-  call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 128, i1 false)
+  call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 {8 * layout.BARRIER_COUNT}, i1 false)
+  br i1 %no.flights, label %init, label %flights
+flights:
+  call void @{PREFIX}flights_begin(ptr %context)
   br label %init
 init:
-  %w = phi i32 [ 0, %begin ], [ %w.next, %init ]
+  %w = phi i32 [ 0, %begin ], [ 0, %flights ], [ %w.next, %init ]
   %w64 = zext i32 %w to i64
   %w.offset = mul i64 %w64, %stride
   %w.state = getelementptr i8, ptr %states, i64 %w.offset
@@ -124,7 +128,12 @@ warp.end:
   br i1 %k.more, label %warp, label %pass.end
 pass.end:
   %again = icmp ne i32 %left.next, 0
-  br i1 %again, label %progress, label %next.group
+  br i1 %again, label %progress, label %over
+over:
+  br i1 %no.flights, label %next.group, label %landing
+landing:
+  call void @{PREFIX}flights_end(ptr %context)
+  br label %next.group
 progress:
   %moved = icmp ne i32 %ran.next, 0
   br i1 %moved, label %pass, label %stuck
@@ -252,7 +261,7 @@ wake:
   br i1 %j.more, label %wake, label %barrier.end
 barrier.end:
   %b.next = add i32 %b, 1
-  %b.more = icmp ult i32 %b.next, 16
+  %b.more = icmp ult i32 %b.next, {layout.BARRIER_COUNT}
   br i1 %b.more, label %barrier, label %all.looked
 all.looked:
   ret void

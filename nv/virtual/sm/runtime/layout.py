@@ -48,12 +48,15 @@ SHARED_TOTAL = 216  # u32 bytes of shared memory, static and dynamic
 WARP = 220  # u32 running warp
 FAULT_ADDRESS = 224  # u64
 TIMER = 232  # address of the callback that tells the time: u64 (u32), after one of TIMER_*
-BARRIERS = 256  # 16 of: u32 arrived threads, u32 result of a reduction
+FLIGHT = 240  # address of what is in flight, see `async_layout`; 0 of kernels without such
 SPARE = 384  # 64 bytes that disabled lanes may read and write
 IO = 448  # 32 columns of 32 u64 by which data passes to and from functions
 IO_COLUMN = 256
 ROWS = IO + 32 * IO_COLUMN  # 32 rows of 32 bytes: one access of each lane
-CONTEXT_SIZE = ROWS + 1024
+BARRIERS = ROWS + 1024  # of a group: u32 arrived threads, u32 result of a reduction, each
+NAMED = 16  # barriers that programs name; behind them one for each warp group
+BARRIER_COUNT = 24
+CONTEXT_SIZE = BARRIERS + 8 * BARRIER_COUNT
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid
 TIMER_PAUSE = 1  # sleep a little
@@ -92,6 +95,9 @@ MMU = 4
 BREAKPOINT = 5
 NOT_TOGETHER = 6  # lanes of a mask can never execute an instruction together
 FAILED = 7  # our own code raised
+NO_PROXY_FENCE = 8  # the asynchronous proxy meets what the generic proxy wrote
+NO_MBARRIER = 9  # no mbarrier object was made there
+BAD_COUNT = 10  # of threads or bytes; FAULT_ADDRESS holds the count
 
 GENERIC_WINDOW_SIZE = 1 << 24
 # Addresses that no page table reaches: where the model keeps a module's own variables.

@@ -1,122 +1,136 @@
-"""The native function of mbarrier objects in shared memory.
+"""The native functions of mbarrier objects in shared memory.
 
 The word of an object is opaque to programs; here it holds: bits 0..19 the arrivals still pending,
-20..39 those expected in a phase, 40..62 the bytes still to come, biased, 63 the phase. Groups have
-their shared memory to themselves, so that nothing needs to be atomic.
-Source: PTX ISA 8.x, "mbarrier".
+20..39 those expected in a phase, 40..62 the bytes still to come, biased, 63 the phase. A worker has
+its groups' shared memory to itself, so that nothing needs to be atomic.
+Source: PTX ISA 8.x, "mbarrier", "Contents of the mbarrier object", "Phase of the mbarrier object".
 """
 
 from __future__ import annotations
 
 from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.native import Native, Word, joined
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 
 OPERATIONS = (
     "init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "arrive.expect_tx",
-    "test", "test.parity",
+    "arrive_drop.expect_tx", "test", "test.parity", "join",
 )  # fmt: skip
+_BITS = 20
+_COUNT = (1 << _BITS) - 1
 _BIAS = 1 << 21
-_COUNT = (1 << 20) - 1
+_TX_AT = 2 * _BITS
+
+
+def _settled(f: Native, host: Word, new: Word) -> None:
+    """Store a word; where nothing is pending any more the next phase begins."""
+    bytes_left = (new << 1) >> (_TX_AT + 1)
+    over = (new & _COUNT).same(0) & bytes_left.same(_BIAS)
+    again = (new | ((new >> _BITS) & _COUNT)) ^ (1 << 63)
+    f.store(f.choose(over, again, new), host.to("ptr"))
+
+
+def _arrived(f: Native, host: Word, count: Word, dropped: bool, more_bytes: Word | None) -> Word:
+    """Emit the arrival of `count` threads; return the word as it was."""
+    word = f.variable("i64", f.load("i64", host.to("ptr")))
+    with f.when((word.get() & _COUNT).below(count) & f.field(layout.FLIGHT, "i64").differs(0)):
+        # A phase that only waits for data may be over by now.
+        f.call("void", f"{PREFIX}flights_drain", f.given[0], host)
+        word.set(f.load("i64", host.to("ptr")))
+    old = word.get()
+    with f.when((old & _COUNT).below(count) | count.same(0)):
+        f.note(layout.BAD_COUNT, f.constant("i32", 0), count)
+    new = old - count
+    if dropped:
+        new = new - (count << _BITS)
+    if more_bytes is not None:
+        new = new + (more_bytes << _TX_AT)
+    _settled(f, host, new)
+    return old
+
+
+def _known() -> Native:
+    """mbarrier_known(context, host): note a fault where there is no object."""
+    f = Native(f"{PREFIX}mbarrier_known", "void", ("ptr", "context"), ("i64", "host"))
+    with f.when(f.load("i64", f.given[1].to("ptr")).same(0)):
+        where = f.given[1] - f.field(layout.SHARED, "ptr").to("i64")
+        f.note(layout.NO_MBARRIER, f.constant("i32", 0), where)
+    return f
+
+
+def _arrive() -> Native:
+    """mbarrier_arrive(context, host): one thread arrives."""
+    f = Native(f"{PREFIX}mbarrier_arrive", "void", ("ptr", "context"), ("i64", "host"))
+    _settled(f, f.given[1], f.load("i64", f.given[1].to("ptr")) - 1)
+    return f
+
+
+def _complete() -> Native:
+    """mbarrier_complete(context, host, bytes): so many bytes have come."""
+    f = Native(f"{PREFIX}mbarrier_complete", "void", ("ptr", "context"), ("i64", "host"),
+               ("i64", "bytes"))  # fmt: skip
+    _, host, size = f.given
+    _settled(f, host, f.load("i64", host.to("ptr")) - (size << _TX_AT))
+    return f
+
+
+def _test(f: Native, host: Word, passed: Word, result: Word) -> None:
+    """Store whether the phase is not the one that `passed` names by its lowest bit."""
+    phase = f.variable("i64", f.load("i64", host.to("ptr")) >> 63)
+    waits = phase.get().same(passed) & f.field(layout.FLIGHT, "i64").differs(0)
+    with f.when(waits):
+        f.call("void", f"{PREFIX}flights_drain", f.given[0], host)
+        phase.set(f.load("i64", host.to("ptr")) >> 63)
+    f.store(phase.get() ^ passed, result)
+
+
+def _operate() -> Native:
+    """mbarrier(context, hosts, lanes, operation, values): old words, or for tests whether the phase
+    is over. values: counts or words; of arrive.expect_tx bytes."""
+    f = Native(f"{PREFIX}mbarrier", WIDE, ("ptr", "context"), (WIDE, "hosts"), ("i32", "lanes"),
+               ("i32", "operation"), (WIDE, "values"))  # fmt: skip
+    context, hosts, lanes, operation, values = f.given
+    results = context.byte(layout.IO)
+    f.store(values, results, 64)
+
+    def chosen(name: str) -> Word:
+        return operation.same(OPERATIONS.index(name))
+
+    with f.each_lane(lanes) as lane:
+        host, value = hosts.lane(lane), values.lane(lane)
+        result = results.byte(lane.to("i64") << 3)
+        with f.when(chosen("init").same(0)):
+            f.call("void", f"{PREFIX}mbarrier_known", context, host)
+        with f.when(chosen("init")):
+            with f.when((value - 1).above(_COUNT - 1)):
+                f.note(layout.BAD_COUNT, f.constant("i32", 0), value)
+            f.store(value | (value << _BITS) | (_BIAS << _TX_AT), host.to("ptr"))
+        with f.when(chosen("inval")):
+            f.store(f.word(0), host.to("ptr"))
+        with f.when(chosen("join")):  # one more thread is waited for in this phase
+            f.change(host.to("ptr"), "i64", 1)
+        for name in ("expect_tx", "complete_tx"):
+            with f.when(chosen(name)):
+                old = f.load("i64", host.to("ptr"))
+                moved = value << _TX_AT
+                _settled(f, host, old + moved if name == "expect_tx" else old - moved)
+        one = f.word(1)
+        for name, dropped in (("arrive", False), ("arrive_drop", True)):
+            with f.when(chosen(name)):
+                f.store(_arrived(f, host, value, dropped, None), result)
+            with f.when(chosen(name + ".expect_tx")):
+                f.store(_arrived(f, host, one, dropped, value), result)
+        with f.when(chosen("test")):
+            _test(f, host, value >> 63, result)
+        with f.when(chosen("test.parity")):
+            _test(f, host, value & 1, result)
+    f.give(f.load(WIDE, results, 64))
+    return f
 
 
 def mbarriers_ir() -> tuple[str, set[str]]:
-    """Return the IR of `mbarrier(context, hosts, lanes, operation, values)`: old words, or for
-    tests whether the phase is over."""
-    cases = " ".join(f"i32 {n}, label %do.{name}" for n, name in enumerate(OPERATIONS))
-    return (
-        f"""
-define {WIDE} @{PREFIX}mbarrier(ptr %context, {WIDE} %hosts, i32 %lanes, i32 %operation,
-    {WIDE} %values) noinline {{
-entry:
-  %hosts.at = getelementptr i8, ptr %context, i64 {layout.IO}
-  store {WIDE} %hosts, ptr %hosts.at, align 64
-  %values.at = getelementptr i8, ptr %context, i64 {layout.IO + layout.IO_COLUMN}
-  store {WIDE} %values, ptr %values.at, align 64
-  %none = icmp eq i32 %lanes, 0
-  br i1 %none, label %done, label %loop
-loop:
-  %left = phi i32 [ %lanes, %entry ], [ %rest, %next ]
-  %lane = call i32 @llvm.cttz.i32(i32 %left, i1 true)
-  %less = sub i32 %left, 1
-  %rest = and i32 %left, %less
-  %host.at = getelementptr i64, ptr %hosts.at, i32 %lane
-  %host = load i64, ptr %host.at
-  %at = inttoptr i64 %host to ptr
-  %value.at = getelementptr i64, ptr %values.at, i32 %lane
-  %value = load i64, ptr %value.at
-  %old = load i64, ptr %at
-  %phase = lshr i64 %old, 63
-  switch i32 %operation, label %lost [ {cases} ]
-lost:
-  unreachable
-do.init:
-  %up = shl i64 %value, 20
-  %both = or i64 %value, %up
-  %fresh = or i64 %both, {_BIAS << 40}
-  store i64 %fresh, ptr %at
-  br label %next
-do.inval:
-  store i64 0, ptr %at
-  br label %next
-do.arrive:
-  %arrived = sub i64 %old, %value
-  br label %check
-do.arrive_drop:
-  %fewer = shl i64 %value, 20
-  %dropped.1 = sub i64 %old, %fewer
-  %dropped = sub i64 %dropped.1, %value
-  br label %check
-do.expect_tx:
-  %more.tx = shl i64 %value, 40
-  %expecting = add i64 %old, %more.tx
-  store i64 %expecting, ptr %at
-  br label %next
-do.complete_tx:
-  %less.tx = shl i64 %value, 40
-  %completed = sub i64 %old, %less.tx
-  br label %check
-do.arrive.expect_tx:
-  %and.tx = shl i64 %value, 40
-  %expected.1 = add i64 %old, %and.tx
-  %expected.2 = sub i64 %expected.1, 1
-  br label %check
-check:
-  %new = phi i64 [ %arrived, %do.arrive ], [ %dropped, %do.arrive_drop ],
-    [ %completed, %do.complete_tx ], [ %expected.2, %do.arrive.expect_tx ]
-  %pending = and i64 %new, {_COUNT}
-  %nobody = icmp eq i64 %pending, 0
-  %tx.up = shl i64 %new, 1
-  %tx = lshr i64 %tx.up, 41
-  %nothing = icmp eq i64 %tx, {_BIAS}
-  %over = and i1 %nobody, %nothing
-  %count.up = lshr i64 %new, 20
-  %count = and i64 %count.up, {_COUNT}
-  %again = or i64 %new, %count
-  %flipped = xor i64 %again, {1 << 63}
-  %kept = select i1 %over, i64 %flipped, i64 %new
-  store i64 %kept, ptr %at
-  store i64 %old, ptr %value.at
-  br label %next
-do.test:
-  %known = lshr i64 %value, 63
-  %passed = xor i64 %known, %phase
-  store i64 %passed, ptr %value.at
-  br label %next
-do.test.parity:
-  %parity = and i64 %value, 1
-  %differs = xor i64 %parity, %phase
-  store i64 %differs, ptr %value.at
-  br label %next
-next:
-  %more = icmp ne i32 %rest, 0
-  br i1 %more, label %loop, label %done
-done:
-  %result = load {WIDE}, ptr %values.at, align 64
-  ret {WIDE} %result
-}}
-""",
-        {"declare i32 @llvm.cttz.i32(i32, i1)"},
-    )
+    """Return the IR of the functions and the declarations they need."""
+    return joined([_known(), _arrive(), _complete(), _operate()])
 
 
 def names() -> list[str]:

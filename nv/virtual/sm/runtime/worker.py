@@ -20,7 +20,7 @@ from hcq.emu.memory import (
     LaneMemory,
     tlb_set,
 )
-from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime import async_layout, layout
 from nv.virtual.sm.runtime.grid import Grid
 from nv.virtual.sm_contract import Attention
 
@@ -44,12 +44,13 @@ class Run:
     """What all workers of one grid share.
 
     counter: the next group to begin. stop: set when a warp has failed, so that the others end.
-    image: the module window's bytes. parameters: the entry's.
+    image: the module window's bytes. parameters: the entry's. flies: room is wanted for what is in
+    flight.
     """
 
     def __init__(
         self, grid: Grid, memory: LaneMemory, abort: Abort, image: NDArray[np.uint8],
-        parameters: NDArray[np.uint8], state_size: int,
+        parameters: NDArray[np.uint8], state_size: int, flies: bool = False,
     ) -> None:  # fmt: skip
         self.grid = grid
         self.memory = memory
@@ -57,6 +58,7 @@ class Run:
         self.image = image
         self.parameters = parameters
         self.state_size = state_size
+        self.flies = flies
         self.counter = np.zeros(1, np.uint64)
         self.stop = np.zeros(1, np.uint32)
 
@@ -70,6 +72,7 @@ class Worker:
         self._shared = aligned(_GUARD)
         self._locals = aligned(_GUARD)
         self._states = aligned(0)
+        self._flight: NDArray[np.uint8] | None = None
         self._sink = aligned(2 * _PAGE, _PAGE)
         self._tlbs: list[tuple[LaneMemory, NDArray[np.uint64]]] = []
         self._window: NDArray[np.uint8] | None = None  # whose pages the TLBs may hold
@@ -190,6 +193,10 @@ class Worker:
         put("Q", layout.LOCALS, self._locals.ctypes.data)
         put("Q", layout.IDS, grid.ids.ctypes.data)
         put("Q", layout.MASKS, grid.masks.ctypes.data)
+        if run.flies and self._flight is None:
+            self._flight = aligned(async_layout.SIZE)
+        flight = self._flight.ctypes.data if run.flies and self._flight is not None else 0
+        put("Q", layout.FLIGHT, flight)
         put("I", layout.FAULT_CODE, layout.NO_FAULT)
         put("I", layout.SM, self._number % max(grid.launch.sm_count, 1))
         put("I", layout.SM_COUNT, grid.launch.sm_count)

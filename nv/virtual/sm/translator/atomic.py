@@ -11,6 +11,7 @@ from __future__ import annotations
 from nv.virtual.sm.ptx.module import SIZES, Instruction, Vector
 from nv.virtual.sm.runtime.atomics import OPERATIONS
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator.bulk import fenced, written
 from nv.virtual.sm.translator.handler import Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.memory import address, resolve
@@ -69,6 +70,8 @@ def _atomic(returns: bool) -> Handler:
             at = k.varying(k.op("add", where, number("i64", n * size)) if n else where)
             total = size * len(data) if n == 0 else size  # the whole vector is aligned
             hosts = resolve(k, space, at, total, True, mask)
+            if k.proxies and space in ("shared", ""):
+                written(k, hosts, mask, total)
             value = _bits(k, k.source(operand, kind))
             other: Value = number(f"i{bits}", 0)
             if operation == "cas":
@@ -100,6 +103,10 @@ def _fence(k: Kernel, i: Instruction) -> None:
     """Keep the host's own order between threads; within a warp order is kept anyway."""
     if i.name == "fence" and set(i.modifiers) & {"alias", "tensormap"}:
         raise k.unsupported()
+    if "mbarrier_init" in i.modifiers or {"proxy", "async"} <= set(i.modifiers) or any(
+        modifier.startswith("async::") for modifier in i.modifiers
+    ):  # fmt: skip
+        fenced(k)
     k.do("fence seq_cst")
 
 

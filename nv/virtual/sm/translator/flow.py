@@ -12,6 +12,7 @@ from __future__ import annotations
 from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX
+from nv.virtual.sm.translator.bulk import published
 from nv.virtual.sm.translator.graph import EXIT, Graph, gathers
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value, number
@@ -298,6 +299,7 @@ class Flow:
             skip, on = k.new_label("skip"), k.new_label("on")
             k.do(f"br i1 {condition.text}, label %{on}, label %{skip}")
             k.begin(on)
+        published(k)
         identity, count = self._barrier_operands(i)
         for offset, value in (
             (layout.STATE_BARRIER, identity.text), (layout.STATE_EXPECTED, count.text)
@@ -342,6 +344,7 @@ class Flow:
             raise k.unsupported("bar.arrive under a predicate")
         if len(i.operands) != 2:
             raise k.bad("bar.arrive wants the number of threads")
+        published(k)
         identity, count = self._barrier_operands(i)
         k.call(
             "void", f"{PREFIX}arrive", ("ptr", "%context"), ("i32", identity.text), ("i32", "32"),

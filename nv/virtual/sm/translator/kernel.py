@@ -59,6 +59,7 @@ class Kernel(Lanes):
         self.helpers: dict[str, str] = {}  # functions of this module, by name
         self.outlines = False  # memory accesses are calls, to keep the code small
         self.quiet = False  # the caller looks for faults
+        self.proxies = False  # writes to shared memory are noted for the asynchronous proxy
 
     # -- errors ----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from hcq.emu.text import lanes
 from nv.virtual.sm.ptx.module import Instruction, Operand, Vector
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator.bulk import written
 from nv.virtual.sm.translator.floats import brain_to_float, float_to_half, half_to_float
 from nv.virtual.sm.translator.handler import Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
@@ -278,7 +279,10 @@ def _rows(k: Kernel, i: Instruction, operand: Operand, count: int, write: bool) 
     running = k.mask()
     wanted = str((1 << 8 * count) - 1)
     mask = wanted if running == "-1" else k.value(f"and i32 {running}, {wanted}")
-    return resolve(k, space, k.varying(where), 16, write, mask)
+    hosts = resolve(k, space, k.varying(where), 16, write, mask)
+    if write and k.proxies:
+        written(k, hosts, mask, 16)
+    return hosts
 
 
 def _spread(k: Kernel, hosts: str, row: list[int], offset: list[int]) -> str:

@@ -1,6 +1,7 @@
 """mbarrier objects: arrivals, expected bytes and waiting by phase.
 
-A wait that is not over answers false at once; the program's loop around it lets others run.
+A wait that is not over answers false at once, after the copies that it waits for have been carried
+out; the program's loop around it lets others run.
 Source: PTX ISA 8.x, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime.mbarriers import OPERATIONS
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator.bulk import published, written
 from nv.virtual.sm.translator.handler import Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.memory import address, resolve
 from nv.virtual.sm.translator.value import Value, number
 
 _QUIET = frozenset((
-    "relaxed", "acquire", "release", "cta", "shared", "shared::cta", "b64", "noComplete",
+    "relaxed", "acquire", "release", "cta", "cluster", "shared", "shared::cta", "b64", "noComplete",
 ))  # fmt: skip
 
 
@@ -28,6 +30,9 @@ def act(k: Kernel, operation: str, where: Operand, value: Value, shared: bool) -
         WIDE, f"{PREFIX}mbarrier", ("ptr", "%context"), (WIDE, hosts), ("i32", mask),
         ("i32", str(OPERATIONS.index(operation))), (WIDE, k.vec(value)),
     )  # fmt: skip
+    k.fault_if_found()
+    if k.proxies and operation == "init":
+        written(k, hosts, mask, 8)
     return Value(text, "i64", False)
 
 
@@ -49,17 +54,26 @@ def _emit(k: Kernel, i: Instruction) -> None:
     elif name == "inval":
         act(k, name, operands[0], number("i64", 0), shared)
     elif name in ("arrive", "arrive_drop"):
-        if transactions and name == "arrive_drop":
-            raise k.unsupported()
-        operation = "arrive.expect_tx" if transactions else name
+        published(k)
+        operation = f"{name}.expect_tx" if transactions else name
         k.write(operands[0], act(k, operation, operands[1], _count(k, operands, 2), shared))
     elif name in ("test_wait", "try_wait"):
         kind = "b32" if parity else "b64"
         state = k.resize(k.source(operands[2], kind), "i64", False)
         over = act(k, "test.parity" if parity else "test", operands[1], state, shared)
-        k.write(operands[0], k.cmp("ne", over, number("i64", 0)))
+        passed = k.cmp("ne", over, number("i64", 0))
+        _let_others_run(k, passed)
+        k.write(operands[0], passed)
     else:
         raise k.unsupported()
+
+
+def _let_others_run(k: Kernel, passed: Value) -> None:
+    """Where lanes must wait, the next way back in a loop lets other warps run."""
+    waiting = k.value(f"xor i32 {k.mask_bits(passed)}, -1")
+    some = k.value(f"icmp ne i32 {k.value(f'and i32 {waiting}, {k.mask()}')}, 0")
+    left = k.value("load i32, ptr %budget")
+    k.do(f"store i32 {k.value(f'select i1 {some}, i32 1, i32 {left}')}, ptr %budget")
 
 
 def _count(k: Kernel, operands: tuple[Operand, ...], place: int) -> Value:

@@ -99,6 +99,9 @@ def store_lanes(
 ) -> None:
     """Store lanes: one vector of i32 (to 4 bytes) or several of i64."""
     hosts = resolve(k, space, where, size, True, mask)
+    if k.proxies and space in ("shared", ""):
+        k.call("void", f"{PREFIX}proxy_written", ("ptr", "%context"), (WIDE, hosts), ("i32", mask),
+               ("i64", str(size)))  # fmt: skip
     arguments = [("ptr", "%context"), (WIDE, hosts), ("i32", mask)]
     if size <= 8:
         arguments.append((k.kind(words[0].element, False), k.vec(words[0])))
@@ -219,7 +222,7 @@ def _last_label(k: Kernel) -> str:
 def _store_varying(
     k: Kernel, space: str, where: Value, size: int, mask: str, words: list[Value]
 ) -> None:
-    if space not in ("global", "shared") or size > 8:
+    if space not in ("global", "shared") or size > 8 or (k.proxies and space == "shared"):
         store_lanes(k, space, where, size, mask, words)
         return
     if not k.outlines:

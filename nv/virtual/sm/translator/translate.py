@@ -75,6 +75,16 @@ class _Kernel(Kernel):
         return special.read(self, operand.name, element)
 
 
+def flies(code: list[Instruction]) -> bool:
+    """Return whether a kernel has asynchronous copies or products."""
+    return any(i.name in ("cp", "wgmma") for i in code)
+
+
+def _through_proxy(code: list[Instruction]) -> bool:
+    """Return whether a kernel reaches shared memory through the asynchronous proxy."""
+    return any(i.name == "wgmma" or (i.name == "cp" and "bulk" in i.modifiers) for i in code)
+
+
 def prepare(module: Module, name: str) -> tuple[Flat, Places]:
     """Flatten a kernel and lay out its variables. Raises NotSupported and BadCodeObject."""
     entry = module.functions[name]
@@ -91,6 +101,7 @@ def translate(flat: Flat, places: Places, full: bool, rows: bool) -> Translation
     graph = build(flat)
     facts = analyse(graph, rows)
     k = _Kernel(facts, places, full, rows)
+    k.proxies = _through_proxy(flat.code)
     flow = Flow(k, graph, spins(graph))
     count = sum(i.name in _MEMORY for block in graph.blocks for i in block.code)
     looped = loops(graph)

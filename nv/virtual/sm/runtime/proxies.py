@@ -1,0 +1,90 @@
+"""Which shared memory the generic proxy has written and no proxy fence has ordered yet.
+
+Bulk copies and wgmma reach shared memory through the asynchronous proxy; what a thread wrote before
+is there for them only after `fence.proxy.async`. A byte a granule of 16 bytes notes the warp that
+wrote; once it has synchronised with others (a barrier, an arrival), a fence of any thread will do.
+Kernels without such operations keep no notes.
+Source: PTX ISA 8.x, "Memory Consistency Model": proxies, proxy-preserved base causality order.
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.runtime import async_layout as flight
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+
+_ROW = "<64 x i8>"
+
+
+def _written() -> Native:
+    """proxy_written(context, hosts, lanes, size): note what lanes write to shared memory."""
+    f = Native(f"{PREFIX}proxy_written", "void", ("ptr", "context"), (WIDE, "hosts"),
+               ("i32", "lanes"), ("i64", "size"))  # fmt: skip
+    _, hosts, lanes, size = f.given
+    marks = f.field(layout.FLIGHT, "ptr")
+    shared = f.field(layout.SHARED, "ptr").to("i64")
+    limit = f.field(layout.SHARED_SIZE, "i64")
+    mark = (f.field(layout.WARP, "i32") + 1).to("i8")
+    with f.each_lane(lanes) as lane:
+        at = hosts.lane(lane) - shared
+        with f.when(at.below(limit)):
+            end = (at + size + 15) >> flight.MARK_SHIFT
+            with f.count(end, at >> flight.MARK_SHIFT) as granule:
+                f.store(mark, marks.byte(granule))
+    return f
+
+
+def _swept(name: str, keep: bool) -> Native:
+    """Change the marks of the running warp: to PUBLISHED, or with all published ones to none."""
+    f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"))
+    marks = f.field(layout.FLIGHT, "ptr")
+    granules = (f.field(layout.SHARED_SIZE, "i64") + 15) >> flight.MARK_SHIFT
+    own = (f.field(layout.WARP, "i32") + 1).to("i8")
+    one = f.value(f"insertelement {_ROW} poison, i8 {own.text}, i32 0", _ROW)
+    mine = f.value(
+        f"shufflevector {_ROW} {one.text}, {_ROW} poison, <64 x i32> zeroinitializer", _ROW
+    )
+    with f.count(granules, 0, 64) as granule:
+        at = marks.byte(granule)
+        row = f.load(_ROW, at, 64)
+        new = f.constant(_ROW, -1 if keep else 0)
+        changed = f.choose(row.same(mine), new, row)
+        if not keep:
+            changed = f.choose(row.same(-1), new, changed)
+        f.store(changed, at, 64)
+    return f
+
+
+def _checked() -> Native:
+    """proxy_checked(context, host, bytes): note a fault where a proxy fence is missing."""
+    f = Native(f"{PREFIX}proxy_checked", "void", ("ptr", "context"), ("i64", "host"),
+               ("i64", "bytes"))  # fmt: skip
+    _, host, size = f.given
+    marks = f.field(layout.FLIGHT, "ptr")
+    at = host - f.field(layout.SHARED, "ptr").to("i64")
+    with f.when(at.below(f.field(layout.SHARED_SIZE, "i64"))):
+        end = (at + size + 15) >> flight.MARK_SHIFT
+        with f.count(end, at >> flight.MARK_SHIFT) as granule:
+            mark = f.load("i8", marks.byte(granule))
+            with f.when(mark.differs(0)):
+                f.note(layout.NO_PROXY_FENCE, f.constant("i32", 0), granule << flight.MARK_SHIFT)
+                f.give()
+    return f
+
+
+def check(f: Native, host: Word, size: Word) -> None:
+    """Emit a look at shared memory before the asynchronous proxy touches it."""
+    f.call("void", f"{PREFIX}proxy_checked", f.given[0], host, size)
+
+
+def proxies_ir() -> tuple[str, set[str]]:
+    """Return the IR of the functions and the declarations they need."""
+    return joined([
+        _written(), _checked(), _swept("proxy_published", True), _swept("proxy_fenced", False),
+    ])  # fmt: skip
+
+
+def names() -> list[str]:
+    """Return the functions that kernels may call."""
+    return [f"{PREFIX}proxy_{name}" for name in ("written", "checked", "published", "fenced")]
