@@ -32,6 +32,7 @@ from nv.rm.channel import GPFIFO_CLASSES
 from nv.rm.gpu import Gpu
 from nv.rm.memory import Memory, allocate
 from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
+from nv.rm.shared_data import SharedData
 from nv.sensors import describe, make_sensors
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class NvDevice(Device):
         self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER
         self.boot_stages: list[tuple[str, float]] = []
         self.debugger = 0
+        self.shared_data: SharedData | None = None
+        self.unpublished = ""  # why there are no sensors of clocks and power
         self.session = session
         self._on_stage = on_stage
         self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
@@ -210,6 +213,9 @@ class NvDevice(Device):
     def _release(self) -> None:
         """Free everything, in any state; the driver forgets the rest with its files."""
         self._detach_debugger()
+        if self.shared_data is not None:
+            self.shared_data.close()
+            self.shared_data = None
         for queue in self.all_queues:
             queue.close()
         self._queues = {kind: [] for kind in QueueKind}
@@ -326,10 +332,21 @@ class NvDevice(Device):
     # ---- what the GPU says of itself ---------------------------------------------------------
 
     def sensors(self) -> Sequence[Sensor]:
-        return make_sensors(self.gpu)
+        """Asked for the first time, it waits for the driver's first samples, up to 2.5 s."""
+        if self.shared_data is None and not self.unpublished:
+            try:
+                self.shared_data = SharedData(self.gpu)
+            except DeviceLost:
+                raise
+            except UgpuError as error:
+                self.unpublished = str(error)
+                log.info("%s: no sensors of clocks and power: %s", self.name, error)
+        return make_sensors(self.gpu, self.shared_data)
 
     def info(self) -> dict[str, object]:
         facts: dict[str, Any] = describe(self.gpu)
+        if self.unpublished:
+            facts["no_clocks_and_power"] = self.unpublished
         return {
             **facts,
             "family": self.family.name,

@@ -1,12 +1,13 @@
-"""Sensors and facts of a GPU, through controls of its subdevice.
+"""Sensors and facts of a GPU: controls of its subdevice, and what the driver publishes of it.
 
 Sources: open-gpu-kernel-modules 580.142 ctrl2080fb.h, ctrl2080bus.h, ctrl2080perf.h, ctrl2080ecc.h,
-ctrl2080thermal.h, ctrl2080gpu.h. What the driver does not answer on a GPU is left out. Clocks and
-power have no control in the open headers: see docs/nvrm.md.
+ctrl2080thermal.h, ctrl2080gpu.h, ctrl2080nvlink.h, class/cl00de.h. What the driver does not answer
+on a GPU is left out. Clocks and power have no control, but are published: see nv.rm.shared_data.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from hcq.errors import NotSupported, UgpuError
 from hcq.telemetry import Sensor
 from nv.rm.gpu import Gpu
+from nv.rm.shared_data import SharedData
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,45 @@ _KIB = 1024
 _THERMAL_VERSION, _THERMAL_REVISION = 1, 0  # THERMAL_SYSTEM_API_VER, THERMAL_SYSTEM_API_REV
 _WHOLE = 10_000  # util of a sample is in hundredths of a percent
 _SAMPLE_TYPE = 2  # NV2080_CTRL_GPUMON_SAMPLE_TYPE_PERFMON_UTIL, ctrl2080gpumon.h
+
+# What nv.rm.shared_data may have: name, unit, label, places in the order they are tried, each with
+# the size of its unit. Throttle reasons are the bits of cl00de.h RUSD_CLK_THROTTLE_REASON_*.
+_Published = tuple[str, str, str, tuple[tuple[str, float], ...]]
+_CLOCK = "clkPublicDomainInfos.info"
+_CELSIUS = 1 / 256
+_PUBLISHED: tuple[_Published, ...] = (
+    *(
+        ("clock_hertz", "Hz", label,
+         ((f"{_CLOCK}[{at}].actualClkKHz", 1e3), (f"{_CLOCK}[{at}].targetClkMHz", 1e6)))
+        for at, label in enumerate(("gfx", "memory", "video", "sm"))
+    ),
+    ("power_watts", "W", "gpu", (("instPowerUsage.info.instGpuPower", 1e-3),)),
+    ("power_watts", "W", "module", (("instPowerUsage.info.instModulePower", 1e-3),)),
+    ("power_watts", "W", "average", (("avgPowerUsage.info.averageGpuPower", 1e-3),)),
+    ("power_watts", "W", "memory average", (("avgPowerUsage.info.averageMemoryPower", 1e-3),)),
+    ("power_limit_watts", "W", "enforced", (("powerLimitGpu.info.enforcedmW", 1e-3),)),
+    ("power_limit_watts", "W", "requested", (("powerLimitGpu.info.requestedmW", 1e-3),)),
+    ("temperature_celsius", "°C", "gpu",
+     (("temperatures[0].temperature", _CELSIUS), ("temperature.info.gpuTemperature", _CELSIUS))),
+    ("temperature_celsius", "°C", "memory",
+     (("temperatures[4].temperature", _CELSIUS), ("temperatures[1].temperature", _CELSIUS),
+      ("temperature.info.hbmTemperature", _CELSIUS))),
+    ("usage_ratio", "ratio", "gfx", (("perfDevUtil.info.gpuPercentBusy", 0.01),)),
+    ("usage_ratio", "ratio", "memory", (("perfDevUtil.info.memoryPercentBusy", 0.01),)),
+    ("fan_rpm", "rpm", "", (("fanCoolerStatus.info.rpmCurr[0]", 1.0),)),
+    ("memory_rows_remapped", "rows", "corrected", (("memRowRemap.info.correctableRows", 1.0),)),
+    ("memory_rows_remapped", "rows", "lost", (("memRowRemap.info.uncorrectableRows", 1.0),)),
+    ("memory_rows_remapped", "rows", "pending", (("memRowRemap.info.isPending", 1.0),)),
+    *(
+        ("link_errors", "errors", f"pcie {label}", ((f"pciBusData.info.data[{at}]", 1.0),))
+        for at, label in (
+            (2, "crc"), (3, "naks"), (5, "correctable"), (6, "nonfatal"), (7, "fatal")
+        )
+    ),
+)  # fmt: skip
+_THROTTLES = {2: "power cap", 3: "slowdown", 5: "heat", 6: "heat, hardware", 7: "power brake"}
+_NEVER_ZERO = ("Hz", "W", "°C")  # a zero says that nothing is measured there
+_REASONS = ("clkThrottleInfo.reasonMask", "clkThrottleReason.reasonMask")
 
 
 class Meter:
@@ -109,10 +150,42 @@ class Meter:
         )
         return float(found[name])
 
+    def nvlinks(self) -> float:
+        """How many NVLinks are up."""
+        found = self.gpu.client.ask(self.gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS")
+        return float(int(found.enabledLinkMask).bit_count())
 
-def make_sensors(gpu: Gpu) -> Sequence[Sensor]:
-    """The sensors that this GPU answers for; each is asked once."""
+
+def published(data: SharedData) -> list[Sensor]:
+    """Sensors for what the driver publishes of this GPU now."""
+
+    def read(places: tuple[tuple[str, float], ...], least: int = 0) -> float:
+        for place, unit in places:
+            value = data.value(place)
+            if value is not None and value >= least:
+                return value * unit
+        raise NotSupported(f"the driver publishes no {places[0][0]}")
+
+    def throttled(bit: int) -> float:
+        return float(int(read(tuple((place, 1.0) for place in _REASONS))) >> bit & 1)
+
+    found = [
+        Sensor(name, unit, functools.partial(read, places, _NEVER_ZERO.count(unit)), label)
+        for name, unit, label, places in _PUBLISHED
+    ]
+    found += [
+        Sensor("clock_throttled", "flag", functools.partial(throttled, bit), label)
+        for bit, label in _THROTTLES.items()
+    ]
+    return [sensor for sensor in found if _answers(sensor)]
+
+
+def make_sensors(gpu: Gpu, data: SharedData | None) -> Sequence[Sensor]:
+    """The sensors that this GPU answers for; each is asked once. data: None where the driver
+    publishes nothing."""
     meter = Meter(gpu)
+    first = published(data) if data is not None else []
+    known = {(sensor.name, sensor.label) for sensor in first}
 
     def lane(name: str) -> Callable[[], float]:
         return lambda: meter.link(name)
@@ -126,11 +199,13 @@ def make_sensors(gpu: Gpu) -> Sequence[Sensor]:
         Sensor("performance_state", "state", meter.performance_state),
         Sensor("link_generation", "generation", lane("LINK_SPEED"), "pcie"),
         Sensor("link_lanes", "lanes", lane("LINK_WIDTH"), "pcie"),
+        Sensor("links_up", "links", meter.nvlinks, "nvlink"),
         Sensor("ecc_errors", "errors", lambda: meter.ecc("dramCorrectedTotal"), "dram corrected"),
         Sensor("ecc_errors", "errors", lambda: meter.ecc("dramUncorrectedTotal"), "dram lost"),
         Sensor("ecc_errors", "errors", lambda: meter.ecc("sramCorrectedUnique"), "sram corrected"),
     )
-    return tuple(sensor for sensor in wanted if _answers(sensor))
+    asked = [s for s in wanted if (s.name, s.label) not in known and _answers(s)]
+    return (*asked, *first)
 
 
 def _answers(sensor: Sensor) -> bool:

@@ -20,6 +20,7 @@ from nv.virtual.memory.formats import format_of
 from nv.virtual.memory.physical import Backing, SystemPages, VideoMemory
 from nv.virtual.memory.space import AddressSpace
 from nv.virtual.options import GRAPHICS_COPY_ENGINES, MachineOptions
+from nv.virtual.publisher import Publisher
 from nv.virtual.sm_contract import GridLaunch, Multiprocessors, SmEnding, SmOutcome
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class VirtualGpu:
         self._epoch = time.time_ns()
         self._measured = (time.perf_counter(), 0.0)
         self._multiprocessors: Multiprocessors | None = None
+        self._publisher: Publisher | None = None
         self._graveyard: list[SystemPages] = []
         own = range(GRAPHICS_COPY_ENGINES, options.copy_engines)
         names = ["GR0", *(f"CE{number}" for number in own)]
@@ -109,6 +111,13 @@ class VirtualGpu:
             make = self.options.multiprocessors or _ptx_multiprocessors
             self._multiprocessors = make(self.facts)
         return self._multiprocessors
+
+    @property
+    def publisher(self) -> Publisher:
+        """Who writes what programs may read of the GPU's state, made when first asked for."""
+        if self._publisher is None:
+            self._publisher = Publisher(self)
+        return self._publisher
 
     @property
     def uuid_text(self) -> str:
@@ -271,6 +280,8 @@ class VirtualGpu:
         """Switch off: end threads, give memory back. Idempotent."""
         for runlist in self.runlists:
             runlist.close()
+        if self._publisher is not None:
+            self._publisher.close()
         if self._multiprocessors is not None:
             self._multiprocessors.close()
             self._multiprocessors = None

@@ -17,11 +17,12 @@ from nv.virtual.rm.memory import OsDescriptorMemory, SystemMemory, VideoMemory, 
 from nv.virtual.rm.mig import ComputeInstance, GpuInstance
 from nv.virtual.rm.objects import Allocation, Builder, RmObject
 from nv.virtual.rm.resources import Device, Event, Subdevice, UserMode, VaSpace
+from nv.virtual.rm.shared_data import UserSharedData
 
 # Classes without an engine that every GPU has, and usermode and copy classes of older chips that
 # newer ones keep (open-gpu-kernel-modules 580.142 src/nvidia/generated/g_gpu_class_list.c).
 _COMMON = frozenset(
-    (0x0005, 0x003E, 0x0040, 0x0070, 0x0071, 0x0079, 0x0080, 0x2080, 0x50A0, 0x83DE, 0x9067,
+    (0x0005, 0x00DE, 0x003E, 0x0040, 0x0070, 0x0071, 0x0079, 0x0080, 0x2080, 0x50A0, 0x83DE, 0x9067,
      0x90F1, 0xA06C, 0xC637, 0xC638)
 )  # fmt: skip
 _OLDER = {
@@ -51,7 +52,7 @@ def builders() -> dict[str, Builder]:
     made: tuple[type[RmObject], ...] = (
         Device, Subdevice, VaSpace, UserMode, Event, VideoMemory, SystemMemory, VirtualRange,
         GpuInstance, ComputeInstance, ChannelGroup, ContextShare, ChannelObject, ComputeObject,
-        CopyObject, Debugger,
+        CopyObject, Debugger, UserSharedData,
     )  # fmt: skip
     found: dict[str, Builder] = {kind.internal: kind for kind in made}
     found["OsDescMemory"] = _os_descriptor

@@ -14,10 +14,17 @@ from typing import Any
 from hcq.layout import Struct
 from nv.abi import Abi
 from nv.virtual.faults import Fault, Xid
-from nv.virtual.rm import control_channel, control_gpu, control_sensors, control_system
+from nv.virtual.rm import (
+    control_channel,
+    control_gpu,
+    control_sensors,
+    control_system,
+    shared_data,
+)
 from nv.virtual.rm.channels import ChannelGroup, ChannelObject, Debugger
 from nv.virtual.rm.objects import Client, RmObject
 from nv.virtual.rm.resources import Device, Subdevice, gpu_of
+from nv.virtual.rm.shared_data import UserSharedData
 from nv.virtual.status import RmError, Status, require
 from nv.virtual.userspace import copy_in, copy_out
 
@@ -28,6 +35,7 @@ Handler = Callable[[Any, Struct], None]
 _INTERFACES: dict[int, tuple[type[RmObject], ...]] = {
     0x0000: (Client,),
     0x0080: (Device,),
+    0x00DE: (UserSharedData,),
     0x2080: (Subdevice,),
     0x83DE: (Debugger,),
     0x906F: (ChannelObject,),
@@ -46,6 +54,7 @@ def _handlers(abi: Abi) -> dict[int, Handler]:
         **control_gpu.HANDLERS,
         **control_sensors.HANDLERS,
         **control_channel.HANDLERS,
+        **shared_data.HANDLERS,
     }
     return {constants[name]: handler for name, handler in named.items() if name in constants}
 

@@ -1,0 +1,110 @@
+"""What the driver publishes of a GPU in memory that programs may read: clocks, power, temperatures.
+
+An object of class RM_USER_SHARED_DATA below the subdevice is a page of system memory, which the
+GPU's system processor writes every 100 to 500 ms for as long as a program asks for it. Sources:
+open-gpu-kernel-modules 580.142 class/cl00de.h (layout, how to read it), ctrl/ctrl00de.h,
+src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (who may, and when it is refused), nvfixedtypes.h
+(temperatures have 8 bits below the point). Branch 535 publishes none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+from hcq.errors import NotSupported, UgpuError, UnitTimeout
+from hcq.layout import Struct
+from hcq.poll import wait_until
+from nv.rm.client import CONTROL_NODE
+from nv.rm.gpu import Gpu
+
+_POLL = "NV00DE_RUSD_POLL_"
+_WANTED = ("CLOCK", "PERF", "MEMORY", "POWER", "THERMAL", "PCI", "FAN")
+_STAMP = "lastModifiedTimestamp"
+_WRITING = (1 << 64) - 1  # RUSD_TIMESTAMP_WRITE_IN_PROGRESS
+_SEQUENCE = 0xFF << 56  # RUSD_SEQ_START: from here on a counter, odd while it is written
+_TRIES = 10
+_FIRST_LIMIT_S = 2.5  # TIMEOUT: two of the longest polling intervals, RMRusdPollingInterval
+_STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
+
+
+class SharedData:
+    """One GPU's page. `close` ends the polling. NotSupported where the driver publishes nothing."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        client = gpu.client
+        constants = client.constants
+        mask = sum(
+            constants[_POLL + name] for name in _WANTED if _POLL + name in constants
+        )  # one bit each
+        if not mask:
+            raise NotSupported(f"driver branch {client.abi.branch} publishes no clocks or power")
+        self.gpu = gpu
+        self.layout = client.structs.NV00DE_SHARED_DATA
+        parameters = client.structs.NV00DE_ALLOC_PARAMETERS.new(polledDataMask=mask)
+        self.handle = client.allocate(gpu.subdevice, "RM_USER_SHARED_DATA", parameters)
+        try:
+            self.mapping = client.map(gpu.device, self.handle, self.layout.size, CONTROL_NODE)
+        except BaseException:
+            with contextlib.suppress(UgpuError):
+                client.free(gpu.subdevice, self.handle)
+            raise
+        self.closed = False
+        self._await()
+
+    def _await(self) -> None:
+        """Wait for the first samples; what still has none then is taken to be absent."""
+        with contextlib.suppress(UnitTimeout):
+            wait_until(
+                lambda: self.value("clkPublicDomainInfos.info[0].targetClkMHz") is not None,
+                unit=self.gpu.path,
+                waiting_for="first samples of clocks and power",
+                limit_s=_FIRST_LIMIT_S,
+            )
+
+    def value(self, path: str) -> int | None:
+        """A number by its place, as in "temperatures[0].temperature"; None while it has none.
+
+        The section it lies in is read as a whole, between two looks at its time.
+        """
+        section, _, rest = path.partition(".")
+        try:
+            at = self.layout.offset_of(f"{section}.{_STAMP}")
+        except UgpuError:
+            return None  # this branch has no such section
+        view = self.mapping.view
+        if view is None:
+            return None
+        for _ in range(_TRIES):
+            before = int.from_bytes(view[at : at + 8], "little")
+            if before == 0:
+                return None
+            if before == _WRITING or (before >= _SEQUENCE and before & 1):
+                continue
+            copy = self.layout.view(bytes(view[: self.layout.size]))
+            if int.from_bytes(view[at : at + 8], "little") == before:
+                return _member(copy, f"{section}.{rest}")
+        return None
+
+    def close(self) -> None:
+        """Unmap and free; idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.mapping.close()
+        with contextlib.suppress(UgpuError):
+            self.gpu.client.free(self.gpu.subdevice, self.handle)
+
+
+def _member(block: Struct, path: str) -> int | None:
+    found: Any = block  # Any: members are what the tables say
+    for step in path.split("."):
+        match = _STEP.fullmatch(step)
+        assert match is not None, path
+        try:
+            found = found[match[1]]
+            found = found[int(match[2])] if match[2] else found
+        except (UgpuError, LookupError, AttributeError):
+            return None  # this branch has no such member
+    return int(found)

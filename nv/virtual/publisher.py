@@ -1,0 +1,134 @@
+"""What the GPU's system processor measures and writes into memory that programs may read.
+
+Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (the union
+of what all objects ask for), class/cl00de.h (layout, times), nvrm_registry.h RMRusdPollingInterval.
+The numbers are the model's own: idle or busy, nothing more.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from hcq.layout import Struct
+from nv.virtual.memory.formats import SIZE_4K
+from nv.virtual.memory.physical import Backing, SystemPages
+
+if TYPE_CHECKING:
+    from nv.virtual.chip import VirtualGpu
+
+POLLING_INTERVAL_S = 0.1  # of GPUs for data centres; 0.5 s of others
+_WRITING = (1 << 64) - 1
+_IDLE = {"clock": (345, 1593, 765, 345), "power": 70_000, "temperature": 30 << 8}
+_BUSY = {"clock": (1980, 2619, 1545, 1980), "power": 480_000, "temperature": 52 << 8}
+_LIMIT_MW = 700_000
+_POWER, _CLOCK, _THERMAL, _PERF, _MEMORY = "POWER", "CLOCK", "THERMAL", "PERF", "MEMORY"
+
+
+class Publisher:
+    """Writes a GPU's page for as long as somebody asks."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self.gpu = gpu
+        abi = gpu.machine.abi
+        self.layout = abi.structs.NV00DE_SHARED_DATA
+        self.polls = {
+            name: abi.constants[f"NV00DE_RUSD_POLL_{name}"]
+            for name in (_CLOCK, _PERF, _MEMORY, _POWER, _THERMAL)
+            if f"NV00DE_RUSD_POLL_{name}" in abi.constants
+        }
+        self.pages = SystemPages(self.layout.size)
+        pages = self.pages
+        self.backing = Backing(
+            pages.size, SIZE_4K, pages.address, pages.address, None, pages.view, pages,
+            read_only=True,
+        )  # fmt: skip
+        self.block: Struct = self.layout.view(pages.view[: self.layout.size])
+        self.masks: dict[object, int] = {}  # what each object asks for
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def ask(self, who: object, mask: int) -> None:
+        """One object's wishes; 0 withdraws them."""
+        with self._wake:
+            self.masks.pop(who, None)
+            if mask:
+                self.masks[who] = mask
+            if mask and self._thread is None and not self._closed:
+                self._thread = threading.Thread(
+                    target=self._poll, name=f"virtual-gpu{self.gpu.index}-polls", daemon=True
+                )
+                self._thread.start()
+            self._wake.notify_all()
+
+    def _poll(self) -> None:
+        with self._wake:
+            while not self._closed and self.masks:
+                mask = 0
+                for wanted in self.masks.values():
+                    mask |= wanted
+                self._publish(mask)
+                self._wake.wait(POLLING_INTERVAL_S)
+            self._thread = None
+
+    def _publish(self, mask: int) -> None:
+        busy = self.gpu.runlists[0].running
+        now = _BUSY if busy else _IDLE
+        clocks, power, heat = now["clock"], now["power"], now["temperature"]
+        assert isinstance(clocks, tuple)
+        wanted = {name for name, bit in self.polls.items() if mask & bit}
+        if _CLOCK in wanted:
+            self._write(
+                "clkPublicDomainInfos",
+                {f"info[{at}].targetClkMHz": clock for at, clock in enumerate(clocks)},
+            )
+        if _POWER in wanted:
+            self._write("instPowerUsage", {"info.instGpuPower": power})
+            self._write("avgPowerUsage", {"info.averageGpuPower": power})
+            self._write(
+                "powerLimitGpu",
+                {"info.requestedmW": _LIMIT_MW, "info.enforcedmW": _LIMIT_MW},
+            )
+        if _THERMAL in wanted:
+            self._write("temperatures[0]", {"temperature": heat})
+            self._write("temperature", {"info.gpuTemperature": heat})
+        if _PERF in wanted:
+            self._write("perfDevUtil", {"info.gpuPercentBusy": 100 if busy else 0})
+            self._write("clkThrottleInfo", {"reasonMask": 0 if busy else 1})  # idle
+            self._write("clkThrottleReason", {"reasonMask": 0 if busy else 1})
+        if _MEMORY in wanted:
+            self._write("memRowRemap", {"info.isPending": self.gpu.remap_pending})
+
+    def _write(self, section: str, values: dict[str, object]) -> None:
+        """One section, between two writes of its time; not one that the branch lacks."""
+        name, _, rest = section.partition("[")
+        if name not in self.layout.fields:
+            return
+        part = self.block[name]
+        if rest:
+            part = part[int(rest[:-1])]
+        part["lastModifiedTimestamp"] = _WRITING
+        for path, value in values.items():
+            *steps, last = path.split(".")
+            place = part
+            for step in steps:
+                place = _step(place, step)
+            place[last] = value
+        part["lastModifiedTimestamp"] = self.gpu.time_ns()
+
+    def close(self) -> None:
+        """End the thread; idempotent."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(5)
+
+
+def _step(place: Struct, step: str) -> Struct:
+    name, _, number = step.partition("[")
+    found = place[name]
+    inner: Struct = found[int(number[:-1])] if number else found
+    return inner
