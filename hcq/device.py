@@ -91,6 +91,10 @@ class Device(ABC):
     def pause(self, limit_s: float) -> None:
         """Block until something may have happened (an interrupt), at most about `limit_s`."""
 
+    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        """Block until `timeline` has reached `value`, or for a while, at most `limit_s`."""
+        self.pause(min(1e-3, limit_s))
+
     @abstractmethod
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         """What the device says of itself when `timeline` does not reach `value`."""
@@ -189,7 +193,7 @@ class Device(ABC):
             if self.capturing is not None and self.capturing.is_mine:
                 raise BadArgument("a graph records commands, not what was prepared from them")
             value = hardware.timeline.last + 1
-            hardware.submit(prepared, self.values_of(prepared, value, parameters))
+            hardware.submit_prepared(prepared, value, parameters)
             hardware.timeline.last = value
             return value
 
@@ -243,7 +247,7 @@ class Device(ABC):
             if elapsed > limit:
                 self._report_hang(timeline, value, limit)
                 return
-            self.pause(min(1e-3, limit - elapsed))
+            self.pause_until(timeline, value, limit - elapsed)
         if self.resets != resets:  # `restart` raised the timeline, not the work
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
         self.check_failures()  # work that faulted may have gone on to its end

@@ -76,6 +76,12 @@ class HardwareQueue(ABC):
         (device.check_failures) meanwhile.
         """
 
+    def submit_prepared(
+        self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
+    ) -> None:
+        """As submit, signal and parameters[slot] being the values of the symbols of these kinds."""
+        self.submit(buffer, self.device.values_of(buffer, signal, parameters))
+
     @abstractmethod
     def place(self, buffer: CommandBuffer) -> Resident:
         """Give a captured image memory of its own (unpatched)."""

@@ -24,7 +24,7 @@ from compiler.kernel.spread import unit_stride
 from hcq.target import TargetSpec
 
 CHUNK = 16384  # elements of work that are worth a group of their own
-STREAMS = 4  # long rows read abreast: a processor fetches several places of memory at once
+STREAMS = 2  # long rows read abreast: a processor fetches several places of memory at once
 MANY = 64  # results from which on there are enough for that
 COLUMNS = 512  # results a group accumulates side by side
 

@@ -7,10 +7,11 @@ pieces evenly is reduced apart and joined at the end.
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 from compiler.graph import node as graph
-from compiler.graph.node import Node
+from compiler.graph.node import Node, Shape
 
 FEW = 64  # results; from here on there is a group for each
 PIECE = 16384  # elements one group reduces
@@ -22,19 +23,28 @@ _JOIN = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "or": "or", "a
 
 def reduce(op: str, source: Node, axes: tuple[int, ...]) -> Node:
     """graph.reduce, in two steps where that pays."""
-    used = tuple(axis for axis in sorted(axes) if source.shape[axis] != 1)
-    length = prod(source.shape[axis] for axis in used)
-    if length < LONG or source.size // length >= FEW:
+    found = _decide(source.shape, axes)
+    if found is None:
         return graph.reduce(op, source, axes)
-    axis = max(used, key=lambda each: (min(source.shape[each], MOST), -each))
+    used, axis, pieces = found
     size = source.shape[axis]
-    pieces = _pieces(size, min(MOST, length // PIECE))
     even = size // pieces * pieces
     total = _in_pieces(op, _part(source, axis, 0, even), used, axis, pieces)
     if even == size:
         return total
     rest = graph.reduce(op, _part(source, axis, even, size), used)
     return graph.elementwise(_JOIN[op], source.dtype, total, rest)
+
+
+@functools.lru_cache(1024)
+def _decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, int] | None:
+    """The axes that are reduced, the one that is cut and into how many pieces; or None."""
+    used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
+    length = prod(shape[axis] for axis in used)
+    if length < LONG or prod(shape) // length >= FEW:
+        return None
+    axis = max(used, key=lambda each: (min(shape[each], MOST), -each))
+    return used, axis, _pieces(shape[axis], min(MOST, length // PIECE))
 
 
 def _pieces(size: int, wanted: int) -> int:

@@ -38,6 +38,7 @@ from hcq.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
+PAUSE_S = 0.02  # of native waiting, at most: until then an interrupt from the keyboard waits too
 
 # Threads inside kernels that never ended, each with all that it may reach.
 _left_behind: list[tuple[threading.Thread, list[object]]] = []
@@ -199,7 +200,12 @@ class CpuDevice(Device):
         return None
 
     def pause(self, limit_s: float) -> None:
-        self.bell.listen(limit_s)
+        timeline = self._compute.timeline
+        self.pause_until(timeline, timeline.value + 1, limit_s)
+
+    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        # a fault ends it; the limit lets Python look at its own signals
+        self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         queue = self._copy if timeline is self._copy.timeline else self._compute

@@ -2,16 +2,18 @@
 ; running nor replaying work needs the interpreter. The words are described in hcq/cpu/queue.py, the
 ; structures in hcq/cpu/processor.py; both sides of each must agree.
 
-%Bell = type { [64 x i8], [64 x i8], i64 }                ; mutex, condition, sequence number
-%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr }
-;               head tail stop fault current ring mask bell pool
+%Bell = type { [64 x i8], [64 x i8], i64 }                ; mutex, condition, alarms
+%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr, ptr }
+;               head tail stop fault current ring mask bell pool door
+; bell: the device's, rung by signals and faults; door: the queue's own, rung by what is pushed.
 %Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32],
-               i64, [64 x %Known], i64 }
+               i64, [64 x %Known], i64, i64 }
 ;              mutex      work       done       generation active stop workers kernel kernarg next total
-;              chunk grid and block, spin, known, home
+;              chunk grid and block, spin, known, home, announced
 ; spin: nanoseconds that a thread looks for more work before it sleeps. known: how long a group of a
 ; kernel took when it last ran, in a place found by the kernel's address; the queue's thread only.
-; home: the processor that the queue's thread was on when it shared the launch.
+; home: the processor that the queue's thread was on when it shared the launch. announced: how many
+; entries were pushed that begin with a launch to be shared.
 %Known = type { ptr, i64 }                                ; kernel, nanoseconds a group (at least 1)
 %Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
 %Time = type { i64, i64 }
@@ -23,6 +25,7 @@ declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
 declare i32 @clock_gettime(i32, ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare i32 @sched_getcpu()
+declare i32 @sched_yield()
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i64 @llvm.umin.i64(i64, i64)
@@ -67,6 +70,8 @@ again:
   %more = icmp ult i64 %count.next, 16
   br i1 %more, label %look, label %clock
 clock:
+  ; Whoever was woken on this processor, the program that waits for the result maybe, goes first.
+  %yielded = call i32 @sched_yield()
   %time = call i64 @now()
   %waited = sub i64 %time, %start
   %over = icmp uge i64 %waited, %nanoseconds
@@ -97,34 +102,44 @@ define internal void @doze(ptr %condition, ptr %mutex, i64 %nanoseconds) {
 ; Wake everybody who listens.
 define void @ugpu_ring(ptr %bell) {
   %a = call i32 @pthread_mutex_lock(ptr %bell)
-  %sequence.at = getelementptr %Bell, ptr %bell, i32 0, i32 2
-  %sequence = load i64, ptr %sequence.at
-  %next = add i64 %sequence, 1
-  store i64 %next, ptr %sequence.at
   %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
   %b = call i32 @pthread_cond_broadcast(ptr %condition)
   %c = call i32 @pthread_mutex_unlock(ptr %bell)
   ret void
 }
 
-; Wait until the bell rang since `seen`, or for so long; returns what has been heard now.
-define i64 @ugpu_listen(ptr %bell, i64 %seen, i64 %nanoseconds) {
-  %a = call i32 @pthread_mutex_lock(ptr %bell)
-  %sequence.at = getelementptr %Bell, ptr %bell, i32 0, i32 2
-  %before = load i64, ptr %sequence.at
-  %same = icmp eq i64 %before, %seen
-  br i1 %same, label %wait, label %done
-wait:
+; Wait until a word (a timeline) has reached a value, an alarm is raised, or for so long.
+define void @ugpu_await(ptr %bell, ptr %word, i64 %value, i64 %nanoseconds) {
+entry:
+  %start = call i64 @now()
   %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
-  call void @doze(ptr %condition, ptr %bell, i64 %nanoseconds)
-  br label %done
-done:
-  %after = load i64, ptr %sequence.at
+  %alarms.at = getelementptr %Bell, ptr %bell, i32 0, i32 2
+  %a = call i32 @pthread_mutex_lock(ptr %bell)
+  %alarms.first = load i64, ptr %alarms.at
+  br label %look
+look:
+  %reached = load atomic i64, ptr %word acquire, align 8
+  %there = icmp uge i64 %reached, %value
+  %alarms = load i64, ptr %alarms.at
+  %alarmed = icmp ne i64 %alarms, %alarms.first
+  %time = call i64 @now()
+  %waited = sub i64 %time, %start
+  %late = icmp uge i64 %waited, %nanoseconds
+  %either = or i1 %there, %alarmed
+  %over = or i1 %either, %late
+  br i1 %over, label %leave, label %sleep
+sleep:
+  %left = sub i64 %nanoseconds, %waited
+  call void @doze(ptr %condition, ptr %bell, i64 %left)
+  br label %look
+leave:
   %b = call i32 @pthread_mutex_unlock(ptr %bell)
-  ret i64 %after
+  ret void
 }
 
-; Append (words, count) to a queue's ring and wake its thread; 0 when the ring is full.
+; Append (words, count) to a queue's ring and wake its thread; 0 when the ring is full. Where the
+; first command is a launch that will be shared, the pool's threads are woken too: they come up while
+; the queue's does.
 define i32 @ugpu_push(ptr %queue, ptr %words, i64 %count) {
   %tail.at = getelementptr %Queue, ptr %queue, i32 0, i32 1
   %tail = load i64, ptr %tail.at
@@ -146,10 +161,61 @@ yes:
   store i64 %count, ptr %count.at
   %next = add i64 %tail, 1
   store atomic i64 %next, ptr %tail.at release, align 8
-  %bell.at = getelementptr %Queue, ptr %queue, i32 0, i32 7
-  %bell = load ptr, ptr %bell.at
-  call void @ugpu_ring(ptr %bell)
+  %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
+  %door = load ptr, ptr %door.at
+  call void @ugpu_ring(ptr %door)
+  %operation = load i32, ptr %words
+  %launches = icmp eq i32 %operation, 1
+  br i1 %launches, label %foresee, label %done
+foresee:
+  %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
+  %pool = load ptr, ptr %pool.at
+  %kernel.at = getelementptr i32, ptr %words, i64 1
+  %kernel = load ptr, ptr %kernel.at, align 4
+  %shape = getelementptr i32, ptr %words, i64 5
+  %total = call i64 @count(ptr %shape)
+  %known = call ptr @known(ptr %pool, ptr %kernel)
+  ; RACE: the queue's thread may write both words just now; a wrong answer costs a wake-up at most.
+  %known.kernel = load atomic ptr, ptr %known monotonic, align 8
+  %is.known = icmp eq ptr %known.kernel, %kernel
+  %took.at = getelementptr %Known, ptr %known, i32 0, i32 1
+  %took = load atomic i64, ptr %took.at monotonic, align 8
+  %estimate = mul i64 %took, %total
+  %long = icmp uge i64 %estimate, 100000
+  %shared = and i1 %is.known, %long
+  br i1 %shared, label %announce, label %done
+announce:
+  %announced.at = getelementptr %Pool, ptr %pool, i32 0, i32 16
+  %old = atomicrmw add ptr %announced.at, i64 1 acq_rel
+  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
+  %woken = call i32 @pthread_cond_broadcast(ptr %work)
+  br label %done
+done:
   ret i32 1
+}
+
+; Groups of a launch, from its grid.
+define internal i64 @count(ptr %shape) {
+  %x = load i32, ptr %shape
+  %y.at = getelementptr i32, ptr %shape, i64 1
+  %y = load i32, ptr %y.at
+  %z.at = getelementptr i32, ptr %shape, i64 2
+  %z = load i32, ptr %z.at
+  %x.wide = zext i32 %x to i64
+  %y.wide = zext i32 %y to i64
+  %z.wide = zext i32 %z to i64
+  %xy = mul i64 %x.wide, %y.wide
+  %total = mul i64 %xy, %z.wide
+  ret i64 %total
+}
+
+; Where it stands how long a kernel's groups take.
+define internal ptr @known(ptr %pool, ptr %kernel) {
+  %address = ptrtoint ptr %kernel to i64
+  %mixed = mul i64 %address, 11400714819323198485          ; 2^64 / the golden ratio: spreads addresses
+  %slot = lshr i64 %mixed, 58
+  %known = getelementptr %Pool, ptr %pool, i32 0, i32 14, i64 %slot
+  ret ptr %known
 }
 
 ; A queue's thread: run entries in order until told to stop.
@@ -159,11 +225,11 @@ entry:
   %stop.at = getelementptr %Queue, ptr %queue, i32 0, i32 2
   %ring.at = getelementptr %Queue, ptr %queue, i32 0, i32 5
   %mask.at = getelementptr %Queue, ptr %queue, i32 0, i32 6
-  %bell.at = getelementptr %Queue, ptr %queue, i32 0, i32 7
+  %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
   %ring = load ptr, ptr %ring.at
   %mask = load i64, ptr %mask.at
-  %bell = load ptr, ptr %bell.at
-  %condition = getelementptr %Bell, ptr %bell, i32 0, i32 1
+  %door = load ptr, ptr %door.at
+  %condition = getelementptr %Bell, ptr %door, i32 0, i32 1
   %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
   %pool = load ptr, ptr %pool.at
   %spin.at = getelementptr %Pool, ptr %pool, i32 0, i32 13
@@ -172,7 +238,7 @@ entry:
 look:
   %head = load i64, ptr %queue
   %busy = call i1 @changes(ptr %tail.at, i64 %head, i64 %spin)
-  %a = call i32 @pthread_mutex_lock(ptr %bell)
+  %a = call i32 @pthread_mutex_lock(ptr %door)
   br label %check
 check:
   %stop = load atomic i64, ptr %stop.at acquire, align 8
@@ -183,13 +249,13 @@ has:
   %empty = icmp eq i64 %head, %tail
   br i1 %empty, label %sleep, label %take
 sleep:
-  call void @doze(ptr %condition, ptr %bell, i64 1000000000)
+  call void @doze(ptr %condition, ptr %door, i64 1000000000)
   br label %check
 leave:
-  %b = call i32 @pthread_mutex_unlock(ptr %bell)
+  %b = call i32 @pthread_mutex_unlock(ptr %door)
   ret void
 take:
-  %c = call i32 @pthread_mutex_unlock(ptr %bell)
+  %c = call i32 @pthread_mutex_unlock(ptr %door)
   %slot = and i64 %head, %mask
   %at = getelementptr { ptr, i64 }, ptr %ring, i64 %slot
   %words = load ptr, ptr %at
@@ -245,6 +311,8 @@ decode:
 bad:
   %place = ptrtoint ptr %p to i64
   store atomic i64 %place, ptr %fault.at release, align 8
+  %alarms.at = getelementptr %Bell, ptr %bell, i32 0, i32 2
+  %alarms = atomicrmw add ptr %alarms.at, i64 1 acq_rel
   call void @ugpu_ring(ptr %bell)
   ret i1 0
 
@@ -334,16 +402,7 @@ entry:
   %shape = getelementptr i32, ptr %words, i64 5
   %record.shape = getelementptr %Launch, ptr %record, i32 0, i32 2
   call void @llvm.memcpy.p0.p0.i64(ptr %record.shape, ptr %shape, i64 24, i1 0)
-  %x = load i32, ptr %shape
-  %y.at = getelementptr i32, ptr %shape, i64 1
-  %y = load i32, ptr %y.at
-  %z.at = getelementptr i32, ptr %shape, i64 2
-  %z = load i32, ptr %z.at
-  %x.wide = zext i32 %x to i64
-  %y.wide = zext i32 %y to i64
-  %z.wide = zext i32 %z to i64
-  %xy = mul i64 %x.wide, %y.wide
-  %total = mul i64 %xy, %z.wide
+  %total = call i64 @count(ptr %shape)
   %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
   %pool = load ptr, ptr %pool.at
   %workers.at = getelementptr %Pool, ptr %pool, i32 0, i32 6
@@ -357,10 +416,7 @@ all:
   ret void
 
 recall:
-  %address = ptrtoint ptr %kernel to i64
-  %mixed = mul i64 %address, 11400714819323198485          ; 2^64 / the golden ratio: spreads addresses
-  %slot = lshr i64 %mixed, 58
-  %known = getelementptr %Pool, ptr %pool, i32 0, i32 14, i64 %slot
+  %known = call ptr @known(ptr %pool, ptr %kernel)
   %known.kernel = load ptr, ptr %known
   %known.took.at = getelementptr %Known, ptr %known, i32 0, i32 1
   %known.took = load i64, ptr %known.took.at
@@ -573,10 +629,11 @@ entry:
   %total.at = getelementptr %Pool, ptr %pool, i32 0, i32 10
   %spin.at = getelementptr %Pool, ptr %pool, i32 0, i32 13
   %spin = load i64, ptr %spin.at
+  %announced.at = getelementptr %Pool, ptr %pool, i32 0, i32 16
   %a = call i32 @pthread_mutex_lock(ptr %pool)
   br label %look
 look:
-  %seen = phi i64 [ 0, %entry ], [ %seen, %sleep ], [ %generation, %skip ], [ %generation, %finished ]
+  %seen = phi i64 [ 0, %entry ], [ %seen, %sleep ], [ %seen, %expect ], [ %generation, %skip ], [ %generation, %finished ]
   %stop = load atomic i64, ptr %stop.at acquire, align 8
   %stopped = icmp ne i64 %stop, 0
   br i1 %stopped, label %leave, label %check
@@ -588,7 +645,15 @@ check:
   %same = icmp eq i64 %generation, %seen
   br i1 %same, label %sleep, label %join
 sleep:
+  %announced.before = load atomic i64, ptr %announced.at acquire, align 8
   call void @doze(ptr %work, ptr %pool, i64 1000000000)
+  %announced = load atomic i64, ptr %announced.at acquire, align 8
+  %now.announced = icmp ne i64 %announced, %announced.before
+  br i1 %now.announced, label %expect, label %look
+expect:                                                   ; a launch is on its way to the queue's thread
+  %h = call i32 @pthread_mutex_unlock(ptr %pool)
+  %came = call i1 @changes(ptr %generation.at, i64 %seen, i64 %spin)
+  %i = call i32 @pthread_mutex_lock(ptr %pool)
   br label %look
 join:
   %total = load i64, ptr %total.at

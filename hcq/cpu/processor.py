@@ -23,10 +23,10 @@ RING_ENTRIES = 4096
 JOIN_LIMIT_S = 0.2  # a thread that runs no kernel ends within microseconds of being told
 
 # Queue, in 64-bit words.
-HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL = range(9)
+HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR = range(10)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
-BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 9, 24 + 14 + 2 * 64
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 10, 24 + 15 + 2 * 64
 SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
 
 
@@ -42,7 +42,7 @@ class Native:
 
         pointer, word = ctypes.c_void_p, ctypes.c_uint64
         self.ring = entry("ugpu_ring", None, pointer)
-        self.listen = entry("ugpu_listen", word, pointer, word, word)
+        self.wait = entry("ugpu_await", None, pointer, pointer, word, word)
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word)
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
@@ -78,6 +78,7 @@ def _build() -> Native:
         "pthread_cond_timedwait",
         "clock_gettime",
         "sched_getcpu",
+        "sched_yield",
         "sched_setaffinity",
     ):
         if not hasattr(library, name):  # LLVM would end the process
@@ -114,21 +115,19 @@ class Words:
 
 
 class Bell:
-    """Rings at every doorbell and every signal of one device; Python listens too."""
+    """What threads sleep on until somebody rings it."""
 
     def __init__(self) -> None:
         self.native = native()
         self.state = Words(BELL_WORDS)
-        self._heard = threading.local()
 
     def ring(self) -> None:
         self.native.ring(self.state.address)
 
-    def listen(self, limit_s: float) -> None:
-        """Return when the bell has rung since this thread last listened, or after `limit_s`."""
-        seen = getattr(self._heard, "sequence", 0)
-        nanoseconds = max(0, int(limit_s * 1e9))
-        self._heard.sequence = self.native.listen(self.state.address, seen, nanoseconds)
+    def wait(self, word: int, value: int, limit_s: float) -> None:
+        """Return when the 64-bit word at an address has reached a value, when a queue meets a word
+        that is no command, or after `limit_s`."""
+        self.native.wait(self.state.address, word, value, max(0, int(limit_s * 1e9)))
 
 
 class Pool:
@@ -155,18 +154,20 @@ class Pool:
 
 
 class Server:
-    """A queue's native thread with its ring."""
+    """A queue's native thread with its ring. bell: the device's, rung at its signals."""
 
     def __init__(self, bell: Bell, pool: Pool, name: str) -> None:
         self.native = native()
         self.bell = bell
         self.pool = pool
+        self.door = Bell()
         self.ring = Words(2 * RING_ENTRIES)
         self.state = Words(QUEUE_WORDS)
         self.state[RING] = self.ring.address
         self.state[MASK] = RING_ENTRIES - 1
         self.state[BELL] = bell.state.address
         self.state[POOL] = pool.state.address
+        self.state[DOOR] = self.door.state.address
         self.thread = _start(self.native.serve, self.state, name)
 
     def push(self, address: int, count: int) -> bool:
@@ -177,6 +178,7 @@ class Server:
         """End the thread; False if it is still inside a kernel (it ends when that does)."""
         self.state[STOP] = 1
         self.bell.ring()
+        self.door.ring()
         return _ended(self.thread)
 
 

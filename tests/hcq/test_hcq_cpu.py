@@ -7,7 +7,9 @@ import gc
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hcq
+from hcq.command import Launch, Reference, Symbol
 from hcq.cpu import device as device_module
 from hcq.cpu.device import CpuDevice
 from hcq.cpu.object import load_object
@@ -175,6 +178,45 @@ def test_launches_right_after_each_other_share_no_group(threads: int) -> None:
             assert (cells.numpy(np.uint32) == expected).all()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_submissions_that_announce_a_shared_launch(threads: int) -> None:
+    """From the second on the pool is woken by the push itself; the queue's thread comes later."""
+    with (
+        hcq.open("cpu", threads=threads) as device,
+        device.load(build(COUNT, device.target)) as program,
+        device.alloc(4 * 4096) as cells,
+    ):
+        cells.fill(0)
+        for turn in range(1, 31):
+            with device.queue() as queue:
+                queue.launch(program["count"], grid=(4096,), block=(1,), args=(cells,))
+            device.synchronize()
+            assert (cells.numpy(np.uint32) == turn).all()
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_prepared_commands_take_numbers_of_any_width(cpu: CpuDevice, width: int) -> None:
+    with cpu.load(build(COUNT, cpu.target)) as program, cpu.alloc(64) as cells:
+        cells.fill(0)
+        queue = cpu.queue().launch(program["count"], grid=(7,), block=(1,), args=(cells,))
+        (launch,) = queue.commands
+        assert isinstance(launch, Launch)
+        references = [Reference(0, 8, Symbol("parameter", addend=8, slot=0))]
+        if width == 4:  # two numbers in place of one
+            whole = int(cells.address) + 8
+            references = [Reference(0, 4, Symbol("parameter", slot=0))]
+            references += [Reference(4, 4, Symbol("parameter", addend=-7, slot=1))]
+            given = [whole & 0xFFFF_FFFF, (whole >> 32) + 7]
+        else:
+            given = [int(cells.address)]
+        made = replace(launch, references=tuple(references))
+        prepared = cpu.prepare(queue.hardware, [made])
+        for _ in range(3):
+            cpu.submit_prepared(queue.hardware, prepared, given)
+        cpu.synchronize()
+        assert list(cells.numpy(np.uint32)[:10]) == [0, 0, *[3] * 7, 0]
+
+
 @given(st.data())
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -202,9 +244,11 @@ def test_words_that_are_no_command_stop_the_device(cpu: CpuDevice) -> None:
             queue.fill(buffer, 1)
         (image,) = graph._images
         image.resident.words[0] = 0x77
+        start = time.monotonic()
         graph.replay()
         with pytest.raises(BadPacket, match="0x77"):
             graph.wait(limit_s=10)
+        assert time.monotonic() - start < 5  # those who wait are woken
         with pytest.raises(BadPacket):
             device.alloc(64)
         device.reset()
