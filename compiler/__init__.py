@@ -1,4 +1,4 @@
-"""Tensors to machine code: `Tensor`, `jit`, and `dtypes` with the element types.
+"""Tensors to machine code: `Tensor`, `jit`, `function`, and `dtypes` with the element types.
 
 Importing this package loads nothing heavy: the names below are fetched on first use.
 """
@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiler import dtype as dtypes
+    from compiler.nested.function import function
     from compiler.replay.jit import jit
     from compiler.tensor import Tensor
 
-__all__ = ["Tensor", "dtypes", "jit"]
+__all__ = ["Tensor", "dtypes", "function", "jit"]
 
 
 def __getattr__(name: str) -> object:
     if name == "Tensor":
         return importlib.import_module("compiler.tensor").Tensor
+    if name == "function":
+        return importlib.import_module("compiler.nested.function").function
     if name == "jit":
         return importlib.import_module("compiler.replay.jit").jit
     if name == "dtypes":

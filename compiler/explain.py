@@ -19,11 +19,15 @@ from pathlib import Path
 
 from compiler.codegen.emit import emit
 from compiler.graph import origin
+from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
 from compiler.index.ranges import express
+from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
 from compiler.kernel.text import format_kernel
+from compiler.schedule.calls import CallGroup, body_of
 from compiler.schedule.group import Group, describe
+from compiler.schedule.plan import body_plan, kernels, make_plan
 from hcq.target import TargetSpec
 
 
@@ -42,25 +46,64 @@ class KernelReport:
     others: tuple[int, ...] = ()  # further results
     seconds: float | None = None
 
+    @property
+    def line(self) -> str:
+        into = "" if self.target is None else f"into %{self.target} "
+        made = _numbers((self.result, *self.others))
+        return f"{made} = {self.computes} {into}from {_numbers(self.inputs)}: {self.name}"
+
+
+@dataclass
+class CallReport:
+    """A call of a nested function. first, kernels: which kernels of the run it is. like: the number
+    of an earlier call of the run with the same schedule."""
+
+    function: str
+    results: tuple[int, ...]
+    inputs: tuple[int, ...]
+    first: int
+    kernels: int
+    like: int | None = None
+
+    @property
+    def line(self) -> str:
+        again = "" if self.like is None else ", as before"
+        made = f"{_numbers(self.results)} = call {self.function}"
+        return f"{made} from {_numbers(self.inputs)}: {self.kernels} kernels{again}"
+
 
 @dataclass
 class RunReport:
-    """One realization. graph: a line per node: number, operation, sources, where it was built."""
+    """One realization. graph: a line per node: number, operation, sources, where it was built; then
+    each nested function once, with numbers of its own."""
 
     device: str
     graph: str
     kernels: list[KernelReport] = field(default_factory=list)
+    calls: list[CallReport] = field(default_factory=list)
 
     @property
     def schedule(self) -> str:
-        """A line per kernel, stable: no times, no addresses."""
+        """A line per kernel and call, the kernels of equal calls once; no times, no addresses."""
         lines = []
-        for kernel in self.kernels:
-            read = ", ".join(f"%{number}" for number in kernel.inputs) or "nothing"
-            into = "" if kernel.target is None else f"into %{kernel.target} "
-            made = ", ".join(f"%{number}" for number in (kernel.result, *kernel.others))
-            lines.append(f"{made} = {kernel.computes} {into}from {read}: {kernel.name}")
+        calls = {call.first: call for call in self.calls}
+        place = 0
+        while place < len(self.kernels):
+            call = calls.get(place)
+            if call is None:
+                lines.append(self.kernels[place].line)
+                place += 1
+                continue
+            lines.append(call.line)
+            if call.like is None:
+                inside = self.kernels[place : place + call.kernels]
+                lines += ["    " + kernel.line for kernel in inside]
+            place += call.kernels
         return "\n".join(lines) + "\n"
+
+
+def _numbers(places: Sequence[int]) -> str:
+    return ", ".join(f"%{number}" for number in places) or "nothing"
 
 
 _watching: list[list[RunReport]] = []
@@ -85,26 +128,66 @@ def report(
     if not _watching:
         return None
     places = {id(node): place for place, node in enumerate(nodes)}
-    made = RunReport(device, graph_text(nodes, places))
-    for group in groups:
-        if group.root.size:
-            kernel = lower(express(group), target)
-            inputs = tuple(places[id(node)] for node in group.inputs)
-            made.kernels.append(
-                KernelReport(
-                    kernel.name,
-                    describe(group),
-                    places[id(group.root)],
-                    inputs,
-                    places[id(group.root.sources[0])] if group.in_place else None,
-                    format_kernel(kernel),
-                    emit(kernel, target),
-                    tuple(places[id(node)] for node in group.others),
-                )
+    made = RunReport(device, graph_text(nodes, places) + _functions(nodes))
+    lowered: dict[int, Kernel] = {}
+    for group, step in zip(kernels(groups), make_plan(groups, nodes).steps, strict=True):
+        kernel = lowered.get(id(group))
+        if kernel is None:
+            kernel = lowered[id(group)] = lower(express(group), target)
+        made.kernels.append(
+            KernelReport(
+                kernel.name,
+                describe(group),
+                step.root,
+                step.inputs,
+                step.target,
+                format_kernel(kernel),
+                emit(kernel, target),
+                tuple(place for place, _ in step.others),
             )
+        )
+    made.calls = _calls(groups, places)
     for listening in _watching:
         listening.append(made)
     return made
+
+
+def _calls(groups: Sequence[Group], places: Mapping[int, int]) -> list[CallReport]:
+    found: list[CallReport] = []
+    earlier: dict[int, int] = {}  # by id of a function's plan: the first call of it
+    first = 0
+    for group in groups:
+        if not isinstance(group, CallGroup):
+            first += bool(group.root.size)
+            continue
+        inner = body_plan(group)
+        count = len(inner.kernels)
+        results = tuple(places[id(node)] for node in group.roots)
+        inputs = tuple(places[id(node)] for node in group.inputs)
+        like = earlier.setdefault(id(inner), len(found))
+        report = CallReport(group.body.name, results, inputs, first, count)
+        report.like = like if like != len(found) else None
+        found.append(report)
+        first += count
+    return found
+
+
+def _functions(nodes: Sequence[Node]) -> str:
+    """The graphs of the functions that are called, each once, those called inside too."""
+    texts: dict[int, str] = {}
+    waiting = list(nodes)[::-1]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "call" and node.storage is None:
+            body = body_of(node)
+            if id(body) not in texts:
+                places = {id(each): place for place, each in enumerate(body.nodes)}
+                given = _numbers([places[id(root)] for root in body.roots])
+                texts[id(body)] = (
+                    f"\nfunction {body.name} gives {given}\n{graph_text(body.nodes, places)}"
+                )
+                waiting += body.nodes[::-1]
+    return "".join(texts.values())
 
 
 def watched() -> bool:
@@ -116,7 +199,8 @@ def graph_text(nodes: Sequence[Node], places: Mapping[int, int]) -> str:
     lines = []
     for place, node in enumerate(nodes):
         stored = node.storage is not None
-        words = [f"%{place} =", "stored" if stored else node.op]
+        state = "parameter" if node.storage is PARAMETER else "stored" if stored else node.op
+        words = [f"%{place} =", state]
         words.append(f"{node.dtype.name}{list(node.shape)}")
         if not stored:
             words += [f"%{places[id(source)]}" for source in node.sources]

@@ -87,14 +87,16 @@ class Programs:
     def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
         """Make the kernels of all groups ready. CompileError where LLVM fails on one of them."""
         pending: dict[str, _Pending] = {}
-        for group in groups:
+        once = {id(group): group for group in groups}  # calls of a function share groups
+        for group in once.values():
             if group.key not in self._groups or active() is not None:
                 self._begin(group, pending)
         for waiting in pending.values():
             with trace.step("compiler.kernel", device=self.device.name) as step:
                 loaded = self._finish(waiting)
                 step["kernel"] = loaded.kernel.name
-        return tuple(self._groups[group.key] for group in groups)
+        found = {key: self._groups[group.key] for key, group in once.items()}
+        return tuple([found[id(group)] for group in groups])
 
     def _begin(self, group: Group, pending: dict[str, _Pending]) -> None:
         """Lower a group, and have it compiled unless it is known."""

@@ -20,14 +20,14 @@ from pathlib import Path
 import hcq
 from compiler import explain
 from compiler.explain import KernelReport, RunReport
-from compiler.graph.node import Node
+from compiler.graph.node import Node, stored_as
 from compiler.kernel.ir import interning
 from compiler.memory_pool import MemoryPool, Storage, round_up
 from compiler.programs import KernelRecord, Loaded, Programs, listeners
 from compiler.replay.recording import current_recording
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
-from compiler.schedule.plan import Plan, Structure, make_plan, structure, wanted_later
+from compiler.schedule.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
 from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
@@ -61,7 +61,7 @@ class Runtime:
     def realize(self, roots: Sequence[Node]) -> None:
         """Compute the roots and all that must be stored on the way; returns after submission."""
         with self._lock:
-            bases = [_base(root) for root in roots]
+            bases = [stored_as(root) for root in roots]
             wanted = [base for base in bases if base.storage is None]
             if wanted:
                 key, nodes = structure(wanted)
@@ -76,7 +76,7 @@ class Runtime:
         """Plan the roots and compile what is new, without running anything; returns how many
         kernels computing them takes."""
         with self._lock:
-            wanted = [base for root in roots if (base := _base(root)).storage is None]
+            wanted = [base for root in roots if (base := stored_as(root)).storage is None]
             if not wanted:
                 return 0
             key, nodes = structure(wanted)
@@ -84,14 +84,14 @@ class Runtime:
 
     def _planned(self, key: Structure, roots: Sequence[Node], nodes: list[Node]) -> _Ready:
         """The plan for graphs of this structure, its kernels loaded."""
-        assigned = in_place(nodes, roots)
-        if assigned:
-            key = (*key, tuple(place for place, n in enumerate(nodes) if id(n) in assigned))
+        ways = in_place(nodes, roots)
+        if ways.earlier:
+            key = (*key, ways.places(nodes))
         found = self._plans.get(key)
         if found is None or active() is not None:  # a search looks at known kernels too
-            groups = schedule(roots, assigned)
+            groups = schedule(roots, ways)
             plan = make_plan(groups, nodes)
-            loaded = self.programs.ready([group for group in groups if group.root.size])
+            loaded = self.programs.ready(kernels(groups))
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             found = self._plans[key] = _Ready(plan, loaded)
@@ -161,6 +161,8 @@ class Runtime:
             queue.submit()
         # only now that all is submitted: after an error the graph is as it was
         for place, storage in keep.items():
+            if place >= len(nodes):  # inside a call of a nested function
+                continue
             if recording is not None and nodes[place].storage is None:
                 recording.settling(nodes[place], storage, new=place not in assigned)
             nodes[place].settle(storage)
@@ -199,13 +201,6 @@ def _open(commands: Sequence[Command]) -> list[Command]:
             command = dataclasses.replace(command, references=references)
         opened.append(command)
     return opened
-
-
-def _base(root: Node) -> Node:
-    """The node whose elements, in row-major order, are the root's."""
-    while root.op == "reshape":
-        root = root.sources[0]
-    return root
 
 
 def _storage(node: Node) -> Storage:

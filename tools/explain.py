@@ -46,9 +46,13 @@ def _say(number: int, report: RunReport, show: Sequence[str], out: Output) -> No
         out.say(report.graph)
     if "schedule" in show:
         out.say(report.schedule)
+    shown: set[str] = set()
     for kernel in report.kernels:
         took = "not timed" if kernel.seconds is None else f"{kernel.seconds * 1e6:.0f} us"
         out.say(f"{kernel.name}: {took}", "bold")
+        if kernel.name in shown:  # equal names, equal kernels
+            continue
+        shown.add(kernel.name)
         if "kernels" in show:
             out.say(kernel.ir)
         if "code" in show:

@@ -23,6 +23,8 @@ element-wise    1..3     -                               see ops.py; all of one 
 "assign"        2        a Region of methods.indexing    the first, the region being the second
 "reduce"        1        (operation, axes)               the axes keep size 1
 "contiguous"    1        -                               must be stored
+"call"          0..n     a Call of graph.call            a nested function with these arguments
+"result"        1        its number                      one result of a call
 
 A gather's indices (sources 1 to n) have one common shape, the first axes of the result; the axes
 that are not indexed follow. Negative indices count from the end, and outside of the axis there is
@@ -31,6 +33,7 @@ zero; `checked`: all are known to lie inside.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -44,7 +47,9 @@ Shape = tuple[int, ...]
 class Node:
     """One operation of the tensor graph; see the module for what `arg` holds."""
 
-    __slots__ = ("__weakref__", "arg", "dtype", "op", "origin", "shape", "sources", "storage")
+    __slots__ = (
+        "__weakref__", "arg", "dtype", "made", "op", "origin", "shape", "sources", "storage",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class Node:
         self.arg = arg
         self.storage: object | None = None  # compiler.runtime's, once computed
         self.origin: Origin | None = None  # the line that built it, where it became a Tensor
+        self.made = _period  # see new_period
 
     @property
     def size(self) -> int:
@@ -71,8 +77,32 @@ class Node:
         self.storage = storage
         self.op, self.sources, self.arg = "buffer", (), None
 
+    def become_result(self, call: Node, number: int) -> None:
+        """Be computed by a call from now on, which gives the same."""
+        self.op, self.sources, self.arg = "result", (call,), number
+
     def __repr__(self) -> str:
         return f"<{self.op} {self.dtype.name}{list(self.shape)}>"
+
+
+_period = 0
+_period_lock = threading.Lock()
+
+
+def new_period() -> int:
+    """A number that is at most `made` of the nodes made from now on, and above that of all
+    before."""
+    global _period
+    with _period_lock:
+        _period += 1
+        return _period
+
+
+def stored_as(root: Node) -> Node:
+    """The node whose elements, in row-major order, are the root's: storing that is enough."""
+    while root.op == "reshape":
+        root = root.sources[0]
+    return root
 
 
 MOVEMENT = frozenset(("reshape", "permute", "expand", "pad", "shrink", "flip", "stride"))

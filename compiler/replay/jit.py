@@ -289,6 +289,13 @@ def _flatten(value: Any, tensors: list[Tensor]) -> Any:
     return (type(value).__name__, value)
 
 
+def tensors_of(value: object) -> list[Tensor]:
+    """The tensors of nested lists, tuples and dicts."""
+    tensors: list[Tensor] = []
+    _flatten(value, tensors)
+    return tensors
+
+
 def _replace(value: Any, storages: Any) -> Any:
     """The same containers, each tensor now of the next storage."""
     if isinstance(value, Tensor):
@@ -305,8 +312,7 @@ def _replace(value: Any, storages: Any) -> Any:
 
 
 def _realize(result: Any) -> None:
-    tensors: list[Tensor] = []
-    _flatten(result, tensors)
+    tensors = tensors_of(result)
     if tensors:
         tensors[0].realize(*tensors[1:])
 

@@ -11,6 +11,7 @@ The rules, in order:
 5. Kernels over the same ranges that read the same become one with several outputs
    (compiler.schedule.siblings).
 6. No kernel grows beyond cost.LONGEST operations: the heaviest source is stored until it fits.
+7. What a nested function is called with is stored, and what it gives; inside it is another graph.
 
 A value that is a cast to a wider type is stored narrow, and widened by who reads it.
 """
@@ -22,32 +23,35 @@ from collections.abc import Mapping, Sequence, Set
 from compiler.graph.node import MOVEMENT, ONE_TO_ONE, Node, topological
 from compiler.graph.ops import BUILDERS, COSTS
 from compiler.schedule import cost as costs
+from compiler.schedule.calls import make_call_group
 from compiler.schedule.fusion import fuse
 from compiler.schedule.group import Group, make_group
+from compiler.schedule.hazards import NONE, InPlace
 from compiler.schedule.siblings import join
 
 
-def schedule(
-    roots: Sequence[Node], in_place: Mapping[int, Sequence[Node]] | None = None
-) -> list[Group]:
-    """The kernels that compute the roots, in an order they can run in. in_place: assignments into
-    the old value's memory, with the reads to finish before (compiler.schedule.hazards)."""
-    assigned = in_place or {}
+def schedule(roots: Sequence[Node], in_place: InPlace = NONE) -> list[Group]:
+    """The kernels that compute the roots, and calls of nested functions, in an order they can run
+    in. in_place: what to write into the old value's memory (compiler.schedule.hazards)."""
     wanted = [root for root in roots if root.storage is None]
-    order = topological(wanted, assigned)
-    stored, fixed = _choose(wanted, order, assigned)
+    order = topological(wanted, in_place.earlier)
+    stored, fixed = _choose(wanted, order, in_place)
     fuse(order, stored, fixed)
-    groups = [
-        make_group(node, stored, id(node) in assigned) for node in order if id(node) in stored
-    ]
+    groups: list[Group] = []
+    for node in order:
+        if node.op == "call":
+            groups.append(make_call_group(node, in_place.granted.get(id(node), frozenset())))
+        elif id(node) in stored and node.op != "result":
+            groups.append(make_group(node, stored, id(node) in in_place.earlier))
     # assignments order reads and writes of memory in ways that groups do not show
-    return groups if assigned else join(groups, stored)
+    return groups if in_place.earlier else join(groups, stored)
 
 
 def _choose(
-    roots: Sequence[Node], order: Sequence[Node], assigned: Mapping[int, Sequence[Node]]
+    roots: Sequence[Node], order: Sequence[Node], in_place: InPlace
 ) -> tuple[set[int], set[int]]:
     """Ids of the nodes to store, and of those among them that are stored in any case."""
+    assigned = in_place.earlier
     users: dict[int, list[Node]] = {}
     for node in order:
         for source in {id(source): source for source in node.sources}.values():
@@ -55,11 +59,15 @@ def _choose(
     stored = {id(node) for node in roots}
     stored |= {id(node) for node in order if node.op == "contiguous"}
     for node in order:
+        if node.op == "call":
+            stored |= {id(source) for source in node.sources if source.storage is None}
+        if node.op == "result":
+            stored |= {id(node), id(node.sources[0])}
         if id(node) in assigned:
             # what the write destroys is read, and what is written computed, by kernels before it
             stored.add(id(node))
-            given = node.sources[1]
             stored |= {id(reader) for reader in assigned[id(node)] if _ends(reader, users, node)}
+            given = node.sources[-1]
             if any(given is reader for reader in assigned[id(node)]) and _may_store(given):
                 stored.add(id(given))
     fixed = set(stored)
@@ -151,7 +159,8 @@ def _end_of_epilogue(
         if len(following) != 1:
             break
         user = following[0]
-        fits = user.op in BUILDERS or user.op in ONE_TO_ONE or user.op in ("cast", "bitcast")
+        fits = user.op in BUILDERS or user.op in ONE_TO_ONE
+        fits = fits or user.op in ("cast", "bitcast", "contiguous")
         if not fits or id(user) in claimed:
             break
         node = user

@@ -8,6 +8,10 @@ nobody can see the old array afterwards:
 - what else reads the old value in this run can be finished before the write (those reads become
   sources in the order of the run), and none of it is held by others, who would compute it again.
 
+A call of a nested function may write into an argument's memory under the same conditions, where the
+function assigns that parameter and nothing inside is against it; the call is then *granted* the
+argument.
+
 References are counted by the interpreter, so none is missed; where there is doubt, the assignment
 is computed into memory of its own.
 """
@@ -15,42 +19,128 @@ is computed into memory of its own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
+from compiler.graph.call import Body
 from compiler.graph.node import Node
+from compiler.schedule.calls import body_of
 
-Earlier = dict[int, list[Node]]  # id of an assignment in place to the reads that go before it
+Earlier = dict[int, list[Node]]
 
 
-def in_place(nodes: list[Node], roots: Sequence[Node]) -> Earlier:
+@dataclass(frozen=True)
+class InPlace:
+    """What is written into memory that was there before. earlier: by id of an assignment, or of a
+    call, the reads that go before it. granted: by id of a call, which arguments it may overwrite.
+    moved: by id of a value that lies in another's memory, the id of that other."""
+
+    earlier: Earlier = field(default_factory=dict)
+    granted: dict[int, frozenset[int]] = field(default_factory=dict)
+    moved: dict[int, int] = field(default_factory=dict)
+
+    def places(self, nodes: Sequence[Node]) -> tuple[object, ...]:
+        """The same by places, comparable."""
+        earlier, granted = self.earlier, self.granted
+        found = [(place, id(node)) for place, node in enumerate(nodes) if id(node) in earlier]
+        return tuple([(place, granted.get(key)) for place, key in found])
+
+
+NONE = InPlace()
+
+
+def in_place(nodes: list[Node], roots: Sequence[Node]) -> InPlace:
     """The assignments among `nodes` (sources first) to be done in place. The caller holds no
     references to nodes besides `nodes` and, once each, `roots`."""
-    found: Earlier = {}
-    if not any(each.op == "assign" for each in nodes):
-        return found
+    if not any(each.op == "assign" or (each.op == "call" and _assigns(each)) for each in nodes):
+        return NONE
     users = _users(nodes)
-    asked = {id(root) for root in roots}
     outside = _outside(nodes, users)
+    shared = {id(node) for node in nodes if node.storage is not None and _shared(node)}
+    return _found(nodes, roots, users, outside, shared)
 
-    def held(node: Node) -> bool:
-        return outside[id(node)] > 0
 
-    for place in range(len(nodes)):
-        if nodes[place].op != "assign":
-            continue
-        node = nodes[place]
-        old = node.sources[0]
-        if id(old) not in found and (old.storage is None or sys.getrefcount(old.storage) > 2):
-            continue
-        if held(old) or id(old) in asked:
-            continue
+def inside(body: Body, roots: Sequence[Node], granted: Set[int]) -> InPlace:
+    """The same in a nested function, which may overwrite the granted ones of its parameters."""
+    if not any(
+        each.op == "assign" or (each.op == "call" and _assigns(each)) for each in body.nodes
+    ):
+        return NONE
+    kept = {id(node) for place, node in enumerate(body.parameters) if place not in granted}
+    return _found(body.nodes, roots, _users(body.nodes), {}, kept)
+
+
+def overwritten(body: Body) -> dict[int, int]:
+    """The parameters that a nested function would write into if it may, each with the number of the
+    result that then lies there; -1 where it is none."""
+    found = body.overwritten
+    if found is None:
+        ways = inside(body, body.roots, frozenset(range(len(body.parameters))))
+        results = {id(root): number for number, root in enumerate(body.roots)}
+        parameters = {id(node): place for place, node in enumerate(body.parameters)}
+        found = {}
+        for made, old in ways.moved.items():
+            while old in ways.moved:
+                old = ways.moved[old]
+            place = parameters[old]
+            found[place] = max(found.get(place, -1), results.get(made, -1))
+        body.overwritten = found
+    return found
+
+
+def _assigns(call: Node) -> bool:
+    return bool(overwritten(body_of(call)))
+
+
+def _shared(node: Node) -> bool:
+    """Whether others refer to a node's memory."""
+    # the slot of the node, and the argument of getrefcount
+    return sys.getrefcount(node.storage) > 2
+
+
+def _found(
+    nodes: list[Node],
+    roots: Sequence[Node],
+    users: Mapping[int, list[Node]],
+    outside: Mapping[int, int],
+    kept: Set[int],
+) -> InPlace:
+    """outside: by id, how many references there are that we do not know. kept: ids of stored values
+    whose memory is not to be touched."""
+    found = InPlace()
+    asked = {id(root) for root in roots}
+
+    def before(old: Node, node: Node) -> list[Node] | None:
+        """The reads that go before `node` writes into the memory of `old`; None if it may not."""
+        if id(old) not in found.moved and (old.storage is None or id(old) in kept):
+            return None
+        if outside.get(id(old), 0) > 0 or id(old) in asked:
+            return None
         readers = _closure(old, users, without=node)
-        later = _closure(node, _with_earlier(users, found), without=None)
+        later = _closure(node, _with_earlier(users, found.earlier), without=None)
         if readers.keys() & later.keys():
-            continue
-        if any(held(reader) and key not in asked for key, reader in readers.items()):
-            continue
-        found[id(node)] = list(readers.values())
+            return None
+        if any(outside.get(key, 0) > 0 and key not in asked for key in readers):
+            return None
+        return list(readers.values())
+
+    for node in nodes:
+        if node.op == "assign":
+            readers = before(node.sources[0], node)
+            if readers is not None:
+                found.earlier[id(node)] = readers
+                found.moved[id(node)] = id(node.sources[0])
+        elif node.op == "call":
+            for place, number in overwritten(body_of(node)).items():
+                old = node.sources[place]
+                readers = before(old, node)
+                if readers is None:
+                    continue
+                found.earlier.setdefault(id(node), []).extend(readers)
+                found.granted[id(node)] = found.granted.get(id(node), frozenset()) | {place}
+                for result in users.get(id(node), ()):
+                    if result.arg == number:
+                        found.moved[id(result)] = id(old)
     return found
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.graph.node import Node
+from compiler.graph.node import Node, stored_as
 from compiler.memory_pool import round_up
+from compiler.schedule.calls import CallGroup, body_of, live_results
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
-from compiler.schedule.hazards import in_place
+from compiler.schedule.hazards import in_place, inside
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources
 
@@ -46,9 +47,12 @@ class Plan:
     last_use: dict[int, int]  # place of a result to the last step that reads it
 
 
-def structure(roots: Sequence[Node]) -> tuple[Structure, list[Node]]:
+def structure(
+    roots: Sequence[Node], leaves: Set[int] = frozenset()
+) -> tuple[Structure, list[Node]]:
     """What the roots compute, and the nodes by place, sources first. Equal structures have equal
-    plans."""
+    plans. leaves: ids of nodes to take for stored ones. With a call come all of its results that
+    somebody refers to."""
     places: dict[int, int] = {}
     nodes: list[Node] = []
     key: list[Any] = []
@@ -58,7 +62,7 @@ def structure(roots: Sequence[Node]) -> tuple[Structure, list[Node]]:
         if id(node) in places:
             stack.pop()
             continue
-        if node.storage is not None:
+        if node.storage is not None or id(node) in leaves:
             key.append((node.dtype.name, node.shape))
         else:
             sources = node.sources
@@ -66,8 +70,18 @@ def structure(roots: Sequence[Node]) -> tuple[Structure, list[Node]]:
             if missing:
                 stack += missing[::-1]
                 continue
-            arg = repr(node.arg) if node.op in ("const", "pad") else node.arg
             found = tuple([places[id(source)] for source in sources])
+            if node.op == "call":
+                live = live_results(node)
+                key.append(("call", body_of(node), tuple([each[0] for each in live]), found))
+                places[id(node)] = len(nodes)
+                nodes.append(node)
+                for _, result in live:
+                    places[id(result)] = len(nodes)
+                    nodes.append(result)
+                    key.append(None)
+                continue
+            arg = repr(node.arg) if node.op in ("const", "pad") else node.arg
             key.append((node.op, node.dtype.name, node.shape, arg, found))
         stack.pop()
         places[id(node)] = len(nodes)
@@ -77,27 +91,107 @@ def structure(roots: Sequence[Node]) -> tuple[Structure, list[Node]]:
 
 
 def make_plan(groups: Sequence[Group], nodes: Sequence[Node]) -> Plan:
-    """The plan of a schedule; `nodes` as from `structure`. Refers to no node."""
+    """The plan of a schedule; `nodes` as from `structure`. Refers to no node. What lies between the
+    kernels of a call has places above those of the nodes."""
     places = {id(node): place for place, node in enumerate(nodes)}
     steps: list[Step] = []
     empty: list[int] = []
-    last_use: dict[int, int] = {}
+    count = len(nodes)
     for group in groups:
         place = places[id(group.root)]
-        if not group.root.size:
+        if isinstance(group, CallGroup):
+            inner, there = _called(group, places, count)
+            count += len(there)
+            steps += (_moved(step, there) for step in inner.plan.steps)
+            empty += (there[each] for each in inner.plan.empty)
+        elif not group.root.size:
             empty.append(place)
-            continue
-        inputs = tuple(places[id(node)] for node in group.inputs)
-        others = tuple((places[id(node)], node.size * node.dtype.itemsize) for node in group.others)
-        for each in (place, *inputs, *(other for other, _ in others)):
-            last_use[each] = len(steps)
-        size = group.root.size * group.root.dtype.itemsize
-        target = None
-        if group.in_place:
-            target = places[id(group.root.sources[0])]
-            last_use[target] = len(steps)
-        steps.append(Step(group.key, place, inputs, size, target, others))
+        else:
+            steps.append(_step(group, place, places))
+    last_use: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        target = () if step.target is None else (step.target,)
+        for each in (*step.results, *step.inputs, *target):
+            last_use[each] = number
     return Plan(tuple(steps), tuple(empty), last_use)
+
+
+def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
+    inputs = tuple(places[id(node)] for node in group.inputs)
+    others = tuple((places[id(node)], node.size * node.dtype.itemsize) for node in group.others)
+    size = group.root.size * group.root.dtype.itemsize
+    target = places[id(group.root.sources[0])] if group.in_place else None
+    return Step(group.key, place, inputs, size, target, others)
+
+
+# ---- calls of nested functions -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BodyPlan:
+    """How a nested function computes some of its results. kernels: one group for each step. Its
+    places are of the body's nodes, and above those."""
+
+    groups: tuple[Group, ...]  # calls inside are calls
+    kernels: tuple[Group, ...]
+    plan: Plan
+
+
+def body_plan(group: CallGroup) -> BodyPlan:
+    """Found again by what is asked for, and what may be overwritten."""
+    body = group.body
+    found = body.plans.get((group.numbers, group.granted))
+    if found is None:
+        roots = [body.roots[number] for number in group.numbers]
+        groups = schedule(roots, inside(body, roots, group.granted))
+        found = BodyPlan(tuple(groups), kernels(groups), make_plan(groups, body.nodes))
+        body.plans[group.numbers, group.granted] = found
+    assert isinstance(found, BodyPlan)
+    return found
+
+
+def kernels(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The kernels of a schedule, those of calls too: one for each step of its plan."""
+    found: list[Group] = []
+    for group in groups:
+        if isinstance(group, CallGroup):
+            found += body_plan(group).kernels
+        elif group.root.size:
+            found.append(group)
+    return tuple(found)
+
+
+def _called(
+    group: CallGroup, places: Mapping[int, int], count: int
+) -> tuple[BodyPlan, dict[int, int]]:
+    """The plan of a call, and where its places are outside: new ones start at `count`."""
+    inner, body = body_plan(group), group.body
+    there: dict[int, int] = {}
+    own = {id(node): place for place, node in enumerate(body.nodes)}
+    for parameter, source in zip(body.parameters, group.inputs, strict=True):
+        there[own[id(parameter)]] = places[id(source)]
+    for number, result in zip(group.numbers, group.roots, strict=True):
+        there[own[id(body.roots[number])]] = places[id(result)]
+    for step in inner.plan.steps:
+        for place in step.results:
+            there.setdefault(place, count + len(there))
+    for place in inner.plan.empty:
+        there.setdefault(place, count + len(there))
+    return inner, there
+
+
+def _moved(step: Step, there: Mapping[int, int]) -> Step:
+    return Step(
+        step.key,
+        there[step.root],
+        tuple([there[place] for place in step.inputs]),
+        step.size,
+        None if step.target is None else there[step.target],
+        tuple([(there[place], size) for place, size in step.others]),
+    )
+
+
+# ---- memory ------------------------------------------------------------------------------------
 
 
 def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[int]:
@@ -111,6 +205,8 @@ def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[in
                 inside[id(source)] = inside.get(id(source), 0) + 1
     wanted: set[int] = set()
     for place in [place for step in plan.steps for place in step.results]:
+        if place >= len(nodes):  # inside a call
+            continue
         key = id(nodes[place])
         # besides the sources inside: `nodes`, and the argument of getrefcount
         outside = sys.getrefcount(nodes[place]) - inside.get(key, 0) - 2
@@ -131,7 +227,7 @@ class MemoryPlan:
 
 def memory_plan(roots: Sequence[Node]) -> MemoryPlan:
     """Plan the roots without allocating or compiling anything."""
-    roots = [root for root in roots if root.storage is None]
+    roots = [base for root in roots if (base := stored_as(root)).storage is None]
     _, nodes = structure(roots)
     plan = make_plan(schedule(roots, in_place(nodes, roots)), nodes)
     wanted = wanted_later(plan, roots, nodes)
@@ -141,9 +237,7 @@ def memory_plan(roots: Sequence[Node]) -> MemoryPlan:
     peak = kept
     spare: Counter[int] = Counter()  # by size class, as in compiler.runtime
     for number, step in enumerate(plan.steps):
-        if step.target is not None:
-            continue
-        for result in step.results:
+        for result in step.results if step.target is None else ():
             size = sizes[result]
             if spare[size]:
                 spare[size] -= 1

@@ -17,6 +17,7 @@ from compiler.index.ranges import Computation, trace_aligned
 from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
 from compiler.schedule import cost
+from compiler.schedule.calls import CallGroup
 from compiler.schedule.group import Group, make_group, members
 
 MOST = 4  # outputs of a kernel
@@ -32,7 +33,7 @@ def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
     for slot, group in enumerate(groups):
         if shapes[group.root.shape] < 2 or group.in_place or group.root.size < 2:
             continue
-        if _is_large(group, stored):
+        if isinstance(group, CallGroup) or _is_large(group, stored):
             continue
         for earlier in joins.near(group):
             other = slots[earlier]

@@ -21,25 +21,36 @@ def layer_norm(x: Any, gain: Any, bias: Any) -> Any:
     return apart / (variance + 1e-5).sqrt() * gain + bias
 
 
+def decoder_layer(x: Any, mask: Any, make: Make, heads: int) -> Any:
+    """Attention and a gated unit."""
+    batch, length, width = x.shape
+    each = width // heads
+    inner = layer_norm(x, make(width), make(width))
+    projected = inner @ make(width, 3 * width) + make(3 * width)
+    parts = projected.reshape(batch, length, 3, heads, each).permute(2, 0, 3, 1, 4)
+    query, key, value = parts[0], parts[1], parts[2]
+    scores = (query @ key.transpose(-1, -2)) * each**-0.5 + mask
+    mixed = (scores.softmax(-1) @ value).permute(0, 2, 1, 3).reshape(batch, length, width)
+    x = x + (mixed @ make(width, width) + make(width))
+    inner = layer_norm(x, make(width), make(width))
+    wide = inner @ make(width, 4 * width) + make(4 * width)
+    wide = wide * (wide * 1.702).sigmoid()
+    return x + (wide @ make(4 * width, width) + make(width))
+
+
 def transformer(
-    make: Make, layers: int = 12, width: int = 384, heads: int = 6, length: int = 128
+    make: Make,
+    layers: int = 12,
+    width: int = 384,
+    heads: int = 6,
+    length: int = 128,
+    layer: Callable[..., Any] = decoder_layer,
 ) -> Any:
-    """A decoder, forward: attention and a gated unit per layer. Gives [2, length, width]."""
-    batch, each = 2, width // heads
-    x = make(batch, length, width)
+    """A decoder, forward. layer: decoder_layer, or a wrapped one. Gives [2, length, width]."""
+    x = make(2, length, width)
     mask = make(length, length)
     for _ in range(layers):
-        inner = layer_norm(x, make(width), make(width))
-        projected = inner @ make(width, 3 * width) + make(3 * width)
-        parts = projected.reshape(batch, length, 3, heads, each).permute(2, 0, 3, 1, 4)
-        query, key, value = parts[0], parts[1], parts[2]
-        scores = (query @ key.transpose(-1, -2)) * each**-0.5 + mask
-        mixed = (scores.softmax(-1) @ value).permute(0, 2, 1, 3).reshape(batch, length, width)
-        x = x + (mixed @ make(width, width) + make(width))
-        inner = layer_norm(x, make(width), make(width))
-        wide = inner @ make(width, 4 * width) + make(4 * width)
-        wide = wide * (wide * 1.702).sigmoid()
-        x = x + (wide @ make(4 * width, width) + make(width))
+        x = layer(x, mask, make, heads)
     return layer_norm(x, make(width), make(width))
 
 

@@ -1,0 +1,147 @@
+"""From nodes that a function made to a call of a Body: what is inside, what goes in and comes out.
+
+before: the graph of a call's results, built by the function as if it were not one.
+after: the same nodes are results of a "call" node, whose sources are what the function used that
+was there before: arguments, and what it captured.
+
+Inside is what was made while the function ran, besides what is stored by now. What somebody outside
+refers to becomes a result, whether it was returned or kept somewhere. Movement of what was there
+before, and constants, are taken in: they cost nothing there, and a kernel of their own outside.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Container, Sequence
+
+from compiler.graph.call import PARAMETER, Body, Call, connect
+from compiler.graph.node import MOVEMENT, Node
+from compiler.graph.ops import BUILDERS, COSTS
+from compiler.methods.core import TensorCore
+from compiler.schedule.calls import live_results
+from compiler.schedule.plan import Structure, structure
+
+KNOWN = 1024  # bodies kept; beyond it all are made again
+PLAIN = 16  # operations on constants alone that are rather done again in each call
+_bodies: dict[Structure, Body] = {}
+_SAME_ELEMENTS = ("reshape", "permute", "flip", "expand")
+
+
+def outline(name: str, tensors: Sequence[TensorCore], since: int) -> None:
+    """Make what the tensors need, as far as it was made `since` then, a call. Does nothing where
+    nothing is computed."""
+    order = _inside([tensor.node for tensor in tensors], since)
+    roots = _roots(order, since)
+    if not roots:
+        return
+    leaves = {id(node): node for node in _leaves(roots, since)}
+    key, nodes = structure(roots, leaves.keys())
+    body = _bodies.get(key)
+    if body is None:
+        if len(_bodies) >= KNOWN:
+            _bodies.clear()
+        body = _bodies[key] = _copy(name, nodes, roots, leaves)
+    arguments = tuple([node for node in nodes if id(node) in leaves])
+    connect(body, arguments, roots)
+
+
+def _is_inside(node: Node, since: int) -> bool:
+    return node.made >= since and node.storage is None
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a value is made of few operations on constants."""
+    stack, count = [node], 0
+    while stack:
+        node = stack.pop()
+        count += 1
+        cheap = node.op in MOVEMENT or node.op in ("const", "iota", "cast")
+        cheap = cheap or (node.op in BUILDERS and COSTS.get(node.op, 1) == 1)
+        if node.storage is not None or not cheap or count > PLAIN:
+            return False
+        stack += node.sources
+    return True
+
+
+def _takes_in(node: Node, since: int) -> bool:
+    """Whether a node is computed by the call, not given to it."""
+    if node.storage is not None:
+        return False
+    return node.made >= since or node.op in MOVEMENT or _is_plain(node)
+
+
+def _inside(nodes: list[Node], since: int) -> list[Node]:
+    """What the nodes need of what was made inside; of a call there all results that are left."""
+    order: list[Node] = []
+    seen: set[int] = set()
+    stack = nodes
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or not _is_inside(node, since):
+            continue
+        seen.add(id(node))
+        order.append(node)
+        stack += node.sources
+        if node.op == "call":
+            stack += [result for _, result in live_results(node)]
+    return order
+
+
+def _roots(order: list[Node], since: int) -> list[Node]:
+    """The nodes that somebody outside refers to; of what only moves another's elements, that."""
+    used = Counter(id(source) for node in order for source in node.sources)
+    places = []
+    for place in range(len(order)):
+        # besides the sources inside: `order`, and the argument of getrefcount
+        if sys.getrefcount(order[place]) > 2 + used[id(order[place])]:
+            places.append(place)
+    roots: dict[int, Node] = {}
+    for place in places:
+        root = order[place]
+        while root.op in _SAME_ELEMENTS and _is_inside(root.sources[0], since):
+            root = root.sources[0]
+        given = root.op in MOVEMENT and not _is_inside(root.sources[0], since)
+        if root.op != "call" and not given and not _is_plain(root):
+            roots[id(root)] = root
+    return list(roots.values())
+
+
+def _leaves(roots: Sequence[Node], since: int) -> list[Node]:
+    """What goes in."""
+    found: dict[int, Node] = {}
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if _takes_in(node, since):
+            stack += node.sources
+        else:
+            found[id(node)] = node
+    return list(found.values())
+
+
+def _copy(name: str, nodes: Sequence[Node], roots: Sequence[Node], leaves: Container[int]) -> Body:
+    """A body with nodes of its own. leaves: ids of what becomes a parameter."""
+    made: dict[int, Node] = {}
+    parameters = []
+    for node in nodes:
+        if id(node) in leaves:
+            copy = Node("buffer", node.dtype, node.shape)
+            copy.storage = PARAMETER
+            parameters.append(copy)
+        else:
+            sources = tuple(made[id(source)] for source in node.sources)
+            copy = Node(node.op, node.dtype, node.shape, sources, node.arg)
+        copy.origin = node.origin
+        made[id(node)] = copy
+    for node in nodes:
+        if node.op == "call" and id(node) not in leaves:
+            called = node.arg
+            assert isinstance(called, Call)
+            made[id(node)].arg = called.moved(made)
+    copies = [made[id(node)] for node in nodes]
+    return Body(name, tuple(parameters), copies, tuple(made[id(root)] for root in roots))
