@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from compiler.codegen.exchange import Word, amd, nvidia
 from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
+from compiler.codegen.values import Values
 from compiler.kernel.ir import Kernel
 from hcq.target import TargetSpec
 
@@ -92,9 +94,24 @@ class Gpu(Shell):
         lines.variables[name] = text
 
 
+class AmdValues(Values):
+    """Values of AMD's GPUs."""
+
+    def other_lane(self, mask: int) -> Word:
+        return amd(self, mask, self.wave_size)
+
+
+class NvidiaValues(Values):
+    """Values of NVIDIA's GPUs."""
+
+    def other_lane(self, mask: int) -> Word:
+        return nvidia(self, mask)
+
+
 class Amd(Gpu):
     """An AMD HSA kernel (LLVM AMDGPUUsage)."""
 
+    values = AmdValues
     pointers: ClassVar = {
         "global": "ptr addrspace(1)",
         "local": "ptr addrspace(3)",
@@ -126,6 +143,7 @@ class Amd(Gpu):
 class Nvidia(Gpu):
     """A PTX entry (LLVM NVPTXUsage; PTX ISA, "Special Registers" and "bar")."""
 
+    values = NvidiaValues
     pointers: ClassVar = {
         "global": "ptr addrspace(1)",
         "local": "ptr addrspace(3)",

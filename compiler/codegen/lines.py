@@ -36,6 +36,7 @@ class Lines:
 
     def __init__(self, index_type: str, has_fma: bool, spaces: Mapping[str, str]) -> None:
         self.index_type = index_type
+        self.wave_size = 1
         self.has_fma = has_fma
         self.spaces = spaces
         self.text: list[str] = []

@@ -17,11 +17,13 @@ class Shell:
     index arithmetic."""
 
     pointers: ClassVar[Mapping[str, str]]
+    values: ClassVar[type[Values]] = Values
 
     def __init__(self, kernel: Kernel, target: TargetSpec, bits: int, has_fma: bool) -> None:
         self.kernel = kernel
         self.target = target
-        self.lines = Values(f"i{bits}", has_fma, self.pointers)
+        self.lines = self.values(f"i{bits}", has_fma, self.pointers)
+        self.lines.wave_size = target.wave_size
         self.block = "entry"
 
     def statements(self, body: Iterable[Statement]) -> None:

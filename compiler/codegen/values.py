@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 
+from compiler.codegen.exchange import Word, exchange
 from compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
 from compiler.codegen.matrix import matrix_product
 from compiler.dtype import DType, bfloat16, bool_, float16, float32
@@ -26,6 +27,10 @@ PURE, SHARED, PRIVATE = 0, 1, 2  # what a value reads: nothing that changes; loc
 
 class Values(Lines):
     """Values, loads and stores."""
+
+    def other_lane(self, mask: int) -> Word:
+        """What moves words between lanes; only a GPU has such lanes."""
+        raise NotImplementedError
 
     def load(self, access: Load, lanes: int) -> str:
         memory = access.memory
@@ -133,6 +138,9 @@ class Values(Lines):
             return self._dot2(sources, kind)
         if op == "matrix":
             return matrix_product(self, node.arg, *sources)
+        if op == "exchange":
+            bits = 1 if dtype is bool_ else dtype.bits
+            return exchange(self, self.other_lane(node.arg), sources[0], kind, bits)
         if op == "where":
             test = element_type(bool_, node.lanes)
             return self.new(f"select {test} {sources[0]}, {kind} {sources[1]}, {kind} {sources[2]}")

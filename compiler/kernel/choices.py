@@ -48,11 +48,24 @@ class Threads:
 
 @dataclass(frozen=True)
 class Sharing:
-    """A reduction on a GPU. way: who adds up a result: "threads" (one each), "groups", or "columns"
-    (a group for a wave of results). block: threads of a group, at most."""
+    """A reduction on a GPU. way: who adds up a result: "threads" (one each), "lanes" (so many
+    threads), or "columns" (a group for a wave of results). block: threads of a group, at most."""
 
     way: str
+    lanes: int
     block: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A chain of reductions over rows on a GPU. lanes: threads of a row (a part of a wave, or whole
+    waves); block: threads of a group; width: elements that a thread moves at once; held: elements
+    that a thread keeps from one pass to the next, at most."""
+
+    lanes: int
+    block: int
+    width: int
+    held: int
 
 
 @dataclass(frozen=True)
@@ -62,9 +75,9 @@ class Chunk:
     size: int
 
 
-Choices = MatrixTiles | Tiles | Threads | Sharing | Chunk | Tile
+Choices = MatrixTiles | Tiles | Threads | Sharing | Rows | Chunk | Tile
 KINDS: Mapping[str, type[Any]] = {  # Any: a record's fields are checked by name
-    kind.__name__: kind for kind in (MatrixTiles, Tiles, Threads, Sharing, Chunk, Tile)
+    kind.__name__: kind for kind in (MatrixTiles, Tiles, Threads, Sharing, Rows, Chunk, Tile)
 }
 
 

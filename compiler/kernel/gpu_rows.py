@@ -1,19 +1,21 @@
-"""Chains of reductions on a GPU: a group per row, or a thread per row where rows are short or
-where memory runs across them.
+"""Reductions over rows on a GPU, one or a chain of them: some lanes of a wave or a group of waves
+per row, or a thread per row where memory runs across rows.
 
-A group's threads take every block-th piece of the row, as in gpu_loops. Where a thread's share of
-the row is small it stays in registers from one pass to the next; else it is read and computed
-again.
+The threads of a row take every n-th piece of it. Where a thread's share is small it stays in
+registers from one pass to the next; else it is read and computed again. Totals are joined by
+compiler.kernel.gpu_join.
 """
 
 from __future__ import annotations
 
 from compiler.graph import ops
-from compiler.index.algebra import Index, Range, Validity, at_least_zero, constant, unflatten
+from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity
 from compiler.kernel.chain import Chain, held_values
-from compiler.kernel.gpu_loops import BLOCK, LONG, threads_along, tree
+from compiler.kernel.choices import Rows, Space
+from compiler.kernel.gpu_join import join, waves_memory
+from compiler.kernel.gpu_loops import BLOCK, blocks, kernel_of, positions, threads_along
 from compiler.kernel.ir import (
     If,
     Kernel,
@@ -31,26 +33,91 @@ from compiler.kernel.ir import (
 from compiler.kernel.spread import spread, store, unit_stride, vector_width
 from hcq.target import TargetSpec
 
-REGISTERS = 32  # elements of a row that a thread holds, at most
+HELD = 32  # elements of a row that a thread holds, at most
 STEPS = 8  # pieces of a row that a thread takes one after the other without a loop, at most
+SHARE = 16  # elements of a row for a thread, where there are rows enough: fewer joins for each
+FULL = 512  # threads that keep a compute unit busy
 
 
-def rows(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:
-    """A kernel of whole rows."""
+def default_rows(computation: Computation, chain: Chain, target: TargetSpec) -> Rows:
+    """As many threads for a row as it has vectors, up to a group; fewer, with more elements each,
+    where there are more rows than the machine needs. One where memory runs across the rows."""
+    if _across(chain) or chain.rows >= 1 << 31:
+        return Rows(1, BLOCK, 1, 0)
+    width = _widths(computation, chain, target)[-1]
+    units = chain.length // width
+    lanes = 1
+    while lanes < min(BLOCK, target.max_threads_per_group) and lanes < units:
+        lanes *= 2
+    enough = FULL * target.compute_units
+    while lanes > 1 and chain.length * 2 <= SHARE * lanes and chain.rows * lanes > enough:
+        lanes //= 2
+    block = max(lanes, target.wave_size)
+    while block < BLOCK and block < chain.rows * lanes:
+        block *= 2
+    if lanes > target.wave_size:
+        block = lanes
+    return Rows(lanes, block, width, HELD)
+
+
+def _across(chain: Chain) -> bool:
+    """Whether memory runs from row to row, and not along them."""
     across = chain.outer[-1:]
     along = {ranges[-1] for ranges, _ in chain.passes() if ranges}
     values = [root for _, root in chain.passes()]
     strided = across and any(unit_stride(root, across[0]) for root in values)
-    in_order = any(unit_stride(root, r) for root in values for r in along)
-    if chain.length < LONG or (strided and not in_order) or chain.rows >= 1 << 31:
-        return _by_threads(computation, chain, target)
-    return _ByGroups(computation, chain, target).kernel()
+    return bool(strided) and not any(unit_stride(root, r) for root in values for r in along)
 
 
-def _by_threads(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:
-    unit, conditions, groups, block = threads_along(chain.rows, target)
-    sizes = tuple(r.size for r in chain.outer)
-    places = dict(zip(chain.outer, unflatten(unit, sizes), strict=True))
+def _widths(computation: Computation, chain: Chain, target: TargetSpec) -> tuple[int, ...]:
+    """How many elements a thread may move at once; the last is the most that is worth it."""
+    memories = [*computation.inputs, *computation.outputs]
+    most = vector_width([m.dtype for m in memories], target.vector_bytes)
+    passes = [ranges for ranges, _ in chain.passes() if ranges]
+    return tuple(
+        width
+        for width in (1, 2, 4, 8)
+        if width <= most and not any(ranges[-1].size % width for ranges in passes)
+    )
+
+
+def lane_counts(target: TargetSpec) -> tuple[int, ...]:
+    """Threads that may share a row."""
+    counts = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    return tuple(count for count in counts if count <= target.max_threads_per_group)
+
+
+def rows_space(computation: Computation, chain: Chain, target: TargetSpec) -> Space:
+    """Parts of waves and groups of up to 16 waves; vectors of all widths; registers."""
+    options = {
+        "lanes": lane_counts(target),
+        "block": blocks(target),
+        "width": _widths(computation, chain, target),
+        "held": (0, 16, 32, 64),
+    }
+
+    def fits(wanted: Rows) -> bool:
+        """Of whole waves the group has one row alone."""
+        if wanted.lanes > target.wave_size:
+            return wanted.lanes == wanted.block
+        return wanted.lanes <= wanted.block
+
+    return Space(default_rows(computation, chain, target), options, fits)
+
+
+def rows(
+    computation: Computation, chain: Chain, target: TargetSpec, wanted: Rows | None = None
+) -> Kernel:
+    """A kernel of whole rows."""
+    wanted = wanted or default_rows(computation, chain, target)
+    if wanted.lanes == 1 and wanted.width == 1:
+        return _by_threads(computation, chain, target, wanted.block)
+    return _ByLanes(computation, chain, target, wanted).kernel()
+
+
+def _by_threads(computation: Computation, chain: Chain, target: TargetSpec, most: int) -> Kernel:
+    unit, conditions, groups, block = threads_along(chain.rows, target, most)
+    places = dict(zip(chain.outer, positions(chain.outer, unit), strict=True))
     body: list[Statement] = []
     for number, (ranges, root) in enumerate(chain.passes()):
         if number < len(chain.stages):
@@ -71,43 +138,35 @@ def _by_threads(computation: Computation, chain: Chain, target: TargetSpec) -> K
         body += inside
     statements = (If(conditions, tuple(body)),) if conditions else tuple(body)
     totals = tuple(stage.total for stage in chain.stages)
-    return _kernel(computation, totals, (groups, 1, 1), block, statements)
+    return kernel_of(computation, totals, (groups, 1, 1), block, statements)
 
 
-class _ByGroups:
-    """A row per group."""
+class _ByLanes:
+    """Some neighbouring threads per row."""
 
-    def __init__(self, computation: Computation, chain: Chain, target: TargetSpec) -> None:
+    def __init__(
+        self, computation: Computation, chain: Chain, target: TargetSpec, wanted: Rows
+    ) -> None:
         self.computation = computation
         self.chain = chain
-        memories = [*computation.inputs, *computation.outputs]
-        width = vector_width([m.dtype for m in memories], target.vector_bytes)
-        passes = [ranges for ranges, _ in chain.passes() if ranges]
-        while width > 1 and (
-            any(ranges[-1].size % width for ranges in passes)
-            or chain.length < width * target.wave_size
-        ):
-            width //= 2
-        self.width = width
-        units = chain.length // width
-        block = target.wave_size
-        while block < BLOCK and block < units and block < target.max_threads_per_group:
-            block *= 2
-        self.block = block
-        self.thread = thread_range(block).index()
-        sizes = tuple(r.size for r in chain.outer)
-        row = unflatten(group_range(0, chain.rows).index(), sizes)
-        self.places = dict(zip(chain.outer, row, strict=True))
+        self.wave = target.wave_size
+        self.lanes, self.block, self.width = wanted.lanes, wanted.block, wanted.width
+        thread = thread_range(self.block).index()
+        self.lane = thread % self.lanes
+        beside = self.block // self.lanes  # rows of a group
+        self.groups = -(-chain.rows // beside)
+        row = group_range(0, self.groups).index() * beside + thread // self.lanes
+        self.exists = at_least_zero(constant(chain.rows - 1) - row)
+        self.places = dict(zip(chain.outer, positions(chain.outer, row), strict=True))
         self.held: dict[Value, tuple[int, Memory]] = {}
-        self.hold()
+        self.hold(wanted.held)
 
     def steps(self, ranges: tuple[Range, ...]) -> int:
         """How many pieces of a pass each thread takes."""
-        return -(-(elements(ranges) // self.width) // self.block)
+        return -(-(elements(ranges) // self.width) // self.lanes)
 
-    def hold(self) -> None:
+    def hold(self, left: int) -> None:
         """Choose what stays in registers: elements number step * width + lane of each thread."""
-        left = REGISTERS
         for held in held_values(self.chain, loads=True):
             ranges = self.chain.passes()[held.made][0]
             count = self.steps(ranges) * self.width
@@ -123,36 +182,32 @@ class _ByGroups:
         body: list[Statement] = []
         for number, stage in enumerate(chain.stages):
             total = stage.total
-            here = load(total, constant(0))
             first = identity(stage.operation, total.dtype)
             body.append(Store(total, constant(0), first))
             body += self.over(stage.ranges, number)
-            size = self.block + self.block // 2
-            memory = Memory(f"shared{number}", total.dtype, size, "local")
-            shared.append(memory)
-            body += tree(stage.operation, memory, here, self.block, 1)
-            body.append(Store(total, constant(0), load(memory, constant(0))))
+            memory = waves_memory(f"shared{number}", total, self.lanes, self.wave)
+            shared += [memory] if memory is not None else []
+            body += join(stage.operation, total, self.lanes, self.block, self.wave, memory)
         body += self.over(chain.inner, len(chain.stages))
         memories = (*totals, *shared, *(memory for _, memory in self.held.values()))
-        return _kernel(computation, memories, (chain.rows, 1, 1), self.block, tuple(body))
+        return kernel_of(computation, memories, (self.groups, 1, 1), self.block, tuple(body))
 
     def over(self, ranges: tuple[Range, ...], number: int) -> list[Statement]:
         """One pass over the row."""
         if not ranges:
-            first = at_least_zero(-self.thread)
-            return [If(first, tuple(self.piece(ranges, number, 0, [])))]
+            first = both(self.exists, at_least_zero(-self.lane))
+            inside = tuple(self.piece(ranges, number, 0, []))
+            return [If(first, inside)] if first else list(inside)
         steps, units = self.steps(ranges), elements(ranges) // self.width
         counter = Range("step", steps)
         written_out = steps <= STEPS
         statements: list[Statement] = []
         for step in range(steps if written_out else 1):
             at = constant(step) if written_out else counter.index()
-            unit = at * self.block + self.thread
+            unit = at * self.lanes + self.lane
             shape = (*(r.size for r in ranges[:-1]), ranges[-1].size // self.width)
-            inside: tuple[Statement, ...] = tuple(
-                self.piece(ranges, number, step, unflatten(unit, shape))
-            )
-            exists: Validity = at_least_zero(constant(units - 1) - unit)
+            inside = tuple(self.piece(ranges, number, step, unflatten(unit, shape)))
+            exists: Validity = both(self.exists, at_least_zero(constant(units - 1) - unit))
             statements += [If(exists, inside)] if exists else inside
         return statements if written_out else [Loop(counter, tuple(statements))]
 
@@ -203,15 +258,3 @@ class _ByGroups:
                 here = position.substitute({lane: constant(index)})
                 statements.append(Store(output, here, value))
         return statements
-
-
-def _kernel(
-    computation: Computation,
-    local: tuple[Memory, ...],
-    grid: tuple[int, int, int],
-    block: int,
-    body: tuple[Statement, ...],
-) -> Kernel:
-    parameters = (*computation.outputs, *computation.inputs)
-    outputs = len(computation.outputs)
-    return Kernel("kernel", parameters, local, grid, block, body, outputs=outputs)

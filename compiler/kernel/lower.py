@@ -18,6 +18,7 @@ from compiler.kernel import (
     gpu_matmul,
     gpu_matrix,
     gpu_online,
+    gpu_reduction,
     gpu_rows,
     host_loops,
     host_matmul,
@@ -86,15 +87,18 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: gpu_online.attention(computation, online, target))
     chain = find_chain(computation)
     if chain is not None:
-        return _Shape(lambda _: gpu_rows.rows(computation, chain, target))
+        return _Shape(
+            lambda wanted: gpu_rows.rows(computation, chain, target, wanted),
+            lambda: [gpu_rows.rows_space(computation, chain, target)],
+        )
     plain = replace(computation, value=ops.expand(computation.value))
     parts = find_contraction(plain)
     if parts is not None:
         return _gpu_product(plain, parts, target)
     if plain.reduction is not None:
         return _Shape(
-            lambda sharing: gpu_loops.reduction(plain, target, sharing),
-            lambda: [gpu_loops.sharing_space(plain, target)],
+            lambda sharing: gpu_reduction.reduction(plain, target, sharing),
+            lambda: [gpu_reduction.sharing_space(plain, target)],
         )
     return _Shape(
         lambda threads: gpu_loops.elementwise(plain, target, threads),

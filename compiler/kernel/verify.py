@@ -26,7 +26,8 @@ from compiler.kernel.ir import (
 from compiler.kernel.matrix_units import UNITS
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
-               "shuffle", "dot2", "matrix")  # fmt: skip
+               "shuffle", "dot2", "matrix", "exchange")  # fmt: skip
+WHOLE_WAVES = ("matrix", "exchange")  # what all threads of a wave do together
 
 
 class BrokenKernel(AssertionError):
@@ -65,8 +66,8 @@ class _Checker:
         for statement in body:
             if isinstance(statement, Store):
                 self.store(statement, bound)
-                if any(node.op == "matrix" for node in walk(statement.value)):
-                    _require(uniform, "a matrix unit works for whole waves", self.kernel.name)
+                if any(node.op in WHOLE_WAVES for node in walk(statement.value)):
+                    _require(uniform, "this is for whole waves", self.kernel.name)
             elif isinstance(statement, Barrier):
                 _require(uniform, "a barrier is reached by all threads or none", self.kernel.name)
             elif isinstance(statement, If):
@@ -147,6 +148,10 @@ class _Checker:
             self.index(node.arg, bound)
         elif node.op == "gate":
             self.conditions(node.arg, bound)
+        elif node.op == "exchange":
+            bit = isinstance(node.arg, int) and node.arg > 0 and node.arg & (node.arg - 1) == 0
+            _require(bit and node.lanes == 1, "scalars are exchanged along one bit", node)
+            _require(node.arg < self.kernel.block, "lanes are exchanged inside the group", node)
         elif node.op == "shuffle":
             among = 2 * node.sources[0].lanes
             known = len(node.arg) == node.lanes and all(0 <= lane < among for lane in node.arg)

@@ -99,8 +99,9 @@ def test_a_group_shares_memory_and_waits() -> None:
     target = ptx_target("sm_80")
     (kernel,) = kernels_of(root, target)
     text = ptx(kernel, target)
-    assert re.search(r"\.shared \.align \d+ \.b8 \w+\[1536\];", text)
-    assert text.count("bar.sync \t0;") == 9 and "ld.global.nc.v4.b32" in text
+    assert re.search(r"\.shared \.align \d+ \.b8 \w+\[32\];", text)  # a total per warp
+    assert text.count("bar.sync \t0;") == 1 and "ld.global.nc.v4.b32" in text
+    assert text.count("shfl.sync.bfly.b32") == 5
 
 
 @pytest.mark.golden

@@ -21,7 +21,16 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.index.ranges import Computation, express
 from compiler.kernel import choices as records
-from compiler.kernel.choices import Choices, Chunk, MatrixTiles, Sharing, Space, Threads, Tiles
+from compiler.kernel.choices import (
+    Choices,
+    Chunk,
+    MatrixTiles,
+    Rows,
+    Sharing,
+    Space,
+    Threads,
+    Tiles,
+)
 from compiler.kernel.host_tiles import Tile
 from compiler.kernel.lower import lower, spaces
 from compiler.runtime import kernel_log, use_cache
@@ -41,7 +50,8 @@ ALL: list[Choices] = [
     MatrixTiles("gfx11.float16", (2, 2), (4, 4), 32, 2),
     Tiles((64, 32), (4, 8), 16, 4),
     Threads(4, 256),
-    Sharing("columns", 64),
+    Sharing("columns", 32, 64),
+    Rows(16, 256, 4, 32),
     Chunk(1024),
     Tile(6, 4, 66, 128),
 ]

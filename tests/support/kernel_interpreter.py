@@ -49,6 +49,7 @@ class _Group:
         self.matrix = matrix
         self.ranges: dict[str, Any] = {f"group_{'xyz'[axis]}": group[axis] for axis in range(3)}
         self.ranges["thread"] = np.arange(kernel.block)
+        self.active = np.ones(kernel.block, bool)
         self.memories = dict(arrays)
         for memory in kernel.locals:
             shape: tuple[int, ...] = (memory.count,)
@@ -81,6 +82,7 @@ class _Group:
                 del self.ranges[statement.range.name]
 
     def store(self, statement: Store, active: Array) -> None:
+        self.active = active
         values = self.value(statement.value)
         memory = self.memories[statement.memory]
         if statement.memory.space == "register":
@@ -117,6 +119,8 @@ class _Group:
             return sources[0].view(np.dtype(node.dtype.name))
         if node.op == "fma":
             return np.asarray(sources[0] * sources[1] + sources[2])
+        if node.op == "exchange":
+            return sources[0][np.arange(self.threads) ^ node.arg]
         if node.op == "matrix":
             return self.matrix(node.arg, *sources)
         return np.asarray(_BINARY[node.op](*sources))
@@ -126,7 +130,7 @@ class _Group:
         if access.memory.space == "register":
             return memory[access.index.constant].copy()
         inside = self.holds(access.conditions)
-        start = np.where(inside, self.index(access.index), 0)
+        start = np.where(inside & self.active, self.index(access.index), 0)
         assert start.min() >= 0 and start.max() + lanes <= memory.size, (access, memory.size)
         values = memory[start[:, None] + np.arange(lanes)]
         return np.where(inside[:, None], values, memory.dtype.type(0))

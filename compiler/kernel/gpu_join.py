@@ -1,0 +1,71 @@
+"""Totals of several threads become one that all of them have.
+
+Within a wave the lanes exchange totals along one bit of their number after the other, so that each
+ends with the whole: no memory, no barrier. Beyond a wave, each wave leaves its total in local
+memory, and after one barrier all threads read them all.
+"""
+
+from __future__ import annotations
+
+from compiler.index.algebra import at_least_zero, constant
+from compiler.kernel.accumulate import combine
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    load,
+    thread_range,
+    value,
+)
+
+READ = 4  # totals that a thread reads at once
+
+
+def exchange(source: Value, mask: int) -> Value:
+    """The same value of the lane whose number is this one's xor `mask`, a power of two."""
+    return value("exchange", source.dtype, (source,), mask)
+
+
+def join_lanes(operation: str, total: Memory, lanes: int, first: int = 1) -> list[Statement]:
+    """Join the totals of lanes whose numbers differ in the bits from `first` to below `lanes`."""
+    statements: list[Statement] = []
+    here = load(total, constant(0))
+    mask = first
+    while mask < lanes:
+        joined = combine(operation, here, exchange(here, mask))
+        statements.append(Store(total, constant(0), joined))
+        mask *= 2
+    return statements
+
+
+def waves_memory(name: str, total: Memory, lanes: int, wave: int) -> Memory | None:
+    """Local memory that `join` needs; None within a wave."""
+    return Memory(name, total.dtype, lanes // wave, "local") if lanes > wave else None
+
+
+def join(
+    operation: str, total: Memory, lanes: int, block: int, wave: int, shared: Memory | None
+) -> list[Statement]:
+    """Join the totals of every `lanes` neighbouring threads. shared: of `waves_memory`, for lanes
+    that are the whole group; whoever writes it again puts a barrier before that."""
+    statements = join_lanes(operation, total, min(lanes, wave))
+    if shared is None:
+        return statements
+    assert lanes == block
+    here, thread = load(total, constant(0)), thread_range(block).index()
+    statements += [
+        If(at_least_zero(-(thread % wave)), (Store(shared, thread // wave, here),)),
+        Barrier(),
+    ]
+    count = min(READ, shared.count)
+    joined: Value | None = None
+    for start in range(0, shared.count, count):
+        several = load(shared, constant(start), lanes=count)
+        for lane in range(count):
+            each = value("extract", total.dtype, (several,), lane)
+            joined = each if joined is None else combine(operation, joined, each)
+    assert joined is not None
+    return [*statements, Store(total, constant(0), joined)]

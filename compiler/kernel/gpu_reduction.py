@@ -1,0 +1,175 @@
+"""Reductions on a GPU: a thread per result, some lanes or a group per result, or a group for a wave
+of neighbouring results where memory runs along them."""
+
+from __future__ import annotations
+
+from compiler.index.algebra import Range, at_least_zero, both, constant
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.accumulate import combine, identity, replace
+from compiler.kernel.chain import Chain, Stage
+from compiler.kernel.choices import Rows, Sharing, Space
+from compiler.kernel.gpu_loops import BLOCK, blocks, kernel_of, positions, threads_along
+from compiler.kernel.gpu_rows import default_rows, lane_counts, rows
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    group_range,
+    load,
+    substitute,
+    thread_range,
+)
+from compiler.kernel.spread import unit_stride
+from hcq.target import TargetSpec
+
+SHORT = 8  # reductions below this are a thread's
+MANY = 1 << 15  # so many results keep the machine busy with a thread each
+
+
+def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
+    """Several lanes per result where memory runs along the reduction; a group per wave of
+    neighbouring results where it runs along them; else a thread per result."""
+    reduce = computation.reduction
+    assert reduce is not None
+    over, ranges = reduce.arg[1], computation.ranges
+    outputs, length = elements(ranges), elements(over)
+    wanted = default_rows(computation, _chain(computation, reduce), target)
+    lanes, block = wanted.lanes, wanted.block
+    if length < SHORT or outputs >= 1 << 31:
+        return Sharing("threads", lanes, BLOCK)
+    if unit_stride(reduce.sources[0], over[-1]):
+        return Sharing("lanes", lanes, block)
+    across = bool(ranges) and unit_stride(reduce.sources[0], ranges[-1])
+    if outputs >= MANY or (across and length < 2 * target.wave_size):
+        return Sharing("threads", lanes, BLOCK)
+    if across and ranges[-1].size >= 8:
+        return Sharing("columns", lanes, BLOCK)
+    return Sharing("lanes", lanes, block)
+
+
+def sharing_space(computation: Computation, target: TargetSpec) -> Space:
+    """Every way, with groups of 1 to 16 waves."""
+    few = elements(computation.ranges) < 1 << 31
+    ways = ("threads", *(("lanes", "columns") if few and computation.ranges else ()))
+    if few and not computation.ranges:
+        ways = ("lanes",)
+    lanes = lane_counts(target)
+    options = {"way": ways, "lanes": lanes, "block": blocks(target)}
+
+    def fits(sharing: Sharing) -> bool:
+        by_lanes = sharing.way == "lanes"
+        return (
+            not by_lanes
+            or sharing.lanes <= min(sharing.block, target.wave_size)
+            or (sharing.lanes == sharing.block)
+        )
+
+    return Space(default_sharing(computation, target), options, fits)
+
+
+def reduction(
+    computation: Computation, target: TargetSpec, sharing: Sharing | None = None
+) -> Kernel:
+    """Results added up as `sharing` says."""
+    reduce = computation.reduction
+    assert reduce is not None
+    sharing = sharing or default_sharing(computation, target)
+    if sharing.way == "threads":
+        return _by_threads(computation, reduce, target, sharing.block)
+    if sharing.way == "columns":
+        return _by_columns(computation, reduce, target, sharing.block)
+    chain = _chain(computation, reduce)
+    found = default_rows(computation, chain, target)
+    wanted = Rows(sharing.lanes, sharing.block, found.width, found.held)
+    return rows(computation, chain, target, wanted)
+
+
+def _chain(computation: Computation, reduce: Value) -> Chain:
+    """A reduction as a chain of one stage, whose rows have one result each."""
+    operation, over = reduce.arg
+    total = Memory("total", reduce.dtype, 1, "register")
+    result = replace(computation.value, reduce, load(total, constant(0)))
+    stage = Stage(operation, over, reduce.sources[0], total)
+    return Chain(computation.ranges, (), (stage,), result)
+
+
+def _by_threads(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
+    operation, over = reduce.arg
+    ranges = computation.ranges
+    unit, conditions, grid_x, block = threads_along(elements(ranges), target, most)
+    places = dict(zip(ranges, positions(ranges, unit), strict=True))
+    total = Memory("total", reduce.dtype, 1, "register")
+    here = load(total, constant(0))
+    taken = substitute(reduce.sources[0], places)
+    inside: Statement = Store(total, constant(0), combine(operation, here, taken))
+    for counter in reversed(over):
+        inside = Loop(counter, (inside,))
+    result = replace(substitute(computation.value, places), substitute(reduce, places), here)
+    body: tuple[Statement, ...] = (
+        Store(total, constant(0), identity(operation, reduce.dtype)),
+        inside,
+        Store(computation.output, computation.position.substitute(places), result),
+    )
+    if conditions:
+        body = (If(conditions, body),)
+    return kernel_of(computation, (total,), (grid_x, 1, 1), block, body)
+
+
+def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
+    """A wave of neighbouring results per group; each of its waves takes every n-th step, so that
+    lanes read neighbours. Then a tree over the waves."""
+    operation, over = reduce.arg
+    outer, last = computation.ranges[:-1], computation.ranges[-1]
+    wave, length = target.wave_size, elements(over)
+    waves = most // wave
+    thread = thread_range(most).index()
+    grid = (-(-last.size // wave), elements(outer), 1)
+    column = group_range(0, grid[0]).index() * wave + thread % wave
+    exists = at_least_zero(constant(last.size - 1) - column)
+    places = dict(zip(outer, positions(outer, group_range(1, grid[1]).index()), strict=True))
+    places[last] = column
+    total = Memory("total", reduce.dtype, 1, "register")
+    here = load(total, constant(0))
+    counter = Range("k", -(-length // waves))
+    step = counter.index() * waves + thread // wave
+    inner = positions(over, step)
+    taken = substitute(reduce.sources[0], {**places, **dict(zip(over, inner, strict=True))})
+    add: tuple[Statement, ...] = (Store(total, constant(0), combine(operation, here, taken)),)
+    inside = both(exists, at_least_zero(constant(length - 1) - step))
+    if inside:
+        add = (If(inside, add),)
+
+    shared = Memory("shared", reduce.dtype, most + most // 2, "local")
+    root = substitute(computation.value, places)
+    result = replace(root, substitute(reduce, places), load(shared, thread))
+    position = computation.position.substitute(places)
+    first_wave = at_least_zero(constant(wave - 1) - thread)
+    body: tuple[Statement, ...] = (
+        Store(total, constant(0), identity(operation, reduce.dtype)),
+        Loop(counter, add),
+        *tree(operation, shared, here, most, wave),
+        If(both(first_wave, exists), (Store(computation.output, position, result),)),
+    )
+    return kernel_of(computation, (total, shared), grid, most, body)
+
+
+def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:
+    """Join the totals of all threads until the first `lowest` threads hold the rest's.
+
+    shared: half as long again as the block, so that the addresses of idle threads lie inside too.
+    """
+    thread = thread_range(block).index()
+    statements: list[Statement] = [Store(shared, thread, here), Barrier()]
+    half = block // 2
+    while half >= lowest:
+        pair = combine(operation, load(shared, thread), load(shared, thread + half))
+        active = at_least_zero(constant(half - 1) - thread)
+        statements.append(If(active, (Store(shared, thread, pair),)))
+        statements.append(Barrier())
+        half //= 2
+    return statements
