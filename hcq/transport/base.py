@@ -40,6 +40,18 @@ class DmaSegment:
     size: int
 
 
+@dataclass(frozen=True)
+class Traits:
+    """How much of the contract a transport can keep; each says so of itself.
+
+    any_order: accesses may come in any order and number (a replay wants the recorded ones).
+    counts_interrupts: `Interrupts.wait` is true for interrupts that came, once, and only for those.
+    """
+
+    any_order: bool = True
+    counts_interrupts: bool = True
+
+
 class ResetKind(enum.Enum):
     """How far a reset reaches; a transport refuses the kinds it cannot do with NotSupported."""
 
@@ -116,6 +128,7 @@ class Transport(Protocol):
 
     name: str
     identity: PciIdentity
+    traits: Traits
 
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read 1, 2 or 4 bytes of configuration space."""

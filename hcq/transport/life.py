@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from hcq.errors import Closed, UgpuError
+from hcq.transport.base import Traits
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class TransportLife:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.traits = Traits()
         self.lock = threading.RLock()
         self.closed = False
         self._ends = contextlib.ExitStack()

@@ -3,14 +3,17 @@
     recorder, recording = record(transport)      use `recorder` in place of `transport`
     Path("boot.txt").write_text(recording.save())
 
-Memory has no accesses to see, so it is compared with what it held, before every access to a window:
-what changed in between goes into the recording there. That costs a pass over all shared memory for
-each access; recording is for finding out, not for speed.
+Memory has no accesses to see, so it is compared with what it held: before every access, and when
+the driver looks for an interrupt or for the device's presence. What changed in between goes into
+the recording there. That costs a pass over all shared memory each time; recording is for finding
+out, not for speed. A word that changes twice between two such looks is recorded with its last value
+(see hcq.transport.replay).
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,7 +30,16 @@ from hcq.transport.base import (
     Window,
 )
 from hcq.transport.life import TransportLife, close_all
-from hcq.transport.recording import Allocation, Content, Free, Recording, Reset, long_write
+from hcq.transport.recording import (
+    Allocation,
+    Content,
+    Free,
+    Presence,
+    Recording,
+    Reset,
+    Wait,
+    long_write,
+)
 from hcq.transport.trace import Access, TracingTransport, TracingWindow
 
 _WORD = 8  # bytes; changes are told in whole words of memory
@@ -117,6 +129,24 @@ class RecordingWindow:
         self._inner.write(offset, data)
 
 
+class RecordingInterrupts:
+    """The inner transport's, with memory looked at before and after each wait."""
+
+    def __init__(self, inner: Interrupts, look: Callable[[], None]) -> None:
+        self._inner = inner
+        self._look = look
+        self.vectors = inner.vectors
+
+    def enable(self, count: int) -> None:
+        self._inner.enable(count)
+
+    def wait(self, limit_s: float, vector: int = 0) -> bool:
+        self._look()
+        came = self._inner.wait(limit_s, vector)
+        self._look()
+        return came
+
+
 class RecordingTransport(TransportLife):
     """Records each completed access of `inner`, its memory, its resets. Owns `inner`: closing this
     closes it. What raises is not recorded."""
@@ -132,6 +162,10 @@ class RecordingTransport(TransportLife):
         self._windows: dict[int, RecordingWindow] = {}
         self._memories: dict[int, RecordedMemory] = {}
         self._allocated = 0
+        self._interrupts: RecordingInterrupts | None = None
+        self._present = True
+        self._entries_lock = threading.Lock()  # waits come from threads of their own
+        self.traits = inner.traits
         # ORDER: from the bottom. The inner transport takes all memory back at once.
         self.at_end(self._let_go)
         if path is not None:
@@ -144,15 +178,26 @@ class RecordingTransport(TransportLife):
 
     def _look(self) -> None:
         """Record what became of the shared memory since the last entry."""
-        for memory in list(self._memories.values()):
-            self.recording.entries += memory.changes()
+        with self._entries_lock:
+            for memory in list(self._memories.values()):
+                self.recording.entries += memory.changes()
+
+    def _look_waiting(self) -> None:
+        """The same, while the driver waits: what comes later is told apart."""
+        entries = self.recording.entries
+        before = len(entries)
+        self._look()
+        if len(entries) > before:
+            entries.append(Wait())
 
     @property
-    def interrupts(self) -> Interrupts | None:
+    def interrupts(self) -> RecordingInterrupts | None:
         """The inner transport's. Waits are not recorded, what they waited for is."""
         found = self.inner.interrupts
-        self.recording.interrupts = found.vectors if found is not None else 0
-        return found
+        if self._interrupts is None and found is not None:
+            self._interrupts = RecordingInterrupts(found, self._look_waiting)
+            self.recording.interrupts = found.vectors
+        return self._interrupts
 
     def config_read(self, offset: int, width: int = 4) -> int:
         self._look()
@@ -191,7 +236,13 @@ class RecordingTransport(TransportLife):
         self.recording.entries.append(Reset(kind))
 
     def present(self) -> bool:
-        return self.inner.present()
+        """Whether the device answers; recorded where that changes."""
+        self._look_waiting()
+        found = self.inner.present()
+        if found != self._present and not self.closed:
+            self._present = found
+            self.recording.entries.append(Presence(found))
+        return found
 
     def _write(self, path: Path) -> None:
         path.write_text(self.recording.save(), "ascii")

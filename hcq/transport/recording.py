@@ -8,11 +8,15 @@
     write bar0 0x1000 16 data 7f454c46...
     write bar0 0x2000 65536 sha256 9f86d081...
     memory 0 0x10 data 01000000
+    wait
     free 0
     reset bus
+    present no
 
 `memory`: what allocation number 0 holds from there on, where it changed between the entry before
-and the entry after; the device's doing or the driver's. Long data is packed (zlib, base64); of long
+and the entry after; the device's doing or the driver's. `wait`: what is above it was so when the
+driver looked for an interrupt, and what follows came later. `present`: from here on the device
+does not answer, or does again. Long data is packed (zlib, base64); of long
 writes only the digest is kept, which is enough to hold a driver to them.
 """
 
@@ -73,7 +77,19 @@ class Reset:
     kind: ResetKind
 
 
-Entry = Access | LongWrite | Allocation | Content | Free | Reset
+@dataclass(frozen=True)
+class Wait:
+    """The driver looked for an interrupt, and memory had changed."""
+
+
+@dataclass(frozen=True)
+class Presence:
+    """The device answers from here on, or does not."""
+
+    present: bool
+
+
+Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presence
 
 
 @dataclass
@@ -118,7 +134,7 @@ class Recording:
                     recording.interrupts = int(words[1])
                 else:
                     recording.entries.append(_entry(words))
-            except (ValueError, IndexError) as error:
+            except (ValueError, LookupError) as error:
                 raise BadArgument(f"line {number} of the recording: {error}", line=line) from None
         if recording is None:
             raise BadArgument("a recording begins with an identity")
@@ -151,6 +167,10 @@ def _line(entry: Entry) -> str:
         return f"memory {entry.number} {entry.offset:#x} {_packed(entry.data)}"
     if isinstance(entry, Free):
         return f"free {entry.number}"
+    if isinstance(entry, Wait):
+        return "wait"
+    if isinstance(entry, Presence):
+        return f"present {'yes' if entry.present else 'no'}"
     return f"reset {entry.kind.value}"
 
 
@@ -168,6 +188,10 @@ def _entry(words: list[str]) -> Entry:
         return Free(int(words[1]))
     if words[0] == "reset":
         return Reset(ResetKind(words[1]))
+    if words[0] == "wait":
+        return Wait()
+    if words[0] == "present":
+        return Presence({"yes": True, "no": False}[words[1]])
     return _access(words)
 
 

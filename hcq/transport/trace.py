@@ -86,6 +86,7 @@ class TracingTransport(TransportLife):
         super().__init__(inner.name)
         self.inner = inner
         self.listener = listener
+        self.traits = inner.traits
         self.at_end(inner.close)
         self.identity: PciIdentity = inner.identity  # who sits behind it
         self._windows: dict[int, TracingWindow] = {}
