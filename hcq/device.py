@@ -32,6 +32,7 @@ from hcq.errors import (
 )
 from hcq.graph import CAPTURED, Capture
 from hcq.memory import Placement
+from hcq.poll import looked
 from hcq.program import Program
 from hcq.queue import HardwareQueue, Queue, QueueKind
 from hcq.target import TargetSpec
@@ -248,6 +249,7 @@ class Device(ABC):
                 self._report_hang(timeline, value, limit)
                 return
             self.pause_until(timeline, value, limit - elapsed)
+            looked(timeline.value >= value)
         if self.resets != resets:  # `restart` raised the timeline, not the work
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
         self.check_failures()  # work that faulted may have gone on to its end

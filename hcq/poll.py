@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
 from hcq.errors import UnitTimeout
 
 T = TypeVar("T")
+
+
+class Watcher(Protocol):
+    """Somebody who must know when others wait: memory that changes tells nobody
+    (hcq.transport.record and replay)."""
+
+    def looked(self, found: bool) -> None:
+        """Somebody waited and has looked, in this thread; found: it is what was waited for."""
+        ...
+
+
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+
+def watch(watcher: Watcher) -> None:
+    """Have `watcher` told of each look, for as long as it lives or until `unwatch`."""
+    _watchers.add(watcher)
+
+
+def unwatch(watcher: Watcher) -> None:
+    """End what `watch` began."""
+    _watchers.discard(watcher)
+
+
+def looked(found: bool) -> None:
+    """Tell the watchers of a look; for waits that are not `wait_until`'s."""
+    for watcher in tuple(_watchers):
+        watcher.looked(found)
 
 
 def wait_until(
@@ -31,8 +60,11 @@ def wait_until(
     pause = 1e-5
     while True:
         result = probe()
-        if result is not None and result is not False:
-            return result
+        found = result is not None and result is not False
+        if _watchers:
+            looked(found)
+        if found:
+            return cast(T, result)
         elapsed = clock() - start
         if elapsed > limit_s:
             # One last look: a descheduled process may have overslept a limit the chip kept.

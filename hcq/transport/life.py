@@ -35,10 +35,14 @@ class Closable(Protocol):
 
 def close_all(parts: Iterable[Closable | None]) -> None:
     """Close each part that there is, the last one first; one that fails does not stop the rest."""
+    _call_all(part.close for part in parts if part is not None)
+
+
+def _call_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all calls, the last one first; an error of one is raised when all are made."""
     with contextlib.ExitStack() as stack:
-        for part in parts:
-            if part is not None:
-                stack.callback(part.close)
+        for call in calls:
+            stack.callback(call)
 
 
 class TransportLife:
@@ -84,6 +88,7 @@ class TransportLife:
                 return
             self.closed = True
             ends = self._ends.pop_all()
+            _open.discard(self)  # a fork has nothing to drop of it any more
         ends.close()
 
     def abandon(self) -> None:
@@ -91,8 +96,7 @@ class TransportLife:
         self.lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.closed = True
         self._ends.pop_all()
-        for drop in self._drops:
-            drop()
+        _call_all(self._drops)
 
     def __enter__(self) -> Self:
         return self
@@ -123,8 +127,7 @@ def _register() -> None:
 
 
 def _abandon_all() -> None:
-    for transport in list(_open):
-        transport.abandon()
+    _call_all(transport.abandon for transport in list(_open))
     _open.clear()
 
 

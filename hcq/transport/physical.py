@@ -26,7 +26,7 @@ _FRAME = (1 << 55) - 1
 
 def check_permitted(system: System) -> None:
     """AccessDenied or HostError, with the remedy, where physical addresses cannot be had."""
-    if os.geteuid() != 0:
+    if not system.privileged:
         raise AccessDenied(
             "physical addresses are shown to root alone",
             remedy="run as root, or use VFIO, which needs none: ugpu doctor",

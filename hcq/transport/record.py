@@ -3,23 +3,26 @@
     recorder, recording = record(transport)      use `recorder` in place of `transport`
     Path("boot.txt").write_text(recording.save())
 
-Memory has no accesses to see, so it is compared with what it held: before every access, and when
-the driver looks for an interrupt or for the device's presence. What changed in between goes into
-the recording there. That costs a pass over all shared memory each time; recording is for finding
-out, not for speed. A word that changes twice between two such looks is recorded with its last value
-(see hcq.transport.replay).
+Memory has no accesses to see, so it is compared with what it held: before and after every access,
+and each time the driver looks whether something came that it waits for (hcq.poll,
+`interrupts.wait`). What changed in between goes into the recording there. That costs a pass over
+all shared memory each time; recording is for finding out, not for speed. A word that changes twice
+between two such looks is recorded with its last value.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hcq import poll
+from hcq.errors import DeviceBusy, NotSupported
 from hcq.transport.base import (
     DmaMemory,
     DmaSegment,
@@ -67,7 +70,7 @@ class RecordedMemory:
         self._now: NDArray[np.uint64] | None = np.frombuffer(inner.view, np.uint64)
         self._before = self._now.copy()
 
-    def changes(self) -> list[Content]:
+    def changes(self, *, at_once: bool) -> list[Content]:
         """What differs from the last call, in runs of words; from now on this is what it held."""
         if self._now is None:
             return []
@@ -80,7 +83,7 @@ class RecordedMemory:
             # Once only: the device may write meanwhile, and that is the next change.
             self._before[first:end] = self._now[first:end]
             data = self._before[first:end].tobytes()
-            found.append(Content(self.number, first * _WORD, data))
+            found.append(Content(self.number, first * _WORD, data, at_once))
         return found
 
     def close(self) -> None:
@@ -92,11 +95,16 @@ class RecordedMemory:
 
 
 class RecordingWindow:
-    """A window that reports, and has memory looked at before each access."""
+    """A window that reports, and has memory looked at around each access."""
 
-    def __init__(self, inner: Window, look: Callable[[], None], note: Callable[[Access], None]):
+    def __init__(
+        self,
+        inner: Window,
+        note: Callable[[Access], None],
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._inner = TracingWindow(inner, note)
-        self._look = look
+        self._around = around
         self.index = inner.index
 
     @property
@@ -105,51 +113,51 @@ class RecordingWindow:
         return self._inner.size
 
     def read32(self, offset: int) -> int:
-        self._look()
-        return self._inner.read32(offset)
+        with self._around():
+            return self._inner.read32(offset)
 
     def write32(self, offset: int, value: int) -> None:
-        self._look()
-        self._inner.write32(offset, value)
+        with self._around():
+            self._inner.write32(offset, value)
 
     def read64(self, offset: int) -> int:
-        self._look()
-        return self._inner.read64(offset)
+        with self._around():
+            return self._inner.read64(offset)
 
     def write64(self, offset: int, value: int) -> None:
-        self._look()
-        self._inner.write64(offset, value)
+        with self._around():
+            self._inner.write64(offset, value)
 
     def read(self, offset: int, size: int) -> bytes:
-        self._look()
-        return self._inner.read(offset, size)
+        with self._around():
+            return self._inner.read(offset, size)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        self._look()
-        self._inner.write(offset, data)
+        with self._around():
+            self._inner.write(offset, data)
 
 
 class RecordingInterrupts:
     """The inner transport's, with memory looked at before and after each wait."""
 
-    def __init__(self, inner: Interrupts, look: Callable[[], None]) -> None:
+    def __init__(self, inner: Interrupts, looked: Callable[[bool], None]) -> None:
         self._inner = inner
-        self._look = look
+        self._looked = looked
         self.vectors = inner.vectors
 
     def enable(self, count: int) -> None:
         self._inner.enable(count)
 
     def wait(self, limit_s: float, vector: int = 0) -> bool:
-        self._look()
+        self._looked(False)
         came = self._inner.wait(limit_s, vector)
-        self._look()
+        self._looked(came)
         return came
 
 
 class RecordingTransport(TransportLife):
     """Records each completed access of `inner`, its memory, its resets. Owns `inner`: closing this
-    closes it. What raises is not recorded."""
+    closes it. Accesses that raise are not recorded."""
 
     def __init__(self, inner: Transport, path: str | Path | None = None) -> None:
         """path: a file to write the recording into when this is closed."""
@@ -166,51 +174,63 @@ class RecordingTransport(TransportLife):
         self._present = True
         self._entries_lock = threading.Lock()  # waits come from threads of their own
         self.traits = inner.traits
+        unwatch = functools.partial(poll.unwatch, self)
         # ORDER: from the bottom. The inner transport takes all memory back at once.
         self.at_end(self._let_go)
         if path is not None:
             self.at_end(functools.partial(self._write, Path(path)))
         self.at_end(self._look)
+        self.at_end(unwatch, drop=unwatch)
+        poll.watch(self)
         self.opened()
 
     def _note(self, access: Access) -> None:
         self.recording.entries.append(long_write(access))
 
-    def _look(self) -> None:
-        """Record what became of the shared memory since the last entry."""
+    def _look(self, *, at_once: bool = False) -> bool:
+        """Record what became of the shared memory since the last look; whether anything did."""
         with self._entries_lock:
-            for memory in list(self._memories.values()):
-                self.recording.entries += memory.changes()
+            found = [
+                change
+                for memory in list(self._memories.values())
+                for change in memory.changes(at_once=at_once)
+            ]
+            self.recording.entries += found
+        return bool(found)
 
-    def _look_waiting(self) -> None:
-        """The same, while the driver waits: what comes later is told apart."""
-        entries = self.recording.entries
-        before = len(entries)
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """Tell what the driver did before an access from what the device did on it."""
         self._look()
-        if len(entries) > before:
-            entries.append(Wait())
+        yield
+        self._look(at_once=True)
+
+    def looked(self, found: bool) -> None:
+        """The driver waits, see hcq.poll.Watcher: what comes later is told apart."""
+        if self._look():
+            self.recording.entries.append(Wait())
 
     @property
     def interrupts(self) -> RecordingInterrupts | None:
         """The inner transport's. Waits are not recorded, what they waited for is."""
         found = self.inner.interrupts
         if self._interrupts is None and found is not None:
-            self._interrupts = RecordingInterrupts(found, self._look_waiting)
+            self._interrupts = RecordingInterrupts(found, self.looked)
             self.recording.interrupts = found.vectors
         return self._interrupts
 
     def config_read(self, offset: int, width: int = 4) -> int:
-        self._look()
-        return self._traced.config_read(offset, width)
+        with self._around():
+            return self._traced.config_read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
-        self._look()
-        self._traced.config_write(offset, value, width)
+        with self._around():
+            self._traced.config_write(offset, value, width)
 
     def window(self, index: int) -> RecordingWindow:
         inner = self.inner.window(index)
         if index not in self._windows:
-            self._windows[index] = RecordingWindow(inner, self._look, self._note)
+            self._windows[index] = RecordingWindow(inner, self._note, self._around)
             self.recording.windows[index] = inner.size
         return self._windows[index]
 
@@ -231,13 +251,18 @@ class RecordingTransport(TransportLife):
             self.recording.entries.append(Free(memory.number))
 
     def reset(self, kind: ResetKind) -> None:
-        self._look()
-        self.inner.reset(kind)
-        self.recording.entries.append(Reset(kind))
+        """Reset; a refusal is recorded too, since drivers go on by another way."""
+        with self._around():
+            try:
+                self.inner.reset(kind)
+            except (NotSupported, DeviceBusy) as error:
+                refusal = f"{type(error).__name__} {error}"
+                self.recording.entries.append(Reset(kind, " ".join(refusal.split())))
+                raise
+            self.recording.entries.append(Reset(kind))
 
     def present(self) -> bool:
         """Whether the device answers; recorded where that changes."""
-        self._look_waiting()
         found = self.inner.present()
         if found != self._present and not self.closed:
             self._present = found

@@ -7,6 +7,7 @@
     read bar5 0x5a464 4 0x80000000
     write bar0 0x1000 16 data 7f454c46...
     write bar0 0x2000 65536 sha256 9f86d081...
+    answer 0 0x40 data 02000000
     memory 0 0x10 data 01000000
     wait
     free 0
@@ -14,8 +15,9 @@
     present no
 
 `memory`: what allocation number 0 holds from there on, where it changed between the entry before
-and the entry after; the device's doing or the driver's. `wait`: what is above it was so when the
-driver looked for an interrupt, and what follows came later. `present`: from here on the device
+and the entry after; the device's doing or the driver's. `answer`: the same, but it was so when the
+entry before it ended, so it is the device's. `wait`: the driver waited, and what is above was there
+when it looked; what follows came later. `present`: from here on the device
 does not answer, or does again. Long data is packed (zlib, base64); of long
 writes only the digest is kept, which is enough to hold a driver to them.
 """
@@ -58,11 +60,13 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Content:
-    """What memory number `number` holds at `offset`, when the next entry begins."""
+    """What memory number `number` holds at `offset`, when the next entry begins; at_once: when the
+    entry before it ended already, so that it was not the driver who wrote it."""
 
     number: int
     offset: int
     data: bytes
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,15 @@ class Free:
 
 @dataclass(frozen=True)
 class Reset:
+    """A reset; refusal: the class of the error and its text, where it was refused."""
+
     kind: ResetKind
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The driver looked for an interrupt, and memory had changed."""
+    """The driver waited, and when it looked memory had changed."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +171,15 @@ def _line(entry: Entry) -> str:
         runs = " ".join(f"{run.address:#x}+{run.size:#x}" for run in entry.segments)
         return f"allocate {entry.number} {entry.size} {runs}"
     if isinstance(entry, Content):
-        return f"memory {entry.number} {entry.offset:#x} {_packed(entry.data)}"
+        verb = "answer" if entry.at_once else "memory"
+        return f"{verb} {entry.number} {entry.offset:#x} {_packed(entry.data)}"
     if isinstance(entry, Free):
         return f"free {entry.number}"
     if isinstance(entry, Wait):
         return "wait"
     if isinstance(entry, Presence):
         return f"present {'yes' if entry.present else 'no'}"
-    return f"reset {entry.kind.value}"
+    return f"reset {entry.kind.value} {entry.refusal}".rstrip()
 
 
 def _entry(words: list[str]) -> Entry:
@@ -182,12 +190,13 @@ def _entry(words: list[str]) -> Entry:
         if not 0 < size <= LARGEST or sum(segment.size for segment in segments) != size:
             raise ValueError("an allocation and its runs have different sizes")
         return Allocation(int(words[1]), size, segments)
-    if words[0] == "memory":
-        return Content(int(words[1]), int(words[2], 16), _unpacked(words[3:]))
+    if words[0] in ("memory", "answer"):
+        data = _unpacked(words[3:])
+        return Content(int(words[1]), int(words[2], 16), data, words[0] == "answer")
     if words[0] == "free":
         return Free(int(words[1]))
     if words[0] == "reset":
-        return Reset(ResetKind(words[1]))
+        return Reset(ResetKind(words[1]), " ".join(words[2:]))
     if words[0] == "wait":
         return Wait()
     if words[0] == "present":

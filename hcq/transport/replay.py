@@ -3,14 +3,14 @@
 The driver is held to the recorded order: each access, allocation and reset must be the next one,
 and reads give what was read then. Interrupts that are waited for come at once.
 
-Memory shared by DMA changes as it did, whoever changed it. What was found changed before an entry
-is in place as soon as the entry before it has been repeated, or, where the driver was waiting
-meanwhile, when it waits again: so a fence that the device wrote is seen, and so is the next one
-after the driver took the first back. At every entry memory must hold what it held then: a driver
-that writes something else into it is told where. Two things are not seen: that a driver does *not*
-write what it wrote then (it finds that written already), and, of a word that changed twice between
-two looks, the first value. So a driver that polls a word of memory alone, with neither accesses nor
-`interrupts.wait` nor `present`, and overwrites that word before its next access, waits for ever.
+Memory shared by DMA changes as it did. What the device had written when an access ended is in place
+when it ends. What changed later, whoever changed it, comes when it was seen: when the driver waits
+(hcq.poll, or `interrupts.wait`), what had changed when it looked then is in place for its next
+look; and before each entry all that had changed before it. Until then the driver finds what it
+wrote itself, so that it may read that back and go on from it; and a word that it waits for, takes
+back and waits for again is seen each time. At every entry memory must hold what it held then, byte
+for byte: a driver that writes something else is told where. Not seen is that it leaves something
+unwritten. A driver that looks at memory in a loop of its own, with none of these, waits for ever.
 
 A driver that uses a register by the clock, and not because of anything it did (a health check, or
 the taking in of reports while it waits), does so more or less often from run to run; such places
@@ -19,12 +19,16 @@ are named as `by_clock`, and are outside the order: reads give what was last rea
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import threading
 from collections.abc import Callable, Collection
 
 import numpy as np
 
-from hcq.errors import BadArgument, TransportError
+from hcq import poll
+from hcq.errors import BadArgument, DeviceBusy, NotSupported, TransportError
+from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind, Traits
 from hcq.transport.life import TransportLife
 from hcq.transport.recording import (
@@ -57,19 +61,16 @@ class ReplayMemory:
         self._owner = owner
         self._closed = False
 
-    def change(self, entry: Content, *, asked: bool) -> None:
-        """Let it be changed as it was. asked: the driver does not wait, so what it has written by
-        now is its own and stays, to be compared."""
+    def change(self, entry: Content) -> None:
+        """Let it be changed as it was; but what the driver has written by now is its own, and stays
+        to be compared."""
         first, end = entry.offset, entry.offset + len(entry.data)
         now, recorded = (
             self._now.view(np.uint8)[first:end],
             self._recorded.view(np.uint8)[first:end],
         )
         data = np.frombuffer(entry.data, np.uint8)
-        if asked:
-            np.copyto(now, data, where=now == recorded)
-        else:
-            now[:] = data
+        np.copyto(now, data, where=now == recorded)
         recorded[:] = data
 
     def compare(self) -> None:
@@ -105,6 +106,7 @@ class ReplayWindow:
 
     def write32(self, offset: int, value: int) -> None:
         self._check(offset, 4, 4)
+        _check_value(value, 32)
         self._owner.repeat(Access(self.index, offset, 4, True, value))
 
     def read64(self, offset: int) -> int:
@@ -112,6 +114,7 @@ class ReplayWindow:
 
     def write64(self, offset: int, value: int) -> None:
         self._check(offset, 8, 8)
+        _check_value(value, 64)
         self._owner.repeat(Access(self.index, offset, 8, True, value))
 
     def read(self, offset: int, size: int) -> bytes:
@@ -139,10 +142,10 @@ class ReplayWindow:
 class ReplayInterrupts:
     """Interrupts that have always just come; whoever waits finds memory as it was then."""
 
-    def __init__(self, vectors: int, look: Callable[[], None]) -> None:
+    def __init__(self, vectors: int, show_next: Callable[[], None]) -> None:
         self.vectors = vectors
         self._enabled = 1
-        self._look = look
+        self._show_next = show_next
 
     def enable(self, count: int) -> None:
         if not 1 <= count <= self.vectors:
@@ -152,7 +155,7 @@ class ReplayInterrupts:
     def wait(self, limit_s: float, vector: int = 0) -> bool:
         if not 0 <= vector < self._enabled:
             raise BadArgument("that vector is not enabled", vector=vector, enabled=self._enabled)
-        self._look()
+        self._show_next()
         return True
 
 
@@ -168,6 +171,7 @@ class ReplayTransport(TransportLife):
     ) -> None:
         """by_clock: (window, offset) of registers that are used outside the order."""
         super().__init__(name)
+        _check_contents(recording)
         self.traits = Traits(any_order=False, counts_interrupts=False)
         self.identity: PciIdentity = recording.identity
         self.recording = recording
@@ -179,11 +183,14 @@ class ReplayTransport(TransportLife):
         }
         self._interrupts: ReplayInterrupts | None = None
         if recording.interrupts:
-            self._interrupts = ReplayInterrupts(recording.interrupts, self._wait)
+            self._interrupts = ReplayInterrupts(recording.interrupts, self._show_next)
         self._memories: dict[int, ReplayMemory] = {}
         self._allocated = 0
+        self._user = threading.get_ident()  # the thread that drives it
         self._present = True
-        self._go_on()
+        unwatch = functools.partial(poll.unwatch, self)
+        self.at_end(unwatch, drop=unwatch)
+        poll.watch(self)
         self.opened()
 
     # ---- order -------------------------------------------------------------------------------
@@ -191,6 +198,9 @@ class ReplayTransport(TransportLife):
     def read(self, access: Access) -> Access:
         """The recorded read that `access` repeats."""
         clocked = self._clocked.get((access.window, access.offset))
+        if clocked is None and self._is_clocked(access):
+            self._go_on()
+            clocked = self._clocked.get((access.window, access.offset))
         if clocked is not None and clocked.width == access.width:
             self.check_open()
             return clocked
@@ -208,7 +218,8 @@ class ReplayTransport(TransportLife):
     def _next(self, entry: Entry) -> Entry:
         self.check_open()
         with self.lock:
-            self._go_on(asked=True)
+            self._user = threading.get_ident()
+            self._go_on()
             if self.position >= len(self.recording.entries):
                 raise TransportError("it goes on after the end of the recording", entry=str(entry))
             wanted = self.recording.entries[self.position]
@@ -226,50 +237,57 @@ class ReplayTransport(TransportLife):
                 self._memories[wanted.number] = ReplayMemory(self, wanted)
             elif isinstance(wanted, Free):
                 self._memories.pop(wanted.number, None)
-            self._go_on()
+            self._answer()
             return wanted
 
-    def _wait(self) -> None:
-        """The driver waits: show what had changed when it waited then."""
-        with self.lock:
-            entries = self.recording.entries
-            if self.position < len(entries) and isinstance(entries[self.position], Wait):
-                self.position += 1
-                self._go_on()
+    def looked(self, found: bool) -> None:
+        """Show a driver that waits what had changed when it looked the next time then. See
+        hcq.poll.Watcher; other threads may wait for other things."""
+        if not found and self._user == threading.get_ident():
+            self._show_next()
 
-    def _go_on(self, *, asked: bool = False) -> None:
-        """Let happen what nobody asked for, up to the next entry that somebody must repeat. asked:
-        somebody does so now, so that waiting is over; else it ends where the driver waited."""
+    def _show_next(self) -> None:
+        with self.lock:
+            self._go_on(to_wait=True)
+
+    def _go_on(self, *, to_wait: bool = False) -> None:
+        """Let happen what nobody asks for: all up to the next entry that somebody must repeat, or
+        up to where the driver looked for something."""
         entries = self.recording.entries
         while self.position < len(entries):
             entry = entries[self.position]
             if isinstance(entry, Content):
-                self._change(entry, asked=asked)
+                self._change(entry)
             elif isinstance(entry, Presence):
                 self._present = entry.present
             elif isinstance(entry, Access) and self._is_clocked(entry):
                 if not entry.is_write:
                     self._clocked[entry.window, entry.offset] = entry
-            elif not (isinstance(entry, Wait) and asked):
+            elif not isinstance(entry, Wait):
                 return
+            self.position += 1
+            if to_wait and isinstance(entry, Wait):
+                return
+
+    def _answer(self) -> None:
+        """What the device had done when the entry ended."""
+        entries = self.recording.entries
+        while self.position < len(entries):
+            entry = entries[self.position]
+            if not (isinstance(entry, Content) and entry.at_once):
+                return
+            self._change(entry)
             self.position += 1
 
     def _is_clocked(self, access: Access) -> bool:
         return (access.window, access.offset) in self._by_clock
 
-    def _change(self, entry: Content, *, asked: bool) -> None:
-        memory = self._memories.get(entry.number)
-        end = entry.offset + len(entry.data)
-        if memory is None or entry.offset < 0 or end > memory.size:
-            raise BadArgument(
-                "the recording changes memory that is not there",
-                position=self.position, number=entry.number, offset=entry.offset,
-            )  # fmt: skip
-        memory.change(entry, asked=asked)
+    def _change(self, entry: Content) -> None:
+        self._memories[entry.number].change(entry)
 
     def finish(self) -> None:
         """TransportError if something of the recording was not repeated."""
-        self._go_on(asked=True)
+        self._go_on()
         if self.position < len(self.recording.entries):
             first = str(self.recording.entries[self.position])[:200]
             raise TransportError("accesses are missing", position=self.position, first=first)
@@ -277,9 +295,12 @@ class ReplayTransport(TransportLife):
     # ---- hcq.transport.base.Transport --------------------------------------------------------
 
     def config_read(self, offset: int, width: int = 4) -> int:
+        pci_config.check_access(offset, width)
         return self.read(Access(CONFIG, offset, width, False, 0)).value or 0
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
+        pci_config.check_access(offset, width)
+        _check_value(value, 8 * width)
         self.repeat(Access(CONFIG, offset, width, True, value))
 
     def window(self, index: int) -> ReplayWindow:
@@ -310,12 +331,41 @@ class ReplayTransport(TransportLife):
         return self._interrupts
 
     def reset(self, kind: ResetKind) -> None:
-        self.repeat(Reset(kind))
+        found = self._next(Reset(kind))
+        assert isinstance(found, Reset)
+        if found.refusal:
+            name, _, text = found.refusal.partition(" ")
+            raise (DeviceBusy if name == "DeviceBusy" else NotSupported)(text)
 
     def present(self) -> bool:
         """Whether the device answered then."""
-        self._wait()
+        with self.lock:
+            entries = self.recording.entries
+            if self.position < len(entries) and isinstance(entries[self.position], Presence):
+                self._go_on()
         return self._present and not self.closed
+
+
+def _check_contents(recording: Recording) -> None:
+    """BadArgument unless all contents lie in memory that is there by then."""
+    sizes: dict[int, int] = {}
+    for position, entry in enumerate(recording.entries):
+        if isinstance(entry, Allocation):
+            sizes[entry.number] = entry.size
+        elif isinstance(entry, Free):
+            sizes.pop(entry.number, None)
+        elif isinstance(entry, Content):
+            size = sizes.get(entry.number)
+            if size is None or entry.offset < 0 or entry.offset + len(entry.data) > size:
+                raise BadArgument(
+                    "the recording changes memory that is not there",
+                    position=position, number=entry.number, offset=entry.offset,
+                )  # fmt: skip
+
+
+def _check_value(value: int, bits: int) -> None:
+    if not 0 <= value < 1 << bits:
+        raise BadArgument(f"a register takes {bits} bits", value=value)
 
 
 def _same(entry: Entry, wanted: Entry) -> bool:
@@ -323,6 +373,8 @@ def _same(entry: Entry, wanted: Entry) -> bool:
     recording knows more."""
     if isinstance(entry, Allocation) and isinstance(wanted, Allocation):
         return (entry.number, entry.size) == (wanted.number, wanted.size)
+    if isinstance(entry, Reset) and isinstance(wanted, Reset):
+        return entry.kind is wanted.kind
     if not isinstance(entry, Access) or not isinstance(wanted, Access):
         return entry == wanted
     places = [(a.window, a.offset, a.width, a.is_write, a.data is None) for a in (entry, wanted)]

@@ -97,17 +97,20 @@ class SysfsTransport(TransportLife):
 
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read configuration space; all ones when the function is gone."""
-        self.check_open()
-        return self._config.read(offset, width)
+        with self.lock:  # or its descriptor might be another file's by now
+            self.check_open()
+            return self._config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         """Write configuration space, unfiltered: a wrong BAR takes the function off the bus."""
-        self.check_open()
-        self._config.write(offset, value, width)
+        with self.lock:
+            self.check_open()
+            self._config.write(offset, value, width)
 
     def present(self) -> bool:
         """Whether the function answers in configuration space."""
-        return not self.closed and pci_config.answers(self._config.read)
+        with self.lock:
+            return not self.closed and pci_config.answers(self._config.read)
 
     def window(self, index: int) -> MappedWindow:
         """Map BAR `index` (file resourceN)."""

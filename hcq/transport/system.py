@@ -26,6 +26,11 @@ class System:
         """A path given from the root, such as "sys/bus/pci"."""
         return self.root / name
 
+    @property
+    def privileged(self) -> bool:
+        """Whether this process may do what root may."""
+        return os.geteuid() == 0
+
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
         return os.open(path, flags | os.O_CLOEXEC)
 

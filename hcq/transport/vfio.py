@@ -114,19 +114,22 @@ class VfioTransport(TransportLife):
 
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read configuration space as VFIO shows it; all ones when the function is gone."""
-        self.check_open()
-        return self._config.read(offset, width)
+        with self.lock:  # or its descriptor might be another file's by now
+            self.check_open()
+            return self._config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         """Write configuration space; VFIO keeps back what is the kernel's (BARs, interrupts)."""
-        self.check_open()
-        self._config.write(offset, value, width)
+        with self.lock:
+            self.check_open()
+            self._config.write(offset, value, width)
 
     def present(self) -> bool:
         """Whether the function answers and has not been asked back by the system."""
-        if self.closed or self.removal_requested:
-            return False
-        return pci_config.answers(self._config.read)
+        with self.lock:
+            if self.closed or self.removal_requested:
+                return False
+            return pci_config.answers(self._config.read)
 
     # ---- windows -----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import threading
 from typing import NoReturn
 
 from hcq.errors import BadArgument, Closed, DeviceLost
@@ -122,10 +123,11 @@ class FileWindow:
     """A BAR reached by pread and pwrite on a descriptor, where it may not be mapped.
 
     Slower by a system call an access. The kernel makes a 64-bit access of two halves where it knows
-    no better (Linux drivers/vfio/pci/vfio_pci_rdwr.c before 6.11). The descriptor is the caller's.
+    no better (Linux drivers/vfio/pci/vfio_pci_rdwr.c before 6.11). The descriptor is the caller's,
+    and is not used any more once `close` has returned.
     """
 
-    __slots__ = ("_base", "_closed", "_descriptor", "_system", "index", "size")
+    __slots__ = ("_base", "_closed", "_descriptor", "_lock", "_system", "index", "size")
 
     def __init__(self, system: System, index: int, descriptor: int, base: int, size: int) -> None:
         self.index = index
@@ -134,6 +136,7 @@ class FileWindow:
         self._descriptor = descriptor
         self._base = base
         self._closed = False
+        self._lock = threading.Lock()
 
     def read32(self, offset: int) -> int:
         """Read one register."""
@@ -171,24 +174,32 @@ class FileWindow:
         self._write(offset, source)
 
     def close(self) -> None:
-        """Refuse further accesses; idempotent."""
+        """Refuse further accesses, and let one that is under way end; idempotent."""
         self._closed = True
+        # TIMEOUT: in a forked child it may be under way for ever, in a thread that is not here.
+        if self._lock.acquire(timeout=1.0):
+            self._lock.release()
 
     def _check(self, offset: int, size: int, alignment: int) -> None:
-        if self._closed:
-            raise Closed(f"the window of BAR {self.index} was closed")
         misfit = (offset | size) & (alignment - 1)
         if offset < 0 or size < 0 or misfit or offset + size > self.size:
+            self._check_open()
             _refuse(self.index, self.size, offset, size)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the window of BAR {self.index} was closed")
 
     def _read(self, offset: int, size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
             place = self._base + offset + len(parts)
-            try:
-                part = self._system.pread(self._descriptor, size - len(parts), place)
-            except OSError as error:
-                raise self._lost(offset) from error
+            with self._lock:
+                self._check_open()
+                try:
+                    part = self._system.pread(self._descriptor, size - len(parts), place)
+                except OSError as error:
+                    raise self._lost(offset) from error
             if not part:
                 raise self._lost(offset)
             parts += part
@@ -198,10 +209,12 @@ class FileWindow:
         done = 0
         while done < len(data):
             place = self._base + offset + done
-            try:
-                count = self._system.pwrite(self._descriptor, data[done:], place)
-            except OSError as error:
-                raise self._lost(offset) from error
+            with self._lock:
+                self._check_open()
+                try:
+                    count = self._system.pwrite(self._descriptor, data[done:], place)
+                except OSError as error:
+                    raise self._lost(offset) from error
             if count <= 0:
                 raise self._lost(offset)
             done += count

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
+import os
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, Closed, TransportError
+from hcq.errors import BadArgument, Closed, NotSupported, TransportError
 from hcq.memory import BusAddr
+from hcq.poll import wait_until
 from hcq.transport import recording as recording_module
 from hcq.transport.base import DmaSegment, PciIdentity, ResetKind, Transport
-from hcq.transport.record import record
+from hcq.transport.record import RecordingTransport, record
 from hcq.transport.recording import (
     Allocation,
     Content,
     Entry,
     Free,
     LongWrite,
+    Presence,
     Recording,
     Reset,
+    Wait,
 )
 from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import CONFIG, Access
@@ -155,9 +162,10 @@ def test_memory_shared_with_the_device_changes_as_it_did() -> None:
     loaded = Recording.load(text)
     assert loaded == recording
     contents = [entry for entry in loaded.entries if isinstance(entry, Content)]
-    words = [value.to_bytes(8, "little") for value in (16, 4096, 0, 16)]
+    words = [value.to_bytes(8, "little") for value in (16, 4096)]
     assert contents[0] == Content(0, 0, words[0]), "the driver's"
-    assert contents[1] == Content(0, 0, b"".join(words[1:])), "the driver's next, the device's"
+    assert contents[1] == Content(0, 16, words[0], at_once=True), "the device's"
+    assert contents[2] == Content(0, 0, words[1]), "the driver's next"
     replay = ReplayTransport(loaded)
     assert drive_memory(replay) == seen
     replay.finish()
@@ -169,6 +177,127 @@ def test_memory_shared_with_the_device_changes_as_it_did() -> None:
     assert int.from_bytes(memory.view[16:20], "little") == 16
     with pytest.raises(TransportError, match="not what was recorded"):
         replay.window(5).write32(8, 4095)
+
+
+class LaterFunction(PlainFunction):
+    """Writing register 8 has the device count up in memory, but only when the driver looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[int] = []
+        self.memory = memoryview(b"")
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> PlainMemory:
+        memory = super().allocate_dma(size, contiguous=contiguous)
+        self.memory = memory.view
+        return memory
+
+    def answer(self, seconds: float) -> None:
+        """What the device does while the driver sleeps."""
+        if self.answers:
+            self.memory[0] = self.answers.pop(0)
+
+
+def drive_fence(transport: Transport, sleep: Callable[[float], None]) -> list[int]:
+    """A fence that is waited for and taken back, twice, between two accesses; and a counter that
+    is read back from memory."""
+    memory = transport.allocate_dma(4096)
+    transport.window(5).write32(8, 1)
+    seen = []
+    for value in (5, 6):
+        memory.view[8] += 1
+        wait_until(
+            lambda value=value: memory.view[0] == value,
+            unit="test", waiting_for="fence", limit_s=1.0, sleep=sleep, clock=ticks(),
+        )  # fmt: skip
+        memory.view[0] = 0
+        seen.append(memory.view[8])
+    transport.window(5).read32(0)
+    return [*seen, memory.view[0], memory.view[8]]
+
+
+def ticks() -> Callable[[], float]:
+    """A clock that goes on by 0.1 s each time, so that nothing is spun for."""
+    count = itertools.count()
+    return lambda: next(count) / 10
+
+
+def test_a_fence_that_is_taken_back_is_seen_each_time() -> None:
+    function = LaterFunction()
+    recorder, recording = record(function)
+    function.answers = [0, 5, 0, 0, 6]
+    assert drive_fence(recorder, function.answer) == [1, 2, 0, 2]
+    recorder.close()
+    for _ in range(2):
+        with ReplayTransport(Recording.load(recording.save())) as replay:
+            assert drive_fence(replay, lambda seconds: None) == [1, 2, 0, 2]
+            replay.finish()
+
+
+def test_a_fence_that_is_looked_at_in_a_loop_of_its_own_is_not() -> None:
+    """The limit that the module's documentation states."""
+    recorder, recording = record(WritingFunction())
+    memory = recorder.allocate_dma(4096)
+    memory.view[64:68] = b"mine"
+    memory.view[0] = 5  # the device's, after the last access; nobody told the recorder
+    memory.view[0] = 0
+    recorder.window(5).read32(0)
+    recorder.close()
+    assert not any(isinstance(entry, Content) and entry.data[0] == 5 for entry in recording.entries)
+
+
+@pytest.mark.parametrize("place", [0, 72, 4088])
+def test_other_contents_of_shared_memory_are_named(place: int) -> None:
+    recorder, recording = record(PlainFunction())
+    with recorder:
+        memory = recorder.allocate_dma(4096)
+        memory.view[0:4] = b"good"
+        recorder.window(5).write32(8, 1)
+    with ReplayTransport(recording) as replay:
+        memory = replay.allocate_dma(4096)
+        memory.view[0:4] = b"good"
+        memory.view[place : place + 3] = b"bad"
+        with pytest.raises(TransportError, match="shared memory") as caught:
+            replay.window(5).write32(8, 1)
+        assert caught.value.facts["number"] == 0 and caught.value.facts["offset"] == place
+
+
+def test_a_refused_reset_is_refused_again() -> None:
+    recorder, recording = record(PlainFunction())
+    with recorder, pytest.raises(NotSupported):
+        recorder.reset(ResetKind.POWER)
+    with ReplayTransport(Recording.load(recording.save())) as replay:
+        with pytest.raises(NotSupported, match="switched off"):
+            replay.reset(ResetKind.POWER)
+        replay.finish()
+
+
+def test_a_device_that_goes_is_gone_in_the_replay() -> None:
+    function = PlainFunction()
+    recorder, recording = record(function)
+
+    def drive_loss(transport: Transport) -> list[object]:
+        before = [transport.present(), transport.window(5).read32(8)]
+        function.lost = True
+        return [*before, transport.window(5).read32(8), transport.present(), transport.present()]
+
+    with recorder:
+        seen = drive_loss(recorder)
+    assert seen == [True, 0, 0xFFFF_FFFF, False, False]
+    with ReplayTransport(Recording.load(recording.save())) as replay:
+        assert drive_loss(replay) == seen
+        replay.finish()
+
+
+def test_a_forked_child_does_not_write_the_recording(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    with RecordingTransport(PlainFunction(), path) as recorder:
+        child = os.fork()
+        if not child:
+            recorder.close()
+            os._exit(int(path.exists()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert path.exists()
 
 
 def test_places_read_by_the_clock_are_outside_the_order() -> None:
@@ -227,9 +356,11 @@ entries = st.one_of(
         numbers,
         st.lists(st.tuples(numbers, st.integers(1, 9)), min_size=1, max_size=4),
     ),
-    st.builds(Content, numbers, numbers, st.binary(max_size=400)),
+    st.builds(Content, numbers, numbers, st.binary(max_size=400), st.booleans()),
     st.builds(Free, numbers),
-    st.builds(Reset, st.sampled_from(ResetKind)),
+    st.builds(Reset, st.sampled_from(ResetKind), st.sampled_from(["", "NotSupported not here"])),
+    st.builds(Wait),
+    st.builds(Presence, st.booleans()),
 )
 
 
@@ -253,6 +384,7 @@ def test_noise_is_refused(text: str) -> None:
         "write bar5 0 4 sha256 ab", "read bar5 0 4 sha256 " + "ab" * 32, "allocate 0 4096",
         "allocate 0 4096 0x1000+0x2000", "allocate 0 -4096 0x0+-0x1000", "memory 0 0 what 00",
         "memory 0 0 packed !!", "memory 0 0 packed eJw=", "reset hard", "free", "interrupts x",
+        "present", "present maybe", "answer 0 0",
     ],
 )  # fmt: skip
 def test_wrong_lines_are_named(line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -215,6 +216,22 @@ def test_each_refusal_is_named(
     with pytest.raises(error):
         opened(machine)
     assert not leaked(before)
+
+
+def test_a_fork_after_closing_touches_no_descriptor_of_others(machine: BridgedMachine) -> None:
+    """The numbers of its descriptors may be somebody else's by then."""
+    transport = opened(machine)
+    transport.close()
+    again = os.memfd_create("somebody else's")
+    child = os.fork()
+    if not child:
+        outcome = 1
+        with contextlib.suppress(OSError):
+            os.fstat(again)
+            outcome = 0
+        os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(again)
 
 
 def test_a_locked_down_kernel(machine: BridgedMachine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,6 @@ def opened(machine: VfioMachine, **options: Any) -> VfioTransport:
     return VfioTransport(GPU, system=machine, **options)
 
 
-
 def _module(machine: VfioMachine) -> None:
     (machine.root / "dev/vfio/vfio").unlink()
 

@@ -389,8 +389,10 @@ def test_a_hand_written_server_is_understood() -> None:
         ({1: reply(1, b"\1\0\0\0")}, NotSupported),
         ({1: reply(1, b"\0\0\1\0")}, NotSupported),
         ({1: reply(1, b"\0\0\0\0{")}, TransportError),
-        ({1: reply(1, b'\0\0\0\0{"capabilities":{"twin_socket":{"supported":true}}}\0')},
-         TransportError),
+        (
+            {1: reply(1, b'\0\0\0\0{"capabilities":{"twin_socket":{"supported":true}}}\0')},
+            TransportError,
+        ),
         ({1: reply(1, flags=0x21, error=errno.EBUSY)}, DeviceBusy),
         ({1: b"HTTP/1.1 400 Bad Request\r\n\r\n"}, TransportError),
         ({1: reply(4, VERSION)}, TransportError),

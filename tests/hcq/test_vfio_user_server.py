@@ -335,7 +335,6 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
-
 def test_descriptors_on_the_wrong_message_are_closed(wire: socket.socket) -> None:
     descriptor = memory(4096)
     before = settled()

@@ -5,19 +5,26 @@ from __future__ import annotations
 from hcq.errors import BadArgument, NotSupported
 from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment, Interrupts, PciIdentity, ResetKind
+from hcq.transport.dma import rounded
 from hcq.transport.life import TransportLife
+from hcq.transport.pci_config import check_access
 
 SIZES = {0: 1 << 16, 5: 4096}
 
 
+def _check_value(value: int, bits: int) -> None:
+    if not 0 <= value < 1 << bits:
+        raise BadArgument(f"a register takes {bits} bits", value=value)
+
+
 class PlainMemory:
     def __init__(self, size: int, address: int) -> None:
-        self.size = -(-size // 4096) * 4096
+        self.size = rounded(size)
         self.view = memoryview(bytearray(self.size))
         self.segments = (DmaSegment(BusAddr(address), self.size),)
 
     def close(self) -> None:
-        pass
+        """Nothing to give back but the memory itself."""
 
 
 class PlainWindow:
@@ -37,6 +44,8 @@ class PlainWindow:
 
     def read32(self, offset: int) -> int:
         self._check(offset, 4, 4)
+        if self.function.lost:
+            return (1 << 32) - 1
         value = int.from_bytes(self.data[offset : offset + 4], "little")
         if self.index == 5 and offset == 0:
             self.data[0:4] = (value + 1).to_bytes(4, "little")
@@ -44,18 +53,24 @@ class PlainWindow:
 
     def write32(self, offset: int, value: int) -> None:
         self._check(offset, 4, 4)
+        _check_value(value, 32)
         self.data[offset : offset + 4] = value.to_bytes(4, "little")
 
     def read64(self, offset: int) -> int:
         self._check(offset, 8, 8)
+        if self.function.lost:
+            return (1 << 64) - 1
         return int.from_bytes(self.data[offset : offset + 8], "little")
 
     def write64(self, offset: int, value: int) -> None:
         self._check(offset, 8, 8)
+        _check_value(value, 64)
         self.data[offset : offset + 8] = value.to_bytes(8, "little")
 
     def read(self, offset: int, size: int) -> bytes:
         self._check(offset, size, 4)
+        if self.function.lost:
+            return b"\xff" * size
         return bytes(self.data[offset : offset + size])
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -69,6 +84,7 @@ class PlainFunction(TransportLife):
     def __init__(self) -> None:
         super().__init__("plain")
         self.identity = PciIdentity(0x1234, 0x5678, 1, 0x1AF4, 0x1100, 0x30000)
+        self.lost = False  # set by tests: it has fallen off the bus
         self.resets: list[ResetKind] = []
         self._config = bytearray(4096)
         self._config[0:4] = bytes.fromhex("34127856")
@@ -78,10 +94,15 @@ class PlainFunction(TransportLife):
 
     def config_read(self, offset: int, width: int = 4) -> int:
         self.check_open()
+        check_access(offset, width)
+        if self.lost:
+            return (1 << 8 * width) - 1
         return int.from_bytes(self._config[offset : offset + width], "little")
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         self.check_open()
+        check_access(offset, width)
+        _check_value(value, 8 * width)
         if offset >= 4:
             self._config[offset : offset + width] = value.to_bytes(width, "little")
 
@@ -99,6 +120,7 @@ class PlainFunction(TransportLife):
 
     @property
     def interrupts(self) -> Interrupts | None:
+        self.check_open()
         return None
 
     def reset(self, kind: ResetKind) -> None:
@@ -108,4 +130,4 @@ class PlainFunction(TransportLife):
         self.resets.append(kind)
 
     def present(self) -> bool:
-        return not self.closed
+        return not self.closed and not self.lost

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import threading
+from typing import NoReturn
 
 from am.virtual.bus.dma import HostMemory
 from am.virtual.chip import Chip
-from hcq.errors import BadArgument, DeviceBusy
+from hcq.errors import BadArgument, Closed, DeviceBusy
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.life import TransportLife, close_all
+from hcq.transport.pci_config import check_access
 
 _ONES_32 = 0xFFFF_FFFF
+
+
+def _refuse_value(value: int, bits: int) -> NoReturn:
+    raise BadArgument(f"a register takes {bits} bits", value=value)
+
+
+def _check_value(value: int, bits: int) -> None:
+    if not 0 <= value < 1 << bits:
+        _refuse_value(value, bits)
 
 
 class _BarWindow:
@@ -19,6 +30,11 @@ class _BarWindow:
     def __init__(self, chip: Chip, index: int) -> None:
         self._chip = chip
         self.index = index
+        self.closed = False
+
+    def close(self) -> None:
+        """Refuse further accesses; idempotent."""
+        self.closed = True
 
     @property
     def size(self) -> int:
@@ -26,7 +42,10 @@ class _BarWindow:
         return self._chip.config.bar_size(self.index)
 
     def _check(self, offset: int, size: int, alignment: int) -> None:
-        if offset % alignment or offset < 0 or size < 0 or offset + size > self.size:
+        if self.closed:
+            raise Closed(f"the window of BAR {self.index} was closed")
+        misfit = (offset | size) % alignment
+        if misfit or offset < 0 or size < 0 or offset + size > self.size:
             raise BadArgument(
                 f"no such place in BAR{self.index}: aligned to {alignment} and inside the window",
                 offset=offset,
@@ -50,6 +69,7 @@ class _BarWindow:
     def write64(self, offset: int, value: int) -> None:
         """Write two dwords, low first."""
         self._check(offset, 8, 8)
+        _check_value(value, 64)
         self.write32(offset, value & _ONES_32)
         self.write32(offset + 4, value >> 32)
 
@@ -76,6 +96,11 @@ class RegisterWindow(_BarWindow):
         super().__init__(chip, index)
         self._size = chip.options.registers
 
+    def close(self) -> None:
+        """Refuse further accesses; idempotent."""
+        super().close()
+        self._size = 0  # so that reading and writing need not look twice
+
     def read32(self, offset: int) -> int:
         """Read one register."""
         if offset & 3 or not 0 <= offset < self._size:
@@ -86,7 +111,9 @@ class RegisterWindow(_BarWindow):
         """Write one register."""
         if offset & 3 or not 0 <= offset < self._size:
             self._check(offset, 4, 4)
-        self._chip.write_register(offset >> 2, value & _ONES_32)
+        if not 0 <= value <= _ONES_32:
+            _refuse_value(value, 32)
+        self._chip.write_register(offset >> 2, value)
 
 
 class DoorbellWindow(_BarWindow):
@@ -99,14 +126,15 @@ class DoorbellWindow(_BarWindow):
 
     def write32(self, offset: int, value: int) -> None:
         """Ring half a doorbell."""
-        self._ring(offset, value & _ONES_32, 4)
+        self._ring(offset, value, 4)
 
     def write64(self, offset: int, value: int) -> None:
         """Ring a doorbell in one access."""
-        self._ring(offset, value & 0xFFFF_FFFF_FFFF_FFFF, 8)
+        self._ring(offset, value, 8)
 
     def _ring(self, offset: int, value: int, width: int) -> None:
         self._check(offset, width, width)
+        _check_value(value, 8 * width)
         with self._chip.lock:
             if self._chip.answers() and not self._chip.dark:
                 self._chip.nbio.doorbell(offset, value, width)
@@ -127,7 +155,8 @@ class VramWindow(_BarWindow):
     def write32(self, offset: int, value: int) -> None:
         """Write a dword of VRAM."""
         self._check(offset, 4, 4)
-        self._write(offset, (value & _ONES_32).to_bytes(4, "little"))
+        _check_value(value, 32)
+        self._write(offset, value.to_bytes(4, "little"))
 
     def read64(self, offset: int) -> int:
         """Read a quadword of VRAM."""
@@ -137,7 +166,8 @@ class VramWindow(_BarWindow):
     def write64(self, offset: int, value: int) -> None:
         """Write a quadword of VRAM."""
         self._check(offset, 8, 8)
-        self._write(offset, (value & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"))
+        _check_value(value, 64)
+        self._write(offset, value.to_bytes(8, "little"))
 
     def read(self, offset: int, size: int) -> bytes:
         """Read a block of VRAM."""
@@ -169,6 +199,12 @@ class MessageInterrupts:
 
     def __init__(self) -> None:
         self._came = threading.Event()
+        self._closed = False
+
+    def close(self) -> None:
+        """Wake whoever waits: Closed."""
+        self._closed = True
+        self._came.set()
 
     def enable(self, count: int) -> None:
         """Nothing to do for the one vector; BadArgument for more."""
@@ -183,10 +219,12 @@ class MessageInterrupts:
         """Block until one came since the last call; False after `limit_s`."""
         if vector:
             raise BadArgument("that vector is not enabled", vector=vector, enabled=self.vectors)
-        if not self._came.wait(limit_s):
-            return False
-        self._came.clear()
-        return True
+        came = self._came.wait(limit_s)
+        if self._closed:
+            raise Closed("the transport of these interrupts was closed")
+        if came:
+            self._came.clear()
+        return came
 
 
 class VirtualTransport(TransportLife):
@@ -206,12 +244,18 @@ class VirtualTransport(TransportLife):
         self._chip = chip
         self._memory: list[HostMemory] = []
         self._sweep = 64
+        self._windows: dict[int, _BarWindow] = {
+            0: VramWindow(chip, 0),
+            2: DoorbellWindow(chip, 2),
+            5: RegisterWindow(chip, 5),
+        }
         self._interrupts = MessageInterrupts()
         chip.msi = self._interrupts.signal
         # ORDER: closing does this from the bottom: no DMA before memory goes.
         if owns_chip:
             self.at_end(chip.close)
         self.at_end(self._free_memory)
+        self.at_end(self._close_windows, drop=self._close_windows)
         self.at_end(self._silence)
         word = chip.config.read
         self.identity = PciIdentity(
@@ -222,11 +266,6 @@ class VirtualTransport(TransportLife):
             subsystem_device=word(0x2E, 2),
             class_code=word(8, 4) >> 8,
         )
-        self._windows: dict[int, _BarWindow] = {
-            0: VramWindow(chip, 0),
-            2: DoorbellWindow(chip, 2),
-            5: RegisterWindow(chip, 5),
-        }
         self.opened()
 
     @property
@@ -237,12 +276,15 @@ class VirtualTransport(TransportLife):
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read configuration space; all ones when the card is gone."""
         self.check_open()
+        check_access(offset, width)
         with self._chip.lock:
             return self._chip.config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
         """Write configuration space."""
         self.check_open()
+        check_access(offset, width)
+        _check_value(value, 8 * width)
         with self._chip.lock:
             self._chip.config.write(offset, value, width)
 
@@ -290,6 +332,10 @@ class VirtualTransport(TransportLife):
             command = self._chip.config.read(4, 2)
             self._chip.config.write(4, command & ~0x4, 2)
             self._chip.msi = None
+        self._interrupts.close()
+
+    def _close_windows(self) -> None:
+        close_all(self._windows.values())
 
     def _free_memory(self) -> None:
         close_all(self._memory)
