@@ -21,23 +21,27 @@ class Watcher(Protocol):
         ...
 
 
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: tuple[weakref.ref[Watcher], ...] = ()
 
 
 def watch(watcher: Watcher) -> None:
     """Have `watcher` told of each look, for as long as it lives or until `unwatch`."""
-    _watchers.add(watcher)
+    global _watchers
+    _watchers = (*_watchers, weakref.ref(watcher))
 
 
 def unwatch(watcher: Watcher) -> None:
-    """End what `watch` began."""
-    _watchers.discard(watcher)
+    """End what `watch` began, and forget who is gone."""
+    global _watchers
+    _watchers = tuple(kept for kept in _watchers if kept() not in (None, watcher))
 
 
 def looked(found: bool) -> None:
     """Tell the watchers of a look; for waits that are not `wait_until`'s."""
-    for watcher in tuple(_watchers):
-        watcher.looked(found)
+    for reference in _watchers:
+        watcher = reference()
+        if watcher is not None:
+            watcher.looked(found)
 
 
 def wait_until(
@@ -61,8 +65,7 @@ def wait_until(
     while True:
         result = probe()
         found = result is not None and result is not False
-        if _watchers:
-            looked(found)
+        looked(found)
         if found:
             return cast(T, result)
         elapsed = clock() - start
