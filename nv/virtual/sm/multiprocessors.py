@@ -26,10 +26,12 @@ from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import (
     access,
     atomics,
+    factors,
     flights,
     launcher,
     layout,
     mbarriers,
+    products,
     proxies,
     resolve,
     tiles,
@@ -44,7 +46,8 @@ from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (resolve, access, atomics, mbarriers, tiles, flights, proxies, launcher)
+_RUNTIME = (resolve, access, atomics, mbarriers, tiles, flights, proxies, products, factors,
+            launcher)  # fmt: skip
 _INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
 _FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer
@@ -62,6 +65,17 @@ _ENDINGS = {
     ),
     layout.NO_MBARRIER: (SmEnding.ILLEGAL_INSTRUCTION, "holds no mbarrier object"),
     layout.BAD_COUNT: (SmEnding.ILLEGAL_INSTRUCTION, "more than the mbarrier object can count"),
+    layout.NO_REGISTER_FENCE: (
+        SmEnding.ILLEGAL_INSTRUCTION, "its registers were touched without wgmma.fence",
+    ),
+    layout.IN_FLIGHT: (
+        SmEnding.ILLEGAL_INSTRUCTION, "a register of a wgmma.mma_async that is still in flight",
+    ),
+    layout.WARP_GROUP: (
+        SmEnding.ILLEGAL_INSTRUCTION,
+        "the four warps of a warp group do not execute the same wgmma instructions",
+    ),
+    layout.BAD_DESCRIPTOR: (SmEnding.ILLEGAL_INSTRUCTION, "is no matrix descriptor for this"),
     layout.NOT_TOGETHER: (
         SmEnding.ILLEGAL_INSTRUCTION, "lanes that the mask names never execute it together",
     ),
@@ -131,6 +145,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     for text, needed in (
         resolve.resolve_ir(), access.access_ir(), atomics.atomics_ir(), tiles.tiles_ir(),
         mbarriers.mbarriers_ir(), flights.flights_ir(), proxies.proxies_ir(),
+        products.products_ir(), factors.factors_ir(),
         launcher.launcher_ir(),
         emu_math.math_ir(resolve.PREFIX),
     ):  # fmt: skip
@@ -305,6 +320,8 @@ def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
     address = worker.quad(layout.FAULT_ADDRESS)
     if fault in (layout.NO_PROXY_FENCE, layout.NO_MBARRIER):
         detail = f"{opcode}: shared memory at {address:#x}: {why}"
+    elif fault == layout.BAD_DESCRIPTOR:
+        detail = f"{opcode}: {address:#018x} {why}"
     elif fault == layout.BAD_COUNT:
         detail = f"{opcode}: a count of {address} is {why}"
     elif fault in (layout.BAD_ADDRESS, layout.MISALIGNED):

@@ -33,7 +33,7 @@ def test_lanes_copy_and_fill_with_zeros(size: int, keep: int, lanes: int) -> Non
     keep = min(keep, size)
     text = f"""
     mul.wide.u32 %rd3, %t, {size}; add.s64 %rd4, %rd0, %rd3;
-    mad.lo.u32 %r1, %t, {size}, part;
+    mov.u32 %r30, part; mad.lo.u32 %r1, %t, {size}, %r30;
     mov.u32 %r2, 0x5A5A5A5A; st.shared.u32 [%r1], %r2;
     mov.u32 %r3, {keep}; mov.u32 %r4, {lanes}; shr.u32 %r4, %r4, %t; and.b32 %r4, %r4, 1;
     setp.ne.u32 %p1, %r4, 0;
@@ -63,7 +63,7 @@ def test_lanes_copy_and_fill_with_zeros(size: int, keep: int, lanes: int) -> Non
 def test_data_arrive_at_the_wait_and_not_before() -> None:
     text = f"""
     {AT} add.s64 %rd4, %rd0, 0; mul.wide.u32 %rd3, %t, 4; add.s64 %rd4, %rd0, %rd3;
-    shl.b32 %r1, %t, 2; add.u32 %r1, %r1, part;
+    shl.b32 %r1, %t, 2; mov.u32 %r30, part; add.u32 %r1, %r1, %r30;
     mov.u32 %r2, 7; st.shared.u32 [%r1], %r2; st.shared.u32 [%r1+128], %r2;
     cp.async.ca.shared.global [%r1], [%rd4], 4; cp.async.commit_group;
     cp.async.ca.shared.global [%r1+128], [%rd4], 4; cp.async.commit_group;
@@ -87,7 +87,7 @@ def test_groups_are_those_of_each_lane() -> None:
     """Odd lanes commit twice: waiting for all but one leaves them their second copy."""
     text = f"""
     {AT} mul.wide.u32 %rd3, %t, 4; add.s64 %rd4, %rd0, %rd3;
-    shl.b32 %r1, %t, 2; add.u32 %r1, %r1, part;
+    shl.b32 %r1, %t, 2; mov.u32 %r30, part; add.u32 %r1, %r1, %r30;
     and.b32 %r2, %t, 1; setp.ne.u32 %p1, %r2, 0;
     cp.async.ca.shared.global [%r1], [%rd4], 4; @%p1 cp.async.commit_group;
     cp.async.ca.shared.global [%r1+128], [%rd4], 4; cp.async.commit_group;
@@ -111,14 +111,14 @@ def test_copies_arrive_at_an_mbarrier_object(noinc: str) -> None:
     {ONE} {AT} mul.wide.u32 %rd3, %t, 4; add.s64 %rd4, %rd0, %rd3;
     @!%p15 mbarrier.init.shared::cta.b64 [gate], {64 if noinc else 1};
     bar.sync 0;
-    shl.b32 %r1, %t, 2; add.u32 %r1, %r1, part;
+    shl.b32 %r1, %t, 2; mov.u32 %r30, part; add.u32 %r1, %r1, %r30;
     cp.async.ca.shared.global [%r1], [%rd4], 4;
     cp.async.mbarrier.arrive{noinc}.shared.b64 [gate];
     bar.sync 0;
     ld.shared.u32 %r2, [%r1]; bar.sync 0;
     {"" if noinc else "@!%p15 mbarrier.arrive.shared.b64 %rd5, [gate];"}
     WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p1, [gate], 0; @!%p1 bra WAIT;
-    sub.u32 %r3, 63, %t; shl.b32 %r3, %r3, 2; add.u32 %r3, %r3, part; ld.shared.u32 %r4, [%r3];
+    sub.u32 %r3, 63, %t; shl.b32 %r3, %r3, 2; add.u32 %r3, %r3, %r30; ld.shared.u32 %r4, [%r3];
     {out_word("%r2", 0)} {out_word("%r4", 256)}
     """
     bench = Bench()
@@ -167,7 +167,7 @@ def test_bulk_copies_come_in_when_their_phase_ends(parts: int, skip: int) -> Non
 @pytest.mark.parametrize("wait", ["", ".read"])
 def test_bulk_copies_go_out_by_their_groups(wait: str) -> None:
     text = f"""
-    {ONE} {AT} shl.b32 %r1, %t, 2; add.u32 %r1, %r1, part; add.u32 %r2, %t, 50;
+    {ONE} {AT} shl.b32 %r1, %t, 2; mov.u32 %r30, part; add.u32 %r1, %r1, %r30; add.u32 %r2, %t, 50;
     st.shared.u32 [%r1], %r2; st.shared.u32 [%r1+128], %r2;
     fence.proxy.async; bar.sync 0; @%p15 bra OUT;
     cp.async.bulk.global.shared::cta.bulk_group [%rd1], [part], 128; cp.async.bulk.commit_group;

@@ -34,7 +34,12 @@ COPY_GROUP = 0  # 32 u32: groups of cp.async that each lane has committed
 BULK_COMMITTED = 128  # 32 u32: bulk groups that each lane has committed
 COPY_HEAD = 256  # u64
 COPY_TAIL = 264  # u64
-WARP_HEADER = 320
+PRODUCTS_ISSUED = 272  # u64: wgmma.mma_async that the warp has executed
+PRODUCTS_WANTED = 280  # u64: those that its wait_group waits for
+PRODUCT_GROUPS = 288  # u64: wgmma groups that it has committed
+GROUP_ENDS = 320  # 64 u64: products issued at each of the newest commits
+GROUP_ENTRIES = 64
+WARP_HEADER = 832
 COPIES = WARP_HEADER
 COPY_ENTRIES = 64
 COPY_SIZE = 1024
@@ -46,4 +51,31 @@ COPY_DATA = 448  # 2 columns of 32 u64
 WARP_STRIDE = WARP_HEADER + COPY_ENTRIES * COPY_SIZE
 WARPS = 32
 
-SIZE = WARP + WARPS * WARP_STRIDE
+# Of each warp group: its products, in a ring by their number, from 1.
+GROUPS = WARP + WARPS * WARP_STRIDE
+NEWEST = 0  # u64
+FINISHED = 8  # u64
+GROUP_HEADER = 64
+PRODUCTS = GROUP_HEADER
+PRODUCT_ENTRIES = 256
+PRODUCT_SIZE = 32  # u64 each: its description, descriptor of A, of B, whether D is added to
+GROUP_STRIDE = GROUP_HEADER + PRODUCT_ENTRIES * PRODUCT_SIZE
+WARP_GROUPS = 8
+
+# Factors and sums of a product while it is computed, numbers of 4 bytes.
+ROW = 272  # numbers from one row of B and C to the next
+FACTOR_A = GROUPS + WARP_GROUPS * GROUP_STRIDE
+FACTOR_B = FACTOR_A + 64 * 32 * 4
+TURNED = FACTOR_B + 32 * ROW * 4
+SUMS = TURNED + 256 * 32 * 4
+SIZE = SUMS + 64 * ROW * 4
+
+# The description of a wgmma instruction, u64 each, which its kernel holds as a constant.
+(KIND_A, KIND_B, COLUMNS, A_HELD, TURN_A, TURN_B, NEGATED, RESULT, D_PLACES, A_PLACES, D_TABLE,
+ A_TABLE, INDEX) = range(0, 104, 8)  # fmt: skip
+KINDS = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8")
+RESULTS = ("f32", "f16", "s32")
+NO_TABLE = (1 << 64) - 1
+# Of the held registers' tables in a warp's state: the last product that uses it, and whether the
+# program has touched it since the last wgmma.fence.
+TABLE_SIZE = 16

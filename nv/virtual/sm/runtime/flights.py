@@ -20,7 +20,7 @@ _PAGE = 1 << PAGE_SHIFT
 _MOST_BYTES = (1 << 20) - 1  # what the tx-count of an mbarrier object holds
 
 
-def _own(f: Native) -> Word:
+def own(f: Native) -> Word:
     """Return the running warp's part of the area."""
     warp = f.field(layout.WARP, "i32").to("i64")
     return f.field(layout.FLIGHT, "ptr").byte(warp * flight.WARP_STRIDE + flight.WARP)
@@ -85,7 +85,7 @@ def _copy_issue() -> Native:
     f = Native(f"{PREFIX}copy_issue", "void", ("ptr", "context"), (WIDE, "hosts"),
                ("i32", "lanes"), ("i32", "size"))  # fmt: skip
     context, hosts, lanes, size = f.given
-    warp = _own(f)
+    warp = own(f)
     tail = f.change(warp.byte(flight.COPY_TAIL), "i64", 1)
     head = f.load("i64", warp.byte(flight.COPY_HEAD))
     entry = _entry(f, warp, tail)
@@ -107,7 +107,7 @@ def _copy_issue() -> Native:
 def _copy_commit(name: str, offset: int) -> Native:
     """Count one more group for lanes."""
     f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"), ("i32", "lanes"))
-    at = _own(f).byte(offset)
+    at = own(f).byte(offset)
     step = f.value(f"zext {MASK} {f.given[1].to(MASK).text} to {_NUMBERS}", _NUMBERS)
     f.store(f.load(_NUMBERS, at, 64) + step, at, 64)
     return f
@@ -128,7 +128,7 @@ def _copy_wait() -> Native:
     f = Native(f"{PREFIX}copy_wait", "void", ("ptr", "context"), ("i32", "lanes"),
                ("i32", "left"), ("i32", "all"))  # fmt: skip
     context, lanes, left, everything = f.given
-    warp = _own(f)
+    warp = own(f)
     tail = f.load("i64", warp.byte(flight.COPY_TAIL))
     committed = f.load(_NUMBERS, warp.byte(flight.COPY_GROUP), 64)
     held = f.variable("i32", 0)  # lanes that have an older copy still to come
@@ -207,7 +207,7 @@ def _bulk_issue() -> Native:
     area = f.field(layout.FLIGHT, "ptr")
     warp = f.field(layout.WARP, "i32").to("i64")
     top = f.field(layout.SHARED, "ptr").to("i64") + f.field(layout.SHARED_SIZE, "i64")
-    groups = _own(f).byte(flight.BULK_COMMITTED)
+    groups = own(f).byte(flight.BULK_COMMITTED)
     is_load = kind.same(flight.LOAD)
     with f.each_lane(lanes) as lane:
         bit = f.constant("i32", 1) << lane
@@ -260,14 +260,14 @@ def _bulk_wait() -> Native:
                ("i32", "left"))  # fmt: skip
     context, lanes, left = f.given
     area = f.field(layout.FLIGHT, "ptr")
-    own = f.field(layout.WARP, "i32").to("i64")
-    groups = _own(f).byte(flight.BULK_COMMITTED)
+    warp = f.field(layout.WARP, "i32").to("i64")
+    groups = own(f).byte(flight.BULK_COMMITTED)
     tail = f.load("i64", area.byte(flight.BULK_TAIL))
     with f.count(tail, f.load("i64", area.byte(flight.BULK_HEAD))) as number:
         entry = _bulk(f, area, number)
         owner = f.load("i64", entry.byte(flight.BULK_OWNER))
         lane = owner & 31
-        mine = (owner >> 5).same(own) & (lanes.to("i64") >> lane).to("i1")
+        mine = (owner >> 5).same(warp) & (lanes.to("i64") >> lane).to("i1")
         stores = f.load("i64", entry.byte(flight.BULK_KIND)).same(flight.STORE)
         committed = f.load("i32", groups.byte(lane << 2)).to("i64")
         group = f.load("i64", entry.byte(flight.BULK_GROUP))

@@ -33,6 +33,7 @@ entry:
 {field("warps", layout.WARPS, "i32")}{field("threads", layout.THREADS, "i32")}
 {field("states", layout.STATES, "ptr")}{field("stride", layout.STATE_STRIDE, "i64")}
 {field("masks", layout.MASKS, "ptr")}{field("in.flight", layout.FLIGHT, "i64")}
+  %fault.code = getelementptr i8, ptr %context, i64 {layout.FAULT_CODE}
   %no.flights = icmp eq i64 %in.flight, 0
   %barriers = getelementptr i8, ptr %context, i64 {layout.BARRIERS}
   %nx64 = zext i32 %nx to i64
@@ -105,11 +106,15 @@ run:
   %code = call i32 %kernel(ptr %context, ptr %k.state)
   switch i32 %code, label %warp.end [
     i32 {layout.FINISHED}, label %ended
-    i32 {layout.AT_BARRIER}, label %warp.end
+    i32 {layout.AT_BARRIER}, label %parked
     i32 {layout.YIELDED}, label %poll
     i32 {layout.ABORTED}, label %aborted
     i32 {layout.FAULTED}, label %fault
   ]
+parked:
+  %k.code = load i32, ptr %fault.code
+  %k.bad = icmp ne i32 %k.code, 0
+  br i1 %k.bad, label %fault, label %warp.end
 poll:
   %p.told = call i32 @{PREFIX}attend(ptr %context)
   %p.stopped = icmp ne i32 %p.told, 0
@@ -119,8 +124,10 @@ ended:
   call void @barriers_opened(ptr %context)
   br label %warp.end
 warp.end:
-  %here = phi i32 [ 0, %warp ], [ 0, %alive ], [ 1, %run ], [ 1, %run ], [ 1, %poll ], [ 1, %ended ]
-  %gone = phi i32 [ 0, %warp ], [ 1, %alive ], [ 1, %run ], [ 1, %run ], [ 1, %poll ], [ 0, %ended ]
+  %here = phi i32 [ 0, %warp ], [ 0, %alive ], [ 1, %run ], [ 1, %parked ],
+    [ 1, %poll ], [ 1, %ended ]
+  %gone = phi i32 [ 0, %warp ], [ 1, %alive ], [ 1, %run ], [ 1, %parked ],
+    [ 1, %poll ], [ 0, %ended ]
   %ran.next = or i32 %ran, %here
   %left.next = or i32 %left, %gone
   %k.next = add i32 %k, 1
@@ -133,7 +140,10 @@ over:
   br i1 %no.flights, label %next.group, label %landing
 landing:
   call void @{PREFIX}flights_end(ptr %context)
-  br label %next.group
+  call void @{PREFIX}products_missing(ptr %context, i32 1)
+  %l.code = load i32, ptr %fault.code
+  %l.bad = icmp ne i32 %l.code, 0
+  br i1 %l.bad, label %fault, label %next.group
 progress:
   %moved = icmp ne i32 %ran.next, 0
   br i1 %moved, label %pass, label %stuck
@@ -141,6 +151,11 @@ stuck:
   ; All that are left wait at barriers that never open: as on the chip, until somebody ends it.
   %s.told = call i32 @{PREFIX}attend(ptr %context)
   %s.stopped = icmp ne i32 %s.told, 0
+  call void @{PREFIX}products_missing(ptr %context, i32 0)
+  %s.code = load i32, ptr %fault.code
+  %s.bad = icmp ne i32 %s.code, 0
+  br i1 %s.bad, label %fault, label %stay
+stay:
   call void @{PREFIX}pause(ptr %context)
   br i1 %s.stopped, label %aborted, label %stuck
 fault:
@@ -243,9 +258,14 @@ decide:
   br i1 %open, label %release, label %barrier.end
 release:
   store i32 0, ptr %slot
+  %of.products = icmp uge i32 %b, {layout.NAMED}
+  br i1 %of.products, label %compute, label %wake
+compute:
+  %warp.group = sub i64 %b64, {layout.NAMED}
+  call void @{PREFIX}products_run(ptr %context, i64 %warp.group)
   br label %wake
 wake:
-  %j = phi i32 [ 0, %release ], [ %j.next, %wake ]
+  %j = phi i32 [ 0, %release ], [ 0, %compute ], [ %j.next, %wake ]
   %j64 = zext i32 %j to i64
   %j.offset = mul i64 %j64, %stride
   %j.state = getelementptr i8, ptr %states, i64 %j.offset

@@ -71,6 +71,7 @@ STATE_WAITING = 16  # u32: waits at a barrier
 STATE_ACTIVE = 20  # u32 lanes that go on
 STATE_NEXT = 24  # u32 lowest block where others wait
 STATE_NUMBER = 28  # u32 number of the warp
+STATE_PRODUCTS = 32  # u64: wgmma.mma_async that the warp has waited for
 STATE_PLACES = 64  # 32 u32: where each lane is
 STATE_SLOTS = 192  # saved registers
 
@@ -98,6 +99,10 @@ FAILED = 7  # our own code raised
 NO_PROXY_FENCE = 8  # the asynchronous proxy meets what the generic proxy wrote
 NO_MBARRIER = 9  # no mbarrier object was made there
 BAD_COUNT = 10  # of threads or bytes; FAULT_ADDRESS holds the count
+NO_REGISTER_FENCE = 11  # registers of a wgmma touched without wgmma.fence
+IN_FLIGHT = 12  # registers of a wgmma touched before it was waited for
+WARP_GROUP = 13  # the four warps of a warp group do not execute the same
+BAD_DESCRIPTOR = 14  # FAULT_ADDRESS holds it
 
 GENERIC_WINDOW_SIZE = 1 << 24
 # Addresses that no page table reaches: where the model keeps a module's own variables.

@@ -7,6 +7,7 @@ branch on a varying predicate decides whether it runs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nv.virtual.sm.ptx.module import Instruction
@@ -15,7 +16,7 @@ from nv.virtual.sm.translator.operands import read, specials, written
 
 # Instructions whose result differs by lane whatever the operands are.
 _VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "movmatrix",
-                      "elect", "mbarrier", "vote", "redux"))  # fmt: skip
+                      "elect", "mbarrier", "vote", "redux", "wgmma"))  # fmt: skip
 _LANE_REGISTERS = frozenset(("tid", "laneid", "lanemask_eq", "lanemask_le", "lanemask_lt",
                              "lanemask_ge", "lanemask_gt"))  # fmt: skip
 
@@ -43,9 +44,9 @@ def varies_by_lane(special: str, rows: bool) -> bool:
     return stem in _LANE_REGISTERS
 
 
-def analyse(graph: Graph, rows: bool) -> Facts:
-    """Find the facts of a kernel."""
-    facts = Facts()
+def analyse(graph: Graph, rows: bool, held: Iterable[str] = ()) -> Facts:
+    """Find the facts of a kernel. held: registers that are kept as one number a lane."""
+    facts = Facts(varying=set(held))
     facts.divergent = [False] * len(graph.blocks)
     if not graph.reducible:
         facts.divergent = [True] * len(graph.blocks)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX
-from nv.virtual.sm.translator.bulk import published
+from nv.virtual.sm.translator.bulk import groups_left, published
 from nv.virtual.sm.translator.graph import EXIT, Graph, gathers
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value, number
@@ -167,6 +167,8 @@ class Flow:
             self._table(end, condition, block.successors)
         elif end.name in ("trap", "brkpt"):
             self._trap(end, condition, block.successors)
+        elif end.name == "wgmma":
+            self._products(end, condition, block.successors[0])
         elif end.name in ("bar", "barrier"):
             self._barrier(end, condition, block.successors[0])
         else:
@@ -301,8 +303,16 @@ class Flow:
             k.begin(on)
         published(k)
         identity, count = self._barrier_operands(i)
+        self._wait_at(identity.text, count.text, successor)
+        if skip is not None:
+            k.begin(skip)
+            self.go(successor)
+
+    def _wait_at(self, barrier: str, expected: str, successor: int) -> None:
+        """The running lanes wait at a barrier, then go on."""
+        k = self.k
         for offset, value in (
-            (layout.STATE_BARRIER, identity.text), (layout.STATE_EXPECTED, count.text)
+            (layout.STATE_BARRIER, barrier), (layout.STATE_EXPECTED, expected)
         ):  # fmt: skip
             at = k.value(f"getelementptr i8, ptr %warp, i64 {offset}")
             k.do(f"store i32 {value}, ptr {at}")
@@ -313,9 +323,18 @@ class Flow:
         else:
             k.do(f"store i32 {successor}, ptr %resume")
             k.do("br label %wait.barrier")
-        if skip is not None:
-            k.begin(skip)
-            self.go(successor)
+
+    def _products(self, i: Instruction, condition: Value | None, successor: int) -> None:
+        """wgmma.wait_group: the four warps of a group meet, then their products are computed."""
+        k = self.k
+        if condition is not None:
+            raise k.unsupported("under a predicate")
+        left = groups_left(k, i)
+        k.call("void", f"{PREFIX}product_wait", ("ptr", "%context"), ("i64", str(left)))
+        at = k.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
+        k.do(f"store i32 {i.index}, ptr {at}")
+        group = k.value(f"lshr i32 {k.context(layout.WARP, 'i32')}, 2")
+        self._wait_at(k.value(f"add i32 {group}, {layout.NAMED}"), "128", successor)
 
     def _barrier_operands(self, i: Instruction) -> tuple[Value, Value]:
         k = self.k

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime import async_layout, layout
 from nv.virtual.sm.runtime.resolve import PREFIX
 from nv.virtual.sm.translator.flow import _BUDGET, Flow
 from nv.virtual.sm.translator.graph import Graph
@@ -26,12 +26,12 @@ def _slot_bytes(kind: str) -> int:
 def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]:
     """Return the whole module's IR and the bytes of a warp's state."""
     saved = _saved(k, flow)
-    size = layout.STATE_SLOTS + sum(_slot_bytes(kind) for _, kind in saved)
+    size = k.held.end + sum(_slot_bytes(kind) for _, kind in saved)
     lines = [
         f"define i32 @{name}(ptr %context, ptr noalias %warp) nounwind {{",
         "entry:",
         *_entry(k, graph),
-        *_start(flow, saved),
+        *_start(k, flow, saved),
         *k.lines,
         *_save(k, flow, saved),
     ]
@@ -83,18 +83,38 @@ def _entry(k: Kernel, graph: Graph) -> list[str]:
         f"  store i32 {layout.ENDED}, ptr %next", "  store i32 0, ptr %forced",
         f"  store i32 {_BUDGET}, ptr %budget",
     ]  # fmt: skip
+    lines += [
+        f"  %held{number} = getelementptr i8, ptr %warp, i64 {k.held.place(name)}"
+        for name, number in k.held.places.items()
+    ]
     live = sorted(k.slots[name] for name in k.facts.live[0] if name in k.slots)
     lines += [f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind in live]
     return lines
 
 
-def _start(flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
+def _fresh_notes(k: Kernel) -> list[str]:
+    """At a warp's beginning no product is in flight, and none of their registers is fenced."""
+    if not k.held.places:
+        return []
+    at = []
+    for table in range(len(k.held.tables)):
+        note = k.held.notes + async_layout.TABLE_SIZE * table
+        at += [(note, 0), (note + 8, 1)]
+    lines = []
+    for offset, value in at:
+        lines += [f"  %note{offset} = getelementptr i8, ptr %warp, i64 {offset}",
+                  f"  store i64 {value}, ptr %note{offset}"]  # fmt: skip
+    return lines
+
+
+def _start(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
     fresh = [
         "fresh:",
         "  %lanes.v = bitcast i32 %lanes to <32 x i1>",
         "  %first.places = select <32 x i1> %lanes.v, <32 x i32> zeroinitializer,"
         f" <32 x i32> splat (i32 {layout.ENDED})",
         "  store <32 x i32> %first.places, ptr %places",
+        *_fresh_notes(k),
         "  br label %b0",
     ]
     if not flow.resumes:
@@ -107,7 +127,7 @@ def _start(flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
         "  %places.r = load <32 x i32>, ptr %places.saved, align 64",
         "  store <32 x i32> %places.r, ptr %places",
     ]
-    at = layout.STATE_SLOTS
+    at = k.held.end
     for slot, kind in saved:
         name = slot[1:]
         lines += [
@@ -135,13 +155,14 @@ def _save(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
                   f"  %{label}.resume = add i32 %{label}.block, 2",
                   f"  store i32 %{label}.resume, ptr %resume"]  # fmt: skip
         lines += [f"  br label %{label}.leave", f"{label}.leave:"]
-        lines += _leave(label, saved, waiting, code)
+        lines += _leave(k, label, saved, waiting, code)
         if not flow.spinning and label == "wait.barrier":
             break
     return lines
 
 
-def _leave(label: str, saved: list[tuple[str, str]], waiting: int, code: int) -> list[str]:
+def _leave(
+    k: Kernel, label: str, saved: list[tuple[str, str]], waiting: int, code: int) -> list[str]:
     lines = [
         f"  store i32 {waiting}, ptr %waiting.saved",
         f"  %{label}.places = load <32 x i32>, ptr %places",
@@ -151,7 +172,7 @@ def _leave(label: str, saved: list[tuple[str, str]], waiting: int, code: int) ->
         f"  %{label}.to = load i32, ptr %resume",
         f"  store i32 %{label}.to, ptr %resume.from.at",
     ]
-    at = layout.STATE_SLOTS
+    at = k.held.end
     for slot, kind in saved:
         name = f"{label}.{slot[1:]}"
         lines += [

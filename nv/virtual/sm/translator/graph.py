@@ -45,14 +45,23 @@ class Graph:
 
 STEERING = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "brkpt"))
 _WARP = frozenset(
-    ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "movmatrix", "elect")
+    ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "movmatrix", "elect", "wgmma")
 )
 _GOES_ON = frozenset(("bar", "barrier"))
 
 
 def at_barrier(i: Instruction) -> bool:
     """Return whether an instruction makes lanes wait for other warps or lanes."""
-    return i.name in ("bar", "barrier")
+    return i.name in ("bar", "barrier") or waits_for_products(i)
+
+
+def waits_for_products(i: Instruction) -> bool:
+    """Return whether an instruction is wgmma.wait_group, where the warps of a group meet."""
+    return i.name == "wgmma" and "wait_group" in i.modifiers
+
+
+def _steers(i: Instruction) -> bool:
+    return (i.name in STEERING and "warp" not in i.modifiers) or waits_for_products(i)
 
 
 def gathers(i: Instruction) -> bool:
@@ -103,7 +112,7 @@ def _split(flat: Flat) -> list[Block]:
     for k, i in enumerate(code):
         if gathers(i):
             starts.add(k)
-        if i.name in STEERING and "warp" not in i.modifiers:
+        if _steers(i):
             starts.add(k + 1)
     cuts = sorted(start for start in starts if start < len(code))
     number = {start: k for k, start in enumerate(cuts)}
@@ -112,14 +121,14 @@ def _split(flat: Flat) -> list[Block]:
         part = code[start:stop]
         last = part[-1]
         following = number.get(stop, EXIT)
-        if last.name not in STEERING or "warp" in last.modifiers:
+        if not _steers(last):
             blocks.append(Block(part, None, [following]))
             continue
         if last.name in ("bra", "brx"):
             places = [number.get(t, EXIT) for t in _targets(flat, last)]
             go_on = [following] if last.guard is not None else []
             blocks.append(Block(part[:-1], last, places + go_on))
-        elif last.name in _GOES_ON:
+        elif last.name in _GOES_ON or waits_for_products(last):
             blocks.append(Block(part[:-1], last, [following]))
         else:
             go_on = [following] if last.guard is not None else []

@@ -20,8 +20,9 @@ from nv.virtual.sm.ptx.module import (
     Sink,
     Special,
 )
-from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime import async_layout, layout
 from nv.virtual.sm.translator.analysis import Facts
+from nv.virtual.sm.translator.held import Held
 from nv.virtual.sm.translator.value import Lanes, Value, number
 from nv.virtual.sm.translator.variables import Places
 
@@ -59,6 +60,8 @@ class Kernel(Lanes):
         self.helpers: dict[str, str] = {}  # functions of this module, by name
         self.outlines = False  # memory accesses are calls, to keep the code small
         self.quiet = False  # the caller looks for faults
+        self.held = Held()  # registers that lie in the warp's state
+        self.touched: set[int] = set()  # tables of them that this block has looked at
         self.proxies = False  # writes to shared memory are noted for the asynchronous proxy
 
     # -- errors ----------------------------------------------------------------------------------
@@ -84,13 +87,39 @@ class Kernel(Lanes):
         return register.name not in self.facts.varying
 
     def slot(self, register: Register) -> tuple[str, str]:
-        """Return the stack slot of a register and its LLVM type."""
+        """Return the place of a register and its LLVM type."""
+        if register.name in self.held.places:
+            for table in self.held.of[register.name]:
+                self.touch_table(table)
+            return f"%held{self.held.places[register.name]}", "<32 x i32>"
         known = self.slots.get(register.name)
         if known is None:
             kind = self.kind(stored_element(register.type), self.is_uniform(register))
             known = f"%reg{len(self.slots)}", kind
             self.slots[register.name] = known
         return known
+
+    def begin(self, label: str) -> None:
+        """Start the block `label`."""
+        super().begin(label)
+        self.touched.clear()
+
+    def touch_table(self, table: int) -> None:
+        """The program reads or writes registers of products: these must have been waited for."""
+        if table in self.touched:
+            return
+        self.touched.add(table)
+        at = self.held.notes + async_layout.TABLE_SIZE * table
+        last, dirty, finished = (
+            self.value(f"getelementptr i8, ptr %warp, i64 {offset}")
+            for offset in (at, at + 8, self.held.finished)
+        )
+        newest = self.value(f"load i64, ptr {last}")
+        done = self.value(f"load i64, ptr {finished}")
+        early = self.value(f"icmp ugt i64 {newest}, {done}")
+        lanes = self.value(f"select i1 {early}, i32 {self.mask()}, i32 0")
+        self.fault_if(lanes, layout.IN_FLIGHT)
+        self.do(f"store i64 1, ptr {dirty}")
 
     def temporary(self, kind: str, name: str) -> str:
         """Return a stack slot of an LLVM type, shared by all that ask for the same name."""

@@ -51,6 +51,8 @@ def has_result(i: Instruction) -> bool:
     """Return whether the first operand is written."""
     if i.name in ("barrier", "bar"):
         return "red" in i.modifiers
+    if i.name == "wgmma":
+        return "mma_async" in i.modifiers
     if i.name == "mbarrier":
         return bool(i.modifiers) and i.modifiers[0] in (
             "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count",
@@ -71,6 +73,8 @@ def read(i: Instruction) -> tuple[Register, ...]:
     found = [] if i.guard is None else [i.guard]
     for operand in i.operands[1 if has_result(i) else 0 :]:
         found += _registers(operand)
+    if i.name == "wgmma" and i.operands:  # D is added to
+        found += _registers(i.operands[0])
     if i.name in ("addc", "subc", "madc"):
         found.append(CARRY)
     return tuple(found)

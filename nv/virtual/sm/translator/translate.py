@@ -25,6 +25,7 @@ from nv.virtual.sm.translator import (
     special,
     transcendental,
     warp,
+    wgmma,
 )
 from nv.virtual.sm.translator.analysis import analyse, spins
 from nv.virtual.sm.translator.flatten import Flat, flatten
@@ -32,6 +33,7 @@ from nv.virtual.sm.translator.flow import Flow
 from nv.virtual.sm.translator.frame import module_of
 from nv.virtual.sm.translator.graph import build, loops
 from nv.virtual.sm.translator.handler import FLOAT_TYPES, Handler
+from nv.virtual.sm.translator.held import held_by
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value
 from nv.virtual.sm.translator.variables import Places, place
@@ -40,7 +42,8 @@ NAME = "nvsm_kernel"
 _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
-_MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier)
+_MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
+            wgmma)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,10 @@ def translate(flat: Flat, places: Places, full: bool, rows: bool) -> Translation
     within one row. Raises NotSupported, which names instruction and line.
     """
     graph = build(flat)
-    facts = analyse(graph, rows)
+    held = held_by(graph)
+    facts = analyse(graph, rows, held.places.keys())
     k = _Kernel(facts, places, full, rows)
+    k.held = held
     k.proxies = _through_proxy(flat.code)
     flow = Flow(k, graph, spins(graph))
     count = sum(i.name in _MEMORY for block in graph.blocks for i in block.code)
