@@ -121,6 +121,21 @@ class RmClient:
     def _ioctl(self, file: int, request: int, block: memoryview, name: str) -> None:
         call(self.node, file, request, block, name)
 
+    def _ask(self, name: str, block: Struct, what: str) -> None:
+        """A call about `what`. EINVAL is an answer too: of a sandbox before the driver that lets
+        only some controls and classes through (google/gvisor pkg/sentry/devices/nvproxy)."""
+        try:
+            self.escape(name, block)
+        except TransportError as error:
+            if error.facts.get("errno") != errno.EINVAL:
+                raise
+            raise DriverRefused(
+                f"{what} does not get through to the NVIDIA driver (EINVAL): a sandbox in front of"
+                f" it, or not the interface of branch {self.abi.branch}",
+                request=what,
+                status="EINVAL",
+            ) from error
+
     def allocate(self, parent: int, kind: str | int, parameters: Struct | None = None) -> int:
         """Make an object below `parent` (a class by name or number); its handle."""
         number = self.constants[kind] if isinstance(kind, str) else kind
@@ -130,15 +145,20 @@ class RmClient:
         if parameters is not None:
             block.pAllocParms = address_of(parameters.raw)
             block.paramsSize = len(parameters)
-        name = kind if isinstance(kind, str) else f"class {number:#x}"
+        name = kind if isinstance(kind, str) else self.class_name(number)
         for _ in range(_BUSY_TRIES):
-            self.escape("NV_ESC_RM_ALLOC", block)
+            self._ask("NV_ESC_RM_ALLOC", block, f"allocate {name}")
             if not block.status:
                 return int(block.hObjectNew)
             if abi.status_name(block.status) not in _BUSY:
                 break
             time.sleep(_BUSY_PAUSE_S)
         raise status_error(block.status, f"allocate {name}")
+
+    def class_name(self, number: int) -> str:
+        """A class by the name that the headers give it."""
+        rule = self.abi.classes.get(number)
+        return f"class {number:#x}" if rule is None else f"{rule.name} ({number:#x})"
 
     def free(self, parent: int, handle: int) -> None:
         """Free an object and what lives below it."""
@@ -160,7 +180,7 @@ class RmClient:
             block.params = address_of(parameters.raw)
             block.paramsSize = len(parameters)
         for _ in range(_BUSY_TRIES):
-            self.escape("NV_ESC_RM_CONTROL", block)
+            self._ask("NV_ESC_RM_CONTROL", block, command)
             if not block.status:
                 return
             if abi.status_name(block.status) not in _BUSY:

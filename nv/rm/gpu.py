@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hcq.errors import AccessDenied, DeviceNotFound, DriverRefused, NotSupported, UgpuError
 from hcq.transport.node import NodeMapping
+from nv.rm.client import address_of
 from nv.rm.mig import Instance, enter_instance
 
 if TYPE_CHECKING:
@@ -123,11 +124,29 @@ class Gpu:
     def query_graphics(self, names: Sequence[str]) -> dict[str, int]:
         """Values of NV2080_CTRL_GR_INFO_INDEX_<name>."""
         client = self.client
+        numbers = [client.constants[f"NV2080_CTRL_GR_INFO_INDEX_{name}"] for name in names]
         block = client.structs.NV2080_CTRL_GR_GET_INFO_V2_PARAMS.new(grInfoListSize=len(names))
-        for position, name in enumerate(names):
-            block.grInfoList[position].index = client.constants[f"NV2080_CTRL_GR_INFO_INDEX_{name}"]
-        client.control(self.subdevice, "NV2080_CTRL_CMD_GR_GET_INFO_V2", block)
+        for position, number in enumerate(numbers):
+            block.grInfoList[position].index = number
+        try:
+            client.control(self.subdevice, "NV2080_CTRL_CMD_GR_GET_INFO_V2", block)
+        except DriverRefused as error:
+            log.debug("%s: %s", self.path, error)
+            return dict(zip(names, self._query_graphics_old(numbers), strict=True))
         return {name: int(block.grInfoList[at].data) for at, name in enumerate(names)}
+
+    def _query_graphics_old(self, numbers: Sequence[int]) -> list[int]:
+        """The same by the older control, which is the one that sandboxes let through."""
+        client = self.client
+        pairs = bytearray(8 * len(numbers))
+        words = memoryview(pairs).cast("I")
+        for position, number in enumerate(numbers):
+            words[2 * position] = number
+        block = client.structs.NV2080_CTRL_GR_GET_INFO_PARAMS.new(
+            grInfoListSize=len(numbers), grInfoList=address_of(memoryview(pairs))
+        )
+        client.control(self.subdevice, "NV2080_CTRL_CMD_GR_GET_INFO", block)
+        return [int(word) for word in words[1::2]]
 
     @property
     def sm_count(self) -> int:
