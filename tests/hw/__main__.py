@@ -12,39 +12,43 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import hcq
-from hcq.errors import UgpuError
 from hcq.registry import DeviceEntry
+from tests.hw import calls, machine, process
 from tests.hw.report import Report, Result
-from tools import nvidia
 from tools.devices import listed
 from tools.smi import NOT_GPUS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: section -> seconds it may take when there is time for all
 SECTIONS = {"contract": 60, "corpus": 90, "faults": 20, "life": 50, "rates": 30, "matmul": 30}
+OPENING_S = 40
 PEER_S = 40
 #: seconds a section gets to end by itself after its time
 GRACE_S = 5
+#: lines of a section's own standard error kept where it failed
+MOST_ERRORS = 40
+MOST_STACK = 80
 NO_GPU = 3
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs sections in processes of their own. `now` tells the time."""
+    """Runs sections in processes of their own. `now` tells the time.
+
+    diagnostics: what the processes told of failures, by section.
+    """
 
     device: str
     end: float
     now: Callable[[], float] = time.monotonic
+    diagnostics: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def small(self) -> bool:
@@ -61,11 +65,13 @@ class Runner:
             file.touch()
             command = [sys.executable, "-m", "tests.hw.run_section", name, self.device]
             command += [str(seconds), str(file), *(["--small"] if self.small else [])]
-            trouble = _run(command, seconds + GRACE_S)
-            found = [Result(**json.loads(line)) for line in file.read_text().splitlines()]
-        if trouble:
-            title = found[-1].section if found else name
-            found.append(Result(title, name, "failed", remark=trouble))
+            done = _run(command, seconds + GRACE_S)
+            found = [Result(**line) for line in calls.lines_of(file)]
+            if done.trouble:
+                title = found[-1].section if found else name
+                found.append(Result(title, name, "failed", remark=done.trouble))
+            if any(result.outcome == "failed" for result in found):
+                self.diagnostics[name] = _diagnosis(done, file.with_suffix(".calls"))
         return found
 
     def peer(self) -> dict[str, float]:
@@ -79,18 +85,22 @@ class Runner:
             return found
 
 
-def _run(command: Sequence[str], limit_s: float) -> str:
-    """Run a process; return what went wrong, or an empty text."""
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, timeout=limit_s, capture_output=True, text=True, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"was ended by force after {limit_s:.0f} s"
-    if done.returncode == 0:
-        return ""
-    said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-    return f"ended with {done.returncode}: {said}"[:300]
+def _run(command: Sequence[str], limit_s: float) -> process.Ended:
+    return process.run(command, limit_s, folder=ROOT)
+
+
+def _diagnosis(done: process.Ended, last_calls: Path) -> list[str]:
+    """What a section that failed left: its errors, calls to the driver, the kernel's log."""
+    found = done.errors.strip().splitlines()[-MOST_ERRORS:]
+    stacks = calls.stacks_of(last_calls)
+    if stacks.exists():
+        found += ["", *stacks.read_text(encoding="utf-8").splitlines()[:MOST_STACK]]
+    shown = calls.told(last_calls)
+    if shown:
+        found += ["", "calls to the driver before the first failure:", *shown]
+    log = machine.kernel_log()
+    found += ["", "kernel log:", *([log] if isinstance(log, str) else log[-12:])]
+    return [line[:400] for line in found]
 
 
 def usable(entries: Sequence[DeviceEntry]) -> list[str]:
@@ -104,42 +114,47 @@ def usable(entries: Sequence[DeviceEntry]) -> list[str]:
     ]
 
 
-def facts(device: str) -> dict[str, object]:
-    """What the device and the machine say of themselves."""
-    found: dict[str, object] = {}
-    for entry in nvidia.entries():
-        if entry.name == device:
-            driver = str(entry.facts["driver"]).removeprefix("nvidia ")
-            found |= {"gpu": entry.description, "driver": driver, "module": entry.facts["module"]}
-    with hcq.open(device) as opened:
-        info = opened.info()
-        found |= {"target": opened.target.name}
-        found |= {key: info[key] for key in ("gpu", "chip", "driver", "memory") if key in info}
-    python = platform.python_version()
-    return {**found, "machine": platform.machine(), "python": python, "kernel": platform.release()}
-
-
 def beside(results: Sequence[Result], peer: Mapping[str, float]) -> list[Result]:
     """The results with the peer's numbers where there are any."""
     return [replace(each, peer=peer.get(each.name)) for each in results]
 
 
-def examine(device: str, sections: Sequence[str], end: float) -> Report:
-    """Run the sections on one device."""
+def examine(device: str, sections: Sequence[str], end: float, folder: Path | None) -> Report:
+    """Run the sections on one device; the report so far is written after each.
+
+    folder: where to; None for the device's usual place.
+    """
     begin = time.monotonic()
     runner = Runner(device, end)
-    try:
-        known = facts(device)
-    except UgpuError as error:
-        remark = f"{type(error).__name__}: {error}"[:300]
-        failed = Result("Opening", device, "failed", remark=remark)
-        return Report(device, {}, [failed], time.monotonic() - begin)
-    results: list[Result] = []
-    for name in sections:
+    print(f"hw: {device}: opening", flush=True)
+    opening = runner.section("opening", OPENING_S)
+    known = next((json.loads(each.remark) for each in opening if each.name == "facts"), {})
+    results = [each for each in opening if each.name != "facts"]
+
+    def report(unfinished: Sequence[str] = ()) -> Report:
+        made = Report(
+            device, known, results, time.monotonic() - begin, runner.diagnostics, unfinished
+        )
+        made.write(place(made, folder))
+        return made
+
+    if any(each.outcome == "failed" for each in results):
+        runner.diagnostics["machine"] = json.dumps(machine.facts(), indent=1).splitlines()
+        return report()
+    for number, name in enumerate(sections):
+        report(sections[number:])
         print(f"hw: {device}: {name}", flush=True)
         results += runner.section(name, SECTIONS[name])
     results = beside(results, runner.peer())
-    return Report(device, known, results, time.monotonic() - begin)
+    if any(each.outcome == "failed" for each in results):
+        runner.diagnostics["machine"] = json.dumps(machine.facts(), indent=1).splitlines()
+    return report()
+
+
+def place(report: Report, folder: Path | None) -> Path:
+    """Where a report goes: beside the documents only where it is of a real device."""
+    real = not report.virtual and report.device != "cpu"
+    return folder or ROOT / ("docs" if real else "build") / "hardware"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,12 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("hw: no GPU of this machine can be opened; `ugpu doctor` says what is missing")
         return NO_GPU
     begin, failed = time.monotonic(), False
-    for place, device in enumerate(devices):
+    for number, device in enumerate(devices):
         left = given.minutes * 60 - (time.monotonic() - begin)
-        report = examine(device, given.only, time.monotonic() + left / (len(devices) - place))
-        real = not report.virtual and device != "cpu"
-        default = ROOT / ("docs" if real else "build") / "hardware"
-        data, page = report.write(given.output or default)
+        end = time.monotonic() + left / (len(devices) - number)
+        report = examine(device, given.only, end, given.output)
+        data, page = report.write(place(report, given.output))
         print(report.markdown())
         print(f"hw: written to {data} and {page}")
         failed |= bool(report.failures)

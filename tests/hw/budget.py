@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass
 class Budget:
     """Seconds from now on. small: the device is a model, so sizes are those a model can bear.
 
-    clock: what tells the time; tests give their own.
+    clock: what tells the time; tests give their own. calls: where a section that runs a process of
+    its own has that write its last calls to the driver.
     """
 
     seconds: float
     small: bool = False
     clock: Callable[[], float] = time.monotonic
+    calls: Path | None = None
     begin: float = field(init=False)
 
     def __post_init__(self) -> None:

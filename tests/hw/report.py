@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 OUTCOMES = ("passed", "failed", "measured", "skipped")
@@ -52,12 +52,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. facts: of the device, the machine and the software, for who reads it later."""
+    """A whole run. facts: of the device, the machine and the software, for who reads it later.
+
+    diagnostics: what was gathered about failures, by section. unfinished: sections that are still
+    to come, where a report is written before its end.
+    """
 
     device: str
     facts: Mapping[str, object]
     results: Sequence[Result]
     seconds: float
+    diagnostics: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unfinished: Sequence[str] = ()
 
     @property
     def virtual(self) -> bool:
@@ -86,7 +92,9 @@ class Report:
             "facts": dict(self.facts),
             "seconds": round(self.seconds, 1),
             "failed": len(self.failures),
+            "unfinished": list(self.unfinished),
             "results": [result.as_json() for result in self.results],
+            "diagnostics": {name: list(lines) for name, lines in self.diagnostics.items()},
         }
 
     def markdown(self) -> str:
@@ -100,6 +108,10 @@ class Report:
         lines += [f"**{', '.join(counts) or 'nothing ran'}**"]
         for section in dict.fromkeys(result.section for result in self.results):
             lines += ["", f"## {section}", "", *_table(self._of(section))]
+        if self.unfinished:
+            lines += ["", f"Not run yet when this was written: {', '.join(self.unfinished)}."]
+        for name, told in self.diagnostics.items():
+            lines += ["", f"## Diagnostics: {name}", "", "```", *told, "```"]
         return "\n".join(lines) + "\n"
 
     def _of(self, section: str) -> list[Result]:

@@ -3,7 +3,7 @@
 python -m tests.hw.run_section SECTION DEVICE SECONDS FILE [--small]
 
 Results are appended to FILE as they come, one JSON object a line, so that what was found before an
-end by force is kept.
+end by force is kept. FILE.calls gets the last calls to the driver where something failed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
 from hcq.errors import UgpuError
+from tests.hw import calls
 from tests.hw.budget import Budget
 from tests.hw.report import Result
 
@@ -29,16 +31,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args(arguments)
     module = importlib.import_module(f"tests.hw.section_{given.section}")
+    kept, told = calls.LastCalls(), given.file.with_suffix(".calls")
+    calls.install(kept)
+    calls.tell_when_ended(kept, told)
     with given.file.open("a", encoding="utf-8") as file:
 
         def tell(result: Result) -> None:
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
+            if result.outcome == "failed" and kept.kept and not told.exists():
+                kept.save(told)  # the calls before the first failure are the ones that count
 
         try:
-            for result in module.run(given.device, Budget(given.seconds, given.small)):
+            for result in module.run(given.device, Budget(given.seconds, given.small, calls=told)):
                 tell(result)
         except (UgpuError, AssertionError) as error:
+            traceback.print_exc()
             remark = f"{type(error).__name__}: {error}"[:300]
             tell(Result(module.TITLE, given.section, "failed", remark=remark))
     return 0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
+import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.hw import calls, process
 from tests.hw.budget import Budget
 from tests.hw.report import Result
 
 TITLE = "Contract"
+#: seconds for one test: one that hangs leaves the others their results
+EACH_S = 15 if importlib.util.find_spec("pytest_timeout") else 0
 ROOT = Path(__file__).resolve().parents[2]
 #: not about the device: transports have a suite of their own
 LEFT_OUT = "tests/contract/test_contract_transport.py"
@@ -25,18 +29,39 @@ def run(device: str, budget: Budget) -> Iterator[Result]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += ["tests/contract", f"--ignore={LEFT_OUT}", "--device", device]
         command += [f"--junitxml={told}", "-m", "not slow"]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=max(1.0, budget.left)
-            )
-        except subprocess.TimeoutExpired:
-            yield Result(TITLE, "suite", "failed", remark="did not end within its time")
+        each = Path(folder) / "each"
+        command += ["-p", "tests.hw.calls", f"--hw-tests={each}"]
+        if budget.calls is not None:
+            command += [f"--hw-calls={budget.calls}"]
+        if EACH_S:
+            command += [f"--timeout={EACH_S}"]
+        done = process.run(command, max(1.0, budget.left), folder=ROOT, leader=False)
+        if told.exists():
+            yield from read(told.read_text(encoding="utf-8"))
             return
-        if not told.exists():
-            remark = (done.stdout + done.stderr).strip()[-300:]
+        lines = calls.lines_of(each)
+        if not lines:
+            remark = f"{done.trouble}; {(done.output + done.errors).strip()[-300:]}"
             yield Result(TITLE, "suite", "failed", remark=f"did not run: {remark}")
             return
-        yield from read(told.read_text(encoding="utf-8"))
+        yield from unfinished(lines, done.trouble)
+
+
+def unfinished(lines: Sequence[Mapping[str, str]], trouble: str) -> Iterator[Result]:
+    """What a run that was cut off had told: one line for all, failures, and where it was."""
+    ended = {line["test"]: line for line in lines if line["outcome"] != "begun"}
+    counts = Counter(line["outcome"] for line in ended.values())
+    remark = ", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "none ended"
+    yield Result(
+        TITLE, "suite", "failed", float(counts["passed"]), "tests", f"{remark}; then it {trouble}"
+    )
+    for name, line in ended.items():
+        if line["outcome"] == "failed":
+            yield Result(TITLE, name.rpartition("::")[2], "failed", remark=line.get("words", ""))
+    for line in lines:
+        if line["test"] not in ended:
+            name = line["test"].rpartition("::")[2]
+            yield Result(TITLE, name, "failed", remark="had not ended when the time was over")
 
 
 def read(text: str) -> Iterator[Result]:

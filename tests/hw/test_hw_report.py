@@ -18,7 +18,7 @@ import hcq
 from hcq.errors import DeviceHang, OutOfMemory, UgpuError
 from hcq.registry import DeviceEntry
 from tests.hw import __main__ as suite
-from tests.hw import section_contract, section_corpus, section_faults, section_life
+from tests.hw import process, section_contract, section_corpus, section_faults, section_life
 from tests.hw.budget import Budget, median_s
 from tests.hw.report import OUTCOMES, Report, Result, slug
 
@@ -213,7 +213,7 @@ def test_what_a_section_found_survives_its_end(
     )
     real = suite._run
 
-    def run(command: list[str], limit_s: float) -> str:
+    def run(command: list[str], limit_s: float) -> process.Ended:
         return real([command[0], str(runner), *command[3:]], limit_s)
 
     monkeypatch.setattr(suite, "_run", run)
@@ -224,8 +224,13 @@ def test_what_a_section_found_survives_its_end(
     assert remark in found[-1].remark
 
 
-def test_a_process_that_does_not_end_is_ended() -> None:
-    assert "ended by force" in suite._run([sys.executable, "-c", "while True: pass"], 0.2)
+def test_a_process_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass"
+    monkeypatch.setattr(process, "ASKED_S", 0.2)
+    for program in ("while True: pass", endless):
+        done = suite._run([sys.executable, "-c", f"print('so far', flush=True)\n{program}"], 1.0)
+        assert "ended by force" in done.trouble
+        assert done.output == "so far\n"
 
 
 def test_a_section_without_time_is_skipped() -> None:

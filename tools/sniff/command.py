@@ -42,12 +42,13 @@ def running_driver(proc: Path) -> str:
     """The version of the running driver, or an empty text. `proc` is where /proc is."""
     path = proc / "driver" / "nvidia" / "version"
     try:
-        return _version_of(path.read_text(encoding="utf-8", errors="replace"))
+        return version_in(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
 
 
-def _version_of(text: str) -> str:
+def version_in(text: str) -> str:
+    """The version that the text of /proc/driver/nvidia/version names, or an empty text."""
     found = _VERSION.search(text)
     return found[1] if found else ""
 
@@ -93,7 +94,7 @@ def _traced(command: Sequence[str], options: SniffOptions, driver: str) -> int:
 def run_device(name: str, options: SniffOptions, out: Output) -> int:
     """Record what our own driver asks for to open a device, run a kernel, copy and replay."""
     attachment = node.attach(name)
-    driver = options.driver or _version_of(attachment.node.read_text("/proc/driver/nvidia/version"))
+    driver = options.driver or version_in(attachment.node.read_text("/proc/driver/nvidia/version"))
     if not driver:
         raise UsageError("the driver does not tell its version; say it: --driver 580.142")
     node.record_device(attachment, name, options.output, driver, _exercise)

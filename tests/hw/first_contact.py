@@ -1,0 +1,193 @@
+"""All that one call on a machine with an NVIDIA GPU can bring home, in one folder.
+
+python -m tests.hw.first_contact FOLDER [--device nvrm:0] [--minutes 9]
+
+In this order, each in a process of its own with a time of its own, so that one that hangs costs
+only itself: what the machine says of itself; what CUDA does to launch a kernel, to copy and to
+replay a graph, recorded where libcuda is; what our driver does for the same, recorded and compared;
+then the whole suite. FOLDER gets few files, written as things come:
+
+    summary.md            the steps, how each went, the end of what it said
+    machine.json          tests.hw.machine
+    *.json, *.md          the suite's report
+    calls.txt             the recordings, decoded, and their differences
+    recordings.tar.gz     the recordings themselves (see docs/sniff.md)
+
+Exit code: 0 when every step went well, 1 otherwise, 3 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.hw import __main__ as suite
+from tests.hw import process
+from tests.hw.calls import DEFAULT_DRIVER
+from tests.hw.cuda_program import NO_CUDA, WORKS
+from tools.devices import listed
+
+ROOT = suite.ROOT
+#: seconds for each kind of step; the suite takes what is left
+MACHINE_S, RECORD_S, SHOW_S = 60.0, 45.0, 30.0
+SUITE_S = 5 * 60.0
+MOST_TEXT = 6 << 20  # of calls.txt, and of each part of it
+TOLD_LINES = 12
+
+
+def say(text: str) -> None:
+    """A line for whoever waits."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Step:
+    """One step, done: outcome is "well", "absent" (with the reason) or "failed"."""
+
+    name: str
+    outcome: str
+    seconds: float
+    told: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Visit:
+    """The steps on one device. `now` tells the time. only: sections of the suite; default all."""
+
+    device: str
+    folder: Path
+    end: float
+    now: Callable[[], float] = time.monotonic
+    steps: list[Step] = field(default_factory=list)
+    driver: str = DEFAULT_DRIVER
+    only: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.recordings = self.folder / "recordings"
+        self.recordings.mkdir(exist_ok=True)
+        self.texts: list[str] = []
+
+    def step(
+        self, name: str, command: Sequence[str], limit_s: float, absent: int | None = None
+    ) -> process.Ended:
+        """Run one step. absent: the exit code that says that something is not there."""
+        begin = self.now()
+        limit = min(limit_s, self.end - begin)
+        if limit <= 1:
+            done = process.Ended(None, "", "", "no time was left")
+        else:
+            say(f"first contact: {name} (at most {limit:.0f} s)")
+            done = process.run([sys.executable, "-m", *command], limit, folder=ROOT)
+        outcome = "failed" if done.trouble else "well"
+        if absent is not None and done.code == absent:
+            outcome = "absent"
+        told = done.errors.strip().splitlines()[-TOLD_LINES:] if outcome != "well" else []
+        told = [done.trouble, *told] if done.trouble else told
+        self.steps.append(Step(name, outcome, self.now() - begin, told))
+        self.write_summary()
+        return done
+
+    def write_summary(self) -> None:
+        """The page of what was done so far."""
+        lines = [f"# First contact with `{self.device}`", ""]
+        lines += ["| step | how it went | seconds |", "|---|---|---|"]
+        lines += [f"| {s.name} | {s.outcome} | {s.seconds:.1f} |" for s in self.steps]
+        for step in self.steps:
+            if step.told:
+                lines += ["", f"## {step.name}", "", "```", *step.told, "```"]
+        (self.folder / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    # The steps
+
+    def look_around(self) -> None:
+        """What the machine says of itself; the driver's version is needed later."""
+        done = self.step("the machine", ["tests.hw.machine"], MACHINE_S)
+        (self.folder / "machine.json").write_text(done.output or "{}", encoding="utf-8")
+        try:
+            found = json.loads(done.output)
+            self.driver = found["resource manager"].get("version", DEFAULT_DRIVER)
+        except (ValueError, KeyError, AttributeError):
+            pass
+
+    def record(self, name: str, command: Sequence[str], *, by: str = "") -> Path | None:
+        """Record a program, or with by="device" our own driver; the recording, if there is one."""
+        path = self.recordings / f"{name}.jsonl"
+        sniff = ["tools.cli", "sniff", "--driver", self.driver, "-o", str(path)]
+        sniff += ["device", self.device] if by else ["--", sys.executable, *command]
+        done = self.step(f"record {name}", sniff, RECORD_S, None if by else NO_CUDA)
+        if not path.exists():
+            return None
+        shown = self.step(f"decode {name}", ["tools.cli", "sniff", "show", str(path)], SHOW_S)
+        self.texts.append(f"==== {name} ({done.trouble or 'well'})\n{shown.output}")
+        self.write_texts()
+        return path
+
+    def compare(self, left: Path | None, right: Path | None) -> None:
+        """What CUDA does and we do not, and the other way round."""
+        if left is None or right is None:
+            return
+        command = ["tools.cli", "sniff", "compare", str(left), str(right)]
+        done = self.step(f"compare {left.stem} with {right.stem}", command, SHOW_S, 1)
+        self.texts.append(f"==== - {left.stem}  + {right.stem}\n{done.output}")
+        self.write_texts()
+
+    def write_texts(self) -> None:
+        """Recordings as text, and as they are."""
+        text = "\n".join(self.texts)[:MOST_TEXT]
+        (self.folder / "calls.txt").write_text(text, encoding="utf-8")
+        with tarfile.open(self.folder / "recordings.tar.gz", "w:gz") as archive:
+            archive.add(self.recordings, "recordings")
+
+    def examine(self) -> None:
+        """The suite, whose report comes here."""
+        minutes = max(min(SUITE_S, self.end - self.now() - 10) / 60, 0.1)
+        command = ["tests.hw", "--device", self.device, "--output", str(self.folder)]
+        command += ["--minutes", f"{minutes:.2f}"]
+        if self.only:
+            command += ["--only", *self.only]
+        self.step("the suite", command, SUITE_S + 90)
+
+    def all(self) -> int:
+        """Everything; whether it went well."""
+        self.look_around()
+        ours = None
+        cuda = [self.record(f"cuda-{work}", ["-m", "tests.hw.cuda_program", work])
+                for work in WORKS]  # fmt: skip
+        ours = self.record("ours", [], by="device")
+        for each in cuda:
+            self.compare(each, ours)
+        self.examine()
+        return int(any(step.outcome == "failed" for step in self.steps))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hw.first_contact", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", help="default: the first GPU that can be opened")
+    parser.add_argument("--minutes", type=float, default=9, help="default: %(default)s")
+    parser.add_argument("--only", nargs="+", choices=tuple(suite.SECTIONS), default=())
+    given = parser.parse_args(arguments)
+    device = given.device or next(iter(suite.usable(listed())), None)
+    if device is None:
+        say("first contact: no GPU of this machine can be opened; see machine.json")
+        Visit("none", given.folder, time.monotonic() + MACHINE_S).look_around()
+        return suite.NO_GPU
+    end = time.monotonic() + 60 * given.minutes
+    visit = Visit(device, given.folder.resolve(), end, only=given.only)
+    code = visit.all()
+    say((visit.folder / "summary.md").read_text(encoding="utf-8"))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

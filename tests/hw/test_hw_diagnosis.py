@@ -1,0 +1,166 @@
+"""What a run on hardware leaves when something fails: calls, the machine, and all in one call."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+import hcq
+from hcq.errors import DriverRefused
+from tests.hw import __main__ as suite
+from tests.hw import calls, first_contact, machine, section_contract
+from tests.hw.budget import Budget
+
+FAILING = """
+import pytest, time
+def test_good(): pass
+def test_bad(): assert 1 == 2, "one is not two"
+@pytest.mark.skip(reason="not now")
+def test_skipped(): pass
+def test_hangs():
+    while True: time.sleep(0.01)
+"""
+
+
+def test_the_calls_before_a_failure_are_decoded(tmp_path: Path) -> None:
+    kept = calls.LastCalls()
+    attachment = calls.watched(hcq.registry._load("nv.virtual.gpu:attach_gh100")(), kept)
+    with hcq.registry._load("nv.device:open_device")("nvrm:0", attachment) as device:
+        with pytest.raises(DriverRefused):
+            device.gpu.client.ask(
+                device.gpu.subdevice, "NV2080_CTRL_CMD_ECC_GET_CLIENT_EXPOSED_COUNTERS"
+            )
+        kept.save(tmp_path / "calls")
+    told = calls.told(tmp_path / "calls")
+    assert told[0] == "refused:"
+    text = "\n".join(told)
+    assert "NV2080_CTRL_CMD_ECC_GET_CLIENT_EXPOSED_COUNTERS -> NV_ERR_NOT_SUPPORTED" in text
+    assert "last:" in told
+    assert len(kept.kept) <= calls.MOST
+    assert calls.told(tmp_path / "nothing") == []
+
+
+def test_other_drivers_are_left_as_they_are() -> None:
+    kept = calls.LastCalls()
+    attachment = object()
+    assert calls.watched(attachment, kept) is attachment
+
+
+def _suite(folder: Path) -> list[dict[str, str]]:
+    """Run the toy suite until it hangs, and end it."""
+    (folder / "test_toy.py").write_text(FAILING, encoding="ascii")
+    told = folder / "told"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir",
+               str(folder), "-p", "tests.hw.calls", f"--hw-tests={told}",
+               f"--hw-calls={folder / 'calls'}", str(folder / "test_toy.py")]  # fmt: skip
+    variables = {**os.environ, "PYTHONPATH": str(suite.ROOT)}
+    with subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.DEVNULL) as running:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and running.poll() is None:
+            if any("test_hangs" in line["test"] for line in calls.lines_of(told)):
+                break
+            time.sleep(0.05)
+        running.terminate()
+    return calls.lines_of(told)
+
+
+def test_a_suite_that_hangs_has_told_what_it_found(tmp_path: Path) -> None:
+    lines = _suite(tmp_path)
+    assert (tmp_path / "calls").exists()
+    assert "test_toy.py" in calls.stacks_of(tmp_path / "calls").read_text()
+    trouble = "was ended by force after 1 s"
+    found = {each.name: each for each in section_contract.unfinished(lines, trouble)}
+    assert found["suite"].value == 1
+    assert "1 passed, 1 failed, 1 skipped; then it was ended by force" in found["suite"].remark
+    assert "assert 1 == 2" in found["test_bad"].remark or "not two" in found["test_bad"].remark
+    assert found["test_hangs"].remark == "had not ended when the time was over"
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text('{"a": 1}\n{"a": 2', encoding="ascii")
+    assert calls.lines_of(tmp_path / "lines") == [{"a": 1}]
+    assert calls.lines_of(tmp_path / "none") == []
+
+
+def test_the_machine_is_described_whatever_is_there(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX 580.142")
+    (tmp_path / "proc/version").write_text("Linux version 4.4.0 (gVisor)")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert machine.system(tmp_path)["sandbox"] == "gVisor"
+    assert "580.142" in machine.files(tmp_path)[str(tmp_path / "proc/driver/nvidia/version")]
+    (node,) = machine.nodes(tmp_path).values()
+    assert "may" in node
+    found = machine.facts()
+    json.dumps(found)
+    manager = found["resource manager"]
+    assert isinstance(manager, dict)
+    assert "version" in manager or "trouble" in manager
+
+
+def test_a_device_that_does_not_open_leaves_a_diagnosis(tmp_path: Path) -> None:
+    report = suite.examine("nvrm:31", ["life"], 1e12, tmp_path)
+    assert [each.outcome for each in report.failures] == ["failed"]
+    assert report.diagnostics["opening"]
+    assert any('"resource manager"' in line for line in report.diagnostics["machine"])
+    page = (tmp_path / f"{report.stem}.md").read_text()
+    assert "## Diagnostics: machine" in page
+
+
+def test_the_report_is_there_before_the_end(tmp_path: Path) -> None:
+    seen = []
+
+    class Watching(suite.Runner):
+        def section(self, name: str, share_s: float) -> list[suite.Result]:
+            for path in tmp_path.glob("*.json"):
+                seen.append(json.loads(path.read_text())["unfinished"])
+            return [] if name != "opening" else super().section(name, share_s)
+
+    original, suite.Runner = suite.Runner, Watching  # type: ignore[misc]
+    try:
+        suite.examine("cpu", ["life", "rates"], 1e12, tmp_path)
+    finally:
+        suite.Runner = original  # type: ignore[misc]
+    assert seen == [["life", "rates"], ["rates"]]
+
+
+@pytest.mark.slow
+def test_first_contact_brings_everything_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    code = first_contact.main(
+        [str(folder), "--device", "virtual:gh100", "--minutes", "3", "--only", "faults"]
+    )
+    summary = (folder / "summary.md").read_text()
+    assert code == 0, summary
+    assert "| the machine | well |" in summary
+    assert "| record cuda-launch | " in summary
+    assert "| record ours | well |" in summary
+    assert "| the suite | well |" in summary
+    assert "NV_ESC" not in (folder / "calls.txt").read_text()  # decoded
+    assert "HOPPER_COMPUTE_A" in (folder / "calls.txt").read_text()
+    with tarfile.open(folder / "recordings.tar.gz") as archive:
+        assert "recordings/ours.jsonl" in archive.getnames()
+    (report,) = folder.glob("virtual-*.json")
+    assert json.loads(report.read_text())["failed"] == 0
+    assert len([path for path in folder.iterdir() if path.is_file()]) <= 8
+
+
+def test_first_contact_says_when_time_is_over(tmp_path: Path) -> None:
+    visit = first_contact.Visit("cpu", tmp_path, 0.0, now=lambda: 10.0)
+    visit.step("late", ["this"], 5)
+    assert "no time was left" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_budget_knows_where_calls_go(tmp_path: Path) -> None:
+    assert Budget(1.0).calls is None
+    assert Budget(1.0, calls=tmp_path).calls == tmp_path
