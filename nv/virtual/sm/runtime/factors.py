@@ -168,8 +168,8 @@ def _factor_b() -> Native:
         f.give()
     with f.when(room.same(8)):
         with f.count(outer, 0, 8) as first, f.count(2) as chunk:
-            for n in range(8):
-                f.store(place(first + n, chunk), spare.byte(8 * n))
+            for line in range(8):
+                f.store(place(first + line, chunk), spare.byte(8 * line))
             f.call("void", f"{PREFIX}factor_turn", kind, spare,
                    target.byte((chunk << 3) * _ROW_BYTES + (first << 2)))  # fmt: skip
         f.give()
