@@ -14,7 +14,9 @@ from tests.support.wgmma_case import BYTES, IMAGE, WIDTHS, Case, Lying
 TARGET = "sm_90a"
 
 
-def run(case: Case, threads: int = 128, text: str = "") -> tuple[SmOutcome, np.ndarray]:
+def run(
+    case: Case, threads: int = 128, text: str = "", groups: int = 1
+) -> tuple[SmOutcome, np.ndarray]:
     bench = Bench()
     image, _ = bench.array(case.image())
     factors, _ = bench.array(case.fragments())
@@ -22,7 +24,7 @@ def run(case: Case, threads: int = 128, text: str = "") -> tuple[SmOutcome, np.n
     after, out = bench.array(np.zeros((case.registers, 128), np.uint32))
     outcome = bench.launch(
         text or case.text(), image, factors, before, after, block=(threads,), shared=IMAGE,
-        target=TARGET,
+        target=TARGET, grid=(groups,),
     )  # fmt: skip
     return outcome, out
 
@@ -133,6 +135,13 @@ def test_two_warp_groups_side_by_side() -> None:
     case = good_case()
     text = case.text().replace("mov.u32 %t, %tid.x;", "mov.u32 %t, %tid.x; and.b32 %t, %t, 127;")
     outcome, out = run(case, 256, text)
+    assert outcome.ending is SmEnding.DONE, outcome
+    assert np.array_equal(out, case.wanted())
+
+
+def test_groups_one_after_another() -> None:
+    case = good_case()
+    outcome, out = run(case, groups=3)
     assert outcome.ending is SmEnding.DONE, outcome
     assert np.array_equal(out, case.wanted())
 

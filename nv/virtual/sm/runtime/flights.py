@@ -337,6 +337,9 @@ def _begin() -> Native:
     with f.count(f.field(layout.WARPS, "i32").to("i64")) as number:
         warp = area.byte(number * flight.WARP_STRIDE + flight.WARP)
         f.call("void", "llvm.memset.p0.i64", warp, zero, f.word(flight.WARP_HEADER), never)
+    with f.count(flight.WARP_GROUPS) as number:
+        group = area.byte(number * flight.GROUP_STRIDE + flight.GROUPS)
+        f.call("void", "llvm.memset.p0.i64", group, zero, f.word(flight.GROUP_HEADER), never)
     return f
 
 
