@@ -6,9 +6,11 @@ bases that the chip's own discovery table states.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from types import ModuleType
+from typing import ParamSpec, Protocol, TypeVar, cast
 
 from am.discovery import Discovery
 from am.regs import load
@@ -18,6 +20,9 @@ from hcq.poll import wait_until
 from hcq.transport.base import Transport, Window
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ALL_ONES = 0xFFFF_FFFF
 # Linux 6.12 amdgpu_device.c: generic register wait, usec_timeout.
@@ -104,6 +109,25 @@ class Vram:
     def _check(self, address: int, size: int) -> None:
         if address % 4 or size % 4 or address < 0 or address + size > self.size:
             raise BadArgument("not a range of VRAM", address=address, size=size, vram=self.size)
+
+
+class OfChip(Protocol):
+    """What drives a block."""
+
+    chip: Chip
+
+
+def batched(method: Callable[P, R]) -> Callable[P, R]:
+    """A method of a block's driver whose register writes may travel together (Transport.batch): it
+    sets things up, and neither sleeps nor looks into memory."""
+
+    @functools.wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        owner = cast(OfChip, args[0])
+        with owner.chip.transport.batch():
+            return method(*args, **kwargs)
+
+    return run
 
 
 class Chip:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from am import mqd
-from am.chip import ALL_ONES, Chip
+from am.chip import ALL_ONES, Chip, batched
 from am.gmc import QUEUE_VMID
 from am.nbio import Nbio
 from hcq.errors import FirmwareSilent, UnitTimeout
@@ -90,6 +90,7 @@ class Gfx:
                 cp_stat=int(gc.CP_STAT.read()),
             ) from error
 
+    @batched
     def start_mec(self, start_address: int) -> None:
         """Point all MEC pipes at their program and pulse their resets; leaves them inactive."""
         gc = self.chip.gc
@@ -101,6 +102,7 @@ class Gfx:
         gc.CP_MEC_RS64_CNTL.update(**resets)
         gc.CP_MEC_RS64_CNTL.update(**dict.fromkeys(resets, 0))
 
+    @batched
     def configure(self) -> None:
         """Set the constants of the shader core, the RLC and the doorbell routes."""
         gc, facts = self.chip.gc, self.chip.facts
@@ -173,6 +175,7 @@ class Gfx:
 
     # ---- hardware queues ---------------------------------------------------------------------
 
+    @batched
     def load_queue(self, pipe: int, queue: int, descriptor: Struct) -> None:
         """Load a queue's MQD into its registers and activate it."""
         gc, bus = self.chip.gc, self.chip.bus

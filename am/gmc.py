@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from am.chip import Chip
+from am.chip import Chip, batched
 from am.faults import HubFault
 from am.memory import VIRTUAL_END, Carveout
 from am.nbio import Nbio
@@ -87,6 +87,7 @@ class Hub:
 
     # ---- set-up ------------------------------------------------------------------------------
 
+    @batched
     def start(self, carveout: Carveout, root: int, dummy_address: int) -> None:
         """Set the hub up. root: entry that points to the root table; dummy_address: bus address of
         the host page that faulting accesses go to."""

@@ -10,7 +10,7 @@ import logging
 import struct
 from dataclasses import dataclass
 
-from am.chip import Chip
+from am.chip import Chip, batched
 from am.memory import Mapping
 from am.nbio import Nbio
 
@@ -71,6 +71,7 @@ class Ih:
         self.read_pointer = 0
         self.overflows = 0
 
+    @batched
     def start(self, dummy_address: int) -> None:
         """Set the ring up and switch interrupts on. dummy_address: a bus address to read from."""
         self.stop()

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from am.assembler import Assembler
-from am.chip import Chip
+from am.chip import Chip, batched
 from am.mqd import log2
 from am.regs import constants
 from hcq.command import Symbol
@@ -151,6 +151,7 @@ class Engine:
     def queue(self, name: str) -> BoundRegister:
         return self.chip.gc[f"{self.name}_QUEUE0_{name}"]
 
+    @batched
     def start(self, memory: RingMemory) -> None:
         """Set queue 0 up on an empty ring and let the engine run."""
         self.register("SEM_WAIT_FAIL_TIMER_CNTL").write(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from am.chip import ALL_ONES, Chip
+from am.chip import ALL_ONES, Chip, batched
 from am.memory import Carveout
 from am.nbio import Nbio
 from am.regs import constants, structs
@@ -76,6 +76,7 @@ class Smu:
             )
         return int(self.chip.mp1.MP1_SMN_C2PMSG_82.read())
 
+    @batched
     def post(self, number: int, argument: int) -> None:
         """Send without waiting: for resets, after which nobody may answer."""
         mp1 = self.chip.mp1

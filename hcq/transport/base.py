@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -142,6 +143,15 @@ class Transport(Protocol):
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> DmaMemory:
         """Allocate `size` bytes (rounded up to 4096) of device-reachable host memory."""
+        ...
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Let the register writes of this block travel together where each is a message.
+
+        They arrive in their order, at the end of the block or before anything that must come after
+        them: a read, a block of memory, configuration space. Not for blocks that sleep after a
+        write, or that look into memory for its effect. Does nothing where a BAR is mapped.
+        """
         ...
 
     @property

@@ -26,6 +26,8 @@ from hcq.transport.base import Traits
 
 log = logging.getLogger(__name__)
 
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
 
 class Closable(Protocol):
     """A part of a transport: a window, memory, interrupts."""
@@ -74,6 +76,10 @@ class TransportLife:
         _register()
         self._opened = True
         _open.add(self)
+
+    def batch(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to gather: each write is on its way at once. See Transport.batch."""
+        return _NOTHING
 
     def check_open(self) -> None:
         """Closed after `close`, and in a forked child."""

@@ -250,6 +250,9 @@ class RecordingTransport(TransportLife):
             del self._memories[memory.number]
             self.recording.entries.append(Free(memory.number))
 
+    def batch(self) -> AbstractContextManager[None]:
+        return self.inner.batch()
+
     def reset(self, kind: ResetKind) -> None:
         """Reset; a refusal is recorded too, since drivers go on by another way."""
         with self._around():

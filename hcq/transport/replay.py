@@ -197,13 +197,11 @@ class ReplayTransport(TransportLife):
 
     def read(self, access: Access) -> Access:
         """The recorded read that `access` repeats."""
-        clocked = self._clocked.get((access.window, access.offset))
-        if clocked is None and self._is_clocked(access):
-            self._go_on()
-            clocked = self._clocked.get((access.window, access.offset))
-        if clocked is not None and clocked.width == access.width:
-            self.check_open()
-            return clocked
+        if self._is_clocked(access):
+            clocked = self._last_clocked(access)
+            if clocked is not None and clocked.width == access.width:
+                self.check_open()
+                return clocked
         found = self._next(access)
         assert isinstance(found, Access)
         return found
@@ -278,6 +276,19 @@ class ReplayTransport(TransportLife):
                 return
             self._change(entry)
             self.position += 1
+
+    def _last_clocked(self, access: Access) -> Access | None:
+        """The last read of a place outside the order before the next entry that is in it."""
+        place = (access.window, access.offset)
+        found = self._clocked.get(place)
+        for position in range(self.position, len(self.recording.entries)):
+            entry = self.recording.entries[position]
+            if isinstance(entry, Access) and self._is_clocked(entry):
+                if (entry.window, entry.offset) == place and not entry.is_write:
+                    found = entry
+            elif not isinstance(entry, Content | Wait | Presence):
+                break
+        return found
 
     def _is_clocked(self, access: Access) -> bool:
         return (access.window, access.offset) in self._by_clock

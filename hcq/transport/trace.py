@@ -5,6 +5,7 @@ business; memory shared by DMA is reached without any access, so that is not see
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from hcq.transport.base import DmaMemory, Interrupts, PciIdentity, ResetKind, Transport, Window
@@ -113,6 +114,9 @@ class TracingTransport(TransportLife):
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> DmaMemory:
         return self.inner.allocate_dma(size, contiguous=contiguous)
+
+    def batch(self) -> AbstractContextManager[None]:
+        return self.inner.batch()
 
     def reset(self, kind: ResetKind) -> None:
         self.inner.reset(kind)

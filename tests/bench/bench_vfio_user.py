@@ -13,9 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+from am.device import open_device
+from hcq.registry import Attachment
 from hcq.transport.vfio_user.client import VfioUserTransport
 from hcq.transport.window import MappedWindow
 
@@ -28,6 +30,20 @@ import sys
 from hcq.transport.vfio_user.server import Server
 from tests.support.vfio_user_device import MemoryDevice
 server = Server(sys.argv[1], MemoryDevice(bar0=64 << 20, share=len(sys.argv) > 2))
+print("ready", flush=True)
+server.run()
+"""
+# The virtual Navi31, and where the images go that its driver wants.
+SERVE_CARD = """
+import sys
+from pathlib import Path
+from am.virtual.bus.served import ServedChip
+from am.virtual.gpu import build_chip
+from am.virtual.options import ChipOptions
+from hcq.transport.vfio_user.server import Server
+from tools.serve import write_firmware
+write_firmware(Path(sys.argv[2]))
+server = Server(sys.argv[1], ServedChip(build_chip(ChipOptions(vram=256 << 20))))
 print("ready", flush=True)
 server.run()
 """
@@ -180,6 +196,43 @@ def _shared(path: str) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
+class _Unbatched(VfioUserTransport):
+    """Each register write in a message of its own."""
+
+    def batch(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _boot_once(path: str, images: str, kind: type[VfioUserTransport]) -> tuple[float, int]:
+    """Seconds of a cold boot, and the messages that it took."""
+    transport = kind(path)
+    start = time.perf_counter()
+    with open_device("vfio-user", Attachment(transport), firmware=images, leave="cold"):
+        return time.perf_counter() - start, transport.messages
+
+
+def _boot(folder: str) -> list[dict[str, object]]:
+    """The boot of the virtual Navi31, which waits for its firmware most of the time; the parts in
+    turn, so that a busy machine spoils both."""
+    path, images = str(Path(folder) / "c"), str(Path(folder) / "firmware")
+    taken: dict[type[VfioUserTransport], list[tuple[float, int]]] = {}
+    with _process(SERVE_CARD, path, images):
+        for _ in range(ROUNDS + 1):
+            for kind in (VfioUserTransport, _Unbatched):
+                taken.setdefault(kind, []).append(_boot_once(path, images, kind))
+    mine, plain = taken[VfioUserTransport], taken[_Unbatched]
+    return [
+        {"name": name, "value": value, "unit": unit, "peer": "each write a message",
+         "peer_value": peer, "ratio": value / peer}
+        for name, unit, value, peer in (
+            ("vfio-user: cold boot of virtual:navi31", "ms",
+             min(mine)[0] * 1e3, min(plain)[0] * 1e3),
+            ("vfio-user: messages of that boot", "messages",
+             min(count for _, count in mine), min(count for _, count in plain)),
+        )
+    ]  # fmt: skip
+
+
 def measure() -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory(prefix="vu-") as folder:
         path = str(Path(folder) / "s")
@@ -188,4 +241,5 @@ def measure() -> list[dict[str, object]]:
         path = str(Path(folder) / "m")
         with _process(SERVE, path, "share"):
             found += _shared(path)
+        found += _boot(folder)
     return found

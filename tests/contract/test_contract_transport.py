@@ -113,6 +113,29 @@ def test_blocks_are_whole_dwords_inside(subject: Subject) -> None:
 
 
 @rule
+def test_writes_of_a_batch_arrive_in_their_order_before_what_follows(subject: Subject) -> None:
+    transport = subject.transport
+    window = transport.window(0)
+    with transport.batch():
+        window.write32(0x100, 1)
+        window.write32(0x100, 2)
+        with transport.batch():  # one within another
+            window.write64(0x108, 3)
+        window.write32(0x108, 4)
+        assert window.read32(0x100) == 2 and window.read64(0x108) == 4
+        window.write32(0x110, 5)
+        window.write(0x110, bytes(8))
+        for value in range(300):  # more than a message takes
+            window.write32(0x200 + 4 * (value % 4), value)
+    assert window.read64(0x110) == 0
+    assert window.read(0x200, 16) == b"".join(n.to_bytes(4, "little") for n in range(296, 300))
+    with pytest.raises(BadArgument), transport.batch():
+        window.write32(0x100, 7)
+        window.write32(0x101, 8)
+    assert window.read32(0x100) == 7
+
+
+@rule
 def test_threads_may_follow_each_other(subject: Subject) -> None:
     window = subject.transport.window(0)
     window.write32(0x40, 0)

@@ -61,9 +61,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "virtual:navi31", "virtual:gh100"])
-def test_demo_finds_the_labels_numpy_finds(
-    capsys: pytest.CaptureFixture[str], device: str
-) -> None:
+def test_demo_finds_the_labels_numpy_finds(capsys: pytest.CaptureFixture[str], device: str) -> None:
     assert cli.main(["demo", "--device", device]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("demo: PASS accuracy=0.98")

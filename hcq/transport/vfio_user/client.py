@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, NotSupported, UgpuError
 from hcq.transport import pci_config
@@ -117,13 +117,15 @@ class VfioUserTransport(TransportLife):
                 self._windows[index] = regions.open_window(self._connection, self.name, index)
             return self._windows[index]
 
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[None]:
-        """Collect the register writes of this block and send them as one message at its end, or
-        before anything that must come after them. Only for writes that nobody waits for inside."""
+    def batch(self) -> contextlib.AbstractContextManager[None]:
+        """Collect register writes, up to 256 in a message. See Transport.batch."""
         self.check_open()
-        with self._connection.batch():
-            yield
+        return self._connection.batch()
+
+    @property
+    def messages(self) -> int:
+        """How many messages were sent so far."""
+        return self._connection.messages
 
     # ---- memory ------------------------------------------------------------------------------
 

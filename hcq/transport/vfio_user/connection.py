@@ -53,6 +53,7 @@ class Connection:
         self._twin_thread: threading.Thread | None = None
         self._lock = threading.RLock()
         self._number = 0
+        self.messages = 0  # sent so far
         self._batch: list[bytes] | None = None
         self._closed = False
         self.alive = True
@@ -327,6 +328,7 @@ class Connection:
                 raise Closed(f"{self._name} was closed")
             raise DeviceLost(f"the server of {self._name} is gone")
         self._number = (self._number + 1) & 0xFFFF
+        self.messages += 1
         return self._number
 
     def _lost(self, error: BaseException) -> NoReturn:

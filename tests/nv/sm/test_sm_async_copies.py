@@ -147,13 +147,16 @@ BULK = """
 @given(st.integers(1, 250), st.integers(0, 600))
 def test_bulk_copies_come_in_when_their_phase_ends(parts: int, skip: int) -> None:
     size, skip = 16 * parts, 16 * skip
-    text = BULK.format(one=ONE, fence="fence.proxy.async.shared::cta;", size=size, skip=skip) + f"""
+    text = (
+        BULK.format(one=ONE, fence="fence.proxy.async.shared::cta;", size=size, skip=skip)
+        + f"""
     shl.b32 %r1, %t, 2; mov.u32 %r7, part; {AT}
     {out_word("%r2", 4096)}
     LOOP: setp.ge.u32 %p2, %r1, {size}; @%p2 bra OUT;
     add.u32 %r4, %r1, %r7; ld.shared.u32 %r5, [%r4]; st.global.u32 [%at], %r5;
     add.u32 %r1, %r1, 128; add.s64 %at, %at, 128; bra LOOP; OUT:
     """
+    )
     bench = Bench()
     data = np.random.default_rng(parts).integers(0, 256, 16384, np.uint8)
     source, _ = bench.array(data)
