@@ -28,7 +28,8 @@ class Reductions(Elementwise, Indexing):
     def _reduce(self, op: str, node: Node, axes: tuple[int, ...], keepdims: bool) -> Self:
         """Reduce in float32 where the type is narrower, and round once."""
         wide = graph.cast(node, float32) if is_narrow(node.dtype) else node
-        result = graph.cast(split.reduce(op, wide, axes), node.dtype)
+        units = self.device.target.compute_units
+        result = graph.cast(split.reduce(op, wide, axes, units), node.dtype)
         if not keepdims:
             kept = tuple(size for i, size in enumerate(node.shape) if i not in axes)
             result = graph.reshape(result, kept)

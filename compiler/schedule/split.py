@@ -3,6 +3,9 @@
 before: reduce over n elements into at most FEW results.
 after: reduce pieces of about PIECE elements each, then the pieces' results. What does not fill the
 pieces evenly is reduced apart and joined at the end.
+
+A matrix product whose output is too small for the whole device, and whose depth is long, is split
+along its depth likewise: the pieces are a batch of products, whose results are added.
 """
 
 from __future__ import annotations
@@ -18,13 +21,24 @@ PIECE = 16384  # elements one group reduces
 LONG = 4 * PIECE  # below this, one group is faster than two kernels
 MOST = 1024  # pieces per result
 
+SIDE = 64  # of a product's output that one group computes, about
+SHORTEST = 8  # a side of a product below this is no matrix (compiler.kernel.contraction)
+DEPTH = 2048  # of a product that one group multiplies, at least
+SHARES = 2  # groups for each part of a device that runs one, so that they end together
+
 _JOIN = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "or": "or", "and": "and"}
 
 
-def reduce(op: str, source: Node, axes: tuple[int, ...]) -> Node:
-    """graph.reduce, in two steps where that pays."""
+def reduce(op: str, source: Node, axes: tuple[int, ...], units: int = 1) -> Node:
+    """graph.reduce, in two steps where that pays. units: groups that the device runs at a time."""
     found = _decide(source.shape, axes)
     if found is None:
+        factors = [each for each in source.sources if each.op == "expand"]
+        if op == "sum" and source.op == "mul" and len(factors) == 2:
+            shapes = [each.sources[0].shape for each in factors]
+            found = _decide_product(source.shape, shapes[0], shapes[1], axes, units)
+        if found is not None:
+            return _in_pieces(op, source, *found, first=True)
         return graph.reduce(op, source, axes)
     used, axis, pieces = found
     size = source.shape[axis]
@@ -47,6 +61,25 @@ def _decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, 
     return used, axis, _pieces(shape[axis], min(MOST, length // PIECE))
 
 
+@functools.lru_cache(1024)
+def _decide_product(
+    shape: Shape, left: Shape, right: Shape, axes: tuple[int, ...], units: int
+) -> tuple[tuple[int, ...], int, int] | None:
+    """As _decide, for the product of two factors that are repeated to `shape`."""
+    used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
+    kept = [place for place in range(len(shape)) if place not in axes and shape[place] != 1]
+    rows = prod(shape[place] for place in kept if right[place] == 1)
+    columns = prod(shape[place] for place in kept if left[place] == 1)
+    batch = prod(shape[place] for place in kept if left[place] == right[place])
+    length = prod(shape[axis] for axis in used)
+    groups = batch * -(-rows // SIDE) * -(-columns // SIDE)
+    if min(rows, columns) < SHORTEST or groups >= units or length < 2 * DEPTH:
+        return None
+    axis = max(used, key=lambda each: shape[each])
+    pieces = _pieces(shape[axis], min(length // DEPTH, -(-SHARES * units // groups)))
+    return (used, axis, pieces) if pieces > 1 and shape[axis] % pieces == 0 else None
+
+
 def _pieces(size: int, wanted: int) -> int:
     """A number of pieces near `wanted` that divides `size`, or the wanted number."""
     wanted = min(wanted, size)
@@ -62,12 +95,21 @@ def _part(source: Node, axis: int, start: int, stop: int) -> Node:
     return graph.shrink(source, box)
 
 
-def _in_pieces(op: str, source: Node, axes: tuple[int, ...], axis: int, pieces: int) -> Node:
+def _in_pieces(
+    op: str, source: Node, axes: tuple[int, ...], axis: int, pieces: int, first: bool = False
+) -> Node:
+    """first: results of a piece lie side by side; otherwise pieces of a result do."""
     shape = source.shape
     each = shape[axis] // pieces
     cut = graph.reshape(source, (*shape[:axis], pieces, each, *shape[axis + 1 :]))
     inner = [place + (place >= axis) for place in axes]
-    parts = graph.reduce(op, cut, inner)
-    total = graph.reduce(op, parts, (axis,))
+    if first:
+        order = (axis, *(place for place in range(len(shape) + 1) if place != axis))
+        back = tuple(order.index(place) for place in range(len(shape) + 1))
+        places = [order.index(place) for place in inner]
+        parts = graph.reduce(op, graph.permute(cut, order), places)
+        total = graph.permute(graph.reduce(op, parts, (0,)), back)
+    else:
+        total = graph.reduce(op, graph.reduce(op, cut, inner), (axis,))
     kept = tuple(1 if place in axes else size for place, size in enumerate(shape))
     return graph.reshape(total, kept)

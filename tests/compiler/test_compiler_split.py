@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from compiler import Tensor
 from compiler.dtype import float32
 from compiler.graph import node as graph
+from compiler.graph.node import Node
 from compiler.schedule import split
 from compiler.schedule.group import describe
 from compiler.schedule.grouping import schedule
@@ -55,3 +56,43 @@ def test_the_whole_device_has_work() -> None:
     assert first.grid[0] >= 256
     apart = kernels_of(graph.reduce("sum", buffer(16 << 20, dtype=float32), (0,)), HOST)
     assert [kernel.grid[0] for kernel in apart] == [1]
+
+
+def product(rows: int, depth: int, columns: int, units: int) -> Node:
+    """The sum of products of a [rows, depth] and a [columns, depth] array."""
+    whole = (rows, columns, depth)
+    left = graph.reshape(buffer(rows, depth, dtype=float32), (rows, 1, depth))
+    right = graph.reshape(buffer(columns, depth, dtype=float32), (1, columns, depth))
+    sides = (graph.expand(left, whole), graph.expand(right, whole))
+    products = graph.elementwise("mul", float32, *sides)
+    return split.reduce("sum", products, (2,), units)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "units", "pieces"),
+    [
+        (64, 65536, 64, 2, 4),
+        (64, 65536, 64, 96, 32),  # of 2048 steps each
+        (128, 65536, 64, 2, 0),  # two tiles for two threads
+        (64, 4095, 64, 8, 0),
+        (64, 8191, 64, 8, 0),  # a prime number has no even pieces
+        (4, 65536, 64, 8, 0),  # no matrix
+        (32, 6000, 32, 96, 2),
+    ],
+)
+def test_deep_products_are_split(
+    rows: int, depth: int, columns: int, units: int, pieces: int
+) -> None:
+    groups = schedule([product(rows, depth, columns, units)])
+    assert [describe(group) for group in groups] == ["mul sum", "sum"][: 2 if pieces else 1]
+    assert groups[0].root.size == rows * columns * max(1, pieces)
+
+
+@pytest.mark.parametrize("shape", [(24, 8192, 40), (1, 24, 8192, 40), (3, 9, 6144, 17)])
+def test_split_products_as_numpy(cpu: Device, shape: tuple[int, ...]) -> None:
+    *batch, rows, depth, columns = shape
+    random = np.random.default_rng(0)
+    left = random.integers(-9, 9, (*batch, rows, depth)).astype(np.float32)
+    right = random.integers(-9, 9, (*batch, depth, columns)).astype(np.float32)
+    result = Tensor(left, device=cpu) @ Tensor(right, device=cpu)
+    assert np.array_equal((result + 1).numpy(), left @ right + 1)
