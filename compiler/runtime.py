@@ -55,6 +55,7 @@ class Runtime:
         self.device = device
         self.pool = MemoryPool(device)
         self.programs = Programs(device, cache_folder)
+        self.constants: dict[str, Node] = {}  # arrays that operations need, by name
         self._plans: dict[Structure, _Ready] = {}
         self._lock = threading.RLock()
 

@@ -7,7 +7,7 @@ compiler.dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -206,6 +206,14 @@ class Tensor(Convolutions):
 
     def _from_array(self, array: np.ndarray[Any, Any]) -> Tensor:
         return Tensor(array, device=self.device)
+
+    def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> Tensor | None:
+        kept = runtime_of(self.device).constants
+        if name not in kept:
+            if current_recording() is not None or self.device.capturing is not None:
+                return None
+            kept[name] = _upload(self.device, make(), None)
+        return self._new(kept[name])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         array = self.numpy()

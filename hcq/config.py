@@ -5,6 +5,7 @@ UGPU_FIRMWARE         folders with firmware images, separated by colons
 UGPU_CACHE            folder for compiled kernels (default: $XDG_CACHE_HOME/ugpu)
 UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
+UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are less precise
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
 """
 
@@ -31,6 +32,7 @@ class Config:
     log_level: str = "warning"
     trace_file: Path | None = None
     wait_limit_s: float = 30.0
+    winograd: bool = True
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -56,6 +58,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         log_level=level,
         trace_file=Path(trace).expanduser() if trace else None,
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
+        winograd=_switch(environment, "UGPU_WINOGRAD", default.winograd),
     )
 
 
@@ -70,6 +73,13 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     if not 0 < value < 1e6:
         raise BadArgument(f"{name} is a number of seconds above zero", value=text)
     return value
+
+
+def _switch(environment: Mapping[str, str], name: str, default: bool) -> bool:
+    text = environment.get(name)
+    if text not in (None, "", "0", "1"):
+        raise BadArgument(f"{name} is 0 or 1", value=text)
+    return text == "1" if text else default
 
 
 @functools.cache

@@ -8,14 +8,21 @@ product; nothing is copied but the padded source.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from compiler import dtype as dtypes
 from compiler.dtype import bool_, float32, int32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
+from compiler.methods import winograd as winograd_tiles
 from compiler.methods.core import broadcast
 from compiler.methods.reductions import Reductions
+from compiler.schedule import cost
+from hcq.config import config
 from hcq.errors import BadArgument
 
 Pair = int | Sequence[int]
@@ -28,10 +35,15 @@ class Convolutions(Reductions):
 
     def conv2d(
         self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
-        dilation: Pair = 1, groups: int = 1,
+        dilation: Pair = 1, groups: int = 1, winograd: bool | None = None,
     ) -> Self:  # fmt: skip
         """Correlate with `weight` [out channels, channels / groups, height, width], then add
-        `bias` [out channels]. Beyond the edges, `padding` zeros are read. Types as in matmul."""
+        `bias` [out channels]. Beyond the edges, `padding` zeros are read. Types as in matmul.
+
+        winograd: whether to compute a 3 x 3 window of float32 by Winograd's tiles, less precisely
+        (compiler.methods.winograd.TOLERANCE); by default where that is faster, unless the setting
+        UGPU_WINOGRAD is 0. BadArgument where it is asked for and cannot be.
+        """
         kernel = self._operand(weight)
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(f"conv2d: shapes {self._shown} and {kernel._shown}, 4 axes needed")
@@ -43,6 +55,17 @@ class Convolutions(Reductions):
                 f"conv2d: shapes {self._shown} and {kernel._shown} in {groups} groups do not fit"
             )
         dtype = dtypes.promote(self.dtype, kernel.dtype)
+        shaped = (height, width) == (3, 3) and groups == 1 and dtype is float32
+        steps = self._pair("conv2d", stride, 1) == self._pair("conv2d", dilation, 1) == (1, 1)
+        tiled = self._tiled(kernel, padding, winograd) if shaped and steps else None
+        if winograd and tiled is None:
+            raise BadArgument(
+                f"conv2d: shapes {self._shown} and {kernel._shown} by Winograd's tiles: these take "
+                "windows of 3 x 3, float32, stride, dilation and groups of 1, and no capture that "
+                "is their first use"
+            )
+        if tiled is not None:
+            return tiled if bias is None else tiled + self._per_channel(bias, out_channels)
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
         windows = self.cast(dtype)._windows(
             "conv2d", (height, width), stride, padding, dilation, 0
@@ -62,10 +85,47 @@ class Convolutions(Reductions):
         result = self._new(node)
         if bias is None:
             return result
+        return result + self._per_channel(bias, out_channels)
+
+    def _per_channel(self, bias: Any, out_channels: int) -> Self:
         added = self._operand(bias)
         if added.shape != (out_channels,):
             raise BadArgument(f"conv2d: a bias of shape {added._shown} for {out_channels} channels")
-        return result + self._new(graph.reshape(added.node, (out_channels, 1, 1)))
+        return self._new(graph.reshape(added.node, (out_channels, 1, 1)))
+
+    def _tiled(self, kernel: Self, padding: Pair, wanted: bool | None) -> Self | None:
+        """By Winograd's tiles (compiler.methods.winograd), where wanted or cheaper."""
+        batch, channels, height, width = self.shape
+        out, around = kernel.shape[0], self._pair("conv2d", padding, 0)
+        rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
+        down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
+        size = winograd_tiles.AROUND
+        if rows < 1 or columns < 1 or not self.numel() or not out:
+            return None
+        if wanted is None:
+            host = self.device.target.abi == "host" and config().winograd
+            results = (batch, out, rows, columns)
+            wanted = host and cost.winograd(results, channels, down * across, size * size, 9)
+        constants = {name: self._kept(f"winograd {name}", partial(_matrix, name)) for name in (
+            "image", "weight", "result")} if wanted else {}  # fmt: skip
+        if not constants or any(each is None for each in constants.values()):
+            return None
+        image, weight, result = (self._operand(each) for each in constants.values())
+        # the image with its edges, as large as the tiles need it, then all windows, laid out
+        ends = (4 * down + 2 - height - around[0], 4 * across + 2 - width - around[1])
+        pairs = [(0, 0), (0, 0), (around[0], ends[0]), (around[1], ends[1])]
+        padded = self._new(graph.pad(graph.cast(self.node, float32), pairs, 0)).contiguous()
+        windows = self._new(padded._windows("conv2d", (size, size), 4, 0, 1, 0))
+        places, count = size * size, batch * down * across
+        elements = windows.permute((4, 5, 1, 0, 2, 3)).reshape((places, channels * count))
+        filters = kernel.cast(float32).permute((2, 3, 0, 1)).reshape((9, out * channels))
+        left = (weight @ filters).reshape((places, out, channels)).contiguous()
+        right = (image @ elements.contiguous()).reshape((places, channels, count)).contiguous()
+        products = (left @ right).reshape((places, out * count)).contiguous()
+        tile = (result @ products).reshape((4, 4, out, batch, down, across))
+        joined = tile.permute((3, 2, 4, 0, 5, 1)).reshape((batch, out, 4 * down, 4 * across))
+        box = [(0, batch), (0, out), (0, rows), (0, columns)]
+        return self._new(graph.shrink(joined.node, box))
 
     def _operand(self, given: Any) -> Self:
         lifted = self._lift("conv2d", given)
@@ -128,6 +188,10 @@ class Convolutions(Reductions):
         if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
             raise BadArgument(f"{operation}: {given!r} is no pair of numbers from {least} on")
         return listed[0], listed[1]
+
+
+def _matrix(name: str) -> NDArray[np.float32]:
+    return winograd_tiles.matrices()[name]
 
 
 def _places(count: int, step: int, length: int, gap: int) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -75,6 +75,11 @@ class TensorCore:
         raise BadArgument(f"{operation}: a tensor and a {type(other).__name__}")
 
     def _from_array(self, array: np.ndarray[Any, Any]) -> TensorCore:
+        raise NotImplementedError
+
+    def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> TensorCore | None:
+        """An array of constants on this device, copied there once; None where it is not there yet
+        and work is being recorded, which cannot copy."""
         raise NotImplementedError
 
     def _constant(self, operation: str, number: Scalar, dtype: DType, shape: Shape) -> Node:

@@ -17,6 +17,8 @@ in which it moves a byte to and from memory. They need not be exact: decisions c
 
 from __future__ import annotations
 
+from math import prod
+
 from compiler.dtype import DType
 
 MEMORY = 8 / 3  # per byte, written or read
@@ -25,6 +27,12 @@ HELD = 2  # per element written to and read from what a group holds
 KERNEL = 1 << 18  # launching one, and waiting for the one before
 PARALLEL = 64  # groups that work at the same time
 HELD_BYTES = 256 << 10  # that a group can hold on a host: what fits the second-level cache
+# A convolution of 3 x 3 as a product of windows, and by Winograd's tiles: time of a multiplication
+# that is added, of an element of the transformed image (laid out, transformed, read), of the
+# results before their transform, of the transformed weights. Zen 4, two cores, AVX-512.
+WINDOWS_EACH, TILES_EACH = 1.1, 1.5
+TILES_IMAGE, TILES_RESULT, TILES_WEIGHT = 115.0, 47.0, 60.0
+TILES_GAIN = 1.15  # from which on less precise results are worth it
 # A reduction's result is never cheap to have again: it costs all that is reduced.
 REDUCE = 1 << 10
 # Operations of one kernel: beyond it registers spill, and compilers take more than linear time.
@@ -71,3 +79,17 @@ def keep_inside(rows: int, length: int, cost: float, dtype: DType) -> bool:
     reread = rows * length * dtype.itemsize * MEMORY / PARALLEL
     apart = work / PARALLEL + reread + KERNEL
     return inside <= apart
+
+
+def winograd(
+    results: tuple[int, int, int, int], channels: int, tiles: int, places: int, window: int
+) -> bool:
+    """Whether a convolution is cheaper by Winograd's tiles, on a host. results: batch, channels,
+    height, width; tiles: in an image; places: products a tile takes; window: elements it has."""
+    batch, out, _, _ = results
+    plain = prod(results) * channels * window * WINDOWS_EACH
+    multiply = batch * tiles * places * out * channels * TILES_EACH
+    image, result = batch * tiles * places * channels, batch * tiles * places * out
+    transform = image * TILES_IMAGE + result * TILES_RESULT
+    weights = places * out * channels * TILES_WEIGHT
+    return plain > TILES_GAIN * (multiply + transform + weights)

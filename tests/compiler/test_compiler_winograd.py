@@ -1,0 +1,107 @@
+"""Winograd's tiles: exact in exact arithmetic, within their tolerance in float32, and a choice."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from compiler import Tensor
+from compiler.methods import convolution
+from compiler.methods.winograd import TOLERANCE, matrices
+from compiler.schedule import cost
+from hcq.config import Config
+from hcq.device import Device
+from hcq.errors import BadArgument
+
+
+def plain(x: np.ndarray, weight: np.ndarray, around: int) -> np.ndarray:
+    """In float64."""
+    x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (around, around), (around, around)))
+    rows, columns = x.shape[2] - 2, x.shape[3] - 2
+    total = np.zeros((x.shape[0], weight.shape[0], rows, columns))
+    for i in range(3):
+        for j in range(3):
+            part = x[:, :, i : i + rows, j : j + columns]
+            total += np.einsum("ncyx,oc->noyx", part, weight[:, :, i, j].astype(np.float64))
+    return total
+
+
+def test_the_matrices_convolve_exactly() -> None:
+    """One tile, in fractions: RESULT ((WEIGHT g) (IMAGE d)) is the correlation."""
+    exact = {
+        name: [[Fraction(float(x)).limit_denominator(600) for x in row] for row in matrix]
+        for name, matrix in matrices().items()
+    }
+    random = np.random.default_rng(0)
+    image = [Fraction(int(x)) for x in random.integers(-9, 9, 36)]
+    weight = [Fraction(int(x)) for x in random.integers(-9, 9, 9)]
+
+    def times(matrix: list[list[Fraction]], flat: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, flat, strict=True)), Fraction(0)) for row in matrix]
+
+    left = times(exact["weight"], weight)
+    right = times(exact["image"], image)
+    results = times(exact["result"], [a * b for a, b in zip(left, right, strict=True)])
+    expected = [
+        sum(weight[3 * i + j] * image[6 * (y + i) + x + j] for i in range(3) for j in range(3))
+        for y in range(4)
+        for x in range(4)
+    ]
+    assert results == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "size", "out", "around"),
+    [
+        (1, 8, (8, 8), 8, 1),
+        (2, 17, (7, 13), 9, 0),
+        (3, 5, (3, 9), 12, 2),
+        (1, 130, (14, 14), 9, 1),
+    ],
+)
+def test_within_the_tolerance(
+    cpu: Device, batch: int, channels: int, size: tuple[int, int], out: int, around: int
+) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((batch, channels, *size)).astype(np.float32)
+    weight = random.standard_normal((out, channels, 3, 3)).astype(np.float32)
+    bias = random.standard_normal(out).astype(np.float32)
+    image = Tensor(x, device=cpu)
+    result = image.conv2d(weight, bias, padding=around, winograd=True).relu().numpy()
+    expected = np.maximum(plain(x, weight, around) + bias[:, None, None], 0)
+    scale = np.sqrt(plain(x**2, weight**2, around))
+    assert (np.abs(result - expected) <= TOLERANCE * scale).all()
+    exactly = image.conv2d(weight, bias, padding=around, winograd=False).relu().numpy()
+    assert not np.array_equal(exactly, result), "the switch chooses another way"
+
+
+def test_chosen_where_it_pays_and_not_where_it_is_forbidden(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cost.winograd((8, 128, 28, 28), 128, 49, 36, 9)
+    assert not cost.winograd((1, 64, 56, 56), 64, 196, 36, 9)
+    assert not cost.winograd((8, 512, 7, 7), 512, 4, 36, 9)
+    image = Tensor.zeros(2, 256, 32, 32, device=cpu)
+    weight = Tensor.zeros(256, 256, 3, 3, device=cpu)
+
+    def kernels() -> int:
+        return image.conv2d(weight, padding=1).memory_plan().kernels
+
+    tiled, forbidden = kernels(), image.conv2d(weight, padding=1, winograd=False)
+    assert tiled > forbidden.memory_plan().kernels
+    assert image.conv2d(weight, padding=1, stride=2).memory_plan().kernels < tiled
+    monkeypatch.setattr(convolution, "config", lambda: Config(winograd=False))
+    assert kernels() == forbidden.memory_plan().kernels
+
+
+def test_refused_where_it_cannot_be(cpu: Device) -> None:
+    image, weight = Tensor.ones(1, 8, 9, 9, device=cpu), Tensor.ones(8, 8, 3, 3, device=cpu)
+    for options in ({"stride": 2}, {"dilation": (1, 2)}):
+        with pytest.raises(BadArgument, match="Winograd"):
+            image.conv2d(weight, winograd=True, **options)
+    with pytest.raises(BadArgument, match="Winograd"):
+        image.conv2d(Tensor.ones(8, 8, 1, 1, device=cpu), winograd=True)
+    with pytest.raises(BadArgument, match="Winograd"):
+        image.cast("float16").conv2d(weight.cast("float16"), winograd=True)
