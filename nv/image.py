@@ -1,8 +1,8 @@
 """Images: a cubin laid out for memory, linked, with a note before each kernel and the PTX behind.
 
 Layout: for each text section 256 bytes for the note (nv.abi.note), then the code; then data and
-constants; then the PTX. Relocations: the types that ptxas leaves in a finished cubin (R_CUDA_*),
-observed with CUDA 12.9 to 13.5.
+constants; then the PTX and where its variables lie. Relocations: the types that ptxas leaves in a
+finished cubin (R_CUDA_*), observed with CUDA 12.9 to 13.5.
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ import struct
 from dataclasses import dataclass, field
 
 from hcq.errors import BadCodeObject, NotSupported
-from nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_NAME_LIMIT, NOTE_SIZE, NOTE_VERSION
-from nv.cubin import Cubin, Relocation
+from nv.abi.note import (
+    NOTE_FORMAT,
+    NOTE_MAGIC,
+    NOTE_NAME_LIMIT,
+    NOTE_SIZE,
+    NOTE_VERSION,
+    VARIABLE_FORMAT,
+)
+from nv.cubin import Cubin, Relocation, Symbol
 
 CODE_ALIGN = 256
 MAX_IMAGE = 512 << 20
@@ -45,6 +52,32 @@ class Image:
         """The offset of a kernel's code."""
         return self.offsets[self.cubin.kernels[kernel].text]
 
+    def variables(self) -> list[Symbol]:
+        """The symbols of the PTX's variables: those of `.global`, and of `.const` in bank 3."""
+        sections = self.cubin.sections
+        return [
+            symbol
+            for symbol in self.cubin.symbols
+            if symbol.section in self.offsets
+            and symbol.name.strip(".") == symbol.name != ""
+            and sections[symbol.section].name.startswith((".nv.global", ".nv.constant3"))
+        ]
+
+    @property
+    def table_size(self) -> int:
+        """Bytes of the table of variables."""
+        entry = struct.calcsize(VARIABLE_FORMAT)
+        return sum(entry + len(symbol.name.encode()) for symbol in self.variables())
+
+    def _table(self, base: int) -> bytes:
+        found = b""
+        for symbol in self.variables():
+            assert symbol.section is not None
+            name = symbol.name.encode()
+            address = base + self.offsets[symbol.section] + symbol.value
+            found += struct.pack(VARIABLE_FORMAT, address, len(name)) + name
+        return found
+
     def link(self, base: int) -> bytes:
         """The bytes for device address `base`, a multiple of 256."""
         image = bytearray(self.size)
@@ -54,6 +87,8 @@ class Image:
         for relocation in self.cubin.relocations:
             if relocation.section in self.offsets:
                 self._apply(image, base, relocation)
+        table, table_at = self._table(base), self.ptx_at + len(self.ptx)
+        image[table_at : table_at + len(table)] = table
         for name, kernel in self.cubin.kernels.items():
             note = self.offsets[kernel.text] - NOTE_SIZE
             struct.pack_into(
@@ -67,6 +102,8 @@ class Image:
                 len(name.encode()),
                 base + self.ptx_at if self.ptx else 0,
                 len(self.ptx),
+                base + table_at,
+                len(table),
             )
             start = note + struct.calcsize(NOTE_FORMAT)
             image[start : start + len(name.encode())] = name.encode()
@@ -107,7 +144,7 @@ def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
             image.size = _up(start + section.size, CODE_ALIGN)
         _limit(image.size)
     image.ptx_at = image.size
-    image.size = _up(image.size + len(ptx) + PREFETCH, CODE_ALIGN)
+    image.size = _up(image.size + len(ptx) + image.table_size + PREFETCH, CODE_ALIGN)
     _limit(image.size)
     for name in cubin.kernels:
         if len(name.encode()) > NOTE_NAME_LIMIT:

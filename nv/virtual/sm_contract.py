@@ -25,6 +25,7 @@ class GridLaunch:
     parameters: the entry's parameter space, from constant bank 0. shared_size: of a group, static
     and dynamic. local_size: of a thread. shared_window, local_window: where generic addresses
     reach the group's shared and the thread's local memory (each 16 MiB). target: "sm_90".
+    variables: where the loader has put the module's variables of `.global` and `.const`.
     """
 
     ptx: str
@@ -39,6 +40,7 @@ class GridLaunch:
     local_window: int
     program_address: int
     sm_count: int
+    variables: tuple[tuple[str, int], ...] = ()
 
 
 class SmEnding(enum.Enum):

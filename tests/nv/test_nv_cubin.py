@@ -78,12 +78,12 @@ def test_an_image_is_linked_and_noted(target: str) -> None:
     for name in ("full", "small"):
         entry = image.entry(name)
         assert entry % 256 == 0
-        magic, version, at, size, length, where, ptx_size = struct.unpack_from(
+        magic, version, at, size, length, where, ptx_size, *listed = struct.unpack_from(
             NOTE_FORMAT, linked, entry - NOTE_SIZE
         )
-        assert (magic, version, at) == (NOTE_MAGIC, 1, PARAMETERS_AT[target])
+        assert (magic, version, at) == (NOTE_MAGIC, 2, PARAMETERS_AT[target])
         assert size == (24 if name == "full" else 8)
-        assert linked[entry - NOTE_SIZE + 40 :][:length].decode() == name
+        assert linked[entry - NOTE_SIZE + 56 :][:length].decode() == name
         assert linked[where - BASE :][:ptx_size] == ptx
     # `pointer` is initialised with the address of `table`. The code has both halves of it, or
     # (ptxas) loads them from constant bank 4.
@@ -93,6 +93,8 @@ def test_an_image_is_linked_and_noted(target: str) -> None:
     assert table.section is not None
     at = BASE + image.offsets[table.section] + table.value
     assert linked[at - BASE :][:16] == struct.pack("<4I", 1, 2, 3, 4)
+    names = linked[listed[0] - BASE :][: listed[1]]
+    assert struct.pack("<QI", at, 5) + b"table" in names
     if pointer.section is not None:
         place = image.offsets[pointer.section] + pointer.value
         assert struct.unpack_from("<Q", linked, place)[0] == at
@@ -110,7 +112,8 @@ def test_an_image_is_linked_and_noted(target: str) -> None:
 def test_the_ptx_may_be_absent() -> None:
     image = lay_out(parse_cubin(cubin("sm_90")))
     linked = image.link(BASE)
-    *_, where, size = struct.unpack_from(NOTE_FORMAT, linked, image.entry("small") - NOTE_SIZE)
+    note = image.entry("small") - NOTE_SIZE
+    *_, where, size, _, _ = struct.unpack_from(NOTE_FORMAT, linked, note)
     assert (where, size) == (0, 0)
 
 

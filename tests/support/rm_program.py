@@ -407,7 +407,7 @@ class RmProgram:
         at, text_at = 0x30_0000, 0x31_0000
         note = struct.pack(
             NOTE_FORMAT, NOTE_MAGIC, NOTE_VERSION, start, size, len(entry),
-            self.work_address + text_at, len(text),
+            self.work_address + text_at, len(text), 0, 0,
         ) + entry.encode()  # fmt: skip
         view[at : at + NOTE_SIZE] = note.ljust(NOTE_SIZE, b"\0")
         view[at + NOTE_SIZE : at + NOTE_SIZE + 128] = b"\x5a" * 128

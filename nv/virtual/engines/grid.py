@@ -14,6 +14,7 @@ from nv.abi.note import (
     NOTE_NAME_OFFSET,
     NOTE_SIZE,
     NOTE_VERSION,
+    VARIABLE_FORMAT,
 )
 from nv.virtual.engines.qmd import LaunchDescriptor, Release, refuse
 from nv.virtual.faults import Fault, Xid
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from nv.virtual.engines.compute import ComputeEngine
 
 _NOTE = struct.Struct(NOTE_FORMAT)
+_VARIABLE = struct.Struct(VARIABLE_FORMAT)
+_LONGEST_TABLE = 1 << 20
 _LONGEST_PTX = 16 << 20
 
 _FAULTS = {
@@ -110,7 +113,7 @@ class GridRunner:
         )
 
     def _launch(self, launch: LaunchDescriptor) -> GridLaunch:
-        entry, ptx, start, size = self._program(launch.program_address)
+        entry, ptx, start, size, variables = self._program(launch.program_address)
         bank = launch.constants[0]
         if size and (bank is None or start + size > bank[1]):
             have = 0 if bank is None else bank[1]
@@ -135,6 +138,7 @@ class GridRunner:
             local_window=engine.pair("SET_SHADER_LOCAL_MEMORY_WINDOW"),
             program_address=launch.program_address,
             sm_count=facts.sm_count,
+            variables=variables,
         )
 
     def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> None:
@@ -153,12 +157,15 @@ class GridRunner:
                 gpu.constant_cache.forget(space.serial, bank[0])
             gpu.constant_cache.fetch(space.serial, bank[0], content, entry)
 
-    def _program(self, address: int) -> tuple[str, str, int, int]:
-        """Entry, PTX, and where its parameters lie in bank 0, from the note before a program."""
+    def _program(
+        self, address: int
+    ) -> tuple[str, str, int, int, tuple[tuple[str, int], ...]]:
+        """Entry, PTX, where its parameters lie in bank 0 and its variables in memory, from the note
+        before a program."""
         space = self._channel.space
         space.read(address, 16, Client.SM)  # the program itself must be there
         note = space.read(address - NOTE_SIZE, NOTE_SIZE, Client.SM)
-        magic, version, start, size, length, where, ptx_size = _NOTE.unpack_from(note)
+        magic, version, start, size, length, where, ptx_size, *table = _NOTE.unpack_from(note)
         if magic != NOTE_MAGIC or version != NOTE_VERSION or length > NOTE_NAME_LIMIT:
             raise refuse(
                 f"no note that this model knows lies before the program at {address:#x}:"
@@ -174,9 +181,22 @@ class GridRunner:
         try:
             if text is None:
                 text = self._texts[raw] = raw.decode()
-            return name.decode(), text, start, size
+            return name.decode(), text, start, size, self._variables(*table)
         except UnicodeDecodeError as error:
             raise refuse(f"the note before {address:#x} names no text: {error}") from error
+
+    def _variables(self, address: int, size: int) -> tuple[tuple[str, int], ...]:
+        """The table of variables. Raises UnicodeDecodeError for names that are no text."""
+        if size > _LONGEST_TABLE:
+            raise refuse(f"a table of variables of {size} bytes")
+        raw = self._channel.space.read(address, size, Client.SM) if size else b""
+        found, at = [], 0
+        while at + _VARIABLE.size <= len(raw):
+            where, length = _VARIABLE.unpack_from(raw, at)
+            at += _VARIABLE.size
+            found.append((raw[at : at + length].decode(), where))
+            at += length
+        return tuple(found)
 
     def _check_local(self, launch: LaunchDescriptor) -> None:
         """Local memory must have been set up for as many threads as the chip can hold."""

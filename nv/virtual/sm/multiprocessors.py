@@ -203,7 +203,8 @@ class VirtualMultiprocessors:
         with self._lock:
             kernel = self._kernel(launch, source, grid)
             image = source.image(memory, parameters)
-        run = Run(grid, memory, abort, image, parameters, kernel.state_size, source.flies)
+        run = Run(grid, memory, abort, image, parameters, kernel.state_size, source.flies,
+                  source.places.listed(launch.variables))  # fmt: skip
         with self._crew() as crew:
             return self._run(crew, kernel, source, run)
 

@@ -49,6 +49,7 @@ WARP = 220  # u32 running warp
 FAULT_ADDRESS = 224  # u64
 TIMER = 232  # address of the callback that tells the time: u64 (u32), after one of TIMER_*
 FLIGHT = 240  # address of what is in flight, see `async_layout`; 0 of kernels without such
+VARIABLES = 248  # address of [variable] u64: where variables of .global and .const lie
 SPARE = 384  # 64 bytes that disabled lanes may read and write
 IO = 448  # 32 columns of 32 u64 by which data passes to and from functions
 IO_COLUMN = 256

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +46,13 @@ class Run:
 
     counter: the next group to begin. stop: set when a warp has failed, so that the others end.
     image: the module window's bytes. parameters: the entry's. flies: room is wanted for what is in
-    flight.
+    flight. variables: their addresses, as numbered.
     """
 
     def __init__(
         self, grid: Grid, memory: LaneMemory, abort: Abort, image: NDArray[np.uint8],
         parameters: NDArray[np.uint8], state_size: int, flies: bool = False,
+        variables: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.grid = grid
         self.memory = memory
@@ -59,6 +61,7 @@ class Run:
         self.parameters = parameters
         self.state_size = state_size
         self.flies = flies
+        self.variables = np.array([*variables, 0], np.uint64)
         self.counter = np.zeros(1, np.uint64)
         self.stop = np.zeros(1, np.uint32)
 
@@ -197,6 +200,7 @@ class Worker:
             self._flight = aligned(async_layout.SIZE)
         flight = self._flight.ctypes.data if run.flies and self._flight is not None else 0
         put("Q", layout.FLIGHT, flight)
+        put("Q", layout.VARIABLES, run.variables.ctypes.data)
         put("I", layout.FAULT_CODE, layout.NO_FAULT)
         put("I", layout.SM, self._number % max(grid.launch.sm_count, 1))
         put("I", layout.SM_COUNT, grid.launch.sm_count)

@@ -249,11 +249,20 @@ class Kernel(Lanes):
             if not isinstance(name, Name):
                 raise self.bad("an address where a number is wanted")
             name = name.name
+        offset = operand.offset if isinstance(operand, Address) else 0
+        return self.resize(self.address_of(name, offset), element, False)
+
+    def address_of(self, name: str, offset: int = 0) -> Value:
+        """Return the address of a variable in its space, as i64."""
         address = self.places.address_of(name)
         if address is None:
             raise self.bad(f"{name} is not declared")
-        offset = operand.offset if isinstance(operand, Address) else 0
-        return number(element, address + offset)
+        if name not in self.places.numbers:
+            return number("i64", address + offset)
+        listed = self.context(layout.VARIABLES, "ptr")
+        at = self.value(f"getelementptr i64, ptr {listed}, i64 {self.places.numbers[name]}")
+        value = Value(self.value(f"load i64, ptr {at}"), "i64", True)
+        return self.op("add", value, number("i64", offset)) if offset else value
 
     def special(self, operand: Special, element: str) -> Value:
         """Read a predefined register; `specials` of the translator does it."""

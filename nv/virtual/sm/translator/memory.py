@@ -34,7 +34,7 @@ def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
     """Return an address operand as i64, and the space of the variable that it names."""
     if not isinstance(operand, Address):
         raise k.bad("an address in brackets is wanted")
-    base, space = operand.base, None
+    base = operand.base
     if isinstance(base, Register):
         if base.type not in ("b64", "u64", "s64", "b32", "u32", "s32"):
             raise k.bad(f"{base.name} is no address")
@@ -45,11 +45,8 @@ def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
     if isinstance(base, Integer):
         return number("i64", base.value + operand.offset), None
     assert isinstance(base, Name)
-    at = k.places.address_of(base.name)
-    if at is None:
-        raise k.bad(f"{base.name} is not declared")
-    space = k.places.spaces[base.name]
-    return number("i64", at + operand.offset), space
+    value = k.address_of(base.name, operand.offset)
+    return value, k.places.spaces[base.name]
 
 
 def resolver(k: Kernel, space: str, write: bool) -> str:

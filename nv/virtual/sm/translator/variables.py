@@ -1,8 +1,8 @@
 """Where a kernel's variables lie: shared and local memory, and the module's own window.
 
 Shared variables start at 0 of the group's shared memory, arrays without a size behind them all.
-Variables of `.global` and `.const` lie in a window of addresses that no page table reaches, since
-the chip's front end says nothing of where a loader put them.
+Variables of `.global` and `.const` lie where the loader has put them, which a launch says; those
+that it does not mention lie in a window of addresses that no page table reaches.
 Source: PTX ISA 8.x, "State Spaces".
 """
 
@@ -24,7 +24,8 @@ class Places:
     """Addresses of variables, in their own spaces.
 
     shared_size: static bytes. local_size: of a thread. image: the module window's content.
-    parameter_offsets: of the entry. shared, window, local: names in each.
+    parameter_offsets: of the entry. numbers: of the variables of `.global` and `.const`, in
+    the list of their addresses that each launch has.
     """
 
     addresses: dict[str, int] = field(default_factory=dict)
@@ -34,10 +35,16 @@ class Places:
     shared_size: int = 0
     local_size: int = 0
     image: bytes = b""
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def address_of(self, name: str) -> int | None:
-        """Return the address of a variable in its space."""
+        """Return the address of a variable in its space, where no launch says another."""
         return self.addresses.get(name)
+
+    def listed(self, known: tuple[tuple[str, int], ...]) -> list[int]:
+        """Return the addresses of the numbered variables for a launch that names some."""
+        found = dict(known)
+        return [found.get(name, self.addresses[name]) for name in self.numbers]
 
 
 def _up(value: int, align: int) -> int:
@@ -96,6 +103,7 @@ def _window(places: Places, variables: list[Variable]) -> None:
         start = _up(len(image), max(variable.align, 1))
         image.extend(bytes(start - len(image)))
         _set(places, variable, layout.MODULE_WINDOW + start)
+        places.numbers[variable.name] = len(places.numbers)
         image += variable.initial or bytes(variable.size or 0)
         if variable.size is not None and len(variable.initial) < variable.size:
             image.extend(bytes(start + variable.size - len(image)))
