@@ -37,7 +37,7 @@ test-kernel:
 hw: export PIP_FIND_LINKS := $(if $(WHEELS),$(abspath $(WHEELS)))
 hw: export PIP_NO_INDEX := $(if $(WHEELS),1)
 hw:
-	@$(SETUP) dev nv
+	@$(SETUP) hw nv
 	$(PYTHON) -m tests.hw
 
 check:
