@@ -69,15 +69,28 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """Attention on a GPU. form: who computes a row, "thread", "group" (of few rows, or one) or
+    "matrix" (a wave for a few rows, on matrix units). block: threads of a group; keys: taken
+    together by a thread, or by a wave; lanes: threads of a key, where a group computes a row."""
+
+    form: str
+    block: int
+    keys: int
+    lanes: int
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Loops on the host. size: elements of work for a group, about."""
 
     size: int
 
 
-Choices = MatrixTiles | Tiles | Threads | Sharing | Rows | Chunk | Tile
+Choices = MatrixTiles | Tiles | Threads | Sharing | Rows | Attention | Chunk | Tile
 KINDS: Mapping[str, type[Any]] = {  # Any: a record's fields are checked by name
-    kind.__name__: kind for kind in (MatrixTiles, Tiles, Threads, Sharing, Rows, Chunk, Tile)
+    kind.__name__: kind
+    for kind in (MatrixTiles, Tiles, Threads, Sharing, Rows, Attention, Chunk, Tile)
 }
 
 

@@ -3,15 +3,20 @@
 A thread's row of the left factor and of the output lie in local memory, a column of their own for
 each thread, so that nothing is shared between threads and nothing waits. Keys and values are the
 same for all threads of a group: they are read once per wave, by scalar loads where LLVM sees fit.
+Many columns are shared by several groups, which compute the same scores; a long row of the left
+factor stays where it is.
 """
 
 from __future__ import annotations
 
+from math import gcd
+
 from compiler.dtype import float32
 from compiler.graph import ops
-from compiler.index.algebra import Index, Range, constant, unflatten
+from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, replace
+from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp
 from compiler.kernel.gpu_loops import threads_along
 from compiler.kernel.gpu_matmul import multiply_add
@@ -27,43 +32,75 @@ from compiler.kernel.ir import (
     const,
     group_range,
     load,
-    rebuild,
     substitute,
     thread_range,
 )
-from compiler.kernel.online import FINITE_LOWEST, Online
+from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.spread import spread
 from hcq.target import TargetSpec
 
 KEYS = 8  # taken together, at most: the output is read and written once for them
 ROWS = 64  # of a group, at most
 TOGETHER = 4  # neighbouring elements of the depth, or columns, in one load
+LONGEST = 128  # elements of the left factor's row that are kept, and columns of a group
 
 
-def attention(computation: Computation, parts: Online, target: TargetSpec) -> Kernel:
-    """The kernel; its grid is (row blocks, batch)."""
-    return _ByRows(computation, parts, target).kernel()
+def by_threads(
+    computation: Computation, parts: Online, target: TargetSpec, wanted: Attention
+) -> Kernel:
+    """The kernel; its grid is (row blocks, batch, column blocks)."""
+    return _ByThreads(computation, parts, target, wanted).kernel()
 
 
-class _ByRows:
+def default_block(parts: Online, target: TargetSpec) -> int:
+    """Threads of a group: as many rows as leave room for two groups, so that one may wait, and as
+    leave a group for each compute unit."""
+    held = row_bytes(parts)
+    blocks = elements(parts.batch) * -(-parts.columns.size // column_block(parts.columns.size))
+    most = max(ROWS, target.wave_size)
+    while most > target.wave_size and (
+        most * held > target.local_memory // 2
+        or -(-parts.rows.size // most) * blocks < target.compute_units
+    ):
+        most //= 2
+    return most
+
+
+def row_bytes(parts: Online) -> int:
+    """Local memory for a row."""
+    kept = parts.depth.size if parts.depth.size <= LONGEST else 0
+    return (kept + column_block(parts.columns.size)) * float32.itemsize
+
+
+def column_block(columns: int) -> int:
+    """Columns of a group: all, or an even share of them."""
+    blocks = -(-columns // LONGEST)
+    share = -(-columns // blocks)
+    return min(columns, -(-share // TOGETHER) * TOGETHER)
+
+
+class _ByThreads:
     """Memories of one kernel. Rows in local memory are [element][thread]."""
 
-    def __init__(self, computation: Computation, parts: Online, target: TargetSpec) -> None:
+    def __init__(
+        self, computation: Computation, parts: Online, target: TargetSpec, wanted: Attention
+    ) -> None:
         self.computation = computation
         self.parts = parts
-        held = (parts.depth.size + parts.columns.size) * float32.itemsize  # of a row
-        most = ROWS
-        while most * held > target.local_memory // 2 and most > target.wave_size:
-            most //= 2  # two groups should fit, so that one may wait for memory
-        row, self.exists, groups, self.block = threads_along(parts.rows.size, target, most)
+        row, self.exists, groups, self.block = threads_along(parts.rows.size, target, wanted.block)
         self.thread = thread_range(self.block).index()
-        self.grid = (groups, elements(parts.batch), 1)
+        share = column_block(parts.columns.size)
+        blocks = -(-parts.columns.size // share)
+        self.grid = (groups, elements(parts.batch), blocks)
+        self.first_column = group_range(2, blocks).index() * share
         sizes = tuple(r.size for r in parts.batch)
         batch = unflatten(group_range(1, self.grid[1]).index(), sizes)
         self.places = {parts.rows: row, **dict(zip(parts.batch, batch, strict=True))}
-        self.count = min(KEYS, parts.keys.size)
+        self.count = min(wanted.keys, parts.keys.size)
+        self.keeps = parts.depth.size <= LONGEST
         self.left = Memory("left", float32, parts.depth.size * self.block, "local")
-        self.output = Memory("output", float32, parts.columns.size * self.block, "local")
+        self.output = Memory("output", float32, share * self.block, "local")
+        self.share = share
         self.scores = Memory("scores", float32, self.count, "register")
         self.largest = Memory("largest", float32, 1, "register")
         self.scale = Memory("scale", float32, 1, "register")
@@ -71,10 +108,12 @@ class _ByRows:
 
     def kernel(self) -> Kernel:
         parts, zero, first = self.parts, const(0, float32), constant(0)
-        depth, column = Range("d", parts.depth.size), Range("e", parts.columns.size)
+        depth, column = Range("d", parts.depth.size), Range("e", self.share)
         taken = self.value(parts.left, {**self.places, parts.depth: depth.index()})
-        body: list[Statement] = [
-            Loop(depth, (Store(self.left, self.own(depth.index()), taken),)),
+        body: list[Statement] = []
+        if self.keeps:
+            body.append(Loop(depth, (Store(self.left, self.own(depth.index()), taken),)))
+        body += [
             Loop(column, (Store(self.output, self.own(column.index()), zero),)),
             Store(self.largest, first, const(FINITE_LOWEST, float32)),
             *(Store(memory, first, zero) for memory in self.sums),
@@ -87,7 +126,8 @@ class _ByRows:
         body.append(self.finish(column))
         inside = (If(self.exists, tuple(body)),) if self.exists else tuple(body)
         memories = (
-            self.left, self.output, self.scores, self.largest, self.scale, *self.sums,
+            *([self.left] if self.keeps else []), self.output, self.scores, self.largest,
+            self.scale, *self.sums,
         )  # fmt: skip
         parameters = (self.computation.output, *self.computation.inputs)
         return Kernel("kernel", parameters, memories, self.grid, self.block, inside)
@@ -117,7 +157,7 @@ class _ByRows:
         ]
         products: list[Statement] = []
         first = step.index() * together
-        lefts = [load(self.left, self.own(first + i)) for i in range(together)]
+        lefts = self.lefts(first, together)
         for i, key in enumerate(keys):
             total = scores[i]
             right = self.value(parts.right, {**self.places, parts.keys: key})
@@ -149,11 +189,18 @@ class _ByRows:
             statements.append(Store(memory, zero, total))
         return statements
 
+    def lefts(self, first: Index, count: int) -> list[Value]:
+        """Elements of this thread's row of the left factor."""
+        if self.keeps:
+            return [load(self.left, self.own(first + i)) for i in range(count)]
+        taken = self.value(self.parts.left, self.places)
+        return spread(taken, self.parts.depth, first, count)
+
     def multiply(self, keys: list[Index]) -> Statement:
         """output = output rescaled + weights * values."""
         parts = self.parts
-        together = _divisor(parts.columns.size, TOGETHER) or 1
-        step = Range("e", parts.columns.size // together)
+        together = _divisor(gcd(self.share, parts.columns.size), TOGETHER) or 1
+        step = Range("e", self.share // together)
         first = step.index() * together
         scale = load(self.scale, constant(0))
         totals = [
@@ -162,7 +209,8 @@ class _ByRows:
         for number, key in enumerate(keys):
             weight = load(self.scores, constant(number))
             factor = self.value(parts.factor, {**self.places, parts.keys: key})
-            found = spread(factor, parts.columns, first, together)
+            factor, wide = widened(factor, parts.columns, self.grid[2] * self.share)
+            found = spread(factor, wide, self.first_column + first, together)
             totals = [multiply_add(weight, e, t) for e, t in zip(found, totals, strict=True)]
         stores = [Store(self.output, self.own(first + i), t) for i, t in enumerate(totals)]
         return Loop(step, tuple(stores))
@@ -170,21 +218,16 @@ class _ByRows:
     def finish(self, column: Range) -> Statement:
         """The output's elements."""
         parts, zero = self.parts, constant(0)
-        totals = {parts.largest: self.largest}
-        totals |= {m: mine for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
-
-        def change(node: Value, _: tuple[Value, ...]) -> Value | None:
-            if node.op != "load":
-                return None
-            if node.arg.memory == parts.output:
-                return load(self.output, self.own(column.index()))
-            found = totals.get(node.arg.memory)
-            return None if found is None else load(found, zero)
-
-        places = {**self.places, parts.columns: column.index()}
-        result = self.value(rebuild(parts.result, change), places)
+        totals = {parts.largest: load(self.largest, zero)}
+        totals |= {m: load(mine, zero) for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
+        totals[parts.output] = load(self.output, self.own(column.index()))
+        here = self.first_column + column.index()
+        places = {**self.places, parts.columns: here}
+        result = self.value(parts.finished(totals), places)
         position = self.computation.position.substitute(places)
-        return Loop(column, (Store(self.computation.output, position, result),))
+        store: Statement = Store(self.computation.output, position, result)
+        exists = at_least_zero(constant(parts.columns.size - 1) - here)
+        return Loop(column, (If(exists, (store,)) if exists else store,))
 
 
 def _divisor(size: int, most: int) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 from compiler.graph import ops
 from compiler.index.ranges import Computation
 from compiler.kernel import (
+    gpu_attention,
     gpu_loops,
     gpu_matmul,
     gpu_matrix,
-    gpu_online,
     gpu_reduction,
     gpu_rows,
     host_loops,
@@ -84,7 +84,10 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
 def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
     online = find_online(computation)
     if online is not None:
-        return _Shape(lambda _: gpu_online.attention(computation, online, target))
+        return _Shape(
+            lambda wanted: gpu_attention.attention(computation, online, target, wanted),
+            lambda: gpu_attention.attention_spaces(online, target),
+        )
     chain = find_chain(computation)
     if chain is not None:
         return _Shape(

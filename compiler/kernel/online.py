@@ -17,29 +17,43 @@ throughout, so more exactly than step by step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.dtype import float32
+from compiler.dtype import DType, float32
 from compiler.graph.ops import is_narrow
-from compiler.index.algebra import Range, constant
+from compiler.index.algebra import Range, at_least_zero, constant
+from compiler.index.lookup import guard
 from compiler.index.ranges import Computation
 from compiler.kernel.accumulate import replace
 from compiler.kernel.chain import Stage, alike, free_ranges
 from compiler.kernel.contraction import ranges_of
-from compiler.kernel.ir import Memory, Value, binary, const, load, rebuild, substitute, value, walk
+from compiler.kernel.ir import (
+    Memory,
+    Value,
+    binary,
+    const,
+    gate,
+    load,
+    rebuild,
+    substitute,
+    value,
+    walk,
+)
 
-SMALLEST = 8  # rows: below it the scores are few, and lanes are left over
 # A running maximum starts here, not at minus infinity: exp(-inf - -inf) is no number, and the first
 # keys of a row may all be masked out. A row without any key gives 0 / 0, as step by step.
+WIDEST = 4096  # depth and columns: what the stack of a host thread can hold for a block of rows
 FINITE_LOWEST = -3.4028234663852886e38
-WIDEST = 128  # depth and columns: what a thread, or the first cache, can hold for a row
 
 
 @dataclass(frozen=True)
 class Online:
-    """The parts. score: element of s[rows, keys], made of `inner`, the reduce over depth of
-    left * right. sums: the totals of exp(score - largest) times a factor (None is 1). factor: of
-    the output's sum. result: the output's element, made of loads of the totals and of `output`.
+    """The parts. rows: of one element where there is but one. score: element of s[rows, keys], made
+    of `inner`, the reduce over depth of left * right. sums: the totals of exp(score - largest)
+    times a factor (None is 1). factor: of the output's sum. result: the output's element, made of
+    loads of the totals and of `output`. rounded: to what type the weights were rounded, if they
+    were.
     """
 
     batch: tuple[Range, ...]
@@ -56,6 +70,15 @@ class Online:
     factor: Value
     output: Memory
     result: Value
+    rounded: DType | None
+
+    def finished(self, totals: Mapping[Memory, Value]) -> Value:
+        """The output's element, of values in place of `largest`, `sums` and `output`."""
+
+        def change(node: Value, _: tuple[Value, ...]) -> Value | None:
+            return totals.get(node.arg.memory) if node.op == "load" else None
+
+        return rebuild(self.result, change)
 
 
 def find_online(computation: Computation) -> Online | None:
@@ -124,11 +147,11 @@ def _parts(
     (depth,) = product.arg[1]
     apart = ranges_of(right) | ranges_of(factor)
     counted = [r for r in computation.ranges if r in ranges_of(left) and r not in apart]
-    if not counted or counted[-1].size < SMALLEST or max(depth.size, columns.size) > WIDEST:
+    if max(depth.size, columns.size) > WIDEST:
         return None
     if any(each is not None and each[1] is not None for each in split[:-1]):
         return None
-    rows, output = counted[-1], stages[-1].total
+    rows, output = counted[-1] if counted else Range("row", 1), stages[-1].total
     if scale is not None:
         whole = load(output, constant(0))
         result = replace(result, whole, binary("mul", whole, scale))
@@ -140,7 +163,7 @@ def _parts(
     )
     return Online(
         batch, rows, keys, columns, depth, left, right, product, score, largest, sums, factor,
-        output, result,
+        output, result, _rounded(stages[-1].body),
     )  # fmt: skip
 
 
@@ -194,6 +217,14 @@ def _factors(root: Value) -> tuple[list[Value], list[Value]]:
     return above, below
 
 
+def _rounded(term: Value) -> DType | None:
+    """The type that a factor of the output's terms was rounded to."""
+    if term.op != "mul":
+        return None
+    found = [source.sources[0].dtype for source in term.sources if _is_rounding(source)]
+    return found[0] if found else None
+
+
 def _is_rounding(node: Value) -> bool:
     """A float32 that was rounded to 16 bits."""
     if node.op != "cast" or node.dtype is not float32 or not is_narrow(node.sources[0].dtype):
@@ -204,3 +235,13 @@ def _is_rounding(node: Value) -> bool:
 
 def _reads(root: Value, memories: frozenset[Memory]) -> bool:
     return any(node.op == "load" and node.arg.memory in memories for node in walk(root))
+
+
+def widened(root: Value, across: Range, size: int) -> tuple[Value, Range]:
+    """A value over a range of at least `size`, which reads nothing and is zero beyond `across`."""
+    if size <= across.size:
+        return root, across
+    wide = Range(across.name + "_wide", size)
+    inside = at_least_zero(constant(across.size - 1) - wide.index())
+    root = guard(substitute(root, {across: wide.index()}), inside)
+    return gate(inside, root, const(0, root.dtype)), wide

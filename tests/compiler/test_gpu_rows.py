@@ -51,12 +51,14 @@ def layer_norm(x: Tensor) -> Tensor:
 
 def softmax_of(x: Array) -> Array:
     raised = np.exp(x - x.max(-1, keepdims=True))
-    return raised / raised.sum(-1, keepdims=True)
+    shares: Array = raised / raised.sum(-1, keepdims=True)
+    return shares
 
 
 def layer_norm_of(x: Array) -> Array:
     apart = x - x.mean(-1, keepdims=True)
-    return apart / np.sqrt((apart * apart).mean(-1, keepdims=True) + 1e-5)
+    scaled: Array = apart / np.sqrt((apart * apart).mean(-1, keepdims=True) + 1e-5)
+    return scaled
 
 
 ROWS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Array], Array]]] = {

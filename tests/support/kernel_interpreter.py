@@ -23,7 +23,9 @@ Matrix = Callable[[str, Array, Array, Array], Array]
 _TYPES = {"bfloat16": np.float32}  # as wide as the rounding of small integers needs
 _BINARY: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-    "and": np.bitwise_and, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "and": np.bitwise_and, "shl": np.left_shift, "shr": np.right_shift, "div": np.divide,
+    "round": np.rint, "neg": np.negative, "where": np.where,
+    "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
 }  # fmt: skip
 
 
@@ -120,15 +122,17 @@ class _Group:
         if node.op == "fma":
             return np.asarray(sources[0] * sources[1] + sources[2])
         if node.op == "exchange":
-            return sources[0][np.arange(self.threads) ^ node.arg]
+            return np.asarray(sources[0][np.arange(self.threads) ^ node.arg])
         if node.op == "matrix":
             return self.matrix(node.arg, *sources)
-        return np.asarray(_BINARY[node.op](*sources))
+        with np.errstate(all="ignore"):  # threads that are off compute too
+            return np.asarray(_BINARY[node.op](*sources))
 
     def load(self, access: Load, lanes: int) -> Array:
         memory = self.memories[access.memory]
         if access.memory.space == "register":
-            return memory[access.index.constant].copy()
+            held: Array = memory[access.index.constant].copy()
+            return held
         inside = self.holds(access.conditions)
         start = np.where(inside & self.active, self.index(access.index), 0)
         assert start.min() >= 0 and start.max() + lanes <= memory.size, (access, memory.size)

@@ -1,0 +1,280 @@
+"""Attention on a GPU: a group of threads per row, for few rows, as when a model decodes.
+
+The threads share the keys: some lanes per key multiply its row with the left factor's, exchange
+their parts, and the group's maximum so far is raised. Then they share the columns and the keys:
+each thread has a few columns, and adds up every n-th key's values. What they hold is joined once,
+after the last key. No score leaves the group; only weights of the keys at hand are in local memory.
+
+    for tile of keys:
+        scores = left * keys                    some lanes a key
+        largest, scale                          joined over the group
+        weights[key] = exp(score - largest)     in local memory; barrier
+        mine = mine * scale + weights * values  a thread: some columns, every n-th key
+    output = sum of mine over the threads of the columns
+"""
+
+from __future__ import annotations
+
+from compiler.dtype import float32
+from compiler.graph import ops
+from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.accumulate import combine, replace
+from compiler.kernel.choices import Attention
+from compiler.kernel.functions import exp
+from compiler.kernel.gpu_join import join, join_lanes, waves_memory
+from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    binary,
+    const,
+    gate,
+    group_range,
+    load,
+    substitute,
+    thread_range,
+)
+from compiler.kernel.online import FINITE_LOWEST, Online, widened
+from compiler.kernel.spread import spread
+from hcq.target import TargetSpec
+
+TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once
+HELD = 64  # elements of the left factor's row that a thread keeps
+
+
+def by_group(
+    computation: Computation, parts: Online, target: TargetSpec, wanted: Attention
+) -> Kernel:
+    """The kernel; its grid is (rows, batch, column blocks)."""
+    return _ByGroup(computation, parts, target, wanted).kernel()
+
+
+def power_above(number: int) -> int:
+    """The lowest power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+class _ByGroup:
+    """Who does what in one kernel."""
+
+    def __init__(
+        self, computation: Computation, parts: Online, target: TargetSpec, wanted: Attention
+    ) -> None:
+        self.computation = computation
+        self.parts = parts
+        self.wave, self.block, self.lanes = target.wave_size, wanted.block, wanted.lanes
+        self.thread = thread_range(self.block).index()
+        # the depth: pieces of `deep` elements, every lanes-th of them
+        self.deep = TOGETHER if parts.depth.size % TOGETHER == 0 else 1
+        self.pieces = -(-parts.depth.size // (self.deep * self.lanes))
+        self.lane = self.thread % self.lanes
+        # the keys: `turns` of them for each `lanes` threads, `beside` others in between
+        self.beside = self.block // self.lanes
+        self.turns = wanted.keys
+        self.tile = self.beside * self.turns
+        self.tiles = -(-parts.keys.size // self.tile)
+        self.keys = Range("keys_wide", self.tiles * self.tile)
+        # the columns: `wide` of a thread; `parts` threads share them
+        self.wide = TOGETHER if parts.columns.size % TOGETHER == 0 else 1
+        self.across = min(self.block, power_above(-(-parts.columns.size // self.wide)))
+        self.share = self.across * self.wide
+        self.strands = self.block // self.across
+        blocks = -(-parts.columns.size // self.share)
+        self.grid = (parts.rows.size, elements(parts.batch), blocks)
+        self.all_columns = blocks * self.share
+        first = group_range(2, blocks).index() * self.share
+        self.column = first + self.thread % self.across * self.wide
+        sizes = tuple(r.size for r in parts.batch)
+        batch = unflatten(group_range(1, self.grid[1]).index(), sizes)
+        self.places = {parts.rows: group_range(0, self.grid[0]).index()}
+        self.places |= dict(zip(parts.batch, batch, strict=True))
+        self.keeps = self.pieces * self.deep <= HELD
+        single = ("largest", "before", "scale", "score")
+        self.largest, self.before, self.scale, self.score = (
+            Memory(name, float32, 1, "register") for name in single
+        )
+        self.left = Memory("left", float32, self.pieces * self.deep, "register")
+        self.scores = Memory("scores", float32, self.turns, "register")
+        self.mine = Memory("mine", float32, self.wide, "register")
+        self.sums = [Memory(f"sum{i}", float32, 1, "register") for i in range(len(parts.sums))]
+        self.rounds = -(-self.tile // self.strands)
+        self.weights = Memory("weights", float32, self.rounds * self.strands, "local")
+        self.output = Memory("output", float32, self.block * self.wide, "local")
+        shared = waves_memory("shared", self.largest, self.block, self.wave)
+        self.shared = shared
+        others = [waves_memory(f"shared{i}", m, self.block, self.wave)
+                  for i, m in enumerate(self.sums)]  # fmt: skip
+        self.shared_sums = others
+
+    def kernel(self) -> Kernel:
+        zero, first = const(0, float32), constant(0)
+        body: list[Statement] = [
+            Store(self.largest, first, const(FINITE_LOWEST, float32)),
+            *(Store(memory, first, zero) for memory in self.sums),
+            *(Store(self.mine, constant(i), zero) for i in range(self.wide)),
+        ]
+        if self.keeps:
+            for piece in range(self.pieces):
+                for i, element in enumerate(self.taken_left(constant(piece))):
+                    body.append(Store(self.left, constant(piece * self.deep + i), element))
+        tile = Range("tile", self.tiles)
+        start = tile.index() * self.tile
+        body.append(Loop(tile, (*self.weigh(start), Barrier(), *self.multiply(start))))
+        body += self.finish()
+        local = [m for m in (self.shared, *self.shared_sums) if m is not None]
+        memories = (
+            self.largest, self.before, self.scale, self.score, self.scores, self.mine, *self.sums,
+            *([self.left] if self.keeps else []), self.weights, self.output, *local,
+        )  # fmt: skip
+        parameters = (self.computation.output, *self.computation.inputs)
+        return Kernel("kernel", parameters, memories, self.grid, self.block, tuple(body))
+
+    def value(self, root: Value, places: dict[Range, Index]) -> Value:
+        return substitute(ops.expand(root), places)
+
+    def deep_elements(self, root: Value, piece: Index) -> list[Value]:
+        """A factor's elements of this thread's piece of the depth; zero beyond its end."""
+        depth = self.parts.depth
+        root, wide = widened(root, depth, self.pieces * self.deep * self.lanes)
+        return spread(root, wide, (piece * self.lanes + self.lane) * self.deep, self.deep)
+
+    def taken_left(self, piece: Index) -> list[Value]:
+        return self.deep_elements(self.value(self.parts.left, self.places), piece)
+
+    def at_key(self, root: Value, key: Index) -> Value:
+        """A value of a key, which may lie beyond the last: then it is zero."""
+        root, wide = widened(self.value(root, self.places), self.parts.keys, self.keys.size)
+        return substitute(root, {wide: key})
+
+    def weigh(self, start: Index) -> list[Statement]:
+        """The tile's weights, in local memory; the maximum and the sums so far."""
+        parts, zero = self.parts, constant(0)
+        statements: list[Statement] = []
+        turns = [start + (self.thread // self.lanes + turn * self.beside)
+                 for turn in range(self.turns)]  # fmt: skip
+        for turn, key in enumerate(turns):
+            statements += self.score_of(turn, key)
+        largest, before = load(self.largest, zero), load(self.before, zero)
+        raised = largest
+        for turn in range(self.turns):
+            raised = combine("max", raised, load(self.scores, constant(turn)))
+        statements += [
+            Store(self.before, zero, largest),
+            Store(self.largest, zero, raised),
+            *join("max", self.largest, self.block, self.block, self.wave, self.shared),
+            Store(self.scale, zero, exp(binary("sub", before, largest))),
+        ]
+        for memory in self.sums:
+            scaled = binary("mul", load(memory, zero), load(self.scale, zero))
+            statements.append(Store(memory, zero, scaled))
+        first = at_least_zero(-self.lane)
+        for turn, key in enumerate(turns):
+            at, weight = constant(turn), load(self.scores, constant(turn))
+            place = self.thread // self.lanes + turn * self.beside
+            store = Store(self.weights, place, weight)
+            statements.append(Store(self.scores, at, exp(binary("sub", weight, largest))))
+            statements.append(If(first, (store,)) if first else store)
+            for memory, (_, extra) in zip(self.sums, parts.sums, strict=True):
+                term = weight
+                if extra is not None:
+                    term = binary("mul", weight, self.at_key(extra, key))
+                statements.append(Store(memory, zero, binary("add", load(memory, zero), term)))
+        return statements
+
+    def score_of(self, turn: int, key: Index) -> list[Statement]:
+        """A key's score, the same in all its lanes; minus infinity beyond the last key."""
+        parts, zero = self.parts, constant(0)
+        total = load(self.score, zero)
+        step = Range("piece", self.pieces)
+        right = self.at_key(parts.right, key)
+
+        def products(piece: Index) -> Statement:
+            if self.keeps:
+                at = piece.constant * self.deep
+                lefts = [load(self.left, constant(at + i)) for i in range(self.deep)]
+            else:
+                lefts = self.taken_left(piece)
+            joined = total
+            for left, each in zip(lefts, self.deep_elements(right, piece), strict=True):
+                joined = multiply_add(left, each, joined)
+            return Store(self.score, zero, joined)
+
+        body: list[Statement] = [Store(self.score, zero, const(0, float32))]
+        if self.keeps:
+            body += [products(constant(piece)) for piece in range(self.pieces)]
+        else:
+            body.append(Loop(step, (products(step.index()),)))
+        body += join_lanes("sum", self.score, self.lanes)
+        score = self.at_key(replace(parts.score, parts.inner, total), key)
+        exists = at_least_zero(constant(parts.keys.size - 1) - key)
+        score = gate(exists, score, const(float("-inf"), float32))
+        return [*body, Store(self.scores, constant(turn), score)]
+
+    def multiply(self, start: Index) -> list[Statement]:
+        """mine = mine rescaled + weights * values."""
+        parts, zero = self.parts, constant(0)
+        scale = load(self.scale, zero)
+        mine = [load(self.mine, constant(i)) for i in range(self.wide)]
+        statements: list[Statement] = [
+            Store(self.mine, constant(i), binary("mul", each, scale)) for i, each in enumerate(mine)
+        ]
+        step = Range("k", self.rounds)
+        place = step.index() * self.strands + self.thread // self.across
+        inside = at_least_zero(constant(self.tile - 1) - place)
+        key = start + place
+        factor, wide = widened(self.at_key(parts.factor, key), parts.columns, self.all_columns)
+        exists = both(inside, at_least_zero(constant(parts.keys.size - 1) - key))
+        found = spread(factor, wide, self.column, self.wide)
+        weight = load(self.weights, place)
+        added: tuple[Statement, ...] = tuple(
+            Store(self.mine, constant(i), multiply_add(weight, each, mine[i]))
+            for i, each in enumerate(found)
+        )
+        statements.append(Loop(step, (If(exists, added),) if exists else added))
+        return statements
+
+    def finish(self) -> list[Statement]:
+        """The output's elements."""
+        parts, zero = self.parts, constant(0)
+        statements: list[Statement] = []
+        for memory, shared in zip(self.sums, self.shared_sums, strict=True):
+            # all lanes of a key have added it
+            share = const(1 / self.lanes, float32)
+            statements.append(Store(memory, zero, binary("mul", load(memory, zero), share)))
+            statements += join("sum", memory, self.block, self.block, self.wave, shared)
+        for i in range(self.wide):
+            at = self.thread + i * self.block
+            statements.append(Store(self.output, at, load(self.mine, constant(i))))
+        statements.append(Barrier())
+        mine = [load(self.mine, constant(i)) for i in range(self.wide)]
+        strand = Range("strand", self.strands - 1)
+        column = self.thread % self.across
+        joined: list[Statement] = []
+        for i in range(self.wide):
+            other = column + (strand.index() + 1) * self.across + i * self.block
+            joined.append(
+                Store(self.mine, constant(i), binary("add", mine[i], load(self.output, other)))
+            )
+        results: list[Statement] = [Loop(strand, tuple(joined))] if self.strands > 1 else []
+        for i in range(self.wide):
+            totals = {parts.largest: load(self.largest, zero), parts.output: mine[i]}
+            totals |= {
+                m: load(own, zero) for (m, _), own in zip(parts.sums, self.sums, strict=True)
+            }
+            places = {**self.places, parts.columns: self.column + i}
+            result = self.value(parts.finished(totals), places)
+            position = self.computation.position.substitute(places)
+            results.append(Store(self.computation.output, position, result))
+        exists = both(
+            at_least_zero(constant(self.across - 1) - self.thread),
+            at_least_zero(constant(parts.columns.size - self.wide) - self.column),
+        )
+        statements += [If(exists, tuple(results))] if exists else results
+        return statements
