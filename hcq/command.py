@@ -176,19 +176,19 @@ class CommandBuffer:
                 bases[key] = len(self.symbols)
                 self.symbols.append(Symbol(symbol.kind, 0, symbol.slot, symbol.buffer))
             index.append(bases[key])
-        self._index = np.array(index, np.int64)
-        self._word = np.array([r.word for r in self.relocations], np.int64)
-        self._addend = np.array(
-            [r.symbol.addend & 0xFFFF_FFFF_FFFF_FFFF for r in self.relocations], np.uint64
-        )
-        self._shift = np.array([r.shift for r in self.relocations], np.uint64)
-        self._lsb = np.array([r.lsb for r in self.relocations], np.uint64)
-        self._mask = np.array(
-            [((1 << r.width) - 1) << r.lsb for r in self.relocations], np.uint64
-        ).astype(np.uint32)
         # The usual case, and the quick one: every relocation fills a word of its own.
         alone = len({r.word for r in self.relocations}) == len(self.relocations)
-        self._whole_words = alone and all(r.width == 32 for r in self.relocations)
+        masks = [((1 << r.width) - 1) << r.lsb for r in self.relocations]
+        addends = [r.symbol.addend & 0xFFFF_FFFF_FFFF_FFFF for r in self.relocations]
+        self._all = Part(
+            np.array([r.word for r in self.relocations], np.int64),
+            np.array(index, np.int64),
+            np.array(addends, np.uint64),
+            np.array([r.shift for r in self.relocations], np.uint64),
+            np.array([r.lsb for r in self.relocations], np.uint64),
+            np.array(masks, np.uint64).astype(np.uint32),
+            alone and all(r.width == 32 for r in self.relocations),
+        )
 
     def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """Write the image into `out` (len(words) words), symbol i of `symbols` having values[i]."""
@@ -197,28 +197,54 @@ class CommandBuffer:
 
     def repatch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """As patch, but `out` already holds this image: only the relocated words are written."""
-        self._insert(out, values, slice(None))
+        self._all.insert(out, values)
 
-    def update(
-        self, out: NDArray[np.uint32], values: NDArray[np.uint64], changed: NDArray[np.bool_]
-    ) -> None:
-        """As repatch, but write only the words of those symbols that `changed` says."""
-        self._insert(out, values, np.flatnonzero(changed[self._index]))
+    def part(
+        self, positions: Sequence[int], sources: Sequence[int], offsets: Sequence[int]
+    ) -> Part:
+        """What inserts some symbols alone, as often as they change: symbol positions[i] of
+        `symbols` is then the value number sources[i] of those given, plus offsets[i]."""
+        source_of = np.full(len(self.symbols), -1, np.int64)
+        offset_of = np.zeros(len(self.symbols), np.uint64)
+        source_of[list(positions)] = sources
+        offset_of[list(positions)] = offsets
+        every = self._all
+        which = np.flatnonzero(source_of[every.index] >= 0)
+        index = every.index[which]
+        return Part(
+            every.word[which],
+            source_of[index],
+            every.addend[which] + offset_of[index],
+            every.shift[which],
+            every.lsb[which],
+            every.mask[which],
+            every.whole_words,
+        )
 
-    def _insert(
-        self,
-        out: NDArray[np.uint32],
-        values: NDArray[np.uint64],
-        which: slice | NDArray[np.intp],
-    ) -> None:
-        word = self._word[which]
-        if not len(word):
+
+@dataclass(frozen=True)
+class Part:
+    """Relocations as arrays: relocation i inserts value index[i] of those given. whole_words: each
+    fills a word of its own."""
+
+    word: NDArray[np.int64]
+    index: NDArray[np.int64]
+    addend: NDArray[np.uint64]
+    shift: NDArray[np.uint64]
+    lsb: NDArray[np.uint64]
+    mask: NDArray[np.uint32]
+    whole_words: bool
+
+    def insert(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
+        """Write the words they are in; a few vector operations, however many they are."""
+        if not len(self.word):
             return
-        value = (values[self._index[which]] + self._addend[which]) >> self._shift[which]
-        inserted = (value << self._lsb[which]).astype(np.uint32)
-        if self._whole_words:
-            out[word] = inserted
+        value = values[self.index]
+        value += self.addend
+        value >>= self.shift
+        if self.whole_words:
+            out[self.word] = value.astype(np.uint32)
             return
-        mask = self._mask[which]
-        np.bitwise_and.at(out, word, ~mask)
-        np.bitwise_or.at(out, word, inserted & mask)
+        inserted = (value << self.lsb).astype(np.uint32)
+        np.bitwise_and.at(out, self.word, ~self.mask)
+        np.bitwise_or.at(out, self.word, inserted & self.mask)

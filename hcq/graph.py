@@ -11,10 +11,9 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hcq.command import (
     Barrier,
@@ -23,6 +22,7 @@ from hcq.command import (
     Copy,
     Fill,
     Launch,
+    Part,
     Signal,
     Symbol,
     Timestamp,
@@ -39,23 +39,25 @@ if TYPE_CHECKING:
 # Timeline values that submissions get while they are captured: no timeline ever reaches them. Bits
 # 32 and up hold the capture's serial number, so that a value of another capture is recognised.
 CAPTURED = 1 << 62
+PARTS = 256  # ways to bind inputs whose patches are kept
 _serials = itertools.count(1)
 
 
 @dataclass
 class _Image:
-    """One queue's part of a graph. captured: its symbols' values at capture; current: as patched
-    now."""
+    """One queue's part of a graph. signals, parameters: positions among its symbols, and which
+    point or slot each is."""
 
     hardware: HardwareQueue
     encoded: CommandBuffer
     resident: Resident
-    captured: NDArray[np.uint64]
-    current: NDArray[np.uint64]
-    signals: NDArray[np.intp]  # positions among the symbols, and which point each is
-    signal_points: NDArray[np.intp]
-    parameters: NDArray[np.intp]
-    parameter_slots: NDArray[np.intp]
+    signals: list[int]
+    signal_points: list[int]
+    parameters: list[int]
+    parameter_slots: list[int]
+
+
+Place = tuple[int, int, int]  # a replaceable buffer: id of its owner, address, bytes
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class _Binding:
     """Where the addresses inside one replaceable buffer sit: per image, symbols and their
     offsets."""
 
-    positions: tuple[NDArray[np.intp], ...]
-    offsets: tuple[NDArray[np.uint64], ...]
+    positions: tuple[list[int], ...]
+    offsets: tuple[list[int], ...]
     size: int  # bytes the graph uses of it
 
 
@@ -98,7 +100,9 @@ class Capture:
         self._ends: list[int] = []
         self._widths: dict[int, int] = {}
         self._roots: dict[int, Buffer] = {}
-        self._bindings: dict[tuple[int, int, int], _Binding] = {}
+        self._bindings: dict[Place, _Binding] = {}
+        self._bound: tuple[Place, ...] = ()  # in the replay before
+        self._parts: dict[tuple[Place, ...], list[Part]] = {}  # by what is bound, or no longer is
         self._ready = False
         self._lost: str | None = None
 
@@ -165,22 +169,26 @@ class Capture:
         """
         with self._lock:
             self._check()
-            bound = self._bind(inputs) if inputs else ()
-            scalars = self._scalars(parameters)
+            places, addresses = self._bind(inputs) if inputs else ((), [])
+            scalars = self._scalars(parameters) if parameters or self._widths else []
             self._wait(None)
             with self.device.lock:
                 self.device.check_usable()
                 self._check()
                 before = [timeline.last for timeline in self._timelines]
-                points = np.array(before, np.uint64)[self._point_timeline] + self._point_step
-                for number, image in enumerate(self._images):
-                    values = image.captured.copy()
-                    values[image.parameters] = scalars[image.parameter_slots]
-                    values[image.signals] = points[image.signal_points]
-                    for binding, address in bound:
-                        values[binding.positions[number]] = address + binding.offsets[number]
-                    image.encoded.update(image.resident.words, values, values != image.current)
-                    image.current = values
+                if places != self._bound:  # what was bound before gets its own address again
+                    again = [place for place in self._bound if place not in places]
+                    self._bound = places
+                    places, addresses = (*again, *places), [*[p[1] for p in again], *addresses]
+                parts = self._parts.get(places)
+                if parts is None:
+                    if len(self._parts) >= PARTS:
+                        self._parts.clear()
+                    parts = self._parts[places] = self._find_parts(places)
+                points = self._points(before)
+                values = np.array([*points, *scalars, *addresses], np.uint64)
+                for image, part in zip(self._images, parts, strict=True):
+                    part.insert(image.resident.words, values)
                 self._ends = [value + rise for value, rise in zip(before, self._rises, strict=True)]
                 for timeline, value in zip(self._timelines, self._ends, strict=True):
                     timeline.last = value
@@ -213,6 +221,31 @@ class Capture:
         return f"<Graph on {self.device.name}: {len(self._images)} queues, {words} words, {state}>"
 
     # ---- how ---------------------------------------------------------------------------------
+
+    def _points(self, before: Sequence[int]) -> list[int]:
+        """The values of all points."""
+        if len(self._point_step) == 1:
+            return [before[0] + int(self._point_step[0])]
+        found = np.array(before, np.uint64)[self._point_timeline] + self._point_step
+        return cast(list[int], found.tolist())
+
+    def _find_parts(self, places: Sequence[Place]) -> list[Part]:
+        """What is patched in each image where these places are bound: of the values of all points,
+        then of the parameters, then of an address for each place."""
+        points, slots = len(self._point_step), max(self._widths, default=-1) + 1
+        parts = []
+        for number, image in enumerate(self._images):
+            sources = dict(zip(image.signals, image.signal_points, strict=True))
+            for position, slot in zip(image.parameters, image.parameter_slots, strict=True):
+                sources[position] = points + slot
+            offsets = dict.fromkeys(sources, 0)
+            for count, place in enumerate(places):
+                binding = self._bindings[place]
+                each = zip(binding.positions[number], binding.offsets[number], strict=True)
+                for position, offset in each:
+                    sources[position], offsets[position] = points + slots + count, offset
+            parts.append(image.encoded.part([*sources], [*sources.values()], [*offsets.values()]))
+        return parts
 
     def _check(self) -> None:
         if self.closed:
@@ -335,50 +368,42 @@ class Capture:
         points = [encoded.symbols[position].slot for position in where["signal"]]
         encoded.patch(resident.words, captured)
         return _Image(
-            hardware=hardware,
-            encoded=encoded,
-            resident=resident,
-            captured=captured,
-            current=captured.copy(),
-            signals=np.array(where["signal"], np.intp),
-            signal_points=np.array(points, np.intp),
-            parameters=np.array(where["parameter"], np.intp),
-            parameter_slots=np.array(slots, np.intp),
+            hardware, encoded, resident, where["signal"], points, where["parameter"], slots
         )
 
-    def _scalars(self, parameters: Sequence[int | np.generic]) -> NDArray[np.uint64]:
+    def _scalars(self, parameters: Sequence[int | np.generic]) -> list[int]:
         count = max(self._widths, default=-1) + 1
         if len(parameters) != count:
             raise BadArgument(f"the graph takes {count} parameters, {len(parameters)} given")
-        bits = [
+        return [
             _bits(value, self._widths.get(slot, 8), slot) for slot, value in enumerate(parameters)
         ]
-        return np.array(bits, np.uint64)
 
-    def _bind(self, inputs: Mapping[Buffer, Buffer]) -> list[tuple[_Binding, np.uint64]]:
-        bound = []
+    def _bind(self, inputs: Mapping[Buffer, Buffer]) -> tuple[tuple[Place, ...], list[int]]:
+        """The places that are replaced, and the addresses of what replaces them."""
+        places, addresses = [], []
         for old, new in inputs.items():
             if new.device is not self.device:
                 raise BadArgument("the buffer lives on another device", buffer=new)
             new._check_open()
-            key = (id(old.owner or old), int(old.address), old.size)
-            if key not in self._bindings:
-                self._bindings[key] = self._find(old)
-            binding = self._bindings[key]
-            if new.size < binding.size:
+            place = (id(old.owner or old), int(old.address), old.size)
+            if place not in self._bindings:
+                self._bindings[place] = self._find(old)
+            if new.size < self._bindings[place].size:
                 raise BadArgument(
                     "the new buffer is smaller than what the graph uses",
-                    need=binding.size,
+                    need=self._bindings[place].size,
                     size=new.size,
                 )
-            bound.append((binding, np.uint64(new.address)))
-        return bound
+            places.append(place)
+            addresses.append(int(new.address))
+        return tuple(places), addresses
 
     def _find(self, old: Buffer) -> _Binding:
         """Collect the symbols whose memory lies in `old`."""
         root, low, high = old.owner or old, int(old.address), int(old.address) + old.size
-        positions: list[NDArray[np.intp]] = []
-        offsets: list[NDArray[np.uint64]] = []
+        positions: list[list[int]] = []
+        offsets: list[list[int]] = []
         size = found = 0
         for image in self._images:
             inside = []
@@ -394,8 +419,8 @@ class Capture:
                 inside.append((position, start - low))
                 size = max(size, end - low)
             found += len(inside)
-            positions.append(np.array([position for position, _ in inside], np.intp))
-            offsets.append(np.array([offset for _, offset in inside], np.uint64))
+            positions.append([position for position, _ in inside])
+            offsets.append([offset for _, offset in inside])
         if not found:
             raise BadArgument("the graph does not use this buffer", buffer=old)
         return _Binding(tuple(positions), tuple(offsets), size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -201,3 +203,42 @@ def test_methods_record_for_each_instance(cpu: Device) -> None:
     tensor = Tensor([1.0], device=cpu)
     for _ in range(4):
         assert two.apply(tensor).item() == 2 and three.apply(tensor).item() == 3
+
+
+@pytest.mark.parametrize("name", ["cpu", "virtual:navi31", "virtual:gh100"])
+def test_a_replay_runs_no_python_for_each_kernel(name: str) -> None:
+    """The calls of a replay are counted: as many for 40 kernels as for 4, and one doorbell."""
+
+    def count(device: Device, kernels: int) -> tuple[int, int]:
+        @jit
+        def chain(x: Tensor) -> Tensor:
+            for _ in range(kernels):
+                x = (x + 1).contiguous()
+            return x
+
+        x = Tensor(np.zeros(8, np.float32), device=device)
+        for _ in range(4):
+            assert chain(x).tolist() == [kernels] * 8
+        assert chain.kernels == kernels
+        calls: list[str] = []
+
+        def listen(frame: FrameType, event: str, _: object) -> None:
+            path = frame.f_code.co_filename
+            if event in ("call", "c_call") and "/virtual/" not in path:
+                calls.append(frame.f_code.co_name if event == "call" else "")
+
+        device.synchronize()
+        before = sys.getprofile()
+        sys.setprofile(listen)
+        try:
+            found = chain(x)
+        finally:
+            sys.setprofile(before)
+        assert found.tolist() == [kernels] * 8
+        return len(calls), calls.count("submit_resident")
+
+    with hcq.open(name) as device:
+        use_cache(device, None)
+        few, many = count(device, 4), count(device, 40)
+    assert few[1] == many[1] == 1
+    assert abs(few[0] - many[0]) <= few[0] // 10, "locks of the device's own threads differ a bit"

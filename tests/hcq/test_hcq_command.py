@@ -71,12 +71,16 @@ def test_patching_agrees_with_the_model(
     named = {(s.kind, s.slot): v for s, v in zip(encoded.symbols, first, strict=True)}
     assert out.tolist() == model(image, taken, named)
     # Changing some symbols writes only their words, and ends where patching afresh would.
-    changed = np.array(
-        data.draw(st.lists(st.booleans(), min_size=len(first), max_size=len(first))), bool
-    )
-    second = [v ^ 0x5555_AAAA_1234_5678 if c else v for v, c in zip(first, changed, strict=True)]
+    count = len(first)
+    chosen = data.draw(st.permutations(range(count)))[: data.draw(st.integers(0, count))]
+    offsets = [data.draw(st.integers(0, 1 << 40)) for _ in chosen]
+    given = [data.draw(st.integers(0, MASK_64)) for _ in range(3)]
+    sources = [data.draw(st.integers(0, 2)) for _ in chosen]
+    second = list(first)
+    for position, source, offset in zip(chosen, sources, offsets, strict=True):
+        second[position] = given[source] + offset & MASK_64
     values = np.array(second, np.uint64)
-    encoded.update(out, values, changed)
+    encoded.part(chosen, sources, offsets).insert(out, np.array(given, np.uint64))
     afresh = np.zeros(WORDS, np.uint32)
     encoded.patch(afresh, values)
     assert (out == afresh).all()
