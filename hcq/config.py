@@ -6,6 +6,7 @@ UGPU_CACHE            folder for compiled kernels (default: $XDG_CACHE_HOME/ugpu
 UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are less precise
+UGPU_RECORD           file that receives all that is done to a device behind a PCI transport
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
 """
 
@@ -33,6 +34,7 @@ class Config:
     trace_file: Path | None = None
     wait_limit_s: float = 30.0
     winograd: bool = True
+    record_file: Path | None = None
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -50,13 +52,14 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         for folder in environment.get("UGPU_FIRMWARE", "").split(":")
         if folder
     )
-    trace = environment.get("UGPU_TRACE")
+    trace, record = environment.get("UGPU_TRACE"), environment.get("UGPU_RECORD")
     return Config(
         device=environment.get("UGPU_DEVICE", ""),
         firmware_folders=folders or default.firmware_folders,
         cache_folder=Path(cache).expanduser(),
         log_level=level,
         trace_file=Path(trace).expanduser() if trace else None,
+        record_file=Path(record).expanduser() if record else None,
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
         winograd=_switch(environment, "UGPU_WINOGRAD", default.winograd),
     )

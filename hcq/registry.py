@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -48,7 +49,8 @@ class PciDriver(NamedTuple):
     """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
     driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
     that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
-    registers that the driver uses by the clock (hcq.transport.replay).
+    registers that the driver uses by the clock (hcq.transport.replay). names: "module:function",
+    called with a recording, gives the names of its registers (am.names).
     """
 
     description: str
@@ -56,6 +58,7 @@ class PciDriver(NamedTuple):
     reach_bits: int = 47
     least_bars: tuple[tuple[int, int], ...] = ()
     by_clock: tuple[tuple[int, int], ...] = ()
+    names: str = ""
 
 
 PCI_DRIVERS = {
@@ -68,6 +71,7 @@ PCI_DRIVERS = {
         44,
         ((0, 256 << 20), (2, 4096), (5, 512 << 10)),
         ((5, 0x378C), (5, 0x448C)),
+        "am.names:register_names",
     )
 }
 
@@ -87,6 +91,7 @@ class NodeDriver(NamedTuple):
 NODE_DRIVERS: dict[str, NodeDriver] = {
     "nvrm": NodeDriver("NVIDIA GPU", "nv.device:open_device", "nv.attach:attach", "nvidia")
 }
+_recorded = itertools.count(1)
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu"))
 PLANNED = ("usb", "kfd", "kgsl", "tcp")
@@ -163,6 +168,15 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     raise DeviceNotFound(f"no device {name!r}; there are: {have}")
 
 
+def _record_path() -> Path | None:
+    """Where UGPU_RECORD wants the next device's recording: one file each, FILE, FILE.2, FILE.3."""
+    path = config().record_file
+    if path is None:
+        return None
+    count = next(_recorded)
+    return path if count == 1 else path.with_name(f"{path.name}.{count}")
+
+
 @functools.cache
 def _start_tracing() -> None:
     """Send the event bus to the file of UGPU_TRACE, once per process."""
@@ -221,7 +235,7 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
 def _open_attached(name: str, attachment: Attachment, options: Mapping[str, object]) -> Device:
     """Hand an attachment to the driver that knows its PCI id; it is closed when that fails."""
     options = dict(options)
-    path = options.pop("record", None)
+    path = options.pop("record", None) or _record_path()
     if path is not None:
         recorder = _load("hcq.transport.record:RecordingTransport")
         attachment = replace(attachment, transport=recorder(attachment.transport, path))

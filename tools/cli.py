@@ -1,5 +1,5 @@
-"""The `ugpu` command. Verbs: ls, info, smi, demo, serve, explain, tune, sniff, doctor, bind,
-unbind, eject; all take --json.
+"""The `ugpu` command. Verbs: ls, info, smi, demo, record, serve, explain, tune, sniff, doctor,
+bind, unbind, eject; all take --json.
 
 Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
 """
@@ -22,6 +22,10 @@ SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
        ugpu sniff [options] device NAME
        ugpu sniff show FILE
        ugpu sniff compare FILE FILE"""
+RECORD_USAGE = """ugpu record DEVICE FILE [-- CMD [argument ...]]
+       ugpu record replay FILE
+       ugpu record show [--all] FILE
+       ugpu record compare FILE FILE"""
 _DEVICE_WORDS = 2
 MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
 
@@ -69,6 +73,10 @@ def parser() -> argparse.ArgumentParser:
     heard.add_argument("--prefix", default="/dev/nvidia", help="paths to watch begin with this")
     heard.add_argument("--driver", default="", help="its version; default: the running one's")
     heard.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or show, or compare")
+    kept = verbs.add_parser("record", parents=[shared], usage=RECORD_USAGE,
+                            help="record what is done to a device; show, compare")  # fmt: skip
+    kept.add_argument("--all", action="store_true", help="with show: every entry, by name")
+    kept.add_argument("words", nargs=argparse.REMAINDER, help="DEVICE FILE, or show, or compare")
     verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
     for verb, what in pci.VERBS.items():
         one = verbs.add_parser(verb, parents=[shared], help=what)
@@ -155,6 +163,29 @@ def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
     return command.run(words, options, out)
 
 
+def run_record(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the model of the chip, for its images.
+    from tools import record
+
+    match arguments.words:
+        case ["show", "--all", file] | ["show", file, "--all"]:
+            return record.show(Path(file), out, everything=True)
+        case ["show", file]:
+            return record.show(Path(file), out, everything=arguments.all)
+        case ["compare", left, right]:
+            return record.compare(Path(left), Path(right), out)
+        case ["replay", file]:
+            return record.replay(Path(file), out)
+        case ["show" | "compare" | "replay", *_]:
+            raise UsageError(f"usage: {RECORD_USAGE}")
+        case [device, file]:
+            return record.run(record.RecordOptions(device, Path(file)), out)
+        case [device, file, "--", _, *_]:
+            command = arguments.words[3:]
+            return record.run(record.RecordOptions(device, Path(file), command), out)
+    raise UsageError(f"usage: {RECORD_USAGE}")
+
+
 def dispatch(arguments: argparse.Namespace, out: Output) -> int:
     match arguments.verb:
         case "ls":
@@ -165,6 +196,8 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
             return smi.run(arguments.devices, out)
         case "demo":
             return run_demo(arguments.device, out)
+        case "record":
+            return run_record(arguments, out)
         case "serve":
             return run_serve(arguments, out)
         case "explain":

@@ -50,7 +50,10 @@ class Output:
             yield None
             return
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
             progress.add_task(title, total=total)

@@ -197,7 +197,7 @@ class Doctor:
                 "locked memory",
                 "missing",
                 f"only {soft >> 10} KiB may be locked; DMA buffers are locked memory",
-                "echo \"$USER - memlock unlimited\" | sudo tee /etc/security/limits.d/ugpu.conf"
+                'echo "$USER - memlock unlimited" | sudo tee /etc/security/limits.d/ugpu.conf'
                 "   # then log in again",
             )
         else:

@@ -29,10 +29,17 @@ def test_every_setting() -> None:
             "UGPU_LOG": "Debug",
             "UGPU_TRACE": "/tmp/trace",
             "UGPU_WAIT_LIMIT": "2.5",
+            "UGPU_RECORD": "/tmp/record",
         }
     )
     assert found == Config(
-        "cpu", (Path("/a"), Path("/b/c")), Path("/tmp/x"), "debug", Path("/tmp/trace"), 2.5
+        "cpu",
+        (Path("/a"), Path("/b/c")),
+        Path("/tmp/x"),
+        "debug",
+        Path("/tmp/trace"),
+        2.5,
+        record_file=Path("/tmp/record"),
     )
     assert from_environment({"XDG_CACHE_HOME": "/c"}).cache_folder == Path("/c/ugpu")
 

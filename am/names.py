@@ -1,0 +1,82 @@
+"""What the registers of a recorded chip are called: its discovery table is in the recording."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+from am import chips, discovery
+from am.regs import load
+from hcq.errors import DiscoveryError
+from hcq.fields import Register, RegisterMap
+from hcq.transport.recording import Recording
+from hcq.transport.trace import Access
+
+Names = Callable[[int, int], Register | None]
+
+
+def register_names(recording: Recording) -> Names:
+    """A function from (BAR, offset in bytes) to the register there, None where there is none.
+
+    Bases come from the discovery table that the driver read, else they are what is usual for the
+    chip. Of several registers at a place it gives one.
+    """
+    facts = _facts(recording)
+    if facts is None:
+        return lambda window, offset: None
+    blocks = _blocks(facts, _bases(facts, recording))
+
+    def find(window: int, offset: int) -> Register | None:
+        if window != facts.REGISTER_BAR or offset % 4:
+            return None
+        index = offset // 4
+        for table, bases in blocks:
+            for segment, base in enumerate(bases):
+                found = table.find(index - base, segment) if index >= base else None
+                if found is not None:
+                    return found
+        return None
+
+    return find
+
+
+def _facts(recording: Recording) -> ModuleType | None:
+    identity = recording.identity
+    for entry in pkgutil.iter_modules(chips.__path__):
+        facts = importlib.import_module(f"{chips.__name__}.{entry.name}.facts")
+        if identity.vendor == facts.VENDOR and identity.device in facts.PCI_IDS:
+            return facts
+    return None
+
+
+def _bases(facts: ModuleType, recording: Recording) -> Mapping[str, Sequence[int]]:
+    """Of each block, as the first discovery table in the recording says."""
+    bases: dict[str, Sequence[int]] = dict(facts.TYPICAL_BASES)
+    for entry in recording.entries:
+        if not isinstance(entry, Access) or entry.data is None or entry.is_write:
+            continue
+        if len(entry.data) != facts.DISCOVERY_SIZE:
+            continue
+        try:
+            found = discovery.parse(entry.data)
+        except DiscoveryError:
+            continue
+        for name, number in facts.HARDWARE_IDS.items():
+            block = found.find(number)
+            if block is not None:
+                bases[name] = block.bases
+        break
+    return bases
+
+
+def _blocks(
+    facts: ModuleType, bases: Mapping[str, Sequence[int]]
+) -> list[tuple[RegisterMap, Sequence[int]]]:
+    """Each table once: blocks may share one."""
+    tables: dict[tuple[str, tuple[int, ...]], RegisterMap] = {}
+    for block, table in facts.REGISTER_TABLES.items():
+        if block in bases:
+            tables[table, tuple(bases[block])] = load(table)
+    return [(table, places) for (_, places), table in tables.items()]

@@ -1,0 +1,116 @@
+"""`ugpu record`: a boot kept, shown by name, replayed, compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hcq.transport.recording import Recording
+from hcq.transport.trace import Access
+from tools import cli
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+import hcq
+with hcq.open() as device:
+    with device.alloc(64) as buffer:
+        buffer.copy_from(bytes(range(64)))
+"""
+
+
+@pytest.fixture(scope="module")
+def boot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recordings") / "boot.txt"
+    assert cli.main(["record", "virtual:navi31", str(path)]) == 0
+    return path
+
+
+def changed(boot: Path, name: str, old: str, new: str) -> Path:
+    """A copy in which the first `old` of a line is `new`."""
+    text = boot.read_text()
+    assert old in text
+    path = boot.with_name(name)
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def test_the_summary_names_registers(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["record", "show", str(boot)]) == 0
+    shown = capsys.readouterr().out
+    assert "1002:744c (AMD Navi31)" in shown
+    assert "MP0_SMN_C2PMSG_35" in shown and "of shared memory" in shown
+    assert cli.main(["record", "show", "--all", str(boot)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "write RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN 0x1  [BIF_DOORBELL_APER_EN 0x1]" in lines
+
+
+def test_it_replays(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["record", "replay", str(boot)]) == 0
+    assert "as recorded" in capsys.readouterr().out
+
+
+def test_two_boots_are_the_same(
+    boot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.txt"
+    assert cli.main(["record", "virtual:navi31", str(other)]) == 0
+    assert cli.main(["record", "compare", str(boot), str(other)]) == 0
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_the_first_difference_is_named(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    accesses = Recording.load(boot.read_text()).entries
+    # The doorbell BAR's opening, by the value of its only field.
+    opening = next(
+        str(entry)
+        for entry in accesses
+        if isinstance(entry, Access) and entry.is_write and entry.value == 1 and entry.window == 5
+    )
+    other = changed(boot, "write.txt", opening, opening.replace(" 0x1", " 0x0"))
+    assert cli.main(["record", "compare", str(boot), str(other)]) == 1
+    shown = capsys.readouterr().out
+    assert "another value was written" in shown
+    assert "RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN" in shown
+    assert "BIF_DOORBELL_APER_EN: 0x1 < > 0x0" in shown
+
+
+def test_a_recording_that_ends_early_is_named(
+    boot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = boot.read_text().splitlines()
+    reads = [at for at, line in enumerate(text) if line.startswith("read bar5")]
+    at = reads[len(reads) // 2]
+    cut = boot.with_name("cut.txt")
+    cut.write_text("\n".join(text[:at]) + "\n")
+    assert cli.main(["record", "--json", "compare", str(boot), str(cut)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["what"] == "one of them ends" and report["right"] == "the end"
+    assert len(report["before"]) == 5
+
+
+def test_a_command_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, path = tmp_path / "script.py", tmp_path / "work.txt"
+    script.write_text(SCRIPT.format(root=str(ROOT)))
+    command = [sys.executable, str(script)]
+    assert cli.main(["record", "virtual:navi31", str(path), "--", *command]) == 0
+    shown = capsys.readouterr().out
+    assert f"UGPU_DEVICE=recording:{path}" in shown and "changes of memory" in shown
+    assert any("allocation" in line for line in shown.splitlines())
+
+
+def test_what_is_refused(tmp_path: Path, boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["record"]) == 2
+    assert cli.main(["record", "compare", str(boot)]) == 2
+    assert cli.main(["record", "virtual:navi31", str(tmp_path / "none" / "file")]) == 2
+    assert "no folder" in capsys.readouterr().err
+    assert cli.main(["record", "show", str(tmp_path / "none")]) == 2
+    nothing = [sys.executable, "-c", "pass"]
+    assert cli.main(["record", "cpu", str(tmp_path / "file"), "--", *nothing]) == 2
+    assert "nothing was recorded" in capsys.readouterr().err
+    (tmp_path / "noise").write_text("noise\n")
+    assert cli.main(["record", "show", str(tmp_path / "noise")]) == 2

@@ -1,0 +1,179 @@
+"""Recordings by what they mean: steps with the names of registers, and where two first differ.
+
+Two runs of the same driver differ in how often it looked before an answer came, and in when memory
+changed. So reads of one place in a row count as one step, with the last answer; what a driver does
+by the clock is left out; and memory is compared only through what the driver then did.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hcq.fields import Register, RegisterValue
+from hcq.registry import PCI_DRIVERS
+from hcq.transport.recording import Allocation, Content, Entry, LongWrite, Presence, Recording, Wait
+from hcq.transport.trace import CONFIG, Access
+
+_CONTEXT = 5  # steps shown before a difference
+
+
+def _find_register(recording: Recording) -> Callable[[int, int], Register | None]:
+    known = PCI_DRIVERS.get((recording.identity.vendor, recording.identity.device))
+    if known is None or not known.names:
+        return lambda window, offset: None
+    module, _, function = known.names.partition(":")
+    made: Callable[[int, int], Register | None] = getattr(
+        importlib.import_module(module), function
+    )(recording)
+    return made
+
+
+def names_of(recording: Recording) -> Callable[[int, int], str]:
+    """A function from (BAR, offset) to what a person calls that place."""
+    find = _find_register(recording)
+
+    def name(window: int, offset: int) -> str:
+        if window == CONFIG:
+            return f"config {offset:#x}"
+        register = find(window, offset)
+        return register.name if register is not None else f"bar{window} {offset:#x}"
+
+    return name
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was done (`verb` and `place`) and with what: a value, or text for longer things."""
+
+    verb: str
+    place: str
+    value: int | None = None
+    detail: str = ""
+    register: Register | None = field(default=None, compare=False)
+    repeated: int = field(default=1, compare=False)
+
+    def __str__(self) -> str:
+        times = f" ({self.repeated} times)" if self.repeated > 1 else ""
+        what = f"{self.value:#x}" if self.value is not None else self.detail
+        return f"{self.verb} {self.place} {what}".rstrip() + times
+
+
+class Steps:
+    """A recording as steps."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._find = _find_register(recording)
+        self._name = names_of(recording)
+        known = PCI_DRIVERS.get((recording.identity.vendor, recording.identity.device))
+        self._by_clock = frozenset(known.by_clock if known is not None else ())
+
+    def __iter__(self) -> Iterator[Step]:
+        last: Step | None = None
+        for entry in self._recording.entries:
+            step = self._step(entry)
+            if step is None:
+                continue
+            if last is not None and self._repeats(last, step):
+                last = Step(step.verb, step.place, step.value, step.detail, step.register,
+                            last.repeated + 1)  # fmt: skip
+                continue
+            if last is not None:
+                yield last
+            last = step
+        if last is not None:
+            yield last
+
+    @staticmethod
+    def _repeats(last: Step, step: Step) -> bool:
+        return step.verb == last.verb == "read" and step.place == last.place
+
+    def _step(self, entry: Entry) -> Step | None:
+        if isinstance(entry, Content | Wait):
+            return None
+        if isinstance(entry, Presence):
+            return Step("the device", "answers again" if entry.present else "is gone")
+        if isinstance(entry, LongWrite):
+            place = f"{entry.width} bytes at {self._name(entry.window, entry.offset)}"
+            return Step("write", place, detail=f"sha256 {entry.digest[:16]}")
+        if isinstance(entry, Allocation):
+            return Step("allocate", f"{entry.size} bytes")
+        if not isinstance(entry, Access):
+            return Step(type(entry).__name__.lower(), str(getattr(entry, "kind", "")))
+        if (entry.window, entry.offset) in self._by_clock:
+            return None
+        verb, name = "write" if entry.is_write else "read", self._name(entry.window, entry.offset)
+        if entry.value is not None:
+            return Step(verb, name, entry.value, register=self._find(entry.window, entry.offset))
+        data = (entry.data or b"").hex()
+        shown = data if len(data) <= 64 else f"{data[:48]}... "
+        return Step(verb, f"{entry.width} bytes at {name}", detail=shown)
+
+    def lines(self) -> Iterator[str]:
+        """Each step with the fields of its register that are not zero."""
+        for step in self:
+            fields = _fields(step)
+            shown = ", ".join(f"{name} {value:#x}" for name, value in fields.items() if value)
+            yield f"{step}  [{shown}]" if shown else str(step)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """same: steps before it that are equal. left, right: what stands in each; fields: of a register
+    with other values, those that differ."""
+
+    same: int
+    what: str
+    before: list[str]
+    left: str
+    right: str
+    fields: list[str]
+
+
+def first_difference(left: Steps, right: Steps) -> Difference | None:
+    """Where two recordings part; None where they do not."""
+    before: list[str] = []
+    ours, theirs = iter(left), iter(right)
+    count = 0
+    while True:
+        one, two = next(ours, None), next(theirs, None)
+        if one is None and two is None:
+            return None
+        if one != two:
+            return Difference(
+                count,
+                _what(one, two),
+                before,
+                str(one or "the end"),
+                str(two or "the end"),
+                _differing(one, two),
+            )
+        before = [*before, str(one)][-_CONTEXT:]
+        count += 1
+
+
+def _what(one: Step | None, two: Step | None) -> str:
+    if one is None or two is None:
+        return "one of them ends"
+    if (one.verb, one.place) != (two.verb, two.place):
+        return "the driver did something else"
+    return "the device answered otherwise" if one.verb == "read" else "another value was written"
+
+
+def _fields(step: Step | None) -> dict[str, int]:
+    if step is None or step.register is None or step.value is None:
+        return {}
+    return RegisterValue(step.register, step.value & 0xFFFF_FFFF).fields()
+
+
+def _differing(one: Step | None, two: Step | None) -> list[str]:
+    if one is None or two is None or one.register != two.register:
+        return []
+    ours, theirs = _fields(one), _fields(two)
+    return [
+        f"{name}: {ours[name]:#x} < > {theirs[name]:#x}"
+        for name in ours
+        if ours[name] != theirs.get(name, ours[name])
+    ]
