@@ -181,6 +181,14 @@ class _Teller:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
 
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Only tests of the device: others, as those of transports, run anywhere."""
+        ours = [item for item in items if {"device", "opener"} & set(_fixtures(item))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in ours])
+        items[:] = ours
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(test=nodeid, outcome="begun")
 
@@ -189,6 +197,10 @@ class _Teller:
             crash = getattr(report.longrepr, "reprcrash", None)
             words = str(crash.message if crash else report.longrepr or "").strip().splitlines()
             self._write(test=report.nodeid, outcome=report.outcome, words=(words or [""])[0][:200])
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return list(item.fixturenames) if isinstance(item, pytest.Function) else []
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

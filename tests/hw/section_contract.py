@@ -18,8 +18,6 @@ TITLE = "Contract"
 #: seconds for one test: one that hangs leaves the others their results
 EACH_S = 15 if importlib.util.find_spec("pytest_timeout") else 0
 ROOT = Path(__file__).resolve().parents[2]
-#: not about the device: transports have a suite of their own
-LEFT_OUT = "tests/contract/test_contract_transport.py"
 
 
 def run(device: str, budget: Budget) -> Iterator[Result]:
@@ -27,7 +25,7 @@ def run(device: str, budget: Budget) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["tests/contract", f"--ignore={LEFT_OUT}", "--device", device]
+        command += ["tests/contract", "--device", device]
         command += [f"--junitxml={told}", "-m", "not slow"]
         each = Path(folder) / "each"
         command += ["-p", "tests.hw.calls", f"--hw-tests={each}"]

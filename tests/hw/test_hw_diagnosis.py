@@ -20,11 +20,14 @@ from tests.hw.budget import Budget
 
 FAILING = """
 import pytest, time
-def test_good(): pass
-def test_bad(): assert 1 == 2, "one is not two"
+@pytest.fixture
+def device(): return None
+def test_of_no_device(): pass
+def test_good(device): pass
+def test_bad(device): assert 1 == 2, "one is not two"
 @pytest.mark.skip(reason="not now")
-def test_skipped(): pass
-def test_hangs():
+def test_skipped(device): pass
+def test_hangs(device):
     while True: time.sleep(0.01)
 """
 

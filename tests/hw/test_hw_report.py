@@ -18,7 +18,14 @@ import hcq
 from hcq.errors import DeviceHang, OutOfMemory, UgpuError
 from hcq.registry import DeviceEntry
 from tests.hw import __main__ as suite
-from tests.hw import process, section_contract, section_corpus, section_faults, section_life
+from tests.hw import (
+    process,
+    section_contract,
+    section_corpus,
+    section_faults,
+    section_life,
+    section_rates,
+)
 from tests.hw.budget import Budget, median_s
 from tests.hw.report import OUTCOMES, Report, Result, slug
 
@@ -115,21 +122,38 @@ def test_a_corpus_that_had_no_time_is_not_passed() -> None:
 
 def test_fewer_cycles_than_a_thousand_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(section_life, "CYCLES", 5)
-    found = {each.name: each for each in section_life.run("cpu", Budget(60))}
+    found = {each.name: each for each in section_life.run("cpu", Budget(60, small=True))}
     assert found["descriptors after the cycles"].outcome == "passed"
     ticks = count()
-    budget = Budget(20.0, clock=lambda: float(next(ticks)))
+    budget = Budget(20.0, small=True, clock=lambda: float(next(ticks)))
     monkeypatch.setattr(section_life, "CYCLES", 1000)
     cut = {each.name: each for each in section_life.run("cpu", budget)}
     assert cut["descriptors after the cycles"].outcome == "skipped"
     assert "of 1000 cycles" in cut["descriptors after the cycles"].remark
 
 
+def test_cycles_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(section_life, "CYCLES", 5)
+    monkeypatch.setattr(section_life, "PROCESSES", 2)
+    found = {each.name: each for each in section_life.run("cpu", Budget(60))}
+    assert found["descriptors after the cycles"].outcome == "passed"
+    assert "6 cycles" in found["open, use and close"].remark
+    assert "by 2 processes" in found["open, use and close"].remark
+
+
+def test_the_graph_is_right_at_its_first_replay() -> None:
+    """On a model whose launches run newest first where nothing orders them."""
+    with hcq.open("virtual:gh100") as device:
+        found = {each.name: each for each in section_rates.launches(device, Budget(0, small=True))}
+    assert found["the graph computed right"].outcome == "passed"
+    assert "median of 1" in found["replay of 100 kernels and wait"].remark
+
+
 def test_a_leak_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept = []
     monkeypatch.setattr(section_life, "CYCLES", 5)
     monkeypatch.setattr(section_life, "_cycle", lambda _: kept.append((tmp_path / "a").open("w")))
-    found = {each.name: each for each in section_life.run("cpu", Budget(60))}
+    found = {each.name: each for each in section_life.run("cpu", Budget(60, small=True))}
     for file in kept:
         file.close()
     assert found["descriptors after the cycles"].outcome == "failed"
