@@ -321,6 +321,9 @@ def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
     address = worker.quad(layout.FAULT_ADDRESS)
     if fault in (layout.NO_PROXY_FENCE, layout.NO_MBARRIER):
         detail = f"{opcode}: shared memory at {address:#x}: {why}"
+    elif fault == layout.NO_REGISTER_FENCE and 2 <= address < 2 + len(code):
+        touch = code[address - 2]
+        detail += f": {touch.opcode} in line {touch.line}"
     elif fault == layout.BAD_DESCRIPTOR:
         detail = f"{opcode}: {address:#018x} {why}"
     elif fault == layout.BAD_COUNT:

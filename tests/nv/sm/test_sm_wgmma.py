@@ -153,7 +153,8 @@ FAULTS = {
         {"wait": "wgmma.wait_group.sync.aligned 1;"}, "still in flight"),
     "no wgmma.fence": ({"fence": ""}, "without wgmma.fence"),
     "registers changed behind the fence": (
-        {"fence": "wgmma.fence.sync.aligned; mov.f32 %acc0, 0f00000000;"}, "without wgmma.fence"),
+        {"fence": "wgmma.fence.sync.aligned; mov.f32 %acc0, 0f00000000;"},
+        "without wgmma.fence: mov.f32 in line"),
     "no proxy fence": ({"proxy": ""}, "without fence.proxy.async"),
     "memory changed behind the proxy fence": (
         {"before": "mov.u32 %r9, part; st.shared.u32 [%r9], %r9; bar.sync 0;"},

@@ -76,6 +76,7 @@ SIZE = SUMS + 64 * ROW * 4
 KINDS = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8")
 RESULTS = ("f32", "f16", "s32")
 NO_TABLE = (1 << 64) - 1
-# Of the held registers' tables in a warp's state: the last product that uses it, and whether the
-# program has touched it since the last wgmma.fence.
+# Of the held registers' tables in a warp's state: the last product that uses it, and how the
+# program has touched it since the last wgmma.fence: 0 not, 1 there was no fence, 2 + index of the
+# instruction.
 TABLE_SIZE = 16

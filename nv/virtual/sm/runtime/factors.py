@@ -55,7 +55,8 @@ def _float_line(f: Native, halves: Word, kind: str) -> Word:
 
 def _unpack() -> Native:
     """factor_unpack(kind, from, to): take 16 bytes apart to numbers in a row."""
-    f = Native(f"{PREFIX}factor_unpack", "void", ("i64", "kind"), ("ptr", "from"), ("ptr", "to"))
+    f = Native(f"{PREFIX}factor_unpack", "void", ("i64", "kind"), ("ptr", "from"), ("ptr", "to"),
+               part=True)  # fmt: skip
     kind, source, target = f.given
     for number, name in enumerate(flight.KINDS):
         with f.when(kind.same(number)):

@@ -127,10 +127,16 @@ class Variable:
 
 
 class Native:
-    """One function. result: its kind; parameters: (kind, name) each, the first the context."""
+    """One function. result: its kind; parameters: (kind, name) each, the first the context if it
+    uses that. part: it becomes part of the functions that call it."""
 
-    def __init__(self, name: str, result: str, *parameters: tuple[str, str]) -> None:
+    def __init__(
+        self, name: str, result: str, *parameters: tuple[str, str], part: bool = False
+    ) -> None:
         self.name, self.result = name, result
+        self._linkage, self._inlined = (
+            ("internal ", "alwaysinline") if part else ("", "noinline")
+        )
         self.declarations: set[str] = set()
         self._listed = ", ".join(f"{kind} %{n}" for kind, n in parameters)
         self._slots: list[str] = []
@@ -142,7 +148,8 @@ class Native:
         """Return the function; its end is reached without a result."""
         last = "ret void" if self.result == "void" else "unreachable"
         return "\n".join([
-            f"define {self.result} @{self.name}({self._listed}) noinline {{", "begin:",
+            f"define {self._linkage}{self.result} @{self.name}({self._listed}) {self._inlined} {{",
+            "begin:",
             *self._slots, *self._lines, f"  {last}", "}",
         ])  # fmt: skip
 

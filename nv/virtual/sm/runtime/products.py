@@ -66,8 +66,9 @@ def _issue() -> Native:
         which = f.load("i64", what.byte(table))
         with f.when(which.differs(-1)):
             at = tables.byte(which * flight.TABLE_SIZE)
-            with f.when(f.load("i64", at.byte(8)).differs(0)):
-                f.note(layout.NO_REGISTER_FENCE, none, which)
+            touched = f.load("i64", at.byte(8))
+            with f.when(touched.differs(0)):
+                f.note(layout.NO_REGISTER_FENCE, none, touched)
             f.store(number, at)
     return f
 
@@ -124,7 +125,7 @@ def _chunk() -> Native:
     the rows of A or columns of B.
     """
     f = Native(f"{PREFIX}product_chunk", "i64", ("i64", "descriptor"), ("i64", "turned"),
-               ("i64", "row"), ("i64", "chunk"))  # fmt: skip
+               ("i64", "row"), ("i64", "chunk"), part=True)  # fmt: skip
     descriptor, turned, row, chunk = f.given
     start = (descriptor & 0x3FFF) << 4
     leading = ((descriptor >> 16) & 0x3FFF) << 4

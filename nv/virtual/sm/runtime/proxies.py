@@ -12,7 +12,7 @@ from __future__ import annotations
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.native import Native, Word, joined
-from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.runtime.resolve import MASK, PREFIX, WIDE
 
 _ROW = "<64 x i8>"
 
@@ -26,13 +26,29 @@ def _written() -> Native:
     shared = f.field(layout.SHARED, "ptr").to("i64")
     limit = f.field(layout.SHARED_SIZE, "i64")
     mark = (f.field(layout.WARP, "i32") + 1).to("i8")
-    with f.each_lane(lanes) as lane:
-        at = hosts.lane(lane) - shared
-        with f.when(at.below(limit)):
-            end = (at + size + 15) >> flight.MARK_SHIFT
-            with f.count(end, at >> flight.MARK_SHIFT) as granule:
+    with f.when(size.below(17)):  # naturally aligned: one granule a lane
+        spare = f.given[0].byte(layout.SPARE).to("i64")
+        at = hosts - _spread(f, shared)
+        inside = at.below(_spread(f, limit)) & lanes.to(MASK)
+        places = (at >> flight.MARK_SHIFT) + _spread(f, marks.to("i64"))
+        places = f.choose(inside, places, _spread(f, spare))
+        for lane in range(32):
+            f.store(mark, places.lane(lane).to("ptr"))
+        f.give()
+    with f.each_lane(lanes) as which:
+        begin = hosts.lane(which) - shared
+        with f.when(begin.below(limit)):
+            end = (begin + size + 15) >> flight.MARK_SHIFT
+            with f.count(end, begin >> flight.MARK_SHIFT) as granule:
                 f.store(mark, marks.byte(granule))
     return f
+
+
+def _spread(f: Native, word: Word) -> Word:
+    one = f.value(f"insertelement {WIDE} poison, i64 {word.text}, i32 0", WIDE)
+    return f.value(
+        f"shufflevector {WIDE} {one.text}, {WIDE} poison, <32 x i32> zeroinitializer", WIDE
+    )
 
 
 def _swept(name: str, keep: bool) -> Native:
@@ -62,6 +78,11 @@ def _checked() -> Native:
                ("i64", "bytes"))  # fmt: skip
     _, host, size = f.given
     marks = f.field(layout.FLIGHT, "ptr")
+    with f.when(size.same(16) & (host & 15).same(0)):
+        where = host - f.field(layout.SHARED, "ptr").to("i64")
+        mark = f.load("i8", marks.byte(where >> flight.MARK_SHIFT))
+        with f.when(mark.same(0)):
+            f.give()
     at = host - f.field(layout.SHARED, "ptr").to("i64")
     with f.when(at.below(f.field(layout.SHARED_SIZE, "i64"))):
         end = (at + size + 15) >> flight.MARK_SHIFT

@@ -17,6 +17,7 @@ from nv.virtual.sm.translator.operands import read, specials, written
 # Instructions whose result differs by lane whatever the operands are.
 _VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "movmatrix",
                       "elect", "mbarrier", "vote", "redux", "wgmma"))  # fmt: skip
+_WAITS = frozenset(("test_wait", "try_wait"))  # lanes that ask together get one answer
 _LANE_REGISTERS = frozenset(("tid", "laneid", "lanemask_eq", "lanemask_le", "lanemask_lt",
                              "lanemask_ge", "lanemask_gt"))  # fmt: skip
 
@@ -118,7 +119,7 @@ def _let_go(graph: Graph, facts: Facts) -> bool:
 
 
 def _varies(i: Instruction, facts: Facts, rows: bool, divergent: bool, once: set[str]) -> bool:
-    if i.name in _VARYING:
+    if i.name in _VARYING and not (i.name == "mbarrier" and _WAITS & set(i.modifiers)):
         return True
     if any(register.name in facts.varying for register in read(i)):
         return True

@@ -119,7 +119,8 @@ class Kernel(Lanes):
         early = self.value(f"icmp ugt i64 {newest}, {done}")
         lanes = self.value(f"select i1 {early}, i32 {self.mask()}, i32 0")
         self.fault_if(lanes, layout.IN_FLIGHT)
-        self.do(f"store i64 1, ptr {dirty}")
+        assert self.now is not None
+        self.do(f"store i64 {2 + self.now.index}, ptr {dirty}")
 
     def temporary(self, kind: str, name: str) -> str:
         """Return a stack slot of an LLVM type, shared by all that ask for the same name."""
