@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from compiler.codegen import amx
 from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
-from compiler.kernel.ir import Kernel
+from compiler.kernel.ir import Kernel, TileStep
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -27,6 +28,11 @@ class Host(Shell):
                 raise NotSupported(f"this processor lacks {needed}, which kernels need")
         known = "+fma" in features or not target.triple.startswith("x86")
         super().__init__(kernel, target, bits, known)
+        self.has_tiles = False
+
+    def tile(self, step: TileStep) -> None:
+        self.has_tiles = True
+        amx.emit(self.lines, step)
 
     def barrier(self) -> None:
         """A group is one thread."""
@@ -51,7 +57,9 @@ class Host(Shell):
             f"define internal void @{inner}({parameters}, i64 %first, i64 %last) #0 {{",
             "entry:",
             *allocas,
+            *([amx.begin(lines, f"{kernel.name}.tiles")] if self.has_tiles else ()),
             *lines.text,
+            *([amx.end(lines)] if self.has_tiles else ()),
             "  ret void",
             "}",
             f"define void @{kernel.name}(ptr %kernarg, ptr %launch) #0 {{",
@@ -68,6 +76,7 @@ class Host(Shell):
             "  ret void",
             "}",
             f"@{kernel.name}.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 {size} }}",
+            *([amx.constant(f"{kernel.name}.tiles")] if self.has_tiles else ()),
             *sorted(lines.declarations),
             # without "no-builtins" LLVM may call memset and memcpy, which the loader has not
             'attributes #0 = { nounwind "no-builtins" noinline }',

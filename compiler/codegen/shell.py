@@ -8,7 +8,7 @@ from typing import ClassVar
 from compiler.codegen.lines import stored_type
 from compiler.codegen.values import Values
 from compiler.index.algebra import Index, Range
-from compiler.kernel.ir import Barrier, If, Kernel, Statement, Store
+from compiler.kernel.ir import Barrier, If, Kernel, Statement, Store, TileStep
 from hcq.target import TargetSpec
 
 
@@ -30,6 +30,8 @@ class Shell:
         for statement in body:
             if isinstance(statement, Store):
                 self.lines.store(statement.memory, statement.index, statement.value)
+            elif isinstance(statement, TileStep):
+                self.tile(statement)
             elif isinstance(statement, If):
                 self.conditional(statement)
             elif isinstance(statement, Barrier):
@@ -98,6 +100,9 @@ class Shell:
                 self.lines.pointers[name] = f"%{name}"
                 lines.append(f"  %{name} = alloca {stored_type(memory.dtype, memory.lanes)}{space}")
         return lines
+
+    def tile(self, step: TileStep) -> None:
+        raise NotImplementedError
 
     def barrier(self) -> None:
         raise NotImplementedError

@@ -8,6 +8,7 @@ and remainders.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from compiler.index.algebra import Index, Range, substitute_all, unflatten
 from compiler.kernel.ir import (
@@ -17,6 +18,7 @@ from compiler.kernel.ir import (
     Loop,
     Statement,
     Store,
+    TileStep,
     group_range,
     substitute,
 )
@@ -46,6 +48,9 @@ def _statement(statement: Statement, values: Mapping[Range, Index]) -> Statement
         return Store(statement.memory, index, substitute(statement.value, values))
     if isinstance(statement, Barrier):
         return statement
+    if isinstance(statement, TileStep):
+        at = statement.index
+        return replace(statement, index=None if at is None else at.substitute(values))
     body = tuple(_statement(inner, values) for inner in statement.body)
     if isinstance(statement, If):
         return If(substitute_all(statement.conditions, values), body)

@@ -19,10 +19,12 @@ from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Space
 from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.host_amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
+from compiler.kernel.host_amx import best as amx_tile
 from compiler.kernel.host_axis import Axis, Part, deep, joined
 from compiler.kernel.host_packing import Packing, along_depth
 from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, narrowed
-from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile
+from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares
 from compiler.kernel.ir import (
     Kernel,
     Loop,
@@ -58,7 +60,15 @@ def problem(computation: Computation, parts: Contraction, target: TargetSpec) ->
 
 def space(computation: Computation, parts: Contraction, target: TargetSpec) -> Space:
     """All tiles that fit the caches and leave registers for the totals."""
-    asked = problem(computation, parts, target)
+    blocked = _Blocked(computation, parts, target, None)
+    asked = blocked.problem
+    if blocked.tiles:
+        start = amx_tile(asked)
+        options: dict[str, tuple[int, ...]] = {
+            "rows": tuple(shares(asked.rows, HEIGHT)),
+            "columns": tuple(shares(asked.columns, VECTORS * asked.lanes)),
+        }
+        return Space(start, options, asked.fits)
     tiles = list(asked.tiles())
 
     def fits(tile: Tile) -> bool:
@@ -96,15 +106,18 @@ class _Blocked:
         joint = {*rows.ranges, *columns.ranges}
         batch = tuple(r for r in computation.ranges if r not in joint)
         self.outer = tuple(r for r in parts.reduce.arg[1] if r not in self.depth.ranges)
+        self.tiles = self.group > 1 and in_tiles(self.depth.size, target)
         most = max(1, DEPTH * self.group // self.depth.unit)
-        slice_count = -(-_share(self.depth.main.size, most) // self.group) * self.group
+        multiple = STEPS if self.tiles else self.group
+        slice_count = -(-_share(self.depth.main.size, most) // multiple) * multiple
         self.slices = -(-self.depth.main.size // slice_count)
         self.slice = Part(
             self.depth, Range("slice", self.slices).index() * slice_count, slice_count
         )
         self.once = self.slices == 1 and not self.outer
         self.problem = self.describe(rows, columns, elements(batch), target)
-        tile = tile or self.problem.best()
+        tile = tile or (amx_tile(self.problem) if self.tiles else self.problem.best())
+        assert not self.tiles or (tile.height, tile.vectors) == (HEIGHT, VECTORS), tile
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
         self.grid = (
@@ -125,7 +138,8 @@ class _Blocked:
         packing: Packing | PairPacking = Packing(self.dtype, self.lanes, self.slice, self.batch)
         if self.group > 1:
             last = (self.slices - 1) * slice_count
-            packing = PairPacking(self.lanes, self.slice, self.depth.size, last, self.batch)
+            kind = TilePacking if self.tiles else PairPacking
+            packing = kind(self.lanes, self.slice, self.depth.size, last, self.batch)
         self.left = packing.left(parts.left, self.rows, self.height)
         self.right = packing.right(parts.right, self.columns, self.width)
         tall = self.row_panels * self.height
@@ -162,7 +176,8 @@ class _Blocked:
         accumulate: Statement = Loop(Range("slice", self.slices), body)
         for counter in reversed(self.outer):
             accumulate = Loop(counter, (accumulate,))
-        memories = (*self.left.memories, *self.right.memories, self.tile, self.totals)
+        memories = (*self.left.memories, *self.right.memories, self.tile)
+        memories = memories if self.tiles else (*memories, self.totals)
         cleared = () if self.once else (self.clear(),)
         return Kernel(
             "kernel",
@@ -186,6 +201,10 @@ class _Blocked:
             Range("column_panel", self.column_panels),
             Range("row_panel", self.row_panels),
         )
+        if self.tiles:
+            panel = self.panels().multiply(rows.index(), columns.index())
+            inside = Loop(rows, panel, _panels(self.rows, self.height))
+            return Loop(columns, (inside,), _panels(self.columns, self.width))
         step = Range("step", self.slice.whole // self.group)
         lanes, height, vectors = self.lanes, self.height, self.vectors
         inner: list[Statement] = []
@@ -213,6 +232,18 @@ class _Blocked:
         # a panel that lies wholly outside the output is not computed
         inside = Loop(rows, panel, _panels(self.rows, self.height))
         return Loop(columns, (inside,), _panels(self.columns, self.width))
+
+    def panels(self) -> Panels:
+        bound = self.slice.bound()
+        return Panels(
+            self.left,
+            self.right,
+            self.tile,
+            self.pitch,
+            self.slice.whole // STEPS,
+            None if bound is None else bound // STEPS,
+            self.once,
+        )
 
     def repeated(self, element: Value) -> Value:
         """An element of the left factor (or a pair) in all lanes."""

@@ -90,8 +90,8 @@ class Problem:
             if not heights:
                 continue
             height = min(heights, key=lambda h: _ceil(self.rows.size, h) * step_cost(h, vectors))
-            for rows in _shares(self.rows, height):
-                for columns in _shares(self.columns, vectors * self.lanes):
+            for rows in shares(self.rows, height):
+                for columns in shares(self.columns, vectors * self.lanes):
                     yield Tile(height, vectors, rows, columns)
 
     def best(self) -> Tile:
@@ -109,7 +109,7 @@ def step_cost(height: int, vectors: int) -> float:
     return max(height * vectors, 0.8 * loads) + 0.1 * loads + 0.3
 
 
-def _shares(axis: Axis, panel: int) -> list[int]:
+def shares(axis: Axis, panel: int) -> list[int]:
     """Steps of the main range that split it evenly into more and more tiles of whole panels."""
     if axis.unit > 1:
         counts = {_ceil(axis.main.size, n) for n in COUNTS}

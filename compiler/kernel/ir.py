@@ -2,7 +2,7 @@
 
     kernel     = name, parameters, locals, grid, block, body
     statement  = Store(memory, index, value) | Loop(range, body, bound)
-               | If(conditions, body) | Barrier
+               | If(conditions, body) | Barrier | TileStep
     value      = op(dtype, lanes; sources; arg)       pure but for loads; see OPS
     index      = compiler.index.algebra.Index                 integers that are functions of ranges
 
@@ -280,7 +280,25 @@ class Barrier:
     """All threads of the group have come here, and see each other's stores to local memory."""
 
 
-Statement = Store | Loop | If | Barrier
+@dataclass(frozen=True)
+class TileStep:
+    """One operation on a host's tile registers (compiler.kernel.host_amx), of 16 rows of 64 bytes.
+
+    operation: "zero"; "load" and "store", rows being `pitch` elements of a local memory apart, the
+    first at `index`; "multiply", which adds to a tile of float32 the product of two of bfloat16,
+    `factors`: the right one has two steps of the depth side by side.
+    """
+
+    operation: str
+    tile: int
+    memory: Memory | None = None
+    index: Index | None = None
+    pitch: int = 0
+    factors: tuple[int, int] = (0, 0)
+
+
+TILES, TILE_ROWS, TILE_BYTES = 8, 16, 64  # tile registers, their rows, bytes of a row
+Statement = Store | Loop | If | Barrier | TileStep
 
 
 @dataclass(frozen=True)

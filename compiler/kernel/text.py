@@ -13,6 +13,7 @@ from compiler.kernel.ir import (
     Memory,
     Statement,
     Store,
+    TileStep,
     Value,
     type_text,
     walk,
@@ -56,6 +57,8 @@ class _Printer:
                 self.lines.append(f"{indent}{statement.memory.name}[{statement.index}] = {shown}")
             elif isinstance(statement, Barrier):
                 self.lines.append(f"{indent}barrier")
+            elif isinstance(statement, TileStep):
+                self.lines.append(f"{indent}{_tile_text(statement)}")
             elif isinstance(statement, If):
                 self.lines.append(f"{indent}if {conditions_text(statement.conditions)}:")
                 self.statements(statement.body, indent + "  ")
@@ -82,6 +85,19 @@ class _Printer:
                 text = name
             shown[id(node)] = text
         return shown[id(root)]
+
+
+def _tile_text(step: TileStep) -> str:
+    if step.operation == "zero":
+        return f"tile{step.tile} = 0"
+    if step.operation == "multiply":
+        left, right = step.factors
+        return f"tile{step.tile} += tile{left} x tile{right}"
+    assert step.memory is not None
+    place = f"{step.memory.name}[{step.index} by {step.pitch}]"
+    return (
+        f"tile{step.tile} = {place}" if step.operation == "load" else f"{place} = tile{step.tile}"
+    )
 
 
 def operation_text(node: Value, sources: list[str]) -> str:

@@ -12,6 +12,9 @@ from compiler.index.algebra import Index, Range, Validity
 from compiler.index.lookup import Lookup, atoms
 from compiler.kernel.ir import (
     OPS,
+    TILE_BYTES,
+    TILE_ROWS,
+    TILES,
     Barrier,
     If,
     Kernel,
@@ -20,6 +23,7 @@ from compiler.kernel.ir import (
     Memory,
     Statement,
     Store,
+    TileStep,
     Value,
     walk,
 )
@@ -70,6 +74,8 @@ class _Checker:
                     _require(uniform, "this is for whole waves", self.kernel.name)
             elif isinstance(statement, Barrier):
                 _require(uniform, "a barrier is reached by all threads or none", self.kernel.name)
+            elif isinstance(statement, TileStep):
+                self.tile(statement, bound)
             elif isinstance(statement, If):
                 self.conditions(statement.conditions, bound)
                 divergent = any(
@@ -100,6 +106,18 @@ class _Checker:
         self.access(memory, store.index, store.value.lanes, bound)
         for node in walk(store.value):
             self.value(node, bound)
+
+    def tile(self, step: TileStep, bound: dict[str, int]) -> None:
+        tiles = (step.tile, *(step.factors if step.operation == "multiply" else ()))
+        known = step.operation in ("zero", "load", "store", "multiply")
+        _require(known and all(0 <= tile < TILES for tile in tiles), "a step of tiles", step)
+        if step.operation in ("load", "store"):
+            assert step.memory is not None and step.index is not None, step
+            _require(step.memory in self.memories, "a tile is of a memory of the kernel", step)
+            _require(step.memory.space == "local", "tiles are of local memory", step)
+            width = TILE_BYTES // step.memory.dtype.itemsize
+            _require(step.pitch >= width, "rows of a tile lie apart", step)
+            self.access(step.memory, step.index, (TILE_ROWS - 1) * step.pitch + width, bound)
 
     def access(self, memory: Memory, index: Index, lanes: int, bound: dict[str, int]) -> None:
         self.index(index, bound)

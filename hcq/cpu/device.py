@@ -22,6 +22,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from hcq.buffer import Buffer
+from hcq.cpu import tiles
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
 from hcq.cpu.object import load_object
 from hcq.cpu.processor import CURRENT, FAULT, HEAD, TAIL, Bell, Pool, Server, native
@@ -71,7 +72,8 @@ def host_target(threads: int) -> TargetSpec:
     """What the compiler must know of this machine."""
     features = llvm.get_host_cpu_features()
     # LLVM refuses or ignores names of AVX10 that its own detection reports.
-    listed = {name: on for name, on in features.items() if not name.startswith("avx10")}
+    named = {name: on for name, on in features.items() if not name.startswith("avx10")}
+    listed = tiles.usable(named)
     vector = next((size for name, size in (("avx512f", 64), ("avx2", 32)) if listed.get(name)), 16)
     return TargetSpec(
         name="cpu",

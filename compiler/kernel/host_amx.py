@@ -1,0 +1,103 @@
+"""Products of bfloat16 on processors with tile registers (AMX, `tdpbf16ps`).
+
+A panel is 32 rows by 32 columns of totals, four tiles. Sixteen pairs of steps of the depth are
+multiplied at once: two tiles of the left factor, whose rows run along the depth, by two of the
+right, whose rows are pairs of steps ([pair][column][2], as in compiler.kernel.host_pairs):
+
+    for each 32 steps:    4, 5 = left    6, 7 = right
+                          0 += 4 x 6     1 += 4 x 7      2 += 5 x 6      3 += 5 x 7
+
+Taken only where the whole depth is a multiple of 32 steps: what lies behind the end of a slice
+would be multiplied too. Numbers: Intel's manual (TDPBF16PS): denormal inputs and results count as
+zero, each product of a pair is added to the total in turn and rounded to nearest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.dtype import bfloat16
+from compiler.index.algebra import Index, Range
+from compiler.kernel.host_axis import Part
+from compiler.kernel.host_packing import Packed, Packing
+from compiler.kernel.host_pairs import PAIR, PairPacking
+from compiler.kernel.host_tiles import Problem, Tile, shares
+from compiler.kernel.ir import TILE_ROWS, Loop, Memory, Statement, TileStep
+from compiler.kernel.ir import Value as Expression
+from hcq.target import TargetSpec
+
+HEIGHT = 2 * TILE_ROWS  # rows of a panel
+VECTORS = 2  # of 16 totals: columns of a panel
+STEPS = 32  # of the depth that one instruction multiplies
+
+
+def in_tiles(depth: int, target: TargetSpec) -> bool:
+    """Whether a product that suits pairs suits tiles too."""
+    features = target.features.split(",")
+    return "+amx-tile" in features and "+amx-bf16" in features and depth % STEPS == 0
+
+
+def best(problem: Problem) -> Tile:
+    """The cheapest tile of a group that fits, or the smallest."""
+    found = [
+        Tile(HEIGHT, VECTORS, rows, columns)
+        for rows in shares(problem.rows, HEIGHT)
+        for columns in shares(problem.columns, VECTORS * problem.lanes)
+    ]
+    fitting = [tile for tile in found if problem.fits(tile)]
+    if not fitting:
+        return min(found, key=lambda tile: tile.rows * tile.columns)
+    return min(fitting, key=problem.cost)
+
+
+class TilePacking(PairPacking):
+    """As for pairs, but the left factor's rows run along the depth in any case."""
+
+    def left(self, factor: Expression, across: Part, height: int) -> Packed:
+        plain = Packing(bfloat16, self.lanes, self.depth, self.batch)
+        return plain.rows("left", factor, across, height)
+
+
+@dataclass(frozen=True)
+class Panels:
+    """What the loops over panels multiply. total: [row][column], rows `pitch` apart; blocks: of
+    STEPS in a slice, whose number may be bound; fresh: totals start from zero."""
+
+    left: Packed
+    right: Packed
+    total: Memory
+    pitch: int
+    blocks: int
+    bound: Index | None
+    fresh: bool
+
+    def multiply(self, row: Index, column: Index) -> tuple[Statement, ...]:
+        """One panel, by the numbers of its row panel and its column panel."""
+        before: list[Statement] = []
+        after: list[Statement] = []
+        for down in range(2):
+            for across in range(2):
+                at = (row * HEIGHT + down * TILE_ROWS) * self.pitch
+                at = at + column * (2 * TILE_ROWS) + across * TILE_ROWS
+                tile = 2 * down + across
+                start = TileStep("load", tile, self.total, at, self.pitch)
+                before.append(TileStep("zero", tile) if self.fresh else start)
+                after.append(TileStep("store", tile, self.total, at, self.pitch))
+        return (*before, self.steps(row, column), *after)
+
+    def steps(self, row: Index, column: Index) -> Loop:
+        block, left, right = Range("block", self.blocks), self.left, self.right
+        inner: list[Statement] = []
+        for down in range(2):
+            at = row * left.panel_step + down * TILE_ROWS * left.element_step
+            at = at + block.index() * STEPS
+            inner.append(TileStep("load", 4 + down, left.memory, at, left.element_step))
+        for across in range(2):
+            at = column * right.panel_step + block.index() * (STEPS // PAIR * right.step_step)
+            at = at + across * TILE_ROWS * PAIR
+            inner.append(TileStep("load", 6 + across, right.memory, at, right.step_step))
+        for down in range(2):
+            for across in range(2):
+                factors = (4 + down, 6 + across)
+                inner.append(TileStep("multiply", 2 * down + across, factors=factors))
+        return Loop(block, tuple(inner), self.bound)
