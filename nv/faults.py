@@ -21,6 +21,7 @@ from hcq.errors import (
     PageFault,
     UgpuError,
 )
+from hcq.queue import QueueKind
 from hcq.timeline import Timeline
 from nv import abi
 from nv.rm.channel import ChannelError
@@ -58,6 +59,7 @@ WARP_ERRORS = {
 _OF_AN_ACCESS = frozenset((0x07, 0x0C, 0x0E, 0x0F, 0x10, 0x12))
 _WARP_ERROR_MASK = 0xFFFF
 _WARP_SHIFT, _WARP_MASK = 16, 0xFF  # UNSURE: bits 23:16 of the warp's error word name the warp
+_NEAR = 1 << 20  # bytes behind an allocation that an overrun may reach
 _SMS_AT_ONCE = 100  # of NV83DE_CTRL_DEBUG_READ_ALL_SM_ERROR_STATES_PARAMS
 
 _GRAPHICS, _MMU, _PBDMA, _HANG, _FELL_OFF = 13, 31, 32, 109, 79
@@ -104,18 +106,18 @@ class Faults:
             facts["meaning"] = advice
         if error.xid == _FELL_OFF or self.device.gpu.lost():
             return DeviceLost(f"{self.device.name} has fallen off the bus", **facts)
-        page = self._page_fault()
-        state = self._exception()
+        page = self._page_fault(queue)
+        state = self._exception() if queue.kind is QueueKind.COMPUTE else None
         if state is not None and (found := self.device.programs.find(int(state["pc"]))):
             kernels = (found[0],)
             facts["offset"] = found[1]
         facts["kernel"] = ", ".join(kernels) or None
         name = self.device.name
         if page is not None and (error.xid == _MMU or state is None):
-            return PageFault(
-                f"{name}: a {page['access']} of {page['address']:#x} faulted ({page['fault']})",
-                **page, **facts,
-            )  # fmt: skip
+            what = f"a {page['access']} of" if page["access"] else "an access to"
+            text = f"{name}: {what} {page['address']:#x} faulted ({page['fault']})"
+            place = self.place_of(page["address"])
+            return PageFault(f"{text}: {place}", **page, place=place, **facts)
         if state is not None:
             return self._exception_error(state, facts)
         if error.xid == _MMU:
@@ -142,8 +144,45 @@ class Faults:
             return PageFault(text, address=state["address"], access=None, **facts)
         return IllegalInstruction(text, **facts)
 
-    def _page_fault(self) -> dict[str, Any] | None:
-        """Address, access and kind of the fault that the driver keeps for the debugger."""
+    def place_of(self, address: int) -> str:
+        """Where an address lies beside the memory of this device, for people."""
+        below = [memory for memory in self.device.gpu.memories if memory.address <= address]
+        if not below:
+            return "below all memory of this device"
+        memory = max(below, key=lambda memory: memory.address)
+        offset = address - memory.address
+        what = f"{memory.size} bytes of {memory.placement.value} memory at {memory.address:#x}"
+        if offset < memory.size:
+            return f"byte {offset} of {what}"
+        if offset - memory.size < _NEAR:
+            return f"{offset - memory.size} bytes behind the end of {what}"
+        return "nothing of this device is mapped near it"
+
+    def _page_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
+        """Address, access and kind of a fault: what the driver keeps for the debugger of compute
+        channels, else what it keeps of any channel, which tells no access."""
+        found = self._debugger_fault() if queue.kind is QueueKind.COMPUTE else None
+        return found or self._channel_fault(queue)
+
+    def _channel_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
+        """NV906F_CTRL_CMD_GET_MMU_FAULT_INFO, ctrl906f.h: reading it clears it.
+
+        UNSURE: that faults of copy engines get there too; a fault on a board would tell.
+        """
+        if queue.channel is None:
+            return None
+        with contextlib.suppress(UgpuError):
+            found = self.device.gpu.client.ask(
+                queue.channel.handle, "NV906F_CTRL_CMD_GET_MMU_FAULT_INFO"
+            )
+            address = int(found.addrHi) << 32 | int(found.addrLo)
+            kind = bytes(found.faultString).split(b"\0")[0].decode("ascii", "replace")
+            if address or kind:
+                fault = kind.removeprefix("FAULT_") or f"type {found.faultType}"
+                return {"address": address, "access": None, "fault": fault}
+        return None
+
+    def _debugger_fault(self) -> dict[str, Any] | None:
         debugger = self.device.debugger
         if not debugger:
             return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hcq.buffer import Buffer
 from hcq.command import Barrier
 from hcq.errors import (
     AccessDenied,
@@ -24,6 +25,7 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
+from hcq.memory import Placement, VirtAddr
 from hcq.queue import QueueKind
 from nv import queue as queue_module
 from nv.virtual.faults import Fault
@@ -39,7 +41,7 @@ WHILE_RUNNING: dict[Fault, tuple[type[UgpuError], dict[str, Any]]] = {
     ),
     Fault.BAD_KIND: (PageFault, {"xid": 31, "fault": "UNSUPPORTED_KIND", "kernel": "scale"}),
     Fault.POISON: (PageFault, {"xid": 31, "fault": "POISONED", "kernel": "scale"}),
-    Fault.COPY_FAULT: (PageFault, {"xid": 31, "queue": "copy 0"}),
+    Fault.COPY_FAULT: (PageFault, {"xid": 31, "queue": "copy 0", "fault": "PTE"}),
     Fault.ILLEGAL_INSTRUCTION: (
         IllegalInstruction,
         {"xid": 13, "kind": "ILLEGAL_INSTR_ENCODING", "kernel": "scale", "warp": 0, "sm": 0},
@@ -166,6 +168,35 @@ def test_a_kernel_that_reads_and_one_that_writes_where_nothing_is() -> None:
             assert caught.value.facts["access"] == access
             assert caught.value.facts["kernel"] == name
             device.reset()
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_a_copy_from_and_to_where_nothing_is(side: str) -> None:
+    with powered() as machine, opened(machine) as device, device.alloc(4096) as good:
+        address = 0x1234_5678_9000
+        bad = Buffer(device, VirtAddr(address), 4096, Placement.DEVICE, None)
+        pair = (good, bad) if side == "source" else (bad, good)
+        queue = device.queue(QueueKind.COPY).copy(*pair)
+        with pytest.raises(PageFault, match="nothing of this device is mapped near it") as caught:
+            queue.timeline.wait(queue.submit())
+        facts = caught.value.facts
+        assert (facts["address"], facts["queue"], facts["access"]) == (address, "copy 0", None)
+        device.reset()
+        work(device)
+
+
+def test_an_overrun_names_the_memory_that_it_left() -> None:
+    with powered() as machine, opened(machine) as device, device.alloc(4 << 20) as good:
+        end = int(good.address) + (4 << 20)
+        program = device.load(ptx_kernels.text(ptx_kernels.FAULTY, device.target.cpu))
+        queue = device.queue().launch(
+            program["write_at"], grid=(1,), block=(64,), args=(good, np.uint64(end))
+        )
+        with pytest.raises(PageFault, match="0 bytes behind the end of 4194304 bytes") as caught:
+            queue.timeline.wait(queue.submit())
+        assert hex(int(good.address)) in str(caught.value.facts["place"])
+        device.reset()
+        work(device)
 
 
 def test_a_trap_is_named_with_its_place() -> None:

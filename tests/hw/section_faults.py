@@ -11,8 +11,9 @@ import hcq
 from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.errors import ChipError, DeviceHang, OutOfMemory, PageFault, UgpuError
-from hcq.memory import Placement
+from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
+from hcq.queue import QueueKind
 from hcq.target import TargetSpec
 from tests.hw.budget import Budget
 from tests.hw.report import Result
@@ -71,6 +72,13 @@ class Provoker:
         """Write there."""
         self._run("write_at", np.uint64(UNMAPPED))
 
+    def copy_at(self) -> None:
+        """Copy from there."""
+        with self.device.alloc(4096) as out:
+            there = Buffer(self.device, VirtAddr(UNMAPPED), 4096, Placement.DEVICE)
+            queue = self.device.queue(QueueKind.COPY).copy(out, there)
+            queue.timeline.wait(queue.submit())
+
     def stop(self) -> None:
         """Execute what is no valid instruction, or the trap that stands for it in PTX."""
         self._run(self.exception)
@@ -105,6 +113,7 @@ def run(device: str, budget: Budget) -> Iterator[Result]:
         kinds: tuple[tuple[str, Callable[[], None], type[UgpuError], bool], ...] = (
             ("bad pointer, read", provoker.read_at, PageFault, True),
             ("bad pointer, write", provoker.write_at, PageFault, True),
+            ("bad pointer, copied from", provoker.copy_at, PageFault, True),
             ("illegal instruction", provoker.stop, ChipError, True),
             ("endless kernel, with a limit", provoker.spin, DeviceHang, False),
             ("out of memory", provoker.exhaust, OutOfMemory, False),

@@ -165,6 +165,7 @@ def test_faults_of_a_model_are_named_and_survived() -> None:
     assert [each.name for each in found] == [
         "bad pointer, read",
         "bad pointer, write",
+        "bad pointer, copied from",
         "illegal instruction",
         "endless kernel, with a limit",
         "out of memory",
