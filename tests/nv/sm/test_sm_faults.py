@@ -184,10 +184,11 @@ def test_a_required_block() -> None:
     [
         "tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [tex, {%f5,%f6}];", "frobnicate.u32 %r1, %r2;",
         "add.q32 %r1, %r2, %r3;", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f1}, {%r1},"
-        " {%r2}, {%f2};", "ld.shared::cluster.u32 %r1, [%r2];",
+        " {%r2}, {%f2};", "st.async.shared::cluster.b32 [%r2], %r1, [%r3];",
         "tcgen05.fence::before_thread_sync;", "mov.u32 %r1, %pm0;",
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd0], [0];",
-        "call (%r1), %rd0, (%r2);",
+        "call (%r1), %rd0, (%r2);", "red.async.relaxed.cluster.global.mbarrier::complete_tx::bytes"
+        ".shared::cluster.add.u32 [%r2], %r1, [%r3];",
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_said_before_anything_runs(instruction: str) -> None:

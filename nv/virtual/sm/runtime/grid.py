@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.module import Function
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.translator.variables import Places
@@ -101,6 +102,9 @@ class Grid:
 
 
 def _check_limits(launch: GridLaunch, entry: Function, threads: int) -> None:
+    for name in ("reqnctapercluster", "explicitcluster"):
+        if name in entry.limits and int(np.prod(entry.limits[name] or (2,))) > 1:
+            raise NotSupported(f"PTX line {entry.line}: {entry.name} wants clusters (.{name})")
     required = entry.limits.get("reqntid")
     if required:
         wanted = (*required, 1, 1)[:3]

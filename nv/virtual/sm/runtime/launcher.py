@@ -258,7 +258,8 @@ decide:
   br i1 %open, label %release, label %barrier.end
 release:
   store i32 0, ptr %slot
-  %of.products = icmp uge i32 %b, {layout.NAMED}
+  %b.group = sub i32 %b, {layout.NAMED}
+  %of.products = icmp ult i32 %b.group, {layout.OF_CLUSTER - layout.NAMED}
   br i1 %of.products, label %compute, label %wake
 compute:
   %warp.group = sub i64 %b64, {layout.NAMED}

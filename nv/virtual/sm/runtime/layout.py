@@ -56,7 +56,8 @@ IO_COLUMN = 256
 ROWS = IO + 32 * IO_COLUMN  # 32 rows of 32 bytes: one access of each lane
 BARRIERS = ROWS + 1024  # of a group: u32 arrived threads, u32 result of a reduction, each
 NAMED = 16  # barriers that programs name; behind them one for each warp group
-BARRIER_COUNT = 24
+OF_CLUSTER = 24  # behind these, that of the cluster
+BARRIER_COUNT = 25
 CONTEXT_SIZE = BARRIERS + 8 * BARRIER_COUNT
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid

@@ -1,8 +1,9 @@
 """The native functions of mbarrier objects in shared memory.
 
 The word of an object is opaque to programs; here it holds: bits 0..19 the arrivals still pending,
-20..39 those expected in a phase, 40..62 the bytes still to come, biased, 63 the phase. A worker has
-its groups' shared memory to itself, so that nothing needs to be atomic.
+20..39 those expected in a phase, 40..61 the bytes still to come, biased, 62 whether a thread has
+asked in vain in this phase, 63 the phase. A worker has its groups' shared memory to itself, so that
+nothing needs to be atomic. The data that a phase waits for arrive when a thread asks again.
 Source: PTX ISA 8.x, "mbarrier", "Contents of the mbarrier object", "Phase of the mbarrier object".
 """
 
@@ -20,13 +21,14 @@ _BITS = 20
 _COUNT = (1 << _BITS) - 1
 _BIAS = 1 << 21
 _TX_AT = 2 * _BITS
+_TX = (1 << 22) - 1
+_ASKED = 1 << 62
 
 
 def _settled(f: Native, host: Word, new: Word) -> None:
     """Store a word; where nothing is pending any more the next phase begins."""
-    bytes_left = (new << 1) >> (_TX_AT + 1)
-    over = (new & _COUNT).same(0) & bytes_left.same(_BIAS)
-    again = (new | ((new >> _BITS) & _COUNT)) ^ (1 << 63)
+    over = (new & _COUNT).same(0) & ((new >> _TX_AT) & _TX).same(_BIAS)
+    again = ((new | ((new >> _BITS) & _COUNT)) ^ (1 << 63)) & ~_ASKED
     f.store(f.choose(over, again, new), host.to("ptr"))
 
 
@@ -76,9 +78,10 @@ def _complete() -> Native:
 
 def _test(f: Native, host: Word, passed: Word, result: Word) -> None:
     """Store whether the phase is not the one that `passed` names by its lowest bit."""
-    phase = f.variable("i64", f.load("i64", host.to("ptr")) >> 63)
-    waits = phase.get().same(passed) & f.field(layout.FLIGHT, "i64").differs(0)
-    with f.when(waits):
+    word = f.load("i64", host.to("ptr"))
+    phase = f.variable("i64", word >> 63)
+    again = (word & _ASKED).differs(0) & f.field(layout.FLIGHT, "i64").differs(0)
+    with f.when(phase.get().same(passed) & again):
         f.call("void", f"{PREFIX}flights_drain", f.given[0], host)
         phase.set(f.load("i64", host.to("ptr")) >> 63)
     f.store(phase.get() ^ passed, result)
@@ -124,6 +127,13 @@ def _operate() -> Native:
             _test(f, host, value >> 63, result)
         with f.when(chosen("test.parity")):
             _test(f, host, value & 1, result)
+    with (
+        f.when(chosen("test") | chosen("test.parity")),
+        f.each_lane(lanes) as lane,
+        f.when(f.load("i64", results.byte(lane.to("i64") << 3)).same(0)),
+    ):
+        at = hosts.lane(lane).to("ptr")
+        f.store(f.load("i64", at) | _ASKED, at)
     f.give(f.load(WIDE, results, 64))
     return f
 

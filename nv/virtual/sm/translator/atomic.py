@@ -51,7 +51,7 @@ def _atomic(returns: bool) -> Handler:
         operation = _operation(k, i, kind)
         size = SIZES[kind]
         bits = 8 * size
-        if operation not in OPERATIONS.get(bits, ()):
+        if operation not in OPERATIONS.get(bits, ()) or "async" in i.modifiers:
             raise k.unsupported()
         operands = i.operands[1:] if returns else i.operands
         wanted = 3 if operation == "cas" else 2
@@ -59,8 +59,7 @@ def _atomic(returns: bool) -> Handler:
             raise k.bad(f"{wanted + returns} operands are wanted")
         where, known = address(k, operands[0])
         space = space_of(i.modifiers)
-        if space == "shared::cluster":
-            raise k.unsupported("shared memory of a cluster")
+        space = "shared" if space == "shared::cluster" else space  # of one group
         if not space and known == "shared":
             space = known
         data = operands[1].items if isinstance(operands[1], Vector) else operands[1:2]

@@ -291,6 +291,9 @@ class Flow:
         kinds = set(i.modifiers) - {"cta", "aligned"}
         if condition is not None and not condition.uniform:
             raise k.unsupported("a barrier under a predicate that differs by lane")
+        if "cluster" in kinds:
+            self._cluster(kinds, condition, successor)
+            return
         if kinds == {"arrive"}:
             self._arrive(i, condition, successor)
             return
@@ -323,6 +326,17 @@ class Flow:
         else:
             k.do(f"store i32 {successor}, ptr %resume")
             k.do("br label %wait.barrier")
+
+    def _cluster(self, kinds: set[str], condition: Value | None, successor: int) -> None:
+        """barrier.cluster: of one group; its wait is a barrier that arrivals do not hold up."""
+        k = self.k
+        if condition is not None or not kinds & {"arrive", "wait"}:
+            raise k.unsupported()
+        if "arrive" in kinds:
+            published(k)
+            self.go(successor)
+            return
+        self._wait_at(str(layout.OF_CLUSTER), "0", successor)
 
     def _products(self, i: Instruction, condition: Value | None, successor: int) -> None:
         """wgmma.wait_group: the four warps of a group meet, then their products are computed."""

@@ -17,7 +17,8 @@ from nv.virtual.sm.translator.memory import address, resolve
 from nv.virtual.sm.translator.value import Value, number
 
 _QUIET = frozenset((
-    "relaxed", "acquire", "release", "cta", "cluster", "shared", "shared::cta", "b64", "noComplete",
+    "relaxed", "acquire", "release", "cta", "cluster", "shared", "shared::cta", "shared::cluster",
+    "b64", "noComplete",
 ))  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def _emit(k: Kernel, i: Instruction) -> None:
     if type_of(k, i) != "b64":
         raise k.bad("the type is .b64")
     name, rest = i.modifiers[0], set(i.modifiers[1:])
-    shared = bool(rest & {"shared", "shared::cta"})
+    shared = bool(rest & {"shared", "shared::cta", "shared::cluster"})
     parity = "parity" in rest
     transactions = "expect_tx" in rest
     if rest - _QUIET - {"parity", "expect_tx"}:

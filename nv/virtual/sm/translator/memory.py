@@ -333,8 +333,8 @@ def _unit(k: Kernel, i: Instruction) -> tuple[str, int, int]:
 
 def _space(k: Kernel, i: Instruction, known: str | None) -> str:
     space = space_of(i.modifiers)
-    if space == "shared::cluster":
-        raise k.unsupported("shared memory of a cluster")
+    if space == "shared::cluster":  # of one group
+        return "shared"
     if space == "" and known in ("shared", "local"):
         return known
     return space
@@ -414,6 +414,8 @@ def _extended(k: Kernel, operand: Operand, value: Value, kind: str) -> Value:
 
 
 def _store(k: Kernel, i: Instruction) -> None:
+    if {"async", "bulk"} & set(i.modifiers):
+        raise k.unsupported()
     _, unit, count = _unit(k, i)
     if len(i.operands) < 2:
         raise k.bad("two operands are wanted")

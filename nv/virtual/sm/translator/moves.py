@@ -161,8 +161,7 @@ def space_of(modifiers: tuple[str, ...]) -> str:
 def _convert_address(k: Kernel, i: Instruction) -> None:
     kind = type_of(k, i)
     space = space_of(i.modifiers)
-    if space == "shared::cluster":
-        raise k.unsupported("shared memory of a cluster")
+    space = "shared" if space == "shared::cluster" else space
     value = k.source(i.operands[1], kind)
     if space in _WINDOWS:
         window = k.context_value(_WINDOWS[space], "i64")
@@ -174,8 +173,7 @@ def _convert_address(k: Kernel, i: Instruction) -> None:
 
 def _is_space(k: Kernel, i: Instruction) -> None:
     space = space_of(i.modifiers)
-    if space == "shared::cluster":
-        raise k.unsupported()
+    space = "shared" if space == "shared::cluster" else space
     address = k.source(i.operands[1], "u64")
     inside = {}
     for name, offset in _WINDOWS.items():

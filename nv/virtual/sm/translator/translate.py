@@ -14,6 +14,7 @@ from nv.virtual.sm.ptx.module import Instruction, Module, Special
 from nv.virtual.sm.translator import (
     atomic,
     bits,
+    cluster,
     convert,
     copies,
     floats,
@@ -43,7 +44,7 @@ _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
-            wgmma)  # fmt: skip
+            wgmma, cluster)  # fmt: skip
 
 
 @dataclass(frozen=True)
