@@ -21,6 +21,8 @@ from am.units import Units, make_units
 from hcq import trace
 from hcq.errors import (
     DiscoveryError,
+    FirmwareError,
+    FirmwareRejected,
     FirmwareSilent,
     NotSupported,
     OutOfMemory,
@@ -165,14 +167,15 @@ def is_warm(chip: Chip, units: Units) -> bool:
 
 def make_fresh(units: Units, stages: Stages) -> None:
     """Bring a chip that is neither warm nor fresh to its bootloader: somebody else left it up, one
-    of ours died with it, or a boot failed half way."""
+    of ours died with it, or a boot failed half way. One that died while it loaded the PSP is not
+    reset, which would need the slot: `load_firmware` goes on where it stopped."""
     if units.psp.alive():
+        if not units.smu.running():
+            # It died between the secure OS and the SMU: nothing else runs, no memory is the
+            # firmware's yet, and the secure OS takes a new ring (as Linux has it on resume).
+            return
         with stages.stage("mode1 reset"):
-            try:
-                mode1_reset(units)
-            except (FirmwareSilent, NotSupported) as error:
-                log.warning("%s; resetting from the slot", error)
-                bus_reset(units)
+            reset_whole_chip(units)
     elif units.psp.bootloader_failed():
         with stages.stage("bus reset"):
             bus_reset(units)
@@ -204,20 +207,34 @@ def start_bus_and_hub(units: Units, stages: Stages) -> None:
         units.ih.start(units.dummy_address)
 
 
+def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
+    """What the bootloader takes, up to the secure OS, but for the first `done` components."""
+    components, psp = units.chip.facts.BOOT_COMPONENTS, units.psp
+    if done == len(components):
+        psp.wait_secure_os()
+    for position, (name, command, kind) in enumerate(components):
+        image = firmware.boot.get(kind)
+        if image is None or position < done:
+            continue
+        psp.note_component(position)
+        if kind == units.chip.facts.SOS_TYPE:
+            psp.load_secure_os(name, command, image)
+        else:
+            psp.load_component(name, command, image)
+
+
 def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     """PSP from its bootloader to everything loaded. ORDER: the SMU's before the TMR, RLC_G last."""
     facts, psp = units.chip.facts, units.psp
     with stages.stage("PSP bootloader"):
-        for name, command, kind in facts.BOOT_COMPONENTS:
-            image = firmware.boot.get(kind)
-            if image is None:
-                continue
-            if kind == facts.SOS_TYPE:
-                psp.load_secure_os(name, command, image)
-            else:
-                psp.load_component(name, command, image)
+        done = len(facts.BOOT_COMPONENTS) if psp.alive() else psp.components_done()
+        try:
+            load_components(units, firmware, done)
+        except FirmwareError:
+            psp.forget_components()  # from the start next time: what is noted may be wrong
+            raise
     with stages.stage("PSP ring"):
-        psp.create_ring(destroy_first=False)
+        psp.create_ring(destroy_first=done > 0)
     with stages.stage("TMR"):
         size = tmr_size(units, firmware)
         kind, name = facts.SMU_FIRMWARE
@@ -308,6 +325,26 @@ def mode1_reset(units: Units) -> None:
         raise FirmwareSilent("the SMU ignores the mode1 reset", **units.smu.state())
 
 
+def psp_mode1_reset(units: Units) -> None:
+    """The same by the PSP's secure OS, for when the SMU does not answer."""
+    units.ih.stop()
+    _reset_chip(units, units.psp.strike_mode1)
+    if units.psp.alive():
+        raise FirmwareSilent("the PSP ignores the mode1 reset")
+
+
+def reset_whole_chip(units: Units) -> None:
+    """By the SMU, else by the PSP, else from the slot; raises what the slot says."""
+    for way in (mode1_reset, psp_mode1_reset):
+        try:
+            way(units)
+        except (FirmwareSilent, FirmwareRejected, NotSupported) as error:
+            log.info("%s", error)
+        else:
+            return
+    bus_reset(units)
+
+
 def bus_reset(units: Units) -> None:
     """Reset the chip from its slot; for when the SMU does not. Ends at the bootloader.
 
@@ -331,18 +368,19 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     for index, value in enumerate(bars):
         transport.config_write(_FIRST_BAR + 4 * index, value)
     transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
-    _wait_bootloader(chip)
+    _wait_bootloader(units)
 
 
 def after_power_loss(units: Units) -> None:
     """Take up a chip that lost its power, or was pulled out and plugged in again."""
     units.gmc.forget()
     enable_function(units.chip.transport)
-    _wait_bootloader(units.chip)
+    _wait_bootloader(units)
 
 
-def _wait_bootloader(chip: Chip) -> None:
-    """Wait until a chip that was reset can be booted."""
+def _wait_bootloader(units: Units) -> None:
+    """Wait until a chip that was reset can be booted, from the start."""
+    chip = units.chip
     facts = chip.facts
     wait_ifwi(chip)
     if chip.mp0.MP0_SMN_C2PMSG_81.read():
@@ -357,3 +395,4 @@ def _wait_bootloader(chip: Chip) -> None:
         )
     except UnitTimeout as error:
         raise FirmwareSilent("the chip does not come back", **error.facts) from error
+    units.psp.forget_components()

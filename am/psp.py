@@ -34,6 +34,7 @@ _ERROR = 0xFF
 # fence; DRAM training makes some boards slower.
 BOOTLOADER_LIMIT_S = 5.0
 FENCE_LIMIT_S = 5.0
+_NOTE, _COUNT = 0x75470000, 0xFF
 HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start something
 
 
@@ -49,6 +50,9 @@ class Psp:
         self.fence = carveout.psp_fence
         self.carveout = carveout
         self.fence_value = 0
+        # A register of a translation context that we keep off: nothing else uses it, it outlives a
+        # process, and every reset that takes the bootloader back clears it too.
+        self._note = chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32
         self.sleep: Callable[[float], None] = time.sleep
         self.limit_s = BOOTLOADER_LIMIT_S
         self._ids = constants("psp_gfx_if")
@@ -68,6 +72,21 @@ class Psp:
         state = int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())
         return bool(state & _ERROR) and state != ALL_ONES
 
+    def components_done(self) -> int:
+        """How many components a process of ours handed to the bootloader before it died; 0 for a
+        bootloader that is fresh. The bootloader itself does not tell, and goes on from there."""
+        note = int(self._note.read())
+        return note & _COUNT if note & ~_COUNT == _NOTE else 0
+
+    def note_component(self, position: int) -> None:
+        """Leave word that component `position` is being handed over. ORDER: before its command, as
+        from then on the bootloader does not take it a second time."""
+        self._note.write(_NOTE | position + 1)
+
+    def forget_components(self) -> None:
+        """Leave word that nothing was handed over."""
+        self._note.write(0)
+
     def load_component(self, name: str, command: int, image: bytes) -> None:
         """Hand `image` to the bootloader; FirmwareRejected or FirmwareSilent if it is not taken."""
         self._wait_bootloader(name, "ready")
@@ -82,9 +101,14 @@ class Psp:
         self._stage(image)
         mp0 = self.chip.mp0
         mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
-        before = mp0.MP0_SMN_C2PMSG_81.read()
+        before = int(mp0.MP0_SMN_C2PMSG_81.read())
         mp0.MP0_SMN_C2PMSG_35.write(command)
         self.sleep(HANDSHAKE_S)
+        self.wait_secure_os(name, before)
+
+    def wait_secure_os(self, name: str = "SOS", before: int = 0) -> None:
+        """Wait for the sign of life, which was `before`, of component `name` that was started."""
+        mp0 = self.chip.mp0
 
         def done(value: RegisterValue) -> bool:
             if value != before:
@@ -193,6 +217,15 @@ class Psp:
                 limit_s=self.limit_s,
                 state=error.facts.get("state"),
             ) from error
+
+    def strike_mode1(self) -> None:
+        """Ask for a reset of the whole chip, without waiting; FirmwareSilent if it cannot be asked.
+
+        Source: psp_gfx_if.h, and psp_v11_0.c for when the command may be sent. UNSURE: Linux sends
+        it to secure OS 3.1, 11 and 12 only; whether 13 obeys would be seen on a board.
+        """
+        self._wait_mailbox("ready for mode1", _STATUS)
+        self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_MODE1_RST)
 
     # ---- commands ----------------------------------------------------------------------------
 

@@ -61,13 +61,14 @@ def recover(device: AmDevice) -> None:
         ("pipe reset", _pipe_reset),
         ("soft reset", _soft_reset),
         ("mode1 reset", _mode1),
+        ("mode1 reset by the PSP", _psp_mode1),
         ("bus reset", _bus_reset),
     ]
     firmware_broken = isinstance(device.failure, FirmwareError | LinkError)
     if device.chip.lost():  # configuration space answers, the BARs do not: it was without power
         rungs = [("boot after power loss", _after_power_loss)]
     elif firmware_broken or device.units.smu.stuck or not _hubs_answer(device):
-        rungs = rungs[-2:]  # what is broken is not a queue
+        rungs = rungs[-3:]  # what is broken is not a queue
     for position, (name, climb) in enumerate(rungs):
         start = time.monotonic()
         try:
@@ -156,6 +157,12 @@ def _mode1(device: AmDevice) -> None:
     """Reset the chip through its SMU and boot it again."""
     _quiet(device)
     _boot_again(device, boot.mode1_reset)
+
+
+def _psp_mode1(device: AmDevice) -> None:
+    """The same by the secure OS."""
+    _quiet(device)
+    _boot_again(device, boot.psp_mode1_reset)
 
 
 def _bus_reset(device: AmDevice) -> None:

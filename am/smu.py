@@ -143,6 +143,11 @@ class Smu:
         except FirmwareRejected as error:
             log.warning("%s; it is off where the firmware does not know it", error)
 
+    def running(self) -> bool:
+        """Whether firmware was loaded and listens; says nothing of whether it still answers."""
+        flags = self.chip.bus.read32(self.chip.facts.SMU_FIRMWARE_FLAGS // 4)
+        return bool(flags & 1)
+
     def alive(self) -> bool:
         """Whether the SMU answers a test message."""
         try:

@@ -90,5 +90,8 @@ class ChipOptions:
     # Linux 6.12 gmc_v11_0_process_interrupt reads it twice.
     stale_fault_status: bool = False
     config_lost_on_mode1: bool = True
+    # Whether the secure OS obeys GFX_CTRL_CMD_ID_MODE1_RST (psp_gfx_if.h): Linux 6.12 uses it up to
+    # PSP 12 only, so a board's PSP 13 may not.
+    psp_mode1: bool = False
     launch_in_order: bool = False
     shader_core: Callable[[], ShaderCore] | None = None  # None: the core that runs gfx1100 code

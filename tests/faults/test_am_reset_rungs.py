@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from am import reset
+from am.chips.navi31 import facts
 from am.device import AmDevice
 from am.smu import BUSY
 from am.virtual.gpu import build_chip
+from am.virtual.options import ChipOptions
 from hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
@@ -23,7 +25,7 @@ Rung = Callable[[AmDevice], None]
 
 @pytest.fixture
 def chip() -> Iterator[Any]:
-    made = build_chip()
+    made = build_chip(ChipOptions(psp_mode1=True))
     yield made
     made.close()
 
@@ -37,6 +39,7 @@ def chip() -> Iterator[Any]:
         reset._pipe_reset,
         reset._soft_reset,
         reset._mode1,
+        reset._psp_mode1,
         reset._bus_reset,
     ],
 )
@@ -78,19 +81,26 @@ def test_the_mildest_rung_that_works_is_taken(chip: Any, caplog: pytest.LogCaptu
 
 
 def test_a_deaf_smu_needs_the_slot(chip: Any) -> None:
-    """Where the SMU ignores mode1 the chip is reset from its slot."""
+    """Where the SMU and the PSP ignore mode1 the chip is reset from its slot."""
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
         device.failure = FirmwareSilent("provoked by the test")
         chip.faults.mode1_ignored = True
         device.reset()
         report = [(step.name, step.worked) for step in device.reset_report]
-        assert report == [("mode1 reset", False), ("bus reset", True)]
+        assert report == [
+            ("mode1 reset", False),
+            ("mode1 reset by the PSP", False),
+            ("bus reset", True),
+        ]
         assert device.vram_lost
         check_runs(device, program, out, 4)
 
 
-def test_a_ladder_without_an_end_is_told_once(chip: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_ladder_without_an_end_is_told_once(
+    chip: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "IFWI_LIMIT_S", 0.2)
     caplog.set_level(logging.INFO, "am.reset")
     with opened(chip) as device:
         device.failure = FirmwareSilent("provoked by the test")
@@ -100,7 +110,8 @@ def test_a_ladder_without_an_end_is_told_once(chip: Any, caplog: pytest.LogCaptu
             device.reset()
         (told,) = caplog.records
         assert told.levelno == logging.ERROR
-        assert "mode1 reset failed, bus reset failed" in told.getMessage()
+        assert "mode1 reset failed" in told.getMessage()
+        assert "bus reset failed" in told.getMessage()
         chip.faults.ifwi_never = False
 
 

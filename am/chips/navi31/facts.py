@@ -158,4 +158,6 @@ SMU_FIRMWARE = (18, "smu")  # before the TMR on MP0 13.0.0 (Linux 6.12 amdgpu_ps
 SMU_DRIVER_IF_VERSION = 0x3D  # Linux 6.12 smu13_driver_if_v13_0_0.h; another only warns
 SMU_MODE1_SINCE = 0x4E2900  # firmware 78.41 (smu_v13_0_0_ppt.c)
 SMU_MODE1_MESSAGE = 0x2F  # PPSMC_MSG_Mode1Reset, smu_v13_0_0_ppsmc.h
+# SMN address of MP1_FIRMWARE_FLAGS, bit 0: the SMU's firmware listens (smu_v13_0_check_fw_status).
+SMU_FIRMWARE_FLAGS = 0x03B00000 | 0x03010024
 MODE1_QUIET_S = 0.5  # no MMIO this long after mode1 (Linux 6.12 smu_v13_0.c)

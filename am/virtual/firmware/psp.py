@@ -37,7 +37,7 @@ _STEPS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
 )
 # What the loader leaves in bits 7:0 when it refuses; UNSURE: AMD's numbers are not public.
 _WRONG_COMMAND, _WRONG_ORDER, _BAD_ADDRESS, _BAD_IMAGE = 0x11, 0x22, 0x33, 0x44
-_INIT_RING, _DESTROY_RINGS = 2, 3
+_INIT_RING, _DESTROY_RINGS, _MODE1 = 2, 3, 7
 _RING_BAD_SIZE, _RING_BAD_BASE, _RING_UNKNOWN = 0x0A, 0x0B, 0x100
 
 
@@ -175,6 +175,9 @@ class Psp(Block):
 
     def _controlled(self, command: int, base: int, size: int) -> None:
         status = 0
+        if command == _MODE1 and self.chip.options.psp_mode1:
+            self.chip.mode1_reset()
+            return
         if command == _DESTROY_RINGS:
             self._ring = None
         elif command == _INIT_RING:

@@ -367,6 +367,8 @@ def _refusal(name: str, command: int, number: int) -> Exception:
     """The error that a server's errno stands for."""
     title = Command(command).name
     reason = wire.errno_name(number)
+    if number == errno.EBUSY and command == Command.DEVICE_RESET:
+        return DeviceBusy(f"{name} cannot be reset: something else would be", holder="its server")
     if number == errno.EBUSY:
         return DeviceBusy(f"{name} has another client", holder="another process")
     if number in (errno.ENODEV, errno.ENXIO, errno.EIO):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from hcq.errors import (
     BadArgument,
     Closed,
+    DeviceBusy,
     DeviceLost,
     NotSupported,
     OutOfMemory,
@@ -190,6 +191,8 @@ class Session:
             raise Refused(errno.ENOTSUP, str(error)) from error
         except OutOfMemory as error:
             raise Refused(errno.ENOMEM, str(error)) from error
+        except DeviceBusy as error:
+            raise Refused(errno.EBUSY, str(error)) from error
         except (Closed, DeviceLost) as error:
             raise Refused(errno.ENODEV, str(error)) from error
 
