@@ -17,12 +17,12 @@ from hcq.config import Config, config
 from hcq.errors import UgpuError
 from hcq.transport import pci_function
 from hcq.transport.system import System
+from hcq.transport.vfio_container import ACCESS_REMEDY
 from tools import doctor_nvidia
 from tools.finding import Finding
 from tools.nvidia import NvidiaMachine
 from tools.pci import CHECKS
 
-VFIO_RULE = 'SUBSYSTEM=="vfio", OWNER="root", GROUP="vfio", MODE="0660"'
 SMALL_BAR = 256 << 20
 NVIDIA = 0x10DE
 
@@ -183,9 +183,7 @@ class Doctor:
                 "vfio access",
                 "missing",
                 "/dev/vfio/vfio may not be opened by this user",
-                f"echo '{VFIO_RULE}' | sudo tee /etc/udev/rules.d/70-vfio.rules && "
-                "sudo groupadd -f vfio && sudo usermod -aG vfio $USER && "
-                "sudo udevadm control --reload && sudo udevadm trigger   # then log in again",
+                ACCESS_REMEDY,
             )
         else:
             yield Finding("vfio access", "ok", "/dev/vfio/vfio may be opened")
@@ -231,6 +229,10 @@ class Doctor:
         check = f"pci:{function.address}"
         if function.driver == "vfio-pci":
             yield Finding(check, "ok", "bound to vfio-pci")
+            node = self.root / f"dev/vfio/{function.group}"
+            if node.exists() and not os.access(node, os.R_OK | os.W_OK):
+                what = f"/dev/vfio/{function.group}, its group's node, may not be opened"
+                yield Finding(check, "missing", f"{what} by this user", ACCESS_REMEDY)
         else:
             holder = "unbound"
             if function.driver is not None:
@@ -295,6 +297,7 @@ def bind(function: PciFunction) -> str:
     path = f"/sys/bus/pci/devices/{function.address}"
     unbind = f"echo {function.address} > {path}/driver/unbind; " if function.driver else ""
     return (
+        f"sudo ugpu bind pci:{function.address}   # or by hand: "
         f"sudo sh -c 'modprobe vfio-pci; echo vfio-pci > {path}/driver_override; {unbind}"
         f"echo {function.address} > /sys/bus/pci/drivers_probe'"
     )
