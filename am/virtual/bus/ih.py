@@ -92,6 +92,15 @@ class InterruptHandler(Block):
         self._wptr = value & _OFFSET
         self._show()
 
+    def doorbell(self, dword: int, value: int) -> bool:
+        """Take the read pointer from a doorbell; see block.DoorbellTarget."""
+        wanted = self.fields("IH_DOORBELL_RPTR")
+        if not wanted.ENABLE or dword != wanted.OFFSET:
+            return False
+        self.chip.space.poke(self._rptr_index, value & 0xFFFF_FFFF)
+        self._read_pointer(value & 0xFFFF_FFFF)
+        return True
+
     def _read_pointer(self, value: int) -> None:
         ring = self._ring or self._look()
         if value % ENTRY or value >= ring.size:

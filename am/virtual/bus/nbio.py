@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 _REMAP_DEFAULT = 0x385C  # byte offset of HDP_MEM_COHERENCY_FLUSH_CNTL itself
 _FLUSH_UNITS = 0xFFFF_FFFF
-_GFX_PORT, _SDMA_PORT = 0, 2
+_GFX_PORT, _IH_PORT, _SDMA_PORT = 0, 1, 2
 # What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values go to nobody. The
 # port with a bounded range comes first.
-_TARGETS = {_SDMA_PORT: (0xE, 3), _GFX_PORT: (3, 3)}
+_TARGETS = {_SDMA_PORT: (0xE, 3), _IH_PORT: (0, 0), _GFX_PORT: (3, 3)}
 
 
 class Nbio(Block):
@@ -162,6 +162,8 @@ class Nbio(Block):
     def _deliver(self, port: int, dword: int, value: int) -> bool:
         if port == _SDMA_PORT:
             return any(engine.doorbell(dword, value) for engine in self.chip.sdma)
+        if port == _IH_PORT:
+            return self.chip.ih.doorbell(dword, value)
         return (
             port == _GFX_PORT and self.chip.gfx is not None and self.chip.gfx.doorbell(dword, value)
         )

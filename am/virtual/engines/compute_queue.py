@@ -1,4 +1,4 @@
-"""One active compute queue: fetches its ring, runs packets, keeps pointers, hangs as it may.
+"""One active queue: fetches its ring, runs packets, keeps pointers, hangs as it may.
 
 A queue lives from CP_HQD_ACTIVE 0 -> 1 until it is dequeued or reset. It has a thread of its own,
 so a queue that waits for memory holds up no other (the MEC switches queues there). Sources: Linux
@@ -12,17 +12,17 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from am.virtual.engines import transfer
 from am.virtual.engines.dispatch import BadDispatch
 from am.virtual.engines.engine import Worker
 from am.virtual.engines.pm4 import BadPacket, PrivilegedRegister
-from am.virtual.engines.pm4_execute import Executor
 from am.virtual.shader import Dispatch, Ending, Outcome
 from hcq.emu.memory import Abort
 
 if TYPE_CHECKING:
+    from am.virtual.engines.graphics import GraphicsSlot
     from am.virtual.engines.hqd import Slot
     from am.virtual.engines.mec import Mec
 
@@ -48,6 +48,18 @@ class Hang(Exception):
     """The queue stops for good: only a reset of its waves or of its pipe frees it."""
 
 
+class Runner(Protocol):
+    """What runs the words of a ring: PM4 packets, or what the MES takes."""
+
+    consumed: int  # dwords of the words being run that are done with
+    stale: str  # since when the shader caches may be behind memory
+    depth: int  # 1 inside an indirect buffer
+
+    def run(self, words: Sequence[int]) -> int:
+        """Execute what is whole; see Executor.run."""
+        ...
+
+
 @dataclass(frozen=True)
 class QueueSetup:
     """What activation latched from the HQD registers. Addresses virtual, sizes in dwords."""
@@ -67,7 +79,9 @@ class QueueSetup:
 class ComputeQueue:
     """Implements Surroundings; all but `ring`, `drain_out`, `kill` runs on its own thread."""
 
-    def __init__(self, mec: Mec, slot: Slot, setup: QueueSetup, rptr: int, wptr: int) -> None:
+    def __init__(
+        self, mec: Mec, slot: Slot | GraphicsSlot, setup: QueueSetup, rptr: int, wptr: int
+    ) -> None:
         self.mec = mec
         self.slot = slot
         self.setup = setup
@@ -85,9 +99,9 @@ class ComputeQueue:
         self.eop_wptr = 0
         self._pending: deque[tuple[Dispatch, int]] = deque()
         self._chip = mec.chip
-        self._executor = Executor(self)
+        self._executor = slot.executor(self)
         self.worker = Worker(
-            f"mec-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.violation
+            f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.violation
         )
 
     def __repr__(self) -> str:
@@ -136,7 +150,7 @@ class ComputeQueue:
     # ---- the thread ---------------------------------------------------------------------------
 
     def _step(self) -> float | None:
-        if self.hung or self.done or not self.mec.running(self.slot.pipe):
+        if self.hung or self.done or not self.slot.running():
             return None
         try:
             return self._serve()
@@ -203,8 +217,7 @@ class ComputeQueue:
             self.mec.interrupt(self, source, field, bad.header)
 
     def _violation(self, text: str) -> None:
-        slot = self.slot
-        self._chip.violation(f"compute queue {slot.me}.{slot.pipe}.{slot.queue}: {text}")
+        self._chip.violation(f"{self.slot.name}: {text}")
 
     # ---- Surroundings: memory and registers ---------------------------------------------------
 
@@ -337,6 +350,8 @@ class ComputeQueue:
     def end_of_pipe(self, address: int, data: bytes) -> None:
         """Write the entry that end-of-pipe processing keeps in the EOP buffer."""
         setup = self.setup
+        if not setup.eop_base:
+            return  # a graphics queue has no such buffer
         entry = struct.pack("<Q8s16x", address, data)
         place = setup.eop_base + self.eop_wptr
         with self._chip.lock:

@@ -7,9 +7,9 @@ registers), gfx_v11_0.c (values of a compute MQD, order of activation).
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from am.virtual.engines.compute_queue import CLIENT_CPC, ComputeQueue, QueueSetup
+from am.virtual.engines.compute_queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
 
 if TYPE_CHECKING:
     from am.virtual.engines.mec import Mec
@@ -19,6 +19,7 @@ MQD_DWORDS = 512
 MQD_FIRST_HQD = 128  # dwords 128..183 mirror CP_MQD_BASE_ADDR..CP_HQD_PQ_WPTR_HI
 MQD_LAST_HQD = 183
 MQD_RPTR, MQD_WPTR = 138, 182
+POINTERS = ("CP_HQD_PQ_RPTR", "CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
 
 # The MQD keeps a queue's compute registers; CP loads them when it connects the queue. Dword of the
 # MQD of each (v11_structs.h). Those a dispatch sets anew are left out.
@@ -64,15 +65,36 @@ LIVE = frozenset(
 )
 
 
+class Unit(Protocol):
+    """The engine whose pipes serve queues: MEC, MES or the graphics engine."""
+
+    name: str
+    needs_eop: bool  # its queues have a buffer for end-of-pipe events
+
+    def running(self, pipe: int) -> bool:
+        """The pipe executes its firmware."""
+        ...
+
+    def executor(self, queue: ComputeQueue) -> Runner:
+        """Make what runs the packets of a queue of this unit."""
+        ...
+
+    def interrupt_control(self, pipe: int) -> str:
+        """The register that enables the interrupts of a pipe."""
+        ...
+
+
 class Slot:
     """One queue slot of a pipe. All methods run with the chip's lock held."""
 
-    def __init__(self, mec: Mec, me: int, pipe: int, queue: int) -> None:
+    def __init__(self, mec: Mec, unit: Unit, me: int, pipe: int, queue: int) -> None:
         self.mec = mec
+        self.unit = unit
         self.me = me
         self.pipe = pipe
         self.queue = queue
         self.ring_id = me << 2 | pipe | queue << 4  # as interrupt entries name it
+        self.name = f"{unit.name} queue {me}.{pipe}.{queue}"
         self.values: dict[str, int] = {}
         self.sh: list[int] = []
         self.active: ComputeQueue | None = None
@@ -91,7 +113,7 @@ class Slot:
         self.sh = self.mec.sh_registers.power_on()
 
     def _flag(self, text: str) -> None:
-        self.mec.chip.violation(f"compute queue {self.me}.{self.pipe}.{self.queue}: {text}")
+        self.mec.chip.violation(f"{self.name}: {text}")
 
     def _field(self, register: str, field: str) -> int:
         value = self.mec.chip.space.register("gc", register).decode(self.values.get(register, 0))
@@ -99,6 +121,19 @@ class Slot:
 
     def _wide(self, low: str, high: str) -> int:
         return self.values.get(low, 0) | self.values.get(high, 0) << 32
+
+    def running(self) -> bool:
+        """The slot's pipe executes its firmware."""
+        return self.unit.running(self.pipe)
+
+    def executor(self, queue: ComputeQueue) -> Runner:
+        """Make what runs the packets of the slot's queue."""
+        return self.unit.executor(queue)
+
+    def doorbell(self) -> int:
+        """Return the dword of the doorbell, -1 without one."""
+        control = self.values.get("CP_HQD_PQ_DOORBELL_CONTROL", 0)
+        return control >> 2 & 0x3FF_FFFF if control >> 30 & 1 else -1
 
     def error(self, field: str) -> None:
         """Set a bit of CP_HQD_ERROR."""
@@ -177,14 +212,14 @@ class Slot:
             self._flag(f"activated with a ring of {size} dwords")
         if base == 0:
             self._flag("activated without a ring")
-        if eop == 0:
+        if eop == 0 and self.unit.needs_eop:
             self._flag("activated without an EOP buffer")
         if report & 3 or poll & 7:
             self._flag(f"pointer addresses {report:#x}, {poll:#x} are not aligned")
         if self._field("CP_HQD_PQ_CONTROL", "SLOT_BASED_WPTR"):
             self._flag("SLOT_BASED_WPTR: AQL queues are not modelled")
         if not self._field("CP_HQD_PQ_DOORBELL_CONTROL", "DOORBELL_EN"):
-            self.mec.chip.notes.append("compute queue activated without its doorbell")
+            self.mec.chip.notes.append(f"{self.name} activated without its doorbell")
         return QueueSetup(
             vmid=self._field("CP_HQD_VMID", "VMID"),
             base=base,
@@ -197,6 +232,38 @@ class Slot:
             privileged=bool(self._field("CP_HQD_PQ_CONTROL", "PRIV_STATE")),
             kernel=bool(self._field("CP_HQD_PQ_CONTROL", "KMD_QUEUE")),
         )
+
+    def map(self, mqd: int, wptr: int) -> None:
+        """Load the whole slot from a queue descriptor and activate it, as KIQ and MES do.
+
+        The write pointer is read from memory at `wptr`. Both addresses are of VMID 0.
+        """
+        hub = self.mec.chip.gc
+        data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
+        if fault is not None:
+            self._flag(f"MQD at {mqd:#x} cannot be read")
+            return
+        if self.active is not None:
+            self._flag("mapped while a queue is in the slot")
+            self.active.kill()
+            self.retire()
+        words = struct.unpack(f"<{MQD_DWORDS}I", data)
+        for dword in range(MQD_FIRST_HQD, MQD_LAST_HQD + 1):
+            owner = self.mec.chip.space.owner(
+                self.mec.index("CP_MQD_BASE_ADDR") + dword - MQD_FIRST_HQD
+            )
+            if owner is not None and owner[1].name not in ("CP_HQD_ACTIVE", *POINTERS):
+                self.values[owner[1].name] = words[dword]
+        if self._mqd_address() != mqd:
+            self._flag(f"MQD at {mqd:#x} says that it is at {self._mqd_address():#x}")
+        pointer, fault = hub.read(0, wptr, 8, CLIENT_CPC)
+        if fault is not None:
+            self._flag(f"write pointer at {wptr:#x} cannot be read")
+            return
+        self.values["CP_HQD_PQ_RPTR"] = words[MQD_RPTR]
+        low, high = struct.unpack("<II", pointer)
+        self.values["CP_HQD_PQ_WPTR_LO"], self.values["CP_HQD_PQ_WPTR_HI"] = low, high
+        self._activate()
 
     def _mqd_address(self) -> int:
         return self._wide("CP_MQD_BASE_ADDR", "CP_MQD_BASE_ADDR_HI")
@@ -231,6 +298,10 @@ class Slot:
 
     # ---- dequeue ------------------------------------------------------------------------------
 
+    def unmap(self, *, reset: bool) -> None:
+        """Take the queue out, as KIQ and MES do: drained, or with its waves reset."""
+        self._dequeue(2 if reset else 1)
+
     def _dequeue(self, request: int) -> None:
         """Take a DEQUEUE_REQ: 1 drains, 2 resets the waves; both finish later."""
         queue = self.active
@@ -239,7 +310,7 @@ class Slot:
         if request == 1:
             queue.drain_out()
         elif request == 2:
-            if self.mec.running(self.pipe):
+            if self.running():
                 queue.kill()
                 self.mec.later(lambda: self._dequeued(queue))
         else:
@@ -263,7 +334,7 @@ class Slot:
         """Take the queue out of the slot; its pointers stay in the registers."""
         queue = self.active
         assert queue is not None
-        for name in ("CP_HQD_PQ_RPTR", "CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI"):
+        for name in POINTERS:
             self.values[name] = self.read(name)
         self.values["CP_HQD_ACTIVE"] = 0
         self.values["CP_HQD_DEQUEUE_REQUEST"] = 0

@@ -11,10 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
-from am.virtual.engines.compute_queue import GRBM_CP, ComputeQueue
+from am.virtual.engines import mes
+from am.virtual.engines.compute_queue import GRBM_CP, ComputeQueue, Runner
 from am.virtual.engines.dispatch import Launcher, ShRegisters
 from am.virtual.engines.engine import MemoryWritten
+from am.virtual.engines.graphics import Graphics
 from am.virtual.engines.hqd import Slot
+from am.virtual.engines.mes import Mes
+from am.virtual.engines.pm4_execute import Executor
 from am.virtual.engines.shaders import ShaderArray
 from am.virtual.firmware.images import MEC_START
 
@@ -32,6 +36,9 @@ SOURCE_STRAY_DOORBELL = 200
 class Mec(Block):
     """Owns the queue slots. `gfx` holds the selects and knows whether the RLC is up."""
 
+    name = "compute"
+    needs_eop = True
+
     def __init__(self, gfx: Gfx, array: ShaderArray) -> None:
         super().__init__(gfx.chip, "gc")
         self.gfx = gfx
@@ -41,8 +48,10 @@ class Mec(Block):
         self.launcher = Launcher(self.sh_registers)
         self.retired: list[ComputeQueue] = []  # to be joined at close
         self.slots = [
-            [Slot(self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)
+            [Slot(self, self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)
         ]
+        self.scheduler = Mes(self)
+        self.graphics = Graphics(self)
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
         self._install()
@@ -77,6 +86,8 @@ class Mec(Block):
         """Lose all queues; the pipes are halted."""
         for slot in self._all():
             slot.reset()
+        self.scheduler.reset(scope)
+        self.graphics.reset(scope)
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
         self.set("CP_MEC_RS64_CNTL", RS64_HALTED)
@@ -101,7 +112,11 @@ class Mec(Block):
             queue.worker.join()
 
     def _all(self) -> list[Slot]:
-        return [slot for pipe in self.slots for slot in pipe]
+        return [slot for pipe in self.slots for slot in pipe] + self.scheduler.slots
+
+    def executor(self, queue: ComputeQueue) -> Runner:
+        """A compute queue takes PM4 packets."""
+        return Executor(queue)
 
     def retired_one(self, queue: ComputeQueue) -> None:
         """Keep a queue that left its slot until its thread has ended."""
@@ -122,6 +137,8 @@ class Mec(Block):
         select = self.gfx.select
         if select.MEID == ME and select.QUEUEID < QUEUES:
             return self.slots[select.PIPEID][select.QUEUEID]
+        if select.MEID == mes.ME and select.PIPEID < mes.PIPES and select.QUEUEID == 0:
+            return self.scheduler.slots[select.PIPEID]
         if value is not None:
             self.chip.violation(
                 f"{name} written with {value:#x} while GRBM_GFX_CNTL selects me {select.MEID} "
@@ -173,6 +190,10 @@ class Mec(Block):
     def polls(self) -> bool:
         """Write pointers are polled from memory."""
         return bool(self.get("CP_PQ_WPTR_POLL_CNTL") >> 31)
+
+    def interrupt_control(self, pipe: int) -> str:
+        """The register that enables the interrupts of a pipe."""
+        return f"CP_ME1_PIPE{pipe}_INT_CNTL"
 
     def _start_address(self, value: int) -> None:
         if self.gfx.select.MEID == ME:
@@ -231,13 +252,14 @@ class Mec(Block):
         byte = dword * 4
         lower = self.get("CP_MEC_DOORBELL_RANGE_LOWER") & 0xFFC
         upper = self.get("CP_MEC_DOORBELL_RANGE_UPPER") & 0xFFC
+        if self.graphics.doorbell(dword, value):
+            return True
         if not lower <= byte <= upper or not self.fields("CP_PQ_STATUS").DOORBELL_ENABLE:
             return False
         hit = False
         for slot in self._all():
-            control = slot.values.get("CP_HQD_PQ_DOORBELL_CONTROL", 0)
-            if control >> 30 & 1 and control >> 2 & 0x3FFFFFF == dword:
-                slot.values["CP_HQD_PQ_DOORBELL_CONTROL"] = control | 1 << 31
+            if slot.doorbell() == dword:
+                slot.values["CP_HQD_PQ_DOORBELL_CONTROL"] |= 1 << 31
                 if slot.active is not None:
                     slot.active.ring(value)
                     hit = True
@@ -255,12 +277,14 @@ class Mec(Block):
 
     def queues(self) -> list[ComputeQueue]:
         """All active queues."""
-        return [slot.active for slot in self._all() if slot.active is not None]
+        return [
+            slot.active for slot in (*self._all(), self.graphics.slot) if slot.active is not None
+        ]
 
     def interrupt(self, queue: ComputeQueue, source: int, enable: str, data: int) -> None:
         """Raise a CP interrupt if CP_ME1_PIPEn_INT_CNTL enables it; CPC_INT_STATUS notes it."""
         self.set("CPC_INT_STATUS", **{f"{enable}_STATUS": 1})
-        control = self.fields(f"CP_ME1_PIPE{queue.slot.pipe}_INT_CNTL")
+        control = self.fields(queue.slot.unit.interrupt_control(queue.slot.pipe))
         if control[f"{enable}_ENABLE"]:
             self.chip.ih.raise_interrupt(
                 GRBM_CP, source, ring_id=queue.slot.ring_id, vmid=queue.vmid, data=(data, 0, 0, 0)

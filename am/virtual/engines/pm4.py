@@ -1,4 +1,7 @@
-"""Decode PM4 type-3 packets of a compute queue, strictly: what the MEC would choke on is refused.
+"""Decode PM4 type-3 packets strictly: what the command processor would choke on is refused.
+
+The formats here are those that a compute queue takes; other queues take more (pm4_kernel.py,
+pm4_graphics.py).
 
 Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/nvd.h (opcodes, bit positions), gfx_v11_0.c (what the
 kernel emits on GFX11), Mesa src/amd/common/sid.h (GLK bits of RELEASE_MEM). Payload layouts are
@@ -7,7 +10,7 @@ given as the number of dwords after the header and, per dword, the bits that mus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ALL = 0xFFFF_FFFF
@@ -77,7 +80,7 @@ class PacketFormat:
     repeats: bool = False  # `reserved` names the leading dwords only; the rest is free data
 
 
-def _free(*allowed: tuple[int, int]) -> int:
+def free(*allowed: tuple[int, int]) -> int:
     """The bits outside the fields [(lsb, width), ...]."""
     mask = 0
     for lsb, width in allowed:
@@ -85,39 +88,37 @@ def _free(*allowed: tuple[int, int]) -> int:
     return ALL & ~mask
 
 
-_ADDRESS_HI = _free((0, 16))  # 48-bit addresses
-_LOW_4 = 0x3  # must be 4-byte aligned
+ADDRESS_HI = free((0, 16))  # 48-bit addresses
+LOW_4 = 0x3  # must be 4-byte aligned
 
 _FORMATS = (
     PacketFormat("NOP", NOP, 1, MAXIMUM_COUNT, (), repeats=True),
     PacketFormat("DISPATCH_DIRECT", DISPATCH_DIRECT, 4, 4, (0, 0, 0, 0)),
-    PacketFormat("DISPATCH_INDIRECT", DISPATCH_INDIRECT, 3, 3, (_LOW_4, _ADDRESS_HI, 0)),
+    PacketFormat("DISPATCH_INDIRECT", DISPATCH_INDIRECT, 3, 3, (LOW_4, ADDRESS_HI, 0)),
     PacketFormat(
         "ATOMIC_MEM",
         ATOMIC_MEM,
         8,
         8,
         (
-            _free((0, 7), (8, 4), (25, 2), (30, 2)),
-            _LOW_4,
-            _ADDRESS_HI,
+            free((0, 7), (8, 4), (25, 2), (30, 2)),
+            LOW_4,
+            ADDRESS_HI,
             0,
             0,
             0,
             0,
-            _free((0, 13)),
+            free((0, 13)),
         ),
     ),
-    PacketFormat(
-        "COND_EXEC", COND_EXEC, 4, 4, (_LOW_4, _ADDRESS_HI, _free((28, 4)), _free((0, 14)))
-    ),
-    PacketFormat("PRED_EXEC", PRED_EXEC, 1, 1, (_free((0, 14), (24, 8)),)),
+    PacketFormat("COND_EXEC", COND_EXEC, 4, 4, (LOW_4, ADDRESS_HI, free((28, 4)), free((0, 14)))),
+    PacketFormat("PRED_EXEC", PRED_EXEC, 1, 1, (free((0, 14), (24, 8)),)),
     PacketFormat(
         "WRITE_DATA",
         WRITE_DATA,
         4,
         MAXIMUM_COUNT,
-        (_free((8, 4), (16, 1), (20, 1), (25, 2), (30, 2)), 0, _ADDRESS_HI),
+        (free((8, 4), (16, 1), (20, 1), (25, 2), (30, 2)), 0, ADDRESS_HI),
         repeats=True,
     ),
     PacketFormat(
@@ -125,14 +126,14 @@ _FORMATS = (
         WAIT_REG_MEM,
         6,
         6,
-        (_free((0, 3), (4, 4), (8, 2), (25, 2)), 0, 0, 0, 0, _free((0, 16), (31, 1))),
+        (free((0, 3), (4, 4), (8, 2), (25, 2)), 0, 0, 0, 0, free((0, 16), (31, 1))),
     ),
     PacketFormat(
         "INDIRECT_BUFFER",
         INDIRECT_BUFFER,
         3,
         3,
-        (_LOW_4, _ADDRESS_HI, _free((0, 21), (21, 1), (23, 1), (24, 4), (28, 2), (30, 2))),
+        (LOW_4, ADDRESS_HI, free((0, 21), (21, 1), (23, 1), (24, 4), (28, 2), (30, 2))),
     ),
     PacketFormat(
         "COPY_DATA",
@@ -140,24 +141,24 @@ _FORMATS = (
         5,
         5,
         (
-            _free((0, 4), (8, 4), (13, 2), (16, 1), (20, 1), (25, 2), (29, 3)),
+            free((0, 4), (8, 4), (13, 2), (16, 1), (20, 1), (25, 2), (29, 3)),
             0,
             0,
             0,
-            _ADDRESS_HI,
+            ADDRESS_HI,
         ),
     ),
-    PacketFormat("EVENT_WRITE", EVENT_WRITE, 1, 1, (_free((0, 6), (8, 4), (31, 1)),)),
+    PacketFormat("EVENT_WRITE", EVENT_WRITE, 1, 1, (free((0, 6), (8, 4), (31, 1)),)),
     PacketFormat(
         "RELEASE_MEM",
         RELEASE_MEM,
         7,
         7,
         (
-            _free((0, 6), (8, 4), (12, 12), (24, 1), (25, 2), (28, 1), (30, 1)),
-            _free((16, 2), (24, 3), (29, 3)),
-            _LOW_4,
-            _ADDRESS_HI,
+            free((0, 6), (8, 4), (12, 12), (24, 1), (25, 2), (28, 1), (30, 1)),
+            free((16, 2), (24, 3), (29, 3)),
+            LOW_4,
+            ADDRESS_HI,
             0,
             0,
             0,
@@ -171,11 +172,11 @@ _FORMATS = (
         (
             ALL,  # COHER_CNTL has no defined action since GFX10: GCR_CNTL replaces it
             0,
-            _free((0, 24)),
+            free((0, 24)),
             0,
-            _free((0, 24)),
-            _free((0, 16)),
-            _free((0, 19)),
+            free((0, 24)),
+            free((0, 16)),
+            free((0, 19)),
         ),
     ),
     PacketFormat(
@@ -183,11 +184,11 @@ _FORMATS = (
         DMA_DATA,
         6,
         6,
-        (_free((0, 1), (13, 2), (20, 2), (25, 2), (29, 3)), 0, 0, 0, 0, 1 << 31),
+        (free((0, 1), (13, 2), (20, 2), (25, 2), (29, 3)), 0, 0, 0, 0, 1 << 31),
     ),
-    PacketFormat("SET_SH_REG", SET_SH_REG, 2, MAXIMUM_COUNT, (_free((0, 16)),), repeats=True),
+    PacketFormat("SET_SH_REG", SET_SH_REG, 2, MAXIMUM_COUNT, (free((0, 16)),), repeats=True),
     PacketFormat(
-        "SET_UCONFIG_REG", SET_UCONFIG_REG, 2, MAXIMUM_COUNT, (_free((0, 16)),), repeats=True
+        "SET_UCONFIG_REG", SET_UCONFIG_REG, 2, MAXIMUM_COUNT, (free((0, 16)),), repeats=True
     ),
     PacketFormat(
         "WAIT_REG_MEM64",
@@ -195,14 +196,14 @@ _FORMATS = (
         8,
         8,
         (
-            _free((0, 3), (4, 4), (8, 2), (25, 2)),
+            free((0, 3), (4, 4), (8, 2), (25, 2)),
             0x7,
-            _ADDRESS_HI,
+            ADDRESS_HI,
             0,
             0,
             0,
             0,
-            _free((0, 16), (31, 1)),
+            free((0, 16), (31, 1)),
         ),
     ),
 )
@@ -216,7 +217,7 @@ ONE_DWORD_NOP = (TYPE3 << 30) | (MAXIMUM_COUNT << 16) | (NOP << 8)
 def payload_length(header: int) -> int:
     """Return how many dwords follow `header`. Raises BadPacket unless it is a sound type 3."""
     if header >> 30 != TYPE3:
-        raise BadPacket(f"packet type {header >> 30} on a compute queue", header)
+        raise BadPacket(f"packet type {header >> 30}: queues take type 3", header)
     if header & ~SHADER_TYPE == ONE_DWORD_NOP:
         return 0
     if header & 0xFD:
@@ -224,10 +225,12 @@ def payload_length(header: int) -> int:
     return ((header >> 16) & MAXIMUM_COUNT) + 1
 
 
-def check(header: int, words: Sequence[int], start: int) -> PacketFormat:
+def check(
+    header: int, words: Sequence[int], start: int, formats: Mapping[int, PacketFormat] = FORMATS
+) -> PacketFormat:
     """Check the packet whose payload begins at words[start]; return its format."""
     opcode = (header >> 8) & 0xFF
-    entry = FORMATS.get(opcode)
+    entry = formats.get(opcode)
     if entry is None:
         if opcode in NOT_MODELLED:
             raise BadPacket(f"{NOT_MODELLED[opcode]} is not modelled", header)

@@ -1,4 +1,4 @@
-"""Execute the PM4 packets of one compute queue.
+"""Execute the PM4 packets of one queue: those that compute queues take.
 
 Shader waves run beside the command processor: a dispatch is queued and runs at the latest when a
 packet waits for it (CS_PARTIAL_FLUSH, RELEASE_MEM), when a wait is not met yet, or when the queue
@@ -10,11 +10,12 @@ types.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from am.virtual.engines import atomics, pm4
 from am.virtual.engines.engine import clock_ticks
-from am.virtual.engines.pm4 import BadPacket, PrivilegedRegister
+from am.virtual.engines.pm4 import BadPacket, PacketFormat, PrivilegedRegister
 from am.virtual.engines.pm4_surroundings import Surroundings
 
 CS_PARTIAL_FLUSH = 0x07
@@ -60,6 +61,10 @@ class Executor:
     many dwords after the packet are to be skipped.
     """
 
+    formats: ClassVar[Mapping[int, PacketFormat]] = pm4.FORMATS
+    valid_bit = IB_VALID  # without which a queue takes no INDIRECT_BUFFER
+    engines = 1  # values of ENGINE_SEL: a compute queue has one engine, a graphics queue ME and PFP
+
     def __init__(self, around: Surroundings) -> None:
         self.around = around
         self.vmid = around.vmid  # of the packets being executed
@@ -70,7 +75,16 @@ class Executor:
         self.consumed = 0  # dwords of the words being run that are done with
         self._chained: tuple[int, int] | None = None  # address and size of the next buffer
         self._table: dict[int, tuple[int, int, tuple[tuple[int, int], ...], Handler]] = {}
-        handlers: dict[int, Handler] = {
+        for opcode, handler in self.handlers().items():
+            entry = self.formats[opcode]
+            masks = tuple((at, mask) for at, mask in enumerate(entry.reserved) if mask)
+            # The key is the header without its count: reserved header bits miss the table.
+            key = (pm4.TYPE3 << 30) | (opcode << 8)
+            self._table[key] = (entry.minimum, entry.maximum, masks, handler)
+
+    def handlers(self) -> dict[int, Handler]:
+        """What executes each opcode; kinds of queues that take more packets add theirs."""
+        return {
             pm4.NOP: self._nop,
             pm4.DISPATCH_DIRECT: self._dispatch_direct,
             pm4.DISPATCH_INDIRECT: self._dispatch_indirect,
@@ -89,12 +103,6 @@ class Executor:
             pm4.SET_SH_REG: self._set_sh_reg,
             pm4.SET_UCONFIG_REG: self._set_uconfig_reg,
         }
-        for opcode, handler in handlers.items():
-            entry = pm4.FORMATS[opcode]
-            masks = tuple((at, mask) for at, mask in enumerate(entry.reserved) if mask)
-            # The key is the header without its count: reserved header bits miss the table.
-            key = (pm4.TYPE3 << 30) | (opcode << 8)
-            self._table[key] = (entry.minimum, entry.maximum, masks, handler)
 
     def run(self, words: Sequence[int]) -> int:
         """Execute the whole packets in `words`; return how many dwords were consumed.
@@ -112,7 +120,7 @@ class Executor:
             entry = table.get(header & 0xC000_FFFD)
             if entry is None:
                 pm4.payload_length(header)
-                pm4.check(header, words, at + 1)
+                pm4.check(header, words, at + 1, self.formats)
                 raise BadPacket("packet cannot be executed", header)
             minimum, maximum, masks, handler = entry
             count = ((header >> 16) & pm4.MAXIMUM_COUNT) + 1
@@ -123,14 +131,14 @@ class Executor:
                 self.consumed = at
                 continue
             if not minimum <= count <= maximum:
-                pm4.check(header, words, at + 1)
+                pm4.check(header, words, at + 1, self.formats)
             payload = at + 1
             after = payload + count
             if after > end:
                 break
             for position, mask in masks:
                 if words[payload + position] & mask:
-                    pm4.check(header, words, payload)
+                    pm4.check(header, words, payload, self.formats)
             self.packets += 1
             skip = handler(words, payload, count)
             at = after
@@ -193,8 +201,8 @@ class Executor:
         data = words[at + 3 : at + count]
         destination = (control >> 8) & 0xF
         one_address = bool(control & 1 << 16)
-        if control >> 30:
-            raise BadPacket("WRITE_DATA by an engine that a compute queue lacks", words[at - 1])
+        if control >> 30 >= self.engines:
+            raise BadPacket("WRITE_DATA by an engine that the queue lacks", words[at - 1])
         if destination == 0:
             for number, value in enumerate(data):
                 index = address if one_address else address + number
@@ -217,8 +225,8 @@ class Executor:
         source = words[at + 1] | words[at + 2] << 32
         destination = words[at + 3] | words[at + 4] << 32
         header = words[at - 1]
-        if control >> 30:
-            raise BadPacket("COPY_DATA by an engine that a compute queue lacks", header)
+        if control >> 30 >= self.engines:
+            raise BadPacket("COPY_DATA by an engine that the queue lacks", header)
         if source_kind in (1, 2):
             if source % size:
                 raise BadPacket(f"COPY_DATA of {size} bytes from {source:#x}, not aligned", header)
@@ -319,7 +327,7 @@ class Executor:
         compare = _COMPARE[control & 7]
         space, operation, engine = control >> 4 & 3, control >> 6 & 3, control >> 8 & 3
         reference, mask = words[at + 3], words[at + 4]
-        if compare is None or space > 1 or operation > 1 or engine:
+        if compare is None or space > 1 or operation > 1 or engine >= self.engines:
             raise BadPacket(f"WAIT_REG_MEM control {control:#x}", header)
         if operation == 1:
             if space:
@@ -363,7 +371,7 @@ class Executor:
         header, control = words[at - 1], words[at + 2]
         address = words[at] | words[at + 1] << 32
         size = control & 0xFFFFF
-        if not control & IB_VALID:
+        if control & self.valid_bit != self.valid_bit:
             raise BadPacket("INDIRECT_BUFFER without VALID", header)
         if not size:
             raise BadPacket("INDIRECT_BUFFER of no dwords", header)

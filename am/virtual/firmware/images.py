@@ -17,6 +17,7 @@ _DIGEST = 256  # room for it; the digest itself has 64 bytes
 _MAGIC = b"$PS1"
 _KEY = b"virtual navi31: the vendor's key"
 _ARRAY = 256  # ucode_array_offset_bytes of all these files
+VERSION = 0x0013_0042  # of all images
 MEC_START = 0x3000  # byte address at which the MEC's program begins (ucode_start_addr)
 # Bootloader components: (kind, fw_type in the SOS container, bytes of body).
 BOOT_PARTS = (
@@ -69,7 +70,7 @@ class _Maker:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def image(self, kind: str, size: int, version: int = 0x00130042) -> bytes:
+    def image(self, kind: str, size: int, version: int = VERSION) -> bytes:
         """One signed image with a body of `size` bytes."""
         return sign(kind, self._random.randbytes(size), version)
 
@@ -80,6 +81,7 @@ def _file(
     extension: bytes,
     payload: bytes,
     first: int,
+    version: int = VERSION,
 ) -> bytes:
     """A file: the common header, its extension, and the payload at 256. first: ucode_size_bytes."""
     common = struct.pack(
@@ -88,7 +90,7 @@ def _file(
         32 + len(extension),
         *header_version,
         *ip,
-        0x00130042,
+        version,
         first,
         _ARRAY,
         zlib.crc32(payload),
@@ -101,7 +103,7 @@ def _psp(maker: _Maker) -> bytes:
     entries, payload = b"", b""
     for kind, number, size in BOOT_PARTS:
         image = maker.image(kind, size)
-        entries += struct.pack("<IIII", number, 0x00130042, len(payload), len(image))
+        entries += struct.pack("<IIII", number, VERSION, len(payload), len(image))
         payload += image
     return _file(
         (2, 0), (13, 0), struct.pack("<I", len(BOOT_PARTS)) + entries, payload, len(payload)
@@ -135,7 +137,8 @@ def _processor(maker: _Maker, kind: str, code_size: int) -> bytes:
     extension = struct.pack(
         "<IIIIIII", 29, len(code), _ARRAY, len(data), _ARRAY + len(code), MEC_START, 0
     )
-    return _file((2, 0), (11, 0), extension, code + data, len(code))
+    # From version 509 on the MEC needs no atomics of the bus (Linux 6.12 kfd_device.c).
+    return _file((2, 0), (11, 0), extension, code + data, len(code), VERSION + 0x200)
 
 
 def _rlc(maker: _Maker) -> bytes:
@@ -173,7 +176,7 @@ def _imu(maker: _Maker) -> bytes:
 def _trusted(maker: _Maker) -> bytes:
     """Trusted applications, header 2.0; of them only the driver that runs all others (ASD)."""
     image = maker.image("ASD", 0x4300)
-    entry = struct.pack("<IIIII", 1, 1, 0x00130042, 0, len(image))
+    entry = struct.pack("<IIIII", 1, 1, VERSION, 0, len(image))
     return _file((2, 0), (13, 0), entry, image, len(image))
 
 

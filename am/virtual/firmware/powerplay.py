@@ -43,3 +43,8 @@ def combo_table(power_limit: int) -> bytes:
         _ASIC_FORMAT, 0, _INTERNAL_SENSOR, 0, 0, 0, 0,
     )  # fmt: skip
     return head.ljust(_HEAD, b"\0") + body
+
+
+def overdrive_table() -> bytes:
+    """Make the table of what the user changed: nothing, and nothing can be (no feature bits)."""
+    return bytes(structs("smu13_driver_if_v13_0_0").OverDriveTableExternal_t.new())

@@ -19,9 +19,11 @@ OK = 0
 BAD_IMAGE, WRONG_ORDER, BAD_ADDRESS, NO_TOC = 0x0000_000F, 0x0000_0012, 0x0000_0015, 0x0000_0017
 UNKNOWN_COMMAND = 0x0000_0100  # PSP_ERR_UNKNOWN_COMMAND
 NOT_SUPPORTED = 0xFFFF_000A  # TEE_ERROR_NOT_SUPPORTED
-_LOAD_ASD, _SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR = 4, 5, 6, 7
+NO_SESSION = 0xFFFF_0006  # TEE_ERROR_BAD_PARAMETERS
+_UNLOAD_TA, _LOAD_ASD, _SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR = 2, 4, 5, 6, 7
+_ASD_SESSION = 0x0A5D  # UNSURE: what sessions are called; the driver gives it back
 _LOAD_TOC, _AUTOLOAD, _BOOT_CONFIG = 0x20, 0x21, 0x22
-_UNSUPPORTED = frozenset({1, 2, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
+_UNSUPPORTED = frozenset({1, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
 _ALIGNMENT = 1 << 20
@@ -70,6 +72,7 @@ class Commands:
         self.loaded: set[str] = set()
         self._toc = False
         self._autoload = False
+        self._asd = False  # the application that others build on is loaded
         self._next = 0  # where the next image goes in the TMR
 
     def reset(self) -> None:
@@ -77,6 +80,7 @@ class Commands:
         self.loaded.clear()
         self._toc = False
         self._autoload = False
+        self._asd = False
         self._next = 0
 
     def execute(self, content: bytes) -> bytes:
@@ -84,11 +88,15 @@ class Commands:
         command = struct.unpack_from("<I", content, 8)[0]
         words = struct.unpack_from("<6I", content, _PARAMETERS)
         address, size = words[0] | words[1] << 32, words[2]
-        status, placed, tmr_size = OK, 0, 0
+        status, session, placed, tmr_size = OK, 0, 0, 0
         if command == _LOAD_TOC:
             status, tmr_size = self._load_toc(address, size)
         elif command == _LOAD_ASD:
             status = self._check("ASD", address, size)
+            self._asd = status == OK
+            session = _ASD_SESSION if self._asd else 0
+        elif command == _UNLOAD_TA:
+            status = self._unload(words[0])
         elif command == _SETUP_TMR:
             status = self._setup_tmr(address, size, words[3], words[4] | words[5] << 32)
         elif command == _LOAD_IP_FW:
@@ -102,8 +110,15 @@ class Commands:
             pass
         else:
             status = NOT_SUPPORTED if command in _UNSUPPORTED else UNKNOWN_COMMAND
-        response = struct.pack("<5I", status, 0, placed & 0xFFFF_FFFF, placed >> 32, tmr_size)
+        response = struct.pack("<5I", status, session, placed & 0xFFFF_FFFF, placed >> 32, tmr_size)
         return response.ljust(_RESPONSE_SIZE, b"\x00")
+
+    def _unload(self, session: int) -> int:
+        """End an application; only ASD can be there."""
+        if not self._asd or session != _ASD_SESSION:
+            return NO_SESSION
+        self._asd = False
+        return OK
 
     def _load_toc(self, address: int, size: int) -> tuple[int, int]:
         """Learn what will be loaded; answer how large the trusted memory region must be."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from am.regs import constants
 from am.virtual.block import Block, Reset
 from am.virtual.firmware.clocks import Clocks
-from am.virtual.firmware.powerplay import combo_table
+from am.virtual.firmware.powerplay import combo_table, overdrive_table
 from am.virtual.firmware.smumetrics import Metrics
 
 if TYPE_CHECKING:
@@ -184,15 +184,18 @@ class Smu(Block):
         return _OK, None
 
     def _to_dram(self, argument: int) -> Answer:
-        """Write a table for the driver; only the metrics and the power-play table are made here."""
+        """Write a table for the driver; of the many, three are made here."""
         names, wanted = constants("smu13_driver_if_v13_0_0"), argument & 0xFFFF
-        if wanted not in (names.TABLE_SMU_METRICS, names.TABLE_COMBO_PPTABLE):
+        make = {
+            names.TABLE_SMU_METRICS: self.metrics.table,
+            names.TABLE_COMBO_PPTABLE: lambda: combo_table(_POWER_LIMITS[-1]),
+            names.TABLE_OVERDRIVE: overdrive_table,
+        }.get(wanted)
+        if make is None:
             return _FAILED, None
         if not self._dram or self._dram % _TABLE_ALIGNMENT:
             return _PREREQUISITE, None
-        metrics = wanted == names.TABLE_SMU_METRICS
-        table = self.metrics.table() if metrics else combo_table(_POWER_LIMITS[-1])
-        fault = self.chip.mm.write(0, self._dram, table, _CLIENT)
+        fault = self.chip.mm.write(0, self._dram, make(), _CLIENT)
         return (_FAILED if fault else _OK), None
 
     def _from_dram(self, argument: int) -> Answer:

@@ -1,0 +1,167 @@
+"""The graphics engine as far as a ring needs it: ME 0, one queue, mapped by KIQ or scheduler.
+
+Facts: Linux 6.12 gfx_v11_0.c (halt bits, doorbell range, queue descriptor, interrupts),
+v11_structs.h (struct v11_gfx_mqd), gc_11_0_0_{sh_mask,default}.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from am.virtual.block import Block, Reset
+from am.virtual.engines.compute_queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
+from am.virtual.engines.hqd import MQD_DWORDS
+from am.virtual.engines.pm4_graphics import GraphicsExecutor
+
+if TYPE_CHECKING:
+    from am.virtual.engines.mec import Mec
+
+HALTED = 0x1500_0000  # CP_ME_CNTL at power-on
+HALTS = 1 << 26 | 1 << 28  # PFP_HALT, ME_HALT
+
+# Dwords of struct v11_gfx_mqd.
+MQD_BASE, MQD_VMID, MQD_RING, MQD_RPTR, MQD_RPTR_ADDRESS = 128, 131, 136, 138, 139
+MQD_DOORBELL, MQD_CONTROL, MQD_WPTR = 143, 145, 149
+NO_UPDATE, NON_PRIVILEGED = 1 << 27, 1 << 15  # of CP_GFX_HQD_CNTL
+
+
+class Graphics(Block):
+    """A unit of one queue slot."""
+
+    name = "graphics"
+    needs_eop = False
+
+    def __init__(self, mec: Mec) -> None:
+        super().__init__(mec.chip, "gc")
+        self.mec = mec
+        self.slot = GraphicsSlot(mec, self)
+        self.on_write("CP_ME_CNTL", self._control)
+        self.on_read("CP_GFX_HQD_ACTIVE", lambda: int(self.slot.active is not None))
+
+    def reset(self, scope: Reset) -> None:
+        """Halt the engine and lose the queue."""
+        self.slot.reset()
+        self.set("CP_ME_CNTL", HALTED)
+        self.set("CP_RB_DOORBELL_RANGE_UPPER", 0x108)
+
+    def running(self, pipe: int) -> bool:
+        """ME and PFP execute their firmware."""
+        return not self.get("CP_ME_CNTL") & HALTS and self.mec.rlc_ready()
+
+    def executor(self, queue: ComputeQueue) -> Runner:
+        """A graphics queue takes PM4 with packets of its own."""
+        return GraphicsExecutor(queue)
+
+    def interrupt_control(self, pipe: int) -> str:
+        """The register that enables the interrupts of the ring."""
+        return "CP_INT_CNTL_RING0"
+
+    def doorbell(self, dword: int, value: int) -> bool:
+        """Take a doorbell write; False if it is not the graphics queue's."""
+        lower = self.get("CP_RB_DOORBELL_RANGE_LOWER") & 0xFFC
+        upper = self.get("CP_RB_DOORBELL_RANGE_UPPER") & 0xFFC
+        queue = self.slot.active
+        if queue is None or self.slot.doorbell() != dword or not lower <= dword * 4 <= upper:
+            return False
+        queue.ring(value)
+        return True
+
+    def _control(self, value: int) -> None:
+        if not value & HALTS and self.slot.active is not None:
+            self.slot.active.worker.wake()
+
+
+class GraphicsSlot:
+    """The queue slot of the graphics engine. All methods run with the chip's lock held."""
+
+    me = pipe = queue = ring_id = 0
+    name = "graphics queue 0.0.0"
+
+    def __init__(self, mec: Mec, unit: Graphics) -> None:
+        self.mec = mec
+        self.unit = unit
+        self.sh: list[int] = []
+        self.active: ComputeQueue | None = None
+        self._doorbell = 0
+
+    def reset(self) -> None:
+        """Stop the queue."""
+        if self.active is not None:
+            self.active.kill()
+            self.mec.retired_one(self.active)
+            self.active = None
+        self.sh = self.mec.sh_registers.power_on()
+
+    def doorbell(self) -> int:
+        """Return the dword of the doorbell, -1 without one."""
+        return self._doorbell >> 2 & 0x3FF_FFFF if self._doorbell >> 30 & 1 else -1
+
+    def running(self) -> bool:
+        """The engine executes its firmware."""
+        return self.unit.running(0)
+
+    def executor(self, queue: ComputeQueue) -> Runner:
+        """Make what runs the queue's packets."""
+        return self.unit.executor(queue)
+
+    def error(self, field: str) -> None:
+        """Note a fetch that failed; no register of this queue tells."""
+        self.mec.chip.notes.append(f"{self.name}: {field}")
+
+    def map(self, mqd: int, wptr: int) -> None:
+        """Activate the queue of a descriptor; addresses of VMID 0."""
+        hub = self.mec.chip.gc
+        data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
+        pointer, wptr_fault = hub.read(0, wptr, 8, CLIENT_CPC)
+        if fault is not None or wptr_fault is not None:
+            self._flag(f"descriptor at {mqd:#x} or pointer at {wptr:#x} cannot be read")
+            return
+        if self.active is not None:
+            self._flag("mapped while a queue is in the slot")
+            self.reset()
+        words = struct.unpack(f"<{MQD_DWORDS}I", data)
+        if words[MQD_BASE] | words[MQD_BASE + 1] << 32 != mqd:
+            self._flag(f"descriptor at {mqd:#x} says that it is elsewhere")
+        self._doorbell = words[MQD_DOORBELL]
+        setup = self._setup(words)
+        self.active = ComputeQueue(
+            self.mec, self, setup, words[MQD_RPTR], int.from_bytes(pointer, "little")
+        )
+        self.active.worker.wake()
+
+    def _setup(self, words: tuple[int, ...]) -> QueueSetup:
+        control = words[MQD_CONTROL]
+        base = (words[MQD_RING] | words[MQD_RING + 1] << 32) << 8
+        if not base:
+            self._flag("mapped without a ring")
+        return QueueSetup(
+            vmid=words[MQD_VMID] & 0xF,
+            base=base,
+            size=2 << (control & 0x3F),
+            rptr_report=(words[MQD_RPTR_ADDRESS] & ~3) | words[MQD_RPTR_ADDRESS + 1] << 32,
+            wptr_poll=0,
+            eop_base=0,
+            eop_size=0,
+            report_rptr=not control & NO_UPDATE,
+            privileged=not control & NON_PRIVILEGED,
+            kernel=True,
+        )
+
+    def unmap(self, *, reset: bool) -> None:
+        """Take the queue out: drained, or at once."""
+        if self.active is None:
+            return
+        if reset:
+            self.reset()
+        else:
+            self.active.drain_out()
+
+    def drained(self, queue: ComputeQueue) -> None:
+        """The queue's thread has drained it."""
+        queue.worker.stop()
+        self.mec.retired_one(queue)
+        self.active = None
+
+    def _flag(self, text: str) -> None:
+        self.mec.chip.violation(f"{self.name}: {text}")

@@ -1,0 +1,148 @@
+"""What the scheduler takes: frames of 64 dwords in its ring, each with a fence of its own.
+
+Only what a kernel asks for its own queues is there; processes, gangs and their time slices are
+not. Facts: Linux 6.12 mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (what is sent).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from am.virtual.engines.mapping import CannotMap, Kind, by_doorbell, map_queue, slot_of, unmapped
+from am.virtual.engines.pm4 import BadPacket
+
+if TYPE_CHECKING:
+    from am.virtual.engines.compute_queue import ComputeQueue
+    from am.virtual.engines.mes import Mes
+
+FRAME_DWORDS = 64
+TYPE_SCHEDULER = 1
+
+SET_HW_RSRC = 0
+ADD_QUEUE = 2
+REMOVE_QUEUE = 3
+QUERY_SCHEDULER_STATUS = 11
+MISC = 14
+NAMES = {
+    1: "SET_SCHEDULING_CONFIG", 4: "PERFORM_YIELD", 5: "SET_GANG_PRIORITY_LEVEL", 6: "SUSPEND",
+    7: "RESUME", 8: "RESET", 9: "SET_LOG_BUFFER", 10: "CHANGE_GANG_PRIORITY", 12: "PROGRAM_GDS",
+    13: "SET_DEBUG_VMID", 15: "UPDATE_ROOT_PAGE_TABLE", 16: "AMD_LOG", 19: "SET_HW_RSRC_1",
+}  # fmt: skip
+
+# ADD_QUEUE: dwords of its fields, and flags.
+_ADD_DOORBELL, _ADD_MQD, _ADD_WPTR, _ADD_TYPE, _ADD_FLAGS, _ADD_STATUS = 18, 19, 21, 27, 36, 37
+_ADD_PIPE, _ADD_QUEUE = 48, 49
+_MAP_LEGACY = 1 << 13
+# REMOVE_QUEUE.
+_REMOVE_DOORBELL, _REMOVE_FLAGS, _REMOVE_STATUS = 1, 4, 5
+_UNMAP_LEGACY = 1 << 3
+# MISC.
+_MISC_OPCODE, _MISC_STATUS, _MISC_DATA = 1, 2, 6
+_WRITE_REG, _READ_REG, _WAIT_REG_MEM = 0, 3, 4
+_WAIT, _WRITE_WAIT = 0, 1
+
+_QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE}
+POLL_S = 1e-4
+
+
+class FrameExecutor:
+    """Runs the scheduler's frames; one per activation of its queue, on the queue's own thread."""
+
+    depth = 0
+
+    def __init__(self, queue: ComputeQueue, scheduler: Mes) -> None:
+        self._queue = queue
+        self._scheduler = scheduler
+        self.consumed = 0
+        self.stale = ""
+        self._handlers: dict[int, tuple[Callable[[Sequence[int], int], None], int]] = {
+            SET_HW_RSRC: (self._set_resources, 50),
+            ADD_QUEUE: (self._add_queue, _ADD_STATUS),
+            REMOVE_QUEUE: (self._remove_queue, _REMOVE_STATUS),
+            QUERY_SCHEDULER_STATUS: (self._query, 2),
+            MISC: (self._misc, _MISC_STATUS),
+        }
+
+    def run(self, words: Sequence[int]) -> int:
+        """Execute the whole frames in `words`; return how many dwords were consumed.
+
+        Raises BadPacket with `consumed` at the frame.
+        """
+        self.consumed = 0
+        while self.consumed + FRAME_DWORDS <= len(words):
+            frame = words[self.consumed : self.consumed + FRAME_DWORDS]
+            self._frame(frame)
+            self.consumed += FRAME_DWORDS
+        return self.consumed
+
+    def _frame(self, frame: Sequence[int]) -> None:
+        header = frame[0]
+        kind, opcode, size = header & 0xF, header >> 4 & 0xFF, header >> 12 & 0xFF
+        if kind != TYPE_SCHEDULER or size != FRAME_DWORDS or header >> 20:
+            raise BadPacket(f"frame header {header:#010x}: type {kind}, {size} dwords", header)
+        known = self._handlers.get(opcode)
+        if known is None:
+            if opcode in NAMES:
+                raise BadPacket(f"{NAMES[opcode]} of the scheduler is not modelled", header)
+            raise BadPacket(f"unknown opcode {opcode} of the scheduler", header)
+        handler, status = known
+        early = opcode in (SET_HW_RSRC, QUERY_SCHEDULER_STATUS)
+        if not early and not self._scheduler.resources_known:
+            raise BadPacket("the scheduler was not told its resources (SET_HW_RSRC)", header)
+        try:
+            handler(frame, header)
+        except CannotMap as error:
+            raise BadPacket(str(error), header) from error
+        address, value = _wide(frame, status), _wide(frame, status + 2)
+        if address:
+            self._queue.store(0, address, struct.pack("<Q", value))
+
+    def _set_resources(self, frame: Sequence[int], header: int) -> None:
+        if not _wide(frame, 22) or not _wide(frame, 24):
+            raise BadPacket("SET_HW_RSRC without the memory of the scheduler's context", header)
+        self._scheduler.resources_known = True
+
+    def _query(self, frame: Sequence[int], header: int) -> None:
+        """Only the fence is wanted."""
+
+    def _add_queue(self, frame: Sequence[int], header: int) -> None:
+        if not frame[_ADD_FLAGS] & _MAP_LEGACY:
+            raise BadPacket("ADD_QUEUE of a process is not modelled", header)
+        kind = _QUEUE_KINDS.get(frame[_ADD_TYPE])
+        if kind is None:
+            raise BadPacket(f"ADD_QUEUE of type {frame[_ADD_TYPE]} is not modelled", header)
+        mec = self._queue.mec
+        with mec.chip.lock:
+            self._queue.worker.check()
+            slot = slot_of(mec, kind, frame[_ADD_PIPE], frame[_ADD_QUEUE])
+            map_queue(slot, frame[_ADD_DOORBELL], _wide(frame, _ADD_MQD), _wide(frame, _ADD_WPTR))
+
+    def _remove_queue(self, frame: Sequence[int], header: int) -> None:
+        if not frame[_REMOVE_FLAGS] & _UNMAP_LEGACY:
+            raise BadPacket("REMOVE_QUEUE of a process is not modelled", header)
+        with self._queue.mec.chip.lock:
+            slot = by_doorbell(self._queue.mec, frame[_REMOVE_DOORBELL])
+        unmapped(self._queue, slot, reset=False)
+
+    def _misc(self, frame: Sequence[int], header: int) -> None:
+        opcode, data = frame[_MISC_OPCODE], frame[_MISC_DATA:]
+        if opcode == _WRITE_REG:
+            self._queue.write_register(data[0], data[1])
+        elif opcode == _READ_REG:
+            value = self._queue.read_register(data[0])
+            self._queue.store(0, _wide(data, 1), struct.pack("<I", value))
+        elif opcode == _WAIT_REG_MEM and data[0] in (_WAIT, _WRITE_WAIT):
+            reference, mask, register = data[1], data[2], data[3]
+            if data[0] == _WRITE_WAIT:
+                self._queue.write_register(register, reference)
+                register = data[4]
+            while self._queue.read_register(register) & mask != reference:
+                self._queue.pause(POLL_S)
+        else:
+            raise BadPacket(f"MISC {opcode} of the scheduler is not modelled", header)
+
+
+def _wide(words: Sequence[int], at: int) -> int:
+    return words[at] | words[at + 1] << 32

@@ -1,0 +1,88 @@
+"""Packets of a graphics queue: those of a compute queue, and the state around a draw.
+
+There is nothing that draws, so state is taken and forgotten; draws are refused. Facts: Linux 6.12
+nvd.h (layouts), gfx_v11_0.c (what the kernel emits on its graphics ring).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from am.virtual.engines import pm4
+from am.virtual.engines.pm4 import MAXIMUM_COUNT, BadPacket, PacketFormat, free
+from am.virtual.engines.pm4_execute import Executor, Handler
+
+if TYPE_CHECKING:
+    from am.virtual.engines.compute_queue import ComputeQueue
+
+CLEAR_STATE = 0x12
+CONTEXT_CONTROL = 0x28
+PFP_SYNC_ME = 0x42
+PREAMBLE_CNTL = 0x4A
+SET_CONTEXT_REG = 0x69
+SWITCH_BUFFER = 0x8B
+FRAME_CONTROL = 0x90
+
+CONTEXT_REGISTERS = range(0xA000, 0xA400)
+
+_FORMATS = (
+    PacketFormat("CLEAR_STATE", CLEAR_STATE, 1, 1, (free((0, 4)),)),
+    PacketFormat("CONTEXT_CONTROL", CONTEXT_CONTROL, 2, 2, (0, 0)),
+    PacketFormat("PFP_SYNC_ME", PFP_SYNC_ME, 1, 1, (0,)),
+    PacketFormat("PREAMBLE_CNTL", PREAMBLE_CNTL, 1, 1, (free((28, 4)),)),
+    PacketFormat(
+        "SET_CONTEXT_REG", SET_CONTEXT_REG, 2, MAXIMUM_COUNT, (free((0, 16)),), repeats=True
+    ),
+    PacketFormat("SWITCH_BUFFER", SWITCH_BUFFER, 1, 1, (0,)),
+    PacketFormat("FRAME_CONTROL", FRAME_CONTROL, 1, 1, (free((0, 1), (28, 4)),)),
+)
+
+_DRAWS = {
+    0x24: "DRAW_INDIRECT", 0x25: "DRAW_INDEX_INDIRECT", 0x27: "DRAW_INDEX_2",
+    0x2C: "DRAW_INDIRECT_MULTI", 0x2D: "DRAW_INDEX_AUTO", 0x35: "DRAW_INDEX_OFFSET_2",
+}  # fmt: skip
+
+
+class GraphicsExecutor(Executor):
+    """Runs the packets of a graphics queue. ENGINE_SEL may be ME or PFP, which here are one."""
+
+    formats: ClassVar[Mapping[int, PacketFormat]] = {
+        **pm4.FORMATS,
+        **{entry.opcode: entry for entry in _FORMATS},
+    }
+    engines = 2
+    valid_bit = 0
+
+    def __init__(self, queue: ComputeQueue) -> None:
+        self.context: dict[int, int] = {}  # context registers by offset
+        super().__init__(queue)
+
+    def handlers(self) -> dict[int, Handler]:
+        """Packets of compute queues, state, and draws that are refused."""
+        quiet = (CLEAR_STATE, CONTEXT_CONTROL, PFP_SYNC_ME, PREAMBLE_CNTL)
+        return {
+            **super().handlers(),
+            **dict.fromkeys((*quiet, SWITCH_BUFFER, FRAME_CONTROL), self._nop),
+            SET_CONTEXT_REG: self._set_context,
+        }
+
+    def run(self, words: Sequence[int]) -> int:
+        """Execute packets; see Executor.run."""
+        try:
+            return super().run(words)
+        except BadPacket as bad:
+            draw = _DRAWS.get(bad.header >> 8 & 0xFF)
+            if draw is None:
+                raise
+            raise BadPacket(f"{draw} is not modelled: nothing here draws", bad.header) from bad
+
+    def _set_context(self, words: Sequence[int], at: int, count: int) -> int:
+        first = words[at]
+        if first + count - 1 > len(CONTEXT_REGISTERS):
+            raise BadPacket(
+                f"SET_CONTEXT_REG of {count - 1} registers at {first:#x} leaves its space",
+                words[at - 1],
+            )
+        self.context.update(enumerate(words[at + 1 : at + count], first))
+        return 0
