@@ -135,11 +135,13 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: st
         )
         accesses = list(trace.lines)
         violations = list(chip.violations)
+        notes = list(chip.notes)
     if done.lack:
         return done
     folder = done.console.parent
     (folder / "accesses.txt").write_text("\n".join(accesses) + "\n")
     (folder / "violations.txt").write_text("\n".join(violations) + "\n")
+    (folder / "notes.txt").write_text("\n".join(notes) + "\n")
     said_file = folder / "exchange/dmesg.txt"
     said = said_file.read_text(errors="replace") if said_file.is_file() else ""
     cases = [

@@ -156,6 +156,7 @@ class ComputeQueue:
             return self._serve()
         except Hang as hang:
             self.hung = str(hang)
+            self._chip.note(f"{self.slot.name} hangs: {self.hung}")
         except BadPacket as bad:
             self._bad_packet(bad)
         return None
@@ -207,6 +208,7 @@ class ComputeQueue:
 
     def _bad_packet(self, bad: BadPacket) -> None:
         self.hung = f"{bad.reason} (header {bad.header:#010x} at rptr {self.rptr:#x})"
+        self._chip.note(f"{self.slot.name} hangs: {self.hung}")
         source, field = SOURCE_BAD_OPCODE, "OPCODE_ERROR_INT"
         if isinstance(bad, PrivilegedRegister):
             source, field = SOURCE_PRIVILEGED_REGISTER, "PRIV_REG_INT"

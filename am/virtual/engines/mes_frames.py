@@ -137,7 +137,7 @@ class FrameExecutor:
             reference, mask, register = data[1], data[2], data[3]
             if data[0] == _WRITE_WAIT:
                 self._queue.write_register(register, reference)
-                register = data[4]
+                register, reference = data[4], reference & mask
             while self._queue.read_register(register) & mask != reference:
                 self._queue.pause(POLL_S)
         else:

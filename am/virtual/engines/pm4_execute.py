@@ -333,10 +333,11 @@ class Executor:
             if space:
                 raise BadPacket("WAIT_REG_MEM writes registers only", header)
             # Both operands are registers: write the first, then wait for the second. The kernel
-            # does so with GPU_HDP_FLUSH_REQ and _DONE from queues of any privilege.
+            # does so with GPU_HDP_FLUSH_REQ and _DONE from queues of any privilege, and with
+            # VM_INVALIDATE_ENGn_REQ and _ACK, where what is written has more bits than the mask.
             self.around.write_register(words[at + 1], reference)
-            index = words[at + 2]
-            self._wait(lambda: compare(self._read_register(index, header) & mask, reference))
+            index, wanted = words[at + 2], reference & mask
+            self._wait(lambda: compare(self._read_register(index, header) & mask, wanted))
             return 0
         if space == 0:
             index = words[at + 1]

@@ -94,6 +94,7 @@ class SdmaQueue:
             self._serve()
         except BadSdmaPacket as bad:
             self.hung = f"{bad.reason} (header {bad.header:#010x} at rptr {self.rptr:#x})"
+            self._chip.note(f"SDMA{self.engine.instance} hangs: {self.hung}")
             self.bad_header = bad.header
             with self._chip.lock:
                 if not self.worker.stopped:
