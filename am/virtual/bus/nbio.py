@@ -20,6 +20,7 @@ _FLUSH_UNITS = 0xFFFF_FFFF
 _GFX_PORT, _IH_PORT, _SDMA_PORT = 0, 1, 2
 # What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values go to nobody. The
 # port with a bounded range comes first.
+_PAGE_DWORDS = 1024
 _TARGETS = {_SDMA_PORT: (0xE, 3), _IH_PORT: (0, 0), _GFX_PORT: (3, 3)}
 
 
@@ -155,6 +156,9 @@ class Nbio(Block):
             return False
         if (entry[prefix + "AWID"], entry[prefix + "AWADDR_31_28_VALUE"]) != target:
             return False
+        # Ranges look at a doorbell's place in its page of 4 KiB: the doorbells of processes are
+        # handed out so that they fall into the ranges (Linux 6.12 amdgpu_mes.c, doorbell_get).
+        dword &= _PAGE_DWORDS - 1
         first, count = entry[prefix + "RANGE_OFFSET"], entry[prefix + "RANGE_SIZE"]
         # The constant the kernel writes for port 0 has size 0: everything from the offset.
         return first <= dword and (count == 0 or dword < first + count)

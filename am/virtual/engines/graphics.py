@@ -1,4 +1,4 @@
-"""The graphics engine as far as a ring needs it: ME 0, one queue, mapped by KIQ or scheduler.
+"""The graphics engine as far as rings need it: ME 0, two queues, mapped by KIQ or scheduler.
 
 Facts: Linux 6.12 gfx_v11_0.c (halt bits, doorbell range, queue descriptor, interrupts),
 v11_structs.h (struct v11_gfx_mqd), gc_11_0_0_{sh_mask,default}.h.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from am.virtual.engines.mec import Mec
 
 HALTED = 0x1500_0000  # CP_ME_CNTL at power-on
+QUEUES = 2
 HALTS = 1 << 26 | 1 << 28  # PFP_HALT, ME_HALT
 
 # Dwords of struct v11_gfx_mqd.
@@ -27,7 +28,7 @@ NO_UPDATE, NON_PRIVILEGED = 1 << 27, 1 << 15  # of CP_GFX_HQD_CNTL
 
 
 class Graphics(Block):
-    """A unit of one queue slot."""
+    """A unit of two queue slots: the kernel's, and one that the scheduler may fill."""
 
     name = "graphics"
     needs_eop = False
@@ -35,13 +36,14 @@ class Graphics(Block):
     def __init__(self, mec: Mec) -> None:
         super().__init__(mec.chip, "gc")
         self.mec = mec
-        self.slot = GraphicsSlot(mec, self)
+        self.slots = [GraphicsSlot(mec, self, number) for number in range(QUEUES)]
         self.on_write("CP_ME_CNTL", self._control)
-        self.on_read("CP_GFX_HQD_ACTIVE", lambda: int(self.slot.active is not None))
+        self.on_read("CP_GFX_HQD_ACTIVE", self._active)
 
     def reset(self, scope: Reset) -> None:
         """Halt the engine and lose the queue."""
-        self.slot.reset()
+        for slot in self.slots:
+            slot.reset()
         self.set("CP_ME_CNTL", HALTED)
         self.set("CP_RB_DOORBELL_RANGE_UPPER", 0x108)
 
@@ -58,27 +60,35 @@ class Graphics(Block):
         return "CP_INT_CNTL_RING0"
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a doorbell write; False if it is not the graphics queue's."""
-        lower = self.get("CP_RB_DOORBELL_RANGE_LOWER") & 0xFFC
-        upper = self.get("CP_RB_DOORBELL_RANGE_UPPER") & 0xFFC
-        queue = self.slot.active
-        if queue is None or self.slot.doorbell() != dword or not lower <= dword * 4 <= upper:
-            return False
-        queue.ring(value)
-        return True
+        """Take a doorbell write; False if it is no graphics queue's."""
+        for slot in self.slots:
+            if slot.active is not None and slot.doorbell_dword() == dword:
+                slot.active.ring(value)
+                return True
+        return False
 
     def _control(self, value: int) -> None:
-        if not value & HALTS and self.slot.active is not None:
-            self.slot.active.worker.wake()
+        for slot in self.slots:
+            if not value & HALTS and slot.active is not None:
+                slot.active.worker.wake()
+
+    def _active(self) -> int:
+        """Read CP_GFX_HQD_ACTIVE behind GRBM_GFX_CNTL."""
+        select = self.mec.gfx.select
+        if select.MEID or select.PIPEID or select.QUEUEID >= QUEUES:
+            return 0
+        return int(self.slots[select.QUEUEID].active is not None)
 
 
 class GraphicsSlot:
-    """The queue slot of the graphics engine. All methods run with the chip's lock held."""
+    """A queue slot of the graphics engine. All methods run with the chip's lock held."""
 
-    me = pipe = queue = ring_id = 0
-    name = "graphics queue 0.0.0"
+    me = pipe = 0
 
-    def __init__(self, mec: Mec, unit: Graphics) -> None:
+    def __init__(self, mec: Mec, unit: Graphics, queue: int) -> None:
+        self.queue = queue
+        self.ring_id = queue << 4
+        self.name = f"graphics queue 0.0.{queue}"
         self.mec = mec
         self.unit = unit
         self.sh: list[int] = []
@@ -93,7 +103,7 @@ class GraphicsSlot:
             self.active = None
         self.sh = self.mec.sh_registers.power_on()
 
-    def doorbell(self) -> int:
+    def doorbell_dword(self) -> int:
         """Return the dword of the doorbell, -1 without one."""
         return self._doorbell >> 2 & 0x3FF_FFFF if self._doorbell >> 30 & 1 else -1
 
@@ -109,8 +119,8 @@ class GraphicsSlot:
         """Note a fetch that failed; no register of this queue tells."""
         self.mec.chip.notes.append(f"{self.name}: {field}")
 
-    def map(self, mqd: int, wptr: int) -> None:
-        """Activate the queue of a descriptor; addresses of VMID 0."""
+    def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
+        """Activate the queue of a descriptor in `vmid`; the addresses are of VMID 0."""
         hub = self.mec.chip.gc
         data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
         pointer, wptr_fault = hub.read(0, wptr, 8, CLIENT_CPC)
@@ -124,19 +134,19 @@ class GraphicsSlot:
         if words[MQD_BASE] | words[MQD_BASE + 1] << 32 != mqd:
             self._flag(f"descriptor at {mqd:#x} says that it is elsewhere")
         self._doorbell = words[MQD_DOORBELL]
-        setup = self._setup(words)
+        setup = self._setup(words, vmid)
         self.active = ComputeQueue(
             self.mec, self, setup, words[MQD_RPTR], int.from_bytes(pointer, "little")
         )
         self.active.worker.wake()
 
-    def _setup(self, words: tuple[int, ...]) -> QueueSetup:
+    def _setup(self, words: tuple[int, ...], vmid: int) -> QueueSetup:
         control = words[MQD_CONTROL]
         base = (words[MQD_RING] | words[MQD_RING + 1] << 32) << 8
         if not base:
             self._flag("mapped without a ring")
         return QueueSetup(
-            vmid=words[MQD_VMID] & 0xF,
+            vmid=vmid or words[MQD_VMID] & 0xF,
             base=base,
             size=2 << (control & 0x3F),
             rptr_report=(words[MQD_RPTR_ADDRESS] & ~3) | words[MQD_RPTR_ADDRESS + 1] << 32,

@@ -130,7 +130,7 @@ class Slot:
         """Make what runs the packets of the slot's queue."""
         return self.unit.executor(queue)
 
-    def doorbell(self) -> int:
+    def doorbell_dword(self) -> int:
         """Return the dword of the doorbell, -1 without one."""
         control = self.values.get("CP_HQD_PQ_DOORBELL_CONTROL", 0)
         return control >> 2 & 0x3FF_FFFF if control >> 30 & 1 else -1
@@ -233,10 +233,11 @@ class Slot:
             kernel=bool(self._field("CP_HQD_PQ_CONTROL", "KMD_QUEUE")),
         )
 
-    def map(self, mqd: int, wptr: int) -> None:
+    def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
         """Load the whole slot from a queue descriptor and activate it, as KIQ and MES do.
 
-        The write pointer is read from memory at `wptr`. Both addresses are of VMID 0.
+        The write pointer is read from memory at `wptr`. Both addresses are of VMID 0; the queue
+        runs in `vmid`.
         """
         hub = self.mec.chip.gc
         data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
@@ -261,6 +262,7 @@ class Slot:
             self._flag(f"write pointer at {wptr:#x} cannot be read")
             return
         self.values["CP_HQD_PQ_RPTR"] = words[MQD_RPTR]
+        self.values["CP_HQD_VMID"] = vmid
         low, high = struct.unpack("<II", pointer)
         self.values["CP_HQD_PQ_WPTR_LO"], self.values["CP_HQD_PQ_WPTR_HI"] = low, high
         self._activate()

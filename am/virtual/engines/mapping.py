@@ -7,33 +7,38 @@ The kernel interface queue and the scheduler both do that. Facts: Linux 6.12 gfx
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from am.virtual.engines import mes
 from am.virtual.engines.compute_queue import ComputeQueue
+from am.virtual.engines.sdma_slot import SdmaSlot
 
 if TYPE_CHECKING:
     from am.virtual.engines.graphics import GraphicsSlot
     from am.virtual.engines.hqd import Slot
     from am.virtual.engines.mec import Mec
 
+    KernelSlot: TypeAlias = Slot | GraphicsSlot
+    AnySlot: TypeAlias = Slot | GraphicsSlot | SdmaSlot
+
 
 class Kind(enum.IntEnum):
-    """The kinds of queue that can be mapped here (of SDMA the kernel programs its own)."""
+    """The kinds of queue that are mapped; the first three by the scheduler's numbers."""
 
     GRAPHICS = 0
     COMPUTE = 1
-    SCHEDULER = 2
+    SDMA = 2
+    SCHEDULER = 3
 
 
 class CannotMap(Exception):
     """The request names a queue that is not there."""
 
 
-def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> Slot | GraphicsSlot:
+def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> KernelSlot:
     """Find the slot of a queue. Raises CannotMap."""
-    if kind is Kind.GRAPHICS and (pipe, queue) == (0, 0):
-        return mec.graphics.slot
+    if kind is Kind.GRAPHICS and pipe == 0 and queue < len(mec.graphics.slots):
+        return mec.graphics.slots[queue]
     if kind is Kind.COMPUTE and pipe < len(mec.slots) and queue < len(mec.slots[pipe]):
         return mec.slots[pipe][queue]
     if kind is Kind.SCHEDULER and (pipe, queue) == (mes.SCHEDULER_PIPE, 0):
@@ -41,31 +46,34 @@ def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> Slot | GraphicsSlot:
     raise CannotMap(f"no {kind.name.lower()} queue {pipe}.{queue}")
 
 
-def by_doorbell(mec: Mec, doorbell: int) -> Slot | GraphicsSlot:
+def by_doorbell(mec: Mec, doorbell: int) -> KernelSlot:
     """Find the slot whose queue listens to a doorbell (a dword index). Raises CannotMap."""
-    slots: list[Slot | GraphicsSlot] = [
+    slots: list[KernelSlot] = [
         *(slot for pipe in mec.slots for slot in pipe),
         *mec.scheduler.slots,
-        mec.graphics.slot,
+        *mec.graphics.slots,
     ]
     for slot in slots:
-        if slot.active is not None and slot.doorbell() == doorbell:
+        if slot.active is not None and slot.doorbell_dword() == doorbell:
             return slot
     raise CannotMap(f"no queue listens to doorbell {doorbell:#x}")
 
 
-def map_queue(slot: Slot | GraphicsSlot, doorbell: int, mqd: int, wptr: int) -> None:
+def map_queue(slot: KernelSlot, doorbell: int, mqd: int, wptr: int) -> None:
     """Activate the queue of a descriptor; its doorbell must be the one the request names."""
     slot.map(mqd, wptr)
-    if slot.active is not None and slot.doorbell() != doorbell:
+    if slot.active is not None and slot.doorbell_dword() != doorbell:
         raise CannotMap(
-            f"the descriptor at {mqd:#x} has doorbell {slot.doorbell():#x}, not {doorbell:#x}"
+            f"the descriptor at {mqd:#x} has doorbell {slot.doorbell_dword():#x}, not {doorbell:#x}"
         )
 
 
-def unmapped(around: ComputeQueue, slot: Slot | GraphicsSlot, *, reset: bool) -> None:
+def unmapped(around: ComputeQueue, slot: AnySlot, *, reset: bool) -> None:
     """Take a slot's queue out and wait until it has gone."""
     with around.mec.chip.lock:
-        slot.unmap(reset=reset)
+        if isinstance(slot, SdmaSlot):
+            slot.unmap()
+        else:
+            slot.unmap(reset=reset)
     while slot.active is not None:
         around.pause(1e-4)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ME = 1  # GRBM_GFX_CNTL.MEID of the first MEC; 0 is the graphics engine
 PIPES = 4
 QUEUES = 4
+DOORBELL_PAGE = 0xFFC  # ranges look at the place in a page of doorbells
 DEQUEUE_S = 60e-6  # from a request to CP_HQD_ACTIVE = 0
 RS64_HALTED = 0x4000_0000  # CP_MEC_RS64_CNTL at power-on (gc_11_0_0_default.h)
 SOURCE_STRAY_DOORBELL = 200
@@ -249,23 +250,27 @@ class Mec(Block):
 
     def doorbell(self, dword: int, value: int) -> bool:
         """Take a doorbell write; see block.DoorbellTarget."""
-        byte = dword * 4
-        lower = self.get("CP_MEC_DOORBELL_RANGE_LOWER") & 0xFFC
-        upper = self.get("CP_MEC_DOORBELL_RANGE_UPPER") & 0xFFC
+        # One filter for all of the CP: a scheduled graphics queue rings in the MEC's range.
+        if not any(self._in_range(dword * 4 & DOORBELL_PAGE, unit) for unit in ("MEC", "RB")):
+            return False
         if self.graphics.doorbell(dword, value):
             return True
-        if not lower <= byte <= upper or not self.fields("CP_PQ_STATUS").DOORBELL_ENABLE:
+        if not self.fields("CP_PQ_STATUS").DOORBELL_ENABLE:
             return False
         hit = False
         for slot in self._all():
-            if slot.doorbell() == dword:
+            if slot.doorbell_dword() == dword:
                 slot.values["CP_HQD_PQ_DOORBELL_CONTROL"] |= 1 << 31
                 if slot.active is not None:
                     slot.active.ring(value)
                     hit = True
         if not hit and self.fields("CP_INT_CNTL").CP_VM_DOORBELL_WR_INT_ENABLE:
-            self.chip.ih.raise_interrupt(GRBM_CP, SOURCE_STRAY_DOORBELL, data=(byte, 0, 0, 0))
+            self.chip.ih.raise_interrupt(GRBM_CP, SOURCE_STRAY_DOORBELL, data=(4 * dword, 0, 0, 0))
         return hit
+
+    def _in_range(self, byte: int, unit: str) -> bool:
+        lower = self.get(f"CP_{unit}_DOORBELL_RANGE_LOWER") & DOORBELL_PAGE
+        return lower <= byte <= self.get(f"CP_{unit}_DOORBELL_RANGE_UPPER") & DOORBELL_PAGE
 
     # ---- what queues report -------------------------------------------------------------------
 
@@ -277,9 +282,8 @@ class Mec(Block):
 
     def queues(self) -> list[ComputeQueue]:
         """All active queues."""
-        return [
-            slot.active for slot in (*self._all(), self.graphics.slot) if slot.active is not None
-        ]
+        graphics = [slot.active for slot in self.graphics.slots if slot.active is not None]
+        return [slot.active for slot in self._all() if slot.active is not None] + graphics
 
     def interrupt(self, queue: ComputeQueue, source: int, enable: str, data: int) -> None:
         """Raise a CP interrupt if CP_ME1_PIPEn_INT_CNTL enables it; CPC_INT_STATUS notes it."""

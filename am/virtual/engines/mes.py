@@ -13,6 +13,7 @@ from am.virtual.block import Block, Reset
 from am.virtual.engines.compute_queue import ComputeQueue, Runner
 from am.virtual.engines.hqd import Slot
 from am.virtual.engines.mes_frames import FrameExecutor
+from am.virtual.engines.mes_processes import Processes
 from am.virtual.engines.pm4_kernel import KernelExecutor
 from am.virtual.firmware.images import MEC_START
 
@@ -28,8 +29,8 @@ FIRMWARE = ("MES", "MES_KIQ")  # what the PSP must have loaded for each pipe
 
 # What each pipe's firmware says of itself in CP_MES_GP3_LO: bits 11:0 its version, 23:12 that of
 # its interface (amdgpu_mes.h). From 0x47 on it maps the kernel's queues itself. UNSURE: made up
-# apart from that; boards of that time had 0x4b to 0x80 with interface 1.
-VERSIONS = (1 << 12 | 0x4B, 1 << 12 | 0x4B)
+# apart from that; from interface 2 on write pointers are MC addresses.
+VERSIONS = (2 << 12 | 0x4B, 2 << 12 | 0x4B)
 
 
 class Mes(Block):
@@ -42,7 +43,7 @@ class Mes(Block):
         super().__init__(mec.chip, "gc")
         self.mec = mec
         self.slots = [Slot(mec, self, ME, pipe, 0) for pipe in range(PIPES)]
-        self.resources_known = False  # SET_HW_RSRC was taken
+        self.processes: Processes | None = None  # None until SET_HW_RSRC
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
         self.on_write("CP_MES_CNTL", self._control)
@@ -53,7 +54,7 @@ class Mes(Block):
         """Halt both pipes and lose their queues."""
         for slot in self.slots:
             slot.reset()
-        self.resources_known = False
+        self.processes = None
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
         self.set("CP_MES_CNTL", HALTED)
@@ -97,7 +98,7 @@ class Mes(Block):
                 self._was_reset[pipe] = True
                 self.slots[pipe].reset()
                 if pipe == SCHEDULER_PIPE:
-                    self.resources_known = False
+                    self.processes = None
             elif value >> (26 + pipe) & 1 and not value >> 30 & 1:
                 self._started(pipe)
 

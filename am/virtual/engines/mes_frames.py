@@ -1,7 +1,7 @@
 """What the scheduler takes: frames of 64 dwords in its ring, each with a fence of its own.
 
-Only what a kernel asks for its own queues is there; processes, gangs and their time slices are
-not. Facts: Linux 6.12 mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (what is sent).
+Gangs, their priorities and time slices are not there: see mes_processes.py. Facts: Linux 6.12
+mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (what is sent).
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from am.virtual.engines.mapping import CannotMap, Kind, by_doorbell, map_queue, slot_of, unmapped
+from am.virtual.engines.mes_processes import Process, Processes, Resources
 from am.virtual.engines.pm4 import BadPacket
 
 if TYPE_CHECKING:
     from am.virtual.engines.compute_queue import ComputeQueue
+    from am.virtual.engines.mapping import AnySlot
     from am.virtual.engines.mes import Mes
 
 FRAME_DWORDS = 64
@@ -34,7 +36,8 @@ NAMES = {
 # ADD_QUEUE: dwords of its fields, and flags.
 _ADD_DOORBELL, _ADD_MQD, _ADD_WPTR, _ADD_TYPE, _ADD_FLAGS, _ADD_STATUS = 18, 19, 21, 27, 36, 37
 _ADD_PIPE, _ADD_QUEUE = 48, 49
-_MAP_LEGACY = 1 << 13
+_ADD_CONTEXT_CONTROL = 35
+_MAP_LEGACY, _AQL = 1 << 13, 1 << 11
 # REMOVE_QUEUE.
 _REMOVE_DOORBELL, _REMOVE_FLAGS, _REMOVE_STATUS = 1, 4, 5
 _UNMAP_LEGACY = 1 << 3
@@ -43,7 +46,7 @@ _MISC_OPCODE, _MISC_STATUS, _MISC_DATA = 1, 2, 6
 _WRITE_REG, _READ_REG, _WAIT_REG_MEM = 0, 3, 4
 _WAIT, _WRITE_WAIT = 0, 1
 
-_QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE}
+_QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE, 2: Kind.SDMA}
 POLL_S = 1e-4
 
 
@@ -89,7 +92,7 @@ class FrameExecutor:
             raise BadPacket(f"unknown opcode {opcode} of the scheduler", header)
         handler, status = known
         early = opcode in (SET_HW_RSRC, QUERY_SCHEDULER_STATUS)
-        if not early and not self._scheduler.resources_known:
+        if not early and self._scheduler.processes is None:
             raise BadPacket("the scheduler was not told its resources (SET_HW_RSRC)", header)
         try:
             handler(frame, header)
@@ -102,29 +105,58 @@ class FrameExecutor:
     def _set_resources(self, frame: Sequence[int], header: int) -> None:
         if not _wide(frame, 22) or not _wide(frame, 24):
             raise BadPacket("SET_HW_RSRC without the memory of the scheduler's context", header)
-        self._scheduler.resources_known = True
+        resources = Resources(
+            frame[2], tuple(frame[5:13]), tuple(frame[13:15]), tuple(frame[15:17])
+        )
+        self._scheduler.processes = Processes(self._queue.mec, resources)
 
     def _query(self, frame: Sequence[int], header: int) -> None:
         """Only the fence is wanted."""
 
     def _add_queue(self, frame: Sequence[int], header: int) -> None:
-        if not frame[_ADD_FLAGS] & _MAP_LEGACY:
-            raise BadPacket("ADD_QUEUE of a process is not modelled", header)
         kind = _QUEUE_KINDS.get(frame[_ADD_TYPE])
-        if kind is None:
-            raise BadPacket(f"ADD_QUEUE of type {frame[_ADD_TYPE]} is not modelled", header)
+        if kind is None or frame[_ADD_FLAGS] & _AQL:
+            raise BadPacket(
+                f"ADD_QUEUE of type {frame[_ADD_TYPE]}, flags {frame[_ADD_FLAGS]:#x} is not "
+                "modelled",
+                header,
+            )
+        doorbell, mqd, wptr = (
+            frame[_ADD_DOORBELL],
+            _wide(frame, _ADD_MQD),
+            _wide(frame, _ADD_WPTR),
+        )
         mec = self._queue.mec
         with mec.chip.lock:
             self._queue.worker.check()
-            slot = slot_of(mec, kind, frame[_ADD_PIPE], frame[_ADD_QUEUE])
-            map_queue(slot, frame[_ADD_DOORBELL], _wide(frame, _ADD_MQD), _wide(frame, _ADD_WPTR))
+            if frame[_ADD_FLAGS] & _MAP_LEGACY:
+                slot = slot_of(mec, kind, frame[_ADD_PIPE], frame[_ADD_QUEUE])
+                map_queue(slot, doorbell, mqd, wptr)
+            else:
+                process = Process(
+                    context=_wide(frame, 10),
+                    table=_wide(frame, 2),
+                    start=_wide(frame, 4),
+                    end=_wide(frame, 6),
+                    control=frame[_ADD_CONTEXT_CONTROL],
+                )
+                self._processes().add(process, kind, doorbell, mqd, wptr)
 
     def _remove_queue(self, frame: Sequence[int], header: int) -> None:
-        if not frame[_REMOVE_FLAGS] & _UNMAP_LEGACY:
-            raise BadPacket("REMOVE_QUEUE of a process is not modelled", header)
+        flags, doorbell = frame[_REMOVE_FLAGS], frame[_REMOVE_DOORBELL]
+        if flags & ~_UNMAP_LEGACY:
+            raise BadPacket(f"REMOVE_QUEUE with flags {flags:#x} is not modelled", header)
+        slot: AnySlot
         with self._queue.mec.chip.lock:
-            slot = by_doorbell(self._queue.mec, frame[_REMOVE_DOORBELL])
+            if flags & _UNMAP_LEGACY:
+                slot = by_doorbell(self._queue.mec, doorbell)
+            else:
+                slot = self._processes().remove(doorbell)
         unmapped(self._queue, slot, reset=False)
+
+    def _processes(self) -> Processes:
+        assert self._scheduler.processes is not None  # `_frame` has looked
+        return self._scheduler.processes
 
     def _misc(self, frame: Sequence[int], header: int) -> None:
         opcode, data = frame[_MISC_OPCODE], frame[_MISC_DATA:]

@@ -63,6 +63,7 @@ class Executor:
 
     formats: ClassVar[Mapping[int, PacketFormat]] = pm4.FORMATS
     valid_bit = IB_VALID  # without which a queue takes no INDIRECT_BUFFER
+    inherit_bit = IB_INHERIT_VMID  # an INDIRECT_BUFFER with it keeps the VMID
     engines = 1  # values of ENGINE_SEL: a compute queue has one engine, a graphics queue ME and PFP
 
     def __init__(self, around: Surroundings) -> None:
@@ -383,7 +384,7 @@ class Executor:
             self._chained = (address, size)
             return len(words)
         vmid = self.around.vmid
-        if self.around.may_choose_vmid and not control & IB_INHERIT_VMID:
+        if self.around.may_choose_vmid and not control & self.inherit_bit:
             vmid = control >> 24 & 0xF
         ring_consumed = self.consumed
         self.depth, self.vmid = 1, vmid

@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from am.virtual.engines import pm4
-from am.virtual.engines.pm4 import MAXIMUM_COUNT, BadPacket, PacketFormat, free
+from am.virtual.engines.pm4 import (
+    ADDRESS_HI,
+    INDIRECT_BUFFER,
+    LOW_4,
+    MAXIMUM_COUNT,
+    BadPacket,
+    PacketFormat,
+    free,
+)
 from am.virtual.engines.pm4_execute import Executor, Handler
 
 if TYPE_CHECKING:
@@ -34,6 +42,13 @@ _FORMATS = (
     PacketFormat(
         "SET_CONTEXT_REG", SET_CONTEXT_REG, 2, MAXIMUM_COUNT, (free((0, 16)),), repeats=True
     ),
+    PacketFormat(
+        "INDIRECT_BUFFER",
+        INDIRECT_BUFFER,
+        3,
+        3,
+        (LOW_4, ADDRESS_HI, free((0, 21), (21, 2), (23, 1), (24, 4), (28, 2), (30, 2))),
+    ),
     PacketFormat("SWITCH_BUFFER", SWITCH_BUFFER, 1, 1, (0,)),
     PacketFormat("FRAME_CONTROL", FRAME_CONTROL, 1, 1, (free((0, 1), (28, 4)),)),
 )
@@ -53,6 +68,7 @@ class GraphicsExecutor(Executor):
     }
     engines = 2
     valid_bit = 0
+    inherit_bit = 1 << 22
 
     def __init__(self, queue: ComputeQueue) -> None:
         self.context: dict[int, int] = {}  # context registers by offset

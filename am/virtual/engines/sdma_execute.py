@@ -18,9 +18,10 @@ from am.virtual.engines.engine import clock_ticks
 NOP, COPY, WRITE, INDIRECT, FENCE, TRAP, POLL_REGMEM, COND_EXE, ATOMIC, CONST_FILL = (
     0, 1, 2, 4, 5, 6, 8, 9, 10, 11,
 )  # fmt: skip
-TIMESTAMP, SRBM_WRITE, GCR_REQ = 13, 14, 17
+PTE_PDE, TIMESTAMP, SRBM_WRITE, GCR_REQ = 12, 13, 14, 17
 
 RETRY_FOREVER = 0xFFF
+ADDRESS_END = (1 << 64) - 1
 FIRST_POLL_S = 20e-6
 LONGEST_POLL_S = 1e-3
 RETRY_S = 1e-6  # one retry of a bounded poll
@@ -72,6 +73,9 @@ FORMATS = {
         "ATOMIC", 8, (_free((16, 1), (20, 3), (25, 7)), 3, _HI, 0, 0, 0, 0, 0xFFFF_E000)
     ),
     (CONST_FILL, 0): SdmaFormat("CONST_FILL", 5, (_free((24, 3), (30, 2)), 0, _HI, 0, 0xC000_0000)),
+    (PTE_PDE, 0): SdmaFormat(
+        "PTE_PDE", 10, (_free(), 7, _HI, 0, 0, 0, 0, 0, 0, 0xFFFF_FFFF & ~0x7FFFF)
+    ),
     (TIMESTAMP, 1): SdmaFormat("TIMESTAMP_GET", 3, (_free((24, 3)), 7, _HI)),
     (TIMESTAMP, 2): SdmaFormat("TIMESTAMP_GET_GLOBAL", 3, (_free((24, 3)), 7, _HI)),
     (SRBM_WRITE, 0): SdmaFormat("SRBM_WRITE", 3, (_free((28, 4)), 0xFFFC_0000, 0)),
@@ -167,6 +171,7 @@ class SdmaExecutor:
             COND_EXE: self._cond_exe,
             ATOMIC: self._atomic,
             CONST_FILL: self._fill,
+            PTE_PDE: self._page_table,
             TIMESTAMP: self._timestamp,
             SRBM_WRITE: self._srbm_write,
             GCR_REQ: lambda words, at: 0,
@@ -249,6 +254,16 @@ class SdmaExecutor:
     def _fence(self, words: Sequence[int], at: int) -> int:
         address = words[at + 1] | words[at + 2] << 32
         self.around.store(self.vmid, address, words[at + 3].to_bytes(4, "little"))
+        return 0
+
+    def _page_table(self, words: Sequence[int], at: int) -> int:
+        """Write page table entries: an address that grows, and flags that do not."""
+        place, flags, first, step = (
+            words[at + number] | words[at + number + 1] << 32 for number in (1, 3, 5, 7)
+        )
+        count = (words[at + 9] & 0x7FFFF) + 1
+        entries = ((first + number * step & ADDRESS_END) | flags for number in range(count))
+        self.around.store(self.vmid, place, struct.pack(f"<{count}Q", *entries))
         return 0
 
     def _timestamp(self, words: Sequence[int], at: int) -> int:

@@ -11,7 +11,7 @@ from am.virtual.engines.engine import Worker
 from am.virtual.engines.sdma_execute import BadSdmaPacket, SdmaExecutor
 
 if TYPE_CHECKING:
-    from am.virtual.engines.sdma import Sdma
+    from am.virtual.engines.sdma_slot import SdmaSlot
     from am.virtual.memory.hubfault import Fault
 
 FETCH_BYTES = 1 << 20
@@ -32,8 +32,9 @@ class SdmaSetup:
 class SdmaQueue:
     """Implements SdmaSurroundings; all but `ring` and `kill` runs on its own thread."""
 
-    def __init__(self, engine: Sdma, setup: SdmaSetup, rptr: int) -> None:
-        self.engine = engine
+    def __init__(self, slot: SdmaSlot, setup: SdmaSetup, rptr: int) -> None:
+        self.slot = slot
+        self.engine = engine = slot.engine
         self.setup = setup
         self.vmid = setup.vmid
         self.privileged = setup.privileged
@@ -44,12 +45,13 @@ class SdmaQueue:
         self.copied = 0  # bytes, for telemetry
         self._chip = engine.chip
         self._executor = SdmaExecutor(self)
-        self.worker = Worker(f"sdma-{engine.instance}", self._step, self._chip.violation)
+        name = f"sdma-{engine.instance}.{slot.number}"
+        self.worker = Worker(name, self._step, self._chip.violation)
 
     def __repr__(self) -> str:
         return (
-            f"SdmaQueue(sdma {self.engine.instance}, rptr {self.rptr:#x}, wptr {self.wptr:#x}"
-            + (f", {self.hung})" if self.hung else ")")
+            f"SdmaQueue({self.engine.instance}.{self.slot.number}, rptr {self.rptr:#x}, "
+            f"wptr {self.wptr:#x}" + (f", {self.hung})" if self.hung else ")")
         )
 
     @property
@@ -60,7 +62,7 @@ class SdmaQueue:
     @property
     def indirect_enabled(self) -> bool:
         """IB_CNTL.IB_ENABLE."""
-        return bool(self.engine.value("QUEUE0_IB_CNTL").IB_ENABLE)
+        return bool(self.slot.value("IB_CNTL").IB_ENABLE)
 
     # ---- from outside, with the chip's lock held ----------------------------------------------
 
@@ -68,13 +70,13 @@ class SdmaQueue:
         """Take a new write pointer, in bytes."""
         size = self.setup.size
         if wptr & 3:
-            self.engine.flag(f"wptr {wptr:#x} is not a multiple of 4 bytes")
+            self.slot.flag(f"wptr {wptr:#x} is not a multiple of 4 bytes")
             wptr &= ~3
         if wptr < self.wptr:
-            self.engine.flag(f"wptr moved back from {self.wptr:#x} to {wptr:#x}")
+            self.slot.flag(f"wptr moved back from {self.wptr:#x} to {wptr:#x}")
             self.rptr = wptr - (wptr - self.rptr) % size
         elif wptr - self.rptr > size:
-            self.engine.flag(
+            self.slot.flag(
                 f"wptr {wptr:#x} is {wptr - self.rptr} bytes ahead of rptr, the ring has {size}"
             )
             self.rptr = wptr - (wptr - self.rptr) % size
@@ -161,7 +163,7 @@ class SdmaQueue:
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
         """Copy; overlapping ranges leave poison, as their result is undefined."""
         if transfer.overlaps(source, destination, size):
-            self.engine.flag(
+            self.slot.flag(
                 f"copy of {size} bytes from {source:#x} to {destination:#x} overlaps itself"
             )
             self.fill(vmid, destination, transfer.POISON, size)
@@ -199,7 +201,7 @@ class SdmaQueue:
     def _interrupt(self, source: int, vmid: int, data: tuple[int, int, int, int]) -> None:
         with self._chip.lock:
             self.worker.check()
-            self.engine.interrupt(source, vmid, data)
+            self.engine.interrupt(source, vmid, data, self.slot.number)
 
     def poll_timeout(self, address: int) -> None:
         """A bounded poll ran out: report it and go on."""

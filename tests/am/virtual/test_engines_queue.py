@@ -360,7 +360,7 @@ def test_a_bug_of_the_model_does_not_pass_as_a_hang(
     monkeypatch.setattr(ready.queue(), "end_of_pipe", broken)
     ready.submit([0xC0064900, 0x14 | 5 << 8, 2 << 29, low(DATA), high(DATA), 1, 0, 0], wait=False)
     ready.wait(lambda: ready.chip.violations)
-    assert "bug in engine mec-1.0.0" in ready.chip.violations[0]
+    assert "bug in engine cp-1.0.0" in ready.chip.violations[0]
 
 
 def test_a_killed_queue_touches_nothing_more(ready: Bench) -> None:

@@ -1,0 +1,113 @@
+"""Queues of processes, as the scheduler keeps them: each process in a VMID, each queue in a slot.
+
+Every queue has its slot from ADD_QUEUE to REMOVE_QUEUE: nothing is scheduled by time, and when the
+slots or VMIDs are used up a queue is refused (a board would take turns). Facts: Linux 6.12
+mes_v11_0.c, mes_v11_api_def.h, gfxhub_v3_0.c (registers of a context).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from am.virtual.engines.mapping import CannotMap, Kind
+
+if TYPE_CHECKING:
+    from am.virtual.engines.mapping import AnySlot
+    from am.virtual.engines.mec import Mec
+
+VMIDS = 16
+PAGE_SHIFT = 12
+ROOT_VALID = 1  # the request names the bare address of the root directory
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What SET_HW_RSRC gave: masks of VMIDs, and per pipe or engine of queues."""
+
+    vmids: int
+    compute: tuple[int, ...]
+    graphics: tuple[int, ...]
+    sdma: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Process:
+    """The address space of a process: root directory as a context register takes it, bytes."""
+
+    context: int  # the address of what the scheduler keeps of it; names the process
+    table: int
+    start: int
+    end: int
+    control: int  # GCVM_CONTEXTn_CNTL
+
+
+class Processes:
+    """All methods run with the chip's lock held."""
+
+    def __init__(self, mec: Mec, resources: Resources) -> None:
+        self._mec = mec
+        self._resources = resources
+        self._vmids: dict[int, int] = {}  # VMID by process context
+        self._queues: dict[int, tuple[int, AnySlot]] = {}  # process context and slot by doorbell
+
+    def add(self, process: Process, kind: Kind, doorbell: int, mqd: int, wptr: int) -> None:
+        """Put a queue into a free slot. Raises CannotMap."""
+        if doorbell in self._queues:
+            raise CannotMap(f"doorbell {doorbell:#x} is in use")
+        slot = next((slot for slot in self._slots(kind) if slot.active is None), None)
+        if slot is None:
+            raise CannotMap(f"no slot is left for a {kind.name.lower()} queue")
+        slot.map(mqd, wptr, self._vmid(process))
+        if slot.active is None or slot.doorbell_dword() != doorbell:
+            raise CannotMap(f"the descriptor at {mqd:#x} has another doorbell than {doorbell:#x}")
+        self._queues[doorbell] = (process.context, slot)
+
+    def remove(self, doorbell: int) -> AnySlot:
+        """Forget a queue; the caller empties its slot. Raises CannotMap."""
+        if doorbell not in self._queues:
+            raise CannotMap(f"no process has a queue with doorbell {doorbell:#x}")
+        context, slot = self._queues.pop(doorbell)
+        if all(other != context for other, _ in self._queues.values()):
+            del self._vmids[context]
+        return slot
+
+    def _slots(self, kind: Kind) -> Iterator[AnySlot]:
+        """Slots of a kind that the scheduler may use."""
+        units: Sequence[Sequence[AnySlot]]
+        if kind is Kind.COMPUTE:
+            units, masks = self._mec.slots, self._resources.compute
+        elif kind is Kind.GRAPHICS:
+            units, masks = [self._mec.graphics.slots], self._resources.graphics
+        else:
+            units, masks = [engine.slots for engine in self._mec.gfx.sdma], self._resources.sdma
+        for slots, mask in zip(units, masks, strict=False):
+            yield from (slot for number, slot in enumerate(slots) if mask >> number & 1)
+
+    def _vmid(self, process: Process) -> int:
+        """Find the VMID of a process, or give it one and program its context."""
+        if process.context in self._vmids:
+            return self._vmids[process.context]
+        taken = set(self._vmids.values())
+        free = [
+            vmid
+            for vmid in range(1, VMIDS)
+            if self._resources.vmids >> vmid & 1 and vmid not in taken
+        ]
+        if not free:
+            raise CannotMap("no VMID is left")
+        vmid = self._vmids[process.context] = free[0]
+        name = f"GCVM_CONTEXT{vmid}_PAGE_TABLE_"
+        self._program(name + "BASE_ADDR", process.table | ROOT_VALID)
+        self._program(name + "START_ADDR", process.start >> PAGE_SHIFT)
+        self._program(name + "END_ADDR", process.end >> PAGE_SHIFT)
+        gc = self._mec.chip.gc
+        self._mec.chip.space.write(gc.index(f"GCVM_CONTEXT{vmid}_CNTL"), process.control)
+        gc.caches.invalidate(vmid, l1=True, l2=True, levels=frozenset((1, 2, 3)))
+        return vmid
+
+    def _program(self, name: str, value: int) -> None:
+        space, index = self._mec.chip.space, self._mec.index
+        space.write(index(name + "_LO32"), value & 0xFFFF_FFFF)
+        space.write(index(name + "_HI32"), value >> 32)
