@@ -39,7 +39,12 @@ REACHED = (
     "PCIE GART of 512M enabled",
     "for PSP TMR",
     "SMU is initialized successfully!",
-    "kiq ring mec 3 pipe 1 q 0",
+    "amdgpu: added device 1002:744c",
+    "ring gfx_0.0.0 uses VM inv eng",
+    "ring gfx_1.1.1 ib test pass",
+    "ring compute_1.2.2 ib test pass",
+    "ring sdma_1.3.3 ib test pass",
+    "[drm] Initialized amdgpu 3.",
 )
 
 

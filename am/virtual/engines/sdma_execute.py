@@ -326,7 +326,8 @@ class SdmaExecutor:
             raise BadSdmaPacket("INDIRECT of no dwords", header)
         if (self.position + at + 6) % 8:
             raise BadSdmaPacket("INDIRECT does not end on an 8-dword boundary of the ring", header)
-        vmid = header >> 16 & 0xF
+        # Only a kernel's ring names VMIDs: a process's buffer lies where its ring does.
+        vmid = header >> 16 & 0xF if self.around.privileged else self.around.vmid
         ring_consumed = self.consumed
         self.inside, self.vmid = True, vmid
         try:
