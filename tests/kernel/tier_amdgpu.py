@@ -124,7 +124,9 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: st
     command = (
         f"echo -n {provided}/firmware > /sys/module/firmware_class/parameters/path; "
         f"{lab.programs.tools}/usr/bin/busybox insmod {provided}/amdgpu.ko {options}; "
-        "ls -l /dev/dri; ls -l /sys/bus/pci/drivers/amdgpu"
+        "ls -l /dev/dri; ls -l /sys/bus/pci/drivers/amdgpu; "
+        f"{lab.programs.tools}/usr/bin/busybox rmmod amdgpu && echo amdgpu unloaded > /dev/kmsg; "
+        f"{lab.programs.tools}/usr/bin/busybox insmod {provided}/amdgpu.ko {options}"
     )
     with served(socket) as (chip, trace):
         done = lab.boot(

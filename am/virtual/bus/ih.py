@@ -125,10 +125,13 @@ class InterruptHandler(Block):
         vmid: int = 0,
         data: Sequence[int] = (0, 0, 0, 0),
         *,
-        pasid: int = 0,
         vmid_source: int = 0,
     ) -> None:
-        """Write an entry, then the pointer, then interrupt. `data`: up to four dwords."""
+        """Write an entry, then the pointer, then interrupt. `data`: up to four dwords.
+
+        `vmid_source` 1 means a VMID of the MMHUB. Which process a VMID belongs to says the table
+        IH_VMID_n_LUT.
+        """
         with self.chip.lock:
             ring = self._ring or self._look()
             if self.chip.lost or not ring.enabled:
@@ -147,7 +150,7 @@ class InterruptHandler(Block):
                 client | source << 8 | ring_id << 16 | vmid << 24 | vmid_source << 31,
                 stamp & 0xFFFF_FFFF,
                 stamp >> 32 & 0xFFFF,
-                pasid,
+                self.get(f"IH_VMID_{vmid}_LUT" + ("_MM" if vmid_source else "")),
                 *words,
                 *[0] * (4 - len(words)),
             )

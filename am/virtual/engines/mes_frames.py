@@ -134,6 +134,7 @@ class FrameExecutor:
                 map_queue(slot, doorbell, mqd, wptr)
             else:
                 process = Process(
+                    number=frame[1],
                     context=_wide(frame, 10),
                     table=_wide(frame, 2),
                     start=_wide(frame, 4),

@@ -34,8 +34,9 @@ class Resources:
 
 @dataclass(frozen=True)
 class Process:
-    """The address space of a process: root directory as a context register takes it, bytes."""
+    """A process and its address space: root directory as a context register takes it, bytes."""
 
+    number: int  # PASID
     context: int  # the address of what the scheduler keeps of it; names the process
     table: int
     start: int
@@ -102,8 +103,10 @@ class Processes:
         self._program(name + "BASE_ADDR", process.table | ROOT_VALID)
         self._program(name + "START_ADDR", process.start >> PAGE_SHIFT)
         self._program(name + "END_ADDR", process.end >> PAGE_SHIFT)
+        space = self._mec.chip.space
+        space.write(space.index("osssys", f"IH_VMID_{vmid}_LUT"), process.number)
         gc = self._mec.chip.gc
-        self._mec.chip.space.write(gc.index(f"GCVM_CONTEXT{vmid}_CNTL"), process.control)
+        space.write(gc.index(f"GCVM_CONTEXT{vmid}_CNTL"), process.control)
         gc.caches.invalidate(vmid, l1=True, l2=True, levels=frozenset((1, 2, 3)))
         return vmid
 
