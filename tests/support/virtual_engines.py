@@ -104,7 +104,7 @@ class Bench:
         if self.chip.options.manual_time:
             self.chip.scheduler.advance(seconds)
         else:
-            time.sleep(0.02)
+            self.wait(lambda: self.chip.scheduler.idle, "the firmware does not come to rest")
 
     # ---- registers and memory -----------------------------------------------------------------
 

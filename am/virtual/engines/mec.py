@@ -250,12 +250,12 @@ class Mec(Block):
 
     def doorbell(self, dword: int, value: int) -> bool:
         """Take a doorbell write; see block.DoorbellTarget."""
-        # One filter for all of the CP: a scheduled graphics queue rings in the MEC's range.
-        if not any(self._in_range(dword * 4 & DOORBELL_PAGE, unit) for unit in ("MEC", "RB")):
-            return False
-        if self.graphics.doorbell(dword, value):
+        byte = dword * 4 & DOORBELL_PAGE
+        compute = self._in_range(byte, "MEC")
+        # A graphics queue that the scheduler mapped rings in the MEC's range (mes_v11_0.c).
+        if (compute or self._in_range(byte, "RB")) and self.graphics.doorbell(dword, value):
             return True
-        if not self.fields("CP_PQ_STATUS").DOORBELL_ENABLE:
+        if not compute or not self.fields("CP_PQ_STATUS").DOORBELL_ENABLE:
             return False
         hit = False
         for slot in self._all():
