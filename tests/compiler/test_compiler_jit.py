@@ -19,7 +19,7 @@ from hcq.device import Device
 from hcq.errors import BadArgument
 
 
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31"])
+@pytest.fixture(scope="module", params=["cpu", "virtual:navi31", "virtual:gh100"])
 def device(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Device]:
@@ -75,7 +75,7 @@ def test_feeding_results_back(cpu: Device, seeds: list[int], depth: int) -> None
     assert step.kernels == depth
 
 
-def test_nested(cpu: Device) -> None:
+def test_nested(device: Device) -> None:
     @jit
     def inner(x: Tensor) -> Tensor:
         return (x * 2).contiguous()
@@ -85,12 +85,12 @@ def test_nested(cpu: Device) -> None:
         return inner(inner(x)) + 1
 
     for value in range(5):
-        tensor = Tensor([float(value)], device=cpu)
+        tensor = Tensor([float(value)], device=device)
         assert inner(tensor).tolist() == [2 * value]
         assert outer(tensor).tolist() == [4 * value + 1]
     assert (inner.kernels, outer.kernels) == (1, 3)
-    out, source = cpu.alloc(256), Tensor([3.0], device=cpu)
-    with cpu.capture() as graph:  # inside a capture of one level down, it is part of that
+    out, source = device.alloc(256), Tensor([3.0], device=device)
+    with device.capture() as graph:  # inside a capture of one level down, it is part of that
         made = inner(source)
         assert isinstance(made, Tensor)
         made.realize()
@@ -110,35 +110,35 @@ def test_nested(cpu: Device) -> None:
         lambda d: ([Tensor.ones(4, device=d)], 1),
     ],
 )
-def test_changes_are_refused(cpu: Device, change: Callable[[Device], tuple[Any, Any]]) -> None:
+def test_changes_are_refused(device: Device, change: Callable[[Device], tuple[Any, Any]]) -> None:
     @jit
     def double(x: Tensor, y: int) -> Tensor:
         return x * 2 + y
 
-    tensor = Tensor.ones(4, device=cpu)
+    tensor = Tensor.ones(4, device=device)
     for _ in range(3):
         assert double(tensor, 1).tolist() == [3] * 4
     with pytest.raises(BadArgument, match=r"recorded with .*float32\[4\]"):
-        double(*change(cpu))
+        double(*change(device))
     assert double(tensor, 1).tolist() == [3] * 4
     double.reset()
     assert double(tensor, 5).tolist() == [7] * 4
 
 
-def test_shared_arguments(cpu: Device) -> None:
+def test_shared_arguments(device: Device) -> None:
     @jit
     def add(x: Tensor, y: Tensor) -> Tensor:
         return x + y * 2
 
-    one, two = Tensor([1.0], device=cpu), Tensor([10.0], device=cpu)
+    one, two = Tensor([1.0], device=device), Tensor([10.0], device=device)
     for _ in range(3):
         assert add(one, two).item() == 21
     with pytest.raises(BadArgument, match="share memory"):
         add(one, one)
 
 
-def test_what_cannot_be_recorded(cpu: Device) -> None:
-    tensor = Tensor([1.0, 2.0], device=cpu)
+def test_what_cannot_be_recorded(device: Device) -> None:
+    tensor = Tensor([1.0, 2.0], device=device)
     with pytest.raises(BadArgument, match="asked for while"):
         jit(lambda x: x * x.sum().item())(tensor)
     with pytest.raises(BadArgument, match="pass it as an argument"):
@@ -154,7 +154,7 @@ def test_what_cannot_be_recorded(cpu: Device) -> None:
     with pytest.raises(BadArgument, match="differ from call to call"):
         for expected in range(1, 9):
             assert restless(tensor).tolist() == [1 + expected, 2 + expected]
-    state = Tensor([0.0], device=cpu)
+    state = Tensor([0.0], device=device)
 
     @jit
     def counter(x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def test_what_cannot_be_recorded(cpu: Device) -> None:
         state = (state + x).realize()
         return state * 1
 
-    one = Tensor([1.0], device=cpu)
+    one = Tensor([1.0], device=device)
     with pytest.raises(BadArgument, match="keeps a tensor"):
         for turn in range(1, 9):
             assert counter(one).item() == turn
