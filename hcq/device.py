@@ -30,6 +30,7 @@ from hcq.errors import (
     LinkError,
     UgpuError,
 )
+from hcq.follow import Followers
 from hcq.graph import CAPTURED, Capture
 from hcq.memory import Placement
 from hcq.poll import looked
@@ -64,6 +65,7 @@ class Device(ABC):
         self.lock = threading.RLock()
         self.capturing: Capture | None = None
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
+        self.followers = Followers(self)
         self._transfer: Transfer | None = None
 
     # ---- hooks a driver provides -------------------------------------------------------------
@@ -95,6 +97,10 @@ class Device(ABC):
     def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
         """Block until `timeline` has reached `value`, or for a while, at most `limit_s`."""
         self.pause(min(1e-3, limit_s))
+
+    def nudge(self) -> None:
+        """The host has written to memory that a queue may wait for: see to it that it looks."""
+        return
 
     @abstractmethod
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
@@ -167,7 +173,9 @@ class Device(ABC):
         end."""
         with self.lock:
             self.check_usable()
-            if self.capturing is not None and self.capturing.is_mine:
+            captured = self.capturing is not None and self.capturing.is_mine
+            self.followers.submitted(commands, captured)
+            if self.capturing is not None and captured:
                 return self.capturing.record(hardware, commands)
             timeline = hardware.timeline
             end = Signal(timeline, Symbol("signal"))
@@ -275,7 +283,7 @@ class Device(ABC):
         is."""
         with self.lock:
             if self.failure is None and not self.closed:
-                self.failure = self.poll()
+                self.failure = self.poll() or self.followers.problem()
                 if self.failure is not None:
                     trace.point("failure", device=self.name, error=self.failure)
         self.check_usable()
@@ -295,6 +303,7 @@ class Device(ABC):
             self.last_failure = self.failure
             self.resets += 1
             self.recover()
+            self.followers.forget()
             for hardware in self._all_queues():
                 hardware.timeline.restart()
             self.failure = None
@@ -351,6 +360,7 @@ class Device(ABC):
         """Wait for work in flight, then shut down; idempotent. Never raises what the device reports
         of that work, or reported before."""
         self.settle()
+        self.followers.stop()
         with self.lock:
             if self.closed:
                 return

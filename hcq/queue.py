@@ -25,6 +25,7 @@ from hcq.command import (
     Wait,
 )
 from hcq.errors import BadArgument, Closed, NotSupported
+from hcq.graph import CAPTURED
 from hcq.program import Kernel, pack_arguments
 from hcq.timeline import Timeline
 
@@ -185,19 +186,23 @@ class Queue:
         return self
 
     def wait(self, timeline: Timeline, value: int | None = None) -> Queue:
-        """Stall until `timeline` reaches `value` (default: all submitted to it so far)."""
+        """Stall until `timeline` reaches `value` (default: all submitted to it so far). A timeline
+        of another device is watched by the host meanwhile (hcq.follow)."""
+        awaited = timeline.device.last_value(timeline) if value is None else value
         if timeline.device is not self.device:
-            raise NotSupported("a queue waits for timelines of its own device only", queue=self)
-        awaited = self.device.last_value(timeline) if value is None else value
+            if awaited >= CAPTURED:
+                raise BadArgument("a value of a graph is awaited inside that graph alone")
+            timeline = self.device.followers.gate(timeline)
         self.commands.append(Wait(timeline, Symbol.constant(awaited)))
         return self
 
     def signal(self, timeline: Timeline, value: int) -> Queue:
-        """Raise `timeline` to `value` when all before has finished."""
-        if timeline.device is not self.device:
-            raise NotSupported("a queue signals timelines of its own device only", queue=self)
-        if self.device.is_own(timeline):
+        """Raise `timeline` to `value` when all before has finished; one of another device by way of
+        the host (hcq.follow)."""
+        if timeline.device.is_own(timeline):
             raise BadArgument("a queue's own timeline is raised by its submissions alone")
+        if timeline.device is not self.device:
+            timeline = self.device.followers.relay(timeline)
         self.commands.append(Signal(timeline, Symbol.constant(value)))
         return self
 

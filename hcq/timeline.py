@@ -46,6 +46,12 @@ class Timeline:
         """
         self.device.wait_for(self, self.last if value is None else value, limit_s)
 
+    def reach(self, value: int) -> None:
+        """Raise it from the host, which carries over what another device has done (hcq.follow)."""
+        self.last = max(self.last, value)
+        if value > self.value:
+            struct.pack_into("<Q", self._view, 0, value)
+
     def restart(self) -> None:
         """After a reset: count everything handed out as reached, since nobody will signal it."""
         struct.pack_into("<Q", self._view, 0, self.last)

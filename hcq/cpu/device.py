@@ -209,6 +209,9 @@ class CpuDevice(Device):
         # a fault ends it; the limit lets Python look at its own signals
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
+    def nudge(self) -> None:
+        self.bell.ring()
+
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         queue = self._copy if timeline is self._copy.timeline else self._compute
         state = queue.server.state

@@ -10,7 +10,7 @@ import pytest
 
 from hcq.command import Launch, Symbol
 from hcq.device import Device
-from hcq.errors import BadArgument, Closed, NotSupported
+from hcq.errors import BadArgument, Closed
 from hcq.memory import Placement
 from hcq.program import Kernel, Parameter, Program
 from hcq.queue import QueueKind
@@ -249,19 +249,6 @@ def test_programs_come_and_go(device: Device, program: Program) -> None:
         assert isinstance(loaded["add"], Kernel)
         loaded.close()
         loaded.close()
-
-
-def test_timelines_of_another_device_are_an_honest_gap(device: Device) -> None:
-    class Elsewhere:
-        pass
-
-    memory = device.alloc(SIZE, placement=Placement.HOST)
-    foreign = Timeline(Elsewhere(), memory, "elsewhere")
-    with pytest.raises(NotSupported):
-        device.queue().wait(foreign, 1)
-    with pytest.raises(NotSupported):
-        device.queue().signal(foreign, 1)
-    memory.close()
 
 
 def test_prepared_commands_run_with_other_buffers(device: Device, program: Program) -> None:
