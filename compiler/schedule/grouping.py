@@ -74,7 +74,8 @@ def _choose(
     claimed: set[int] = set()
     for node in order:
         if node.op == "reduce":
-            stored.add(_end_of_epilogue(node, users, stored, claimed))
+            end = _end_of_epilogue(node, users, stored, claimed)
+            stored.add(id(end if id(end) in stored else _narrow(end, stored)))
     weight: dict[int, int] = {}
     cost: dict[int, int] = {}
     folded: set[int] = set()
@@ -88,11 +89,11 @@ def _choose(
             cost[id(node)] = own + sum(cost[id(source)] for source in inlined)
             for source in inlined:
                 price, uses = cost[id(source)], len(users[id(source)])
-                wanted = costs.share(price, uses, source.dtype) or (
-                    node.op in ("expand", "gather") and costs.repeat(price, source.dtype)
+                kept = _narrow(source, stored)
+                wanted = costs.share(price, uses, kept.dtype) or (
+                    node.op in ("expand", "gather") and costs.repeat(price, kept.dtype)
                 )
                 if wanted and _may_store(source):
-                    kept = _narrow(source, stored)
                     stored.add(id(kept))
                     while source is not kept:
                         weight[id(source)] = cost[id(source)] = 1
@@ -151,8 +152,8 @@ def _own_cost(node: Node) -> int:
 
 def _end_of_epilogue(
     node: Node, users: dict[int, list[Node]], stored: set[int], claimed: set[int]
-) -> int:
-    """Follow a reduction's only user while it is element-wise; returns the id of the last."""
+) -> Node:
+    """Follow a reduction's only user while it is element-wise; returns the last."""
     claimed.add(id(node))
     while id(node) not in stored:
         following = users.get(id(node), [])
@@ -165,4 +166,4 @@ def _end_of_epilogue(
             break
         node = user
         claimed.add(id(node))
-    return id(node)
+    return node

@@ -179,3 +179,32 @@ def test_wide_values_are_stored_narrow(device: Device) -> None:
     wide = graph.expand(graph.cast(narrow, float32), (64, 64))
     groups = schedule([graph.elementwise("neg", float32, wide)])
     assert next(group.root for group in groups) is narrow and len(groups) == 2
+
+
+def test_narrow_values_with_several_wide_users_are_stored_narrow(device: Device) -> None:
+    """After a reduction, and where computing it twice costs more than two bytes an element."""
+    total = graph.reduce("sum", buffer(256, 512, dtype=float32), (1,))
+    exponential = graph.elementwise("exp", float32, buffer(1000, 1, dtype=float32))
+    for source in (total, exponential):
+        narrow = graph.cast(source, float16)
+        wide = graph.cast(narrow, float32)
+        users = [
+            graph.elementwise("mul", float32, wide, wide),
+            graph.elementwise("add", float32, graph.flip(wide, (0,)), wide),
+        ]
+        groups = schedule(users)
+        results = [root for group in groups for root in group.roots]
+        assert len(results) == 3 and {id(narrow), *map(id, users)} == set(map(id, results))
+        assert groups[-1].inputs == (narrow,)
+    # what is asked for keeps its type
+    wide = graph.cast(graph.cast(total, float16), float32)
+    assert [group.root for group in schedule([wide])] == [wide]
+
+
+def test_narrow_values_with_several_users_as_numpy(cpu: Device) -> None:
+    x = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
+    narrow = Tensor(x, device=cpu).sum(1).cast("float16").cast("float32")
+    two = (narrow * 2).realize(other := narrow.flip(0) + narrow)
+    expected = x.sum(1, dtype=np.float64).astype(np.float16).astype(np.float32)
+    assert np.allclose(two.numpy(), expected * 2, rtol=2e-3)
+    assert np.array_equal(other.numpy(), two.numpy()[::-1] / 2 + two.numpy() / 2)
