@@ -23,7 +23,7 @@ from compiler.kernel.host_amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking
 from compiler.kernel.host_amx import best as amx_tile
 from compiler.kernel.host_axis import Axis, Part, deep, joined
 from compiler.kernel.host_packing import Packing, along_depth
-from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, narrowed
+from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
 from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares
 from compiler.kernel.ir import (
     Kernel,
@@ -100,13 +100,14 @@ class _Blocked:
         rows, columns = joined(parts.all_rows, SIDE), joined(parts.all_columns, SIDE)
         self.depth = deep(parts.all_depths, DEPTH)
         # steps of the depth that are multiplied at once
-        self.group = PAIR if in_pairs(parts, rows, columns, target) else 1
+        self.group = PAIR if in_pairs(parts, self.depth, target) else 1
+        plain = is_plain(parts, rows, columns)
         if self.group > 1:
             self.parts = parts = narrowed(parts)
         joint = {*rows.ranges, *columns.ranges}
         batch = tuple(r for r in computation.ranges if r not in joint)
         self.outer = tuple(r for r in parts.reduce.arg[1] if r not in self.depth.ranges)
-        self.tiles = self.group > 1 and in_tiles(self.depth.size, target)
+        self.tiles = self.group > 1 and plain and in_tiles(self.depth.size, target)
         most = max(1, DEPTH * self.group // self.depth.unit)
         multiple = STEPS if self.tiles else self.group
         slice_count = -(-_share(self.depth.main.size, most) // multiple) * multiple
@@ -139,7 +140,8 @@ class _Blocked:
         if self.group > 1:
             last = (self.slices - 1) * slice_count
             kind = TilePacking if self.tiles else PairPacking
-            packing = kind(self.lanes, self.slice, self.depth.size, last, self.batch)
+            total = self.depth.main.size
+            packing = kind(self.lanes, self.slice, total, last, self.batch, plain)
         self.left = packing.left(parts.left, self.rows, self.height)
         self.right = packing.right(parts.right, self.columns, self.width)
         tall = self.row_panels * self.height
@@ -259,8 +261,12 @@ class _Blocked:
         return value("dot2", self.dtype, (left, right, total), lanes=self.lanes)
 
     def steps_bound(self) -> Index | None:
-        bound = self.slice.bound()
-        return None if bound is None else (bound + (self.group - 1)) // self.group
+        if self.group == 1:
+            return self.slice.bound()
+        main = self.depth.main.size
+        if main % self.slice.count == 0:
+            return None
+        return (constant(main + self.group - 1) - self.slice.start) // self.group * self.depth.unit
 
     def finish(self) -> Statement:
         """Epilogue and stores, as far as the tile lies inside the output."""

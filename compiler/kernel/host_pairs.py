@@ -8,6 +8,8 @@ the depth side by side:
     right panels    [panel][pair][element][2]
     right, turned   [panel][pair][element][2]       memory along the depth: pairs of steps are
                                                     turned in registers like 32-bit elements
+    both, wide      [pair][element][2]              where several ranges are walked as one: a pair
+                                                    is two steps of the depth's main range
 
 Of an odd depth the last pair's second half is zero. Numbers: Intel's manual (VDPBF16PS) gives what
 is done: denormal inputs and results count as zero, each pair's sum is rounded to nearest; totals of
@@ -20,9 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compiler.dtype import bfloat16, float32
-from compiler.index.algebra import Index, Range, constant
+from compiler.index.algebra import Index, Range, constant, flatten
 from compiler.kernel.contraction import Contraction
-from compiler.kernel.host_axis import Axis, Part
+from compiler.kernel.host_axis import Axis, Part, Walk
 from compiler.kernel.host_packing import Packed, Packing, along_depth, limit, round_up, transpose
 from compiler.kernel.ir import If, Loop, Memory, Statement, Store, Value, const, load, substitute
 from hcq.target import TargetSpec
@@ -30,13 +32,17 @@ from hcq.target import TargetSpec
 PAIR = 2
 
 
-def in_pairs(parts: Contraction, rows: Axis, columns: Axis, target: TargetSpec) -> bool:
+def is_plain(parts: Contraction, rows: Axis, columns: Axis) -> bool:
+    """Whether each side is one range."""
+    return rows.unit == columns.unit == 1 and len(parts.all_depths) == 1
+
+
+def in_pairs(parts: Contraction, depth: Axis, target: TargetSpec) -> bool:
     """Whether a product is one of bfloat16 values that this processor multiplies in pairs."""
     known = "+avx512bf16" in target.features.split(",") and target.vector_bytes == 64
     sides = (parts.left, parts.right)
     narrow = all(side.op == "cast" and side.sources[0].dtype is bfloat16 for side in sides)
-    plain = rows.unit == columns.unit == 1 and len(parts.all_depths) == 1
-    return known and narrow and plain and parts.reduce.dtype is float32
+    return known and narrow and depth.main.size >= PAIR and parts.reduce.dtype is float32
 
 
 def narrowed(parts: Contraction) -> Contraction:
@@ -47,13 +53,15 @@ def narrowed(parts: Contraction) -> Contraction:
 @dataclass(frozen=True)
 class PairPacking:
     """Packs two steps side by side. lanes: float32 totals of a vector; depth: an even number of
-    steps of one range, `total` in all, the last slice starting at `last`."""
+    steps of its main range, `total` in all, the last slice starting at `last`; plain: each side is
+    one range."""
 
     lanes: int
     depth: Part
     total: int
     last: int
     batch: Mapping[Range, Index]
+    plain: bool = True
 
     @property
     def whole_pairs(self) -> Index | None:
@@ -62,6 +70,8 @@ class PairPacking:
         return None if bound is None else bound // PAIR
 
     def left(self, factor: Value, across: Part, height: int) -> Packed:
+        if not self.plain:
+            return self.wide("left", factor, across, height)
         if not along_depth(factor, across, self.depth):
             return self.panels("left", factor, across, height)
         plain = Packing(bfloat16, self.lanes, self.depth, self.batch)
@@ -74,6 +84,8 @@ class PairPacking:
         return replace(packed, statements=statements, step_step=PAIR)
 
     def right(self, factor: Value, across: Part, width: int) -> Packed:
+        if not self.plain:
+            return self.wide("right", factor, across, width)
         if along_depth(factor, across, self.depth):
             return self.turned("right", factor, across, width)
         return self.panels("right", factor, across, width)
@@ -109,6 +121,42 @@ class PairPacking:
         step = width * PAIR
         return Packed(memory, (memory,), statements, pairs * step, step, PAIR)
 
+    def wide(self, name: str, factor: Value, across: Part, width: int) -> Packed:
+        pitch = Packing(bfloat16, self.lanes, self.depth, self.batch).pitch(
+            round_up(across.whole, width)
+        )
+        depth, count = self.depth.axis, self.depth.count // PAIR
+        memory = Memory(name, bfloat16, count * depth.unit * pitch * PAIR, "local")
+        element = across.walk(name, factor)
+        pair = Range(name + "_pair", count)
+        inner = [Range(f"{name}_step{i}", r.size) for i, r in enumerate(depth.inner)]
+        places = {r: counter.index() for r, counter in zip(depth.inner, inner, strict=True)}
+
+        def stores(at_pair: Index, halves: int) -> Statement:
+            """Both halves of a pair, or the first and zeros."""
+            indices = [at_pair, *(counter.index() for counter in inner)]
+            step = flatten(indices, [count, *(counter.size for counter in inner)])
+            at = (step * pitch + element.position) * PAIR
+            body = []
+            for half in range(PAIR):
+                main = {depth.main: self.depth.start + at_pair * PAIR + half}
+                where = {**self.batch, **element.places, **places, **main}
+                here = substitute(factor, where) if half < halves else const(0, bfloat16)
+                body.append(Store(memory, at + half, here))
+            loop: Statement = _around(element, tuple(body))
+            for counter in reversed(inner):
+                loop = Loop(counter, (loop,))
+            return loop
+
+        bound = None
+        if self.total % self.depth.count or self.total % PAIR:
+            bound = (constant(self.total) - self.depth.start) // PAIR
+        whole = Loop(pair, (stores(pair.index(), PAIR),), bound)
+        final = constant((self.total - self.last) // PAIR)
+        odd = self.at_odd_end(stores(final, 1)) if self.total % PAIR else ()
+        step = pitch * PAIR
+        return Packed(memory, (memory,), (whole, *odd), width * PAIR, step, PAIR)
+
     def turned(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width
         wide = lanes * PAIR
@@ -142,3 +190,12 @@ class PairPacking:
             return ()
         condition = self.depth.start - self.last
         return (statement,) if condition.low >= 0 else (If((condition,), (statement,)),)
+
+
+def _around(walk: Walk, body: tuple[Statement, ...]) -> Statement:
+    """The loops of a walk around several statements."""
+    (last, bound), outer = walk.loops[-1], walk.loops[:-1]
+    loop: Statement = Loop(last, body, bound)
+    for counter, limit_ in reversed(outer):
+        loop = Loop(counter, (loop,), limit_)
+    return loop

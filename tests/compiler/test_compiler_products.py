@@ -106,6 +106,22 @@ def test_processors_with_pairs_multiply_pairs() -> None:
         assert "dpbf16" not in emit(kernel, HOST)
 
 
+@pytest.mark.parametrize("channels", [2, 33, 300])
+def test_convolutions_of_bfloat16_multiply_pairs(cpu: Device, channels: int) -> None:
+    """Two channels at a time, at the same place of a window; of an odd number the last alone."""
+    random = np.random.default_rng(0)
+    x = random.integers(-4, 5, (2, channels, 9, 10)).astype(np.float32)
+    weight = random.integers(-4, 5, (12, channels, 3, 3)).astype(np.float32)
+    image, kernel = (Tensor(each, device=cpu).cast(bfloat16).realize() for each in (x, weight))
+    result = image.conv2d(kernel, stride=2).cast("float32").numpy()
+    exact = Tensor(x, device=cpu).conv2d(Tensor(weight, device=cpu), stride=2)
+    assert (result == exact.cast(bfloat16).cast("float32").numpy()).all()
+    features = "+avx512f,+avx512bw,+avx512vl,+avx512bf16,+fma,+f16c,+sse4.1"
+    target = dataclasses.replace(HOST, cpu="znver4", features=features, vector_bytes=64)
+    node = image.conv2d(kernel, stride=2).node
+    assert any("dpbf16ps" in emit(each, target) for each in kernels_of(node, target))
+
+
 def _product(rows: int, depth: int, columns: int, dtype: DType) -> Node:
     shape = (rows, columns, depth)
     left = graph.cast(buffer(rows, depth, dtype=dtype), float32)
