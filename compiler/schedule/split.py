@@ -24,6 +24,7 @@ MOST = 1024  # pieces per result
 SIDE = 64  # of a product's output that one group computes, about
 SHORTEST = 8  # a side of a product below this is no matrix (compiler.kernel.contraction)
 DEPTH = 2048  # of a product that one group multiplies, at least
+WORK = 1 << 20  # multiplications of a piece, at least: less is done before a kernel has started
 SHARES = 2  # groups for each part of a device that runs one, so that they end together
 
 _JOIN = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "or": "or", "and": "and"}
@@ -76,7 +77,8 @@ def _decide_product(
     if min(rows, columns) < SHORTEST or groups >= units or length < 2 * DEPTH:
         return None
     axis = max(used, key=lambda each: shape[each])
-    pieces = _pieces(shape[axis], min(length // DEPTH, -(-SHARES * units // groups)))
+    most = min(length // DEPTH, batch * rows * columns * length // WORK)
+    pieces = _pieces(shape[axis], max(1, min(most, -(-SHARES * units // groups))))
     return (used, axis, pieces) if pieces > 1 and shape[axis] % pieces == 0 else None
 
 

@@ -77,6 +77,7 @@ def product(rows: int, depth: int, columns: int, units: int) -> Node:
         (64, 4095, 64, 8, 0),
         (64, 8191, 64, 8, 0),  # a prime number has no even pieces
         (4, 65536, 64, 8, 0),  # no matrix
+        (8, 4096, 8, 8, 0),  # less work than another kernel costs
         (32, 6000, 32, 96, 2),
     ],
 )
