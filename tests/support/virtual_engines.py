@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from am.virtual.chip import FRAME_BUFFER_BASE, Chip
-from am.virtual.engines.compute_queue import ComputeQueue
+from am.virtual.engines.cp.queue import ComputeQueue
 from am.virtual.engines.gfx import Gfx
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from am import regs
 from am.chips.navi31 import facts
 from am.virtual.block import Block, Reset
+from am.virtual.engines.cp.mec import Mec
+from am.virtual.engines.cp.rlc import Rlc
 from am.virtual.engines.engine import clock_ticks
-from am.virtual.engines.mec import Mec
-from am.virtual.engines.rlc import Rlc
-from am.virtual.engines.sdma import Sdma
+from am.virtual.engines.sdma.engine import Sdma
 from am.virtual.engines.shaders import ShaderArray
 from am.virtual.shader import Ending, Outcome
 from hcq.fields import RegisterValue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from am.chips.navi31 import facts
 from am.virtual.chip import Chip
 from am.virtual.engines.gfx import Gfx
-from am.virtual.engines.sdma import Sdma
+from am.virtual.engines.sdma.engine import Sdma
 
 
 def install(chip: Chip) -> Gfx:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual.engines import pm4
-from am.virtual.engines.pm4 import BadPacket
+from am.virtual.engines.cp.pm4 import packets
+from am.virtual.engines.cp.pm4.packets import BadPacket
 from tests.support.virtual_engines import (
     DATA,
     EOP,
@@ -398,8 +398,8 @@ def test_faulting_write_vanishes_and_the_queue_goes_on(bench: Bench) -> None:
 def test_any_dwords_are_accepted_or_refused(words: list[int]) -> None:
     header = words[0]
     try:
-        count = pm4.payload_length(header)
+        count = packets.payload_length(header)
         if len(words) > count:
-            pm4.check(header, words, 1)
+            packets.check(header, words, 1)
     except BadPacket as bad:
         assert bad.header == header

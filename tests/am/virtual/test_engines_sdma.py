@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual.engines.sdma_execute import BadSdmaPacket, SdmaExecutor
+from am.virtual.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
 from tests.support.virtual_engines import (
     DATA,
     SDMA_DOORBELL_DWORD,

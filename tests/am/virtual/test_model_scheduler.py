@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual.engines import mes, pm4_kernel
-from am.virtual.engines.compute_queue import ComputeQueue
-from am.virtual.engines.hqd import Slot
-from am.virtual.engines.mapping import CannotMap, Kind
-from am.virtual.engines.mes_processes import Process, Processes, Resources
+from am.virtual.engines.cp import mes
+from am.virtual.engines.cp.hqd import Slot
+from am.virtual.engines.cp.mapping import CannotMap, Kind
+from am.virtual.engines.cp.mes_processes import Process, Processes, Resources
+from am.virtual.engines.cp.pm4 import kernel
+from am.virtual.engines.cp.queue import ComputeQueue
 from tests.support.virtual_engines import DATA, MQD, RING, Bench, high, low
 
 KIQ_RING = RING + 0x1_0000
@@ -124,7 +125,7 @@ class Scheduler:
         control = queue << 13 | pipe << 16 | me << 18 | engine << 26 | 1 << 29
         doorbell = mqd[143] >> 2 & 0x3FF_FFFF
         self.submit(KIQ_DOORBELL, [
-            header(pm4_kernel.MAP_QUEUES, 6), control, doorbell << 2, low(place), high(place),
+            header(kernel.MAP_QUEUES, 6), control, doorbell << 2, low(place), high(place),
             low(WPTR), high(WPTR),
         ])  # fmt: skip
 
@@ -226,16 +227,14 @@ def test_a_pipe_that_cannot_start_is_named(lack: str) -> None:
 def test_the_kiq_takes_pm4_and_maps_a_compute_queue(machine: Scheduler) -> None:
     scratch(machine, KIQ_DOORBELL, 0xDEAD)
     mqd = compute_mqd(QUEUE_MQD, QUEUE_RING, QUEUE_DOORBELL)
-    machine.submit(
-        KIQ_DOORBELL, [header(pm4_kernel.SET_RESOURCES, 7), 10 << 16, 0xFF, 0, 0, 0, 0, 0]
-    )
+    machine.submit(KIQ_DOORBELL, [header(kernel.SET_RESOURCES, 7), 10 << 16, 0xFF, 0, 0, 0, 0, 0])
     machine.map("compute", mqd, QUEUE_MQD, queue=1)
     machine.queue(machine.bench.gfx.mec.slots[0][1])
     scratch(machine, QUEUE_DOORBELL, 0xBEEF)
     assert machine.bench.active(0, 1) and not machine.bench.active(0, 0)
     machine.submit(
         KIQ_DOORBELL,
-        [header(pm4_kernel.UNMAP_QUEUES, 5), 1 << 29, QUEUE_DOORBELL << 2, 0, 0, 0],
+        [header(kernel.UNMAP_QUEUES, 5), 1 << 29, QUEUE_DOORBELL << 2, 0, 0, 0],
     )
     machine.bench.wait(lambda: not machine.bench.active(0, 1), "not unmapped")
     assert machine.bench.chip.violations == []

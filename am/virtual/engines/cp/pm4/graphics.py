@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from am.virtual.engines import pm4
-from am.virtual.engines.pm4 import (
+from am.virtual.engines.cp.pm4 import packets
+from am.virtual.engines.cp.pm4.execute import Executor, Handler
+from am.virtual.engines.cp.pm4.packets import (
     ADDRESS_HI,
     INDIRECT_BUFFER,
     LOW_4,
@@ -19,10 +20,9 @@ from am.virtual.engines.pm4 import (
     PacketFormat,
     free,
 )
-from am.virtual.engines.pm4_execute import Executor, Handler
 
 if TYPE_CHECKING:
-    from am.virtual.engines.compute_queue import ComputeQueue
+    from am.virtual.engines.cp.queue import ComputeQueue
 
 CLEAR_STATE = 0x12
 CONTEXT_CONTROL = 0x28
@@ -63,7 +63,7 @@ class GraphicsExecutor(Executor):
     """Runs the packets of a graphics queue. ENGINE_SEL may be ME or PFP, which here are one."""
 
     formats: ClassVar[Mapping[int, PacketFormat]] = {
-        **pm4.FORMATS,
+        **packets.FORMATS,
         **{entry.opcode: entry for entry in _FORMATS},
     }
     engines = 2

@@ -1,7 +1,7 @@
 """Decode PM4 type-3 packets strictly: what the command processor would choke on is refused.
 
-The formats here are those that a compute queue takes; other queues take more (pm4_kernel.py,
-pm4_graphics.py).
+The formats here are those that a compute queue takes; other queues take more (kernel.py,
+graphics.py).
 
 Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/nvd.h (opcodes, bit positions), gfx_v11_0.c (what the
 kernel emits on GFX11), Mesa src/amd/common/sid.h (GLK bits of RELEASE_MEM). Payload layouts are

@@ -9,14 +9,14 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from am.virtual.engines import mes
-from am.virtual.engines.compute_queue import ComputeQueue
-from am.virtual.engines.sdma_slot import SdmaSlot
+from am.virtual.engines.cp import mes
+from am.virtual.engines.cp.queue import ComputeQueue
+from am.virtual.engines.sdma.slot import SdmaSlot
 
 if TYPE_CHECKING:
-    from am.virtual.engines.graphics import GraphicsSlot
-    from am.virtual.engines.hqd import Slot
-    from am.virtual.engines.mec import Mec
+    from am.virtual.engines.cp.graphics import GraphicsSlot
+    from am.virtual.engines.cp.hqd import Slot
+    from am.virtual.engines.cp.mec import Mec
 
     KernelSlot: TypeAlias = Slot | GraphicsSlot
     AnySlot: TypeAlias = Slot | GraphicsSlot | SdmaSlot

@@ -11,14 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
-from am.virtual.engines import mes
-from am.virtual.engines.compute_queue import GRBM_CP, ComputeQueue, Runner
-from am.virtual.engines.dispatch import Launcher, ShRegisters
+from am.virtual.engines.cp import mes
+from am.virtual.engines.cp.dispatch import Launcher, ShRegisters
+from am.virtual.engines.cp.graphics import Graphics
+from am.virtual.engines.cp.hqd import Slot
+from am.virtual.engines.cp.mes import Mes
+from am.virtual.engines.cp.pm4.execute import Executor
+from am.virtual.engines.cp.queue import GRBM_CP, ComputeQueue, Runner
 from am.virtual.engines.engine import MemoryWritten
-from am.virtual.engines.graphics import Graphics
-from am.virtual.engines.hqd import Slot
-from am.virtual.engines.mes import Mes
-from am.virtual.engines.pm4_execute import Executor
 from am.virtual.engines.shaders import ShaderArray
 from am.virtual.firmware.images import MEC_START
 

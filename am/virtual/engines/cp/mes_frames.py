@@ -10,14 +10,14 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from am.virtual.engines.mapping import CannotMap, Kind, by_doorbell, map_queue, slot_of, unmapped
-from am.virtual.engines.mes_processes import Process, Processes, Resources
-from am.virtual.engines.pm4 import BadPacket
+from am.virtual.engines.cp.mapping import CannotMap, Kind, by_doorbell, map_queue, slot_of, unmapped
+from am.virtual.engines.cp.mes_processes import Process, Processes, Resources
+from am.virtual.engines.cp.pm4.packets import BadPacket
 
 if TYPE_CHECKING:
-    from am.virtual.engines.compute_queue import ComputeQueue
-    from am.virtual.engines.mapping import AnySlot
-    from am.virtual.engines.mes import Mes
+    from am.virtual.engines.cp.mapping import AnySlot
+    from am.virtual.engines.cp.mes import Mes
+    from am.virtual.engines.cp.queue import ComputeQueue
 
 FRAME_DWORDS = 64
 TYPE_SCHEDULER = 1

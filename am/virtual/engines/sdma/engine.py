@@ -12,8 +12,8 @@ from am import regs
 from am.chips.navi31 import facts
 from am.virtual.block import Block, Reset
 from am.virtual.engines.engine import MemoryWritten
-from am.virtual.engines.sdma_queue import SdmaQueue
-from am.virtual.engines.sdma_slot import SdmaSlot
+from am.virtual.engines.sdma.queue import SdmaQueue
+from am.virtual.engines.sdma.slot import SdmaSlot
 from am.virtual.registers import Writer
 from hcq.fields import RegisterValue
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from am.virtual.engines.sdma_queue import SdmaQueue, SdmaSetup
+from am.virtual.engines.sdma.queue import SdmaQueue, SdmaSetup
 from am.virtual.registers import Writer
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:
-    from am.virtual.engines.sdma import Sdma
+    from am.virtual.engines.sdma.engine import Sdma
 
 POWER_ON = {"RB_CNTL": 0x00040800, "IB_CNTL": 0x00000100, "CONTEXT_STATUS": 0x00000804}
 SETUP_REGISTERS = ("RB_BASE", "RB_BASE_HI", "RB_RPTR_ADDR_LO", "RB_RPTR_ADDR_HI")

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from am.virtual.engines import pm4
-from am.virtual.engines.mapping import CannotMap, Kind, by_doorbell, map_queue, slot_of, unmapped
-from am.virtual.engines.pm4 import ADDRESS_HI, LOW_4, BadPacket, PacketFormat, free
-from am.virtual.engines.pm4_execute import Executor, Handler
+from am.virtual.engines.cp.mapping import CannotMap, Kind, by_doorbell, map_queue, slot_of, unmapped
+from am.virtual.engines.cp.pm4 import packets
+from am.virtual.engines.cp.pm4.execute import Executor, Handler
+from am.virtual.engines.cp.pm4.packets import ADDRESS_HI, LOW_4, BadPacket, PacketFormat, free
 
 if TYPE_CHECKING:
-    from am.virtual.engines.compute_queue import ComputeQueue
+    from am.virtual.engines.cp.queue import ComputeQueue
 
 SET_RESOURCES = 0xA0
 MAP_QUEUES = 0xA2
@@ -60,7 +60,7 @@ class KernelExecutor(Executor):
     """Runs the packets of the KIQ."""
 
     formats: ClassVar[Mapping[int, PacketFormat]] = {
-        **pm4.FORMATS,
+        **packets.FORMATS,
         **{entry.opcode: entry for entry in _FORMATS},
     }
 

@@ -13,10 +13,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from am.virtual.engines import atomics, pm4
+from am.virtual.engines import atomics
+from am.virtual.engines.cp.pm4 import packets
+from am.virtual.engines.cp.pm4.packets import BadPacket, PacketFormat, PrivilegedRegister
+from am.virtual.engines.cp.pm4.surroundings import Surroundings
 from am.virtual.engines.engine import clock_ticks
-from am.virtual.engines.pm4 import BadPacket, PacketFormat, PrivilegedRegister
-from am.virtual.engines.pm4_surroundings import Surroundings
 
 CS_PARTIAL_FLUSH = 0x07
 PARTIAL_FLUSH_INDEX = 4
@@ -61,7 +62,7 @@ class Executor:
     many dwords after the packet are to be skipped.
     """
 
-    formats: ClassVar[Mapping[int, PacketFormat]] = pm4.FORMATS
+    formats: ClassVar[Mapping[int, PacketFormat]] = packets.FORMATS
     valid_bit = IB_VALID  # without which a queue takes no INDIRECT_BUFFER
     inherit_bit = IB_INHERIT_VMID  # an INDIRECT_BUFFER with it keeps the VMID
     engines = 1  # values of ENGINE_SEL: a compute queue has one engine, a graphics queue ME and PFP
@@ -80,29 +81,29 @@ class Executor:
             entry = self.formats[opcode]
             masks = tuple((at, mask) for at, mask in enumerate(entry.reserved) if mask)
             # The key is the header without its count: reserved header bits miss the table.
-            key = (pm4.TYPE3 << 30) | (opcode << 8)
+            key = (packets.TYPE3 << 30) | (opcode << 8)
             self._table[key] = (entry.minimum, entry.maximum, masks, handler)
 
     def handlers(self) -> dict[int, Handler]:
         """What executes each opcode; kinds of queues that take more packets add theirs."""
         return {
-            pm4.NOP: self._nop,
-            pm4.DISPATCH_DIRECT: self._dispatch_direct,
-            pm4.DISPATCH_INDIRECT: self._dispatch_indirect,
-            pm4.ATOMIC_MEM: self._atomic_mem,
-            pm4.COND_EXEC: self._cond_exec,
-            pm4.PRED_EXEC: self._pred_exec,
-            pm4.WRITE_DATA: self._write_data,
-            pm4.WAIT_REG_MEM: self._wait_reg_mem,
-            pm4.WAIT_REG_MEM64: self._wait_reg_mem64,
-            pm4.INDIRECT_BUFFER: self._indirect_buffer,
-            pm4.COPY_DATA: self._copy_data,
-            pm4.EVENT_WRITE: self._event_write,
-            pm4.RELEASE_MEM: self._release_mem,
-            pm4.ACQUIRE_MEM: self._acquire_mem,
-            pm4.DMA_DATA: self._dma_data,
-            pm4.SET_SH_REG: self._set_sh_reg,
-            pm4.SET_UCONFIG_REG: self._set_uconfig_reg,
+            packets.NOP: self._nop,
+            packets.DISPATCH_DIRECT: self._dispatch_direct,
+            packets.DISPATCH_INDIRECT: self._dispatch_indirect,
+            packets.ATOMIC_MEM: self._atomic_mem,
+            packets.COND_EXEC: self._cond_exec,
+            packets.PRED_EXEC: self._pred_exec,
+            packets.WRITE_DATA: self._write_data,
+            packets.WAIT_REG_MEM: self._wait_reg_mem,
+            packets.WAIT_REG_MEM64: self._wait_reg_mem64,
+            packets.INDIRECT_BUFFER: self._indirect_buffer,
+            packets.COPY_DATA: self._copy_data,
+            packets.EVENT_WRITE: self._event_write,
+            packets.RELEASE_MEM: self._release_mem,
+            packets.ACQUIRE_MEM: self._acquire_mem,
+            packets.DMA_DATA: self._dma_data,
+            packets.SET_SH_REG: self._set_sh_reg,
+            packets.SET_UCONFIG_REG: self._set_uconfig_reg,
         }
 
     def run(self, words: Sequence[int]) -> int:
@@ -120,26 +121,26 @@ class Executor:
             header = words[at]
             entry = table.get(header & 0xC000_FFFD)
             if entry is None:
-                pm4.payload_length(header)
-                pm4.check(header, words, at + 1, self.formats)
+                packets.payload_length(header)
+                packets.check(header, words, at + 1, self.formats)
                 raise BadPacket("packet cannot be executed", header)
             minimum, maximum, masks, handler = entry
-            count = ((header >> 16) & pm4.MAXIMUM_COUNT) + 1
-            if count > pm4.MAXIMUM_COUNT:
-                if header & ~pm4.SHADER_TYPE != pm4.ONE_DWORD_NOP:
+            count = ((header >> 16) & packets.MAXIMUM_COUNT) + 1
+            if count > packets.MAXIMUM_COUNT:
+                if header & ~packets.SHADER_TYPE != packets.ONE_DWORD_NOP:
                     raise BadPacket("count 0x3fff belongs to a one-dword NOP alone", header)
                 at += 1
                 self.consumed = at
                 continue
             if not minimum <= count <= maximum:
-                pm4.check(header, words, at + 1, self.formats)
+                packets.check(header, words, at + 1, self.formats)
             payload = at + 1
             after = payload + count
             if after > end:
                 break
             for position, mask in masks:
                 if words[payload + position] & mask:
-                    pm4.check(header, words, payload, self.formats)
+                    packets.check(header, words, payload, self.formats)
             self.packets += 1
             skip = handler(words, payload, count)
             at = after
@@ -169,8 +170,8 @@ class Executor:
         return 0
 
     def _set_uconfig_reg(self, words: Sequence[int], at: int, count: int) -> int:
-        first = pm4.UCONFIG_REGISTERS.start + words[at]
-        if first + count - 1 > pm4.UCONFIG_REGISTERS.stop:
+        first = packets.UCONFIG_REGISTERS.start + words[at]
+        if first + count - 1 > packets.UCONFIG_REGISTERS.stop:
             raise BadPacket(
                 f"SET_UCONFIG_REG of {count - 1} registers at {words[at]:#x} leaves its space",
                 words[at - 1],
@@ -180,16 +181,16 @@ class Executor:
         return 0
 
     def _read_register(self, index: int, header: int) -> int:
-        if index in pm4.SH_REGISTERS:
-            return self.around.sh[index - pm4.SH_REGISTERS.start]
+        if index in packets.SH_REGISTERS:
+            return self.around.sh[index - packets.SH_REGISTERS.start]
         return self.around.read_register(index)
 
     def _write_register(self, index: int, value: int, header: int) -> None:
-        if index in pm4.SH_REGISTERS:
-            offset = index - pm4.SH_REGISTERS.start
+        if index in packets.SH_REGISTERS:
+            offset = index - packets.SH_REGISTERS.start
             self.around.check_sh(offset, (value,))
             self.around.sh[offset] = value
-        elif index in pm4.UCONFIG_REGISTERS or self.around.privileged:
+        elif index in packets.UCONFIG_REGISTERS or self.around.privileged:
             self.around.write_register(index, value)
         else:
             raise PrivilegedRegister(f"register {index:#x} needs a privileged queue", header)
@@ -250,9 +251,9 @@ class Executor:
             data = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
             self.around.store(self.vmid, destination, data)
         elif destination_kind in (0, 4):
-            self._write_register(words[at + 3], value & pm4.ALL, header)
+            self._write_register(words[at + 3], value & packets.ALL, header)
             if size == 8:
-                self._write_register(words[at + 3] + 1, value >> 32 & pm4.ALL, header)
+                self._write_register(words[at + 3] + 1, value >> 32 & packets.ALL, header)
         else:
             raise BadPacket(f"COPY_DATA destination {destination_kind} is not modelled", header)
         return 0

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from am.virtual.engines import transfer
-from am.virtual.engines.dispatch import BadDispatch
+from am.virtual.engines.cp.dispatch import BadDispatch
+from am.virtual.engines.cp.pm4.packets import BadPacket, PrivilegedRegister
 from am.virtual.engines.engine import Worker
-from am.virtual.engines.pm4 import BadPacket, PrivilegedRegister
 from am.virtual.shader import Dispatch, Ending, Outcome
 from hcq.emu.memory import Abort
 
 if TYPE_CHECKING:
-    from am.virtual.engines.graphics import GraphicsSlot
-    from am.virtual.engines.hqd import Slot
-    from am.virtual.engines.mec import Mec
+    from am.virtual.engines.cp.graphics import GraphicsSlot
+    from am.virtual.engines.cp.hqd import Slot
+    from am.virtual.engines.cp.mec import Mec
 
 # Client ids of the graphics hub (Linux 6.12 gfxhub_v3_0.c).
 CLIENT_CPF = 4  # fetches rings and buffers

@@ -9,10 +9,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Protocol
 
-from am.virtual.engines.compute_queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
+from am.virtual.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
 
 if TYPE_CHECKING:
-    from am.virtual.engines.mec import Mec
+    from am.virtual.engines.cp.mec import Mec
 
 MQD_HEADER = 0xC0310800
 MQD_DWORDS = 512

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from am.virtual.engines.pm4 import SH_REGISTERS
+from am.virtual.engines.cp.pm4.packets import SH_REGISTERS
 from am.virtual.shader import Dispatch
 from hcq.fields import Register, RegisterMap
 

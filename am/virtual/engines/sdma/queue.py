@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from am.virtual.engines import transfer
 from am.virtual.engines.engine import Worker
-from am.virtual.engines.sdma_execute import BadSdmaPacket, SdmaExecutor
+from am.virtual.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
 
 if TYPE_CHECKING:
-    from am.virtual.engines.sdma_slot import SdmaSlot
+    from am.virtual.engines.sdma.slot import SdmaSlot
     from am.virtual.memory.hubfault import Fault
 
 FETCH_BYTES = 1 << 20

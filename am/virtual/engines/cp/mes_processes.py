@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from am.virtual.engines.mapping import CannotMap, Kind
+from am.virtual.engines.cp.mapping import CannotMap, Kind
 
 if TYPE_CHECKING:
-    from am.virtual.engines.mapping import AnySlot
-    from am.virtual.engines.mec import Mec
+    from am.virtual.engines.cp.mapping import AnySlot
+    from am.virtual.engines.cp.mec import Mec
 
 VMIDS = 16
 PAGE_SHIFT = 12

@@ -1,7 +1,7 @@
 """The micro-engine scheduler: ME 3, whose pipe 0 schedules queues and whose pipe 1 is the KIQ.
 
 Both serve one queue with the registers of a compute queue. The kernel interface queue takes PM4
-(pm4_kernel.py), the scheduler takes frames of its own (mes_frames.py). Facts: Linux 6.12
+(pm4/kernel.py), the scheduler takes frames of its own (mes_frames.py). Facts: Linux 6.12
 mes_v11_0.c (start of the pipes, versions, queue registers), gc_11_0_0_{sh_mask,default}.h.
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
-from am.virtual.engines.compute_queue import ComputeQueue, Runner
-from am.virtual.engines.hqd import Slot
-from am.virtual.engines.mes_frames import FrameExecutor
-from am.virtual.engines.mes_processes import Processes
-from am.virtual.engines.pm4_kernel import KernelExecutor
+from am.virtual.engines.cp.hqd import Slot
+from am.virtual.engines.cp.mes_frames import FrameExecutor
+from am.virtual.engines.cp.mes_processes import Processes
+from am.virtual.engines.cp.pm4.kernel import KernelExecutor
+from am.virtual.engines.cp.queue import ComputeQueue, Runner
 from am.virtual.firmware.images import MEC_START
 
 if TYPE_CHECKING:
-    from am.virtual.engines.mec import Mec
+    from am.virtual.engines.cp.mec import Mec
 
 ME = 3
 PIPES = 2

@@ -10,12 +10,12 @@ import struct
 from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
-from am.virtual.engines.compute_queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
-from am.virtual.engines.hqd import MQD_DWORDS
-from am.virtual.engines.pm4_graphics import GraphicsExecutor
+from am.virtual.engines.cp.hqd import MQD_DWORDS
+from am.virtual.engines.cp.pm4.graphics import GraphicsExecutor
+from am.virtual.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
 
 if TYPE_CHECKING:
-    from am.virtual.engines.mec import Mec
+    from am.virtual.engines.cp.mec import Mec
 
 HALTED = 0x1500_0000  # CP_ME_CNTL at power-on
 QUEUES = 2

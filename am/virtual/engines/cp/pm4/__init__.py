@@ -1,0 +1,1 @@
+"""PM4 packets: formats, and execution for each kind of queue."""

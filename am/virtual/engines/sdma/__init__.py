@@ -1,0 +1,1 @@
+"""The copy engines: registers, queue slots, rings, packets."""
