@@ -16,6 +16,7 @@ from compiler.kernel.ir import (
     Statement,
     Store,
     Value,
+    binary,
     load,
     thread_range,
     value,
@@ -27,6 +28,12 @@ READ = 4  # totals that a thread reads at once
 def exchange(source: Value, mask: int) -> Value:
     """The same value of the lane whose number is this one's xor `mask`, a power of two."""
     return value("exchange", source.dtype, (source,), mask)
+
+
+def larger(left: Value, right: Value) -> Value:
+    """The greater of two; the left one where the right one is no number."""
+    above = binary("lt", left, right)
+    return value("where", left.dtype, (above, right, left))
 
 
 def join_lanes(operation: str, total: Memory, lanes: int, first: int = 1) -> list[Statement]:

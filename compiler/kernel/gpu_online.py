@@ -15,9 +15,10 @@ from compiler.dtype import float32
 from compiler.graph import ops
 from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, replace
+from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Attention
-from compiler.kernel.functions import exp
+from compiler.kernel.functions import exp_below
+from compiler.kernel.gpu_join import larger
 from compiler.kernel.gpu_loops import threads_along
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.ir import (
@@ -170,12 +171,12 @@ class _ByThreads:
             places = {**self.places, parts.keys: key}
             score = self.value(replace(parts.score, parts.inner, scores[i]), places)
             statements.append(Store(self.scores, constant(i), score))
-            raised = combine("max", raised, scores[i])
+            raised = larger(raised, scores[i])
         statements.append(Store(self.scale, zero, largest))
         statements.append(Store(self.largest, zero, raised))
-        statements.append(Store(self.scale, zero, exp(binary("sub", scale, largest))))
+        statements.append(Store(self.scale, zero, exp_below(binary("sub", scale, largest))))
         for i, score in enumerate(scores):
-            weight = exp(binary("sub", score, largest))
+            weight = exp_below(binary("sub", score, largest))
             statements.append(Store(self.scores, constant(i), weight))
         for memory, (_, extra) in zip(self.sums, parts.sums, strict=True):
             total = binary("mul", load(memory, zero), scale)

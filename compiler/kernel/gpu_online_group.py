@@ -19,10 +19,10 @@ from compiler.dtype import float32
 from compiler.graph import ops
 from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, replace
+from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Attention
-from compiler.kernel.functions import exp
-from compiler.kernel.gpu_join import join, join_lanes, waves_memory
+from compiler.kernel.functions import exp_below
+from compiler.kernel.gpu_join import join, join_lanes, larger, waves_memory
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.ir import (
     Barrier,
@@ -164,12 +164,12 @@ class _ByGroup:
         largest, before = load(self.largest, zero), load(self.before, zero)
         raised = largest
         for turn in range(self.turns):
-            raised = combine("max", raised, load(self.scores, constant(turn)))
+            raised = larger(raised, load(self.scores, constant(turn)))
         statements += [
             Store(self.before, zero, largest),
             Store(self.largest, zero, raised),
             *join("max", self.largest, self.block, self.block, self.wave, self.shared),
-            Store(self.scale, zero, exp(binary("sub", before, largest))),
+            Store(self.scale, zero, exp_below(binary("sub", before, largest))),
         ]
         for memory in self.sums:
             scaled = binary("mul", load(memory, zero), load(self.scale, zero))
@@ -179,7 +179,7 @@ class _ByGroup:
             at, weight = constant(turn), load(self.scores, constant(turn))
             place = self.thread // self.lanes + turn * self.beside
             store = Store(self.weights, place, weight)
-            statements.append(Store(self.scores, at, exp(binary("sub", weight, largest))))
+            statements.append(Store(self.scores, at, exp_below(binary("sub", weight, largest))))
             statements.append(If(first, (store,)) if first else store)
             for memory, (_, extra) in zip(self.sums, parts.sums, strict=True):
                 term = weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,18 @@ from numpy.typing import NDArray
 
 import hcq
 from compiler import Tensor
+from compiler.dtype import bfloat16, float16, float32
 from compiler.index.ranges import Computation, express
 from compiler.kernel.choices import Attention
 from compiler.kernel.lower import lower, spaces
+from compiler.kernel.text import format_kernel
 from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
-from hcq.target import TargetSpec, ptx_target
-from tests.support.compiler_cases import GFX1100
+from hcq.target import TargetSpec, matrix_family, ptx_target
+from tests.support.compiler_cases import GFX1100, disassembly
 from tests.support.kernel_interpreter import interpret
+from tests.support.matrix_hardware import hardware
 
 Array = NDArray[Any]
 SM_90 = ptx_target("sm_90", compute_units=132)
@@ -108,8 +112,102 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def navi31(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    with hcq.open("virtual:navi31") as opened:
+        use_cache(opened, tmp_path_factory.mktemp("kernels"))
+        yield opened
+
+
 @pytest.mark.parametrize("sizes", [(1, 131, 64, 64), (5, 70, 20, 9), (33, 40, 150, 140)])
 def test_on_a_virtual_nvidia_gpu(gpu: Device, sizes: tuple[int, int, int, int]) -> None:
     arrays = inputs(*sizes)
     found = attention(*(Tensor(array, device=gpu) for array in arrays)).numpy()
     np.testing.assert_allclose(found, expected(*arrays), rtol=3e-5, atol=1e-5)
+
+
+# ---- matrix units ------------------------------------------------------------------------------
+
+
+def amd(cpu: str, wave: int) -> TargetSpec:
+    return replace(GFX1100, name=cpu, cpu=cpu, wave_size=wave, matrix=matrix_family(cpu))
+
+
+UNITS = [
+    GFX1100, amd("gfx1201", 32), amd("gfx942", 64), amd("gfx950", 64), ptx_target("sm_80", 64),
+]  # fmt: skip
+
+
+def halves(sizes: tuple[int, int, int, int], spread: float = 0.5) -> list[Array]:
+    return [(array * spread).astype(np.float16) for array in inputs(*sizes)]
+
+
+@pytest.mark.parametrize("target", UNITS, ids=lambda target: target.name)
+@pytest.mark.parametrize("sizes", [(16, 32, 16, 16), (21, 37, 40, 24), (17, 70, 33, 13)])
+def test_matrix_units_compute_both_products(
+    target: TargetSpec, sizes: tuple[int, int, int, int]
+) -> None:
+    arrays = halves(sizes)
+    computed = computation(arrays)
+    space = spaces(computed, target)[0]
+    assert isinstance(space.start, Attention) and space.start.form == "matrix"
+    for record in [space.start, *list(space.neighbours(space.start))[::2]]:
+        kernel = lower(computed, target, record)
+        assert format_kernel(kernel).count("matrix.") > 1
+        result = interpret(kernel, arrays, hardware).reshape(sizes[0], sizes[3])
+        np.testing.assert_allclose(
+            result, expected(*arrays), rtol=5e-3, atol=5e-3, err_msg=str(record)
+        )
+
+
+def test_rows_with_masks_and_sums_on_matrix_units() -> None:
+    """A mask read for each score, a row that sees nothing, an epilogue."""
+    arrays = halves((20, 40, 16, 24))
+    mask = np.where(np.arange(40) <= np.arange(20)[:, None] + 3, 0, -np.inf).astype(np.float16)
+    mask[7] = -np.inf
+    query, key, value = (Tensor(array, device="cpu") for array in arrays)
+    scores = (query @ key.transpose(-1, -2)) * 0.25 + Tensor(mask, device="cpu")
+    (group,) = schedule([(scores.softmax() @ value * 2 + 1).node])
+    computed = express(group)
+    kernel = lower(computed, GFX1100)
+    assert "matrix." in format_kernel(kernel)
+    tensors = (query, key, value)
+    order = {id(tensor.node): array for tensor, array in zip(tensors, arrays, strict=True)}
+    given = [order.get(id(node), mask) for node in group.inputs]
+    result = interpret(kernel, given, hardware).reshape(20, 24)
+    with np.errstate(invalid="ignore"):
+        wide = arrays[0].astype(np.float64) @ arrays[1].T.astype(np.float64) * 0.25 + mask
+        raised = np.exp(wide - wide.max(-1, keepdims=True))
+        wanted = raised / raised.sum(-1, keepdims=True) @ arrays[2] * 2 + 1
+    assert np.isnan(result[7]).all()
+    np.testing.assert_allclose(result, wanted, rtol=5e-3, atol=5e-3)
+
+
+def test_weights_that_stay_wide_stay_off_the_units() -> None:
+    arrays = halves((32, 32, 16, 16))
+    query, key, value = (Tensor(array, device="cpu").cast(float32) for array in arrays)
+    (group,) = schedule([attention(query, key, value).node])
+    for space in spaces(express(group), GFX1100):
+        assert isinstance(space.start, Attention) and space.start.form != "matrix"
+
+
+@pytest.mark.parametrize(
+    ("target", "word"),
+    [(GFX1100, "v_wmma_f32_16x16x16_f16"), (UNITS[2], "v_mfma_f32_16x16x16_f16")],
+    ids=["gfx1100", "gfx942"],
+)
+def test_the_code_of_matrix_units(target: TargetSpec, word: str) -> None:
+    text = disassembly(lower(computation(halves((256, 256, 64, 64))), target), target)
+    assert text.count(word) >= 8 and "scratch_" not in text
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_matrix_units_of_virtual_gpus(gpu: Device, navi31: Device, kind: str) -> None:
+    dtype = {"float16": float16, "bfloat16": bfloat16}[kind]
+    for device, sizes in ((gpu, (40, 70, 64, 64)), (navi31, (17, 33, 20, 150))):
+        wide = inputs(*sizes)
+        tensors = [Tensor(array * 0.5, device=device).cast(dtype).realize() for array in wide]
+        arrays = [tensor.cast(float32).numpy() for tensor in tensors]
+        found = attention(*tensors).cast(float32).numpy()
+        close = 5e-3 if kind == "float16" else 3e-2
+        np.testing.assert_allclose(found, expected(*arrays), rtol=close, atol=close)

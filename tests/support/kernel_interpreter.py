@@ -39,7 +39,9 @@ def interpret(kernel: Kernel, inputs: Sequence[Array], matrix: Matrix) -> Array:
     parameters = zip(kernel.parameters[1:], inputs, strict=True)
     arrays = {kernel.parameters[0]: output, **{m: a.reshape(-1) for m, a in parameters}}
     for group in itertools.product(*(range(size) for size in kernel.grid)):
-        _Group(kernel, arrays, group, matrix).statements(kernel.body, np.ones(kernel.block, bool))
+        with np.errstate(all="ignore"):  # threads that are off compute too
+            whole = np.ones(kernel.block, bool)
+            _Group(kernel, arrays, group, matrix).statements(kernel.body, whole)
     return output
 
 
@@ -125,8 +127,7 @@ class _Group:
             return np.asarray(sources[0][np.arange(self.threads) ^ node.arg])
         if node.op == "matrix":
             return self.matrix(node.arg, *sources)
-        with np.errstate(all="ignore"):  # threads that are off compute too
-            return np.asarray(_BINARY[node.op](*sources))
+        return np.asarray(_BINARY[node.op](*sources))
 
     def load(self, access: Load, lanes: int) -> Array:
         memory = self.memories[access.memory]

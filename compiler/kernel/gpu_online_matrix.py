@@ -1,0 +1,498 @@
+"""Attention on the matrix units of a GPU: both products of 16-bit floats, summed in float32.
+
+A wave has as many rows as its unit; their part of the left factor stays in its registers. The
+group's waves copy a tile of keys and of values into local memory, each wave multiplies its rows
+with the keys, turns scores into weights where they are, and multiplies those with the values:
+
+    for tile of keys:
+        keys[key][depth], values[column][key] = ...; barrier
+        scores = left x keys                         fragments of totals
+        largest, scale                               lanes that share a row exchange maxima
+        output = output * scale + weights x values   weights are a left fragment
+        barrier
+
+A lane holds some columns of a row of the scores. Which key a column stands for is free, so they are
+dealt out such that a lane's scores are the very steps that it must hold of the left fragment for
+the second product; where every part of a wave holds all steps (gfx11), they are exchanged once.
+(T. Dao, "FlashAttention-2", arXiv:2307.08691.)
+"""
+
+from __future__ import annotations
+
+from compiler.dtype import DType, float32
+from compiler.graph import ops
+from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.accumulate import replace
+from compiler.kernel.choices import Attention
+from compiler.kernel.functions import exp_below
+from compiler.kernel.gpu_join import exchange, join_lanes, larger
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    binary,
+    cast,
+    const,
+    gate,
+    group_range,
+    load,
+    substitute,
+    thread_range,
+    value,
+)
+from compiler.kernel.matrix_units import MatrixUnit, find_unit
+from compiler.kernel.online import FINITE_LOWEST, Online, widened
+from compiler.kernel.spread import pack, spread, store
+from hcq.target import TargetSpec
+
+VECTOR = 8  # 16-bit elements that a thread moves at once
+TURNED = 4  # keys that a thread joins where values' memory runs across
+LONGEST = 128  # columns of a group: totals of a lane
+KEPT = 128  # of the depth: what a lane keeps of its row
+STORED = 8  # columns that a lane stores at once
+SHARE = 40 << 10  # bytes of local memory that a group should not pass
+
+
+def suits(parts: Online, target: TargetSpec) -> MatrixUnit | None:
+    """The unit for both products, where all factors and the weights are of one 16-bit type."""
+    kinds = {_narrow(side) for side in (parts.left, parts.right, parts.factor)}
+    kinds.add(parts.rounded)
+    kind = kinds.pop()
+    if kinds or kind is None:
+        return None
+    unit = find_unit(target.matrix, kind, float32)
+    return unit if unit is not None and unit.wave == target.wave_size else None
+
+
+def _narrow(side: Value) -> DType | None:
+    return side.sources[0].dtype if side.op == "cast" else None
+
+
+def local_bytes(parts: Online, unit: MatrixUnit, wanted: Attention) -> int:
+    """Local memory that a kernel takes."""
+    deep, wide = _deep(parts, unit) + VECTOR, _wide(parts, unit)
+    return (wanted.keys * deep + wide * (wanted.keys + VECTOR)) * unit.element.itemsize
+
+
+def fits(parts: Online, unit: MatrixUnit, wanted: Attention, target: TargetSpec) -> bool:
+    """Whether a group holds its tiles and its threads share the copying evenly."""
+    return (
+        wanted.keys % unit.depth == 0
+        and wanted.keys % unit.columns == 0
+        and wanted.block <= target.max_threads_per_group
+        and local_bytes(parts, unit, wanted) <= target.local_memory
+    )
+
+
+def _vector(unit: MatrixUnit) -> int:
+    """Elements along the depth that a lane takes at once."""
+    return max(unit.held, VECTOR)
+
+
+def _deep(parts: Online, unit: MatrixUnit) -> int:
+    """The depth, as long as whole vectors of all parts make it."""
+    span = _vector(unit) * unit.depth_parts
+    return -(-parts.depth.size // span) * span
+
+
+def _wide(parts: Online, unit: MatrixUnit) -> int:
+    """Columns of a group: whole fragments."""
+    blocks = -(-parts.columns.size // LONGEST)
+    return -(-parts.columns.size // (blocks * unit.columns)) * unit.columns
+
+
+def by_matrix_units(
+    computation: Computation,
+    parts: Online,
+    target: TargetSpec,
+    unit: MatrixUnit,
+    wanted: Attention,
+) -> Kernel:
+    """The kernel; its grid is (row blocks, batch, column blocks)."""
+    return _OnUnits(computation, parts, unit, wanted).kernel()
+
+
+class _OnUnits:
+    """Sizes and memories of one kernel."""
+
+    def __init__(
+        self, computation: Computation, parts: Online, unit: MatrixUnit, wanted: Attention
+    ) -> None:
+        self.computation, self.parts, self.unit = computation, parts, unit
+        self.block, self.tall = wanted.block, wanted.keys
+        self.thread = thread_range(self.block).index()
+        self.lane = self.thread % unit.wave
+        self.position, self.part = unit.position(self.lane), unit.part(self.lane)
+        rows = self.block // unit.wave * unit.rows
+        groups = -(-parts.rows.size // rows)
+        self.rows = Range("rows_wide", groups * rows)
+        first = group_range(0, groups).index() * rows + self.thread // unit.wave * unit.rows
+        self.row = [first + self.position + block * unit.positions
+                    for block in range(unit.row_blocks)]  # fmt: skip
+        self.deep, self.wide = _deep(parts, unit), _wide(parts, unit)
+        blocks = -(-parts.columns.size // self.wide)
+        self.first_column = group_range(2, blocks).index() * self.wide
+        self.all_columns = blocks * self.wide
+        self.grid = (groups, elements(parts.batch), blocks)
+        sizes = tuple(r.size for r in parts.batch)
+        batch = unflatten(group_range(1, self.grid[1]).index(), sizes)
+        self.places = dict(zip(parts.batch, batch, strict=True))
+        self.tiles = -(-parts.keys.size // self.tall)
+        self.all_keys = self.tiles * self.tall
+        # fragments of scores whose keys make one left fragment of the second product
+        self.joined = unit.depth // unit.columns
+        run = unit.run
+        self.stored = max(1, STORED // run)
+        while self.wide // unit.columns % self.stored:
+            self.stored //= 2
+        kind, lanes = unit.element, unit.total_lanes
+        self.keys = Memory("keys", kind, self.tall * (self.deep + VECTOR), "local")
+        self.values = Memory("values", kind, self.wide * (self.tall + VECTOR), "local")
+        self.left = Memory("left", kind, self.deep // unit.depth, "register", unit.left_lanes)
+        self.keeps = self.deep <= KEPT
+        self.totals = Memory("totals", float32, self.tall // unit.columns, "register", lanes)
+        self.output = Memory("output", float32, self.wide // unit.columns, "register", lanes)
+        self.scores = Memory("scores", float32, self.tall // unit.columns * lanes, "register")
+        count = unit.row_blocks
+        self.largest = [Memory(f"largest{b}", float32, 1, "register") for b in range(count)]
+        self.scale = [Memory(f"scale{b}", float32, 1, "register") for b in range(count)]
+        self.sums = [
+            [Memory(f"sum{i}_{b}", float32, 1, "register") for b in range(count)]
+            for i in range(len(parts.sums))
+        ]
+
+    def kernel(self) -> Kernel:
+        unit, first = self.unit, constant(0)
+        zeros = value("broadcast", float32, (const(0, float32),), lanes=unit.total_lanes)
+        body: list[Statement] = [
+            Store(self.output, constant(i), zeros) for i in range(self.output.count)
+        ]
+        for block in range(unit.row_blocks):
+            body.append(Store(self.largest[block], first, const(FINITE_LOWEST, float32)))
+            body += [Store(sums[block], first, const(0, float32)) for sums in self.sums]
+        if self.keeps:
+            for step in range(0, self.deep, self.span):
+                for turn, operand in enumerate(self.left_operands(constant(step))):
+                    place = step // unit.depth + turn
+                    body.append(Store(self.left, constant(place), operand))
+        tile = Range("tile", self.tiles)
+        start = tile.index() * self.tall
+        inside = (
+            *self.copy(start),
+            Barrier(),
+            *(Store(self.totals, constant(i), zeros) for i in range(self.totals.count)),
+            *self.multiply_keys(),
+            *self.weigh(start),
+            *self.multiply_values(),
+            Barrier(),
+        )
+        body += [Loop(tile, inside), *self.finish()]
+        memories = (
+            self.keys, self.values, *([self.left] if self.keeps else []), self.totals, self.output,
+            self.scores, *self.largest, *self.scale, *(m for sums in self.sums for m in sums),
+        )  # fmt: skip
+        parameters = (self.computation.output, *self.computation.inputs)
+        return Kernel("kernel", parameters, memories, self.grid, self.block, tuple(body))
+
+    # ---- pieces --------------------------------------------------------------------------------
+
+    @property
+    def span(self) -> int:
+        """Steps of the depth that a wave takes at once."""
+        return _vector(self.unit) * self.unit.depth_parts
+
+    def value(self, root: Value) -> Value:
+        return substitute(ops.expand(root), self.places)
+
+    def dealt(self, fragment: int, number: Index, joined: int) -> Index:
+        """Where column `number` of a fragment of `joined` ones stands: each part has a run."""
+        unit = self.unit
+        part, place = unit.column_part(number)
+        base = fragment // joined * (joined * unit.columns)
+        return part * (unit.run * joined) + place + (base + fragment % joined * unit.run)
+
+    def factor(self, side: Value, across: Range, most: int, along: Range, long: int) -> _Factor:
+        """A narrow factor over ranges of whole tiles."""
+        narrow, wide = widened(self.value(side.sources[0]), across, most)
+        narrow, deep = widened(narrow, along, long)
+        return _Factor(narrow, wide, deep)
+
+    def copy(self, start: Index) -> list[Statement]:
+        """The next keys, depth fastest, and values, keys fastest, in local memory."""
+        parts = self.parts
+        keys = self.factor(parts.right, parts.keys, self.all_keys, parts.depth, self.deep)
+        statements: list[Statement] = []
+        units = self.tall * self.deep // VECTOR
+        for number in self.shares(units):
+            row, step = number // (self.deep // VECTOR), number % (self.deep // VECTOR) * VECTOR
+            taken = keys.along(start + row, step, VECTOR)
+            statements.append(store(self.keys, row * (self.deep + VECTOR) + step, taken))
+        factor = self.factor(
+            parts.factor, parts.columns, self.all_columns, parts.keys, self.all_keys
+        )
+        units = self.wide * self.tall // (VECTOR * TURNED)
+        for number in self.shares(units):
+            column, key = number % (self.wide // VECTOR) * VECTOR, number // (self.wide // VECTOR)
+            lines = [
+                factor.across(start + key * TURNED + i, self.first_column + column, VECTOR)
+                for i in range(TURNED)
+            ]
+            for i in range(VECTOR):
+                at = (column + i) * (self.tall + VECTOR) + key * TURNED
+                statements.append(store(self.values, at, [line[i] for line in lines]))
+        return statements
+
+    def shares(self, units: int) -> list[Index]:
+        """The pieces of work of a thread; where there are fewer, some do what others do too."""
+        turns = -(-units // self.block)
+        return [(self.thread + turn * self.block) % units for turn in range(turns)]
+
+    def left_operands(self, step: Index) -> list[Value]:
+        """The wave's left fragments of `span` steps of the depth."""
+        parts, unit, count = self.parts, self.unit, _vector(self.unit)
+        left = self.factor(parts.left, parts.rows, self.rows.size, parts.depth, self.deep)
+        at = unit.depth_part(self.lane) * count + step
+        blocks = [left.along(row, at, count) for row in self.row]
+        turns = range(count // unit.held)
+        return [self.operand([b[t * unit.held : (t + 1) * unit.held] for b in blocks])
+                for t in turns]  # fmt: skip
+
+    def operand(self, blocks: list[list[Value]]) -> Value:
+        """A left fragment in the order its instruction wants, of `held` steps for each block."""
+        length = self.unit.held // self.unit.chunks
+        taken: list[Value] = []
+        for chunk in range(self.unit.chunks):
+            for block in blocks:
+                taken += block[chunk * length : (chunk + 1) * length]
+        return pack(taken)
+
+    def product(self, totals: Memory, at: int, left: Value, right: Value) -> Statement:
+        unit, place = self.unit, constant(at)
+        sources = (left, right, load(totals, place, lanes=unit.total_lanes))
+        made = value("matrix", float32, sources, unit.name, unit.total_lanes)
+        return Store(totals, place, made)
+
+    def multiply_keys(self) -> list[Statement]:
+        """totals += left x keys."""
+        if self.keeps:
+            statements: list[Statement] = []
+            for step in range(0, self.deep, self.span):
+                place = step // self.unit.depth
+                turns = range(_vector(self.unit) // self.unit.held)
+                lefts = [
+                    load(self.left, constant(place + t), lanes=self.unit.left_lanes) for t in turns
+                ]
+                statements += self.keys_step(constant(step), lefts)
+            return statements
+        counter = Range("d", self.deep // self.span)
+        at = counter.index() * self.span
+        return [Loop(counter, tuple(self.keys_step(at, self.left_operands(at))))]
+
+    def keys_step(self, step: Index, lefts: list[Value]) -> list[Statement]:
+        unit, count = self.unit, _vector(self.unit)
+        at = unit.depth_part(self.lane) * count + step
+        statements: list[Statement] = []
+        for fragment in range(self.totals.count):
+            row = self.dealt(fragment, self.position, self.joined)
+            vector = load(self.keys, row * (self.deep + VECTOR) + at, lanes=count)
+            for turn, left in enumerate(lefts):
+                right = _part(vector, turn * unit.held, unit.held)
+                statements.append(self.product(self.totals, fragment, left, right))
+        return statements
+
+    def weigh(self, start: Index) -> list[Statement]:
+        """Scores become weights; sums and the output so far are rescaled."""
+        parts, unit, zero = self.parts, self.unit, constant(0)
+        lanes = unit.total_lanes
+        statements: list[Statement] = []
+        # what stands for the product of a row and a key, while their ranges are widened
+        inner = load(Memory("inner", float32, 1, "register"), zero)
+        score, rows, keys = self.by_key(replace(parts.score, parts.inner, inner))
+        extras = [None if extra is None else self.by_key(extra)[0] for _, extra in parts.sums]
+
+        def key_of(fragment: int, place: int) -> Index:
+            run = unit.run
+            base = fragment // self.joined * (self.joined * unit.columns)
+            return (
+                start
+                + self.part * (run * self.joined)
+                + (base + fragment % self.joined * run + place)
+            )
+
+        for block in range(unit.row_blocks):
+            largest, scale = load(self.largest[block], zero), load(self.scale[block], zero)
+            raised, places = largest, []
+            for fragment in range(self.totals.count):
+                total = load(self.totals, constant(fragment), lanes=lanes)
+                for place in range(unit.run):
+                    at = fragment * lanes + block * unit.run + place
+                    key = key_of(fragment, place)
+                    here = value("extract", float32, (total,), block * unit.run + place)
+                    made = replace(score, inner, here)
+                    made = substitute(made, {rows: self.row[block], keys: key})
+                    exists = at_least_zero(constant(parts.keys.size - 1) - key)
+                    made = gate(exists, made, const(float("-inf"), float32))
+                    statements.append(Store(self.scores, constant(at), made))
+                    raised = larger(raised, load(self.scores, constant(at)))
+                    places.append((at, key))
+            statements += [
+                Store(self.scale[block], zero, largest),
+                Store(self.largest[block], zero, raised),
+                *self.join_row("max", self.largest[block]),
+                Store(self.scale[block], zero, exp_below(binary("sub", scale, largest))),
+            ]
+            for at, _ in places:
+                weight = exp_below(binary("sub", load(self.scores, constant(at)), largest))
+                statements.append(Store(self.scores, constant(at), weight))
+            for sums, extra in zip(self.sums, extras, strict=True):
+                total = binary("mul", load(sums[block], zero), scale)
+                for at, key in places:
+                    term = load(self.scores, constant(at))
+                    if extra is not None:
+                        found = substitute(extra, {rows: self.row[block], keys: key})
+                        term = binary("mul", term, found)
+                    total = binary("add", total, term)
+                statements.append(Store(sums[block], zero, total))
+        return statements
+
+    def by_key(self, root: Value) -> tuple[Value, Range, Range]:
+        """A value of a row and a key, that may lie beyond the last, and their ranges."""
+        root, rows = widened(self.value(root), self.parts.rows, self.rows.size)
+        root, keys = widened(root, self.parts.keys, self.all_keys)
+        return root, rows, keys
+
+    def join_row(self, operation: str, total: Memory) -> list[Statement]:
+        """Join the totals of the lanes that share rows."""
+        unit = self.unit
+        if unit.parts_first:
+            return join_lanes(operation, total, unit.parts)
+        return join_lanes(operation, total, unit.wave, unit.positions)
+
+    def multiply_values(self) -> list[Statement]:
+        """output = output rescaled + weights x values."""
+        unit, lanes, zero = self.unit, self.unit.total_lanes, constant(0)
+        scales = [load(self.scale[block], zero) for block in range(unit.row_blocks)]
+        scale = pack([scales[lane // unit.run] for lane in range(lanes)])
+        statements: list[Statement] = []
+        for column in range(self.output.count):
+            old = load(self.output, constant(column), lanes=lanes)
+            made = value("mul", float32, (old, scale), lanes=lanes)
+            statements.append(Store(self.output, constant(column), made))
+        for group in range(self.tall // unit.depth):
+            left = self.weights(group)
+            at = unit.depth_part(self.lane) * unit.held + group * unit.depth
+            for column in range(self.output.count):
+                row = self.dealt(column, self.position, self.stored)
+                right = load(self.values, row * (self.tall + VECTOR) + at, lanes=unit.held)
+                statements.append(self.product(self.output, column, left, right))
+        return statements
+
+    def weights(self, group: int) -> Value:
+        """The left fragment of `depth` keys."""
+        unit = self.unit
+        blocks = []
+        for block in range(unit.row_blocks):
+            mine = []
+            for fragment in range(group * self.joined, (group + 1) * self.joined):
+                for place in range(unit.run):
+                    at = fragment * unit.total_lanes + block * unit.run + place
+                    mine.append(cast(load(self.scores, constant(at)), unit.element))
+            if unit.depth_parts == 1:
+                mine = self.all_parts(mine)
+            blocks.append(mine)
+        return self.operand(blocks)
+
+    def all_parts(self, mine: list[Value]) -> list[Value]:
+        """Every part's steps in order, from a part's own; there are two parts."""
+        assert self.unit.parts == 2
+        first = at_least_zero(-self.part)
+        others = [exchange(each, self.unit.positions) for each in mine]
+        pairs = list(zip(mine, others, strict=True))
+        return [
+            *(gate(first, own, other) for own, other in pairs),
+            *(gate(first, other, own) for own, other in pairs),
+        ]
+
+    def finish(self) -> list[Statement]:
+        """The output's elements, as far as they lie inside."""
+        parts, unit, zero = self.parts, self.unit, constant(0)
+        statements: list[Statement] = []
+        for sums in self.sums:
+            for memory in sums:
+                statements += self.join_row("sum", memory)
+        run = unit.run * self.stored
+        width = run
+        while parts.columns.size % width:
+            width //= 2
+        lanes = unit.total_lanes
+        for block in range(unit.row_blocks):
+            totals = {parts.largest: load(self.largest[block], zero)}
+            totals |= {
+                memory: load(sums[block], zero)
+                for (memory, _), sums in zip(parts.sums, self.sums, strict=True)
+            }
+            in_rows = at_least_zero(constant(parts.rows.size - 1) - self.row[block])
+            for fragment in range(0, self.output.count, self.stored):
+                taken = [
+                    value("extract", float32,
+                          (load(self.output, constant(fragment + f), lanes=lanes),),
+                          block * unit.run + place)
+                    for f in range(self.stored) for place in range(unit.run)
+                ]  # fmt: skip
+                base = self.first_column + (self.part * run + fragment * unit.columns)
+                for start in range(0, run, width):
+                    several = taken[start : start + width]
+                    statements += self.stored_run(several, base + start, block, totals, in_rows)
+        return statements
+
+    def stored_run(
+        self, taken: list[Value], base: Index, block: int, totals: dict[Memory, Value],
+        in_rows: tuple[Index, ...],
+    ) -> list[Statement]:  # fmt: skip
+        """Neighbouring columns of a row."""
+        parts, width = self.parts, len(taken)
+        places = {**self.places, parts.rows: self.row[block]}
+        values = []
+        for i, each in enumerate(taken):
+            here = {**places, parts.columns: base + i}
+            root = parts.finished({**totals, parts.output: each})
+            values.append(substitute(ops.expand(root), here))
+        position = self.computation.position.substitute({**places, parts.columns: base})
+        stores: list[Statement] = [store(self.computation.output, position, values)]
+        if self.computation.position.coefficient(parts.columns) != 1:
+            stores = [
+                Store(
+                    self.computation.output,
+                    self.computation.position.substitute({**places, parts.columns: base + i}),
+                    each,
+                )
+                for i, each in enumerate(values)
+            ]
+        inside = both(in_rows, at_least_zero(constant(parts.columns.size - width) - base))
+        return [If(inside, tuple(stores))] if inside else stores
+
+
+class _Factor:
+    """A narrow factor over two ranges."""
+
+    def __init__(self, root: Value, wide: Range, deep: Range) -> None:
+        self.root, self.wide, self.deep = root, wide, deep
+
+    def along(self, row: Index, step: Index, count: int) -> list[Value]:
+        """Elements of a row, along the second range."""
+        return spread(substitute(self.root, {self.wide: row}), self.deep, step, count)
+
+    def across(self, step: Index, row: Index, count: int) -> list[Value]:
+        """Elements at a step, along the first range."""
+        return spread(substitute(self.root, {self.deep: step}), self.wide, row, count)
+
+
+def _part(vector: Value, first: int, count: int) -> Value:
+    taken = [value("extract", vector.dtype, (vector,), first + i) for i in range(count)]
+    return pack(taken)
