@@ -12,42 +12,26 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hcq.emu import jit
-from hcq.emu import math as emu_math
 from hcq.emu.memory import Abort, LaneMemory
 from nv.virtual.sm.ptx.module import Function, Instruction, Module
 from nv.virtual.sm.ptx.parser import parse
-from nv.virtual.sm.runtime import (
-    access,
-    atomics,
-    factors,
-    flights,
-    launcher,
-    layout,
-    mbarriers,
-    products,
-    proxies,
-    resolve,
-    tiles,
-)
+from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid, capability
+from nv.virtual.sm.runtime.library import flight_hooks, launch_address
 from nv.virtual.sm.runtime.worker import Run, Worker, aligned
 from nv.virtual.sm.translator.flatten import Flat
-from nv.virtual.sm.translator.frame import PROFILES
 from nv.virtual.sm.translator.translate import NAME, flies, prepare, translate
 from nv.virtual.sm.translator.variables import Places
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (resolve, access, atomics, mbarriers, tiles, flights, proxies, products, factors,
-            launcher)  # fmt: skip
 _INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
 _FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer
@@ -137,34 +121,6 @@ class _Crew:
             self._pool = None
 
 
-@cache
-def _runtime(folder: Path | None) -> jit.Loaded:
-    """Compile the functions that all kernels share and make their names known to the linker."""
-    parts: list[str] = []
-    declarations: set[str] = set()
-    for text, needed in (
-        resolve.resolve_ir(), access.access_ir(), atomics.atomics_ir(), tiles.tiles_ir(),
-        mbarriers.mbarriers_ir(), flights.flights_ir(), proxies.proxies_ir(),
-        products.products_ir(), factors.factors_ir(),
-        launcher.launcher_ir(),
-        emu_math.math_ir(resolve.PREFIX),
-    ):  # fmt: skip
-        parts.append(text)
-        declarations |= needed
-    ir = "\n".join([*parts, *sorted(declarations), PROFILES])
-    objects = jit.ObjectCache(folder)
-    key = jit.key_of(_PACKAGE, "runtime", ir)
-    image = objects.get(key)
-    if image is None:
-        image = jit.compile_object(ir, jit.FULL, 1)
-        objects.put(key, image)
-    loaded = jit.Loaded(image)
-    names = [name for part in _RUNTIME for name in part.names()]
-    for name in names + emu_math.names(resolve.PREFIX):
-        jit.publish(name, loaded.address(name))
-    return loaded
-
-
 class VirtualMultiprocessors:
     """All multiprocessors of a chip; a `Multiprocessors`.
 
@@ -180,7 +136,8 @@ class VirtualMultiprocessors:
         self._sources: dict[tuple[str, str], _Source] = {}
         self._kernels: dict[tuple[str, str, bool, bool], _Kernel] = {}
         self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
-        self._launch = _LAUNCH(_runtime(cache).address(resolve.PREFIX + "launch"))
+        self._launch = _LAUNCH(launch_address(cache))
+        self._cache = cache
 
     def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome:
         """Run a grid to its end.
@@ -201,9 +158,10 @@ class VirtualMultiprocessors:
         parameters = aligned(max(len(launch.parameters), 64))
         parameters[: len(launch.parameters)] = np.frombuffer(launch.parameters, np.uint8)
         with self._lock:
+            hooks = flight_hooks(self._cache) if source.flies else ()
             kernel = self._kernel(launch, source, grid)
             image = source.image(memory, parameters)
-        run = Run(grid, memory, abort, image, parameters, kernel.state_size, source.flies,
+        run = Run(grid, memory, abort, image, parameters, kernel.state_size, hooks,
                   source.places.listed(launch.variables))  # fmt: skip
         with self._crew() as crew:
             return self._run(crew, kernel, source, run)

@@ -314,8 +314,3 @@ def factors_ir() -> tuple[str, set[str]]:
         _multiply("i32", "i32"), _sums("sums_in", False), _sums("sums_out", True),
     ])  # fmt: skip
     return _table("e4m3", 4, 3, 7) + _table("e5m2", 5, 2, 15) + text, needed
-
-
-def names() -> list[str]:
-    """Return the functions that kernels may call: none, `products` does."""
-    return []

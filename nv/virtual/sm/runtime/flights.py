@@ -357,12 +357,15 @@ def _end() -> Native:
 
 def flights_ir() -> tuple[str, set[str]]:
     """Return the IR of the functions and the declarations they need."""
-    return joined([
+    text, needed = joined([
         _copy_complete(), _copy_issue(), _copy_commit("copy_commit", flight.COPY_GROUP),
         _copy_wait(), _bulk_move(), _bulk_run(), _bulk_issue(),
         _copy_commit("bulk_commit", flight.BULK_COMMITTED), _bulk_wait(), _bulk_forget(),
         _drain(), _begin(), _end(),
     ])  # fmt: skip
+    return text, needed | {  # of another part of the library
+        f"declare i64 @{PREFIX}translate_{access}(ptr, i64)" for access in ("read", "write")
+    }
 
 
 def names() -> list[str]:

@@ -22,6 +22,10 @@ def _state(name: str, state: str, offset: int) -> str:
     return f"  %{name} = getelementptr i8, ptr {state}, i64 {offset}\n"
 
 
+def _hook(name: str) -> str:
+    return field(name, layout.HOOKS + 8 * layout.HOOKED.index(name), "ptr")
+
+
 def launcher_ir() -> tuple[str, set[str]]:
     """Return the IR of `launch(context, kernel)`: run groups until none is left or one fails."""
     text = f"""
@@ -66,7 +70,8 @@ begin:
   call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 {8 * layout.BARRIER_COUNT}, i1 false)
   br i1 %no.flights, label %init, label %flights
 flights:
-  call void @{PREFIX}flights_begin(ptr %context)
+{_hook("flights_begin")}
+  call void %flights_begin(ptr %context)
   br label %init
 init:
   %w = phi i32 [ 0, %begin ], [ 0, %flights ], [ %w.next, %init ]
@@ -139,8 +144,9 @@ pass.end:
 over:
   br i1 %no.flights, label %next.group, label %landing
 landing:
-  call void @{PREFIX}flights_end(ptr %context)
-  call void @{PREFIX}products_missing(ptr %context, i32 1)
+{_hook("flights_end")}{_hook("products_missing")}
+  call void %flights_end(ptr %context)
+  call void %products_missing(ptr %context, i32 1)
   %l.code = load i32, ptr %fault.code
   %l.bad = icmp ne i32 %l.code, 0
   br i1 %l.bad, label %fault, label %next.group
@@ -151,7 +157,10 @@ stuck:
   ; All that are left wait at barriers that never open: as on the chip, until somebody ends it.
   %s.told = call i32 @{PREFIX}attend(ptr %context)
   %s.stopped = icmp ne i32 %s.told, 0
-  call void @{PREFIX}products_missing(ptr %context, i32 0)
+  br i1 %no.flights, label %stay, label %look
+look:
+{field("missing", layout.HOOKS + 8 * layout.HOOKED.index("products_missing"), "ptr")}
+  call void %missing(ptr %context, i32 0)
   %s.code = load i32, ptr %fault.code
   %s.bad = icmp ne i32 %s.code, 0
   br i1 %s.bad, label %fault, label %stay
@@ -263,7 +272,8 @@ release:
   br i1 %of.products, label %compute, label %wake
 compute:
   %warp.group = sub i64 %b64, {layout.NAMED}
-  call void @{PREFIX}products_run(ptr %context, i64 %warp.group)
+{_hook("products_run")}
+  call void %products_run(ptr %context, i64 %warp.group)
   br label %wake
 wake:
   %j = phi i32 [ 0, %release ], [ 0, %compute ], [ %j.next, %wake ]

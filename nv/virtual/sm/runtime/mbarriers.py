@@ -35,7 +35,7 @@ def _settled(f: Native, host: Word, new: Word) -> None:
 def _arrived(f: Native, host: Word, count: Word, dropped: bool, more_bytes: Word | None) -> Word:
     """Emit the arrival of `count` threads; return the word as it was."""
     word = f.variable("i64", f.load("i64", host.to("ptr")))
-    with f.when((word.get() & _COUNT).below(count) & f.field(layout.FLIGHT, "i64").differs(0)):
+    with f.when((word.get() & _COUNT).below(count)):
         # A phase that only waits for data may be over by now.
         f.call("void", f"{PREFIX}flights_drain", f.given[0], host)
         word.set(f.load("i64", host.to("ptr")))
@@ -80,7 +80,7 @@ def _test(f: Native, host: Word, passed: Word, result: Word) -> None:
     """Store whether the phase is not the one that `passed` names by its lowest bit."""
     word = f.load("i64", host.to("ptr"))
     phase = f.variable("i64", word >> 63)
-    again = (word & _ASKED).differs(0) & f.field(layout.FLIGHT, "i64").differs(0)
+    again = (word & _ASKED).differs(0)
     with f.when(phase.get().same(passed) & again):
         f.call("void", f"{PREFIX}flights_drain", f.given[0], host)
         phase.set(f.load("i64", host.to("ptr")) >> 63)

@@ -45,13 +45,13 @@ class Run:
     """What all workers of one grid share.
 
     counter: the next group to begin. stop: set when a warp has failed, so that the others end.
-    image: the module window's bytes. parameters: the entry's. flies: room is wanted for what is in
-    flight. variables: their addresses, as numbered.
+    image: the module window's bytes. parameters: the entry's. hooks: of asynchronous kernels, see
+    `library`. variables: their addresses, as numbered.
     """
 
     def __init__(
         self, grid: Grid, memory: LaneMemory, abort: Abort, image: NDArray[np.uint8],
-        parameters: NDArray[np.uint8], state_size: int, flies: bool = False,
+        parameters: NDArray[np.uint8], state_size: int, hooks: Sequence[int] = (),
         variables: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.grid = grid
@@ -60,7 +60,7 @@ class Run:
         self.image = image
         self.parameters = parameters
         self.state_size = state_size
-        self.flies = flies
+        self.hooks = hooks
         self.variables = np.array([*variables, 0], np.uint64)
         self.counter = np.zeros(1, np.uint64)
         self.stop = np.zeros(1, np.uint32)
@@ -196,10 +196,11 @@ class Worker:
         put("Q", layout.LOCALS, self._locals.ctypes.data)
         put("Q", layout.IDS, grid.ids.ctypes.data)
         put("Q", layout.MASKS, grid.masks.ctypes.data)
-        if run.flies and self._flight is None:
+        if run.hooks and self._flight is None:
             self._flight = aligned(async_layout.SIZE)
-        flight = self._flight.ctypes.data if run.flies and self._flight is not None else 0
+        flight = self._flight.ctypes.data if run.hooks and self._flight is not None else 0
         put("Q", layout.FLIGHT, flight)
+        put("Q", layout.HOOKS, *run.hooks)
         put("Q", layout.VARIABLES, run.variables.ctypes.data)
         put("I", layout.FAULT_CODE, layout.NO_FAULT)
         put("I", layout.SM, self._number % max(grid.launch.sm_count, 1))

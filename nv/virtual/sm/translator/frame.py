@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from nv.virtual.sm.runtime import async_layout, layout
+from nv.virtual.sm.runtime.library import PROFILES
 from nv.virtual.sm.runtime.resolve import PREFIX
 from nv.virtual.sm.translator.flow import _BUDGET, Flow
 from nv.virtual.sm.translator.graph import Graph
 from nv.virtual.sm.translator.kernel import Kernel
 
-PROFILES = (
-    '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
-)
 _MIN = "llvm.vector.reduce.umin.v32i32"
 
 

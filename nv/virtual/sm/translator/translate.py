@@ -80,8 +80,8 @@ class _Kernel(Kernel):
 
 
 def flies(code: list[Instruction]) -> bool:
-    """Return whether a kernel has asynchronous copies or products."""
-    return any(i.name in ("cp", "wgmma") for i in code)
+    """Return whether a kernel has asynchronous copies, products or what waits for them."""
+    return any(i.name in ("cp", "mbarrier", "wgmma") for i in code)
 
 
 def _through_proxy(code: list[Instruction]) -> bool:
