@@ -231,7 +231,7 @@ def _multiply(element: str, name: str) -> Native:
             across = b.byte(k * _ROW_BYTES + (column << 2))
             right = [f.load(line, across.byte(64 * n), 64) for n in parts]
             for m in range(_ROWS_AT_ONCE):
-                left = _spread(f, f.load(element, a.byte((row + m) * per_row + k * per_k), 4))
+                left = f.spread(line, f.load(element, a.byte((row + m) * per_row + k * per_k), 4))
                 for n in parts:
                     total = totals[m][n]
                     if element == "float":
@@ -242,14 +242,6 @@ def _multiply(element: str, name: str) -> Native:
             for total, here in zip(each, at, strict=True):
                 f.store(total.get(), here, 64)
     return f
-
-
-def _spread(f: Native, scalar: Word) -> Word:
-    line = _LINE.format(scalar.kind)
-    one = f.value(f"insertelement {line} poison, {scalar.kind} {scalar.text}, i32 0", line)
-    return f.value(
-        f"shufflevector {line} {one.text}, {line} poison, <16 x i32> zeroinitializer", line
-    )
 
 
 # -- sums and registers --------------------------------------------------------------------------

@@ -53,10 +53,7 @@ def _scatter(f: Native, hosts: Word, lanes: Word, size: Word, column: Word | Non
         wide = f.constant(WIDE, -1)
         if column is not None:
             wide = f.load(WIDE, column.byte(part * layout.IO_COLUMN), 64)
-        one = f.value(f"insertelement {WIDE} poison, i64 {(part * 8).text}, i32 0", WIDE)
-        step = f.value(
-            f"shufflevector {WIDE} {one.text}, {WIDE} poison, <32 x i32> zeroinitializer", WIDE
-        )
+        step = f.spread(WIDE, part * 8)
         f.call(
             "void", "llvm.masked.scatter.v32i64.v32p0", wide, (hosts + step).to("<32 x ptr>"), mask
         )
@@ -115,12 +112,7 @@ def _copy_commit(name: str, offset: int) -> Native:
 
 def _due(f: Native, committed: Word, numbers: Word, left: Word) -> Word:
     """Return the lanes whose group is none of the `left` newest committed ones, as i32."""
-    one = f.value(f"insertelement {_NUMBERS} poison, i32 {left.text}, i32 0", _NUMBERS)
-    spread = f.value(
-        f"shufflevector {_NUMBERS} {one.text}, {_NUMBERS} poison, <32 x i32> zeroinitializer",
-        _NUMBERS,
-    )
-    return (numbers + spread)._compare("slt", committed).to("i32")
+    return committed.above(numbers + f.spread(_NUMBERS, left)).to("i32")
 
 
 def _copy_wait() -> Native:

@@ -218,6 +218,13 @@ class Native:
         self.store(old + by, at)
         return old
 
+    def spread(self, kind: str, scalar: Word) -> Word:
+        """Return a vector of equal elements."""
+        one = self.value(f"insertelement {kind} poison, {scalar.kind} {scalar.text}, i32 0", kind)
+        count = kind[1:].split(" x ")[0]
+        order = f"<{count} x i32> zeroinitializer"
+        return self.value(f"shufflevector {kind} {one.text}, {kind} poison, {order}", kind)
+
     def variable(self, kind: str, initial: Word | int) -> Variable:
         """Return a new variable."""
         slot = f"%v{len(self._slots)}"

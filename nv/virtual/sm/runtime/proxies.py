@@ -28,10 +28,10 @@ def _written() -> Native:
     mark = (f.field(layout.WARP, "i32") + 1).to("i8")
     with f.when(size.below(17)):  # naturally aligned: one granule a lane
         spare = f.given[0].byte(layout.SPARE).to("i64")
-        at = hosts - _spread(f, shared)
-        inside = at.below(_spread(f, limit)) & lanes.to(MASK)
-        places = (at >> flight.MARK_SHIFT) + _spread(f, marks.to("i64"))
-        places = f.choose(inside, places, _spread(f, spare))
+        at = hosts - f.spread(WIDE, shared)
+        inside = at.below(f.spread(WIDE, limit)) & lanes.to(MASK)
+        places = (at >> flight.MARK_SHIFT) + f.spread(WIDE, marks.to("i64"))
+        places = f.choose(inside, places, f.spread(WIDE, spare))
         for lane in range(32):
             f.store(mark, places.lane(lane).to("ptr"))
         f.give()
@@ -44,23 +44,13 @@ def _written() -> Native:
     return f
 
 
-def _spread(f: Native, word: Word) -> Word:
-    one = f.value(f"insertelement {WIDE} poison, i64 {word.text}, i32 0", WIDE)
-    return f.value(
-        f"shufflevector {WIDE} {one.text}, {WIDE} poison, <32 x i32> zeroinitializer", WIDE
-    )
-
-
 def _swept(name: str, keep: bool) -> Native:
     """Change the marks of the running warp: to PUBLISHED, or with all published ones to none."""
     f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"))
     marks = f.field(layout.FLIGHT, "ptr")
     granules = (f.field(layout.SHARED_SIZE, "i64") + 15) >> flight.MARK_SHIFT
     own = (f.field(layout.WARP, "i32") + 1).to("i8")
-    one = f.value(f"insertelement {_ROW} poison, i8 {own.text}, i32 0", _ROW)
-    mine = f.value(
-        f"shufflevector {_ROW} {one.text}, {_ROW} poison, <64 x i32> zeroinitializer", _ROW
-    )
+    mine = f.spread(_ROW, own)
     with f.count(granules, 0, 64) as granule:
         at = marks.byte(granule)
         row = f.load(_ROW, at, 64)
