@@ -71,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     heard.add_argument("-o", "--output", default="ugpu-sniff.jsonl", help="default: %(default)s")
     heard.add_argument("--backend", default="auto", help="preload, ptrace; default: %(default)s")
     heard.add_argument("--prefix", default="/dev/nvidia", help="paths to watch begin with this")
+    heard.add_argument("--memory", type=int, nargs="?", const=32, default=0, metavar="N",
+                       help="also what changed in mapped memory at N doorbells (32)")  # fmt: skip
     heard.add_argument("--driver", default="", help="its version; default: the running one's")
     heard.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or show, or compare")
     kept = verbs.add_parser("record", parents=[shared], usage=RECORD_USAGE,
@@ -155,6 +157,7 @@ def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
         config().cache_folder,
         arguments.backend,
         arguments.prefix,
+        arguments.memory,
         arguments.driver,
     )
     if arguments.words[0] == "device" and len(arguments.words) == _DEVICE_WORDS:

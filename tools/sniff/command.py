@@ -19,6 +19,7 @@ from tools.sniff import node, preload
 from tools.sniff.compare import differences, steps
 from tools.sniff.decode import Decoded, Decoder, lines
 from tools.sniff.flags import Flags
+from tools.sniff.memory import Image
 from tools.sniff.recording import Recording, header, read
 from tools.sniff.rules import Rules
 
@@ -28,12 +29,16 @@ _VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
 
 @dataclass(frozen=True)
 class SniffOptions:
-    """What to record and how. `prefix` is the start of the paths that are watched."""
+    """What to record and how. `prefix` is the start of the paths that are watched.
+
+    memory: at how many doorbells to look for changes of mapped memory; the preload library's alone.
+    """
 
     output: Path
     cache: Path
     backend: str = "auto"
     prefix: str = "/dev/nvidia"
+    memory: int = 0
     driver: str = ""
     proc: Path = Path("/proc")
 
@@ -63,6 +68,8 @@ def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
     if not driver:
         raise UsageError("no NVIDIA driver is running; say whose interface: --driver 580.142")
     backend = options.backend
+    if options.memory and backend == "ptrace":
+        raise UsageError("memory is recorded by the preload library alone")
     if backend == "auto":
         backend = "preload" if preload.compiler() else "ptrace"
     table = abi.select(driver)
@@ -76,7 +83,9 @@ def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
         raise BadArgument(f"{options.output}: {error.strerror}") from None
     if backend == "preload":
         rules = Rules.of(table)
-        code = preload.record(command, options.output, options.prefix, rules, options.cache)
+        code = preload.record(
+            command, options.output, options.prefix, rules, options.cache, options.memory
+        )
     else:
         code = _traced(command, options, driver)
     found = read(options.output)
@@ -97,7 +106,7 @@ def run_device(name: str, options: SniffOptions, out: Output) -> int:
     driver = options.driver or version_in(attachment.node.read_text("/proc/driver/nvidia/version"))
     if not driver:
         raise UsageError("the driver does not tell its version; say it: --driver 580.142")
-    node.record_device(attachment, name, options.output, driver, _exercise)
+    node.record_device(attachment, name, options.output, driver, _exercise, options.memory)
     found = read(options.output)
     out.say(f"{len(found.calls)} calls recorded in {options.output}")
     out.result({"calls": len(found.calls), "backend": "node", "driver": driver})
@@ -135,9 +144,16 @@ def show(path: Path, out: Output) -> int:
     out.say(f"{' '.join(recording.command)} (driver {recording.driver}, {recording.backend})")
     start = recording.calls[0].time if recording.calls else 0.0
     flags = Flags(abi.select(recording.driver))
+    seen = Image(decoded)
     for each in decoded:
+        for line in seen.take(each.call):
+            out.say(f"           {line}")
+        if each.call.kind == "memory":
+            continue  # told after the doorbell it belongs to
         for line in lines(each, start, flags):
             out.say(line)
+    for line in seen.end():
+        out.say(f"           {line}")
     out.result(
         {
             "driver": recording.driver,

@@ -120,6 +120,8 @@ def steps(decoded: Sequence[Decoded]) -> list[Step]:
     found = []
     for each in decoded:
         call = each.call
+        if call.kind in ("doorbell", "memory"):
+            continue  # what a program writes is told by `show`
         node = call.path.rpartition("/")[2]
         key = f"{node}: {each.title}"
         members: list[tuple[str, str]] = []

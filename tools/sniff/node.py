@@ -21,23 +21,30 @@ from hcq.device import Device
 from hcq.errors import DeviceNotFound, NotSupported
 from hcq.transport.node import Node, NodeAttachment, NodeMapping
 from nv import abi
+from tools.sniff.memory import PAGE
 from tools.sniff.recording import header
 from tools.sniff.rules import LIMIT, Rules
+
+_DOORBELL = 0x90  # NVC361_NOTIFY_CHANNEL_PENDING, open-gpu-kernel-modules 580.142 clc361.h
+_ZEROS = hash(bytes(PAGE))
 
 
 class RecordingNode:
     """A node above another one, which it owns; see hcq.transport.node.Node.
 
-    The file is the caller's; a line is written when a call has ended.
+    The file is the caller's; a line is written when a call has ended. memory: at how many doorbells
+    to record the pages of mapped memory that changed.
     """
 
-    def __init__(self, node: Node, file: IO[str], rules: Rules) -> None:
+    def __init__(self, node: Node, file: IO[str], rules: Rules, memory: int = 0) -> None:
         self.name = node.name
         self._node = node
         self._file = file
         self._rules = rules
         self._paths: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._shots = memory
+        self._views: dict[NodeMapping, dict[int, int]] = {}  # hashes of pages, by their offset
 
     def open(self, path: str) -> int:
         line = self._line("open", path)
@@ -84,7 +91,11 @@ class RecordingNode:
         mapping = self._node.map(handle, size, offset)
         line |= {"fd": handle, "length": size, "access": 3, "flags": 1, "offset": offset}
         self._write(line, mapping.address)
-        return mapping
+        if not self._shots:
+            return mapping
+        if mapping.view is not None:
+            self._views[mapping] = {}
+        return _WatchedMapping(mapping, self._rung, self._views)
 
     def release(self, handle: int) -> None:
         line = self._line("close", self._paths.pop(handle, ""))
@@ -96,6 +107,24 @@ class RecordingNode:
 
     def close(self) -> None:
         self._node.close()
+
+    def _rung(self) -> None:
+        """A doorbell is about to be written."""
+        if not self._shots:
+            return
+        self._shots -= 1
+        self._write({**self._line("doorbell", ""), "address": 0}, 0)
+        for mapping, known in self._views.items():
+            view = mapping.view
+            if view is None:
+                continue
+            for at in range(0, len(view) - PAGE + 1, PAGE):
+                page = bytes(view[at : at + PAGE])
+                if known.get(at, _ZEROS) != hash(page):
+                    known[at] = hash(page)
+                    line = self._line("memory", "")
+                    line |= {"address": mapping.address + at, "length": PAGE, "after": page.hex()}
+                    self._write(line, 0)
 
     def _line(self, call: str, path: str) -> dict[str, Any]:
         return {
@@ -110,6 +139,34 @@ class RecordingNode:
         text = json.dumps({**line, "result": result, "errno": error}) + "\n"
         with self._lock:
             self._file.write(text)
+
+
+class _WatchedMapping:
+    """A mapping that tells when its doorbell is about to be written."""
+
+    def __init__(
+        self, mapping: NodeMapping, rung: Callable[[], None], views: dict[NodeMapping, Any]
+    ) -> None:
+        self._mapping = mapping
+        self._rung = rung
+        self._views = views
+        self.size, self.address = mapping.size, mapping.address
+
+    @property
+    def view(self) -> memoryview | None:
+        return self._mapping.view
+
+    def read32(self, offset: int) -> int:
+        return self._mapping.read32(offset)
+
+    def write32(self, offset: int, value: int) -> None:
+        if offset == _DOORBELL:
+            self._rung()
+        self._mapping.write32(offset, value)
+
+    def close(self) -> None:
+        self._views.pop(self._mapping, None)
+        self._mapping.close()
 
 
 def read(address: int, size: int) -> bytes | None:
@@ -149,16 +206,21 @@ def attach(name: str) -> NodeAttachment:
 
 
 def record_device(
-    attachment: NodeAttachment, name: str, path: Path, driver: str, work: Callable[[Device], None]
+    attachment: NodeAttachment,
+    name: str,
+    path: Path,
+    driver: str,
+    work: Callable[[Device], None],
+    memory: int = 0,
 ) -> None:
     """Open a device through a recording node, do `work` with it, close it.
 
-    driver: the version whose rules say which memory belongs to a call.
+    driver: the version whose rules say which memory belongs to a call. memory: see RecordingNode.
     """
     rules = Rules.of(abi.select(driver))
     with path.open("w", encoding="utf-8") as file:
         file.write(header(driver, "node", "/dev/nvidia", ["ugpu", "sniff", "device", name]))
-        node = RecordingNode(attachment.node, file, rules)
+        node = RecordingNode(attachment.node, file, rules, memory)
         opened: Device = _load(registry.NODE_DRIVERS[attachment.driver].entry)(
             name, replace(attachment, node=node)
         )

@@ -47,8 +47,12 @@ def library(cache: Path) -> Path:
     return path
 
 
-def record(command: Sequence[str], log: Path, prefix: str, rules: Rules, cache: Path) -> int:
+def record(
+    command: Sequence[str], log: Path, prefix: str, rules: Rules, cache: Path, memory: int = 0
+) -> int:
     """Run `command` and append its calls to `log`; return its exit code.
+
+    memory: at how many doorbells to record what changed in mapped memory; x86-64.
 
     Programs that it starts are recorded too. One that is linked statically, or makes its system
     calls itself, is not seen: ptrace sees those.
@@ -62,5 +66,7 @@ def record(command: Sequence[str], log: Path, prefix: str, rules: Rules, cache: 
             "UGPU_SNIFF_RULES": file.name,
             "UGPU_SNIFF_PREFIX": prefix,
         }
+        if memory:
+            variables["UGPU_SNIFF_MEMORY"] = str(memory)
         setting = [f"{name}={value}" for name, value in variables.items()]
         return subprocess.run(["env", *setting, *command], check=False).returncode

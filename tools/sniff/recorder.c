@@ -4,6 +4,7 @@
  * UGPU_SNIFF_LOG     the file to append to: one JSON object a line, written by one write each
  * UGPU_SNIFF_RULES   which blocks to copy, as tools/sniff/rules.py writes them
  * UGPU_SNIFF_PREFIX  the start of the paths to watch
+ * UGPU_SNIFF_MEMORY  how many doorbells to stop at, to record what changed in mapped memory; else none
  *
  * Memory is copied by process_vm_readv, so that a bad pointer of the program is recorded as missing
  * and goes to the driver as it is.
@@ -14,6 +15,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,6 +28,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #define BLOCK_LIMIT 65536u
@@ -37,7 +41,7 @@ struct rule {
 };
 
 static struct rule rules[RULES];
-static int rule_count, log_fd = -1;
+static int rule_count, log_fd = -1, shots_left;
 static char log_path[PATH_MAX], prefix[PATH_MAX];
 static size_t prefix_length;
 
@@ -63,6 +67,8 @@ __attribute__((constructor)) static void begin(void) {
   const char *start = getenv("UGPU_SNIFF_PREFIX");
   if (!log || !file || !start) return;
   snprintf(log_path, sizeof log_path, "%s", log);
+  const char *shots = getenv("UGPU_SNIFF_MEMORY");
+  shots_left = shots ? atoi(shots) : 0;
   FILE *in = fopen(file, "re");
   if (!in) return;
   char line[256];
@@ -246,6 +252,164 @@ static void add_blocks(struct text *t, struct blocks *b) {
   add(t, "]");
 }
 
+/* Memory: pages of the program's mappings that changed, at each write of a doorbell. The doorbell's
+ * page is made inaccessible; a write of it stops in a signal handler, which records, makes the page
+ * accessible, and steps over the one instruction. Other threads may pass meanwhile unseen. */
+#define KEPT 16
+#define MAPPINGS 256
+#define PAGE 4096u
+#define LARGEST (64u << 20)
+#define LARGEST_GPU (1u << 20)
+#define SHOT_LIMIT (8u << 20)
+
+struct mapping {
+  char *address;
+  size_t length;
+  uint64_t *sums;
+  int gpu;
+};
+
+static struct mapping mappings[MAPPINGS], bell;
+static int mapping_count, bell_handle_count, bell_fd_count;
+static uint32_t bell_handles[KEPT];
+static int bell_fds[KEPT];
+
+static void note_bell(unsigned long request, const struct copy *own) {
+  if (!shots_left || ((request >> 8) & 255) != 'F') return;
+  unsigned long key = (request & 255) | ((request >> 16) & 0x3fff) << 16;
+  const struct rule *map = find_rule('m', key), *made = find_rule('o', key);
+  if (made && find_rule('d', word(own, (long)made->b, 4)) && bell_handle_count < KEPT)
+    bell_handles[bell_handle_count++] = (uint32_t)word(own, made->c, 4);
+  if (!map) return;
+  for (int i = 0; i < bell_handle_count && bell_fd_count < KEPT; i++)
+    if (bell_handles[i] == (uint32_t)word(own, (long)map->b, 4)) {
+      bell_fds[bell_fd_count++] = (int)word(own, map->c, 4);
+      return;
+    }
+}
+
+#if defined(__x86_64__)
+static __thread sigjmp_buf unreadable;
+static __thread volatile int reading, stepping;
+static struct sigaction old_segv, old_trap;
+
+static int read_page(const char *from, uint64_t page[PAGE / 8]) {
+  if (sigsetjmp(unreadable, 1)) {
+    reading = 0;
+    return 0;
+  }
+  reading = 1;
+  for (unsigned i = 0; i < PAGE / 8; i++) page[i] = ((const volatile uint64_t *)from)[i];
+  reading = 0;
+  return 1;
+}
+
+static void take_shot(const void *where) {
+  static uint64_t page[PAGE / 8];
+  size_t told = 0;
+  struct text t = {0};
+  start_line(&t, "doorbell");
+  add_string(&t, "path", prefix);
+  add(&t, ",\"address\":%llu", (unsigned long long)(uintptr_t)where);
+  end_line(&t, 0, 0);
+  for (int i = 0; i < mapping_count; i++) {
+    struct mapping *m = &mappings[i];
+    for (size_t at = 0; m->address && at + PAGE <= m->length && told < SHOT_LIMIT; at += PAGE) {
+      if (!read_page(m->address + at, page)) break;
+      uint64_t sum = 0;
+      for (unsigned w = 0; w < PAGE / 8; w++) sum = (sum ^ page[w]) * 0x100000001b3ull + w * (page[w] != 0);
+      if (m->sums[at / PAGE] == sum) continue;
+      m->sums[at / PAGE] = sum;
+      struct copy c = {(unsigned char *)page, PAGE, PAGE, 1};
+      struct text line = {0};
+      start_line(&line, "memory");
+      add_string(&line, "path", m->gpu ? "gpu" : "system");
+      add(&line, ",\"address\":%llu,\"length\":%u", (unsigned long long)(uintptr_t)(m->address + at), PAGE);
+      add_copy(&line, "after", &c);
+      end_line(&line, 0, 0);
+      told += PAGE;
+    }
+  }
+}
+
+static void pass_on(const struct sigaction *old, int number, siginfo_t *info, void *context) {
+  if (old->sa_flags & SA_SIGINFO) old->sa_sigaction(number, info, context);
+  else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) old->sa_handler(number);
+  else sigaction(number, old, NULL); /* and the instruction fails again */
+}
+
+static void on_segv(int number, siginfo_t *info, void *context) {
+  if (reading) siglongjmp(unreadable, 1);
+  char *where = info->si_addr;
+  if (!bell.address || where < bell.address || where >= bell.address + bell.length) {
+    pass_on(&old_segv, number, info, context);
+    return;
+  }
+  int before = errno;
+  int writes = (((ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+  if (shots_left > 0 && writes) {
+    shots_left--;
+    take_shot(where);
+  }
+  mprotect(bell.address, bell.length, PROT_READ | PROT_WRITE);
+  if (shots_left > 0) {
+    stepping = 1;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= 0x100; /* trap after one instruction */
+  }
+  errno = before;
+}
+
+static void on_trap(int number, siginfo_t *info, void *context) {
+  if (!stepping) {
+    pass_on(&old_trap, number, info, context);
+    return;
+  }
+  stepping = 0;
+  ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~0x100ll;
+  if (shots_left > 0) mprotect(bell.address, bell.length, PROT_NONE);
+}
+
+static void watch_bell(char *address, size_t length) {
+  if (bell.address) return;
+  struct sigaction segv = {0}, trap = {0};
+  segv.sa_sigaction = on_segv;
+  trap.sa_sigaction = on_trap;
+  segv.sa_flags = trap.sa_flags = SA_SIGINFO | SA_NODEFER;
+  sigaction(SIGSEGV, &segv, &old_segv);
+  sigaction(SIGTRAP, &trap, &old_trap);
+  bell.address = address;
+  bell.length = length;
+  mprotect(address, length, PROT_NONE);
+}
+#else
+static void watch_bell(char *address, size_t length) { shots_left = 0; }
+#endif
+
+static void keep_mapping(const char *path, int fd, char *address, size_t length) {
+  if (!shots_left || length == 0) return;
+  for (int i = 0; i < bell_fd_count; i++)
+    if (bell_fds[i] == fd) {
+      watch_bell(address, length);
+      return;
+    }
+  size_t name = strlen(path);
+  int gpu = name && path[name - 1] >= '0' && path[name - 1] <= '9';
+  if (length > (gpu ? LARGEST_GPU : LARGEST) || mapping_count == MAPPINGS) return;
+  uint64_t *sums = calloc((length + PAGE - 1) / PAGE, sizeof *sums);
+  if (!sums) return;
+  mappings[mapping_count++] = (struct mapping){address, length, sums, gpu};
+}
+
+int munmap(void *address, size_t length) {
+  static int (*real)(void *, size_t);
+  if (!real) real = (int (*)(void *, size_t))dlsym(RTLD_NEXT, "munmap");
+  for (int i = 0; i < mapping_count; i++)
+    if (mappings[i].address >= (char *)address && mappings[i].address < (char *)address + length)
+      mappings[i].address = NULL;
+  if (bell.address >= (char *)address && bell.address < (char *)address + length) bell.address = NULL;
+  return real(address, length);
+}
+
 typedef int (*ioctl_t)(int, unsigned long, ...);
 
 int ioctl(int fd, unsigned long request, ...) {
@@ -276,6 +440,7 @@ int ioctl(int fd, unsigned long request, ...) {
   add_copy(&t, "after", &after);
   add_blocks(&t, &blocks);
   end_line(&t, result, result < 0 ? error : 0);
+  note_bell(request, &after);
   free(before.bytes);
   free(after.bytes);
   errno = error;
@@ -363,8 +528,10 @@ static void note_mmap(const char *path, int fd, size_t length, int access, int f
     char path[PATH_MAX];                                                                      \
     if (!real) real = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, #name); \
     void *result = real(address, length, access, flags, fd, offset);                          \
-    if (!(flags & MAP_ANONYMOUS) && watched_fd(fd, path))                                     \
+    if (!(flags & MAP_ANONYMOUS) && watched_fd(fd, path)) {                                   \
       note_mmap(path, fd, length, access, flags, offset, result);                             \
+      if (result != MAP_FAILED) keep_mapping(path, fd, result, length);                       \
+    }                                                                                         \
     return result;                                                                            \
   }
 MMAP(mmap)

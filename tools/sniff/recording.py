@@ -7,6 +7,8 @@
      "blocks": [{"at", "inside", "address", "size", "before", "after"}], ...}
     {"call": "mmap", "path", "fd", "length", "access", "flags", "offset", ...}
     {"call": "close", "path", "fd", ...}
+    {"call": "doorbell", "address", ...}                     with --memory: a write of a doorbell,
+    {"call": "memory", "path", "address", "length", "after"} before it a page that had changed
 
 `before` and `after` are null where the program's pointer was bad; a block is cut after 64 KiB. A
 last line that was cut off, because the program was killed, is dropped.
@@ -25,7 +27,7 @@ from hcq.errors import BadArgument
 FORMAT = 1
 _FACTS = ("driver", "backend", "prefix")
 _PLACES = ("at", "inside", "address", "size")
-CALLS = ("open", "close", "ioctl", "mmap")
+CALLS = ("open", "close", "ioctl", "mmap", "doorbell", "memory")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Call:
     access: int = 0
     flags: int = 0
     offset: int = 0
+    address: int = 0
 
 
 @dataclass
@@ -115,7 +118,7 @@ def _call(line: Mapping[str, Any]) -> Call:
     blocks = line.get("blocks", [])
     if not isinstance(blocks, list):
         raise BadArgument("blocks is no list")
-    optional = ("request", "argument", "length", "access", "flags", "offset")
+    optional = ("request", "argument", "length", "access", "flags", "offset", "address")
     return Call(
         kind,
         _text(line, "path"),

@@ -7,6 +7,9 @@ C's notation:
     p KEY POINTER LENGTH CLASS COMMAND              a block points on; KEY is number | size<<16
     c CLASS SIZE                                    the size where the caller left LENGTH zero
     n COMMAND POINTER COUNT ITEM                    a control's block points to COUNT items
+    d CLASS 0                                       objects of this class are doorbells
+    o KEY CLASS HANDLE                              where a call that makes objects has both
+    m KEY HANDLE FILE                               where a call that prepares a mapping has both
 
 POINTER to COMMAND are byte offsets, -1 where there is none. Offsets come from the tables.
 """
@@ -37,6 +40,16 @@ _LISTS = {
     "NV2080_CTRL_CMD_BUS_GET_INFO": ("busInfoList", "busInfoListSize", 8),
     "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION": ("pDriverVersionBuffer", "sizeOfStrings", 1),
 }
+#: objects whose mapping has the doorbell
+_USERMODE = (
+    "VOLTA_USERMODE_A", "TURING_USERMODE_A", "AMPERE_USERMODE_A", "HOPPER_USERMODE_A",
+    "BLACKWELL_USERMODE_A",
+)  # fmt: skip
+#: calls that tell which mapping that is
+_MAKING = (
+    ("o", "NVOS64_PARAMETERS", "NV_ESC_RM_ALLOC", ("hClass", "hObjectNew")),
+    ("m", "nv_ioctl_nvos33_parameters_with_fd", "NV_ESC_RM_MAP_MEMORY", ("params.hMemory", "fd")),
+)
 
 Read = Callable[[int, int], bytes | None]
 
@@ -59,6 +72,8 @@ class Rules:
     pointing: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     classes: dict[int, int] = field(default_factory=dict)
     lists: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    doorbells: list[int] = field(default_factory=list)
+    making: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, table: abi.Abi) -> Rules:
@@ -84,6 +99,12 @@ class Rules:
             if block is not None and pointer in block.fields:
                 entry = (block.offset_of(pointer), block.offset_of(count), item)
                 rules.lists.setdefault(command, []).append(entry)
+        rules.doorbells = [table.constants[n] for n in _USERMODE if n in table.constants]
+        for letter, name, call, members in _MAKING:
+            layout = table.structs[name]
+            key = table.ioctls[call].number | layout.size << 16
+            first, second = (layout.offset_of(member) for member in members)
+            rules.making.append((letter, key, first, second))
         return rules
 
     def text(self) -> str:
@@ -94,6 +115,8 @@ class Rules:
         lines += [f"c {number:#x} {size}" for number, size in self.classes.items()]
         for command, entries in self.lists.items():
             lines += [f"n {command:#x} {' '.join(map(str, entry))}" for entry in entries]
+        lines += [f"d {number:#x} 0" for number in self.doorbells]
+        lines += [f"{letter} {key:#x} {one} {two}" for letter, key, one, two in self.making]
         return "\n".join(lines) + "\n"
 
     def own_size(self, request: int) -> int:

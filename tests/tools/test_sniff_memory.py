@@ -1,0 +1,123 @@
+"""What is written before a doorbell: recorded by both ways, decoded from rings to descriptors."""
+
+from __future__ import annotations
+
+import platform
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hcq.errors import UsageError
+from nv import abi
+from tests.support import nv_doorbell
+from tools.console import Output
+from tools.sniff import preload
+from tools.sniff.command import SniffOptions, run, run_device, show
+from tools.sniff.decode import Decoder
+from tools.sniff.memory import PAGE, Image
+from tools.sniff.recording import Call, read
+
+RING, PUSH, HERE = 0x10_0000_0000, 0x10_0000_1000, 0x7F00_0000_0000
+
+
+def _program(folder: Path) -> list[str]:
+    script = Path(nv_doorbell.__file__)
+    root = script.resolve().parents[2]
+    return ["env", f"PYTHONPATH={root}", sys.executable, str(script), str(folder)]
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A recording of our driver on a model, as `ugpu sniff show` tells it."""
+    path = tmp_path_factory.mktemp("memory") / "ours.jsonl"
+    options = SniffOptions(path, path.parent, memory=32)
+    out = Output(as_json=False)
+    run_device("virtual:gh100", options, out)
+    said: list[str] = []
+    out.say = lambda text, style="": said.append(text)  # type: ignore[method-assign]
+    show(path, out)
+    return "\n".join(said)
+
+
+def test_methods_descriptors_and_banks_of_our_own_driver_are_told(ours: str) -> None:
+    assert "entry 0:" in ours
+    assert "1: SET_OBJECT = 0xcbc0" in ours
+    assert "4: SET_OBJECT = 0xc8b5" in ours
+    assert "LAUNCH_DMA = " in ours
+    assert "QMD_MAJOR_VERSION = 0x4" in ours
+    assert "CTA_THREAD_DIMENSION0 = " in ours
+    assert "    bank 0: " in ours
+    assert "not in memory that was recorded" not in ours
+    assert "bits that the header does not name" not in ours
+
+
+@pytest.mark.skipif(preload.compiler() is None, reason="no C compiler")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="stepping knows x86-64")
+def test_the_preload_library_stops_at_doorbells(tmp_path: Path) -> None:
+    prefix = nv_doorbell.make_nodes(tmp_path)
+    options = SniffOptions(
+        tmp_path / "calls.jsonl", tmp_path, "preload", str(prefix), 2, driver="580.142"
+    )
+    assert run(_program(tmp_path), options, Output(as_json=False)) == nv_doorbell.DONE
+    recording = read(options.output)
+    kinds = [call.kind for call in recording.calls]
+    assert kinds.count("doorbell") == 2  # of three: no more were asked for
+    decoded = Decoder(abi.select("580.142")).all(recording)
+    image = Image(decoded)
+    told = [line for each in decoded for line in image.take(each.call)]
+    told += image.end()
+    assert told == [
+        "entry 0: 2 words at 0x1000001000",
+        "  4: SET_OBJECT = 0xc8b5",
+        "entry 1: 2 words at 0x1000001008",
+        "  4: LAUNCH_DMA = 0x182",
+    ]
+
+
+def test_without_asking_nothing_of_memory_is_recorded(tmp_path: Path) -> None:
+    if preload.compiler() is None:
+        pytest.skip("no C compiler")
+    prefix = nv_doorbell.make_nodes(tmp_path)
+    options = SniffOptions(
+        tmp_path / "calls.jsonl", tmp_path, "preload", str(prefix), driver="580.142"
+    )
+    assert run(_program(tmp_path), options, Output(as_json=False)) == nv_doorbell.DONE
+    assert {call.kind for call in read(options.output).calls} == {"open", "ioctl", "mmap"}
+
+
+def test_ptrace_says_that_it_cannot(tmp_path: Path) -> None:
+    options = SniffOptions(tmp_path / "calls", tmp_path, "ptrace", memory=4, driver="580.142")
+    with pytest.raises(UsageError, match="preload"):
+        run(["true"], options, Output(as_json=False))
+
+
+@given(st.binary(max_size=200), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_any_memory_decodes(push: bytes, low: int, high: int) -> None:
+    image = Image([])
+    image._rings.append(nv_doorbell.ring(RING))
+    image._spans.append((RING, 2 * PAGE))
+    page = bytearray(PAGE)
+    struct.pack_into("<II", page, 0, low, high)
+    list(image.take(_page(RING, bytes(page))))
+    list(image.take(_page(PUSH, push.ljust(PAGE, b"\0"))))
+    assert image.rung()
+
+
+def test_memory_is_found_by_the_calls_that_mapped_it() -> None:
+    image = Image([])
+    image._ranges.append(nv_doorbell.mapped(RING, 2 * PAGE, memory=7))
+    assert image.here(RING + 8) == RING + 8  # not mapped here as far as is known
+    image._mapped[7] = HERE
+    assert image.here(RING + PAGE + 8) == HERE + PAGE + 8
+    assert image.read(RING, 8) is None
+    list(image.take(_page(HERE, b"\1" * PAGE)))
+    assert image.read(RING + PAGE - 8, 8) == b"\1" * 8
+    assert image.read(RING + PAGE - 4, 8) is None
+
+
+def _page(address: int, content: bytes) -> Call:
+    return Call("memory", "system", 0, 0, 0.0, 1, 1, address=address, after=content)
