@@ -30,14 +30,26 @@ mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32
   {%f1,%f2,%f3,%f4}, {%r1,%r2}, {%r3}, {%f5,%f6,%f7,%f8};
 ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, %r2}, [%r9];
 mbarrier.arrive.shared.b64 %rd5, [part];
-cp.async.ca.shared.global [%r9], [%rd3], 8;
+cp.async.ca.shared.global [%r9], [%rd3], 8; cp.async.commit_group; cp.async.wait_group 1;
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [part], %r9; fence.proxy.async.shared::cta;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r9], [%rd3], 64, [part];
+cp.async.bulk.global.shared::cta.bulk_group [%rd3], [part+64], %r9;
+cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p6, [part], 1; @!%p6 bra WAIT;
+mapa.shared::cluster.u32 %r9, %r8, 0; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f11, %f12, %f13, %f14}, %rd4, %rd5, %p5, 1, -1,
+  0, 1;
+wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32
+  {%f11, %f12, %f13, %f14, %f15, %f16, %f17, %f18}, {%r11, %r12, %r13, %r14}, %rd5, 1, 1, 1;
+wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; add.f32 %f11, %f12, %f18;
 st.shared.v4.b32 [part+16], {%r1, %r2, %r3, %r4};
 LOOP: add.u32 %r10, %r10, 1; setp.lt.u32 %p5, %r10, %t; @%p5 bra LOOP;
 brx.idx %r10, TABLE;
 TABLE: .branchtargets ELSE, LOOP, OUT;
 OUT: selp.b32 %r11, %r10, %r9, %p5; st.global.b32 [%rd3], %r11;
 """
-_TEXT = HEAD.format(target="sm_90") + body(1, _WORK, ".shared .align 16 .b8 part[256];")
+_TEXT = HEAD.format(target="sm_90a") + body(1, _WORK, ".shared .align 16 .b8 part[256];")
 _PART = re.compile(r"(%\w+|\.\w+|\b\d+\b|[{}\[\];,])")
 
 
