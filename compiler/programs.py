@@ -133,7 +133,7 @@ class Programs:
             choices = self.tuned.get(key_of(computation, self.device))
         if choices is not None:
             for space in spaces(computation, target):
-                if type(space.start) is type(choices) and space.fits(choices):
+                if space.contains(choices):
                     return lower(computation, target, choices)
             log.warning("a tuned kernel's record does not fit: %s", shown(choices))
         return lower(computation, target)

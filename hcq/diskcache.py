@@ -60,6 +60,12 @@ class DiskCache:
             path.unlink()
         return None
 
+    def forget(self, key: str) -> None:
+        """Drop an entry that its reader cannot make sense of."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                (self.folder / key).unlink()
+
     def _mark(self, path: Path) -> None:
         """Remember that an entry was of use, so that `trim` takes others first."""
         with contextlib.suppress(OSError):

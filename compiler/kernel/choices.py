@@ -103,6 +103,16 @@ class Space:
     options: Mapping[str, tuple[Any, ...]]  # Any: of the field's type
     fits: Callable[[Any], bool]
 
+    def contains(self, choices: Choices) -> bool:
+        """Whether a record, from wherever it came, is one of this space."""
+        if type(choices) is not type(self.start):
+            return False
+        for name, value in vars(choices).items():
+            usual = getattr(self.start, name)
+            if type(value) is not type(usual) or value not in (usual, *self.options.get(name, ())):
+                return False
+        return self.fits(choices)
+
     def neighbours(self, choices: Choices) -> Iterator[Choices]:
         """The records that differ in one field."""
         for name, options in self.options.items():

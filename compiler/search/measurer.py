@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
+import time
 
 from compiler.codegen.process import Ended, Process
 from compiler.search import runner
@@ -13,6 +15,7 @@ from hcq.errors import UgpuError
 
 OPEN_S = 60.0  # TIMEOUT: to open a device and fill its arrays; a virtual one boots in a second
 LEAST_S = 5.0  # TIMEOUT: of a candidate, at least: a virtual GPU translates it first
+OUT_OF_TIME = "the time was used up"
 PATIENCE = 50.0  # TIMEOUT: of a candidate, times what the default takes
 
 
@@ -40,20 +43,32 @@ class Apart:
         """The computation whose candidates come next."""
         self.problem, self.first, self.ready = problem, None, False
 
-    def run(self, candidate: Candidate) -> Outcome:
-        """Measure a candidate; the first one is the reference for the others."""
+    def run(self, candidate: Candidate, left_s: float = math.inf) -> Outcome:
+        """Measure a candidate; the first one is the reference for the others. left_s: no longer
+        than that, whatever it takes."""
+        end = time.monotonic() + left_s
         limit = max(self.least_s, PATIENCE * candidate.best_s)
+
+        def ask(message: object, most_s: float) -> Outcome:
+            given_s = min(most_s, end - time.monotonic())
+            if given_s <= 0:
+                raise TimeoutError
+            answer: Outcome = pickle.loads(self.process.ask(pickle.dumps(message), given_s))
+            return answer
+
         try:
             if not self.ready:
-                filled: Outcome = pickle.loads(self.process.ask(pickle.dumps(self.problem), OPEN_S))
+                filled = ask(self.problem, OPEN_S)
                 if filled.reason:
                     return filled
                 if self.first is not None:
-                    self.process.ask(pickle.dumps(self.first), OPEN_S)
+                    ask(self.first, OPEN_S)
                 self.ready = True
-            outcome: Outcome = pickle.loads(self.process.ask(pickle.dumps(candidate), limit))
+            outcome = ask(candidate, limit)
         except TimeoutError:
             self.ready = False
+            if time.monotonic() >= end:
+                return Outcome(None, OUT_OF_TIME)
             return Outcome(None, f"did not end in {limit:.0f} s")
         except Ended as ended:
             self.ready = False
@@ -77,8 +92,11 @@ class Here:
         self.close()
         self.bench = Bench(self.device, problem)
 
-    def run(self, candidate: Candidate) -> Outcome:
+    def run(self, candidate: Candidate, left_s: float = math.inf) -> Outcome:
+        """Measure a candidate, if there is time: one that hangs is ended by the driver's limits."""
         assert self.bench is not None
+        if left_s <= 0:
+            return Outcome(None, OUT_OF_TIME)
         try:
             return self.bench.run(candidate)
         except UgpuError as error:

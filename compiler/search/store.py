@@ -28,14 +28,15 @@ class Store:
         return self.disk.folder is not None and self.disk.folder.is_dir()
 
     def get(self, key: str) -> Choices | None:
-        """The record, or None; one that cannot be read is none."""
+        """The record, or None; one that cannot be read is none, and is deleted."""
         data = self.disk.get(key)
         if data is None:
             return None
         try:
             return from_text(data.decode())
         except (ValueError, TypeError) as error:
-            log.warning("a tuned kernel's record is not understood: %s", error)
+            log.warning("discarding a tuned kernel's record that is not understood: %s", error)
+            self.disk.forget(key)
             return None
 
     def put(self, key: str, choices: Choices) -> None:

@@ -25,7 +25,7 @@ from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel
 from compiler.search.beam import Found, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
-from compiler.search.measurer import Apart, Here, measurer
+from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
 from compiler.search.store import Store, key_of
 from hcq.device import Device
 from hcq.errors import BadArgument, CompileError, NotSupported
@@ -114,12 +114,12 @@ class Tuner:
         met: dict[str, Choices] = {}  # by the kernel's name, which is that of its content
 
         def measure(choices: Choices, best_s: float) -> Outcome:
-            ready = compiling.result(choices, best_s)
+            ready = compiling.result(choices, best_s, self.end - self.clock())
             if isinstance(ready, Outcome):
                 return ready
             if met.setdefault(ready.kernel, choices) != choices:
                 return Outcome(None, "the same kernel as another record's")
-            return measuring.run(ready)
+            return measuring.run(ready, self.end - self.clock())
 
         result = search(found, measure, self.beam, left * SHARE, self.clock, compiling.ahead)
         if result.best is not None:
@@ -166,15 +166,17 @@ class _Compiling:
             return Outcome(None, f"cannot be lowered: {error}")
         return kernel, shared().submit(text, target, kernel.name)
 
-    def result(self, choices: Choices, best_s: float) -> Candidate | Outcome:
-        """What to measure, or why there is nothing."""
+    def result(self, choices: Choices, best_s: float, left_s: float) -> Candidate | Outcome:
+        """What to measure, or why there is nothing, after at most `left_s` seconds."""
         self.ahead([choices])
         begun = self.asked[choices]
         if isinstance(begun, Outcome):
             return begun
         kernel, future = begun
         try:
-            image = future.result().image
+            image = future.result(max(0.0, left_s)).image
+        except TimeoutError:
+            return Outcome(None, OUT_OF_TIME)
         except CompileError as error:
             return Outcome(None, error.message)
         return Candidate(image, kernel.name, kernel.grid, kernel.block, best_s)

@@ -15,8 +15,11 @@ from compiler import Tensor
 from compiler.dtype import bfloat16, float16, float32
 from compiler.index.ranges import Computation, express
 from compiler.kernel.choices import Attention
+from compiler.kernel.functions import exp_below
+from compiler.kernel.ir import Kernel, Memory, Store, group_range, load, thread_range
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.text import format_kernel
+from compiler.kernel.verify import verify
 from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
@@ -124,6 +127,19 @@ def test_on_a_virtual_nvidia_gpu(gpu: Device, sizes: tuple[int, int, int, int]) 
     arrays = inputs(*sizes)
     found = attention(*(Tensor(array, device=gpu) for array in arrays)).numpy()
     np.testing.assert_allclose(found, expected(*arrays), rtol=3e-5, atol=1e-5)
+
+
+def test_exponentials_of_weights() -> None:
+    """As exact as the others; nothing below the normal numbers; what is no number stays so."""
+    numbers = np.linspace(-86.9, 0, 4096, dtype=np.float32)
+    numbers[:4] = (-np.inf, np.nan, -88, -3.4e38)
+    source, out = Memory("in0", float32, 4096), Memory("out", float32, 4096)
+    place = group_range(0, 64).index() * 64 + thread_range(64).index()
+    body = (Store(out, place, exp_below(load(source, place))),)
+    kernel = verify(Kernel("kernel", (out, source), (), (64, 1, 1), 64, body))
+    found = interpret(kernel, [numbers], none)
+    np.testing.assert_allclose(found[4:], np.exp(numbers[4:].astype(np.float64)), rtol=3e-7)
+    np.testing.assert_array_equal(found[:4], np.array([0, np.nan, 0, 0], np.float32))
 
 
 # ---- matrix units ------------------------------------------------------------------------------

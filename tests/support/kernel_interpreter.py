@@ -15,7 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.index.algebra import Index, Validity
-from compiler.kernel.ir import Barrier, If, Kernel, Load, Memory, Statement, Store, Value, walk
+from compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Load,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    walk,
+)
 
 Array = NDArray[Any]
 # (unit's name, left, right, total) to the new total; arrays are [threads, lanes]
@@ -79,6 +90,7 @@ class _Group:
             elif isinstance(statement, Barrier):
                 assert active.all()
             else:
+                assert isinstance(statement, Loop), "tiles are for the host"
                 assert statement.bound is None
                 for number in range(statement.range.size):
                     self.ranges[statement.range.name] = number
