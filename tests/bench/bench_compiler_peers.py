@@ -2,7 +2,7 @@
 
 Ours and the peer take turns in one process, with as many threads each, and the best of several
 turns counts on both sides: whatever else the machine does meets both alike. `ratio` is of wall
-time. `cpu_ratio` is of processor time, which other processes disturb less; it is fair on one
+time, `median_ratio` of the medians of all turns. `cpu_ratio` is of processor time, which other processes disturb less; it is fair on one
 processor (`taskset -c 0`), since threads of the peers burn time while they wait for each other.
 For the same reason each turn begins after a pause: OpenBLAS' and OpenMP's threads look for work for
 tens of milliseconds after their last, and whoever comes next would share the processors with them.
@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -49,12 +50,18 @@ class _Best:
 
     def __init__(self) -> None:
         self.wall = self.processor = float("inf")
+        self.walls: list[float] = []
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.walls)
 
     def turn(self, work: Work) -> None:
         time.sleep(SETTLE_S)
         start, busy = time.perf_counter(), time.process_time()
         work()
-        self.wall = min(self.wall, time.perf_counter() - start)
+        self.walls.append(time.perf_counter() - start)
+        self.wall = min(self.walls)
         self.processor = min(self.processor, time.process_time() - busy)
 
 
@@ -76,6 +83,7 @@ def _versus(name: str, ours: Work, peers: dict[str, Work], turns: int = TURNS) -
             "peer": peer,
             "peer_value": best.wall * 1e3,
             "ratio": best.wall / mine.wall,
+            "median_ratio": best.median / mine.median,
             "cpu_ratio": best.processor / mine.processor,
         }
         for peer, best in theirs.items()
