@@ -2,10 +2,11 @@
 
 Ours and the peer take turns in one process, with as many threads each, and the best of several
 turns counts on both sides: whatever else the machine does meets both alike. `ratio` is of wall
-time, `median_ratio` of the medians of all turns. `cpu_ratio` is of processor time, which other processes disturb less; it is fair on one
-processor (`taskset -c 0`), since threads of the peers burn time while they wait for each other.
-For the same reason each turn begins after a pause: OpenBLAS' and OpenMP's threads look for work for
-tens of milliseconds after their last, and whoever comes next would share the processors with them.
+time, `median_ratio` of the medians of all turns. `cpu_ratio` is of processor time, which other
+processes disturb less; it is fair on one processor (`taskset -c 0`), since threads of the peers
+burn time while they wait for each other. For the same reason each turn begins after a pause:
+OpenBLAS' and OpenMP's threads look for work for tens of milliseconds after their last, and whoever
+comes next would share the processors with them.
 """
 
 from __future__ import annotations

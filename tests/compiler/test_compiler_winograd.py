@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from compiler import Tensor
+from compiler import Tensor, jit
 from compiler.methods import convolution
 from compiler.methods.winograd import TOLERANCE, matrices
 from compiler.schedule import cost
@@ -105,3 +105,18 @@ def test_refused_where_it_cannot_be(cpu: Device) -> None:
         image.conv2d(Tensor.ones(8, 8, 1, 1, device=cpu), winograd=True)
     with pytest.raises(BadArgument, match="Winograd"):
         image.cast("float16").conv2d(weight.cast("float16"), winograd=True)
+
+
+def test_in_a_captured_function(cpu: Device) -> None:
+    """Its matrices are copied to the device by the first call, which is not recorded."""
+    random = np.random.default_rng(0)
+    weight = Tensor(random.standard_normal((8, 8, 3, 3)).astype(np.float32), device=cpu)
+
+    @jit
+    def layer(image: Tensor) -> Tensor:
+        return image.conv2d(weight, padding=1, winograd=True)
+
+    for _ in range(4):
+        image = Tensor(random.standard_normal((1, 8, 8, 8)).astype(np.float32), device=cpu)
+        expected = image.conv2d(weight, padding=1, winograd=False).numpy()
+        assert np.allclose(layer(image).numpy(), expected, atol=1e-3)
