@@ -49,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
             remark = f"{type(error).__name__}: {error}"[:300]
             tell(Result(module.TITLE, given.section, "failed", remark=remark))
+    given.file.with_suffix(".done").touch()  # all was told; only the process may still hang
     return 0
 
 

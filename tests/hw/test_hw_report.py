@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -206,6 +207,8 @@ def _toy(name: str, device: str, budget: Budget) -> Iterator[Result]:
         sys.exit(9)
     if name == "raises":
         raise OutOfMemory("all of it")
+    if name == "lingers":  # told everything, then does not end
+        threading.Thread(target=threading.Event().wait).start()
 
 
 TOY = """
@@ -218,7 +221,8 @@ def run(device, budget):
 
 @pytest.mark.parametrize(
     ("name", "remark"),
-    [("dies", "ended with 9"), ("raises", "OutOfMemory: all of it")],
+    [("dies", "ended with 9"), ("raises", "OutOfMemory: all of it"),
+     pytest.param("lingers", "", marks=pytest.mark.slow)],  # fmt: skip
 )
 def test_what_a_section_found_survives_its_end(
     name: str, remark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -243,8 +247,13 @@ def test_what_a_section_found_survives_its_end(
 
     monkeypatch.setattr(suite, "_run", run)
     monkeypatch.setenv("PYTHONPATH", str(suite.ROOT))
-    found = suite.Runner("cpu", 1e12, now=lambda: 0.0).section(f"toy_{name}", 60.0)
+    monkeypatch.setattr(suite, "GRACE_S", 1)
+    limit = 20.0 if name == "lingers" else 60.0
+    found = suite.Runner("cpu", 1e12, now=lambda: 0.0).section(f"toy_{name}", limit)
     assert (found[0].section, found[0].name, found[0].outcome) == ("Toy", "one", "passed")
+    if not remark:
+        assert len(found) == 1
+        return
     assert (found[-1].section, found[-1].outcome) == ("Toy", "failed")
     assert remark in found[-1].remark
 

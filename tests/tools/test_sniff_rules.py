@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nv import abi
+from tools.sniff import rules as rules_module
 from tools.sniff.rules import LIMIT, Rules, word
 
 TABLE = abi.select("580.142")
@@ -73,3 +74,20 @@ def test_numbers_outside_are_zero() -> None:
     assert word(b"\1\2\3\4", 0, 4) == 0x04030201
     assert word(b"\1\2\3\4", 1, 4) == 0
     assert word(b"\1\2\3\4", -1, 4) == 0
+
+
+def test_every_list_that_is_followed_is_one_of_the_tables() -> None:
+    """Where the headers name a control's block, pointer and count are members of it."""
+    known = 0
+    for control, pointer, count, item in rules_module._LISTS:
+        block = TABLE.structs.get(TABLE.parameters_of_control(TABLE.constants[control]) or "")
+        if block is not None:
+            assert block.fields[pointer].kind == "u64" and block.fields[count].kind == "u32"
+            assert item in (1, 4, 8, 32)
+            known += 1
+    assert known == sum(map(len, RULES.lists.values())) >= 17
+
+
+def test_the_preload_library_is_told_where_doorbells_are() -> None:
+    kinds = [line.split()[0] for line in RULES.text().splitlines()]
+    assert (kinds.count("d"), kinds.count("o"), kinds.count("m")) == (5, 1, 1)

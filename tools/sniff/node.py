@@ -151,10 +151,7 @@ class _WatchedMapping:
         self._rung = rung
         self._views = views
         self.size, self.address = mapping.size, mapping.address
-
-    @property
-    def view(self) -> memoryview | None:
-        return self._mapping.view
+        self.view = mapping.view
 
     def read32(self, offset: int) -> int:
         return self._mapping.read32(offset)
@@ -166,6 +163,7 @@ class _WatchedMapping:
 
     def close(self) -> None:
         self._views.pop(self._mapping, None)
+        self.view = None
         self._mapping.close()
 
 

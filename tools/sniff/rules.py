@@ -31,15 +31,33 @@ _POINTING = {
     "NVOS54_PARAMETERS": ("NV_ESC_RM_CONTROL", "params", "paramsSize", "", "cmd"),
     "nv_ioctl_xfer_t": ("NV_ESC_IOCTL_XFER_CMD", "ptr", "size", "", ""),
 }
-#: control's name -> (pointer, count, bytes of an item). Source: ctrl0080gpu.h, ctrl2080gr.h,
-#: ctrl2080fb.h, ctrl2080bus.h, ctrl0000system.h, 580.142.
-_LISTS = {
-    "NV0080_CTRL_CMD_GPU_GET_CLASSLIST": ("classList", "numClasses", 4),
-    "NV2080_CTRL_CMD_GR_GET_INFO": ("grInfoList", "grInfoListSize", 8),
-    "NV2080_CTRL_CMD_FB_GET_INFO": ("fbInfoList", "fbInfoListSize", 8),
-    "NV2080_CTRL_CMD_BUS_GET_INFO": ("busInfoList", "busInfoListSize", 8),
-    "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION": ("pDriverVersionBuffer", "sizeOfStrings", 1),
-}
+#: control, pointer, count, bytes of an item. Source: ctrl0080gpu.h, ctrl0080gr.h, ctrl0080fb.h,
+#: ctrl0080fifo.h, ctrl0080host.h, ctrl0041.h, ctrl2080gr.h, ctrl2080fb.h, ctrl2080bus.h,
+#: ctrl2080ce.h, ctrl2080gpu.h, ctrl2080rc.h, ctrl83dedebug.h, ctrl0000system.h, 580.142.
+_LISTS = (
+    ("NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION", "pDriverVersionBuffer", "sizeOfStrings", 1),
+    ("NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION", "pVersionBuffer", "sizeOfStrings", 1),
+    ("NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION", "pTitleBuffer", "sizeOfStrings", 1),
+    ("NV0041_CTRL_CMD_GET_SURFACE_INFO", "surfaceInfoList", "surfaceInfoListSize", 8),
+    ("NV0080_CTRL_CMD_FB_GET_CAPS", "capsTbl", "capsTblSize", 1),
+    ("NV0080_CTRL_CMD_FIFO_GET_CAPS", "capsTbl", "capsTblSize", 1),
+    ("NV0080_CTRL_CMD_FIFO_GET_CHANNELLIST", "pChannelHandleList", "numChannels", 4),
+    ("NV0080_CTRL_CMD_FIFO_GET_CHANNELLIST", "pChannelList", "numChannels", 4),
+    ("NV0080_CTRL_CMD_GPU_GET_CLASSLIST", "classList", "numClasses", 4),
+    ("NV0080_CTRL_CMD_GR_GET_CAPS", "capsTbl", "capsTblSize", 1),
+    ("NV0080_CTRL_CMD_GR_GET_INFO", "grInfoList", "grInfoListSize", 8),
+    ("NV0080_CTRL_CMD_HOST_GET_CAPS", "capsTbl", "capsTblSize", 1),
+    ("NV2080_CTRL_CMD_BUS_GET_INFO", "busInfoList", "busInfoListSize", 8),
+    ("NV2080_CTRL_CMD_CE_GET_CAPS", "capsTbl", "capsTblSize", 1),
+    ("NV2080_CTRL_CMD_FB_GET_INFO", "fbInfoList", "fbInfoListSize", 8),
+    ("NV2080_CTRL_CMD_GPU_EXEC_REG_OPS", "regOps", "regOpCount", 32),
+    ("NV2080_CTRL_CMD_GPU_GET_ENGINES", "engineList", "engineCount", 4),
+    ("NV2080_CTRL_CMD_GPU_GET_ENGINE_CLASSLIST", "classList", "numClasses", 4),
+    ("NV2080_CTRL_CMD_GR_GET_INFO", "grInfoList", "grInfoListSize", 8),
+    ("NV2080_CTRL_CMD_RC_READ_VIRTUAL_MEM", "bufferPtr", "bufferSize", 1),
+    ("NV83DE_CTRL_CMD_DEBUG_READ_MEMORY", "buffer", "length", 1),
+    ("NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY", "buffer", "length", 1),
+)
 #: objects whose mapping has the doorbell
 _USERMODE = (
     "VOLTA_USERMODE_A", "TURING_USERMODE_A", "AMPERE_USERMODE_A", "HOPPER_USERMODE_A",
@@ -91,7 +109,7 @@ class Rules:
             block = table.structs.get(rule.struct) if rule.struct else None
             if block is not None:
                 rules.classes[number] = block.size
-        for control, (pointer, count, item) in _LISTS.items():
+        for control, pointer, count, item in _LISTS:
             if control not in table.constants:
                 continue
             command = table.constants[control]
@@ -100,10 +118,10 @@ class Rules:
                 entry = (block.offset_of(pointer), block.offset_of(count), item)
                 rules.lists.setdefault(command, []).append(entry)
         rules.doorbells = [table.constants[n] for n in _USERMODE if n in table.constants]
-        for letter, name, call, members in _MAKING:
+        for letter, name, call, pair in _MAKING:
             layout = table.structs[name]
             key = table.ioctls[call].number | layout.size << 16
-            first, second = (layout.offset_of(member) for member in members)
+            first, second = (layout.offset_of(member) for member in pair)
             rules.making.append((letter, key, first, second))
         return rules
 
