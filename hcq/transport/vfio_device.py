@@ -5,6 +5,7 @@ Source: Linux include/uapi/linux/vfio.h and drivers/vfio/pci/vfio_pci_core.c.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 from hcq.errors import DeviceBusy, DeviceLost, NotSupported
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
-from hcq.transport.vfio_container import ask, capabilities, fill
+from hcq.transport.vfio_container import ask, capabilities, fill, open_node
 from hcq.uapi import constants, structs
 
 _REGION_ROOM = 1024  # vfio_region_info and its capabilities; the kernel says if it needs more
@@ -112,14 +113,27 @@ class VfioDevice:
 
     def reset_bus(self, proofs: Sequence[int]) -> None:
         """Reset everything below the bridge. proofs: descriptors of the groups that are ours; none
-        for a device that was opened by its own node."""
-        foreign = self._foreign_companions()
-        if foreign:
-            raise DeviceBusy(
-                "a bus reset would also reset functions that are not in our hands",
-                holder=", ".join(foreign),
-                remedy="bind and open those as well, or reset the function alone",
-            )
+        for a device that was opened by its own node.
+
+        Functions of other groups (a card's audio, where the slot separates them) count as ours when
+        vfio-pci holds them and nobody has their group open; DeviceBusy names those that do not.
+        """
+        with contextlib.ExitStack() as opened:
+            groups: dict[str, int] = {}
+            for companion in self._foreign_companions():
+                group = companion.group
+                if not proofs or group is None or companion.driver != "vfio-pci":
+                    raise DeviceBusy(
+                        "a bus reset would also reset a function that is not in our hands",
+                        holder=f"{companion.address} ({companion.driver or 'no driver'})",
+                        remedy="hand it to vfio-pci as well, or reset the function alone",
+                    )
+                if group not in groups:
+                    groups[group] = open_node(self.system, f"dev/vfio/{group}", "vfio-pci")
+                    opened.callback(self.system.close, groups[group])
+            self._hot_reset((*proofs, *groups.values()))
+
+    def _hot_reset(self, proofs: Sequence[int]) -> None:
         head = structs("vfio").vfio_pci_hot_reset.size
         buffer = bytearray(head)
         for proof in proofs:
@@ -129,8 +143,8 @@ class VfioDevice:
         what = f"{self.name}: the bus could not be reset"
         ask(self.system, self.descriptor, request, buffer, what)
 
-    def _foreign_companions(self) -> list[str]:
-        """Functions that a bus reset hits and that this process does not own."""
+    def _foreign_companions(self) -> list[PciFunction]:
+        """Functions that a bus reset hits and that are not of this process' group or space."""
         names = self._constants
         head = structs("vfio").vfio_pci_hot_reset_info
         entry = structs("vfio").vfio_pci_dependent_device
@@ -151,8 +165,7 @@ class VfioDevice:
             one = entry.view(buffer, head.size + index * entry.size)
             if not self._is_ours(one, by_device=by_device):
                 address = f"{one.segment:04x}:{one.bus:02x}:{one.devfn >> 3:02x}.{one.devfn & 7}"
-                driver = PciFunction(self.system, address).driver
-                found.append(f"{address} ({driver or 'no driver'})")
+                found.append(PciFunction(self.system, address))
         return found
 
     def _is_ours(self, one: Any, *, by_device: bool) -> bool:  # Any: members are of several types

@@ -283,6 +283,27 @@ def test_resets(machine: VfioMachine) -> None:
             transport.reset(ResetKind.FUNCTION)
 
 
+def test_a_bus_reset_takes_a_neighbour_of_another_group_along(machine: VfioMachine) -> None:
+    """Where the slot separates a card's functions; what proves it is given back at once."""
+    neighbour = "0000:03:00.2"
+    machine.add(neighbour, kind=0x0C0330, driver="vfio-pci", group="9", bars={})
+    machine.companions = [(7, GPU), (9, neighbour)]
+    with opened(machine) as transport:
+        transport.reset(ResetKind.BUS)
+        assert machine.hot_resets == 1
+        assert ("group", "9") not in machine.open_files.values()
+        machine.fail["dev/vfio/9"] = errno.EBUSY
+        with pytest.raises(DeviceBusy, match="dev/vfio/9"):
+            transport.reset(ResetKind.BUS)
+        del machine.fail["dev/vfio/9"]
+        machine.load("xhci_hcd")
+        machine.write_text(machine.folder(neighbour) / "driver/unbind", neighbour)
+        machine.write_text(machine.root / "sys/bus/pci/drivers/xhci_hcd/bind", neighbour)
+        with pytest.raises(DeviceBusy, match="xhci_hcd"):
+            transport.reset(ResetKind.BUS)
+        assert machine.hot_resets == 1
+
+
 def test_a_device_without_reset(machine: VfioMachine) -> None:
     machine.has_reset = False
     with opened(machine) as transport, pytest.raises(NotSupported):

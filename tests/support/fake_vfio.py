@@ -275,8 +275,11 @@ class VfioMachine(PciMachine):
                     raise OSError(errno.EINVAL, "not proven")
                 self.hot_resets += 1
                 return 0
-            size, _, count, group = struct.unpack_from("<IIIi", argument)
-            if size != 16 or count != 1 or self.open_files.get(group, ("", ""))[0] != "group":
+            size, _, count = struct.unpack_from("<III", argument)
+            proofs = struct.unpack_from(f"<{count}i", argument, 12)
+            shown = {self.open_files.get(proof, ("", ""))[1] for proof in proofs}
+            wanted = {str(group) for group, _ in self.companions}
+            if size != 12 + 4 * count or not wanted <= shown:
                 raise OSError(errno.EINVAL, "not proven")
             self.hot_resets += 1
         else:
