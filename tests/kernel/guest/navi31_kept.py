@@ -8,7 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.kernel.guest import navi31
+from tests.kernel.guest.navi31_killed import BOOT
 
 WORK = """
 import hcq, numpy as np
@@ -49,4 +52,13 @@ def test_killed_during_work_then_opened_again() -> None:
             navi31.check_copies(device)
         with navi31.open_card(name) as device:
             assert device.info()["start"] == "warm"
+            navi31.check_copies(device)
+
+
+@pytest.mark.parametrize("stage", ["IH", "PSP bootloader"])
+def test_killed_during_boot_where_the_slot_cannot_be_reset(stage: str) -> None:
+    with navi31.bound() as name:
+        navi31.kill(navi31.run_until(BOOT.format(name=name), stage))
+        with navi31.open_card(name) as device:
+            assert device.info()["start"] == "cold"
             navi31.check_copies(device)
