@@ -216,11 +216,10 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
         image = firmware.boot.get(kind)
         if image is None or position < done:
             continue
-        psp.note_component(position)
         if kind == units.chip.facts.SOS_TYPE:
-            psp.load_secure_os(name, command, image)
+            psp.load_secure_os(position, name, command, image)
         else:
-            psp.load_component(name, command, image)
+            psp.load_component(position, name, command, image)
 
 
 def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:

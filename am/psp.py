@@ -78,31 +78,33 @@ class Psp:
         note = int(self._note.read())
         return note & _COUNT if note & ~_COUNT == _NOTE else 0
 
-    def note_component(self, position: int) -> None:
-        """Leave word that component `position` is being handed over. ORDER: before its command, as
-        from then on the bootloader does not take it a second time."""
+    def _command(self, position: int, command: int) -> None:
+        """Have the bootloader take component `position`. ORDER: the note first and nothing between,
+        as with its command the bootloader takes it, and does not a second time."""
         self._note.write(_NOTE | position + 1)
+        self.chip.mp0.MP0_SMN_C2PMSG_35.write(command)
 
     def forget_components(self) -> None:
         """Leave word that nothing was handed over."""
         self._note.write(0)
 
-    def load_component(self, name: str, command: int, image: bytes) -> None:
-        """Hand `image` to the bootloader; FirmwareRejected or FirmwareSilent if it is not taken."""
+    def load_component(self, position: int, name: str, command: int, image: bytes) -> None:
+        """Hand component `position` to the bootloader; FirmwareRejected or FirmwareSilent if it is
+        not taken."""
         self._wait_bootloader(name, "ready")
         self._stage(image)
         self.chip.mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
-        self.chip.mp0.MP0_SMN_C2PMSG_35.write(command)
+        self._command(position, command)
         self._wait_bootloader(name, "done")
 
-    def load_secure_os(self, name: str, command: int, image: bytes) -> None:
+    def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
         """Hand over the last component and wait for its sign of life."""
         self._wait_bootloader(name, "ready")
         self._stage(image)
         mp0 = self.chip.mp0
         mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
         before = int(mp0.MP0_SMN_C2PMSG_81.read())
-        mp0.MP0_SMN_C2PMSG_35.write(command)
+        self._command(position, command)
         self.sleep(HANDSHAKE_S)
         self.wait_secure_os(name, before)
 

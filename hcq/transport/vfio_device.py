@@ -120,15 +120,15 @@ class VfioDevice:
         """
         with contextlib.ExitStack() as opened:
             groups: dict[str, int] = {}
-            for companion in self._foreign_companions():
+            for companion, ours in self._companions():
                 group = companion.group
-                if not proofs or group is None or companion.driver != "vfio-pci":
+                if companion.driver != "vfio-pci" or not (ours or (proofs and group)):
                     raise DeviceBusy(
                         "a bus reset would also reset a function that is not in our hands",
                         holder=f"{companion.address} ({companion.driver or 'no driver'})",
                         remedy="hand it to vfio-pci as well, or reset the function alone",
                     )
-                if group not in groups:
+                if not ours and group is not None and group not in groups:
                     groups[group] = open_node(self.system, f"dev/vfio/{group}", "vfio-pci")
                     opened.callback(self.system.close, groups[group])
             self._hot_reset((*proofs, *groups.values()))
@@ -143,8 +143,8 @@ class VfioDevice:
         what = f"{self.name}: the bus could not be reset"
         ask(self.system, self.descriptor, request, buffer, what)
 
-    def _foreign_companions(self) -> list[PciFunction]:
-        """Functions that a bus reset hits and that are not of this process' group or space."""
+    def _companions(self) -> list[tuple[PciFunction, bool]]:
+        """Functions that a bus reset hits, and whether each is of our group or space."""
         names = self._constants
         head = structs("vfio").vfio_pci_hot_reset_info
         entry = structs("vfio").vfio_pci_dependent_device
@@ -163,9 +163,9 @@ class VfioDevice:
         found = []
         for index in range(min(info.count, _BUS_LIMIT)):
             one = entry.view(buffer, head.size + index * entry.size)
-            if not self._is_ours(one, by_device=by_device):
-                address = f"{one.segment:04x}:{one.bus:02x}:{one.devfn >> 3:02x}.{one.devfn & 7}"
-                found.append(PciFunction(self.system, address))
+            address = f"{one.segment:04x}:{one.bus:02x}:{one.devfn >> 3:02x}.{one.devfn & 7}"
+            ours = self._is_ours(one, by_device=by_device)
+            found.append((PciFunction(self.system, address), ours))
         return found
 
     def _is_ours(self, one: Any, *, by_device: bool) -> bool:  # Any: members are of several types

@@ -54,13 +54,12 @@ def on_stage(stage, seconds):
     if stage == until:
         tell()
 
-note = psp.Psp.note_component
-def count(self, position):
-    note(self, position)
+give = psp.Psp._command
+def count(self, position, command):
+    give(self, position, command)
     if until == f"component {position}":
-        # Its command is written, and nobody waits for the answer.
-        self._wait_bootloader = lambda name, what: tell() if what == "done" else None
-psp.Psp.note_component = count
+        tell()
+psp.Psp._command = count
 open_device("card", Attachment(VfioUserTransport(socket)), firmware=firmware, on_stage=on_stage)
 tell()
 """

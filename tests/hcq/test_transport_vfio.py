@@ -267,6 +267,7 @@ def test_closing_from_the_removal_callback(machine: VfioMachine) -> None:
 
 
 def test_resets(machine: VfioMachine) -> None:
+    machine.add(AUDIO, kind=0x040300, driver="vfio-pci", bars={})
     machine.companions = [(7, GPU), (7, AUDIO)]
     with opened(machine) as transport:
         transport.reset(ResetKind.FUNCTION)
@@ -274,6 +275,10 @@ def test_resets(machine: VfioMachine) -> None:
         assert (machine.functions[GPU].resets, machine.hot_resets) == (1, 1)
         with pytest.raises(NotSupported):
             transport.reset(ResetKind.POWER)
+        machine.write_text(machine.folder(AUDIO) / "driver/unbind", AUDIO)
+        with pytest.raises(DeviceBusy, match=r"03:00\.1 \(no driver\)"):
+            transport.reset(ResetKind.BUS)
+        machine.write_text(machine.root / "sys/bus/pci/drivers/vfio-pci/bind", AUDIO)
         machine.companions.append((9, "0000:03:01.0"))
         with pytest.raises(DeviceBusy, match=r"0000:03:01\.0"):
             transport.reset(ResetKind.BUS)
