@@ -55,6 +55,25 @@ WARP_ERRORS = {
     0x14: "DIVERGENT",
     0x15: "WARP_EXIT",
 }
+_PLAIN = {
+    "STACK_ERROR": "its stack was damaged",
+    "API_STACK_ERROR": "its stack was damaged",
+    "PC_WRAP": "it ran past the end of its program",
+    "PC_OVERFLOW": "it ran past the end of its program",
+    "MISALIGNED_PC": "it jumped to where no instruction can be",
+    "ILLEGAL_INSTR_ENCODING": "it met an instruction that there is not, or a trap of its own",
+    "ILLEGAL_INSTR_PARAM": "an instruction had an operand that it cannot have, or stopped it",
+    "INVALID_CONST_ADDR": "it read past the end of its constants",
+    "OOR_REG": "it used more registers than it has",
+    "OOR_ADDR": "it left its shared or local memory",
+    "MISALIGNED_ADDR": "it accessed an address that is no multiple of the access's size",
+    "INVALID_ADDR_SPACE": "it accessed an address of a kind of memory that the access is not for",
+}
+_HANGING = "the kernel loops, waits for what never comes, or needs a longer limit"
+_SILENT = "work was handed over and nothing came back: a lost doorbell or signal"
+_RESET = "device.reset() makes the channel anew; programs and buffers stay"
+_GPU_RESET = "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset"
+_WHOLE_GPU = frozenset((48, 62, 64, 95, 119, 120, 140))  # Xids after which a channel is not enough
 # Warp errors that are an access gone wrong, rather than an instruction.
 _OF_AN_ACCESS = frozenset((0x07, 0x0C, 0x0E, 0x0F, 0x10, 0x12))
 _WARP_ERROR_MASK = 0xFFFF
@@ -112,24 +131,27 @@ class Faults:
             kernels = (found[0],)
             facts["offset"] = found[1]
         facts["kernel"] = ", ".join(kernels) or None
-        name = self.device.name
+        facts["remedy"] = _GPU_RESET if error.xid in _WHOLE_GPU else _RESET
+        name = f"{self.device.name}: {facts['kernel'] or queue.name}"
         if page is not None and (error.xid == _MMU or state is None):
             what = f"a {page['access']} of" if page["access"] else "an access to"
             text = f"{name}: {what} {page['address']:#x} faulted ({page['fault']})"
-            place = self.place_of(page["address"])
-            return PageFault(f"{text}: {place}", **page, place=place, **facts)
+            return PageFault(f"{text}: {self.place_of(page['address'])}", **page, **facts)
         if state is not None:
-            return self._exception_error(state, facts)
+            return self._exception_error(name, state, facts)
         if error.xid == _MMU:
             return PageFault(f"{name}: an access faulted, and the driver does not say where",
                              address=None, access=None, **facts)  # fmt: skip
+        text = f"{name}: {facts.pop('meaning', error.name)} (Xid {error.xid})"
         if error.xid in (_PBDMA, 69):
-            return BadPacket(f"{name}: {error.name}", **facts)
+            return BadPacket(text, **facts)
         if error.xid == _HANG:
-            return DeviceHang(f"{name}: {error.name}", **facts)
-        return ChipError(f"{name}: Xid {error.xid}, {error.name}", **facts)
+            return DeviceHang(text, **facts)
+        return ChipError(text, **facts)
 
-    def _exception_error(self, state: dict[str, int], facts: dict[str, object]) -> UgpuError:
+    def _exception_error(
+        self, name: str, state: dict[str, int], facts: dict[str, object]
+    ) -> UgpuError:
         code = state["warp_error"] & _WARP_ERROR_MASK
         kind = WARP_ERRORS.get(code, f"warp error {code:#x}")
         facts = {
@@ -139,9 +161,12 @@ class Faults:
             "warp": state["warp_error"] >> _WARP_SHIFT & _WARP_MASK,
             **facts,
         }
-        text = f"{self.device.name}: {kind} at {state['pc']:#x}"
+        plain = _PLAIN.get(kind, "it was stopped")
+        offset = facts.get("offset")
+        where = f"byte {offset} of its program" if offset is not None else f"{state['pc']:#x}"
+        text = f"{name}: {plain} ({kind}), at {where}"
         if code in _OF_AN_ACCESS:
-            return PageFault(text, address=state["address"], access=None, **facts)
+            return PageFault(text, address=state["address"] or None, access=None, **facts)
         return IllegalInstruction(text, **facts)
 
     def place_of(self, address: int) -> str:
@@ -242,6 +267,8 @@ class Faults:
             if queue.timeline is timeline:
                 facts["queue"] = queue.name
                 facts["kernel"] = ", ".join(queue.in_flight) or None
+                facts["meaning"] = _HANGING if facts["kernel"] else _SILENT
+                facts["remedy"] = _RESET
                 failed = queue.error()
                 if failed is not None:
                     facts["xid"] = failed.xid
