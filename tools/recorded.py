@@ -1,15 +1,15 @@
 """Recordings by what they mean: steps with the names of registers, and where two first differ.
 
 Two runs of the same driver differ in how often it looked before an answer came, and in when memory
-changed. So reads of one place in a row count as one step, with the last answer; what a driver does
-by the clock is left out; and memory is compared only through what the driver then did.
+changed. So in a run of reads each place counts once, with its last answer; what a driver does by
+the clock is left out; and memory is compared only through what the driver then did.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hcq.fields import Register, RegisterValue
 from hcq.registry import PCI_DRIVERS
@@ -71,24 +71,20 @@ class Steps:
         self._by_clock = frozenset(known.by_clock if known is not None else ())
 
     def __iter__(self) -> Iterator[Step]:
-        last: Step | None = None
+        reads: dict[str, Step] = {}  # of the current run of reads, the last of each place
         for entry in self._recording.entries:
             step = self._step(entry)
             if step is None:
                 continue
-            if last is not None and self._repeats(last, step):
-                last = Step(step.verb, step.place, step.value, step.detail, step.register,
-                            last.repeated + 1)  # fmt: skip
+            if step.verb == "read":
+                before = reads.pop(step.place, None)
+                count = before.repeated + 1 if before is not None else 1
+                reads[step.place] = replace(step, repeated=count)
                 continue
-            if last is not None:
-                yield last
-            last = step
-        if last is not None:
-            yield last
-
-    @staticmethod
-    def _repeats(last: Step, step: Step) -> bool:
-        return step.verb == last.verb == "read" and step.place == last.place
+            yield from reads.values()
+            reads.clear()
+            yield step
+        yield from reads.values()
 
     def _step(self, entry: Entry) -> Step | None:
         if isinstance(entry, Content | Wait):

@@ -11,6 +11,7 @@ import pytest
 from hcq.transport.recording import Recording
 from hcq.transport.trace import Access
 from tools import cli
+from tools.recorded import Steps, first_difference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = """
@@ -83,8 +84,8 @@ def test_a_recording_that_ends_early_is_named(
     boot: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = boot.read_text().splitlines()
-    reads = [at for at, line in enumerate(text) if line.startswith("read bar5")]
-    at = reads[len(reads) // 2]
+    writes = [at for at, line in enumerate(text) if line.startswith("write bar5")]
+    at = writes[len(writes) // 2]
     cut = boot.with_name("cut.txt")
     cut.write_text("\n".join(text[:at]) + "\n")
     assert cli.main(["record", "--json", "compare", str(boot), str(cut)]) == 1
@@ -114,3 +115,21 @@ def test_what_is_refused(tmp_path: Path, boot: Path, capsys: pytest.CaptureFixtu
     assert "nothing was recorded" in capsys.readouterr().err
     (tmp_path / "noise").write_text("noise\n")
     assert cli.main(["record", "show", str(tmp_path / "noise")]) == 2
+
+
+def test_how_often_was_looked_is_no_difference() -> None:
+    """Polls of one register, of two in turn, and one that ends at once are the same steps."""
+    head = "identity 1002:744c 0xc8 1002:0e3b 0x30000\nwindow 5 0x100000\n"
+    write = "write bar5 0x100 4 0x1\n"
+    one, two = "read bar5 0x200 4 {}\n", "read bar5 0x204 4 {}\n"
+    polls = [
+        one.format("0x1") + two.format("0x2"),
+        one.format("0x0") * 3 + one.format("0x1") + two.format("0x2"),
+        (one.format("0x0") + two.format("0x0")) * 2 + one.format("0x1") + two.format("0x2"),
+    ]
+    recordings = [Recording.load(head + write + poll + write) for poll in polls]
+    for other in recordings[1:]:
+        assert first_difference(Steps(recordings[0]), Steps(other)) is None
+    failed = Recording.load(head + write + one.format("0x1") + two.format("0x3") + write)
+    found = first_difference(Steps(recordings[0]), Steps(failed))
+    assert found is not None and found.what == "the device answered otherwise"
