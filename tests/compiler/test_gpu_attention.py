@@ -96,9 +96,9 @@ def test_few_rows_have_a_group_each() -> None:
 
 
 def test_every_default_fits() -> None:
-    for rows in (1, 2, 15, 16, 300):
-        for depth in (3, 64, 128, 129, 2000):
-            for columns in (5, 128, 130, 3000):
+    for rows in (1, 16, 300):
+        for depth in (3, 128, 129, 2000):
+            for columns in (5, 130, 3000):
                 for target in (GFX1100, SM_90):
                     computed = computation(inputs(rows, 30, depth, columns))
                     space = spaces(computed, target)[0]

@@ -84,7 +84,7 @@ def test_lengths_around_waves_and_groups(device: Device, name: str, shape: tuple
     check(device, name, *shape)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(sorted(ROWS)), rows=st.integers(1, 70), length=st.integers(1, 4097))
 def test_rows_of_any_length(device: Device, name: str, rows: int, length: int) -> None:
     check(device, name, rows, length)
