@@ -2,16 +2,16 @@
 
 A tier is a module tests/kernel/tier_<name>.py with `run(lab) -> list[Run]`; it raises
 LabUnavailable where something it needs cannot be had, and is then reported as skipped, never as
-passed. `python -m tests.kernel edu` runs the named tiers only; `--cache DIR` keeps the unpacked
-programs elsewhere; `--minutes N` bounds all of it: what could not end by then is not begun. Exit
-status: 0 when nothing failed (skipped tiers included), 1 otherwise, 2 for an unknown tier. Ends
-with a table, a line for each boot. Writes build/test-kernel.json.
+passed. Two tiers run side by side, each in a process of its own, where the machine has two
+processors and the memory. `python -m tests.kernel edu` runs the named tiers only; `--cache DIR`
+keeps the unpacked programs elsewhere; `--minutes N` bounds all of it: what could not end by then is
+not begun. Exit status: 0 when nothing failed (skipped tiers included), 1 otherwise, 2 for an
+unknown tier. Ends with a table, a line for each boot. Writes build/test-kernel.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import time
@@ -21,14 +21,10 @@ from pathlib import Path
 
 from tests.kernel.lab import CACHE, ROOT, Lab, LabBroken, Run
 from tests.kernel.machine import LabUnavailable
+from tests.kernel.tiers import run_tiers, tiers
 
-HERE = Path(__file__).resolve().parent
 MESSAGE_LINES, CONSOLE_LINES = 40, 40
 MINUTES = 20
-
-
-def tiers() -> list[str]:
-    return sorted(path.stem.removeprefix("tier_") for path in HERE.glob("tier_*.py"))
 
 
 @dataclass(frozen=True)
@@ -69,19 +65,6 @@ def row(run: Run) -> Row:
     return Row(run.name, run.verdict, remark)
 
 
-def run_tier(name: str, lab: Lab) -> tuple[list[Row], object]:
-    """The tier's rows, and what the report keeps of it."""
-    try:
-        runs = importlib.import_module(f"tests.kernel.tier_{name}").run(lab)
-    except LabUnavailable as reason:
-        return [Row(name, "skipped", str(reason))], {"skipped": str(reason)}
-    print(f"tier {name}")
-    for run in runs:
-        show(run)
-    kept = [{**asdict(run), "verdict": run.verdict} for run in runs]
-    return [row(run) for run in runs], kept
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernel")
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of: {', '.join(tiers())}")
@@ -95,17 +78,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     report: dict[str, object] = {}
     rows: list[Row] = []
-    wanted = arguments.tiers or tiers()
+    wanted: Sequence[str] = arguments.tiers or tiers()
     try:
         with Lab.prepare(arguments.cache, limit_s=60 * arguments.minutes) as lab:
             print(
                 f"laboratory: Linux {lab.programs.kernel_release()}, ready in "
                 f"{time.monotonic() - started:.1f} s, pace {lab.pace:.1f}", flush=True
             )  # fmt: skip
-            for name in wanted:
-                made, report[name] = run_tier(name, lab)
-                rows += made
+            for name, made in run_tiers(wanted, lab):
+                if isinstance(made, LabUnavailable):
+                    rows.append(Row(name, "skipped", str(made)))
+                    report[name] = {"skipped": str(made)}
+                    continue
+                print(f"tier {name}")
+                for run in made:
+                    show(run)
+                rows += [row(run) for run in made]
+                report[name] = [{**asdict(run), "verdict": run.verdict} for run in made]
                 sys.stdout.flush()
+            rows.sort(key=lambda one: one.what)
     except LabUnavailable as reason:
         rows = [Row(name, "skipped", str(reason)) for name in wanted]
         report = {"skipped": str(reason)}

@@ -40,9 +40,21 @@ from tests.kernel.packages import Programs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / "build" / "lab"
+# What guest tests import; compiled out here, as the guest's own writing is lost with it.
+PACKAGES = ("am", "compiler", "hcq", "tools", "tests/kernel", "tests/support")
+COMPILE_LIMIT_S = 300
 IOMMU = "intel-iommu,intremap=on,caching-mode=on"  # vfio-user-pci needs the caching mode
-KERNEL_COMMAND = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off intel_iommu=on"
+# no_timer_check: a virtual processor that gets no time for some ticks is not a broken timer, for
+# which the kernel would panic (Linux arch/x86/kernel/apic/io_apic.c). tsc=reliable: nor is its clock.
+KERNEL_COMMAND = (
+    "console=ttyS0 quiet panic=-1 nokaslr mitigations=off intel_iommu=on "
+    "no_timer_check tsc=reliable"
+)
 END_LIMIT_S = 10
+TEST_LIMIT_S = 120  # of one guest test, at the usual pace
+# Plugins and fixtures that the guest does not need cost seconds of import under emulation.
+QUICK_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+PYTEST_OPTIONS = ("--noconftest", "-p", "pytest_timeout", "-p", "no:cacheprovider")
 # A guest that starts Python and ends takes 4 to 6 s where all runs at its usual speed.
 USUAL_PROBE_S, PROBE_LIMIT_S = 6.0, 120.0
 SLOWEST = 5.0  # times as slow as usual; a tier takes minutes then, and its tests' limits end
@@ -126,6 +138,7 @@ class Lab:
                 partial = kernel.with_suffix(".partial")
                 partial.write_bytes(initrd.extract_kernel(packed, _zstd(programs)))
                 partial.rename(kernel)
+            _compile()
             lab = cls(folder, programs, kernel, end=end)
             lab.pace = lab.probe()
             yield lab
@@ -186,7 +199,8 @@ class Lab:
         if left < limit_s:
             lack = f"it may take {limit_s:.0f} s, {max(0, left):.0f} s are left of the time for all"
             return Run(name, (), 0.0, run_folder / "console.log", lack=lack)
-        (exchange / "start.sh").write_text(_start(tests, command))
+        (exchange / "start.sh").write_text(_start(tests, command, self.pace))
+        (exchange / "pace").write_text(f"{self.pace:.2f}")
         image = initrd.archive(
             (self.programs.tools / "usr/bin/busybox").read_bytes(),
             self.modules.in_order([*initrd.ROOT_MODULES, *modules]),
@@ -221,7 +235,7 @@ class Lab:
         channel_here, channel_there = socket.socketpair()
         there = (monitor_there.fileno(), channel_there.fileno())
         arguments = [
-            *("-machine", "q35,accel=tcg,memory-backend=ram", "-cpu", "max,la57=off", "-smp", "2"),
+            *("-machine", "q35,accel=tcg,memory-backend=ram", "-cpu", "max,la57=off", "-smp", "1"),
             *("-m", memory, "-object", f"memory-backend-memfd,id=ram,size={memory},share=on"),
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-kernel", str(self.kernel), "-initrd", str(run_folder / "initrd")),
@@ -328,16 +342,35 @@ def read_report(path: Path) -> list[Case]:
     return cases
 
 
-def _start(tests: Sequence[str], command: str) -> str:
+def _compile() -> None:
+    """Compile our code, the guest tests with their assertions rewritten, so that no boot has to.
+
+    What cannot be compiled here (a checkout that may not be written) is in the guest, only slower.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    guest_tests = sorted(str(path) for path in (ROOT / "tests/kernel/guest").glob("*.py"))
+    for command in (
+        ("compileall", "-q", *PACKAGES),
+        ("pytest", *PYTEST_OPTIONS, "--collect-only", "-q", *guest_tests),
+    ):
+        subprocess.run(
+            [sys.executable, "-m", *command], cwd=ROOT, env={**environment, **QUICK_PYTEST},
+            capture_output=True, timeout=COMPILE_LIMIT_S, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+def _start(tests: Sequence[str], command: str, pace: float) -> str:
     """The script that the guest runs as its first process."""
     if tests:
-        # Plugins that the guest does not need cost seconds of import under emulation.
+        options = " ".join((*PYTEST_OPTIONS, "-v", "--color=no", "--tb=short"))
         command = (
-            f"{sys.executable} -m pytest -v --color=no --tb=short -o junit_family=xunit1 "
-            "-p no:cacheprovider -p no:xdist -p no:hypothesispytest "
+            f"{sys.executable} -m pytest {options} -o junit_family=xunit1 "
+            f"-o timeout={TEST_LIMIT_S * pace:.0f} "
             f"--junitxml={initrd.EXCHANGE}/report.xml {' '.join(tests)}"
         )
+    settings = " ".join(f"{name}={value}" for name, value in QUICK_PYTEST.items())
     return (
+        f"export {settings} OPENBLAS_NUM_THREADS=1\n"
         "export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
         f"cd {ROOT} || echo 'lab: the checkout is not in the root share'\n"
         f"( {command} )\necho $? > {initrd.EXCHANGE}/status\n"

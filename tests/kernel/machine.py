@@ -49,6 +49,12 @@ def check(folder: Path, checkout: Path) -> None:
         )
 
 
+def guests_at_once() -> int:
+    """How many guests this machine can run side by side: one a processor, two at most."""
+    memory = available_memory(Path("/")) // LEAST_MEMORY
+    return max(1, min(2, len(os.sched_getaffinity(0)), memory))
+
+
 def need_tools(names: Sequence[str]) -> None:
     missing = [name for name in names if not shutil.which(name)]
     if missing:

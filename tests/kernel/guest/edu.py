@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hcq.poll import wait_until
 from hcq.transport.base import Transport, Window
+from tests.kernel.guest.host import within
 
 VENDOR, DEVICE = 0x1234, 0x11E8
 IDENTITY, LIVENESS, FACTORIAL, STATUS = 0x00, 0x04, 0x08, 0x20
@@ -83,5 +84,5 @@ class Edu:
             lambda: not self.window.read32(register) & bit,
             unit="edu",
             waiting_for=what,
-            limit_s=LIMIT_S,
+            limit_s=within(LIMIT_S),
         )

@@ -18,6 +18,7 @@ from hcq.transport.sysfs import SysfsTransport, rescan
 from hcq.transport.system import System
 from tests.kernel.guest import edu
 from tests.kernel.guest.edu import Edu
+from tests.kernel.guest.host import within
 
 SIZE = 2048
 
@@ -68,7 +69,7 @@ def test_the_device_comes_back_after_removal() -> None:
         lambda: Path(f"/sys/bus/pci/devices/{address}").exists(),
         unit="PCI bus",
         waiting_for="the device after a rescan",
-        limit_s=10,
+        limit_s=within(10),
     )
     with SysfsTransport(address) as again:
         assert Edu(again).alive()

@@ -18,11 +18,13 @@ from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
 from tests.kernel.guest import edu
 from tests.kernel.guest.edu import Edu
+from tests.kernel.guest.host import within
 
 OWNER = """
 import sys, time
 from hcq.transport.attach import attach_pci
 from tests.kernel.guest.edu import Edu
+from tests.kernel.guest.host import within
 transport = attach_pci(sys.argv[1], bind=True, reach_bits=28)
 device = Edu(transport)
 device.master()
@@ -36,7 +38,7 @@ while True:
 def ugpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tools.cli", *arguments],
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=within(90), check=False,
     )  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def test_ctrl_c_gives_the_device_back() -> None:
     process = owner()
     assert function.driver == "vfio-pci"
     process.send_signal(signal.SIGINT)
-    process.wait(60)
+    process.wait(within(60))
     assert function.driver is None and function.override is None
     with attach_pci(function.address, bind=True, reach_bits=28) as transport:
         assert Edu(transport).alive()
@@ -85,7 +87,7 @@ def test_a_killed_owner_leaves_the_device_usable() -> None:
         attach_pci(edu.address(), reach_bits=28)
     assert f"(pid {process.pid})" in str(caught.value)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(60)
+    process.wait(within(60))
     with attach_pci(edu.address(), reach_bits=28) as transport:
         device = Edu(transport)
         assert device.alive() and device.factorial(6) == 720

@@ -29,6 +29,7 @@ from hcq.transport.vfio import VfioTransport
 from hcq.transport.vfio_container import Container
 from tests.kernel.guest import edu
 from tests.kernel.guest.edu import Edu
+from tests.kernel.guest.host import within
 
 SIZE = 2048
 Record = Callable[[str, object], None]
@@ -131,7 +132,9 @@ def faults() -> int:
 
 
 def wait_for_fault(before: int) -> None:
-    wait_until(lambda: faults() > before, unit="IOMMU", waiting_for="a logged fault", limit_s=10)
+    wait_until(
+        lambda: faults() > before, unit="IOMMU", waiting_for="a logged fault", limit_s=within(10)
+    )
 
 
 @pytest.mark.parametrize("reserved", [0, 16])
@@ -167,7 +170,7 @@ def test_interrupts_come_one_by_one(transport: VfioTransport, record_property: R
     for number in range(1, 20):
         start = time.perf_counter()
         device.window.write32(edu.IRQ_RAISE, number)
-        assert interrupts.wait(5)
+        assert interrupts.wait(within(10))
         best = min(best, time.perf_counter() - start)
         assert device.acknowledge() == number
     assert not interrupts.wait(0.01)
@@ -205,7 +208,7 @@ def test_closing_wakes_a_waiter_and_ends_accesses() -> None:
     waiter.start()
     time.sleep(0.1)
     transport.close()
-    waiter.join(5)
+    waiter.join(within(10))
     assert ended == ["closed"]
     with pytest.raises(Closed):
         window.read32(0)

@@ -16,6 +16,7 @@ from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
 from hcq.transport.vfio import VfioTransport
 from tests.kernel.guest import navi31
+from tests.kernel.guest.host import within
 
 Note = Callable[[str, object], None]
 
@@ -40,7 +41,7 @@ def test_demo(record_property: Note) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "tools.cli", "demo", "--json", "--device", name],
             env=navi31.environment(), capture_output=True, text=True, check=False,
-            timeout=navi31.PROGRAM_LIMIT_S,
+            timeout=within(navi31.PROGRAM_LIMIT_S),
         )  # fmt: skip
         seconds = time.monotonic() - begin
         assert done.returncode == 0, done.stderr[-2000:]

@@ -18,6 +18,7 @@ from hcq.transport.system import System
 from hcq.transport.vfio import VfioTransport
 from tests.kernel.guest import edu
 from tests.kernel.guest.edu import Edu
+from tests.kernel.guest.host import within
 
 SIZE = 2048
 
@@ -42,7 +43,7 @@ def test_registers_interrupts_and_resets(transport: VfioTransport) -> None:
     interrupts = transport.interrupts
     assert interrupts is not None and not interrupts.wait(0)
     device.window.write32(edu.IRQ_RAISE, 5)
-    assert interrupts.wait(10) and device.acknowledge() == 5
+    assert interrupts.wait(within(10)) and device.acknowledge() == 5
     for kind in (ResetKind.FUNCTION, ResetKind.BUS):
         transport.reset(kind)
         assert device.alive()

@@ -15,6 +15,7 @@ from hcq.transport.system import System
 from hcq.transport.vfio import VfioTransport
 from tests.kernel.guest import edu
 from tests.kernel.guest.edu import Edu
+from tests.kernel.guest.host import within
 
 SIZE = 2048
 SWITCH = Path("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode")
@@ -61,4 +62,4 @@ def test_asked_for_by_name_it_works_and_warns(caplog: pytest.LogCaptureFixture) 
         interrupts = transport.interrupts
         assert interrupts is not None
         device.window.write32(edu.IRQ_RAISE, 1)
-        assert interrupts.wait(10)
+        assert interrupts.wait(within(10))
