@@ -122,15 +122,23 @@ class Binding:
         return list(self._done)
 
     def restore(self) -> None:
-        """Give every function back, last one first; a failure is raised after all were tried."""
+        """Give every function back, last one first; a failure is raised after all were tried, and
+        so is Ctrl-C: what was begun is ended first."""
         failures = []
+        interrupt: KeyboardInterrupt | None = None
         while self._done:
-            step = self._done.pop()
+            step = self._done[-1]
             try:
                 give_back(step)
+            except KeyboardInterrupt as error:
+                interrupt = error
+                continue  # giving back goes on where it was stopped
             except (OSError, HostError, TransportError) as error:
                 failures.append(f"{step.function.address}: {error}")
                 log.error("%s could not be given back to %s", step.function.address, step.former)
+            self._done.pop()
+        if interrupt is not None:
+            raise interrupt
         if failures:
             raise TransportError("not every function went back to its driver", failures=failures)
 

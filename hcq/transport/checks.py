@@ -57,8 +57,9 @@ def check_kind(function: PciFunction) -> None:
 
 
 def check_link(function: PciFunction) -> None:
-    """LinkDown when the kernel sees no PCIe lanes up, DeviceLost when it has read all ones."""
-    if function.attribute("current_link_width") == "0":
+    """LinkDown when no PCIe lanes are up or the link status does not answer, which then reads as
+    all ones (6 bits of width); DeviceLost when the kernel itself has read all ones as identity."""
+    if function.attribute("current_link_width") in ("0", "63"):
         raise LinkDown(
             f"the PCIe link of {function.address} is down",
             remedy="seat the card and its cable and power; then: echo 1 | sudo tee "
@@ -81,10 +82,14 @@ def check_power(function: PciFunction, *, runtime_managed: bool) -> None:
     asleep = ("D3cold",) if runtime_managed else ("D1", "D2", "D3hot", "D3cold")
     wakes = runtime_managed and function.attribute("power/runtime_status") == "suspended"
     if state in asleep and not wakes:
+        # What the kernel did not put to sleep itself it does not wake either; a reset begins with
+        # D0 (Linux drivers/pci/pci.c, pci_dev_save_and_disable).
+        by_hand = function.attribute("power/control") == "on"
+        remedy = "echo 1 | sudo tee {}/reset" if by_hand else "echo on | sudo tee {}/power/control"
         raise DeviceAsleep(
             f"{function.address} is powered down",
             state=state,
-            remedy=f"echo on | sudo tee {function.folder}/power/control",
+            remedy=remedy.format(function.folder),
         )
 
 

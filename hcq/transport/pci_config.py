@@ -14,7 +14,7 @@ from hcq.transport.system import System
 from hcq.uapi import constants
 
 CONFIG_SIZE = 4096
-_ALL_ONES = 0xFFFF
+_ALL_ONES, _ALL_ONES_32 = 0xFFFF, 0xFFFF_FFFF
 _CAPABILITY_LIMIT = 48  # 192 bytes hold no more; a chain that is longer loops
 # The header's words that software owns: BARs, expansion ROM, cache line size, interrupt line.
 _SAVED_WORDS = (0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24, 0x30, 0x3C)
@@ -107,8 +107,12 @@ def power_state(read: Read) -> int:
 
 
 def answers(read: Read) -> bool:
-    """Whether the vendor id reads as one."""
-    return read(0, 2) != _ALL_ONES
+    """Whether the function answers: not all ones as class code and revision.
+
+    Not the vendor id: VFIO keeps a copy of that and shows it of a function that is gone too (Linux
+    drivers/vfio/pci/vfio_pci_config.c, init_pci_cap_basic_perm).
+    """
+    return read(constants("pci_regs").PCI_CLASS_REVISION, 4) != _ALL_ONES_32
 
 
 class SavedConfig:

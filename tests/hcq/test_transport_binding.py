@@ -73,6 +73,18 @@ def test_an_interrupt_anywhere_leaves_nothing_unbound(
     assert state(machine) == before
 
 
+@pytest.mark.parametrize("place", ["driver_override", "driver/unbind", "/bind"])
+def test_an_interrupt_while_giving_back_comes_after_all_were_given_back(
+    machine: PciMachine, place: str
+) -> None:
+    before = state(machine)
+    binding = Binding.bind(gpu(machine))
+    machine.interrupt_at = place
+    with pytest.raises(KeyboardInterrupt):
+        binding.restore()
+    assert state(machine) == before and binding.steps == []
+
+
 def test_a_function_that_vfio_does_not_take_goes_back_with_the_rest(machine: PciMachine) -> None:
     before = state(machine)
     machine.refuse_probe.add(AUDIO)
@@ -164,6 +176,10 @@ def _link_down(machine: PciMachine) -> None:
     (machine.folder(GPU) / "current_link_width").write_text("0\n")
 
 
+def _link_status_all_ones(machine: PciMachine) -> None:
+    (machine.folder(GPU) / "current_link_width").write_text("63\n")
+
+
 def _all_ones(machine: PciMachine) -> None:
     (machine.folder(GPU) / "vendor").write_text("0xffff\n")
 
@@ -178,6 +194,7 @@ def _no_rights(machine: PciMachine) -> None:
         (_no_iommu, IommuOff),
         (_no_module, ModuleMissing),
         (_link_down, LinkDown),
+        (_link_status_all_ones, LinkDown),
         (_all_ones, DeviceLost),
         (_no_rights, AccessDenied),
     ],

@@ -44,8 +44,8 @@ CACHE = ROOT / "build" / "lab"
 PACKAGES = ("am", "compiler", "hcq", "tools", "tests/kernel", "tests/support")
 COMPILE_LIMIT_S = 300
 IOMMU = "intel-iommu,intremap=on,caching-mode=on"  # vfio-user-pci needs the caching mode
-# no_timer_check: a virtual processor that gets no time for some ticks is not a broken timer, for
-# which the kernel would panic (Linux arch/x86/kernel/apic/io_apic.c). tsc=reliable: nor is its clock.
+# no_timer_check: a virtual processor that gets no time for some ticks is no broken timer, for which
+# the kernel would panic (Linux arch/x86/kernel/apic/io_apic.c). tsc=reliable: nor is its clock.
 KERNEL_COMMAND = (
     "console=ttyS0 quiet panic=-1 nokaslr mitigations=off intel_iommu=on "
     "no_timer_check tsc=reliable"

@@ -57,9 +57,10 @@ def test_an_unplug_during_use_is_orderly(host: Host) -> None:
 
 
 def test_a_device_plugged_in_is_found(host: Host) -> None:
-    host.monitor("device_add", driver="edu", id="edu2", bus="port0")
+    before = len(edu.addresses())
+    host.monitor("device_add", driver="edu", id="edu9", bus="port0")
     wait_until(
-        lambda: len(edu.addresses()) == 2,
+        lambda: len(edu.addresses()) > before,
         unit="PCI bus",
         waiting_for="the device that was plugged in",
         limit_s=within(LIMIT_S),
