@@ -23,6 +23,7 @@ from tests.kernel.lab import CACHE, Case, Lab, Run, socket_path
 
 GUEST = "tests/kernel/guest"
 VRAM = 1 << 30
+SMALL_BAR = 256 << 20  # what a board shows without Resizable BAR
 END_LIMIT_S = 10
 # What a client may do to the card that a board would punish silently; each is a failure here.
 # A killed driver leaves engines running whose memory is gone; the IOMMU refusing them is right.
@@ -30,9 +31,9 @@ ALLOWED = ("the IOMMU refuses", "bus mastering off")
 
 
 @contextmanager
-def served(socket: Path) -> Iterator[Chip]:
+def served(socket: Path, window: int) -> Iterator[Chip]:
     """A chip behind a server; clients map its VRAM, as a guest needs to reach it fast."""
-    chip = build_chip(ChipOptions(vram=VRAM, shared_vram=True))
+    chip = build_chip(ChipOptions(vram=VRAM, visible_vram=window, shared_vram=True))
     server = Server(socket, ServedChip(chip, map_vram=True))
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()
@@ -55,18 +56,22 @@ def run(lab: Lab) -> list[Run]:
     closing; and one with a second function beside it, as boards have their audio, which keeps the
     kernel from resetting the slot: there the card stays up from process to process."""
     write_firmware(CACHE / "firmware")  # where the guest's tests look for it
+    alone = ["navi31_bars", "navi31_work", "navi31_killed", "navi31_unplug"]
     return [
-        boot(lab, "navi31", ["navi31_work", "navi31_killed", "navi31_unplug"], sibling=False),
-        boot(lab, "navi31-kept", ["navi31_kept", "navi31_lost"], sibling=True),
+        boot(lab, "navi31", alone, sibling=False),
+        boot(lab, "navi31-kept", ["navi31_kept", "navi31_lost"], sibling=True, window=SMALL_BAR),
     ]
 
 
-def boot(lab: Lab, name: str, tests: list[str], *, sibling: bool) -> Run:
-    with socket_path(name) as socket:
-        return boot_behind(socket, lab, name, tests, sibling=sibling)
+def boot(lab: Lab, name: str, tests: list[str], *, sibling: bool, window: int = VRAM) -> Run:
+    """window: bytes of VRAM that its BAR shows."""
+    with socket_path(name) as socket, served(socket, window) as chip:
+        return boot_behind(socket, chip, lab, name, tests, sibling=sibling)
 
 
-def boot_behind(socket: Path, lab: Lab, name: str, tests: list[str], *, sibling: bool) -> Run:
+def boot_behind(
+    socket: Path, chip: Chip, lab: Lab, name: str, tests: list[str], *, sibling: bool
+) -> Run:
     card = {
         "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
         "multifunction": sibling, "socket": {"type": "unix", "path": str(socket)},
@@ -78,21 +83,20 @@ def boot_behind(socket: Path, lab: Lab, name: str, tests: list[str], *, sibling:
     ]
     if sibling:
         devices += ["-device", "pci-testdev,bus=port0,addr=0.1"]
-    with served(socket) as chip:
-        handlers = {
-            "unplug_card": chip.unplug,
-            "card": lambda: {"violations": list(chip.violations), "lost": chip.lost},
-        }
-        done = lab.boot(
-            name,
-            tests=[f"{GUEST}/{test}.py" for test in tests],
-            devices=devices,
-            handlers=handlers,
-            limit_s=240,
-        )
-        violations = [
-            text for text in chip.violations if not any(allowed in text for allowed in ALLOWED)
-        ]
+    handlers = {
+        "unplug_card": chip.unplug,
+        "card": lambda: {"violations": list(chip.violations), "lost": chip.lost},
+    }
+    done = lab.boot(
+        name,
+        tests=[f"{GUEST}/{test}.py" for test in tests],
+        devices=devices,
+        handlers=handlers,
+        limit_s=240,
+    )
+    violations = [
+        text for text in chip.violations if not any(allowed in text for allowed in ALLOWED)
+    ]
     if done.lack:
         return done
     verdict = "failed" if violations else "passed"

@@ -3,13 +3,17 @@ included."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.system import System
 from tests.kernel.guest import navi31
 from tests.kernel.guest.host import within
 from tests.kernel.guest.navi31_killed import BOOT
@@ -35,6 +39,25 @@ def test_warm_open(record_property: Callable[[str, object], None]) -> None:
             record_property("warm open (s)", f"{time.monotonic() - begin:.2f}")
             assert device.info()["start"] == "warm"
             navi31.check_copies(device)
+
+
+def test_a_small_bar_reaches_all_of_vram() -> None:
+    """The BAR shows a quarter of VRAM, and more than that is in use between the pieces."""
+    function = PciFunction.find(System(), navi31.address())
+    assert {bar.index: bar.size for bar in function.bars()}[0] == 256 << 20
+    data = np.arange(1 << 12, dtype=np.uint32)
+    with (
+        navi31.bound() as name,
+        navi31.open_card(name) as device,
+        contextlib.ExitStack() as kept,
+    ):
+        pieces = []
+        for number in range(6):
+            kept.enter_context(device.alloc(64 << 20))
+            pieces.append(kept.enter_context(device.alloc(data.nbytes)))
+            pieces[-1].copy_from(data + np.uint32(number))
+        for number, piece in enumerate(pieces):
+            assert np.array_equal(piece.numpy(np.uint32), data + np.uint32(number))
 
 
 def test_killed_during_work_then_opened_again() -> None:
