@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import hcq
-from compiler import Tensor
+from compiler import Tensor, function
 from compiler.runtime import use_cache
 from tests.support import models
 
@@ -49,6 +49,25 @@ def _ours(build: Build) -> tuple[float, int]:
         return time.perf_counter() - start, kernels
 
 
+def _layers(wrap: Callable[..., Any]) -> float:
+    """Seconds to plan 12 layers whose kernels are known, and have never run together."""
+    with hcq.open("cpu") as device:
+        runtime = use_cache(device, None)
+
+        def make(*shape: int) -> Tensor:
+            return Tensor(np.zeros(shape, np.float32), device=device)
+
+        layer = wrap(models.decoder_layer)
+        runtime.prepare([models.transformer(make, layers=2, layer=layer).node])
+        times = []
+        for layers in (11, 12, 13):  # each a graph of its own
+            network = models.transformer(make, layers=layers, layer=layer)
+            start = time.perf_counter()
+            runtime.prepare([network.node])
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+
 def _theirs(peer: Any, build: Build) -> float:
     def make(*shape: int) -> Any:
         return peer.Tensor(np.zeros(shape, np.float32), device="CPU").realize()
@@ -76,4 +95,15 @@ def measure() -> list[dict[str, object]]:
             theirs = _theirs(peer, build)
             result |= {"peer": "tinygrad", "peer_value": theirs, "ratio": theirs / seconds}
         results.append(result)
+    plain, nested = _layers(lambda layer: layer), _layers(function)
+    results.append(
+        {
+            "name": "plan of a 12-layer transformer, kernels known, layers as functions",
+            "value": nested,
+            "unit": "s",
+            "peer": "without compiler.function",
+            "peer_value": plain,
+            "ratio": plain / nested,
+        }
+    )
     return results

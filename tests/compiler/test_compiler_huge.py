@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,29 +72,41 @@ def test_indices_from_memory_beyond_2_31(device: Device) -> None:
     assert found == [SIDE - 1, SIDE - 1, 0, 0, (1 << 33) // SIDE, 0, 0]
 
 
+def _flipped(size: int, place: int) -> int:
+    return size - 1 - place
+
+
+def _stepped(start: int, step: int, place: int) -> int:
+    return start + place * step
+
+
+def _turned(rows: int, columns: int, place: int) -> int:
+    return place % rows * columns + place // rows
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_movement_of_a_counted_tensor(cpu: Device, data: st.DataObject) -> None:
     """Each element of a counted array is its position: followed through any movement."""
     bits = data.draw(st.integers(32, 44))
     tensor = Tensor.arange(1 << bits, device=cpu)
-    maps: list[Callable[[int], int]] = []  # from positions after a step to positions before it
+    maps: list[Callable[[int], int]] = []  # each from positions after a step to positions before it
     for _ in range(data.draw(st.integers(1, 4))):
         size = tensor.numel()
         kind = data.draw(st.integers(0, 3))
         if kind == 0:
             tensor = tensor[::-1]
-            maps.append(lambda place, size=size: size - 1 - place)
+            maps.append(partial(_flipped, size))
         elif kind == 1:
             start, step = data.draw(st.integers(0, size // 3)), data.draw(st.integers(1, 7))
             tensor = tensor[start::step]
-            maps.append(lambda place, start=start, step=step: start + place * step)
+            maps.append(partial(_stepped, start, step))
         elif kind == 2:
             low = data.draw(st.integers(1, 1 << 20))
             columns = size // low
             tensor = tensor[: low * columns].reshape(low, columns).transpose()
             tensor = tensor.reshape(low * columns)
-            maps.append(lambda at, low=low, columns=columns: at % low * columns + at // low)
+            maps.append(partial(_turned, low, columns))
         else:
             before = data.draw(st.integers(0, 1 << 33))
             tensor = tensor.pad(((before, 3),), 0)[before : before + size]

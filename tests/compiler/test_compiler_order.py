@@ -52,7 +52,8 @@ def build(data: st.DataObject, device: Device) -> tuple[list[Tensor], list[Array
 
 def shuffled(groups: list[Group], data: st.DataObject) -> list[Group]:
     """A random order that keeps sources first."""
-    waiting, ready, order = list(groups), [], []
+    waiting, order = list(groups), []
+    ready: list[Group] = []
     computed: set[int] = set()
     roots = {id(root) for group in groups for root in group.roots}
     while waiting or ready:
