@@ -12,6 +12,10 @@ from hcq.program import Program
 from tests.support.devices import DEVICES, SLOW_DEVICES
 from tests.support.kernels import contract_object
 
+#: bytes that a kernel driver of a real GPU may keep of what a test needed, as page tables; it
+#: counts the memory of all programs
+DRIVERS_OWN = 32 << 20
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test on every device, or on those that --device names."""
@@ -48,7 +52,11 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     before = memory_used(opened)
     yield
     opened.transfer.close()
-    assert memory_used(opened) == before, "the test leaks device memory"
+    grown = memory_used(opened) - before
+    if opened.name.startswith("nvrm:"):
+        assert grown <= DRIVERS_OWN, "the test leaks device memory"
+    else:
+        assert grown == 0, "the test leaks device memory"
 
 
 def memory_used(opened: Device) -> float:
