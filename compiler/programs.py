@@ -56,6 +56,7 @@ class Loaded:
     kernel: Kernel
     grid: tuple[int, int, int]
     block: int
+    dynamic_local: int = 0
 
 
 @dataclass
@@ -148,7 +149,9 @@ class Programs:
             self.disk.put(waiting.key, image)
         start = time.perf_counter()
         program = self.device.load(image)
-        loaded = Loaded(program, program[kernel.name], kernel.grid, kernel.block)
+        loaded = Loaded(
+            program, program[kernel.name], kernel.grid, kernel.block, kernel.dynamic_local
+        )
         self._kernels[waiting.key] = loaded
         for group in waiting.groups:
             self._groups[group] = loaded

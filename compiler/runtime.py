@@ -186,6 +186,7 @@ def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:
         grid=loaded.grid,
         block=(loaded.block, 1, 1),
         args=[storage.buffer for storage in arguments],
+        dynamic_local=loaded.dynamic_local,
     )
 
 

@@ -53,6 +53,8 @@ MATRIX_FAMILIES = {
 
 def matrix_family(cpu: str) -> str:
     """The family of matrix instructions of a processor, as LLVM names it; "" where we know none."""
+    if cpu == "sm_90a":
+        return "sm_90a"  # and sm_80's
     if cpu.startswith("sm_"):
         return "sm_80" if int(cpu[3:].rstrip("af")) >= 80 else ""
     return MATRIX_FAMILIES.get(cpu, "")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from compiler.codegen.gpu import Amd, Nvidia
+from compiler.codegen.gpu import Amd
 from compiler.codegen.host import Host
+from compiler.codegen.nvptx import Nvidia
 from compiler.codegen.shell import Shell
 from compiler.index.algebra import Index
-from compiler.kernel.ir import If, Kernel, Loop, Memory, Statement, Store, indices_of, walk
+from compiler.kernel.ir import Fetch, If, Kernel, Loop, Memory, Statement, Store, indices_of, walk
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -55,6 +56,10 @@ def _accesses(body: Iterable[Statement]) -> Iterator[tuple[Memory | None, Index]
                     yield node.arg.memory, node.arg.index
             for index in indices_of(statement.value):
                 yield None, index
+        elif isinstance(statement, Fetch):
+            yield statement.source.memory, statement.source.index
+            for condition in statement.source.conditions:
+                yield None, condition
         elif isinstance(statement, If):
             for condition in statement.conditions:
                 yield None, condition

@@ -1,4 +1,5 @@
-"""Kernels for GPUs: AMD (TargetSpec.abi "amdhsa") and NVIDIA ("ptx").
+"""Kernels for GPUs: what AMD's (TargetSpec.abi "amdhsa") and NVIDIA's (compiler.codegen.nvptx)
+share, and AMD's.
 
 Both are one function per kernel with pointers to global memory as parameters; they differ in the
 calling convention, in the names of thread and group numbers, and in what a barrier is.
@@ -8,11 +9,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from compiler.codegen.exchange import Word, amd, nvidia
+from compiler.codegen.exchange import Word, amd
 from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
 from compiler.codegen.values import Values
 from compiler.kernel.ir import Kernel
+from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
 # What the kernels never ask for, so that the driver need not provide it (LLVM AMDGPUUsage,
@@ -41,11 +43,12 @@ class Gpu(Shell):
         allocas = self.registers()
         globals_ = []
         for memory in kernel.locals:
-            if memory.space == "local":
+            if memory.space == "local" and not memory.swizzled:
                 kind = f"[{memory.count} x {stored_type(memory.dtype)}]"
                 name = f"@{kernel.name}{self.separator}{memory.name}"
                 globals_.append(f"{name} = internal addrspace(3) global {kind} poison, align 64")
                 lines.pointers[memory.name] = name
+        globals_ += self.dynamic()
         for memory in kernel.parameters:
             lines.pointers[memory.name] = f"%{memory.name}"
         self._variable("thread", self.thread, kernel.block)
@@ -77,6 +80,12 @@ class Gpu(Shell):
         ]
         return "\n".join(text) + "\n"
 
+    def dynamic(self) -> list[str]:
+        """Globals of local memory whose size the launch gives; what points to it is set."""
+        if self.kernel.dynamic_local:
+            raise NotSupported("dynamic local memory", target=self.target.name)
+        return []
+
     def attributes(self) -> str:
         """The kernel's attributes in LLVM IR."""
         raise NotImplementedError
@@ -99,13 +108,6 @@ class AmdValues(Values):
 
     def other_lane(self, mask: int) -> Word:
         return amd(self, mask, self.wave_size)
-
-
-class NvidiaValues(Values):
-    """Values of NVIDIA's GPUs."""
-
-    def other_lane(self, mask: int) -> Word:
-        return nvidia(self, mask)
 
 
 class Amd(Gpu):
@@ -138,27 +140,3 @@ class Amd(Gpu):
 
     def metadata(self) -> list[str]:
         return ['!1 = !{!"amdgpu-synchronize-as", !"local"}']
-
-
-class Nvidia(Gpu):
-    """A PTX entry (LLVM NVPTXUsage; PTX ISA, "Special Registers" and "bar")."""
-
-    values = NvidiaValues
-    pointers: ClassVar = {
-        "global": "ptr addrspace(1)",
-        "local": "ptr addrspace(3)",
-        "register": "ptr",
-    }
-    convention = "ptx_kernel"
-    thread = "llvm.nvvm.read.ptx.sreg.tid.x"
-    group = "llvm.nvvm.read.ptx.sreg.ctaid.{}"
-    separator = "_"
-
-    def barrier(self) -> None:
-        """All threads of the group; orders their accesses to shared memory too."""
-        name = "llvm.nvvm.barrier.cta.sync.aligned.all"
-        self.lines.declarations.add(f"declare void @{name}(i32)")
-        self.lines.put(f"call void @{name}(i32 0)")
-
-    def attributes(self) -> str:
-        return f'"nvvm.reqntid"="{self.kernel.block},1,1"'

@@ -8,6 +8,8 @@ from compiler.dtype import DType, bool_
 from compiler.index.algebra import Atom, Div, Index, Opaque, Range, Validity
 from compiler.kernel.ir import Memory, Value
 
+_SWIZZLED = 1024  # bytes of eight rows of swizzled memory
+_CHUNK_BITS = 0x70
 SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
            "float": "f32"}  # fmt: skip
 
@@ -163,8 +165,39 @@ class Lines:
             offset = self.new(f"mul nuw nsw i32 {position}, {size}") if size > 1 else position
             wide = self.new(f"zext nneg i32 {offset} to i64") if offset.startswith("%") else offset
             return self.new(f"getelementptr inbounds i8, {space} {pointer}, i64 {wide}")
+        if memory.swizzled:
+            offset = self._exchanged(known, size)
+            return self.new(f"getelementptr inbounds i8, {space} {pointer}, {kind} {offset}")
         stored = stored_type(memory.dtype)
         return self.new(f"getelementptr inbounds {stored}, {space} {pointer}, {kind} {position}")
+
+    def _exchanged(self, index: Index, size: int) -> str:
+        """The byte offset of an element of swizzled memory: bits 4-6 are changed by bits 7-9. What
+        is a multiple of 1024 bytes takes no part, and is added behind."""
+        known = self._find(("exchanged", index))
+        if known is not None:
+            return known
+        block = _SWIZZLED // size
+        terms = tuple((atom, factor) for atom, factor in index.terms if factor % block)
+        rest = Index(terms, index.constant % block)
+        if rest.low < 0:
+            rest = index
+        kind = self.index_type
+        offset = self._find(("exchanged", rest))
+        if offset is None:
+            offset = self.index(rest * size)
+            if offset.startswith("%"):
+                row = self.new(f"lshr {kind} {offset}, 3")
+                chunk = self.new(f"and {kind} {row}, {_CHUNK_BITS}")
+                offset = self.new(f"xor {kind} {offset}, {chunk}")
+            else:
+                offset = str(int(offset) ^ int(offset) >> 3 & _CHUNK_BITS)
+            self.scopes[-1]["exchanged", rest] = offset
+        whole = index - rest
+        if not whole.is_constant or whole.constant:
+            offset = self.new(f"add {kind} {offset}, {self.index(whole * size)}")
+            self.scopes[-1]["exchanged", index] = offset
+        return offset
 
 
 def _rank(atom: Atom) -> tuple[int, str]:

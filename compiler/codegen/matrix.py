@@ -101,3 +101,16 @@ CALLS: Mapping[str, Amd | Nvidia] = {
 def matrix_product(lines: Lines, name: str, left: str, right: str, total: str) -> str:
     """The SSA value of unit `name`'s total + left x right."""
     return CALLS[name].call(lines, UNITS[name], left, right, total)
+
+
+def shared_matrices(lines: Lines, pointer: str, turned: bool, kind: str) -> str:
+    """The SSA value of what a lane gets of four 8 x 16-byte matrices in shared memory (PTX ISA,
+    "ldmatrix"), as a vector of type `kind`. pointer: of the row that the lane names."""
+    name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{'.trans' if turned else ''}.b16.p3"
+    result = "{ i32, i32, i32, i32 }"
+    given = lines.call(name, result, [("ptr addrspace(3)", pointer)])
+    joined = "poison"
+    for register in range(4):
+        taken = lines.new(f"extractvalue {result} {given}, {register}")
+        joined = lines.new(f"insertelement <4 x i32> {joined}, i32 {taken}, i32 {register}")
+    return _as(lines, joined, "<4 x i32>", kind)

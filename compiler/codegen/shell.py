@@ -8,7 +8,20 @@ from typing import ClassVar
 from compiler.codegen.lines import stored_type
 from compiler.codegen.values import Values
 from compiler.index.algebra import Index, Range
-from compiler.kernel.ir import Barrier, If, Kernel, Statement, Store, TileStep
+from compiler.kernel.ir import (
+    Await,
+    Barrier,
+    Close,
+    Fetch,
+    GroupProduct,
+    If,
+    Kernel,
+    Settle,
+    Statement,
+    Store,
+    TileStep,
+)
+from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
 
@@ -38,6 +51,8 @@ class Shell:
                 self.barrier()
                 self.lines.shared.clear()
                 self.lines.private.clear()
+            elif isinstance(statement, Fetch | Close | Await | GroupProduct | Settle):
+                self.asynchronous(statement)
             else:
                 self.loop(statement.range, statement.bound, statement.body)
 
@@ -103,6 +118,10 @@ class Shell:
 
     def tile(self, step: TileStep) -> None:
         raise NotImplementedError
+
+    def asynchronous(self, statement: Fetch | Close | Await | GroupProduct | Settle) -> None:
+        """What units do while threads go on; NotSupported on targets that have none."""
+        raise NotSupported(f"{type(statement).__name__} statements", target=self.target.name)
 
     def barrier(self) -> None:
         raise NotImplementedError

@@ -10,7 +10,7 @@ import struct
 
 from compiler.codegen.exchange import Word, exchange
 from compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
-from compiler.codegen.matrix import matrix_product
+from compiler.codegen.matrix import matrix_product, shared_matrices
 from compiler.dtype import DType, bfloat16, bool_, float16, float32
 from compiler.index.algebra import Index, Opaque
 from compiler.index.lookup import Lookup
@@ -105,7 +105,9 @@ class Values(Lines):
         kind = self.classes.get(id(node))
         if kind is None:
             kind = max((self._class(source) for source in node.sources), default=PURE)
-            if node.op == "load":
+            if node.op == "matrices":
+                kind = SHARED
+            elif node.op == "load":
                 kind = {"global": PURE, "local": SHARED, "register": PRIVATE}[node.arg.memory.space]
             self.classes[id(node)] = kind
             self.kept.append(node)
@@ -124,6 +126,10 @@ class Values(Lines):
         kind = element_type(dtype, node.lanes)
         if op == "load":
             return self.load(node.arg, node.lanes)
+        if op == "matrices":
+            access, turned = node.arg
+            pointer = self.address(access.memory, access.index, access.index)
+            return shared_matrices(self, pointer, turned, kind)
         if op == "index":
             return self._resize(self.index(node.arg), self.index_type, kind)
         if op == "const":  # a vector of equal constants

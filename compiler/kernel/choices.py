@@ -28,6 +28,17 @@ class MatrixTiles:
 
 
 @dataclass(frozen=True)
+class RingTiles:
+    """A product on NVIDIA's matrix units. unit: of one wave, or of a group of four. waves: of
+    those, down and across. fragments: of each, down and across. stages: slices in local memory."""
+
+    unit: str
+    waves: tuple[int, int]
+    fragments: tuple[int, int]
+    stages: int
+
+
+@dataclass(frozen=True)
 class Tiles:
     """A product on a GPU without them. size: of a group's tile, block: of a thread's, each down and
     across. depth: of a slice; unroll: its steps written out."""
@@ -87,10 +98,10 @@ class Chunk:
     size: int
 
 
-Choices = MatrixTiles | Tiles | Threads | Sharing | Rows | Attention | Chunk | Tile
+Choices = MatrixTiles | RingTiles | Tiles | Threads | Sharing | Rows | Attention | Chunk | Tile
 KINDS: Mapping[str, type[Any]] = {  # Any: a record's fields are checked by name
     kind.__name__: kind
-    for kind in (MatrixTiles, Tiles, Threads, Sharing, Rows, Attention, Chunk, Tile)
+    for kind in (MatrixTiles, RingTiles, Tiles, Threads, Sharing, Rows, Attention, Chunk, Tile)
 }
 
 

@@ -56,14 +56,14 @@ SHARE = 40 << 10  # bytes of local memory that a group should not pass: others w
 
 def suits(parts: Contraction, target: TargetSpec) -> MatrixUnit | None:
     """The unit that computes a product, where both factors are values of one type it knows."""
-    sides = [_narrow(side) for side in (parts.left, parts.right)]
+    sides = [narrow(side) for side in (parts.left, parts.right)]
     if sides[0] is None or sides[1] is None or sides[0].dtype is not sides[1].dtype:
         return None
     unit = find_unit(target.matrix, sides[0].dtype, parts.reduce.dtype)
     return unit if unit is not None and unit.wave == target.wave_size else None
 
 
-def _narrow(side: Value) -> Value | None:
+def narrow(side: Value) -> Value | None:
     """A factor as the units take it: what it is cast from, or a float32 whose 13 lowest bits are
     cleared, which is a TensorFloat-32; None for others."""
     if side.op == "cast":
@@ -312,9 +312,9 @@ def matmul(
     depth = Range("depth", slices * tiles.depth)
 
     def slice_of(name: str, side: Value, across: Range, size: int, start: Index) -> _Slice:
-        narrow, deep = _narrow(side), unit_stride(side, parts.depth)
-        assert narrow is not None
-        factor, long = padded_factor(name, narrow, across, parts, batch, depth, size)
+        thin, deep = narrow(side), unit_stride(side, parts.depth)
+        assert thin is not None
+        factor, long = padded_factor(name, thin, across, parts, batch, depth, size)
         pitch = _pitch(unit, tiles)
         memory = Memory(name, factor.dtype, tiles.buffers * size * pitch, "local")
         return _Slice(memory, factor, long, depth, size, start, deep, tiles.depth, pitch, threads)

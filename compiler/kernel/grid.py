@@ -12,14 +12,20 @@ from dataclasses import replace
 
 from compiler.index.algebra import Index, Range, substitute_all, unflatten
 from compiler.kernel.ir import (
+    Await,
     Barrier,
+    Close,
+    Fetch,
+    GroupProduct,
     If,
     Kernel,
     Loop,
+    Settle,
     Statement,
     Store,
     TileStep,
     group_range,
+    load,
     substitute,
 )
 from hcq.errors import NotSupported
@@ -46,7 +52,11 @@ def _statement(statement: Statement, values: Mapping[Range, Index]) -> Statement
     if isinstance(statement, Store):
         index = statement.index.substitute(values)
         return Store(statement.memory, index, substitute(statement.value, values))
-    if isinstance(statement, Barrier):
+    if isinstance(statement, Fetch):
+        source, index = statement.source, statement.index.substitute(values)
+        moved = substitute(load(source.memory, source.index, source.conditions), values)
+        return Fetch(statement.memory, index, moved.arg, statement.lanes)
+    if isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
         return statement
     if isinstance(statement, TileStep):
         at = statement.index

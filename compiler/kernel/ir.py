@@ -3,6 +3,7 @@
     kernel     = name, parameters, locals, grid, block, body
     statement  = Store(memory, index, value) | Loop(range, body, bound)
                | If(conditions, body) | Barrier | TileStep
+               | Fetch | Close | Await | GroupProduct | Settle      what NVIDIA's units do meanwhile
     value      = op(dtype, lanes; sources; arg)       pure but for loads; see OPS
     index      = compiler.index.algebra.Index                 integers that are functions of ranges
 
@@ -27,15 +28,17 @@ from compiler.index.algebra import Index, Range, Validity, substitute_all
 @dataclass(frozen=True)
 class Memory:
     """An array that loads and stores name. space: "global" a parameter; "local" shared by the
-    group's
-    threads; "register" private to a thread and indexed by constants. lanes: of a register's
-    element."""
+    group's threads; "register" private to a thread and indexed by constants. lanes: of a register's
+    element. swizzled: local memory in rows of 128 bytes, whose 16-byte chunk c of row r lies at
+    place c xor r % 8, so that the same chunk of eight rows meets all banks; indices do not know.
+    """
 
     name: str
     dtype: DType
     count: int
     space: str = "global"
     lanes: int = 1
+    swizzled: bool = False
 
 
 # op: (number of sources, None where any; what the dtypes must be)
@@ -67,6 +70,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "dot2": (3, "dot2"),  # total + a0 * b0 + a1 * b1 for neighbouring pairs of bfloat16
     "exchange": (1, "same"),  # arg: a power of two; that of the wave's lane whose number is xor arg
     "matrix": (3, "matrix"),  # arg: a unit of matrix_units; the wave's left x right + total
+    "matrices": (0, "free"),  # arg: (Load, turned); four 8 x 16-byte matrices, spread over a wave
     "and": (2, "bits"),
     "or": (2, "bits"),
     "xor": (2, "bits"),
@@ -298,7 +302,58 @@ class TileStep:
 
 
 TILES, TILE_ROWS, TILE_BYTES = 8, 16, 64  # tile registers, their rows, bytes of a row
-Statement = Store | Loop | If | Barrier | TileStep
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """memory[index .. index + lanes) = source, begun but not awaited; zeros where the source's
+    conditions do not hold. From a parameter to local memory, 16 bytes at a multiple of 16."""
+
+    memory: Memory
+    index: Index
+    source: Load
+    lanes: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """What the thread has begun to fetch since its last Close is a group."""
+
+
+@dataclass(frozen=True)
+class Await:
+    """All but the thread's last `pending` groups of fetches have arrived. units: after the next
+    barrier, what it fetched or stored is there for GroupProduct too."""
+
+    pending: int
+    units: bool = False
+
+
+@dataclass(frozen=True)
+class GroupProduct:
+    """Four waves begin to add left x right to their totals, for each (tile, left index, right
+    index): 64 rows by `columns`, as deep as the unit is. turned: whether rows of the swizzled
+    memory run across rather than along the depth. totals: of a tile, columns / 2 after another."""
+
+    unit: str
+    totals: Memory
+    columns: int
+    left: Memory
+    right: Memory
+    turned: tuple[bool, bool]
+    steps: tuple[tuple[int, Index, Index], ...]
+
+
+@dataclass(frozen=True)
+class Settle:
+    """All but the last `pending` GroupProducts have ended; where none is pending, the totals may be
+    used."""
+
+    totals: Memory
+    pending: int
+
+
+Statement = Store | Loop | If | Barrier | TileStep | Fetch | Close | Await | GroupProduct | Settle
 
 
 @dataclass(frozen=True)
@@ -321,6 +376,11 @@ class Kernel:
 
     def group(self, axis: int) -> Range:
         return group_range(axis, self.grid[axis])
+
+    @property
+    def dynamic_local(self) -> int:
+        """Bytes of local memory that the launch has to give: all that is swizzled."""
+        return sum(m.count * m.dtype.itemsize for m in self.locals if m.swizzled)
 
 
 def group_range(axis: int, size: int) -> Range:

@@ -19,6 +19,7 @@ from compiler.kernel import (
     gpu_matmul,
     gpu_matrix,
     gpu_reduction,
+    gpu_ring,
     gpu_rows,
     host_loops,
     host_matmul,
@@ -26,7 +27,7 @@ from compiler.kernel import (
     host_rows,
 )
 from compiler.kernel.chain import find_chain
-from compiler.kernel.choices import Choices, MatrixTiles, Space, Tiles
+from compiler.kernel.choices import Choices, MatrixTiles, RingTiles, Space, Tiles
 from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel
@@ -111,18 +112,23 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
 
 def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpec) -> _Shape:
     """On matrix units where there are some for the types, unless the choices say otherwise."""
-    unit = gpu_matrix.suits(parts, target)
+    unit, ringed = gpu_matrix.suits(parts, target), gpu_ring.suits(parts, target)
 
-    def build(choices: MatrixTiles | Tiles | None) -> Kernel:
+    def build(choices: RingTiles | MatrixTiles | Tiles | None) -> Kernel:
+        if choices is None and ringed and gpu_ring.pays(parts, ringed[-1]):
+            choices = gpu_ring.default_tiles(parts, ringed, target)
+        if isinstance(choices, RingTiles):
+            return gpu_ring.matmul(computation, parts, target, choices)
         if unit is None or isinstance(choices, Tiles):
-            assert choices is None or isinstance(choices, Tiles), choices
             return gpu_matmul.matmul(computation, parts, target, choices)
         tiles = choices or gpu_matrix.default_tiles(parts, unit, target)
         return gpu_matrix.matmul(computation, parts, target, unit, tiles)
 
     def all_spaces() -> list[Space]:
-        plain = gpu_matmul.space(parts, target)
-        return [plain] if unit is None else [gpu_matrix.space(parts, unit, target), plain]
+        found = [gpu_ring.space(parts, each, target) for each in ringed]
+        if unit is not None:
+            found.append(gpu_matrix.space(parts, unit, target))
+        return [*found, gpu_matmul.space(parts, target)]
 
     return _Shape(build, all_spaces)
 

@@ -17,13 +17,15 @@ of one row, which are neighbours in memory.
 
 Sources: RDNA3 ISA, "Wave Matrix Multiply Accumulate" (gfx11); RDNA4 ISA, the same section (gfx12);
 CDNA3 and CDNA4 ISA, "Matrix Arithmetic Instructions" (gfx942, gfx950); PTX ISA, "Matrix Fragments
-for mma.m16n8k16", "... m16n8k32", "... m16n8k8" (sm_80, tf32).
+for mma.m16n8k16", "... m16n8k32", "... m16n8k8" (sm_80, tf32), and "Asynchronous Warpgroup Level
+Matrix Multiply-Accumulate Instructions" (sm_90a).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
 from compiler.index.algebra import Index
@@ -123,15 +125,59 @@ _SM80 = MatrixUnit(
 # float32 of which the unit reads the upper 19 bits
 _TF32 = replace(_SM80, name="sm_80.tf32", element=float32, depth=8)
 
+_AMPERE = (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32), _TF32)
+ROW = 128  # bytes of a row of swizzled local memory
+MATRICES = 16  # bytes that a lane gets of four matrices
+
 # TargetSpec.matrix to the units of that family
 FAMILIES: Mapping[str, tuple[MatrixUnit, ...]] = {
     "gfx11": (_GFX11, _typed(_GFX11, bfloat16, 16), _typed(_GFX11, int8, 16)),
     "gfx12": (_GFX12, _typed(_GFX12, bfloat16, 16), _typed(_GFX12, int8, 16)),
     "gfx942": (_GFX942, _typed(_GFX942, bfloat16, 16), _typed(_GFX942, int8, 32)),
     "gfx950": (_GFX950, _typed(_GFX950, bfloat16, 32), _typed(_GFX950, int8, 64)),
-    "sm_80": (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32), _TF32),
+    "sm_80": _AMPERE,
+    "sm_90a": _AMPERE,
 }
 UNITS: Mapping[str, MatrixUnit] = {u.name: u for units in FAMILIES.values() for u in units}
+
+
+@dataclass(frozen=True)
+class GroupUnit:
+    """An asynchronous matrix instruction of four waves: 64 rows of the left factor by a multiple of
+    8 columns of the right one, both in swizzled local memory, totals in registers. depth: steps of
+    one instruction. turns: whether factors may run across in memory. Of 8 columns, lane l of
+    wave w holds rows 16 w + l / 4 and 8 below, columns 2 (l % 4) and the next."""
+
+    name: str
+    element: DType
+    total: DType
+    depth: int
+    turns: bool
+
+    rows: ClassVar[int] = 64
+    columns: ClassVar[int] = 8  # in steps of
+    wave: ClassVar[int] = 128
+
+
+_WGMMA = GroupUnit("sm_90a.float16", float16, float32, 16, turns=True)
+GROUP_FAMILIES: Mapping[str, tuple[GroupUnit, ...]] = {
+    "sm_90a": (
+        _WGMMA,
+        replace(_WGMMA, name="sm_90a.bfloat16", element=bfloat16),
+        replace(_WGMMA, name="sm_90a.tf32", element=float32, depth=8, turns=False),
+    ),
+}
+GROUP_UNITS: Mapping[str, GroupUnit] = {
+    unit.name: unit for units in GROUP_FAMILIES.values() for unit in units
+}
+
+
+def find_group_unit(family: str, element: DType, total: DType) -> GroupUnit | None:
+    """The unit of four waves that sums products of `element` in `total`, or None."""
+    for unit in GROUP_FAMILIES.get(family, ()):
+        if unit.element is element and unit.total is total:
+            return unit
+    return None
 
 
 def find_unit(family: str, element: DType, total: DType) -> MatrixUnit | None:

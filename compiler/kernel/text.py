@@ -6,11 +6,17 @@ from collections.abc import Iterable
 
 from compiler.index.algebra import Validity
 from compiler.kernel.ir import (
+    Await,
     Barrier,
+    Close,
+    Fetch,
+    GroupProduct,
     If,
     Kernel,
+    Load,
     Loop,
     Memory,
+    Settle,
     Statement,
     Store,
     TileStep,
@@ -39,7 +45,9 @@ def format_value(root: Value) -> str:
 
 
 def _memory(memory: Memory) -> str:
-    return f"{memory.space} {type_text(memory.dtype, memory.lanes)} {memory.name}[{memory.count}]"
+    swizzled = " swizzled" if memory.swizzled else ""
+    kind = type_text(memory.dtype, memory.lanes)
+    return f"{memory.space} {kind} {memory.name}[{memory.count}]{swizzled}"
 
 
 def conditions_text(conditions: Validity) -> str:
@@ -62,8 +70,9 @@ class _Printer:
             elif isinstance(statement, If):
                 self.lines.append(f"{indent}if {conditions_text(statement.conditions)}:")
                 self.statements(statement.body, indent + "  ")
+            elif not isinstance(statement, Loop):
+                self.lines.append(f"{indent}{_asynchronous(statement)}")
             else:
-                assert isinstance(statement, Loop)
                 limit = f" below {statement.bound}" if statement.bound is not None else ""
                 span = f"{statement.range.name} in {statement.range.size}"
                 self.lines.append(f"{indent}for {span}{limit}:")
@@ -100,6 +109,32 @@ def _tile_text(step: TileStep) -> str:
     )
 
 
+def _asynchronous(statement: Fetch | Close | Await | GroupProduct | Settle) -> str:
+    if isinstance(statement, Fetch):
+        source = _access(statement.source, statement.lanes)
+        return f"{statement.memory.name}[{statement.index}] <- {source}"
+    if isinstance(statement, Close):
+        return "close fetches"
+    if isinstance(statement, Await):
+        return f"await fetches but {statement.pending}{' for units' if statement.units else ''}"
+    if isinstance(statement, Settle):
+        return f"settle {statement.totals.name} but {statement.pending}"
+    turned = ["turned " if turned else "" for turned in statement.turned]
+    parts = ", ".join(
+        f"{tile}: {turned[0]}{statement.left.name}[{left}] x "
+        f"{turned[1]}{statement.right.name}[{right}]"
+        for tile, left, right in statement.steps
+    )
+    columns = f"64x{statement.columns}"
+    return f"{statement.totals.name} += {statement.unit} {columns} ({parts})"
+
+
+def _access(access: Load, lanes: int) -> str:
+    many = f" x{lanes}" if lanes > 1 else ""
+    check = f" if {conditions_text(access.conditions)}" if access.conditions else ""
+    return f"{access.memory.name}[{access.index}{many}{check}]"
+
+
 def operation_text(node: Value, sources: list[str]) -> str:
     """One operation on sources that are text already."""
     kind = type_text(node.dtype, node.lanes)
@@ -108,9 +143,10 @@ def operation_text(node: Value, sources: list[str]) -> str:
     if node.op == "index":
         return f"[{node.arg}]:{kind}"
     if node.op == "load":
-        lanes = f" x{node.lanes}" if node.lanes > 1 else ""
-        check = f" if {conditions_text(node.arg.conditions)}" if node.arg.conditions else ""
-        return f"{node.arg.memory.name}[{node.arg.index}{lanes}{check}]"
+        return _access(node.arg, node.lanes)
+    if node.op == "matrices":
+        access, turned = node.arg
+        return f"matrices{' turned' if turned else ''}({_access(access, 1)})"
     if node.op == "gate":
         return f"({sources[0]} if {conditions_text(node.arg)} else {sources[1]})"
     if node.op == "reduce":

@@ -15,23 +15,29 @@ from compiler.kernel.ir import (
     TILE_BYTES,
     TILE_ROWS,
     TILES,
+    Await,
     Barrier,
+    Close,
+    Fetch,
+    GroupProduct,
     If,
     Kernel,
     Load,
     Loop,
     Memory,
+    Settle,
     Statement,
     Store,
     TileStep,
     Value,
     walk,
 )
-from compiler.kernel.matrix_units import UNITS
+from compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
-               "shuffle", "dot2", "matrix", "exchange")  # fmt: skip
-WHOLE_WAVES = ("matrix", "exchange")  # what all threads of a wave do together
+               "shuffle", "dot2", "matrix", "exchange", "matrices")  # fmt: skip
+WHOLE_WAVES = ("matrix", "exchange", "matrices")  # what all threads of a wave do together
+GROUP = 128  # threads that share a GroupProduct
 
 
 class BrokenKernel(AssertionError):
@@ -55,6 +61,9 @@ def verify(kernel: Kernel) -> Kernel:
     )
     _require(all(m.space == "global" for m in kernel.parameters), "parameters are global", memories)
     _require(all(m.space != "global" for m in kernel.locals), "locals are not global", memories)
+    for memory in kernel.locals:
+        whole = memory.space == "local" and memory.count * memory.dtype.itemsize % (8 * ROW) == 0
+        _require(whole or not memory.swizzled, "whole blocks of swizzled rows", memory)
     bound = {kernel.group(axis).name: kernel.grid[axis] for axis in range(3)}
     bound["thread"] = kernel.block
     _Checker(kernel, frozenset(memories)).statements(kernel.body, bound, uniform=True)
@@ -76,6 +85,16 @@ class _Checker:
                 _require(uniform, "a barrier is reached by all threads or none", self.kernel.name)
             elif isinstance(statement, TileStep):
                 self.tile(statement, bound)
+            elif isinstance(statement, Fetch):
+                self.fetch(statement, bound)
+            elif isinstance(statement, GroupProduct):
+                _require(uniform, "a group's unit works for whole groups", self.kernel.name)
+                self.group_product(statement, bound)
+            elif isinstance(statement, Await | Settle):
+                _require(statement.pending >= 0, "how many may be pending", statement)
+                _require(uniform, "all threads wait or none", self.kernel.name)
+            elif isinstance(statement, Close):
+                _require(uniform, "all threads close a group or none", self.kernel.name)
             elif isinstance(statement, If):
                 self.conditions(statement.conditions, bound)
                 divergent = any(
@@ -119,6 +138,34 @@ class _Checker:
             _require(step.pitch >= width, "rows of a tile lie apart", step)
             self.access(step.memory, step.index, (TILE_ROWS - 1) * step.pitch + width, bound)
 
+    def fetch(self, fetch: Fetch, bound: dict[str, int]) -> None:
+        memory, source = fetch.memory, fetch.source
+        whole = fetch.lanes * memory.dtype.itemsize == 16
+        _require(memory.space == "local" and memory in self.memories, "fetches go to local", fetch)
+        _require(source.memory in self.kernel.parameters, "fetches are of parameters", fetch)
+        _require(source.memory.dtype is memory.dtype, "fetches keep the type", fetch)
+        aligned = all(i.multiple() % fetch.lanes == 0 for i in (fetch.index, source.index))
+        _require(whole and aligned, "a fetch moves 16 aligned bytes", fetch)
+        self.access(memory, fetch.index, fetch.lanes, bound)
+        self.index(source.index, bound)
+        self.conditions(source.conditions, bound)
+
+    def group_product(self, product: GroupProduct, bound: dict[str, int]) -> None:
+        unit = GROUP_UNITS.get(product.unit)
+        _require(unit is not None and self.kernel.block % GROUP == 0, "a group's unit", product)
+        assert unit is not None
+        _require(unit.turns or not any(product.turned), "a unit that takes turned rows", product)
+        _require(product.columns in range(8, 257, 8), "columns of a group's unit", product)
+        totals = product.totals
+        _require(totals.dtype is unit.total and totals.lanes == 1, "totals of a group", totals)
+        for tile, *places in product.steps:
+            last = (tile + 1) * product.columns // 2
+            _require(tile >= 0 and last <= totals.count, "totals of a tile", product)
+            for memory, index in zip((product.left, product.right), places, strict=True):
+                fits = memory.swizzled and memory.dtype is unit.element
+                _require(fits, "a group's unit reads swizzled rows of its type", memory)
+                self.access(memory, index, 1, bound)
+
     def access(self, memory: Memory, index: Index, lanes: int, bound: dict[str, int]) -> None:
         self.index(index, bound)
         if memory.space == "register":
@@ -161,6 +208,16 @@ class _Checker:
                 _require(not access.conditions, "only loads of parameters are gated", access)
             self.access(access.memory, access.index, node.lanes, bound)
             self.conditions(access.conditions, bound)
+        elif node.op == "matrices":
+            access, turned = node.arg
+            _require(access.memory.space == "local", "matrices lie in local memory", node)
+            _require(access.memory.dtype is node.dtype, "matrices have their memory's type", node)
+            _require(node.lanes * node.dtype.itemsize == MATRICES, "lanes of four matrices", node)
+            width = not turned or node.dtype.itemsize == 2
+            _require(width, "matrices of 16-bit elements can be turned", node)
+            aligned = access.index.multiple() % node.lanes == 0
+            _require(aligned, "rows of matrices are 16 aligned bytes", node)
+            self.access(access.memory, access.index, node.lanes, bound)
         elif node.op == "index":
             _require(node.dtype.is_integer, "an index is an integer", node)
             self.index(node.arg, bound)

@@ -36,13 +36,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A compiled kernel and how to launch it. best_s: of the candidates so far, 0 for none."""
+    """A compiled kernel and how to launch it. best_s: of the candidates so far, 0 for none.
+    dynamic_local: bytes of local memory that the launch gives a group."""
 
     image: bytes
     kernel: str
     grid: tuple[int, int, int]
     block: int
     best_s: float = 0.0
+    dynamic_local: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ class Bench:
             def once() -> float:
                 queue = self.device.queue()
                 queue.launch(
-                    kernel, grid=candidate.grid, block=(candidate.block, 1, 1), args=self.buffers
+                    kernel,
+                    grid=candidate.grid,
+                    block=(candidate.block, 1, 1),
+                    args=self.buffers,
+                    dynamic_local=candidate.dynamic_local,
                 )
                 start = time.perf_counter()
                 queue.submit()

@@ -179,7 +179,9 @@ class _Compiling:
             return Outcome(None, OUT_OF_TIME)
         except CompileError as error:
             return Outcome(None, error.message)
-        return Candidate(image, kernel.name, kernel.grid, kernel.block, best_s)
+        return Candidate(
+            image, kernel.name, kernel.grid, kernel.block, best_s, kernel.dynamic_local
+        )
 
 
 _active: list[Tuner] = []

@@ -49,7 +49,10 @@ def check_entry(kernel: Kernel, text: str, cpu: str) -> None:
         assert name == f"{kernel.name}_param_{place}"
     assert len(parameters) == len(kernel.parameters)
     assert int(entries[0][2]) == kernel.block
-    assert not re.search(r"\bcall\b|\.func|\.extern|\.local\b", text), text
+    foreign = re.findall(r"\.extern (.*);", text)
+    ring = f".shared .align 1024 .b8 {kernel.name}_ring[]"
+    assert foreign == ([ring] if kernel.dynamic_local else []), foreign
+    assert not re.search(r"\bcall\b|\.func|\.local\b", text), text
 
 
 @pytest.mark.parametrize("cpu", ARCHITECTURES)

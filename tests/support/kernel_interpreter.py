@@ -2,7 +2,9 @@
 
 The threads of a group go through the statements together, each value an array over threads (and
 lanes). Matrix instructions are done by a function of the caller's, so that a test can write down
-what the hardware does from its document.
+what the hardware does from its document. What goes on meanwhile happens as late as it may: a fetch
+arrives when it is awaited, a group's product reads its factors when it is settled; local memory
+that is swizzled begins as numbers nobody expects.
 """
 
 from __future__ import annotations
@@ -16,17 +18,23 @@ from numpy.typing import NDArray
 
 from compiler.index.algebra import Index, Validity
 from compiler.kernel.ir import (
+    Await,
     Barrier,
+    Close,
+    Fetch,
+    GroupProduct,
     If,
     Kernel,
     Load,
     Loop,
     Memory,
+    Settle,
     Statement,
     Store,
     Value,
     walk,
 )
+from compiler.kernel.matrix_units import GROUP_UNITS
 
 Array = NDArray[Any]
 # (unit's name, left, right, total) to the new total; arrays are [threads, lanes]
@@ -70,7 +78,12 @@ class _Group:
             shape: tuple[int, ...] = (memory.count,)
             if memory.space == "register":
                 shape = (memory.count, self.threads, memory.lanes)
-            self.memories[memory] = np.zeros(shape, _type(memory))
+            start = 77 if memory.swizzled else 0
+            self.memories[memory] = np.full(shape, start, _type(memory))
+        self.fetches: list[Callable[[], None]] = []  # begun, of no group yet
+        self.groups: list[list[Callable[[], None]]] = []
+        self.products: list[GroupProduct] = []
+        self.at: list[dict[str, Any]] = []  # where each of them was begun
 
     def index(self, index: Index) -> Array:
         return np.broadcast_to(np.asarray(index.evaluate(self.ranges)), (self.threads,))
@@ -87,8 +100,11 @@ class _Group:
                 self.store(statement, active)
             elif isinstance(statement, If):
                 self.statements(statement.body, active & self.holds(statement.conditions))
-            elif isinstance(statement, Barrier):
+            elif isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
                 assert active.all()
+                self.meanwhile(statement)
+            elif isinstance(statement, Fetch):
+                self.fetch(statement, active)
             else:
                 assert isinstance(statement, Loop), "tiles are for the host"
                 assert statement.bound is None
@@ -96,6 +112,71 @@ class _Group:
                     self.ranges[statement.range.name] = number
                     self.statements(statement.body, active)
                 del self.ranges[statement.range.name]
+
+    def meanwhile(self, statement: Barrier | Close | Await | GroupProduct | Settle) -> None:
+        if isinstance(statement, Close):
+            self.groups.append(self.fetches)
+            self.fetches = []
+        elif isinstance(statement, Await):
+            while len(self.groups) > statement.pending:
+                for arrive in self.groups.pop(0):
+                    arrive()
+        elif isinstance(statement, GroupProduct):
+            self.products.append(statement)
+            self.at.append(dict(self.ranges))
+        elif isinstance(statement, Settle):
+            while len(self.products) > statement.pending:
+                self.group_product(self.products.pop(0), self.at.pop(0))
+
+    def fetch(self, fetch: Fetch, active: Array) -> None:
+        moved, start = self.load(fetch.source, fetch.lanes), self.index(fetch.index)
+        memory = self.memories[fetch.memory]
+
+        def arrive() -> None:
+            for lane in range(fetch.lanes):
+                memory[(start + lane)[active]] = moved[active, lane]
+
+        self.fetches.append(arrive)
+
+    def group_product(self, product: GroupProduct, at: dict[str, Any]) -> None:
+        """Rows of 128 bytes are `length` elements; turned ones lie in blocks of as many steps."""
+        unit, totals = GROUP_UNITS[product.unit], self.memories[product.totals]
+        length = 128 // unit.element.itemsize
+        threads = np.arange(self.threads)
+        for tile, *indices in product.steps:
+            factors = []
+            for memory, index, turned, count in zip(
+                (product.left, product.right), indices, product.turned, (64, product.columns),
+                strict=True,
+            ):  # fmt: skip
+                starts = np.broadcast_to(np.asarray(index.evaluate(at)), (self.threads,))
+                starts = starts.reshape(-1, 128)
+                assert (starts == starts[:, :1]).all()  # the four waves name one place
+                across, step = np.arange(count)[:, None], np.arange(unit.depth)[None, :]
+                inside = across * length + step
+                if turned:
+                    inside = (across // length * length + step) * length + across % length
+                factors.append(self.memories[memory][starts[:, :1, None] + inside])
+            made = np.einsum("grk,gck->grc", *(factor.astype(np.float64) for factor in factors))
+            row = threads % 128 // 32 * 16 + threads % 32 // 4
+            for register in range(product.columns // 2):
+                below, beside = register % 4 // 2 * 8, register // 4 * 8 + register % 2
+                place = tile * product.columns // 2 + register
+                columns = threads % 4 * 2 + beside
+                totals[place][:, 0] += made[threads // 128, row + below, columns]
+
+    def matrices(self, access: Load, turned: bool, lanes: int) -> Array:
+        """PTX ISA, "ldmatrix" .x4: lanes 8 i to 8 i + 7 name the rows of matrix i; lane l gets of
+        each the l % 4th 32 bits of row l / 4, or where it is turned, of column l / 4."""
+        memory, starts = self.memories[access.memory], self.index(access.index)
+        rows = memory[starts[:, None] + np.arange(lanes)].reshape(-1, 4, 8, lanes)
+        width, lane = lanes // 4, np.arange(32)
+        steps = lane[:, None] % 4 * width + np.arange(width)
+        if turned:
+            taken = rows[:, :, steps, lane[:, None] // 4]
+        else:
+            taken = rows[:, :, lane[:, None] // 4, steps]
+        return taken.transpose(0, 2, 1, 3).reshape(self.threads, lanes)
 
     def store(self, statement: Store, active: Array) -> None:
         self.active = active
@@ -118,6 +199,8 @@ class _Group:
     def operation(self, node: Value, sources: list[Array]) -> Array:
         if node.op == "load":
             return self.load(node.arg, node.lanes)
+        if node.op == "matrices":
+            return self.matrices(*node.arg, node.lanes)
         if node.op == "const":
             kind = _TYPES.get(node.dtype.name) or np.dtype(node.dtype.name)
             return np.full((self.threads, node.lanes), node.arg, kind)

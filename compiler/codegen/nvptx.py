@@ -1,0 +1,175 @@
+"""Kernels for NVIDIA GPUs (TargetSpec.abi "ptx").
+
+LLVM's NVPTXUsage; PTX ISA: "Special Registers", "bar", "cp.async", "ldmatrix", "wgmma". LLVM has no
+intrinsic of `wgmma.mma_async`, which is therefore written as PTX; its totals are operands that come
+back. So they are of the last wait, which else would not hold up who reads them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from compiler.codegen.exchange import Word, nvidia
+from compiler.codegen.gpu import Gpu
+from compiler.codegen.lines import element_type
+from compiler.codegen.values import Values
+from compiler.index.algebra import Index, constant
+from compiler.kernel.ir import Await, Close, Fetch, GroupProduct, Memory, Settle
+from compiler.kernel.matrix_units import GROUP_UNITS, ROW
+
+ALIGNED = 8 * ROW  # bytes after which the exchange of chunks repeats: where swizzled memory starts
+
+# The descriptor of a factor in shared memory (PTX ISA, "Matrix Descriptor Format"): the address in
+# units of 16 bytes in bits 0-13; in bits 16-29 the distance of neighbours along the leading
+# dimension, in bits 32-45 along the other; in bits 62-63 how chunks are exchanged.
+_LEADING, _STRIDE, _SWIZZLE_128 = 16, 32, 1 << 62
+_UNIT = 16
+_ADDRESS = 0x3FFF
+_KINDS = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
+
+
+def descriptor(turned: bool, length: int) -> int:
+    """The upper part of a descriptor for rows of 128 bytes. length: elements of a row, and rows of
+    a block of turned ones. Eight rows are 1024 bytes; the leading dimension counts only where
+    turned rows lie block after block."""
+    leading = length * ROW // _UNIT if turned else 1
+    return _SWIZZLE_128 | ALIGNED // _UNIT << _STRIDE | leading << _LEADING
+
+
+class NvidiaValues(Values):
+    """Values of NVIDIA's GPUs."""
+
+    def other_lane(self, mask: int) -> Word:
+        return nvidia(self, mask)
+
+
+class Nvidia(Gpu):
+    """A PTX entry."""
+
+    values = NvidiaValues
+    pointers: ClassVar = {
+        "global": "ptr addrspace(1)",
+        "local": "ptr addrspace(3)",
+        "register": "ptr",
+    }
+    convention = "ptx_kernel"
+    thread = "llvm.nvvm.read.ptx.sreg.tid.x"
+    group = "llvm.nvvm.read.ptx.sreg.ctaid.{}"
+    separator = "_"
+
+    def barrier(self) -> None:
+        """All threads of the group; orders their accesses to shared memory too."""
+        name = "llvm.nvvm.barrier.cta.sync.aligned.all"
+        self.lines.declarations.add(f"declare void @{name}(i32)")
+        self.lines.put(f"call void @{name}(i32 0)")
+
+    def attributes(self) -> str:
+        return f'"nvvm.reqntid"="{self.kernel.block},1,1"'
+
+    def dynamic(self) -> list[str]:
+        """One array of open size for all swizzled memory."""
+        lines, offset = self.lines, 0
+        name = f"@{self.kernel.name}{self.separator}ring"
+        for memory in self.kernel.locals:
+            if memory.swizzled:
+                place = f"getelementptr inbounds (i8, ptr addrspace(3) {name}, i32 {offset})"
+                lines.pointers[memory.name] = place
+                offset += memory.count * memory.dtype.itemsize
+        if not offset:
+            return []
+        return [f"{name} = external addrspace(3) global [0 x i8], align {ALIGNED}"]
+
+    # ---- what goes on meanwhile ----------------------------------------------------------------
+
+    def asynchronous(self, statement: Fetch | Close | Await | GroupProduct | Settle) -> None:
+        lines = self.lines
+        if isinstance(statement, Fetch):
+            self._fetch(statement)
+        elif isinstance(statement, Close):
+            self._plain("cp.async.commit.group")
+        elif isinstance(statement, Await):
+            self._plain("cp.async.wait.group", ("i32", str(statement.pending)))
+            if statement.units:
+                self._plain("fence.proxy.async.shared_cta")
+            lines.shared.clear()
+        elif isinstance(statement, GroupProduct):
+            self._group_product(statement)
+        elif statement.pending:
+            self._plain("wgmma.wait_group.sync.aligned", ("i64", str(statement.pending)))
+        else:
+            count = statement.totals.count
+            self._on_totals("wgmma.wait_group.sync.aligned 0;", statement.totals, 0, count, [])
+        lines.private.clear()
+
+    def _plain(self, name: str, *arguments: tuple[str, str]) -> None:
+        kinds = ", ".join(kind for kind, _ in arguments)
+        given = ", ".join(f"{kind} {text}" for kind, text in arguments)
+        self.lines.declarations.add(f"declare void @llvm.nvvm.{name}({kinds})")
+        self.lines.put(f"call void @llvm.nvvm.{name}({given})")
+
+    def _fetch(self, fetch: Fetch) -> None:
+        """16 bytes; where the conditions do not hold none of them is read."""
+        lines, source = self.lines, fetch.source
+        target = lines.address(fetch.memory, fetch.index, fetch.index)
+        arguments = [("ptr addrspace(3)", target)]
+        position: Index | str = source.index
+        size = []
+        if source.conditions:
+            allowed = lines.conditions(source.conditions)
+            inside, kind = lines.index(source.index), lines.index_type
+            position = lines.new(f"select i1 {allowed}, {kind} {inside}, {kind} 0")
+            size = [("i32", lines.new(f"select i1 {allowed}, i32 16, i32 0"))]
+        arguments.append(("ptr addrspace(1)", lines.address(source.memory, position, source.index)))
+        name = f"cp.async.cg.shared.global.16{'.s' if size else ''}"
+        self._plain(name, *arguments, *size)
+
+    def _group_product(self, product: GroupProduct) -> None:
+        unit = GROUP_UNITS[product.unit]
+        length = ROW // unit.element.itemsize
+        count = product.columns // 2
+        name = _KINDS[unit.name.partition(".")[2]]
+        shape = f"m64n{product.columns}k{unit.depth}.f32.{name}.{name}"
+        self._plain("wgmma.fence.sync.aligned")
+        for tile, *indices in product.steps:
+            places = zip((product.left, product.right), indices, product.turned, strict=True)
+            given = [("i64", self._described(*place, length)) for place in places]
+            held = ", ".join(f"${i}" for i in range(count))
+            turns = "".join(f", {int(turned)}" for turned in product.turned) if unit.turns else ""
+            body = f"wgmma.mma_async.sync.aligned.{shape} {{{held}}}, ${count}, ${count + 1}"
+            body = f".reg .pred add; setp.ne.b32 add, 1, 0; {body}, add, 1, 1{turns};"
+            text = f"{{ {body} }}"
+            self._on_totals(text, product.totals, tile * count, count, given)
+        self._plain("wgmma.commit_group.sync.aligned")
+
+    def _described(self, memory: Memory, index: Index, turned: bool, length: int) -> str:
+        """The descriptor of a factor that starts at an element."""
+        lines = self.lines
+        offset = lines.index(index * memory.dtype.itemsize)
+        place = lines.pointers[memory.name]
+        start = lines.new(f"ptrtoint ptr addrspace(3) {place} to i32")
+        if lines.index_type == "i64":
+            offset = lines.new(f"trunc i64 {offset} to i32") if offset[0] == "%" else offset
+        at = lines.new(f"add i32 {start}, {offset}")
+        units = lines.new(f"and i32 {lines.new(f'lshr i32 {at}, 4')}, {_ADDRESS}")
+        wide = lines.new(f"zext i32 {units} to i64")
+        return lines.new(f"or disjoint i64 {wide}, {descriptor(turned, length)}")
+
+    def _on_totals(
+        self, text: str, totals: Memory, first: int, count: int, given: list[tuple[str, str]]
+    ) -> None:
+        """PTX whose first operands are totals that it may change, then what is given."""
+        lines, kind = self.lines, element_type(totals.dtype)
+        letter = "f" if kind == "float" else "r"
+        places = [
+            lines.address(totals, at, at) for at in (constant(first + i) for i in range(count))
+        ]
+        held = [(kind, lines.new(f"load {kind}, ptr {place}")) for place in places]
+        result = "{ " + ", ".join([kind] * count) + " }"
+        constraints = ",".join(
+            [*[f"={letter}"] * count, *["l"] * len(given), *map(str, range(count)), "~{memory}"]
+        )
+        arguments = ", ".join(f"{kind} {text}" for kind, text in (*given, *held))
+        made = lines.new(f'call {result} asm sideeffect "{text}", "{constraints}"({arguments})')
+        for number, place in enumerate(places):
+            value = lines.new(f"extractvalue {result} {made}, {number}")
+            lines.put(f"store {kind} {value}, ptr {place}")

@@ -1,0 +1,482 @@
+"""Matrix product on NVIDIA's matrix units: a ring of slices in swizzled local memory (gpu_slices).
+
+While one slice is multiplied, the next ones are on their way, and one barrier a slice is all that
+the threads of a group need:
+
+    fetch the first slices
+    for each slice:
+        await it; barrier              what held the slice before the ring's next is free now
+        fetch the next slice of the ring
+        totals += left x right
+
+Two kinds of unit read the slices. A wave's own (`mma.sync`, sm_80 on) takes fragments that
+`ldmatrix` brings from the swizzled rows to registers. A group of four waves (`wgmma`, sm_90a) is
+asynchronous and reads local memory itself: a product is begun, and the one before it awaited, so
+that the unit never rests while threads fetch; a slice is therefore free one turn later, and the
+ring one stage longer. That unit sees memory by another way than threads do, hence `Await.units`.
+
+Why `cp.async` and not bulk copies: one bulk copy brings bytes that are side by side, and leaves
+them so. Rows of a matrix come out without the exchanged chunks that the units want, unless a tensor
+map says so, whose format is not documented, or a kernel before packs both factors, which for 4096^3
+moves 128 MB (about 30 us of some 300). 16 bytes a thread cost 12 instructions a slice, which
+`wgmma` leaves time for: a slice of 128 x 256 x 64 occupies the unit for 1024 cycles, and the
+schedulers for a tenth of them. They also clip ragged edges, and read factors that are views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from compiler.index.algebra import Index, Range, constant, unflatten
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.choices import RingTiles, Space
+from compiler.kernel.contraction import Contraction
+from compiler.kernel.gpu_matmul import finish_run, padded_factor
+from compiler.kernel.gpu_matrix import narrow
+from compiler.kernel.gpu_slices import CHUNKS, Slices, element, part
+from compiler.kernel.ir import (
+    Await,
+    Barrier,
+    Close,
+    GroupProduct,
+    Kernel,
+    Loop,
+    Memory,
+    Settle,
+    Statement,
+    Store,
+    Value,
+    const,
+    group_range,
+    load,
+    thread_range,
+    value,
+)
+from compiler.kernel.matrix_units import (
+    GROUP_UNITS,
+    ROW,
+    UNITS,
+    GroupUnit,
+    MatrixUnit,
+    find_group_unit,
+    find_unit,
+)
+from compiler.kernel.spread import unit_stride
+from hcq.target import TargetSpec
+
+WAVE = 32
+MOST_TOTALS = 128  # registers of a lane
+REGISTERS = 64 << 10  # of a multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities"
+BESIDE_TOTALS = 64  # registers of a lane for everything else, at least
+# What to try, largest first: waves (or groups of four), fragments, stages
+GROUP_TILES = (
+    ((2, 1), (1, 32), 4),  # 128 x 256
+    ((2, 1), (1, 16), 4),  # 128 x 128
+    ((2, 1), (1, 8), 4),  # 128 x 64
+    ((1, 1), (1, 8), 4),  # 64 x 64
+)
+WAVE_TILES = (
+    ((2, 2), (4, 8), 2),  # 128 x 128
+    ((2, 2), (4, 4), 3),  # 128 x 64
+    ((2, 2), (2, 4), 3),  # 64 x 64
+    ((2, 2), (1, 2), 4),  # 32 x 32
+)
+Unit = MatrixUnit | GroupUnit
+
+
+def suits(parts: Contraction, target: TargetSpec) -> list[Unit]:
+    """The units that compute a product, the better first; none where its factors are not values of
+    one type they know, or the target's local memory is not NVIDIA's."""
+    sides = [narrow(side) for side in (parts.left, parts.right)]
+    if target.abi != "ptx" or sides[0] is None or sides[1] is None:
+        return []
+    if sides[0].dtype is not sides[1].dtype:
+        return []
+    kinds = target.matrix, sides[0].dtype, parts.reduce.dtype
+    return [unit for unit in (find_group_unit(*kinds), find_unit(*kinds)) if unit is not None]
+
+
+def pays(parts: Contraction, unit: Unit) -> bool:
+    """Whether a product is large enough for a ring; what is not suits gpu_matrix's small tiles."""
+    deep = parts.depth.size * unit.element.itemsize >= ROW // 2
+    return deep and min(parts.rows.size, parts.columns.size) >= 32
+
+
+def default_tiles(parts: Contraction, units: list[Unit], target: TargetSpec) -> RingTiles:
+    """The largest tiles that leave work for all multiprocessors, on the best unit that a product is
+    large enough for: a group's takes 64 rows and columns at once, and wants slices to overlap."""
+    rows, columns = parts.rows.size, parts.columns.size
+    first = units[0]
+    small = min(rows, columns) < 48 or parts.depth.size < ROW // first.element.itemsize
+    unit = units[-1] if small else first
+    known = GROUP_TILES if isinstance(unit, GroupUnit) else WAVE_TILES
+    chosen = RingTiles(unit.name, *known[-1])
+    for shape in known:
+        tiles = RingTiles(unit.name, *shape)
+        tall, wide = sides_of(tiles)
+        groups = -(-rows // tall) * -(-columns // wide) * elements(parts.batch)
+        # two groups share a multiprocessor where waves wait for their own units
+        share = 1 if isinstance(unit, GroupUnit) else 2
+        busy = groups >= target.compute_units
+        if busy and share * local_bytes(tiles) <= _most_local(target) and _is_light(parts, tiles):
+            chosen = tiles
+            break
+    return chosen
+
+
+def _is_light(parts: Contraction, tiles: RingTiles) -> bool:
+    """Whether registers suffice: the most totals leave room for factors that are fetched, and in a
+    group of waves, whose unit takes no fragments, for those loaded without looking for edges."""
+    if _held_totals(tiles) < MOST_TOTALS:
+        return True
+    sides = _cut(parts, tiles).sides
+    if isinstance(unit_of(tiles.unit), GroupUnit):
+        return not any(side.is_rough for side in sides)
+    return all(side.direct for side in sides)
+
+
+def _held_totals(tiles: RingTiles) -> int:
+    """Totals of a lane."""
+    unit, (tall, wide) = unit_of(tiles.unit), tiles.fragments
+    return tall * wide * unit.rows * unit.columns // unit.wave
+
+
+def space(parts: Contraction, unit: Unit, target: TargetSpec) -> Space:
+    """All tiles of one unit that a multiprocessor can hold."""
+
+    def fits(tiles: RingTiles) -> bool:
+        return tiles.unit == unit.name and holds(tiles, target) and _is_light(parts, tiles)
+
+    grouped = isinstance(unit, GroupUnit)
+    downs = (1, 2) if grouped else (1, 2, 4)
+    across = (8, 16, 32) if grouped else (2, 4, 8)
+    options = {
+        "waves": tuple((down, beside) for down in downs for beside in (1, 2, 4)),
+        "fragments": tuple((down, beside) for down in (1, 2, 4) for beside in across),
+        "stages": (3, 4, 5) if grouped else (2, 3, 4, 5),
+    }
+    return Space(default_tiles(parts, [unit], target), options, fits)
+
+
+def holds(tiles: RingTiles, target: TargetSpec) -> bool:
+    """Whether a multiprocessor can run a kernel with these tiles."""
+    unit = unit_of(tiles.unit)
+    threads, grouped = threads_of(tiles), isinstance(unit, GroupUnit)
+    wide, totals = tiles.fragments[1], _held_totals(tiles)
+    return (
+        threads <= target.max_threads_per_group
+        and totals <= MOST_TOTALS
+        and threads * (totals + BESIDE_TOTALS) <= REGISTERS
+        and tiles.stages >= (3 if grouped else 2)
+        and wide % (8 if grouped else 2) == 0
+        and wide * unit.columns <= 256
+        and local_bytes(tiles) <= _most_local(target)
+        and all(side * CHUNKS % threads == 0 for side in sides_of(tiles))
+        # a thread that turns a factor in its registers takes a word by four steps
+        and all(side * ROW // 16 % threads == 0 for side in sides_of(tiles))
+    )
+
+
+def _most_local(target: TargetSpec) -> int:
+    return target.dynamic_local_memory or target.local_memory
+
+
+def unit_of(name: str) -> Unit:
+    return GROUP_UNITS[name] if name in GROUP_UNITS else UNITS[name]
+
+
+def threads_of(tiles: RingTiles) -> int:
+    return tiles.waves[0] * tiles.waves[1] * unit_of(tiles.unit).wave
+
+
+def sides_of(tiles: RingTiles) -> tuple[int, int]:
+    """Rows and columns of a group's tile."""
+    unit, (tall, wide) = unit_of(tiles.unit), tiles.fragments
+    return tiles.waves[0] * tall * unit.rows, tiles.waves[1] * wide * unit.columns
+
+
+def local_bytes(tiles: RingTiles) -> int:
+    """Local memory that a kernel with these tiles takes."""
+    return sum(sides_of(tiles)) * ROW * tiles.stages
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """A product being cut. wave_row, wave_column: where the part of a wave, or of four, begins.
+    waiting: for each factor that goes through registers, where its next slice waits."""
+
+    unit: Unit
+    tiles: RingTiles
+    sides: tuple[Slices, Slices]
+    totals: Memory
+    lane: Index
+    wave_row: Index
+    wave_column: Index
+    waiting: dict[str, Memory]
+
+    @property
+    def grouped(self) -> bool:
+        return isinstance(self.unit, GroupUnit)
+
+    @property
+    def ahead(self) -> int:
+        """Slices that are fetched before they are used."""
+        return self.tiles.stages - (2 if self.grouped else 1)
+
+    def stage(self, slice_number: Index) -> Index:
+        return slice_number % self.tiles.stages
+
+    # ---- copying -------------------------------------------------------------------------------
+
+    def first(self, number: int) -> list[Statement]:
+        """Bring one of the first slices."""
+        statements: list[Statement] = []
+        start, stage = constant(number * self.sides[0].length), constant(number)
+        for side in self.sides:
+            base = side.stage(stage)
+            if side.direct:
+                statements += side.fetches(start, base)
+            else:
+                statements += [Store(side.memory, base + at, v) for at, v in side.pieces(start)]
+        return [*statements, Close()]
+
+    def begin(self, slice_number: Index) -> list[Statement]:
+        """Begin to bring a slice: fetch it, or load it into registers."""
+        statements: list[Statement] = []
+        start = slice_number * self.sides[0].length
+        for side in self.sides:
+            if side.direct:
+                statements += side.fetches(start, side.stage(self.stage(slice_number)))
+                continue
+            for number, (_, moved) in enumerate(side.pieces(start)):
+                statements.append(Store(self.waiting[side.memory.name], constant(number), moved))
+        return [*statements, Close()]
+
+    def end(self, slice_number: Index) -> list[Statement]:
+        """Store what came to registers."""
+        statements: list[Statement] = []
+        start = slice_number * self.sides[0].length
+        for side in self.sides:
+            if side.direct:
+                continue
+            base, memory = side.stage(self.stage(slice_number)), self.waiting[side.memory.name]
+            for number, (at, _) in enumerate(side.pieces(start)):
+                moved = load(memory, constant(number), lanes=memory.lanes)
+                statements.append(Store(side.memory, base + at, moved))
+        return statements
+
+    # ---- multiplying ---------------------------------------------------------------------------
+
+    def turn(self, slice_number: Index, fetching: bool) -> list[Statement]:
+        """One slice. fetching: whether there is another to bring, `ahead` further on."""
+        following = slice_number + self.ahead
+        begin = self.begin(following) if fetching else []
+        end = self.end(following) if fetching else []
+        product = self.multiply(self.stage(slice_number))
+        pending = self.ahead - 1 if fetching else 0
+        start = [Await(pending, units=self.grouped), Barrier()]
+        if self.grouped:
+            return [*start, *product, *begin, *end, Settle(self.totals, 1)]
+        return [*start, *begin, *product, *end]
+
+    def multiply(self, stage: Index) -> list[Statement]:
+        """Add the products of the slices in a stage to the totals."""
+        if isinstance(self.unit, GroupUnit):
+            return [self._group_product(self.unit, stage)]
+        return self._wave_products(self.unit, stage)
+
+    def _group_product(self, unit: GroupUnit, stage: Index) -> GroupProduct:
+        left, right = self.sides
+        tall, wide = self.tiles.fragments
+        steps = []
+        for step in range(0, left.length, unit.depth):
+            theirs = right.stage(stage) + right.place(self.wave_column, constant(step))
+            for i in range(tall):
+                ours = left.place(self.wave_row + i * unit.rows, constant(step))
+                steps.append((i, left.stage(stage) + ours, theirs))
+        memories = left.memory, right.memory
+        columns, turned = wide * unit.columns, (left.turned, right.turned)
+        return GroupProduct(unit.name, self.totals, columns, *memories, turned, tuple(steps))
+
+    def _wave_products(self, unit: MatrixUnit, stage: Index) -> list[Statement]:
+        """Of each step: fragments of both factors by `ldmatrix`, two columns' at once, and the
+        products of each with each."""
+        tall, wide = self.tiles.fragments
+        statements: list[Statement] = []
+        for step in range(self.sides[0].length // unit.depth):
+            ours = [self._left(stage, i, step) for i in range(tall)]
+            theirs: list[Value] = []
+            for pair in range(wide // 2):
+                both = self._right(stage, 2 * pair, step)
+                theirs += [part(both, 0, unit.held), part(both, unit.held, unit.held)]
+            for i in range(tall):
+                for j in range(wide):
+                    at = constant(i * wide + j)
+                    sources = (ours[i], theirs[j], load(self.totals, at, lanes=unit.total_lanes))
+                    made = value("matrix", unit.total, sources, unit.name, unit.total_lanes)
+                    statements.append(Store(self.totals, at, made))
+        return statements
+
+    def _left(self, stage: Index, fragment: int, step: int) -> Value:
+        """A left fragment: rows 0-7 and 8-15, then both further along the depth."""
+        side, lane = self.sides[0], self.lane
+        row = self.wave_row + fragment * self.unit.rows
+        first = step * self.unit.depth
+        if side.turned:
+            across, at = row + lane // 8 % 2 * 8, lane % 8 + lane // 16 * 8 + first
+        else:
+            across, at = row + lane % 16, lane // 16 * side.width + first
+        return side.matrices(side.stage(stage), across, at)
+
+    def _right(self, stage: Index, fragment: int, step: int) -> Value:
+        """Two neighbouring right fragments: each both halves of the depth."""
+        side, lane = self.sides[1], self.lane
+        column = self.wave_column + fragment * self.unit.columns + lane // 16 * 8
+        first = step * self.unit.depth
+        if side.turned:
+            return side.matrices(side.stage(stage), column, lane % 16 + first)
+        at = lane // 8 % 2 * side.width + first
+        return side.matrices(side.stage(stage), column + lane % 8, at)
+
+    # ---- results -------------------------------------------------------------------------------
+
+    def clear(self) -> list[Statement]:
+        zero = const(0, self.totals.dtype)
+        if self.totals.lanes > 1:
+            zero = value("broadcast", zero.dtype, (zero,), lanes=self.totals.lanes)
+        return [Store(self.totals, constant(i), zero) for i in range(self.totals.count)]
+
+    def total(self, i: int, j: int, place: int) -> Value:
+        """What the lane holds of a fragment, 8 columns wide: rows l / 4 and 8 below, two columns of
+        each."""
+        at = i * self.tiles.fragments[1] + j
+        if self.grouped:
+            return load(self.totals, constant(at * 4 + place))
+        return element(load(self.totals, constant(at), lanes=self.totals.lanes), place)
+
+    def finish(
+        self, finish_run: Callable[[Index, Index, list[Value]], Iterable[Statement]]
+    ) -> list[Statement]:
+        """Epilogue and stores, as far as the tile lies inside the output. finish_run: of the totals
+        from a row and column on."""
+        tall, wide = self.tiles.fragments
+        row = self.wave_row + self.lane % WAVE // 4
+        if self.grouped:
+            row = row + self.lane // WAVE * 16
+        column = self.wave_column + self.lane % 4 * 2
+        statements: list[Statement] = []
+        for i in range(tall):
+            for below in range(2):
+                for j in range(wide):
+                    taken = [self.total(i, j, 2 * below + place) for place in range(2)]
+                    at = row + (i * self.unit.rows + 8 * below)
+                    statements += finish_run(at, column + 8 * j, taken)
+        return statements
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A product in tiles. row_start, column_start: of the group's."""
+
+    grid: tuple[int, int, int]
+    batch: dict[Range, Index]
+    row_start: Index
+    column_start: Index
+    slices: int
+    sides: tuple[Slices, Slices]
+
+
+def _cut(parts: Contraction, tiles: RingTiles) -> _Cut:
+    unit, (tall, wide) = unit_of(tiles.unit), sides_of(tiles)
+    rows, columns = parts.rows, parts.columns
+    grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
+    group = group_range(2, grid[2]).index()
+    places = unflatten(group, tuple(r.size for r in parts.batch))
+    batch = dict(zip(parts.batch, places, strict=True))
+    row_start = group_range(1, grid[1]).index() * tall
+    column_start = group_range(0, grid[0]).index() * wide
+    length = ROW // unit.element.itemsize
+    slices = -(-parts.depth.size // length)
+    depth = Range("depth", slices * length)
+    turns = unit.turns if isinstance(unit, GroupUnit) else unit.element.itemsize == 2
+
+    def slices_of(name: str, side: Value, across: Range, size: int, start: Index) -> Slices:
+        thin = narrow(side)
+        assert thin is not None
+        deep = unit_stride(side, parts.depth) or not unit_stride(side, across)
+        factor, long = padded_factor(name, thin, across, parts, batch, depth, size)
+        count = tiles.stages * size * length
+        memory = Memory(name, factor.dtype, count, "local", swizzled=True)
+        turned = turns and not deep and size % length == 0
+        return Slices(memory, factor, long, depth, size, start, deep, turned, threads_of(tiles))
+
+    left = slices_of("left", parts.left, rows, tall, row_start)
+    right = slices_of("right", parts.right, columns, wide, column_start)
+    return _Cut(grid, batch, row_start, column_start, slices, (left, right))
+
+
+def matmul(
+    computation: Computation, parts: Contraction, target: TargetSpec, tiles: RingTiles
+) -> Kernel:
+    """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
+    unit, cut, threads = unit_of(tiles.unit), _cut(parts, tiles), threads_of(tiles)
+    sides = cut.sides
+    thread = thread_range(threads).index()
+    wave, lane = thread // unit.wave, thread % unit.wave
+    fragments = tiles.fragments[0] * tiles.fragments[1]
+    totals = Memory("totals", unit.total, 4 * fragments, "register")
+    if isinstance(unit, MatrixUnit):
+        totals = Memory("totals", unit.total, fragments, "register", unit.total_lanes)
+    waiting = {side.memory.name: _waiting(side) for side in sides if not side.direct}
+    ring = _Ring(
+        unit,
+        tiles,
+        sides,
+        totals,
+        lane,
+        wave // tiles.waves[1] * (tiles.fragments[0] * unit.rows),
+        wave % tiles.waves[1] * (tiles.fragments[1] * unit.columns),
+        waiting,
+    )
+    accumulate = _turns(ring, cut.slices, bool(parts.outer))
+    for counter in reversed(parts.outer):
+        accumulate = [Loop(counter, tuple(accumulate))]
+
+    def finish(row: Index, column: Index, taken: list[Value]) -> list[Statement]:
+        at = cut.row_start + row, cut.column_start + column
+        return finish_run(computation, parts, cut.batch, *at, taken)
+
+    return Kernel(
+        "kernel",
+        (computation.output, *computation.inputs),
+        (*(side.memory for side in sides), totals, *waiting.values()),
+        cut.grid,
+        threads,
+        (*ring.clear(), *accumulate, *ring.finish(finish)),
+    )
+
+
+def _waiting(side: Slices) -> Memory:
+    """Where a slice waits in registers for its stage."""
+    pieces = side.pieces(constant(0))
+    name, lanes = f"next_{side.memory.name}", pieces[0][1].lanes
+    return Memory(name, side.memory.dtype, len(pieces), "register", lanes)
+
+
+def _turns(ring: _Ring, slices: int, again: bool) -> list[Statement]:
+    """All slices; the last ones have nothing to bring. again: whether an outer loop runs this more
+    than once."""
+    early = min(ring.ahead, slices)
+    statements = [statement for number in range(early) for statement in ring.first(number)]
+    if slices > early:
+        counter = Range("slice", slices - early)
+        statements.append(Loop(counter, tuple(ring.turn(counter.index(), fetching=True))))
+    last = Range("last", early)
+    body = ring.turn(last.index() + (slices - early), fetching=False)
+    statements.append(Loop(last, tuple(body)))
+    if ring.grouped:
+        statements.append(Settle(ring.totals, 0))
+    if again:
+        statements.append(Barrier())
+    return statements

@@ -1,0 +1,197 @@
+"""Slices of a matrix product's factor in a ring of swizzled local memory (NVIDIA, sm_80 on).
+
+A slice is as deep as a row of 128 bytes is long. It lies in one of two layouts, both in rows of 128
+bytes whose 16-byte chunks are exchanged (`Memory.swizzled`):
+
+    along     row r holds the steps of the slice for row (or column) r of the tile
+    turned    row (a, k) holds 128 bytes of the tile's rows (or columns) for step k; blocks a follow
+              each other. For 16-bit types alone, whose units and `ldmatrix` turn them.
+
+Both are what `wgmma` calls 128-byte swizzle, K-major and MN-major, and in both eight rows that
+`ldmatrix` reads at once meet all banks.
+
+A factor that is a plain array, read whole chunk by whole chunk, is fetched: 16 bytes at a time go
+from memory to local memory by `cp.async`, past the registers, zeros where the array has ended. One
+that is computed on the way (or not aligned) goes through registers instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from compiler.index.algebra import Index, Range, Validity, constant, substitute_all
+from compiler.kernel.ir import Fetch, Load, Memory, Value, substitute, thread_range, value, walk
+from compiler.kernel.matrix_units import MATRICES, ROW
+from compiler.kernel.spread import pack, spread
+
+CHUNK = 16  # bytes that move at once
+CHUNKS = ROW // CHUNK
+TURNED = 4  # steps that a thread joins where units do not turn and memory runs across
+WORD = 4  # bytes of the elements that it reads for that at once
+
+
+@dataclass(frozen=True)
+class Slices:
+    """One factor's slices: [stages][size rows of ROW bytes]."""
+
+    memory: Memory
+    factor: Value  # over `across` and `depth`, both padded to whole tiles, guarded
+    across: Range
+    depth: Range
+    size: int
+    start: Index  # of the tile in `across`
+    deep: bool  # whether the factor's memory runs along the depth
+    turned: bool
+    threads: int
+
+    @property
+    def length(self) -> int:
+        """Elements of a row, and steps of a slice."""
+        return ROW // self.memory.dtype.itemsize
+
+    @property
+    def width(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK // self.memory.dtype.itemsize
+
+    def stage(self, number: Index) -> Index:
+        """Where a stage begins."""
+        return number * (self.size * self.length)
+
+    def place(self, across: Index, step: Index) -> Index:
+        """Where an element of a slice lies in its stage."""
+        if not self.turned:
+            return across * self.length + step
+        block = across // self.length
+        return (block * self.length + step) * self.length + across % self.length
+
+    def matrices(self, base: Index, across: Index, step: Index) -> Value:
+        """Four 8 x 16-byte matrices: each lane names a row of one of them."""
+        at = base + self.place(across, step)
+        lanes = MATRICES // self.memory.dtype.itemsize
+        arg = (Load(self.memory, at), self.turned)
+        return value("matrices", self.memory.dtype, (), arg, lanes)
+
+    # ---- copying -------------------------------------------------------------------------------
+
+    def fetches(self, slice_start: Index, base: Index) -> list[Fetch]:
+        """The thread's part of a slice, straight to local memory; for a `direct` factor."""
+        found = []
+        for across, step, lanes in self._chunks(slice_start):
+            source = self._source(across, step, lanes)
+            assert source is not None
+            at = base + self.place(across, step)
+            found.append(Fetch(self.memory, at, source, self.width))
+        return found
+
+    @cached_property
+    def direct(self) -> bool:
+        """Whether every chunk is 16 aligned bytes of an array, inside it or outside as a whole."""
+        slices = self.depth.size // self.length
+        start = Range("slice", slices).index() * self.length
+        if self.deep == self.turned or self.factor.op != "load":
+            return False
+        return all(self._source(*chunk) is not None for chunk in self._chunks(start))
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether it goes through registers by loads that look for the array's edges."""
+        if self.direct:
+            return False
+        loads = [node for _, moved in self.pieces(constant(0)) for node in walk(moved)]
+        return any(node.op == "load" and node.arg.conditions for node in loads)
+
+    def _chunks(self, slice_start: Index) -> list[tuple[Index, Index, Index]]:
+        """(row or column of the tile, step of the slice, the slice's start) of the thread's chunks;
+        neighbouring threads take neighbouring chunks of a row."""
+        thread = thread_range(self.threads).index()
+        found = []
+        for piece in range(self.size * CHUNKS // self.threads):
+            number = thread + piece * self.threads
+            row, first = number // CHUNKS, number % CHUNKS * self.width
+            if self.turned:
+                block = row // self.length * self.length
+                found.append((block + first, row % self.length, slice_start))
+            else:
+                found.append((row, first, slice_start))
+        return found
+
+    def _source(self, across: Index, step: Index, slice_start: Index) -> Load | None:
+        """A chunk in memory, or None where it is not one."""
+        access: Load = self.factor.arg
+        if access.memory.space != "global":
+            return None
+        along = self.across if self.turned else self.depth
+        place = {self.across: self.start + across, self.depth: slice_start + step}
+        index = access.index.substitute(place)
+        if index.multiple() % self.width:
+            return None
+        second = {**place, along: place[along] + 1}
+        if access.index.substitute(second) != index + 1:
+            return None
+        conditions = substitute_all(access.conditions, place)
+        following = [condition.substitute(second) for condition in access.conditions]
+        if not _alike(access.conditions, place, following, self.width):
+            return None
+        return Load(access.memory, index, conditions)
+
+    def pieces(self, slice_start: Index) -> list[tuple[Index, Value]]:
+        """What the thread brings of a slice through its registers: places, and vectors."""
+        if self.deep == self.turned:
+            return self._joined(slice_start)
+        along = self.across if self.turned else self.depth
+        other = self.depth if self.turned else self.across
+        found = []
+        for across, step, start in self._chunks(slice_start):
+            place = {self.across: self.start + across, self.depth: start + step}
+            source = substitute(self.factor, {other: place[other]})
+            found.append(
+                (self.place(across, step), pack(spread(source, along, place[along], self.width)))
+            )
+        return found
+
+    def _joined(self, slice_start: Index) -> list[tuple[Index, Value]]:
+        """Each thread turns blocks of TURNED steps by a few elements in its registers; neighbouring
+        threads take neighbouring elements."""
+        thread = thread_range(self.threads).index()
+        width = max(1, WORD // self.memory.dtype.itemsize)
+        lines = self.size // width
+        found = []
+        for piece in range(lines * self.length // TURNED // self.threads):
+            number = thread + piece * self.threads
+            step, across = number // lines * TURNED, number % lines * width
+            rows = []
+            for line in range(TURNED):
+                source = substitute(self.factor, {self.depth: slice_start + step + line})
+                rows.append(spread(source, self.across, self.start + across, width))
+            found += [
+                (self.place(across + i, step), pack([row[i] for row in rows])) for i in range(width)
+            ]
+        return found
+
+
+def _alike(
+    conditions: Validity, place: dict[Range, Index], following: list[Index], width: int
+) -> bool:
+    """Whether each condition holds for all elements of a chunk or for none. following: the
+    conditions one element further on."""
+    for condition, after in zip(conditions, following, strict=True):
+        first = condition.substitute(place)
+        change = after - first
+        if not change.is_constant or change.constant not in (-1, 0, 1):
+            return False
+        # n - 1 - x >= 0 with x a multiple of the width: alike if n is one, too; so x - n >= 0
+        edge = first + 1 if change.constant < 0 else first
+        if change.constant and edge.multiple() % width:
+            return False
+    return True
+
+
+def element(vector: Value, lane: int) -> Value:
+    return value("extract", vector.dtype, (vector,), lane)
+
+
+def part(vector: Value, first: int, count: int) -> Value:
+    """Some neighbouring lanes of a vector."""
+    return pack([element(vector, first + i) for i in range(count)])
