@@ -144,7 +144,8 @@ class NvDevice(Device):
 
     def _make_target(self) -> TargetSpec:
         major, minor = self.gpu.capability
-        return ptx_target(f"sm_{major}{minor}", self.gpu.sm_count)
+        own = "a" if (major, minor) == (9, 0) else ""  # what Hopper alone has: wgmma
+        return ptx_target(f"sm_{major}{minor}{own}", self.gpu.sm_count)
 
     def _copy_engines(self) -> list[int]:
         """Copy engines of their own, rather than the graphics engine's."""

@@ -97,8 +97,7 @@ class Nvidia(Gpu):
         elif statement.pending:
             self._plain("wgmma.wait_group.sync.aligned", ("i64", str(statement.pending)))
         else:
-            count = statement.totals.count
-            self._on_totals("wgmma.wait_group.sync.aligned 0;", statement.totals, 0, count, [])
+            self._on_totals("wgmma.wait_group.sync.aligned 0;", statement.totals, [])
         lines.private.clear()
 
     def _plain(self, name: str, *arguments: tuple[str, str]) -> None:
@@ -124,22 +123,24 @@ class Nvidia(Gpu):
         self._plain(name, *arguments, *size)
 
     def _group_product(self, product: GroupProduct) -> None:
+        """One piece of PTX from the fence to the end of the group: between them, and until they are
+        waited for, the totals' registers must not be touched, not even moved."""
         unit = GROUP_UNITS[product.unit]
         length = ROW // unit.element.itemsize
-        count = product.columns // 2
-        name = _KINDS[unit.name.partition(".")[2]]
-        shape = f"m64n{product.columns}k{unit.depth}.f32.{name}.{name}"
-        self._plain("wgmma.fence.sync.aligned")
+        name, count = _KINDS[unit.name.partition(".")[2]], product.columns // 2
+        operation = f"wgmma.mma_async.sync.aligned.m64n{product.columns}k{unit.depth}"
+        turns = "".join(f", {int(turned)}" for turned in product.turned) if unit.turns else ""
+        given: list[tuple[str, str]] = []
+        text = [".reg .pred add", "setp.ne.b32 add, 1, 0", "wgmma.fence.sync.aligned"]
         for tile, *indices in product.steps:
+            held = ", ".join(f"${tile * count + i}" for i in range(count))
             places = zip((product.left, product.right), indices, product.turned, strict=True)
-            given = [("i64", self._described(*place, length)) for place in places]
-            held = ", ".join(f"${i}" for i in range(count))
-            turns = "".join(f", {int(turned)}" for turned in product.turned) if unit.turns else ""
-            body = f"wgmma.mma_async.sync.aligned.{shape} {{{held}}}, ${count}, ${count + 1}"
-            body = f".reg .pred add; setp.ne.b32 add, 1, 0; {body}, add, 1, 1{turns};"
-            text = f"{{ {body} }}"
-            self._on_totals(text, product.totals, tile * count, count, given)
-        self._plain("wgmma.commit_group.sync.aligned")
+            first = product.totals.count + len(given)
+            given += [("i64", self._described(*place, length)) for place in places]
+            factors = f"${first}, ${first + 1}, add, 1, 1{turns}"
+            text.append(f"{operation}.f32.{name}.{name} {{{held}}}, {factors}")
+        text.append("wgmma.commit_group.sync.aligned")
+        self._on_totals(f"{{ {'; '.join(text)}; }}", product.totals, given)
 
     def _described(self, memory: Memory, index: Index, turned: bool, length: int) -> str:
         """The descriptor of a factor that starts at an element."""
@@ -154,19 +155,14 @@ class Nvidia(Gpu):
         wide = lines.new(f"zext i32 {units} to i64")
         return lines.new(f"or disjoint i64 {wide}, {descriptor(turned, length)}")
 
-    def _on_totals(
-        self, text: str, totals: Memory, first: int, count: int, given: list[tuple[str, str]]
-    ) -> None:
-        """PTX whose first operands are totals that it may change, then what is given."""
-        lines, kind = self.lines, element_type(totals.dtype)
-        letter = "f" if kind == "float" else "r"
-        places = [
-            lines.address(totals, at, at) for at in (constant(first + i) for i in range(count))
-        ]
+    def _on_totals(self, text: str, totals: Memory, given: list[tuple[str, str]]) -> None:
+        """PTX whose first operands are the totals, which it may change, then what is given."""
+        lines, kind, count = self.lines, element_type(totals.dtype), totals.count
+        places = [lines.address(totals, at, at) for at in map(constant, range(count))]
         held = [(kind, lines.new(f"load {kind}, ptr {place}")) for place in places]
         result = "{ " + ", ".join([kind] * count) + " }"
         constraints = ",".join(
-            [*[f"={letter}"] * count, *["l"] * len(given), *map(str, range(count)), "~{memory}"]
+            [*["=f"] * count, *["l"] * len(given), *map(str, range(count)), "~{memory}"]
         )
         arguments = ", ".join(f"{kind} {text}" for kind, text in (*given, *held))
         made = lines.new(f'call {result} asm sideeffect "{text}", "{constraints}"({arguments})')

@@ -42,7 +42,7 @@ DONE: ret;
 
 def full(target: str) -> bytes:
     """A module with globals, constants, shared and local memory, barriers and relocations."""
-    version = "8.7" if int(target[3:]) >= 100 else "7.0"
+    version = "8.7" if int(target[3:].rstrip("af")) >= 100 else "7.0"
     text = FULL.format(version=version, target=target if version == "8.7" else "sm_75")
     return text.encode()
 

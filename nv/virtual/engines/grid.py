@@ -157,9 +157,7 @@ class GridRunner:
                 gpu.constant_cache.forget(space.serial, bank[0])
             gpu.constant_cache.fetch(space.serial, bank[0], content, entry)
 
-    def _program(
-        self, address: int
-    ) -> tuple[str, str, int, int, tuple[tuple[str, int], ...]]:
+    def _program(self, address: int) -> tuple[str, str, int, int, tuple[tuple[str, int], ...]]:
         """Entry, PTX, where its parameters lie in bank 0 and its variables in memory, from the note
         before a program."""
         space = self._channel.space

@@ -50,8 +50,7 @@ class Runlist:
         """A channel is being served, or has work that nothing holds up."""
         groups = list(self._groups)
         return any(
-            group.working or any(channel.has_work for channel in group.channels)
-            for group in groups
+            group.working or any(channel.has_work for channel in group.channels) for group in groups
         )
 
     @property

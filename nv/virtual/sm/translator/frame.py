@@ -160,7 +160,8 @@ def _save(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
 
 
 def _leave(
-    k: Kernel, label: str, saved: list[tuple[str, str]], waiting: int, code: int) -> list[str]:
+    k: Kernel, label: str, saved: list[tuple[str, str]], waiting: int, code: int
+) -> list[str]:
     lines = [
         f"  store i32 {waiting}, ptr %waiting.saved",
         f"  %{label}.places = load <32 x i32>, ptr %places",
