@@ -124,6 +124,11 @@ class Space:
                 return False
         return self.fits(choices)
 
+    def fits_kind(self, choices: Choices) -> bool:
+        """Whether a record is one of this space's: of its kind, for its unit where it names one."""
+        unit = getattr(self.start, "unit", None)
+        return type(choices) is type(self.start) and getattr(choices, "unit", None) == unit
+
     def neighbours(self, choices: Choices) -> Iterator[Choices]:
         """The records that differ in one field."""
         for name, options in self.options.items():

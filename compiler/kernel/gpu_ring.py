@@ -275,7 +275,7 @@ class _Ring:
         end = self.end(following) if fetching else []
         product = self.multiply(self.stage(slice_number))
         pending = self.ahead - 1 if fetching else 0
-        start = [Await(pending, units=self.grouped), Barrier()]
+        start: list[Statement] = [Await(pending, units=self.grouped), Barrier()]
         if self.grouped:
             return [*start, *product, *begin, *end, Settle(self.totals, 1)]
         return [*start, *begin, *product, *end]

@@ -114,21 +114,27 @@ def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpe
     """On matrix units where there are some for the types, unless the choices say otherwise."""
     unit, ringed = gpu_matrix.suits(parts, target), gpu_ring.suits(parts, target)
 
+    def default() -> RingTiles | MatrixTiles | Tiles | None:
+        if ringed and gpu_ring.pays(parts, ringed[-1]):
+            return gpu_ring.default_tiles(parts, ringed, target)
+        return None if unit is None else gpu_matrix.default_tiles(parts, unit, target)
+
     def build(choices: RingTiles | MatrixTiles | Tiles | None) -> Kernel:
-        if choices is None and ringed and gpu_ring.pays(parts, ringed[-1]):
-            choices = gpu_ring.default_tiles(parts, ringed, target)
-        if isinstance(choices, RingTiles):
-            return gpu_ring.matmul(computation, parts, target, choices)
-        if unit is None or isinstance(choices, Tiles):
-            return gpu_matmul.matmul(computation, parts, target, choices)
-        tiles = choices or gpu_matrix.default_tiles(parts, unit, target)
-        return gpu_matrix.matmul(computation, parts, target, unit, tiles)
+        tiles = choices or default()
+        if isinstance(tiles, RingTiles):
+            return gpu_ring.matmul(computation, parts, target, tiles)
+        if isinstance(tiles, MatrixTiles):
+            assert unit is not None
+            return gpu_matrix.matmul(computation, parts, target, unit, tiles)
+        return gpu_matmul.matmul(computation, parts, target, tiles)
 
     def all_spaces() -> list[Space]:
         found = [gpu_ring.space(parts, each, target) for each in ringed]
         if unit is not None:
             found.append(gpu_matrix.space(parts, unit, target))
-        return [*found, gpu_matmul.space(parts, target)]
+        found.append(gpu_matmul.space(parts, target))
+        first = default()
+        return sorted(found, key=lambda space: first is not None and not space.fits_kind(first))
 
     return _Shape(build, all_spaces)
 

@@ -39,7 +39,7 @@ OPEN = """
 
 def ring(device: NvDevice, static: int = 100) -> Kernel:
     target = device.target.cpu
-    version = "8.7" if int(target[3:].rstrip("a")) >= 100 else "7.8"
+    version = "8.7" if int(target[3:].rstrip("a")) >= 100 else "8.0"
     text = OPEN.format(version=version, target=target, static=static)
     return device.load(text.encode())["last"]
 

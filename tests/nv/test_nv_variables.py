@@ -35,7 +35,7 @@ PTX = """
 
 def text(device: NvDevice) -> bytes:
     target = device.target.cpu
-    version = "8.7" if int(target[3:].rstrip("a")) >= 100 else "7.8"
+    version = "8.7" if int(target[3:].rstrip("a")) >= 100 else "8.0"
     return PTX.format(version=version, target=target).encode()
 
 

@@ -36,6 +36,7 @@ def _launch(ptx: str, cpu: str, launch: object, addresses: list[int]) -> GridLau
     name = re.search(r"\.entry (\S+)\(", ptx)
     assert name is not None
     kernel = launch.kernel
+    shared = -(-shared // 1024) * 1024 + kernel.dynamic_local if kernel.dynamic_local else shared
     block = kernel.block if isinstance(kernel.block, tuple) else (kernel.block, 1, 1)
     return GridLaunch(
         ptx, name[1], cpu, tuple(kernel.grid), block,
