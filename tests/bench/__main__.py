@@ -2,8 +2,8 @@
 
 A benchmark is a module tests/bench/bench_<subject>.py with `measure() -> list[dict]`, each dict
 {name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run, and
-cpu_ratio where processor time is compared too. Each module runs in a process of its own, so that
-none profits or suffers from what another has loaded.
+cpu_ratio where processor time is compared too; or {name, skipped: reason}. Each module runs in a
+process of its own, so that none profits or suffers from what another has loaded.
 `python -m tests.bench start boot` runs only the named subjects.
 """
 
@@ -45,6 +45,8 @@ def run(subject: str) -> list[dict[str, object]]:
 
 
 def show(result: dict[str, object]) -> str:
+    if "skipped" in result:
+        return f"{result['name']!s:<62}        skipped: {result['skipped']}"
     line = f"{result['name']!s:<62} {result['value']:>14.6g} {result['unit']}"
     if "peer" in result:
         line += f"   {result['peer']}: {result['peer_value']:.6g} (ratio {result['ratio']:.3g})"
