@@ -26,7 +26,7 @@ def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("device", "target"),
-    [("cpu", "cpu"), ("virtual:navi31", "gfx1100"), ("virtual:gh100", "sm_90")],
+    [("cpu", "cpu"), ("virtual:navi31", "gfx1100"), ("virtual:gh100", "sm_90a")],
 )
 def test_info(capsys: pytest.CaptureFixture[str], device: str, target: str) -> None:
     code, facts = run_json(capsys, "info", device)
