@@ -65,6 +65,17 @@ while peer.recv(1):
     for _ in range(size // len(room)):
         peer.sendall(room)
 """
+# Answers each message: what a read of a register is measured against.
+ECHO = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(1)
+print("ready", flush=True)
+peer, _ = listener.accept()
+while peer.recv(64):
+    peer.sendall(bytes(36))
+"""
 
 
 @contextmanager
@@ -89,6 +100,21 @@ def _best(run: Callable[[], None], count: int = 1) -> float:
         run()
         best = min(best, time.perf_counter() - begin)
     return best / count
+
+
+def _round_trip(count: int) -> float:
+    """Seconds of a message of a read's size to another process and back."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/echo"
+        with _process(ECHO, path), socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(path)
+
+            def trips() -> None:
+                for _ in range(count):
+                    peer.sendall(bytes(32))
+                    peer.recv(64)
+
+            return _best(trips, count)
 
 
 def _registers(transport: VfioUserTransport) -> list[dict[str, object]]:
@@ -117,9 +143,11 @@ def _registers(transport: VfioUserTransport) -> list[dict[str, object]]:
                 for value in range(50):
                     registers.write32(8, value)
 
-    read, whole = _best(reads, count), _best(batched, count)
+    read, whole, raw = _best(reads, count), _best(batched, count), _round_trip(count)
     return [
-        {"name": "vfio-user: 4-byte read", "value": read * 1e6, "unit": "us"},
+        {"name": "vfio-user: 4-byte read", "value": read * 1e6, "unit": "us",
+         "peer": "raw socket, to a process and back", "peer_value": raw * 1e6,
+         "ratio": raw / read},
         {"name": "vfio-user: register write, posted", "value": _best(posted, count) * 1e6,
          "unit": "us"},
         {"name": "vfio-user: register write, 50 in one message, until done",
