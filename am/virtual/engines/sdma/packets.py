@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from am.virtual.engines import atomics
+from am.virtual.engines.compare import COMPARE
 from am.virtual.engines.engine import clock_ticks
 
 NOP, COPY, WRITE, INDIRECT, FENCE, TRAP, POLL_REGMEM, COND_EXE, ATOMIC, CONST_FILL = (
@@ -81,17 +82,6 @@ FORMATS = {
     (SRBM_WRITE, 0): SdmaFormat("SRBM_WRITE", 3, (_free((28, 4)), 0xFFFC_0000, 0)),
     (GCR_REQ, 0): SdmaFormat("GCR_REQ", 5, (_free(), 0x7F, 0, 0x78, 0xF0FF_0000)),
 }
-
-_COMPARE: tuple[Callable[[int, int], bool] | None, ...] = (
-    lambda value, reference: True,
-    lambda value, reference: value < reference,
-    lambda value, reference: value <= reference,
-    lambda value, reference: value == reference,
-    lambda value, reference: value != reference,
-    lambda value, reference: value >= reference,
-    lambda value, reference: value > reference,
-    None,
-)
 
 
 class SdmaSurroundings(Protocol):
@@ -357,7 +347,7 @@ class SdmaExecutor:
 
     def _poll(self, words: Sequence[int], at: int) -> int:
         header = words[at]
-        compare = _COMPARE[header >> 28 & 7]
+        compare = COMPARE[header >> 28 & 7]
         memory, flush = header >> 31, header >> 26 & 1
         value, mask = words[at + 3], words[at + 4]
         retries = words[at + 5] >> 16 & 0xFFF

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from am.virtual.engines import atomics
+from am.virtual.engines.compare import COMPARE
 from am.virtual.engines.cp.pm4 import packets
 from am.virtual.engines.cp.pm4.packets import BadPacket, PacketFormat, PrivilegedRegister
 from am.virtual.engines.cp.pm4.surroundings import Surroundings
@@ -39,17 +40,6 @@ ACQUIRE_SHADER_CACHES = 1 << 7 | 1 << 8 | 1 << 9  # GLK_INV, GLV_INV, GL1_INV
 
 FIRST_POLL_S = 20e-6
 LONGEST_POLL_S = 1e-3
-
-_COMPARE: tuple[Callable[[int, int], bool] | None, ...] = (
-    lambda value, reference: True,
-    lambda value, reference: value < reference,
-    lambda value, reference: value <= reference,
-    lambda value, reference: value == reference,
-    lambda value, reference: value != reference,
-    lambda value, reference: value >= reference,
-    lambda value, reference: value > reference,
-    None,
-)
 
 
 Handler = Callable[[Sequence[int], int, int], int]
@@ -326,7 +316,7 @@ class Executor:
 
     def _wait_reg_mem(self, words: Sequence[int], at: int, count: int) -> int:
         header, control = words[at - 1], words[at]
-        compare = _COMPARE[control & 7]
+        compare = COMPARE[control & 7]
         space, operation, engine = control >> 4 & 3, control >> 6 & 3, control >> 8 & 3
         reference, mask = words[at + 3], words[at + 4]
         if compare is None or space > 1 or operation > 1 or engine >= self.engines:
@@ -356,7 +346,7 @@ class Executor:
 
     def _wait_reg_mem64(self, words: Sequence[int], at: int, count: int) -> int:
         control = words[at]
-        compare = _COMPARE[control & 7]
+        compare = COMPARE[control & 7]
         if compare is None or control >> 4 & 3 != 1 or control >> 6 & 0xF:
             raise BadPacket(f"WAIT_REG_MEM64 control {control:#x}: memory only", words[at - 1])
         address = words[at + 1] | words[at + 2] << 32

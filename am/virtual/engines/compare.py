@@ -1,0 +1,20 @@
+"""The comparisons that waiting packets choose from, by their number: PM4 and SDMA share them.
+
+Source: Linux 6.12 nvd.h (WAIT_REG_MEM_FUNCTION), sdma_v6_0_0_pkt_open.h (POLL_REGMEM, func).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Number 7 is none.
+COMPARE: tuple[Callable[[int, int], bool] | None, ...] = (
+    lambda value, reference: True,
+    lambda value, reference: value < reference,
+    lambda value, reference: value <= reference,
+    lambda value, reference: value == reference,
+    lambda value, reference: value != reference,
+    lambda value, reference: value >= reference,
+    lambda value, reference: value > reference,
+    None,
+)
