@@ -118,7 +118,9 @@ def test_a_device_that_does_not_open_leaves_a_diagnosis(tmp_path: Path) -> None:
     assert "## Diagnostics: machine" in page
 
 
-def test_the_report_is_there_before_the_end(tmp_path: Path) -> None:
+def test_the_report_is_there_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     class Watching(suite.Runner):
@@ -127,11 +129,8 @@ def test_the_report_is_there_before_the_end(tmp_path: Path) -> None:
                 seen.append(json.loads(path.read_text())["unfinished"])
             return [] if name != "opening" else super().section(name, share_s)
 
-    original, suite.Runner = suite.Runner, Watching  # type: ignore[misc]
-    try:
-        suite.examine("cpu", ["life", "rates"], 1e12, tmp_path)
-    finally:
-        suite.Runner = original  # type: ignore[misc]
+    monkeypatch.setattr(suite, "Runner", Watching)
+    suite.examine("cpu", ["life", "rates"], 1e12, tmp_path)
     assert seen == [["life", "rates"], ["rates"]]
 
 

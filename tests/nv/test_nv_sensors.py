@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,8 @@ PUBLISHING = tuple(version for version in DRIVERS if not version.startswith("535
 
 
 @contextmanager
-def on_driver(version: str, **options: object) -> Iterator[NvDevice]:
-    made = MachineOptions(driver=version, **options)  # type: ignore[arg-type]
+def on_driver(version: str, **options: Any) -> Iterator[NvDevice]:
+    made = MachineOptions(driver=version, **options)
     with powered("gh100", made) as machine, opened(machine, driver=version) as device:
         yield device
 

@@ -38,8 +38,9 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = Output(as_json=False)
     run_device("virtual:gh100", options, out)
     said: list[str] = []
-    out.say = lambda text, style="": said.append(text)  # type: ignore[method-assign]
-    show(path, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(out, "say", lambda text, style="": said.append(text))
+        show(path, out)
     return "\n".join(said)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -125,10 +127,10 @@ def test_a_pattern_that_starts_at_its_base_offset() -> None:
     assert np.array_equal(out, plain.wanted())
 
 
-def good_case(**options: object) -> Case:
-    values = {"a": lying("128", False, "f16", 64, 16, 0),
+def good_case(**options: Any) -> Case:
+    values: dict[str, Any] = {"a": lying("128", False, "f16", 64, 16, 0),
               "b": lying("128", False, "f16", 32, 16, 65536), **options}  # fmt: skip
-    return Case(32, **values)  # type: ignore[arg-type]
+    return Case(32, **values)
 
 
 def test_two_warp_groups_side_by_side() -> None:
