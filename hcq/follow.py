@@ -38,7 +38,8 @@ class Follower:
         self.problem: DeviceHang | None = None  # why a value asked for never comes
         self._wanted: list[int] = []
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # the last one
+        self._following = False
         self._resets = 0
         self._stopped = False
 
@@ -46,7 +47,8 @@ class Follower:
         """Raise the target to `value` when the source is there; returns at once."""
         with self._lock:
             heapq.heappush(self._wanted, value)
-            if self._thread is None and not self._stopped:
+            if not self._following and not self._stopped:
+                self._following = True
                 self._resets = self.source.device.resets
                 name = f"{self.source.device.name} for {self.target.device.name}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -78,7 +80,7 @@ class Follower:
                 if self._wanted and trouble is not None:
                     self.problem = self._explained(trouble)
                 if not self._wanted or trouble is not None:
-                    self._thread = None
+                    self._following = False
                     return
                 value = self._wanted[0]
             try:

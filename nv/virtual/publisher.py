@@ -46,7 +46,8 @@ class Publisher:
         self.block: Struct = self.layout.view(pages.view[: self.layout.size])
         self.masks: dict[object, int] = {}  # what each object asks for
         self._wake = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # the last one
+        self._polling = False
         self._closed = False
 
     def ask(self, who: object, mask: int) -> None:
@@ -55,7 +56,8 @@ class Publisher:
             self.masks.pop(who, None)
             if mask:
                 self.masks[who] = mask
-            if mask and self._thread is None and not self._closed:
+            if mask and not self._polling and not self._closed:
+                self._polling = True
                 self._thread = threading.Thread(
                     target=self._poll, name=f"virtual-gpu{self.gpu.index}-polls", daemon=True
                 )
@@ -70,7 +72,7 @@ class Publisher:
                     mask |= wanted
                 self._publish(mask)
                 self._wake.wait(POLLING_INTERVAL_S)
-            self._thread = None
+            self._polling = False
 
     def _publish(self, mask: int) -> None:
         busy = self.gpu.runlists[0].running

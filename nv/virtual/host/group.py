@@ -45,7 +45,7 @@ class TimeSliceGroup:
         self.channels: list[Channel] = []
         self.running: Channel | None = None  # its work may stand aside, and then has no engine
         self.aside = False  # asked to stand aside
-        self.until = 0.0  # end of its slice
+        self.until = 0.0  # end of its slice; 0 until one of its threads has taken it up
         self.began = 0.0  # when it got the engine
         self.turn = 0
         self.thread: threading.Thread | None = None
@@ -70,8 +70,12 @@ class TimeSliceGroup:
                 return channel
         return None
 
-    def begin(self) -> None:
-        """The group has the engine from now on."""
+    def granted(self) -> None:
+        """The group has the engine from now on, and is to take it up."""
         self.began = time.perf_counter()
-        self.until = self.began + self.timeslice_s
+        self.until = 0.0
         self.ask_aside(False)
+
+    def begin(self) -> None:
+        """The group's slice starts: from here on its end can be asked for."""
+        self.until = time.perf_counter() + self.timeslice_s

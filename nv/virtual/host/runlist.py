@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # How long a thread sleeps before it looks at a semaphore again that the CPU may have written.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 2e-3
 _PATIENCE = 20  # half seconds: a stopped grid ends at its next backward branch
+_CLOSE_LIMIT_S = 10.0  # TIMEOUT: as much, for a thread
 _LEAST_WAIT_S = 1e-4  # for work that was asked to stand aside and has not yet
 
 
@@ -39,6 +40,7 @@ class Runlist:
         self._busy_s = 0.0
         self._idle_hook = idle_hook
         self._groups: list[TimeSliceGroup] = []
+        self._threads: list[threading.Thread] = []  # of groups, also of some that were removed
         self._wake = threading.Condition()
         self._owner: TimeSliceGroup | None = None
         self._waiting: list[TimeSliceGroup] = []  # for the engine, first come first served
@@ -85,6 +87,8 @@ class Runlist:
                     target=self._serve, args=(group,), name=f"virtual-{self.name}", daemon=True
                 )
                 group.thread.start()
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                self._threads.append(group.thread)
             self._wake.notify_all()
 
     def kick(self) -> None:
@@ -144,17 +148,17 @@ class Runlist:
         return True
 
     def close(self) -> None:
-        """Stop all channels, and end the threads; idempotent."""
+        """Stop all channels, and wait for the threads to end; idempotent."""
         with self._wake:
             self._closed = True
-            groups = list(self._groups)
-            for group in groups:
+            for group in self._groups:
                 for channel in group.channels:
                     channel.stop()
             self._wake.notify_all()
-        for group in groups:
-            if group.thread is not None and group.thread is not threading.current_thread():
-                group.thread.join(10)
+            threads = self._threads
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(_CLOSE_LIMIT_S)
 
     # Time slices; the lock is held.
 
@@ -173,6 +177,7 @@ class Runlist:
                     self._grant()
                 else:
                     self._wake.wait(self._watch(group))
+            self._take_up(group)
 
     def _release(self, group: TimeSliceGroup) -> None:
         if self._owner is group:
@@ -183,14 +188,21 @@ class Runlist:
         """Give the engine to who has waited longest."""
         if self._owner is None and self._waiting:
             self._owner = self._waiting.pop(0)
-            self._owner.begin()
+            self._owner.granted()
             self._wake.notify_all()
+
+    def _take_up(self, group: TimeSliceGroup) -> None:
+        """A thread of the owner is there, however late it woke up: its slice starts."""
+        if self._owner is group and not group.until:
+            group.begin()
 
     def _watch(self, group: TimeSliceGroup) -> float:
         """Whoever waits for the engine watches its owner's slice: seconds until the next look."""
         owner = self._owner
         if owner is None or owner is group:
             return _LEAST_WAIT_S
+        if not owner.until:
+            return owner.timeslice_s + _LEAST_WAIT_S
         left = owner.until - time.perf_counter()
         if left > 0:
             return max(left, _LEAST_WAIT_S)
@@ -203,6 +215,7 @@ class Runlist:
         if self._owner is group:
             if not (group.aside and self._waiting):
                 group.ask_aside(False)
+                self._take_up(group)
                 return True
             self._release(group)
         if group not in self._waiting:
@@ -214,6 +227,7 @@ class Runlist:
                     self._waiting.remove(group)
                 return False
             self._wake.wait(self._watch(group))
+        self._take_up(group)
         return True
 
     def _idle(self, group: TimeSliceGroup) -> None:
@@ -254,7 +268,7 @@ class Runlist:
                         continue  # it was stopped meanwhile
                     group.turn = group.channels.index(channel) + 1
                     group.running = channel
-                    channel.attention.aside = False
+                    channel.attention.aside = group.aside
                 try:
                     channel.advance()
                 finally:

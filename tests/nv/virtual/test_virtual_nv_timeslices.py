@@ -18,7 +18,8 @@ from hcq.config import Config, config
 from hcq.errors import DeviceHang
 from hcq.memory import Placement
 from nv.device import NvDevice
-from nv.virtual.host.group import DEFAULT_TIMESLICE_US
+from nv.virtual.host.group import DEFAULT_TIMESLICE_US, TimeSliceGroup
+from nv.virtual.host.runlist import Runlist
 from nv.virtual.sm_contract import Attention, SmEnding, SmOutcome
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered, work
@@ -115,6 +116,54 @@ def test_two_hanging_kernels_and_one_that_works() -> None:
             device.reset()
             work(device)
         work(third)
+
+
+class LeapingClock:
+    """Each look at it is later than any slice lasts: as where a thread wakes up late."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 100 * DEFAULT_TIMESLICE_US * 1e-6
+        return self.now
+
+
+def test_a_slice_that_passed_before_its_thread_woke_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts when the thread is there, and its end is asked for then: nobody keeps the engine
+    because it was asked to stand aside while it slept."""
+    clock = LeapingClock()
+    monkeypatch.setattr("nv.virtual.host.runlist.time", clock)
+    monkeypatch.setattr("nv.virtual.host.group.time", clock)
+    with powered() as machine, opened(machine) as first, opened(machine) as second:
+        with hanging(first) as one, hanging(second) as two:
+            with opened(machine) as third:
+                work(third)
+            for flag in (one, two):
+                assert flag.view is not None
+                flag.view[:4] = b"\1\0\0\0"
+            for device in (first, second):
+                device.synchronize(limit_s=20)
+        assert machine.gpu.runlists[0].switches > 0
+
+
+def test_no_thread_outlives_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not one whose group of channels was freed, and which is slow to end."""
+    serve = Runlist._serve
+
+    def slowly(runlist: Runlist, group: TimeSliceGroup) -> None:
+        serve(runlist, group)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(Runlist, "_serve", slowly)
+    before = set(threading.enumerate())
+    with powered() as machine:
+        with opened(machine) as device:
+            work(device)
+        names = {thread.name for thread in set(threading.enumerate()) - before}
+        assert any(name.startswith("virtual-gpu") for name in names)
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not {name for name in left if name.startswith(("virtual-gpu", "multiprocessor"))}
 
 
 def test_the_same_kernel_in_two_programs_keeps_its_own_arguments() -> None:
