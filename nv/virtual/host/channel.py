@@ -74,6 +74,7 @@ class Channel:
         self._get = 0
         self._userd = userd
         self._bound: dict[int, Engine] = {}  # by subchannel
+        self._last: Engine | None = None  # that methods went to
         self._host = HostMethods(self)
         self._segment_base = 0  # Hopper: upper bits of push buffer addresses
         self._waiting: Waiting | None = None
@@ -136,8 +137,7 @@ class Channel:
                     Xid.PBDMA_ERROR, f"GP_PUT {put} in a ring of {self.ring_entries} entries"
                 )
             if put == self._get:
-                for engine in self.engines.values():
-                    engine.drain()
+                self.drain()
                 if self._read_put() == put:
                     self.pending = False
                     if self._read_put() != put:  # RACE: rung between the two looks
@@ -215,6 +215,7 @@ class Channel:
             raise ChannelError(
                 Xid.PBDMA_ERROR, f"method {address:#x} on subchannel {subchannel} without an object"
             )
+        self._last = engine
         return engine
 
     def _one(self, subchannel: int, address: int, value: int) -> Generator[Waiting, None, None]:
@@ -224,10 +225,8 @@ class Channel:
             self._set_object(subchannel, value)
         else:
             waiting = self._host.method(address, value)
-            if waiting is not None:
-                # What was launched before goes on while the channel waits.
-                for engine in self.engines.values():
-                    engine.drain()
+            if waiting is not None and not waiting():
+                self.drain()  # what was launched before goes on while the channel waits
                 while not waiting():
                     yield waiting
 
@@ -238,9 +237,15 @@ class Channel:
             raise ChannelError(
                 Xid.CLASS_ERROR, f"SET_OBJECT {value:#x}: no such object on the channel"
             )
-        self._bound[subchannel] = engine
+        self._bound[subchannel] = self._last = engine
 
     def drain(self) -> None:
-        """Finish all work that the channel's engines were given: WFI."""
+        """Finish all work that the channel's engines were given."""
         for engine in self.engines.values():
             engine.drain()
+
+    def wait_idle(self) -> None:
+        """WFI, which waits for one engine: the one that the channel last sent methods to. Another
+        goes on, as dev_pbdma.ref.txt says of the graphics engine and the copy engine beside it."""
+        if self._last is not None:
+            self._last.drain()

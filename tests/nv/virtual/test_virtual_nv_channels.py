@@ -125,6 +125,17 @@ def test_damaged_ring_entries(program: RmProgram, low: int, high: int, text: str
     fails(program, Xid.PBDMA_ERROR, text)
 
 
+@pytest.mark.parametrize(("operation", "text"), [(9, "not privileged"), (3, "operation 3")])
+def test_memory_operations(program: RmProgram, operation: int, text: str) -> None:
+    program.method(0, 0x28, 0, 0, 0, 5 << 27)  # MEMBAR
+    program.release(at(program, SEMAPHORE), 1)
+    program.submit()
+    program.wait(SEMAPHORE, 1)
+    program.method(0, 0x28, 0, 0, 0, operation << 27)
+    program.submit()
+    fails(program, Xid.PBDMA_ERROR, text)
+
+
 def test_put_past_the_ring(program: RmProgram) -> None:
     program.put = 64
     program.ring()
@@ -299,6 +310,40 @@ def test_copies_that_are_refused(program: RmProgram, flags: int, text: str) -> N
     copy(program, at(program, SOURCE), at(program, TARGET), 4, flags)
     program.submit()
     fails(program, Xid.CLASS_ERROR, text)
+
+
+@pytest.mark.parametrize(("last", "seen"), [("copy", 9), ("compute", 5)])
+def test_idle_means_the_engine_that_methods_went_to_last(
+    program: RmProgram, last: str, seen: int
+) -> None:
+    """dev_pbdma.ref.txt, "WFI": a copy that a release did not wait for comes after it."""
+    view = program.work_map.view
+    assert view is not None
+    view[SOURCE : SOURCE + 8] = (5).to_bytes(8, "little")
+    copy(program, at(program, SOURCE), at(program, SEMAPHORE), 8, 2 | 3 << 7)
+    if last == "compute":
+        program.method(0, 0x100, 0)  # NO_OPERATION
+    program.release(at(program, SEMAPHORE), 9, wait=True)
+    program.submit()
+    assert program.machine.gpu.wait_idle()
+    assert program.word(SEMAPHORE) == seen
+
+
+@pytest.mark.parametrize(("transfer", "overlap", "seen"), [
+    (2, "reverse", 6), (1, "reverse", 5), (1, "order", 6),
+])  # fmt: skip
+def test_a_pipelined_copy_waits_for_no_copy(transfer: int, overlap: str, seen: int) -> None:
+    with RmProgram(overlap=overlap) as program:
+        program.bring_up()
+        view = program.work_map.view
+        assert view is not None
+        view[SOURCE : SOURCE + 16] = struct.pack("<QQ", 5, 6)
+        copy(program, at(program, SOURCE), at(program, TARGET), 8, 2 | 3 << 7)
+        copy(program, at(program, SOURCE) + 8, at(program, TARGET), 8, transfer | 3 << 7)
+        program.release(at(program, SEMAPHORE), 1, wait=True)
+        program.submit()
+        program.wait(SEMAPHORE, 1)
+        assert program.word(TARGET) == seen
 
 
 def test_a_copy_from_nowhere(program: RmProgram) -> None:
