@@ -26,6 +26,7 @@ class GridLaunch:
     and dynamic. local_size: of a thread. shared_window, local_window: where generic addresses
     reach the group's shared and the thread's local memory (each 16 MiB). target: "sm_90".
     variables: where the loader has put the module's variables of `.global` and `.const`.
+    cluster: groups of a cluster, where the launch says so.
     """
 
     ptx: str
@@ -41,6 +42,7 @@ class GridLaunch:
     program_address: int
     sm_count: int
     variables: tuple[tuple[str, int], ...] = ()
+    cluster: tuple[int, int, int] | None = None
 
 
 class SmEnding(enum.Enum):

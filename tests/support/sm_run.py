@@ -43,28 +43,33 @@ class Bench:
     def launch(
         self, ptx: str, *arguments: Any, grid: Sequence[int] = (1,), block: Sequence[int] = (32,),
         shared: int = 0, entry: str = "k", target: str = "sm_90", local: int = 0,
+        cluster: Sequence[int] | None = None,
     ) -> SmOutcome:  # fmt: skip
         """Run `entry`. arguments: int for pointers, NumPy scalars otherwise."""
         return self.units.run(
             self.description(ptx, *arguments, grid=grid, block=block, shared=shared, entry=entry,
-                             target=target, local=local), self.memory, self.abort,
+                             target=target, local=local, cluster=cluster),
+            self.memory, self.abort,
         )  # fmt: skip
 
     def description(
         self, ptx: str, *arguments: Any, grid: Sequence[int] = (1,), block: Sequence[int] = (32,),
         shared: int = 0, entry: str = "k", target: str = "sm_90", local: int = 0,
+        cluster: Sequence[int] | None = None,
     ) -> GridLaunch:  # fmt: skip
         """Return the launch that `launch` runs."""
         data = b""
         for argument in arguments:
             part = struct.pack("<Q", argument) if isinstance(argument, int) else argument.tobytes()
             data += bytes(-len(data) % len(part)) + part
-        three = [tuple(int(n) for n in (*shape, 1, 1)[:3]) for shape in (grid, block)]
+        shapes = [grid, block] if cluster is None else [grid, block, cluster]
+        three = [tuple(int(n) for n in (*shape, 1, 1)[:3]) for shape in shapes]
         text = ptx if ".version" in ptx else HEAD.format(target=target) + ptx
         return GridLaunch(
             text, entry, target, (three[0][0], three[0][1], three[0][2]),
             (three[1][0], three[1][1], three[1][2]), data, shared, local, SHARED_WINDOW,
             LOCAL_WINDOW, 0, 4,
+            cluster=None if cluster is None else (three[2][0], three[2][1], three[2][2]),
         )  # fmt: skip
 
     def good(self, ptx: str, *arguments: Any, **options: Any) -> None:

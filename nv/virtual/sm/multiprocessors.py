@@ -23,10 +23,10 @@ from nv.virtual.sm.ptx.module import Function, Instruction, Module
 from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid, capability
-from nv.virtual.sm.runtime.library import flight_hooks, launch_address
+from nv.virtual.sm.runtime.library import flight_hooks, launch_addresses
 from nv.virtual.sm.runtime.worker import Run, Worker, aligned
 from nv.virtual.sm.translator.flatten import Flat
-from nv.virtual.sm.translator.translate import NAME, flies, prepare, translate
+from nv.virtual.sm.translator.translate import NAME, flies, meets_clusters, prepare, translate
 from nv.virtual.sm.translator.variables import Places
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
@@ -60,6 +60,16 @@ _ENDINGS = {
         "the four warps of a warp group do not execute the same wgmma instructions",
     ),
     layout.BAD_DESCRIPTOR: (SmEnding.ILLEGAL_INSTRUCTION, "is no matrix descriptor for this"),
+    layout.BAD_RANK: (SmEnding.ILLEGAL_ADDRESS, "in no group of the cluster"),
+    layout.GROUP_ENDED: (SmEnding.ILLEGAL_ADDRESS, "in a group that has ended"),
+    layout.GROUP_NOT_BEGUN: (SmEnding.ILLEGAL_ADDRESS, "in a group that has not begun"),
+    layout.ARRIVED_TWICE: (
+        SmEnding.ILLEGAL_INSTRUCTION, "arrived, and not waited since",
+    ),
+    layout.NOT_ARRIVED: (SmEnding.ILLEGAL_INSTRUCTION, "waits without having arrived"),
+    layout.NOT_ONE_GROUP: (
+        SmEnding.ILLEGAL_INSTRUCTION, "data and mbarrier object are not where they must be",
+    ),
     layout.NOT_TOGETHER: (
         SmEnding.ILLEGAL_INSTRUCTION, "lanes that the mask names never execute it together",
     ),
@@ -70,7 +80,7 @@ _SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
 @dataclass
 class _Source:
     """A kernel before translation. images: the module window, of each address space. flies: it has
-    asynchronous copies or products."""
+    asynchronous copies or products. clustered: it has barriers of clusters."""
 
     module: Module
     entry: Function
@@ -78,6 +88,7 @@ class _Source:
     places: Places
     digest: str
     flies: bool
+    clustered: bool
     images: weakref.WeakKeyDictionary[LaneMemory, NDArray[np.uint8]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -136,7 +147,7 @@ class VirtualMultiprocessors:
         self._sources: dict[tuple[str, str], _Source] = {}
         self._kernels: dict[tuple[str, str, bool, bool], _Kernel] = {}
         self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
-        self._launch = _LAUNCH(launch_address(cache))
+        self._launch, self._launch_clusters = map(_LAUNCH, launch_addresses(cache))
         self._cache = cache
 
     def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome:
@@ -209,12 +220,16 @@ class VirtualMultiprocessors:
             return 1
         if self._group_s.get(kernel.address, 1.0) * grid.groups < _SHORT_S:
             return 1
-        return min(self._size, grid.groups)
+        x, y, z = grid.clusters
+        return min(self._size, x * y * z)
 
     def _work(self, worker: Worker, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         """Run groups on this thread until none is left or a warp cannot go on."""
         try:
-            code = self._launch(worker.context.ctypes.data, kernel.address)
+            launch = self._launch_clusters if source.clustered else self._launch
+            if run.grid.launch.cluster is not None:
+                launch = self._launch_clusters
+            code = launch(worker.context, kernel.address)
         except BaseException:
             run.stop[0] = 1
             raise
@@ -237,7 +252,8 @@ class VirtualMultiprocessors:
                 raise BadLaunch(f"the PTX has no entry {launch.entry!r}")
             flat, places = prepare(module, launch.entry)
             digest = hashlib.sha256(launch.ptx.encode()).hexdigest()
-            known = _Source(module, entry, flat, places, digest, flies(flat.code))
+            known = _Source(module, entry, flat, places, digest, flies(flat.code),
+                            meets_clusters(flat.code))  # fmt: skip
             while len(self._sources) >= _MOST_KERNELS:
                 del self._sources[next(iter(self._sources))]
             self._sources[key] = known
@@ -286,7 +302,8 @@ def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
         detail = f"{opcode}: {address:#018x} {why}"
     elif fault == layout.BAD_COUNT:
         detail = f"{opcode}: a count of {address} is {why}"
-    elif fault in (layout.BAD_ADDRESS, layout.MISALIGNED):
+    elif fault in (layout.BAD_ADDRESS, layout.MISALIGNED, layout.BAD_RANK, layout.GROUP_ENDED,
+                   layout.GROUP_NOT_BEGUN):  # fmt: skip
         detail = f"{opcode}: address {address:#x} is {why}"
     elif fault == layout.MMU:
         detail = f"{opcode}: {worker.access.name.lower()} of {address:#x} is {why}"

@@ -1,6 +1,7 @@
 """A launch, checked, as the launcher needs it.
 
-Source of the limits: CUDA C++ programming guide, "Technical specifications per compute capability".
+Source of the limits: CUDA C++ programming guide, "Technical specifications per compute capability"
+and "Thread Block Clusters"; PTX ISA 8.x, "Cluster Dimension Directives".
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _MOST_SHARED = {
     120: 99, 121: 99,
 }  # fmt: skip
 _MOST_LOCAL = 512 << 10
+_CLUSTERS_FROM = 90  # compute capability
+_MOST_CLUSTER = 16  # groups; the driver asks programs to say so for more than 8
 
 
 class BadLaunch(Exception):
@@ -44,11 +47,14 @@ def capability(target: str) -> int:
 class Grid:
     """A checked launch. Sizes are bytes.
 
-    shared_size: of a group. local_size: of a thread. ids, masks: of each warp's lanes. full: every
-    warp has 32 threads. rows: each warp lies in one row of the block.
+    cluster: groups of a cluster, clusters: of the grid. shared_size: of a group. local_size: of a
+    thread. ids, masks: of each warp's lanes. full: every warp has 32 threads. rows: each warp lies
+    in one row of the block.
     """
 
     launch: GridLaunch
+    cluster: tuple[int, int, int]
+    clusters: tuple[int, int, int]
     warps: int
     threads: int
     groups: int
@@ -74,6 +80,8 @@ class Grid:
         if threads > _MOST_THREADS:
             raise BadLaunch(f"block of {threads} threads; at most {_MOST_THREADS}")
         _check_limits(launch, entry, threads)
+        cluster = launch.cluster or (1, 1, 1)
+        _check_cluster(launch, entry, cluster)
         if launch.shared_size < places.shared_size:
             raise BadLaunch(
                 f"{launch.shared_size} bytes of shared memory; {entry.name} declares"
@@ -94,17 +102,15 @@ class Grid:
             raise BadLaunch(f"{local} bytes of local memory a thread; at most {_MOST_LOCAL}")
         warps = -(-threads // layout.LANES)
         gx, gy, gz = launch.grid
+        clusters = gx // cluster[0], gy // cluster[1], gz // cluster[2]
         return cls(
-            launch, warps, threads, gx * gy * gz, launch.shared_size,
+            launch, cluster, clusters, warps, threads, gx * gy * gz, launch.shared_size,
             launch.shared_size - places.shared_size, local if places.local_size else 0,
             threads % layout.LANES == 0, x % layout.LANES == 0, _ids(x, y, z), _masks(threads),
         )  # fmt: skip
 
 
 def _check_limits(launch: GridLaunch, entry: Function, threads: int) -> None:
-    for name in ("reqnctapercluster", "explicitcluster"):
-        if name in entry.limits and int(np.prod(entry.limits[name] or (2,))) > 1:
-            raise NotSupported(f"PTX line {entry.line}: {entry.name} wants clusters (.{name})")
     required = entry.limits.get("reqntid")
     if required:
         wanted = (*required, 1, 1)[:3]
@@ -115,6 +121,27 @@ def _check_limits(launch: GridLaunch, entry: Function, threads: int) -> None:
         limit = int(np.prod(most))
         if threads > limit:
             raise BadLaunch(f"block of {threads} threads; {entry.name} takes at most {limit}")
+
+
+def _check_cluster(launch: GridLaunch, entry: Function, cluster: tuple[int, int, int]) -> None:
+    if "blocksareclusters" in entry.limits:
+        raise NotSupported(f"PTX line {entry.line}: {entry.name} counts its grid in clusters")
+    size = cluster[0] * cluster[1] * cluster[2]
+    said = f"clusters of {'x'.join(map(str, cluster))} groups" if launch.cluster else "no clusters"
+    required = (*entry.limits.get("reqnctapercluster", cluster), 1, 1)[:3]
+    if required != cluster:
+        raise BadLaunch(f"{said}; {entry.name} requires {'x'.join(map(str, required))}")
+    if "explicitcluster" in entry.limits and launch.cluster is None:
+        raise BadLaunch(f"{said}; {entry.name} requires that the launch says")
+    if launch.cluster is None:
+        return
+    if capability(launch.target) < _CLUSTERS_FROM:
+        raise BadLaunch(f"{said}; {launch.target} has none")
+    most = min(_MOST_CLUSTER, *entry.limits.get("maxclusterrank", ()), _MOST_CLUSTER)
+    if not 1 <= size <= most:
+        raise BadLaunch(f"{said}; at most {most}")
+    if any(groups % part for groups, part in zip(launch.grid, cluster, strict=True)):
+        raise BadLaunch(f"{said} do not divide a grid of {'x'.join(map(str, launch.grid))}")
 
 
 @lru_cache(maxsize=256)

@@ -67,6 +67,8 @@ begin:
   %z = trunc i64 %gz to i32
 {_context("x", layout.GROUP_X, "i32", "%x")}{_context("y", layout.GROUP_Y, "i32", "%y")}
 {_context("z", layout.GROUP_Z, "i32", "%z")}{_context("g", layout.GROUP, "i64", "%g")}
+{_context("cx", layout.CLUSTER_ID_X, "i32", "%x")}{_context("cy", layout.CLUSTER_ID_Y, "i32", "%y")}
+{_context("cz", layout.CLUSTER_ID_Z, "i32", "%z")}
   call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 {8 * layout.BARRIER_COUNT}, i1 false)
   br i1 %no.flights, label %init, label %flights
 flights:
@@ -209,6 +211,12 @@ end:
 
 ; Count the threads of a warp in at barrier %id; open it when those it expects are there.
 define void @{PREFIX}arrive(ptr %context, i32 %id, i32 %count, i32 %expected) noinline {{
+entry:
+  %of.cluster = icmp eq i32 %id, {layout.OF_CLUSTER}  ; `clusters` looks after that one
+  br i1 %of.cluster, label %done, label %mine
+done:
+  ret void
+mine:
   %at = getelementptr i8, ptr %context, i64 {layout.BARRIERS}
   %index = zext i32 %id to i64
   %slot = getelementptr i64, ptr %at, i64 %index
@@ -267,8 +275,7 @@ decide:
   br i1 %open, label %release, label %barrier.end
 release:
   store i32 0, ptr %slot
-  %b.group = sub i32 %b, {layout.NAMED}
-  %of.products = icmp ult i32 %b.group, {layout.OF_CLUSTER - layout.NAMED}
+  %of.products = icmp uge i32 %b, {layout.NAMED}
   br i1 %of.products, label %compute, label %wake
 compute:
   %warp.group = sub i64 %b64, {layout.NAMED}

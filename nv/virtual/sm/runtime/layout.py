@@ -52,15 +52,38 @@ FLIGHT = 240  # address of what is in flight, see `async_layout`; 0 of kernels w
 VARIABLES = 248  # address of [variable] u64: where variables of .global and .const lie
 HOOKS = 256  # addresses of the functions that the launcher calls where something may be in flight
 HOOKED = ("flights_begin", "flights_end", "products_missing", "products_run")
+# Each group of a cluster has a context; they follow each other, that of rank 0 first.
+CLUSTER_X = 288  # u32 groups of a cluster, and so on: y 292, z 296
+CLUSTER_Y = 292
+CLUSTER_Z = 296
+RANK_X = 300  # u32 the group's place in its cluster: y 304, z 308
+RANK_Y = 304
+RANK_Z = 308
+CLUSTER_ID_X = 312  # u32 the cluster's place in the grid: y 316, z 320
+CLUSTER_ID_Y = 316
+CLUSTER_ID_Z = 320
+CLUSTERS_X = 324  # u32 clusters of the grid: y 328, z 332
+CLUSTERS_Y = 328
+CLUSTERS_Z = 332
+RANK = 336  # u32
+CLUSTER_SIZE = 340  # u32 groups of a cluster
+EXPLICIT = 344  # u32: the launch says of how many groups clusters are
+CURRENT = 348  # u32 rank of the running group; of the first context
+FIRST = 352  # address of the first context
+CLUSTER_SHARED = 360  # address of the shared memory of rank 0
+CLUSTER_STRIDE = 368  # u64 from one group's shared memory to the next
+GROUPS_ENDED = 376  # u32 groups that have ended, by rank; of the first context
+GROUPS_BEGUN = 380  # u32 groups that have begun, by rank; of the first context
 SPARE = 384  # 64 bytes that disabled lanes may read and write
 IO = 448  # 32 columns of 32 u64 by which data passes to and from functions
 IO_COLUMN = 256
 ROWS = IO + 32 * IO_COLUMN  # 32 rows of 32 bytes: one access of each lane
 BARRIERS = ROWS + 1024  # of a group: u32 arrived threads, u32 result of a reduction, each
 NAMED = 16  # barriers that programs name; behind them one for each warp group
-OF_CLUSTER = 24  # behind these, that of the cluster
-BARRIER_COUNT = 25
-CONTEXT_SIZE = BARRIERS + 8 * BARRIER_COUNT
+BARRIER_COUNT = 24
+OF_CLUSTER = 24  # the number of the cluster's barrier, which is not the group's
+CLUSTER_ARRIVALS = BARRIERS + 8 * BARRIER_COUNT  # u32: threads have arrived; of the first context
+CONTEXT_SIZE = CLUSTER_ARRIVALS + 64
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid
 TIMER_PAUSE = 1  # sleep a little
@@ -76,6 +99,9 @@ STATE_ACTIVE = 20  # u32 lanes that go on
 STATE_NEXT = 24  # u32 lowest block where others wait
 STATE_NUMBER = 28  # u32 number of the warp
 STATE_PRODUCTS = 32  # u64: wgmma.mma_async that the warp has waited for
+STATE_CLUSTER_ARRIVED = 40  # u32 lanes that have arrived in this phase of the cluster's barrier
+STATE_CLUSTER_PASS = 44  # u32 lanes whose phase is over, that have not waited for it yet
+STATE_CLUSTER_WAITS = 48  # u32 lanes that wait for this phase
 STATE_PLACES = 64  # 32 u32: where each lane is
 STATE_SLOTS = 192  # saved registers
 
@@ -107,7 +133,16 @@ NO_REGISTER_FENCE = 11  # of a wgmma; FAULT_ADDRESS holds how they were touched
 IN_FLIGHT = 12  # registers of a wgmma touched before it was waited for
 WARP_GROUP = 13  # the four warps of a warp group do not execute the same
 BAD_DESCRIPTOR = 14  # FAULT_ADDRESS holds it
+BAD_RANK = 15  # shared memory of no group of the cluster
+GROUP_ENDED = 16  # shared memory of a group that has ended
+GROUP_NOT_BEGUN = 17  # shared memory of a group that has not begun
+ARRIVED_TWICE = 18  # at the cluster's barrier, without waiting in between
+NOT_ARRIVED = 19  # waits at the cluster's barrier without having arrived
+NOT_ONE_GROUP = 20  # data and mbarrier object are not where they must be
 
-GENERIC_WINDOW_SIZE = 1 << 24
+# Addresses of the shared memory of a cluster: below this the group's own, then that of each rank.
+# Generic addresses have the same behind the shared window's.
+CLUSTER_SHIFT = 24
+GENERIC_WINDOW_SIZE = 1 << CLUSTER_SHIFT
 # Addresses that no page table reaches: where the model keeps a module's own variables.
 MODULE_WINDOW = 1 << 62

@@ -15,6 +15,8 @@ from hcq.emu import math as emu_math
 from nv.virtual.sm.runtime import (
     access,
     atomics,
+    clusters,
+    distributed,
     factors,
     flights,
     launcher,
@@ -61,21 +63,26 @@ def _math() -> tuple[str, set[str]]:
 
 
 @cache
-def launch_address(folder: Path | None) -> int:
-    """Return the address of the launcher; its functions are there for all kernels."""
+def launch_addresses(folder: Path | None) -> tuple[int, int]:
+    """Return the addresses of the launchers, of groups and of clusters; the functions of all
+    kernels are there then."""
     loaded = _compiled(folder, "runtime", (
         (resolve.resolve_ir, resolve.names()), (access.access_ir, access.names()),
         (atomics.atomics_ir, atomics.names()), (tiles.tiles_ir, tiles.names()),
         (launcher.launcher_ir, launcher.names()), (_math, emu_math.names(resolve.PREFIX)),
+        (distributed.distributed_ir, distributed.names()),
+        (clusters.clusters_ir, clusters.names()),
     ))  # fmt: skip
     _LOADED.append(loaded)
-    return loaded.address(resolve.PREFIX + "launch")
+    group, cluster = (loaded.address(resolve.PREFIX + name) for name in (
+        "launch", "launch_clusters"))  # fmt: skip
+    return group, cluster
 
 
 @cache
 def flight_hooks(folder: Path | None) -> tuple[int, ...]:
     """Return what the launcher calls for asynchronous kernels; their functions are there then."""
-    launch_address(folder)
+    launch_addresses(folder)
     loaded = _compiled(folder, "flights", (
         (mbarriers.mbarriers_ir, mbarriers.names()), (flights.flights_ir, flights.names()),
         (proxies.proxies_ir, proxies.names()), (products.products_ir, products.names()),

@@ -164,7 +164,18 @@ end:
 """
 
 
-def _bounded(name: str, limit: int, base: str) -> str:
+_BEYOND = f"""
+  call void @{PREFIX}note(ptr %context, i32 {layout.BAD_ADDRESS}, i32 %beyond, {WIDE} %addresses)
+  br label %inside
+"""
+# A group's own memory has addresses by its rank in the cluster too: `distributed` knows them.
+_PERHAPS_MAPPED = f"""
+  %mapped = call {WIDE} @{PREFIX}resolve_own(ptr %context, {WIDE} %addresses, i32 %good, i32 %size)
+  ret {WIDE} %mapped
+"""
+
+
+def _bounded(name: str, limit: int, base: str, beyond: str = _BEYOND) -> str:
     """Define a resolver of memory that lies in one piece, `limit` its size in the context."""
     return f"""
 define {WIDE} @{PREFIX}resolve_{name}(ptr %context, {WIDE} %addresses, i32 %lanes,
@@ -185,8 +196,7 @@ entry:
   %is.beyond = icmp ne i32 %beyond, 0
   br i1 %is.beyond, label %outside, label %inside, !prof !1
 outside:
-  call void @{PREFIX}note(ptr %context, i32 {layout.BAD_ADDRESS}, i32 %beyond, {WIDE} %addresses)
-  br label %inside
+{beyond}
 inside:
   %within = xor i32 %beyond, -1
   %right = and i32 %good, %within
@@ -202,7 +212,8 @@ inside:
 def _shared() -> str:
     base = field("shared", layout.SHARED, "ptr")
     base += "  %shared.i = ptrtoint ptr %shared to i64\n"
-    return _bounded("shared", layout.SHARED_SIZE, base + splat("base.v", "i64", "%shared.i"))
+    base += splat("base.v", "i64", "%shared.i")
+    return _bounded("shared", layout.SHARED_SIZE, base, _PERHAPS_MAPPED)
 
 
 def _local() -> str:
@@ -224,11 +235,11 @@ def _local() -> str:
     return _bounded("local", layout.LOCAL_SIZE, base)
 
 
-def _window(name: str, offset: int) -> str:
+def _window(name: str, offset: int, limit: str) -> str:
     return f"""
 {field(f"{name}.window", offset, "i64")}{splat(f"{name}.w", "i64", f"%{name}.window")}
   %{name}.at = sub {WIDE} %addresses, %{name}.w
-  %{name}.in = icmp ult {WIDE} %{name}.at, splat (i64 {layout.GENERIC_WINDOW_SIZE})
+  %{name}.in = icmp ult {WIDE} %{name}.at, {limit}
   %{name}.b = bitcast {MASK} %{name}.in to i32
   %{name}.lanes = and i32 %{name}.b, %lanes
 """
@@ -245,7 +256,12 @@ def _generic(name: str) -> str:
 define {WIDE} @{PREFIX}resolve_generic_{name}(ptr %context, {WIDE} %addresses, i32 %lanes,
     i32 %size) noinline {{
 entry:
-{_window("shared", layout.SHARED_WINDOW)}{_window("local", layout.LOCAL_WINDOW)}
+{field("groups", layout.CLUSTER_SIZE, "i32")}
+  %ranks = zext i32 %groups to i64
+  %windows = add i64 %ranks, 1
+  %ends = shl i64 %windows, {layout.CLUSTER_SHIFT}
+{splat("ends.v", "i64", "%ends")}{_window("shared", layout.SHARED_WINDOW, "%ends.v")}
+{_window("local", layout.LOCAL_WINDOW, f"splat (i64 {layout.GENERIC_WINDOW_SIZE})")}
   %either = or i32 %shared.lanes, %local.lanes
   %outside = icmp eq i32 %either, 0
   br i1 %outside, label %global, label %mixed
@@ -256,7 +272,7 @@ mixed:
   %neither = xor i32 %either, -1
   %global.lanes = and i32 %lanes, %neither
   %m.g = {call(f"global_{name}", "%addresses", "%global.lanes")}
-  %m.s = {call("shared", "%shared.at", "%shared.lanes")}
+  %m.s = {call("cluster", "%shared.at", "%shared.lanes")}
   %m.l = {call("local", "%local.at", "%local.lanes")}
   %m.1 = select {MASK} %shared.in, {WIDE} %m.s, {WIDE} %m.g
   %m.2 = select {MASK} %local.in, {WIDE} %m.l, {WIDE} %m.1

@@ -32,6 +32,8 @@ _WINDOW_PAGE = layout.MODULE_WINDOW >> PAGE_SHIFT
 _KEPT_SPACES = 16  # address spaces whose TLB a worker keeps
 _PAUSE_S = 0.001  # between looks at the abort flag when all warps wait for ever
 _GUARD = 64  # bytes behind shared and local memory that vector accesses may touch
+_NOWHERE = (0,) * 6  # a group's place in its cluster, its cluster's in the grid
+_FLIGHT = -(-async_layout.SIZE // 64) * 64  # of a group
 
 
 def aligned(size: int, at: int = 64) -> NDArray[np.uint8]:
@@ -39,6 +41,22 @@ def aligned(size: int, at: int = 64) -> NDArray[np.uint8]:
     raw = np.zeros(size + at, np.uint8)
     start = -raw.ctypes.data % at
     return raw[start : start + size]
+
+
+class _Room:
+    """Zeroed bytes that grow, at a multiple of 64, and their address."""
+
+    def __init__(self) -> None:
+        self.content = aligned(0)
+        self.address = 0
+
+    def need(self, size: int) -> bool:
+        """Have at least so many bytes; return whether that took new ones."""
+        if len(self.content) >= size:
+            return False
+        self.content = aligned(size)
+        self.address = int(self.content.ctypes.data)
+        return True
 
 
 class Run:
@@ -71,11 +89,11 @@ class Worker:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self.context = aligned(layout.CONTEXT_SIZE)
-        self._shared = aligned(_GUARD)
-        self._locals = aligned(_GUARD)
-        self._states = aligned(0)
-        self._flight: NDArray[np.uint8] | None = None
+        self._contexts = _Room()
+        self._shared = _Room()
+        self._locals = _Room()
+        self._states = _Room()
+        self._flight = _Room()
         self._sink = aligned(2 * _PAGE, _PAGE)
         self._tlbs: list[tuple[LaneMemory, NDArray[np.uint64]]] = []
         self._window: NDArray[np.uint8] | None = None  # whose pages the TLBs may hold
@@ -83,21 +101,31 @@ class Worker:
         self._tlb: NDArray[np.uint64] | None = None
         self._refill = _REFILL(self._on_miss)
         self._timer = _TIMER(self._on_time)
+        self._grow_contexts(1)
         self.error: BaseException | None = None
         self.access = Access.READ  # of the last MMU fault
-        self._put("Q", layout.REFILL, ctypes.cast(self._refill, ctypes.c_void_p).value or 0)
-        self._put("Q", layout.TIMER, ctypes.cast(self._timer, ctypes.c_void_p).value or 0)
+
+    @property
+    def context(self) -> int:
+        """The address of the first context."""
+        return self._contexts.address
 
     def _put(self, form: str, offset: int, *values: int) -> None:
-        struct.pack_into(f"<{len(values)}{form}", self.context.data, offset, *values)
+        struct.pack_into(f"<{len(values)}{form}", self._content, offset, *values)
+
+    @property
+    def _current(self) -> int:
+        """Where the running group's context begins."""
+        (rank,) = struct.unpack_from("<I", self._content, layout.CURRENT)
+        return int(rank) * layout.CONTEXT_SIZE
 
     def word(self, offset: int) -> int:
-        """Read a 32-bit field of the context."""
-        return int(struct.unpack_from("<I", self.context.data, offset)[0])
+        """Read a 32-bit field of the running group's context."""
+        return int(struct.unpack_from("<I", self._content, self._current + offset)[0])
 
     def quad(self, offset: int) -> int:
-        """Read a 64-bit field of the context."""
-        return int(struct.unpack_from("<Q", self.context.data, offset)[0])
+        """Read a 64-bit field of the running group's context."""
+        return int(struct.unpack_from("<Q", self._content, self._current + offset)[0])
 
     # -- called from native code; an exception must not pass through it --------------------------
 
@@ -130,9 +158,10 @@ class Worker:
 
     def _fault(self, code: int, address: int) -> None:
         if not self.word(layout.FAULT_CODE):
-            self._put("I", layout.FAULT_CODE, code)
-            self._put("I", layout.FAULT_LANES, 0)
-            self._put("Q", layout.FAULT_ADDRESS, address)
+            at = self._current
+            self._put("I", at + layout.FAULT_CODE, code)
+            self._put("I", at + layout.FAULT_LANES, 0)
+            self._put("Q", at + layout.FAULT_ADDRESS, address)
 
     def _on_time(self, what: int) -> int:
         if what == layout.TIMER_PAUSE:
@@ -166,18 +195,13 @@ class Worker:
         self.error = None
         self._run = run
         self._tlb = tlb = self._tlb_for(run)
-        if len(self._shared) < grid.shared_size + _GUARD:
-            self._shared = aligned(grid.shared_size + _GUARD)
-        local = grid.local_size * layout.LANES * grid.warps
-        if len(self._locals) < local + _GUARD:
-            self._locals = aligned(local + _GUARD)
-        if len(self._states) < run.state_size * grid.warps:
-            self._states = aligned(run.state_size * grid.warps)
+        x, y, z = grid.cluster
+        groups = x * y * z
+        self._grow(groups, grid, run)
         put = self._put
         put("Q", layout.TLB, tlb.ctypes.data)
         put("Q", layout.ABORT, run.abort.flag.ctypes.data)
         put("Q", layout.STOP, run.stop.ctypes.data)
-        put("Q", layout.SHARED, self._shared.ctypes.data)
         put("Q", layout.SHARED_SIZE, grid.shared_size)
         put("Q", layout.LOCAL_SIZE, grid.local_size)
         put("Q", layout.SHARED_WINDOW, grid.launch.shared_window)
@@ -191,17 +215,50 @@ class Worker:
         put("I", layout.DYNAMIC_SIZE, grid.dynamic_size)
         put("I", layout.SHARED_TOTAL, grid.shared_size)
         put("Q", layout.PARAMETERS, run.parameters.ctypes.data)
-        put("Q", layout.STATES, self._states.ctypes.data)
         put("Q", layout.STATE_STRIDE, run.state_size)
-        put("Q", layout.LOCALS, self._locals.ctypes.data)
         put("Q", layout.IDS, grid.ids.ctypes.data)
         put("Q", layout.MASKS, grid.masks.ctypes.data)
-        if run.hooks and self._flight is None:
-            self._flight = aligned(async_layout.SIZE)
-        flight = self._flight.ctypes.data if run.hooks and self._flight is not None else 0
-        put("Q", layout.FLIGHT, flight)
         put("Q", layout.HOOKS, *run.hooks)
         put("Q", layout.VARIABLES, run.variables.ctypes.data)
         put("I", layout.FAULT_CODE, layout.NO_FAULT)
-        put("I", layout.SM, self._number % max(grid.launch.sm_count, 1))
         put("I", layout.SM_COUNT, grid.launch.sm_count)
+        # The sizes and places of CLUSTER_X and behind, those of the group and its cluster not yet.
+        put("I", layout.CLUSTER_X, x, y, z, *_NOWHERE, *grid.clusters, 0, groups,
+            grid.launch.cluster is not None, 0)  # fmt: skip
+        put("Q", layout.FIRST, self.context, self._shared.address, _stride(grid.shared_size))
+        put("I", layout.GROUPS_ENDED, 0, 1)
+        for rank in range(groups):
+            self._place(rank, groups, run)
+
+    def _grow_contexts(self, groups: int) -> None:
+        if self._contexts.need(groups * layout.CONTEXT_SIZE):
+            self._content = self._contexts.content.data
+            for offset, function in ((layout.REFILL, self._refill), (layout.TIMER, self._timer)):
+                self._put("Q", offset, ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+    def _grow(self, groups: int, grid: Grid, run: Run) -> None:
+        """Have memory for so many groups at a time."""
+        self._grow_contexts(groups)
+        self._shared.need(groups * _stride(grid.shared_size))
+        self._locals.need(groups * grid.local_size * layout.LANES * grid.warps + _GUARD)
+        self._states.need(groups * run.state_size * grid.warps)
+        if run.hooks:
+            self._flight.need(groups * _FLIGHT)
+
+    def _place(self, rank: int, groups: int, run: Run) -> None:
+        """Give the group of a rank its own memory, in a context that is like the first."""
+        grid, at, put = run.grid, rank * layout.CONTEXT_SIZE, self._put
+        if rank:
+            self._content[at : at + layout.SPARE] = self._content[: layout.SPARE]
+            put("I", at + layout.RANK, rank)
+        local = grid.local_size * layout.LANES * grid.warps
+        put("Q", at + layout.SHARED, self._shared.address + rank * _stride(grid.shared_size))
+        put("Q", at + layout.LOCALS, self._locals.address + rank * local)
+        put("Q", at + layout.STATES, self._states.address + rank * run.state_size * grid.warps)
+        put("Q", at + layout.FLIGHT, self._flight.address + rank * _FLIGHT if run.hooks else 0)
+        put("I", at + layout.SM, (self._number * groups + rank) % max(grid.launch.sm_count, 1))
+
+
+def _stride(shared_size: int) -> int:
+    """Return the bytes from one group's shared memory to the next."""
+    return -(-(shared_size + _GUARD) // _GUARD) * _GUARD

@@ -14,14 +14,14 @@ from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 from nv.virtual.sm.translator.bulk import fenced, written
 from nv.virtual.sm.translator.handler import Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
-from nv.virtual.sm.translator.memory import address, resolve
+from nv.virtual.sm.translator.memory import SHARED_SPACES, address, resolve
 from nv.virtual.sm.translator.moves import space_of
 from nv.virtual.sm.translator.value import Value, number
 
 _NAMES = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
 _QUIET = frozenset((
     "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "global", "shared",
-    "shared::cta", "noftz", "sem", "volatile",
+    "shared::cta", "shared::cluster", "noftz", "sem", "volatile",
 ))  # fmt: skip
 
 
@@ -59,7 +59,6 @@ def _atomic(returns: bool) -> Handler:
             raise k.bad(f"{wanted + returns} operands are wanted")
         where, known = address(k, operands[0])
         space = space_of(i.modifiers)
-        space = "shared" if space == "shared::cluster" else space  # of one group
         if not space and known == "shared":
             space = known
         data = operands[1].items if isinstance(operands[1], Vector) else operands[1:2]
@@ -69,7 +68,7 @@ def _atomic(returns: bool) -> Handler:
             at = k.varying(k.op("add", where, number("i64", n * size)) if n else where)
             total = size * len(data) if n == 0 else size  # the whole vector is aligned
             hosts = resolve(k, space, at, total, True, mask)
-            if k.proxies and space in ("shared", ""):
+            if k.proxies and space in SHARED_SPACES:
                 written(k, hosts, mask, total)
             value = _bits(k, k.source(operand, kind))
             other: Value = number(f"i{bits}", 0)

@@ -44,7 +44,7 @@ def _wait(k: Kernel, left: str, everything: str) -> None:
 def _arrive(k: Kernel, i: Instruction, counted: bool) -> None:
     """Arrive once the copies before have. counted: the object expects it; else it does from now."""
     if not counted:
-        act(k, "join", i.operands[0], number("i64", 0), True)
+        act(k, "join", i.operands[0], number("i64", 0), "shared")
     mask = k.mask()
     where = k.varying(address(k, i.operands[0])[0])
     hosts = resolve(k, "shared" if _shared(i) else "", where, 8, True, mask)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX
+from nv.virtual.sm.translator import cluster
 from nv.virtual.sm.translator.bulk import groups_left, published
 from nv.virtual.sm.translator.graph import EXIT, Graph, gathers
 from nv.virtual.sm.translator.kernel import Kernel
@@ -291,22 +292,22 @@ class Flow:
         kinds = set(i.modifiers) - {"cta", "aligned"}
         if condition is not None and not condition.uniform:
             raise k.unsupported("a barrier under a predicate that differs by lane")
-        if "cluster" in kinds:
-            self._cluster(kinds, condition, successor)
-            return
         if kinds == {"arrive"}:
             self._arrive(i, condition, successor)
             return
-        if kinds != {"sync"}:
+        if kinds != {"sync"} and "cluster" not in kinds:
             raise k.unsupported()
         skip = None
         if condition is not None:
             skip, on = k.new_label("skip"), k.new_label("on")
             k.do(f"br i1 {condition.text}, label %{on}, label %{skip}")
             k.begin(on)
-        published(k)
-        identity, count = self._barrier_operands(i)
-        self._wait_at(identity.text, count.text, successor)
+        if "cluster" in kinds:
+            self._cluster(kinds, successor)
+        else:
+            published(k)
+            identity, count = self._barrier_operands(i)
+            self._wait_at(identity.text, count.text, successor)
         if skip is not None:
             k.begin(skip)
             self.go(successor)
@@ -327,16 +328,21 @@ class Flow:
             k.do(f"store i32 {successor}, ptr %resume")
             k.do("br label %wait.barrier")
 
-    def _cluster(self, kinds: set[str], condition: Value | None, successor: int) -> None:
-        """barrier.cluster: of one group; its wait is a barrier that arrivals do not hold up."""
-        k = self.k
-        if condition is not None or not kinds & {"arrive", "wait"}:
-            raise k.unsupported()
+    def _cluster(self, kinds: set[str], successor: int) -> None:
+        """barrier.cluster: lanes arrive, and wait for the phase that they have arrived in."""
         if "arrive" in kinds:
-            published(k)
+            cluster.arrive(self.k, "relaxed" not in kinds)
             self.go(successor)
-            return
-        self._wait_at(str(layout.OF_CLUSTER), "0", successor)
+        elif "wait" in kinds:
+            over, on = self.k.new_label("over"), self.k.new_label("on")
+            self.k.do(f"br i1 {cluster.passes(self.k)}, label %{over}, label %{on}")
+            self.k.begin(over)
+            self.go(successor)
+            self.k.begin(on)
+            cluster.wait(self.k)
+            self._wait_at(str(layout.OF_CLUSTER), "0", successor)
+        else:
+            raise self.k.unsupported()
 
     def _products(self, i: Instruction, condition: Value | None, successor: int) -> None:
         """wgmma.wait_group: the four warps of a group meet, then their products are computed."""

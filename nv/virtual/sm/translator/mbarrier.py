@@ -7,13 +7,14 @@ Source: PTX ISA 8.x, "Parallel Synchronization and Communication Instructions: m
 
 from __future__ import annotations
 
-from nv.virtual.sm.ptx.module import Instruction, Operand
+from nv.virtual.sm.ptx.module import Instruction, Operand, Sink
 from nv.virtual.sm.runtime.mbarriers import OPERATIONS
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 from nv.virtual.sm.translator.bulk import published, written
 from nv.virtual.sm.translator.handler import Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.memory import address, resolve
+from nv.virtual.sm.translator.moves import space_of
 from nv.virtual.sm.translator.value import Value, number
 
 _QUIET = frozenset((
@@ -22,11 +23,11 @@ _QUIET = frozenset((
 ))  # fmt: skip
 
 
-def act(k: Kernel, operation: str, where: Operand, value: Value, shared: bool) -> Value:
-    """Do one operation on the objects at an address; value: i64."""
+def act(k: Kernel, operation: str, where: Operand, value: Value, space: str) -> Value:
+    """Do one operation on the objects at an address of a state space; value: i64."""
     at = k.varying(address(k, where)[0])
     mask = k.mask()
-    hosts = resolve(k, "shared" if shared else "", at, 8, True, mask)
+    hosts = resolve(k, space, at, 8, True, mask)
     text = k.call(
         WIDE, f"{PREFIX}mbarrier", ("ptr", "%context"), (WIDE, hosts), ("i32", mask),
         ("i32", str(OPERATIONS.index(operation))), (WIDE, k.vec(value)),
@@ -41,7 +42,7 @@ def _emit(k: Kernel, i: Instruction) -> None:
     if type_of(k, i) != "b64":
         raise k.bad("the type is .b64")
     name, rest = i.modifiers[0], set(i.modifiers[1:])
-    shared = bool(rest & {"shared", "shared::cta", "shared::cluster"})
+    space = space_of(i.modifiers)
     parity = "parity" in rest
     transactions = "expect_tx" in rest
     if rest - _QUIET - {"parity", "expect_tx"}:
@@ -51,17 +52,19 @@ def _emit(k: Kernel, i: Instruction) -> None:
         state = k.source(operands[1], "b64")
         k.write(operands[0], k.cast("trunc", k.op("and", state, number("i64", 0xFFFFF)), "i32"))
     elif name in ("init", "expect_tx", "complete_tx"):
-        act(k, name, operands[0], _count(k, operands, 1), shared)
+        act(k, name, operands[0], _count(k, operands, 1), space)
     elif name == "inval":
-        act(k, name, operands[0], number("i64", 0), shared)
+        act(k, name, operands[0], number("i64", 0), space)
     elif name in ("arrive", "arrive_drop"):
         published(k)
         operation = f"{name}.expect_tx" if transactions else name
-        k.write(operands[0], act(k, operation, operands[1], _count(k, operands, 2), shared))
-    elif name in ("test_wait", "try_wait"):
+        if space == "shared::cluster" and not isinstance(operands[0], Sink):
+            raise k.bad("an arrival in the cluster has no result")
+        k.write(operands[0], act(k, operation, operands[1], _count(k, operands, 2), space))
+    elif name in ("test_wait", "try_wait") and space != "shared::cluster":
         kind = "b32" if parity else "b64"
         state = k.resize(k.source(operands[2], kind), "i64", False)
-        over = act(k, "test.parity" if parity else "test", operands[1], state, shared)
+        over = act(k, "test.parity" if parity else "test", operands[1], state, space)
         passed = k.cmp("ne", over, number("i64", 0))
         _let_others_run(k, passed)
         k.write(operands[0], passed)

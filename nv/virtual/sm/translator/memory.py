@@ -27,6 +27,7 @@ from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.moves import space_of
 from nv.virtual.sm.translator.value import Value, number
 
+SHARED_SPACES = ("shared", "shared::cluster", "")  # where addresses may be of shared memory
 _PAGE = 1 << PAGE_SHIFT
 
 
@@ -54,6 +55,8 @@ def resolver(k: Kernel, space: str, write: bool) -> str:
     verb = "write" if write else "read"
     if space in ("shared", "local"):
         return f"{PREFIX}resolve_{space}"
+    if space == "shared::cluster":
+        return f"{PREFIX}resolve_cluster"
     if space == "":
         return f"{PREFIX}resolve_generic_{verb}"
     if space in ("global", "const", "param"):
@@ -96,7 +99,7 @@ def store_lanes(
 ) -> None:
     """Store lanes: one vector of i32 (to 4 bytes) or several of i64."""
     hosts = resolve(k, space, where, size, True, mask)
-    if k.proxies and space in ("shared", ""):
+    if k.proxies and space in SHARED_SPACES:
         k.call("void", f"{PREFIX}proxy_written", ("ptr", "%context"), (WIDE, hosts), ("i32", mask),
                ("i64", str(size)))  # fmt: skip
     arguments = [("ptr", "%context"), (WIDE, hosts), ("i32", mask)]
@@ -333,8 +336,6 @@ def _unit(k: Kernel, i: Instruction) -> tuple[str, int, int]:
 
 def _space(k: Kernel, i: Instruction, known: str | None) -> str:
     space = space_of(i.modifiers)
-    if space == "shared::cluster":  # of one group
-        return "shared"
     if space == "" and known in ("shared", "local"):
         return known
     return space

@@ -173,17 +173,24 @@ def _convert_address(k: Kernel, i: Instruction) -> None:
 
 def _is_space(k: Kernel, i: Instruction) -> None:
     space = space_of(i.modifiers)
-    space = "shared" if space == "shared::cluster" else space
     address = k.source(i.operands[1], "u64")
     inside = {}
     for name, offset in _WINDOWS.items():
         at = k.op("sub", address, k.context_value(offset, "i64"))
         inside[name] = k.cmp("ult", at, number("i64", layout.GENERIC_WINDOW_SIZE))
+    # Behind a group's own shared memory lies that of each rank, its own once more.
+    at = k.op("sub", address, k.context_value(_WINDOWS["shared"], "i64"))
+    place = k.op("lshr", at, number("i64", layout.CLUSTER_SHIFT))
+    ranks = k.context_value(layout.CLUSTER_SIZE)
+    own = k.op("add", k.context_value(layout.RANK), number("i32", 1))
+    mapped = k.cmp("eq", place, k.resize(own, "i64", False))
+    inside["shared"] = k.op("or", inside["shared"], mapped)
+    inside["shared::cluster"] = k.cmp("ule", place, k.resize(ranks, "i64", False))
     module = k.cmp("uge", address, number("i64", layout.MODULE_WINDOW))
     if space in inside:
         result = inside[space]
     elif space == "global":
-        result = k.negate(k.op("or", inside["shared"], inside["local"]))
+        result = k.negate(k.op("or", inside["shared::cluster"], inside["local"]))
     else:
         result = module
     k.write(i.operands[0], result)

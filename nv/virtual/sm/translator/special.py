@@ -19,14 +19,17 @@ _FIELDS = {
     "dynamic_smem_size": layout.DYNAMIC_SIZE, "total_smem_size": layout.SHARED_TOTAL,
     "aggr_smem_size": layout.SHARED_TOTAL,
     # Without clusters each group is a cluster of its own.
-    "clusterid.x": layout.GROUP_X, "clusterid.y": layout.GROUP_Y, "clusterid.z": layout.GROUP_Z,
-    "nclusterid.x": layout.GRID_X, "nclusterid.y": layout.GRID_Y, "nclusterid.z": layout.GRID_Z,
+    "clusterid.x": layout.CLUSTER_ID_X, "clusterid.y": layout.CLUSTER_ID_Y,
+    "clusterid.z": layout.CLUSTER_ID_Z, "nclusterid.x": layout.CLUSTERS_X,
+    "nclusterid.y": layout.CLUSTERS_Y, "nclusterid.z": layout.CLUSTERS_Z,
+    "cluster_ctaid.x": layout.RANK_X, "cluster_ctaid.y": layout.RANK_Y,
+    "cluster_ctaid.z": layout.RANK_Z, "cluster_nctaid.x": layout.CLUSTER_X,
+    "cluster_nctaid.y": layout.CLUSTER_Y, "cluster_nctaid.z": layout.CLUSTER_Z,
+    "cluster_ctarank": layout.RANK, "cluster_nctarank": layout.CLUSTER_SIZE,
 }  # fmt: skip
 _CONSTANTS = {
-    "gridid": 0, "cluster_ctarank": 0, "cluster_nctarank": 1, "is_explicit_cluster": 0,
-    "cluster_ctaid.x": 0, "cluster_ctaid.y": 0, "cluster_ctaid.z": 0,
-    "cluster_nctaid.x": 1, "cluster_nctaid.y": 1, "cluster_nctaid.z": 1,
-    "tid.w": 0, "ctaid.w": 0, "ntid.w": 1, "nctaid.w": 1,
+    "gridid": 0, "tid.w": 0, "ctaid.w": 0, "ntid.w": 1, "nctaid.w": 1, "clusterid.w": 0,
+    "nclusterid.w": 1, "cluster_ctaid.w": 0, "cluster_nctaid.w": 1,
 }  # fmt: skip
 _LANE_MASKS = {
     "lanemask_eq": lambda lane: 1 << lane,
@@ -39,13 +42,13 @@ _LANE_MASKS = {
 
 def read(k: Kernel, name: str, element: str) -> Value:
     """Read a predefined register as an integer type."""
-    value = _value(k, name)
-    if element not in ("i16", "i32", "i64", "i1"):
-        element = "i32" if element == "float" else "i64"
     if element == "i1":
         if name != "is_explicit_cluster":
             raise k.bad(f"%{name} is no predicate")
-        return number("i1", 0)
+        return k.cmp("ne", k.context_value(layout.EXPLICIT), number("i32", 0))
+    value = _value(k, name)
+    if element not in ("i16", "i32", "i64"):
+        element = "i32" if element == "float" else "i64"
     return k.resize(value, element, False)
 
 

@@ -81,7 +81,12 @@ class _Kernel(Kernel):
 
 def flies(code: list[Instruction]) -> bool:
     """Return whether a kernel has asynchronous copies, products or what waits for them."""
-    return any(i.name in ("cp", "mbarrier", "wgmma") for i in code)
+    return any(i.name in ("cp", "mbarrier", "wgmma") or "async" in i.modifiers for i in code)
+
+
+def meets_clusters(code: list[Instruction]) -> bool:
+    """Return whether a kernel has barriers of clusters."""
+    return any(i.name == "barrier" and "cluster" in i.modifiers for i in code)
 
 
 def _through_proxy(code: list[Instruction]) -> bool:
