@@ -40,6 +40,7 @@ WARP_ESR = {
     SmEnding.MISALIGNED_ADDRESS: 0x0F,
     SmEnding.ASSERT: 0x0B,
 }
+_DATA_PAGES = 1 << 16  # of global data whose content is remembered
 _ALL_ONES_LIMIT = 64 << 20  # of a mapping that reads as all ones once the GPU is gone
 
 
@@ -90,6 +91,7 @@ class VirtualGpu:
         self.violations: list[str] = []  # what hardware would ignore, and a driver must not do
         self.instruction_cache = CacheWatch("code", self.violations.append)
         self.constant_cache = CacheWatch("constants", self.violations.append)
+        self.data_cache = CacheWatch("global data", self.violations.append, _DATA_PAGES)
         self._started = time.perf_counter_ns()
         self._epoch = time.time_ns()
         self._measured = (time.perf_counter(), 0.0)
@@ -267,6 +269,8 @@ class VirtualGpu:
         backing.users -= 1
         if backing.users:
             return
+        if self.machine.coherence is not None:
+            self.machine.coherence.freed(backing.host, backing.size)
         if backing.gpu is not None:
             owner = self.machine.gpus[backing.gpu]
             with owner.lock:

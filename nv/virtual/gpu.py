@@ -38,13 +38,15 @@ def attach(
     driver: str = "580.142",
     gpus: int = 1,
     memory: int | None = None,
+    coherence: bool = False,
     machine: MachineOptions | None = None,
     multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None,
 ) -> NodeAttachment:
     """A node of a new program, on `chip` (a machine, which stays the caller's) or a new machine.
 
     index: which GPU of the machine. driver: version of the kernel driver. gpus, memory (bytes):
-    of a new machine. machine: all of its options at once.
+    of a new machine. coherence: whether it watches for barriers and invalidations of global data
+    that are missing. machine: all of its options at once.
     """
     if chip is not None:
         if not isinstance(chip, VirtualMachine) or chip.facts.name != name:
@@ -52,7 +54,8 @@ def attach(
         node = VirtualNode(chip)
     else:
         options = machine or MachineOptions(
-            driver=driver, gpus=gpus, memory=memory, multiprocessors=multiprocessors
+            driver=driver, gpus=gpus, memory=memory, coherence=coherence,
+            multiprocessors=multiprocessors,
         )
         chip = build_machine(name, options)
         node = VirtualNode(chip, owns_machine=True)

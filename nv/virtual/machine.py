@@ -10,8 +10,9 @@ from hcq.errors import BadArgument
 from nv import abi
 from nv.chips.facts import ChipFacts
 from nv.virtual.chip import VirtualGpu
+from nv.virtual.engines.coherence import Coherence
 from nv.virtual.faults import AT_ONCE, Fault, FaultPlan, Xid, XidReport
-from nv.virtual.memory.physical import Backing
+from nv.virtual.memory.physical import PAGE, Backing
 from nv.virtual.options import MachineOptions
 from nv.virtual.rm.objects import Client, RmObject
 
@@ -48,6 +49,7 @@ class VirtualMachine:
         self.nodes: list[object] = []
         self.mappings: dict[int, tuple[Backing, int, int]] = {}  # CPU mappings: offset, size
         self.memblock_size = 0
+        self.coherence = Coherence(self._is_system) if self.options.coherence else None
         self._client_handles = itertools.count(_FIRST_CLIENT)
         self._mapping_numbers = itertools.count(1)
         self.gpus = [VirtualGpu(self, i, facts, self.options) for i in range(self.options.gpus)]
@@ -105,6 +107,10 @@ class VirtualMachine:
             for backing, offset, size in self.mappings.values()
             if backing.gpu == gpu.index
         ]
+
+    def _is_system(self, page: int) -> bool:
+        """Whether a page of this process is no GPU's memory."""
+        return all(not 0 <= page * PAGE - gpu.memory.base < gpu.memory.size for gpu in self.gpus)
 
     @property
     def violations(self) -> list[str]:

@@ -25,6 +25,8 @@ class MachineOptions:
     overlap: in which order grids run that nothing orders; "reverse" shows a missing barrier.
     open_module: whether the open kernel modules are loaded, as /proc says.
     mig: of a divided GPU, its instances as (GPU instance, compute instance); None: not divided.
+    coherence: whether missing barriers and invalidations of global data are violations; grids are
+    slower, see nv.virtual.engines.coherence.
     multiprocessors: makes a GPU's SMs; None for those that execute PTX.
     """
 
@@ -37,4 +39,5 @@ class MachineOptions:
     overlap: Literal["reverse", "order"] = "reverse"
     open_module: bool = True
     mig: tuple[tuple[int, int], ...] | None = None
+    coherence: bool = False
     multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None

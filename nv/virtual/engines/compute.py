@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from nv import abi
+from nv.virtual.engines.coherence import Scope
 from nv.virtual.engines.grid import GridRunner
 from nv.virtual.engines.qmd import LaunchDescriptor, parse, qmd_size, refuse
 from nv.virtual.faults import Fault, Xid
@@ -94,6 +95,9 @@ class ComputeEngine:
     def close(self) -> None:
         """The object goes; nothing of its channel runs any more."""
         self._runner.memory.close()
+        coherence = self.channel.gpu.machine.coherence
+        if coherence is not None:
+            coherence.gone(self)
 
     def value(self, name: str) -> int:
         """What a method was last given; 0 if it never was."""
@@ -233,8 +237,12 @@ class ComputeEngine:
         self._invalidate(value)
 
     def _invalidate(self, value: int) -> None:
-        """INVALIDATE_SHADER_CACHES: INSTRUCTION 0, CONSTANT 12."""
+        """INVALIDATE_SHADER_CACHES: INSTRUCTION 0, FLUSH_DATA 2, data 4, CONSTANT 12."""
         gpu = self.channel.gpu
+        if value >> 2 & 1:
+            self.channel.barrier(self, Scope.GPU)
+        if value >> 4 & 1:
+            gpu.data_cache.invalidate()
         if value & 1:
             gpu.instruction_cache.invalidate()
         if value >> 12 & 1:
@@ -246,7 +254,8 @@ class ComputeEngine:
             raise ChannelError(Xid.GR_EXCEPTION, f"SET_REPORT_SEMAPHORE_D {value:#x}: trap")
         address = self.value("SET_REPORT_SEMAPHORE_A") << 32
         address |= self.value("SET_REPORT_SEMAPHORE_B")
-        self._report_to(address, self.value("SET_REPORT_SEMAPHORE_C"), 4, not value >> 28 & 1)
+        self._report_to(address, self.value("SET_REPORT_SEMAPHORE_C"), 4, not value >> 28 & 1,
+                        not value >> 2 & 1)  # fmt: skip
 
     def _report_execute(self, value: int) -> None:
         if value & 3 != 0:
@@ -257,11 +266,17 @@ class ComputeEngine:
         wide = bool(value >> 12 & 1)
         if wide:
             payload |= self.value("SET_REPORT_SEMAPHORE_PAYLOAD_UPPER") << 32
-        self._report_to(address, payload, 8 if wide else 4, value >> 3 & 3 == 0)
+        flushed = not value >> 5 & 1
+        self._report_to(address, payload, 8 if wide else 4, value >> 3 & 3 == 0, flushed)
 
-    def _report_to(self, address: int, payload: int, size: int, stamped: bool) -> None:
+    def _report_to(
+        self, address: int, payload: int, size: int, stamped: bool, flushed: bool
+    ) -> None:
         self.drain()
         gpu = self.channel.gpu
+        if flushed:
+            self.channel.barrier(self, Scope.SYSTEM)
+        self.channel.released(address, "a report")
         if gpu.machine.faults.take(Fault.LOST_RELEASE, gpu.index):
             return
         stamp = gpu.time_ns() if stamped else None

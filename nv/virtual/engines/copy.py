@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nv import abi
+from nv.virtual.engines.coherence import Scope, pages_of
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.errors import ChannelError
 from nv.virtual.host.semaphore import reduce, store
@@ -54,11 +55,14 @@ class CopyEngine:
         self.copies = 0
         self._values: dict[int, int] = {}
         self._pending: list[tuple[int, dict[int, int]]] = []  # flags, and all methods' values
+        self._coherence = channel.gpu.machine.coherence
         self._offset, self._reserved = _table(class_id)
         self._launch = self._offset["LAUNCH_DMA"]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing of the channel runs any more."""
+        if self._coherence is not None:
+            self._coherence.gone(self)
 
     def drain(self) -> None:
         """Do all copies that were launched."""
@@ -119,6 +123,8 @@ class CopyEngine:
         if flags & 3:
             self._transfer(flags)
             self.copies += 1
+            if flags >> 2 & 1:  # FLUSH_ENABLE, of FLUSH_TYPE SYS or GL
+                self.channel.barrier(self, Scope.GPU if flags >> 25 & 1 else Scope.SYSTEM)
         kind = flags >> 3 & 3
         if kind:
             self._semaphore(flags, kind)
@@ -148,6 +154,7 @@ class CopyEngine:
         space = self.channel.space
         inputs = space.runs(source, size, FaultAccess.READ, Client.COPY)
         outputs = space.runs(target, size, FaultAccess.WRITE, Client.COPY)
+        self._watch(inputs, outputs)
         while inputs and outputs:
             (from_host, from_size), (to_host, to_size) = inputs[0], outputs[0]
             step = min(from_size, to_size)
@@ -156,6 +163,14 @@ class CopyEngine:
             outputs[0] = (to_host + step, to_size - step)
             inputs = inputs if inputs[0][1] else inputs[1:]
             outputs = outputs if outputs[0][1] else outputs[1:]
+
+    def _watch(self, inputs: list[tuple[int, int]], outputs: list[tuple[int, int]]) -> None:
+        """Pieces are read and written."""
+        if self._coherence is None:
+            return
+        gpu, who = self.channel.gpu, "a copy"
+        gpu.violations += self._coherence.read(self, gpu.index, who, pages_of(inputs))
+        self._coherence.wrote(self, gpu.index, who, pages_of(outputs), Scope.NOBODY)
 
     def _remap(
         self, source: int, target: int, count: int, lines: int, pitch_in: int, pitch_out: int
@@ -186,6 +201,12 @@ class CopyEngine:
                 elif pick != _NO_WRITE:
                     word = constants[pick - _CONST_A].to_bytes(4, "little")[:size]
                     made[:, component] = np.frombuffer(word, np.uint8)
+            if self._coherence is not None:
+                taken_from = (source + line * pitch_in, count * inputs * size)
+                self._watch(
+                    space.runs(*taken_from, FaultAccess.READ, Client.COPY) if reads else [],
+                    space.runs(where, made.size, FaultAccess.WRITE, Client.COPY),
+                )
             space.write(where, made.tobytes(), Client.COPY)
 
     def _semaphore(self, flags: int, kind: int) -> None:
@@ -202,6 +223,7 @@ class CopyEngine:
             payload |= self._value("SET_SEMAPHORE_PAYLOAD_UPPER") << 32
             size = 8
         stamp = gpu.time_ns() if kind == 2 else None
+        self.channel.released(address, "the release of a copy")
         if flags >> 19 & 1:
             old = self.channel.space.read_word(address, size, Client.COPY)
             payload = reduce(flags >> 14 & 7, old, payload, 8 * size, not flags >> 18 & 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import time
+import zlib
 from typing import TYPE_CHECKING
 
 from hcq.errors import BadCodeObject, NotSupported
@@ -16,12 +18,14 @@ from nv.abi.note import (
     NOTE_VERSION,
     VARIABLE_FORMAT,
 )
+from nv.virtual.engines.coherence import GRID_SCOPES, Scope
 from nv.virtual.engines.qmd import LaunchDescriptor, Release, refuse
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.errors import Aborted, ChannelError
 from nv.virtual.host.semaphore import reduce, store
 from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
 from nv.virtual.memory.space import GridMemory
+from nv.virtual.memory.watched import PAGE, WatchedMemory
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 if TYPE_CHECKING:
@@ -59,7 +63,12 @@ class GridRunner:
         self._engine = engine
         self._channel = engine.channel
         self._gpu = engine.channel.gpu
-        self.memory = GridMemory(self._channel.space, self._channel.attention.set)
+        self._coherence = self._gpu.machine.coherence
+        self._name = ""  # of the grid that runs
+        space, stop = self._channel.space, self._channel.attention.set
+        self.memory = GridMemory(space, stop)
+        if self._coherence is not None:
+            self.memory = WatchedMemory(space, stop, self._on_read)
         self._texts: dict[bytes, str] = {}
 
     def run(self, launch: LaunchDescriptor) -> None:
@@ -75,10 +84,16 @@ class GridRunner:
         self._plant(grid)
         memory = self.memory
         memory.begin()
+        self._name = grid.entry
+        if launch.invalidates_data:
+            self._gpu.data_cache.invalidate()
         try:
             outcome = self._gpu.multiprocessors.run(grid, memory, attention)
         except (BadCodeObject, NotSupported) as error:
             raise refuse(f"{grid.entry}: {error}") from error
+        if self._coherence is not None and isinstance(memory, WatchedMemory):
+            scope = GRID_SCOPES[launch.membar]
+            self._coherence.wrote(self._engine, self._gpu.index, grid.entry, memory.written, scope)
         if memory.fault is not None:
             raise ChannelError(Xid.MMU_FAULT, str(memory.fault), memory.fault)
         if outcome.ending is not SmEnding.DONE:
@@ -87,6 +102,9 @@ class GridRunner:
     def release(self, release: Release) -> None:
         """Write one semaphore of a grid that is done."""
         space = self._channel.space
+        if release.barrier:
+            self._channel.barrier(self._engine, Scope.SYSTEM)
+        self._channel.released(release.address, f"the release of {self._name}")
         payload = release.payload
         if release.reduction is not None:
             bits = 8 * release.payload_size
@@ -97,6 +115,18 @@ class GridRunner:
         stamp = self._gpu.time_ns() if release.words == 4 else None
         size = 8 if release.words == 2 or release.payload_size == 8 else 4
         store(space, Client.SKED, release.address, payload, size, stamp)
+
+    def _on_read(self, page: int, host_page: int) -> None:
+        """A grid reads a page, for the first time."""
+        assert self._coherence is not None
+        gpu = self._gpu
+        content = zlib.crc32(ctypes.string_at(host_page * PAGE, PAGE))
+        # A page that lies elsewhere now is another one: mapping it was the driver's affair.
+        gpu.data_cache.fetch((self._channel.space.serial, host_page), page * PAGE, content,
+                             self._name)  # fmt: skip
+        gpu.violations.extend(
+            self._coherence.read(self._engine, gpu.index, self._name, {host_page})
+        )
 
     def _end(self, grid: GridLaunch, outcome: SmOutcome) -> None:
         if self._channel.stopped or outcome.ending is SmEnding.ABORTED:

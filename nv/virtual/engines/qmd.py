@@ -30,7 +30,8 @@ _GRID_CTA = 2
 
 @dataclass(frozen=True)
 class Release:
-    """A semaphore written when the grid is done. words: 4 with a time stamp, else 1 or 2."""
+    """A semaphore written when the grid is done. words: 4 with a time stamp, else 1 or 2.
+    barrier: what the grid wrote is visible to all before it."""
 
     address: int
     payload: int
@@ -38,11 +39,13 @@ class Release:
     payload_size: int
     reduction: int | None
     signed: bool
+    barrier: bool
 
 
 @dataclass(frozen=True)
 class LaunchDescriptor:
-    """What a QMD says. Addresses are GPU virtual, sizes bytes; constants: (address, size)."""
+    """What a QMD says. Addresses are GPU virtual, sizes bytes; constants: (address, size).
+    membar: CWD_MEMBAR_TYPE."""
 
     version: tuple[int, int]
     grid: tuple[int, int, int]
@@ -58,6 +61,8 @@ class LaunchDescriptor:
     dependents: tuple[int, ...]
     invalidates_code: bool
     invalidates_constants: bool
+    invalidates_data: bool
+    membar: int
     invalidates_banks: tuple[bool, ...]
 
 
@@ -133,6 +138,8 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
         dependents=_dependents(read, number),
         invalidates_code=bool(read.get(number, "INVALIDATE_INSTRUCTION_CACHE")),
         invalidates_constants=bool(read.get(number, "INVALIDATE_SHADER_CONSTANT_CACHE")),
+        invalidates_data=bool(read.get(number, "INVALIDATE_SHADER_DATA_CACHE")),
+        membar=_membar(read, number),
         invalidates_banks=tuple(
             bool(read.get(number, "CONSTANT_BUFFER_INVALIDATE", bank)) for bank in range(8)
         ),
@@ -246,6 +253,12 @@ def _local(read: _Reader, number: int) -> int:
     return low + high
 
 
+def _membar(read: _Reader, number: int) -> int:
+    kind = read.get(number, "CWD_MEMBAR_TYPE")
+    _need(kind != 2, "CWD_MEMBAR_TYPE 2")
+    return kind
+
+
 def _constants(read: _Reader, number: int) -> tuple[tuple[int, int] | None, ...]:
     banks: list[tuple[int, int] | None] = []
     shifted = read.has("CONSTANT_BUFFER_ADDR_LOWER_SHIFTED6")
@@ -318,7 +331,14 @@ def _release(read: _Reader, number: int, index: int) -> Release | None:
     _need(not (wide and words == 1), f"release {index}: 64 bits of payload in one word")
     reduction = field("REDUCTION_OP") if field("REDUCTION_ENABLE") else None
     signed = field("REDUCTION_FORMAT") == 1
-    return Release(where, payload, words, 8 if wide else 4, reduction, signed)
+    single = "RELEASE_MEMBAR_TYPE"  # version 2 has one field for all, version 4 an array
+    if not read.has(single):
+        barrier = field("MEMBAR_TYPE")
+    else:
+        barrier = read.get(number, single, index if read.has("RELEASE_ENABLE") else 0)
+    return Release(
+        where, payload, words, 8 if wide else 4, reduction, signed, barrier=bool(barrier)
+    )
 
 
 def _dependents(read: _Reader, number: int) -> tuple[int, ...]:

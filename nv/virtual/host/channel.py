@@ -12,11 +12,13 @@ import struct
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Protocol
 
+from nv.virtual.engines.coherence import Scope
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.errors import Aborted, ChannelError
 from nv.virtual.host.group import ChannelAttention
 from nv.virtual.host.methods import HostMethods
-from nv.virtual.memory.faults import Client
+from nv.virtual.memory.faults import Client, FaultAccess
+from nv.virtual.memory.physical import PAGE
 from nv.virtual.memory.space import AddressSpace, FaultError
 
 if TYPE_CHECKING:
@@ -249,3 +251,25 @@ class Channel:
         goes on, as dev_pbdma.ref.txt says of the graphics engine and the copy engine beside it."""
         if self._last is not None:
             self._last.drain()
+
+    def system_barrier(self) -> None:
+        """What a release that waits for idle does next, for the engine it waited for."""
+        self.barrier(self._last, Scope.SYSTEM)
+
+    # What others may see, where that is watched (nv.virtual.engines.coherence)
+
+    def barrier(self, engine: Engine | None, scope: Scope) -> None:
+        """What an engine of this channel wrote is visible from now on."""
+        coherence = self.gpu.machine.coherence
+        if coherence is not None and engine is not None:
+            coherence.barrier(engine, scope)
+
+    def released(self, address: int, who: str) -> None:
+        """A semaphore is about to be written."""
+        coherence = self.gpu.machine.coherence
+        if coherence is None:
+            return
+        for host, _ in self.space.runs(address, 4, FaultAccess.WRITE, Client.HOST):
+            self.gpu.violations += coherence.released(
+                list(self.engines.values()), f"{who} at {address:#x}", host // PAGE
+            )

@@ -48,7 +48,7 @@ class HostMethods:
             offsets["SEM_EXECUTE"]: self._semaphore,
             offsets["WFI"]: self._wait_for_idle,
             offsets["MEM_OP_D"]: self._memory_operation,
-            offsets["SET_REFERENCE"]: self._wait_for_idle,
+            offsets["SET_REFERENCE"]: self._set_reference,
         }
         for name in ("NOP", "NON_STALL_INTERRUPT", "YIELD"):
             self._actions[offsets[name]] = self._nothing
@@ -88,6 +88,10 @@ class HostMethods:
     def _wait_for_idle(self, value: int) -> None:
         self._channel.wait_idle()
 
+    def _set_reference(self, value: int) -> None:
+        self._channel.wait_idle()
+        self._channel.system_barrier()
+
     def _memory_operation(self, value: int) -> None:
         operation = value >> 27  # the host does not wait for engines before it
         if operation not in _HARMLESS:
@@ -117,6 +121,8 @@ class HostMethods:
             return passes
         if value >> 20 & 1:  # RELEASE_WFI
             channel.wait_idle()
+            channel.system_barrier()
+        channel.released(address, "a release")
         if channel.gpu.machine.faults.take(Fault.LOST_RELEASE, channel.gpu.index):
             return None
         stamp = channel.gpu.time_ns() if value >> 25 & 1 else None
