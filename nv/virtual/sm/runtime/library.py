@@ -15,6 +15,7 @@ from hcq.emu import math as emu_math
 from nv.virtual.sm.runtime import (
     access,
     atomics,
+    bulks,
     clusters,
     distributed,
     factors,
@@ -85,8 +86,8 @@ def flight_hooks(folder: Path | None) -> tuple[int, ...]:
     launch_addresses(folder)
     loaded = _compiled(folder, "flights", (
         (mbarriers.mbarriers_ir, mbarriers.names()), (flights.flights_ir, flights.names()),
-        (proxies.proxies_ir, proxies.names()), (products.products_ir, products.names()),
-        (factors.factors_ir, []),
+        (bulks.bulks_ir, bulks.names()), (proxies.proxies_ir, proxies.names()),
+        (products.products_ir, products.names()), (factors.factors_ir, []),
     ))  # fmt: skip
     _LOADED.append(loaded)
     return tuple(loaded.address(resolve.PREFIX + name) for name in layout.HOOKED)
