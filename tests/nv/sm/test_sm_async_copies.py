@@ -308,7 +308,7 @@ def test_what_is_wrong_is_named(name: str) -> None:
      " [part], [%rd0, {%r1}], [gate];", "several coordinates"),
     ("cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
      " [part], [%rd0], [gate];", "tensor maps"),
-    ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [part], 16;",
+    ("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.f16 [%rd0], [part], 16;",
      "cp.reduce"),
 ])  # fmt: skip
 def test_what_is_not_there_is_refused(text: str, line: str) -> None:

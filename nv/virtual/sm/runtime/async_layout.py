@@ -20,13 +20,21 @@ BULK = BULK_HEAD + 64
 BULK_ENTRIES = 512
 BULK_SIZE = 64
 BULK_KIND = 0  # u64, see below
-BULK_GLOBAL = 8  # u64 address
+BULK_GLOBAL = 8  # u64 address; host address of what a MOVE reads; the first 8 bytes of WORDS
 BULK_SHARED = 16  # u64 host address
 BULK_BYTES = 24  # u64
-BULK_BARRIER = 32  # u64 host address of its mbarrier object
+BULK_BARRIER = 32  # u64 host address of its mbarrier object, in whose group's ring it is; 0: none
 BULK_OWNER = 40  # u64: 32 * warp + lane that issued it
 BULK_GROUP = 48  # u64: number of its bulk group
-DONE, LOAD, STORE, MOVE = range(4)  # MOVE: from shared memory to shared memory
+BULK_EXTRA = 56  # u64: how to combine, see `combined`, where not 0; the other 8 bytes of WORDS
+# MOVE: from shared memory to shared memory; WORDS: from registers; WORD: the same, combined.
+DONE, LOAD, STORE, MOVE, WORDS, WORD = range(6)
+
+
+def combined(operation: int, size: int) -> int:
+    """Return how elements of `size` bytes are combined with what is there: a number among the
+    operations of `atomics`."""
+    return (size << 8) | operation
 
 # Of each warp: copies of lanes, and what is counted for them.
 WARP = BULK + BULK_ENTRIES * BULK_SIZE

@@ -32,8 +32,19 @@ def context_of(f: Native, rank: Word) -> Word:
 
 
 def owner(f: Native, host: Word) -> Word:
-    """Return the context of the group whose shared memory holds a host address."""
-    return context_of(f, rank_of(f, host))
+    """Return the context of the group whose shared memory holds a host address; of other memory
+    the own."""
+    rank, count = rank_of(f, host), f.field(layout.CLUSTER_SIZE, "i32").to("i64")
+    return f.choose(rank.below(count), context_of(f, rank), f.given[0])
+
+
+def address_of(f: Native, host: Word) -> Word:
+    """Return the address of a host address in the cluster; its offset in the own memory."""
+    at = host - f.field(layout.SHARED, "i64")
+    rank = rank_of(f, host)
+    base = f.field(layout.CLUSTER_SHARED, "i64") + rank * f.field(layout.CLUSTER_STRIDE, "i64")
+    mapped = ((rank + 1) << layout.CLUSTER_SHIFT) | (host - base)
+    return f.choose(at.below(f.field(layout.SHARED_SIZE, "i64")), at, mapped)
 
 
 def missing(f: Native, rank: Word) -> Word:

@@ -2,14 +2,15 @@
 
 The word of an object is opaque to programs; here it holds: bits 0..19 the arrivals still pending,
 20..39 those expected in a phase, 40..61 the bytes still to come, biased, 62 whether a thread has
-asked in vain in this phase, 63 the phase. A worker has its groups' shared memory to itself, so that
-nothing needs to be atomic. The data that a phase waits for arrive when a thread asks again.
+asked in vain in this phase, 63 the phase. A worker has its cluster's shared memory to itself, so
+that nothing needs to be atomic. The data that a phase waits for arrive when a thread asks again.
 Source: PTX ISA 8.x, "mbarrier", "Contents of the mbarrier object", "Phase of the mbarrier object".
 """
 
 from __future__ import annotations
 
 from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.distributed import address_of, owner
 from nv.virtual.sm.runtime.native import Native, Word, joined
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 
@@ -37,7 +38,7 @@ def _arrived(f: Native, host: Word, count: Word, dropped: bool, more_bytes: Word
     word = f.variable("i64", f.load("i64", host.to("ptr")))
     with f.when((word.get() & _COUNT).below(count)):
         # A phase that only waits for data may be over by now.
-        f.call("void", f"{PREFIX}flights_drain", f.given[0], host)
+        f.call("void", f"{PREFIX}flights_drain", owner(f, host), host)
         word.set(f.load("i64", host.to("ptr")))
     old = word.get()
     with f.when((old & _COUNT).below(count) | count.same(0)):
@@ -55,8 +56,7 @@ def _known() -> Native:
     """mbarrier_known(context, host): note a fault where there is no object."""
     f = Native(f"{PREFIX}mbarrier_known", "void", ("ptr", "context"), ("i64", "host"))
     with f.when(f.load("i64", f.given[1].to("ptr")).same(0)):
-        where = f.given[1] - f.field(layout.SHARED, "ptr").to("i64")
-        f.note(layout.NO_MBARRIER, f.constant("i32", 0), where)
+        f.note(layout.NO_MBARRIER, f.constant("i32", 0), address_of(f, f.given[1]))
     return f
 
 
@@ -82,7 +82,7 @@ def _test(f: Native, host: Word, passed: Word, result: Word) -> None:
     phase = f.variable("i64", word >> 63)
     again = (word & _ASKED).differs(0)
     with f.when(phase.get().same(passed) & again):
-        f.call("void", f"{PREFIX}flights_drain", f.given[0], host)
+        f.call("void", f"{PREFIX}flights_drain", owner(f, host), host)
         phase.set(f.load("i64", host.to("ptr")) >> 63)
     f.store(phase.get() ^ passed, result)
 

@@ -285,11 +285,12 @@ class Native:
 
     # -- faults ----------------------------------------------------------------------------------
 
-    def note(self, code: int, lanes: Word, address: Word) -> None:
+    def note(self, code: int | Word, lanes: Word, address: Word) -> None:
         """Keep a fault in the context if it is the first."""
+        number = self.constant("i32", code) if isinstance(code, int) else code
         with self.when(self.field(layout.FAULT_CODE, "i32").same(0)):
             for offset, value in (
-                (layout.FAULT_CODE, self.constant("i32", code)), (layout.FAULT_LANES, lanes),
+                (layout.FAULT_CODE, number), (layout.FAULT_LANES, lanes),
                 (layout.FAULT_ADDRESS, address),
             ):  # fmt: skip
                 self.store(value, self.given[0].byte(offset))

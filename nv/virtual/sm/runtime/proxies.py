@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.distributed import address_of, context_of, owner
 from nv.virtual.sm.runtime.native import Native, Word, joined
 from nv.virtual.sm.runtime.resolve import MASK, PREFIX, WIDE
 
@@ -34,6 +35,9 @@ def _written() -> Native:
         places = f.choose(inside, places, f.spread(WIDE, spare))
         for lane in range(32):
             f.store(mark, places.lane(lane).to("ptr"))
+        others = lanes & (inside.to("i32") ^ -1)
+        with f.when(others.differs(0) & f.field(layout.CLUSTER_SIZE, "i32").above(1)):
+            f.call("void", f"{PREFIX}proxy_written_far", f.given[0], hosts, others, size)
         f.give()
     with f.each_lane(lanes) as which:
         begin = hosts.lane(which) - shared
@@ -44,21 +48,62 @@ def _written() -> Native:
     return f
 
 
-def _swept(name: str, keep: bool) -> Native:
-    """Change the marks of the running warp: to PUBLISHED, or with all published ones to none."""
-    f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"))
-    marks = f.field(layout.FLIGHT, "ptr")
+def _written_far() -> Native:
+    """proxy_written_far(context, hosts, lanes, size): note what lanes write to other groups'
+    memory, as if they had synchronised: a fence of any thread of the cluster will do."""
+    f = Native(f"{PREFIX}proxy_written_far", "void", ("ptr", "context"), (WIDE, "hosts"),
+               ("i32", "lanes"), ("i64", "size"))  # fmt: skip
+    _, hosts, lanes, size = f.given
+    stride = f.field(layout.CLUSTER_STRIDE, "i64")
+    count = f.field(layout.CLUSTER_SIZE, "i32").to("i64")
+    first = f.field(layout.CLUSTER_SHARED, "i64")
+    with f.each_lane(lanes) as lane:
+        host = hosts.lane(lane)
+        with f.when((host - first).below(stride * count)):
+            marks, begin = _place(f, host)
+            end = (begin + size + 15) >> flight.MARK_SHIFT
+            with f.count(end, begin >> flight.MARK_SHIFT) as granule:
+                f.store(f.constant("i8", -1), marks.byte(granule))
+    return f
+
+
+def _place(f: Native, host: Word) -> tuple[Word, Word]:
+    """Return the marks of the group that a host address of shared memory belongs to, and its offset
+    there."""
+    marks = f.variable("ptr", f.field(layout.FLIGHT, "ptr"))
+    begin = f.variable("i64", host - f.field(layout.SHARED, "i64"))
+    with f.when(begin.get().above(f.field(layout.SHARED_SIZE, "i64") - 1)):
+        group = owner(f, host)
+        marks.set(f.load("ptr", group.byte(layout.FLIGHT)))
+        begin.set(host - f.load("i64", group.byte(layout.SHARED)))
+    return marks.get(), begin.get()
+
+
+def _sweep(f: Native, marks: Word, own: Word | None, keep: bool) -> None:
+    """Change marks of `own`: to PUBLISHED, or with all published ones to none."""
     granules = (f.field(layout.SHARED_SIZE, "i64") + 15) >> flight.MARK_SHIFT
-    own = (f.field(layout.WARP, "i32") + 1).to("i8")
-    mine = f.spread(_ROW, own)
+    new = f.constant(_ROW, -1 if keep else 0)
     with f.count(granules, 0, 64) as granule:
         at = marks.byte(granule)
         row = f.load(_ROW, at, 64)
-        new = f.constant(_ROW, -1 if keep else 0)
-        changed = f.choose(row.same(mine), new, row)
+        changed = row
+        if own is not None:
+            changed = f.choose(row.same(own), new, changed)
         if not keep:
             changed = f.choose(row.same(-1), new, changed)
         f.store(changed, at, 64)
+
+
+def _swept(name: str, keep: bool) -> Native:
+    """Change the marks of the running warp; a fence orders what came from other groups too."""
+    f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"))
+    own = f.spread(_ROW, (f.field(layout.WARP, "i32") + 1).to("i8"))
+    _sweep(f, f.field(layout.FLIGHT, "ptr"), own, keep)
+    if not keep:
+        count = f.field(layout.CLUSTER_SIZE, "i32").to("i64")
+        with f.when(count.above(1)), f.count(count) as rank:
+            marks = f.load("ptr", context_of(f, rank).byte(layout.FLIGHT))
+            _sweep(f, marks, None, keep)
     return f
 
 
@@ -67,20 +112,18 @@ def _checked() -> Native:
     f = Native(f"{PREFIX}proxy_checked", "void", ("ptr", "context"), ("i64", "host"),
                ("i64", "bytes"))  # fmt: skip
     _, host, size = f.given
-    marks = f.field(layout.FLIGHT, "ptr")
+    marks, where = _place(f, host)
     with f.when(size.same(16) & (host & 15).same(0)):
-        where = host - f.field(layout.SHARED, "ptr").to("i64")
         mark = f.load("i8", marks.byte(where >> flight.MARK_SHIFT))
         with f.when(mark.same(0)):
             f.give()
-    at = host - f.field(layout.SHARED, "ptr").to("i64")
-    with f.when(at.below(f.field(layout.SHARED_SIZE, "i64"))):
-        end = (at + size + 15) >> flight.MARK_SHIFT
-        with f.count(end, at >> flight.MARK_SHIFT) as granule:
-            mark = f.load("i8", marks.byte(granule))
-            with f.when(mark.differs(0)):
-                f.note(layout.NO_PROXY_FENCE, f.constant("i32", 0), granule << flight.MARK_SHIFT)
-                f.give()
+    end = (where + size + 15) >> flight.MARK_SHIFT
+    with f.count(end, where >> flight.MARK_SHIFT) as granule:
+        mark = f.load("i8", marks.byte(granule))
+        with f.when(mark.differs(0)):
+            at = host + ((granule << flight.MARK_SHIFT) - where)
+            f.note(layout.NO_PROXY_FENCE, f.constant("i32", 0), address_of(f, at))
+            f.give()
     return f
 
 
@@ -92,7 +135,8 @@ def check(f: Native, host: Word, size: Word) -> None:
 def proxies_ir() -> tuple[str, set[str]]:
     """Return the IR of the functions and the declarations they need."""
     return joined([
-        _written(), _checked(), _swept("proxy_published", True), _swept("proxy_fenced", False),
+        _written(), _written_far(), _checked(), _swept("proxy_published", True),
+        _swept("proxy_fenced", False),
     ])  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Copies in bulk (cp.async.bulk) and the proxy fences they need.
+"""Copies in bulk (cp.async.bulk), the proxy fences they need, and stores to other groups.
 
 Copies that take a tensor map are refused: the map is an opaque object that no document lays out.
 Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Bulk copy", "Async proxy".
@@ -6,15 +6,26 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Bulk copy", "As
 
 from __future__ import annotations
 
-from nv.virtual.sm.ptx.module import Instruction, Integer, Operand
+from nv.virtual.sm.ptx.module import SIZES, Instruction, Integer, Operand, Vector
 from nv.virtual.sm.runtime import async_layout as flight
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.atomics import OPERATIONS
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator.handler import type_of
 from nv.virtual.sm.translator.kernel import Kernel
-from nv.virtual.sm.translator.memory import address, resolve
+from nv.virtual.sm.translator.memory import address, column, join, resolve
+from nv.virtual.sm.translator.value import Value, number
 
-_LOAD_FORM = {"mbarrier::complete_tx::bytes", "global"}
-_STORE_FORM = {"bulk_group", "global", "shared::cta"}
-_QUIET = {"async", "bulk", "L2::cache_hint"}
+_SIGNAL = "mbarrier::complete_tx::bytes"
+# What copies in bulk name: where from and to, and how their end is told.
+_FORMS = {
+    frozenset(("shared::cluster", "global", _SIGNAL)): flight.LOAD,
+    frozenset(("shared::cta", "global", _SIGNAL)): flight.LOAD,
+    frozenset(("shared::cluster", "shared::cta", _SIGNAL)): flight.MOVE,
+    frozenset(("global", "shared::cta", "bulk_group")): flight.STORE,
+}
+_QUIET = {"async", "bulk", "L2::cache_hint", "multicast::cluster"}
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def groups_left(k: Kernel, i: Instruction) -> int:
@@ -56,12 +67,34 @@ def emit(k: Kernel, i: Instruction) -> None:
         k.fault_if_found()
     elif "prefetch" in modifiers:
         _check_size(k, i.operands[1] if len(i.operands) > 1 else None)
-    elif modifiers - _QUIET - {"shared::cluster", "shared::cta"} == _LOAD_FORM:
-        _begin(k, i, flight.LOAD)
-    elif modifiers - _QUIET == _STORE_FORM:
-        _begin(k, i, flight.STORE)
     else:
+        how = 0
+        if "reduce" in modifiers:
+            how = reduction(k, i)
+            modifiers -= {"reduce", "noftz", i.modifiers[-1], *_REDUCTIONS}
+        kind = _FORMS.get(frozenset(modifiers - _QUIET))
+        if kind is None or (how and kind == flight.LOAD):
+            raise k.unsupported()
+        if "multicast::cluster" in modifiers and kind != flight.LOAD:
+            raise k.unsupported()
+        _begin(k, i, kind, how)
+
+
+def reduction(k: Kernel, i: Instruction) -> int:
+    """Return how an instruction combines elements: `async_layout.combined`."""
+    kind = type_of(k, i)
+    named = [m for m in i.modifiers if m in _REDUCTIONS]
+    size = SIZES[kind]
+    if len(named) != 1:
         raise k.unsupported()
+    operation = named[0]
+    if kind in ("f16", "bf16", "f32", "f64"):
+        operation = f"{operation}_{kind}"
+    elif operation in ("min", "max"):
+        operation = f"{operation}_{kind[0]}"
+    if operation not in OPERATIONS.get(8 * size, ()):
+        raise k.unsupported()
+    return flight.combined(OPERATIONS[8 * size].index(operation), size)
 
 
 def _check_size(k: Kernel, size: Operand | None) -> None:
@@ -69,23 +102,70 @@ def _check_size(k: Kernel, size: Operand | None) -> None:
         raise k.bad(f"{size.value} bytes; a multiple of 16 is wanted")
 
 
-def _begin(k: Kernel, i: Instruction, kind: int) -> None:
+def _begin(k: Kernel, i: Instruction, kind: int, how: int) -> None:
     operands = list(i.operands)
     if "L2::cache_hint" in i.modifiers:
         operands.pop()
-    if len(operands) != (4 if kind == flight.LOAD else 3):
+    targets = None
+    if "multicast::cluster" in i.modifiers:
+        targets = operands.pop()
+    if len(operands) != (3 if kind == flight.STORE else 4):
         raise k.bad("two addresses, a size and for loads an mbarrier object are wanted")
     _check_size(k, operands[2])
-    inside, outside = operands[:2] if kind == flight.LOAD else (operands[1], operands[0])
     mask = k.mask()
     size = k.vec(k.source(operands[2], "u32"))
-    there = k.vec(address(k, outside)[0])
-    hosts = resolve(k, "shared", address(k, inside)[0], 16, kind == flight.LOAD, mask)
     barriers = "zeroinitializer"
-    if kind == flight.LOAD:
-        barriers = resolve(k, "shared", address(k, operands[3])[0], 8, True, mask)
+    if kind == flight.STORE:
+        others = k.vec(address(k, operands[0])[0])
+        hosts = resolve(k, "shared", address(k, operands[1])[0], 16, False, mask)
+    else:
+        space = "shared::cluster" if "shared::cluster" in i.modifiers else "shared"
+        hosts = resolve(k, space, address(k, operands[0])[0], 16, True, mask)
+        barriers = resolve(k, space, address(k, operands[3])[0], 8, True, mask)
+        where = address(k, operands[1])[0]
+        others = k.vec(where)
+        if kind == flight.MOVE:
+            others = resolve(k, "shared", where, 16, False, mask)
+    ranks = "zeroinitializer"
+    if targets is not None:
+        ranks = k.vec(k.resize(k.source(targets, "u16"), "i32", False))
+        none = k.mask_bits(k.cmp("eq", Value(ranks, "i32", False), number("i32", 0)))
+        k.fault_if(k.value(f"and i32 {none}, {mask}"), layout.BAD_RANK)
     k.call(
-        "void", f"{PREFIX}bulk_issue", ("ptr", "%context"), ("i64", str(kind)), (WIDE, there),
-        (WIDE, hosts), ("<32 x i32>", size), (WIDE, barriers), ("i32", mask),
+        "void", f"{PREFIX}bulk_issue", ("ptr", "%context"), ("i64", str(kind)), (WIDE, others),
+        (WIDE, hosts), ("<32 x i32>", size), (WIDE, barriers), ("<32 x i32>", ranks),
+        ("i32", mask), ("i64", str(how)),
+    )  # fmt: skip
+    k.fault_if_found()
+
+
+def words(k: Kernel, i: Instruction) -> None:
+    """st.async and red.async: a store or an operation in another group, told to its mbarrier."""
+    modifiers = set(i.modifiers[:-1])
+    reduces = i.name == "red"
+    quiet = {"async", "weak", "relaxed", "cluster", "shared::cluster", _SIGNAL, "v2", "v4"}
+    if modifiers - quiet - ({*_REDUCTIONS} if reduces else set()) or _SIGNAL not in modifiers:
+        raise k.unsupported()
+    if len(i.operands) != 3:
+        raise k.bad("two addresses and a value are wanted")
+    kind = type_of(k, i)
+    data = i.operands[1]
+    items = data.items if isinstance(data, Vector) else (data,)
+    unit = SIZES[kind]
+    size = unit * len(items)
+    if unit not in (4, 8) or size > 16:
+        raise k.bad(f"{size} bytes")
+    space = "shared::cluster" if "shared::cluster" in modifiers else ""
+    mask = k.mask()
+    hosts = resolve(k, space, address(k, i.operands[0])[0], size, True, mask)
+    barriers = resolve(k, space, address(k, i.operands[2])[0], 8, True, mask)
+    values = [k.source(item, f"b{8 * unit}") for item in items]
+    for n, word in enumerate(join(k, values, unit)):
+        stored = k.vec(k.resize(k.varying(word), "i64", False))
+        k.do(f"store {WIDE} {stored}, ptr {column(k, n)}, align 64")
+    how = reduction(k, i) if reduces else 0
+    k.call(
+        "void", f"{PREFIX}words_issue", ("ptr", "%context"), (WIDE, hosts), (WIDE, barriers),
+        ("i32", mask), ("i64", str(size)), ("i64", str(how)),
     )  # fmt: skip
     k.fault_if_found()

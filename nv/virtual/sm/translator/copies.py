@@ -119,5 +119,5 @@ def _cut(k: Kernel, word: Value, keep: Value, start: int) -> Value:
 
 
 def handlers() -> dict[str, Handler]:
-    """Return the emitters by name."""
-    return {"cp": _copy}
+    """Return the emitters by name; those that end in _async by `translate.handler_of`."""
+    return {"cp": _copy, "st_async": bulk.words, "red_async": bulk.words}

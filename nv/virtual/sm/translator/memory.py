@@ -415,7 +415,7 @@ def _extended(k: Kernel, operand: Operand, value: Value, kind: str) -> Value:
 
 
 def _store(k: Kernel, i: Instruction) -> None:
-    if {"async", "bulk"} & set(i.modifiers):
+    if "bulk" in i.modifiers:
         raise k.unsupported()
     _, unit, count = _unit(k, i)
     if len(i.operands) < 2:

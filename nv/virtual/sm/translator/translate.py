@@ -71,6 +71,8 @@ def handler_of(i: Instruction) -> Handler | None:
     of_floats, of_integers, common = _handlers()
     if i.modifiers and i.modifiers[-1] in FLOAT_TYPES and i.name in of_floats:
         return of_floats[i.name]
+    if "async" in i.modifiers and f"{i.name}_async" in common:
+        return common[f"{i.name}_async"]
     return of_integers.get(i.name) or common.get(i.name) or of_floats.get(i.name)
 
 
