@@ -286,15 +286,20 @@ class _Tracer:
 
 
 def _as_index(op: str, dtype: DType, sources: Sequence[Value]) -> Value | None:
-    """Sums and multiples of indices are indices, where the type holds them without wrapping."""
-    if op not in ("add", "sub", "mul") or not dtype.is_integer:
+    """Sums and multiples of indices are indices, where the type holds them without wrapping, and
+    so are their quotients and remainders by positive constants."""
+    if op not in ("add", "sub", "mul", "floordiv", "mod") or not dtype.is_integer:
         return None
     if not any(s.op == "index" for s in sources) or any(
         s.op not in ("index", "const") for s in sources
     ):
         return None
     left, right = (s.arg if s.op == "index" else constant(s.arg) for s in sources)
-    if op == "mul":
+    if op in ("floordiv", "mod"):
+        if not right.is_constant or right.constant <= 0:
+            return None
+        total = left // right.constant if op == "floordiv" else left % right.constant
+    elif op == "mul":
         if not (left.is_constant or right.is_constant):
             return None
         total = right * left.constant if left.is_constant else left * right.constant

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.index.ranges import Computation, elements
-from compiler.kernel import gpu_online, gpu_online_group, gpu_online_matrix
+from compiler.kernel import gpu_online, gpu_online_group, gpu_online_matrix, gpu_online_tiles
 from compiler.kernel.choices import Attention, Space
 from compiler.kernel.ir import Kernel
 from compiler.kernel.online import Online
@@ -20,9 +20,9 @@ def attention(
     """The kernel of the form that is wanted."""
     wanted = wanted or default_attention(parts, target)
     if wanted.form == "matrix":
-        unit = gpu_online_matrix.suits(parts, target)
+        unit = gpu_online_tiles.suits(parts, target)
         assert unit is not None
-        return gpu_online_matrix.by_matrix_units(computation, parts, target, unit, wanted)
+        return gpu_online_matrix.by_matrix_units(computation, parts, unit, wanted)
     forms = {"thread": gpu_online.by_threads, "group": gpu_online_group.by_group}
     return forms[wanted.form](computation, parts, target, wanted)
 
@@ -37,7 +37,7 @@ def default_attention(parts: Online, target: TargetSpec) -> Attention:
 def _matrix(parts: Online, target: TargetSpec) -> Attention | None:
     """Waves for 64 rows, or as many as leave a group for each compute unit; the most keys that
     leave room for other groups, and that a thread can copy at once."""
-    unit = gpu_online_matrix.suits(parts, target)
+    unit = gpu_online_tiles.suits(parts, target)
     if unit is None:
         return None
     waves = 4
@@ -49,10 +49,10 @@ def _matrix(parts: Online, target: TargetSpec) -> Attention | None:
     fitting: Attention | None = None
     for keys in (64, 32, 16):
         wanted = Attention("matrix", waves * unit.wave, keys, 1)
-        if gpu_online_matrix.fits(parts, unit, wanted, target):
+        if gpu_online_tiles.fits(parts, unit, wanted, target):
             fitting = wanted
-            taken = gpu_online_matrix.local_bytes(parts, unit, wanted)
-            if taken <= min(gpu_online_matrix.SHARE, COPIED * wanted.block):
+            taken = gpu_online_tiles.local_bytes(parts, unit, wanted)
+            if taken <= min(gpu_online_tiles.SHARE, COPIED * wanted.block):
                 break
     return fitting
 
@@ -91,11 +91,11 @@ def attention_spaces(parts: Online, target: TargetSpec) -> list[Space]:
             by_group,
         ),
     ]
-    matrix, unit = _matrix(parts, target), gpu_online_matrix.suits(parts, target)
+    matrix, unit = _matrix(parts, target), gpu_online_tiles.suits(parts, target)
     if matrix is not None and unit is not None:
 
         def by_units(wanted: Attention) -> bool:
-            return gpu_online_matrix.fits(parts, unit, wanted, target)
+            return gpu_online_tiles.fits(parts, unit, wanted, target)
 
         found.append(Space(matrix, {"block": blocks, "keys": (16, 32, 64, 128)}, by_units))
     first = default_attention(parts, target)

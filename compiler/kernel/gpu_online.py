@@ -38,6 +38,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.spread import spread
+from compiler.kernel.visible import loop_over, seen
 from hcq.target import TargetSpec
 
 KEYS = 8  # taken together, at most: the output is read and written once for them
@@ -144,7 +145,10 @@ class _ByThreads:
         """Take in `steps` times `count` keys, the first of them at `start`."""
         step = Range(name, steps)
         keys = [step.index() * count + (start + i) for i in range(count)]
-        return Loop(step, (*self.weigh(keys), self.multiply(keys)))
+        each = Range("key", count)
+        places = {**self.places, self.parts.keys: keys[0] + each.index()}
+        conditions = seen(self.parts.score, places, {each, thread_range(self.block)})
+        return loop_over(step, conditions, (*self.weigh(keys), self.multiply(keys)))
 
     def weigh(self, keys: list[Index]) -> list[Statement]:
         """The next keys' scores, the new maximum, weights and sums."""

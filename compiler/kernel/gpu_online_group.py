@@ -43,6 +43,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.spread import spread
+from compiler.kernel.visible import loop_over, seen
 from hcq.target import TargetSpec
 
 TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once
@@ -126,7 +127,11 @@ class _ByGroup:
                     body.append(Store(self.left, constant(piece * self.deep + i), element))
         tile = Range("tile", self.tiles)
         start = tile.index() * self.tile
-        body.append(Loop(tile, (*self.weigh(start), Barrier(), *self.multiply(start))))
+        each = Range("key", self.tile)
+        places = {**self.places, self.parts.keys: start + each.index()}
+        conditions = seen(self.parts.score, places, {each})
+        inside = (*self.weigh(start), Barrier(), *self.multiply(start))
+        body.append(loop_over(tile, conditions, inside))
         body += self.finish()
         local = [m for m in (self.shared, *self.shared_sums) if m is not None]
         memories = (

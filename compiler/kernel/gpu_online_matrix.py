@@ -19,14 +19,15 @@ the second product; where every part of a wave holds all steps (gfx11), they are
 
 from __future__ import annotations
 
-from compiler.dtype import DType, float32
+from compiler.dtype import float32
 from compiler.graph import ops
-from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp_below
 from compiler.kernel.gpu_join import exchange, join_lanes, larger
+from compiler.kernel.gpu_online_tiles import VECTOR, deep_size, vector_of, wide_size
 from compiler.kernel.ir import (
     Barrier,
     If,
@@ -46,71 +47,19 @@ from compiler.kernel.ir import (
     thread_range,
     value,
 )
-from compiler.kernel.matrix_units import MatrixUnit, find_unit
+from compiler.kernel.matrix_units import MatrixUnit
 from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.spread import pack, spread, store
-from hcq.target import TargetSpec
+from compiler.kernel.visible import loop_over, seen
 
-VECTOR = 8  # 16-bit elements that a thread moves at once
 TURNED = 4  # keys that a thread joins where values' memory runs across
-LONGEST = 128  # columns of a group: totals of a lane
 KEPT = 128  # of the depth: what a lane keeps of its row
 STORED = 8  # columns that a lane stores at once
-SHARE = 40 << 10  # bytes of local memory that a group should not pass
-
-
-def suits(parts: Online, target: TargetSpec) -> MatrixUnit | None:
-    """The unit for both products, where all factors and the weights are of one 16-bit type."""
-    kinds = {_narrow(side) for side in (parts.left, parts.right, parts.factor)}
-    kinds.add(parts.rounded)
-    kind = kinds.pop()
-    if kinds or kind is None:
-        return None
-    unit = find_unit(target.matrix, kind, float32)
-    return unit if unit is not None and unit.wave == target.wave_size else None
-
-
-def _narrow(side: Value) -> DType | None:
-    return side.sources[0].dtype if side.op == "cast" else None
-
-
-def local_bytes(parts: Online, unit: MatrixUnit, wanted: Attention) -> int:
-    """Local memory that a kernel takes."""
-    deep, wide = _deep(parts, unit) + VECTOR, _wide(parts, unit)
-    return (wanted.keys * deep + wide * (wanted.keys + VECTOR)) * unit.element.itemsize
-
-
-def fits(parts: Online, unit: MatrixUnit, wanted: Attention, target: TargetSpec) -> bool:
-    """Whether a group holds its tiles and its threads share the copying evenly."""
-    return (
-        wanted.keys % unit.depth == 0
-        and wanted.keys % unit.columns == 0
-        and wanted.block <= target.max_threads_per_group
-        and local_bytes(parts, unit, wanted) <= target.local_memory
-    )
-
-
-def _vector(unit: MatrixUnit) -> int:
-    """Elements along the depth that a lane takes at once."""
-    return max(unit.held, VECTOR)
-
-
-def _deep(parts: Online, unit: MatrixUnit) -> int:
-    """The depth, as long as whole vectors of all parts make it."""
-    span = _vector(unit) * unit.depth_parts
-    return -(-parts.depth.size // span) * span
-
-
-def _wide(parts: Online, unit: MatrixUnit) -> int:
-    """Columns of a group: whole fragments."""
-    blocks = -(-parts.columns.size // LONGEST)
-    return -(-parts.columns.size // (blocks * unit.columns)) * unit.columns
 
 
 def by_matrix_units(
     computation: Computation,
     parts: Online,
-    target: TargetSpec,
     unit: MatrixUnit,
     wanted: Attention,
 ) -> Kernel:
@@ -129,13 +78,14 @@ class _OnUnits:
         self.thread = thread_range(self.block).index()
         self.lane = self.thread % unit.wave
         self.position, self.part = unit.position(self.lane), unit.part(self.lane)
-        rows = self.block // unit.wave * unit.rows
+        rows = self.group_rows = self.block // unit.wave * unit.rows
         groups = -(-parts.rows.size // rows)
         self.rows = Range("rows_wide", groups * rows)
-        first = group_range(0, groups).index() * rows + self.thread // unit.wave * unit.rows
+        self.first_row = group_range(0, groups).index() * rows
+        first = self.first_row + self.thread // unit.wave * unit.rows
         self.row = [first + self.position + block * unit.positions
                     for block in range(unit.row_blocks)]  # fmt: skip
-        self.deep, self.wide = _deep(parts, unit), _wide(parts, unit)
+        self.deep, self.wide = deep_size(parts, unit), wide_size(parts, unit)
         blocks = -(-parts.columns.size // self.wide)
         self.first_column = group_range(2, blocks).index() * self.wide
         self.all_columns = blocks * self.wide
@@ -192,7 +142,7 @@ class _OnUnits:
             *self.multiply_values(),
             Barrier(),
         )
-        body += [Loop(tile, inside), *self.finish()]
+        body += [loop_over(tile, self.seen(start), inside), *self.finish()]
         memories = (
             self.keys, self.values, *([self.left] if self.keeps else []), self.totals, self.output,
             self.scores, *self.largest, *self.scale, *(m for sums in self.sums for m in sums),
@@ -200,12 +150,19 @@ class _OnUnits:
         parameters = (self.computation.output, *self.computation.inputs)
         return Kernel("kernel", parameters, memories, self.grid, self.block, tuple(body))
 
+    def seen(self, start: Index) -> Validity:
+        """What holds where the group's rows may see one of the next keys."""
+        row, key = Range("row", self.group_rows), Range("key", self.tall)
+        places = {**self.places, self.parts.rows: self.first_row + row.index()}
+        places[self.parts.keys] = start + key.index()
+        return seen(self.parts.score, places, {row, key})
+
     # ---- pieces --------------------------------------------------------------------------------
 
     @property
     def span(self) -> int:
         """Steps of the depth that a wave takes at once."""
-        return _vector(self.unit) * self.unit.depth_parts
+        return vector_of(self.unit) * self.unit.depth_parts
 
     def value(self, root: Value) -> Value:
         return substitute(ops.expand(root), self.places)
@@ -255,7 +212,7 @@ class _OnUnits:
 
     def left_operands(self, step: Index) -> list[Value]:
         """The wave's left fragments of `span` steps of the depth."""
-        parts, unit, count = self.parts, self.unit, _vector(self.unit)
+        parts, unit, count = self.parts, self.unit, vector_of(self.unit)
         left = self.factor(parts.left, parts.rows, self.rows.size, parts.depth, self.deep)
         at = unit.depth_part(self.lane) * count + step
         blocks = [left.along(row, at, count) for row in self.row]
@@ -284,7 +241,7 @@ class _OnUnits:
             statements: list[Statement] = []
             for step in range(0, self.deep, self.span):
                 place = step // self.unit.depth
-                turns = range(_vector(self.unit) // self.unit.held)
+                turns = range(vector_of(self.unit) // self.unit.held)
                 lefts = [
                     load(self.left, constant(place + t), lanes=self.unit.left_lanes) for t in turns
                 ]
@@ -295,7 +252,7 @@ class _OnUnits:
         return [Loop(counter, tuple(self.keys_step(at, self.left_operands(at))))]
 
     def keys_step(self, step: Index, lefts: list[Value]) -> list[Statement]:
-        unit, count = self.unit, _vector(self.unit)
+        unit, count = self.unit, vector_of(self.unit)
         at = unit.depth_part(self.lane) * count + step
         statements: list[Statement] = []
         for fragment in range(self.totals.count):

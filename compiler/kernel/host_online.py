@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.dtype import float32
+from compiler.dtype import float32, int64
 from compiler.graph import ops
 from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
-from compiler.index.lookup import guard
+from compiler.index.lookup import guard, lookup
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, replace
 from compiler.kernel.functions import exp
@@ -33,6 +33,7 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.online import FINITE_LOWEST, Online
+from compiler.kernel.visible import bounded, loop_over, seen
 from hcq.target import TargetSpec
 
 VECTORS = 2  # of rows in a block
@@ -83,6 +84,14 @@ class _Blocked:
         self.block = block
         self.first_key = block.index() * self.tall
         self.keys_left = constant(parts.keys.size) - self.first_key
+        # keys of a block that rows may see
+        stop, _ = bounded(seen(parts.score, self.places, {self.lane}), parts.keys)
+        self.key_bound: Index | None = None
+        if stop is not None:
+            last = lookup(value("index", int64, (), stop), parts.keys.size + 1)
+            self.key_bound = last - self.first_key
+        elif parts.keys.size % self.tall:
+            self.key_bound = self.keys_left
 
     def kernel(self) -> Kernel:
         output, depth = self.parts.columns, Range("d", self.parts.depth.size)
@@ -96,7 +105,11 @@ class _Blocked:
         clear.append(self.fill(self.output, zero))
         clear.append(self.fill(self.largest, const(FINITE_LOWEST, float32)))
         clear += [self.fill(memory, zero) for memory in self.sums]
-        blocks = Loop(self.block, (self.multiply_keys(), *self.weigh(), self.multiply_values()))
+        each = Range("each", self.tall)
+        at = {**self.places, self.parts.keys: self.first_key + each.index()}
+        conditions = seen(self.parts.score, at, {self.lane, each})
+        inside = (self.multiply_keys(), *self.weigh(), self.multiply_values())
+        blocks = loop_over(self.block, conditions, inside)
         body = (*clear, Loop(depth, tuple(turn)), blocks, self.finish(output))
         memories = (
             self.turned, self.scores, self.output, self.largest, self.before, *self.sums,
@@ -163,16 +176,16 @@ class _Blocked:
             factor, self.turned, step.index() * self.wide, self.key_panel, step, None,
             lambda i: (first + i) * self.wide, False,
         )  # fmt: skip
-        bound = None
-        if parts.keys.size % self.tall:
-            bound = (self.keys_left + (self.key_panel - 1)) // self.key_panel
+        bound = self.key_bound
+        if bound is not None:
+            bound = (bound + (self.key_panel - 1)) // self.key_panel
         return Loop(panel, tuple(body), bound)
 
     def weigh(self) -> list[Statement]:
         """Scores become weights; the sums so far are rescaled to the new maximum."""
         parts = self.parts
         key = Range("key", self.tall)
-        bound = self.keys_left if parts.keys.size % self.tall else None
+        bound = self.key_bound
         places = {**self.places, parts.keys: self.first_key + key.index()}
         here = load(self.scores, key.index() * self.wide + self.lane.index())
         score = self.value(replace(parts.score, parts.inner, here), places)
@@ -226,7 +239,7 @@ class _Blocked:
 
         body = self.panel(
             factor, self.scores, step.index() * self.wide, self.column_panel, step,
-            self.keys_left if parts.keys.size % self.tall else None,
+            self.key_bound,
             lambda i: (first + i) * self.wide, True,
         )  # fmt: skip
         return Loop(panel, tuple(body))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from compiler.dtype import bool_
 from compiler.graph.node import MOVEMENT, ONE_TO_ONE, Node, topological
 from compiler.graph.ops import BUILDERS, COSTS
 from compiler.schedule import cost as costs
@@ -117,11 +118,17 @@ def _may_store(node: Node) -> bool:
     return node.op not in ("const", "iota", "buffer")
 
 
+_FOLDING = ("add", "sub", "mul", "floordiv", "mod", "cast")
+_COMPARING = ("lt", "le", "eq", "ne", "and", "or", "xor")
+
+
 def _folds(node: Node, folded: Set[int]) -> bool:
-    """Whether a value is index arithmetic, which costs nothing: sums and multiples of positions."""
+    """Whether a value is index arithmetic, which costs nothing: sums and multiples of positions,
+    and comparisons of them, such as masks are made of."""
     if node.op in ("const", "iota"):
         return not node.dtype.is_float
-    fits = node.op in ("add", "sub", "mul", "cast") or node.op in MOVEMENT
+    fits = node.op in _FOLDING or node.op in MOVEMENT
+    fits = fits or (node.op in _COMPARING and node.dtype is bool_)
     return fits and not node.dtype.is_float and all(id(s) in folded for s in node.sources)
 
 

@@ -99,7 +99,9 @@ class _Group:
             if isinstance(statement, Store):
                 self.store(statement, active)
             elif isinstance(statement, If):
-                self.statements(statement.body, active & self.holds(statement.conditions))
+                inside = active & self.holds(statement.conditions)
+                if inside.any():
+                    self.statements(statement.body, inside)
             elif isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
                 assert active.all()
                 self.meanwhile(statement)
@@ -107,11 +109,13 @@ class _Group:
                 self.fetch(statement, active)
             else:
                 assert isinstance(statement, Loop), "tiles are for the host"
-                assert statement.bound is None
-                for number in range(statement.range.size):
+                limit = np.full(self.threads, statement.range.size)
+                if statement.bound is not None:
+                    limit = np.minimum(limit, self.index(statement.bound))
+                for number in range(limit.max()):
                     self.ranges[statement.range.name] = number
-                    self.statements(statement.body, active)
-                del self.ranges[statement.range.name]
+                    self.statements(statement.body, active & (number < limit))
+                self.ranges.pop(statement.range.name, None)
 
     def meanwhile(self, statement: Barrier | Close | Await | GroupProduct | Settle) -> None:
         if isinstance(statement, Close):
@@ -204,6 +208,8 @@ class _Group:
         if node.op == "const":
             kind = _TYPES.get(node.dtype.name) or np.dtype(node.dtype.name)
             return np.full((self.threads, node.lanes), node.arg, kind)
+        if node.op == "index":
+            return self.index(node.arg).astype(np.dtype(node.dtype.name))[:, None]
         if node.op == "extract":
             return sources[0][:, node.arg : node.arg + 1]
         if node.op == "pack":

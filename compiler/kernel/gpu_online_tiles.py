@@ -1,0 +1,62 @@
+"""Sizes of an attention on matrix units: which unit suits, what tiles a group can hold."""
+
+from __future__ import annotations
+
+from compiler.dtype import DType, float32
+from compiler.kernel.choices import Attention
+from compiler.kernel.ir import Value
+from compiler.kernel.matrix_units import MatrixUnit, find_unit
+from compiler.kernel.online import Online
+from hcq.target import TargetSpec
+
+VECTOR = 8  # 16-bit elements that a thread moves at once
+LONGEST = 128  # columns of a group: totals of a lane
+SHARE = 40 << 10  # bytes of local memory that a group should not pass
+
+
+def suits(parts: Online, target: TargetSpec) -> MatrixUnit | None:
+    """The unit for both products, where all factors and the weights are of one 16-bit type."""
+    kinds = {_narrow(side) for side in (parts.left, parts.right, parts.factor)}
+    kinds.add(parts.rounded)
+    kind = kinds.pop()
+    if kinds or kind is None:
+        return None
+    unit = find_unit(target.matrix, kind, float32)
+    return unit if unit is not None and unit.wave == target.wave_size else None
+
+
+def _narrow(side: Value) -> DType | None:
+    return side.sources[0].dtype if side.op == "cast" else None
+
+
+def local_bytes(parts: Online, unit: MatrixUnit, wanted: Attention) -> int:
+    """Local memory that a kernel takes."""
+    deep, wide = deep_size(parts, unit) + VECTOR, wide_size(parts, unit)
+    return (wanted.keys * deep + wide * (wanted.keys + VECTOR)) * unit.element.itemsize
+
+
+def fits(parts: Online, unit: MatrixUnit, wanted: Attention, target: TargetSpec) -> bool:
+    """Whether a group holds its tiles and its threads share the copying evenly."""
+    return (
+        wanted.keys % unit.depth == 0
+        and wanted.keys % unit.columns == 0
+        and wanted.block <= target.max_threads_per_group
+        and local_bytes(parts, unit, wanted) <= target.local_memory
+    )
+
+
+def vector_of(unit: MatrixUnit) -> int:
+    """Elements along the depth that a lane takes at once."""
+    return max(unit.held, VECTOR)
+
+
+def deep_size(parts: Online, unit: MatrixUnit) -> int:
+    """The depth, as long as whole vectors of all parts make it."""
+    span = vector_of(unit) * unit.depth_parts
+    return -(-parts.depth.size // span) * span
+
+
+def wide_size(parts: Online, unit: MatrixUnit) -> int:
+    """Columns of a group: whole fragments."""
+    blocks = -(-parts.columns.size // LONGEST)
+    return -(-parts.columns.size // (blocks * unit.columns)) * unit.columns
