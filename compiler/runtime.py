@@ -118,7 +118,7 @@ class Runtime:
         recording = current_recording()
         pool = self.pool if recording is None else recording.pool_for(self)
         made: dict[int, Storage] = {place: pool.take(0) for place in plan.empty}
-        assigned = {step.root for step in plan.steps if step.target is not None}
+        assigned = {step.root for step in plan.steps if step.target not in (None, step.root)}
         wanted = wanted_later(plan, roots, nodes) if len(plan.steps) > 1 else None
         keep: dict[int, Storage] = dict(made)
         spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
@@ -128,7 +128,9 @@ class Runtime:
         prepared = ready.prepared if plain else None
         addresses: list[int] = []
         for number, (step, loaded) in enumerate(zip(plan.steps, ready.loaded, strict=True)):
-            if step.target is not None:
+            if step.target == step.root:  # a scatter into what the step before began
+                storage = made[step.root]
+            elif step.target is not None:
                 storage = made.get(step.target) or _storage(nodes[step.target])
                 keep[step.target] = keep[step.root] = storage
             else:

@@ -51,6 +51,7 @@ class Lines:
         self.classes: dict[int, int] = {}
         self.kept: list[Value] = []  # keeps ids in `classes` and the scopes alive
         self.count = 0
+        self.written: frozenset[str] = frozenset()  # parameters that the kernel stores to
 
     def put(self, line: str) -> None:
         self.text.append(f"  {line}")

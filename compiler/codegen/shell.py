@@ -37,6 +37,7 @@ class Shell:
         self.target = target
         self.lines = self.values(f"i{bits}", has_fma, self.pointers)
         self.lines.wave_size = target.wave_size
+        self.lines.written = frozenset(m.name for m in kernel.parameters[: kernel.outputs])
         self.block = "entry"
 
     def statements(self, body: Iterable[Statement]) -> None:

@@ -22,7 +22,8 @@ _COMPARE = {
     "u": {"lt": "ult", "le": "ule", "eq": "eq", "ne": "ne"},
     "b": {"lt": "ult", "le": "ule", "eq": "eq", "ne": "ne"},
 }
-PURE, SHARED, PRIVATE = 0, 1, 2  # what a value reads: nothing that changes; local memory; registers
+# what a value reads: nothing that changes; local memory; registers, or what the kernel writes
+PURE, SHARED, PRIVATE = 0, 1, 2
 
 
 class Values(Lines):
@@ -44,7 +45,8 @@ class Values(Lines):
             position = self.new(f"select i1 {allowed}, {kind} {inside}, {kind} 0")
         pointer = self.address(memory, position, access.index)
         space = self.spaces[memory.space]
-        marks = ", !invariant.load !0" if memory.space == "global" else ""
+        fixed = memory.space == "global" and memory.name not in self.written
+        marks = ", !invariant.load !0" if fixed else ""
         align = alignment(memory, access.index, lanes)
         result = self.new(f"load {stored}, {space} {pointer}, align {align}{marks}")
         if allowed:
@@ -108,7 +110,10 @@ class Values(Lines):
             if node.op == "matrices":
                 kind = SHARED
             elif node.op == "load":
-                kind = {"global": PURE, "local": SHARED, "register": PRIVATE}[node.arg.memory.space]
+                memory = node.arg.memory
+                kind = {"global": PURE, "local": SHARED, "register": PRIVATE}[memory.space]
+                if memory.space == "global" and memory.name in self.written:
+                    kind = PRIVATE
             self.classes[id(node)] = kind
             self.kept.append(node)
         return kind

@@ -20,7 +20,10 @@ element-wise    1..3     -                               see ops.py; all of one 
 "stride"        1        steps                           every step-th element, from the first
 "cat"           1..n     axis                            one after the other
 "gather"        1 + n    (axes, checked)                 elements at indices along n axes, see below
-"assign"        2        a Region of methods.indexing    the first, the region being the second
+"assign"        2 or 3   a Region of graph.region        the first, the region being the second
+                                                         where the third (bools), if any, is true
+"scatter"       2 + n    a Scatter of graph.region       the first, with the second's elements at
+                                                         the indices, see there
 "reduce"        1        (operation, axes)               the axes keep size 1
 "contiguous"    1        -                               must be stored
 "call"          0..n     a Call of graph.call            a nested function with these arguments
@@ -106,6 +109,7 @@ def stored_as(root: Node) -> Node:
 
 
 MOVEMENT = frozenset(("reshape", "permute", "expand", "pad", "shrink", "flip", "stride"))
+WRITES = frozenset(("assign", "scatter"))  # the first source, with some elements replaced
 ONE_TO_ONE = frozenset(("reshape", "permute", "flip"))  # each source element is used exactly once
 
 

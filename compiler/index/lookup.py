@@ -10,8 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
+from compiler.dtype import int64
+from compiler.graph import ops
 from compiler.index.algebra import Index, Opaque, Range, Validity, both
-from compiler.kernel.ir import Value, indices_of, load, rebuild, substitute, value, walk
+from compiler.kernel.ir import (
+    Value,
+    binary,
+    cast,
+    const,
+    indices_of,
+    load,
+    rebuild,
+    substitute,
+    value,
+    walk,
+)
 from compiler.kernel.text import operation_text
 
 
@@ -60,6 +73,35 @@ def lookup(source: Value, size: int) -> Index:
         found: Index = source.arg
         return found
     return Lookup(source, size).index()
+
+
+def looked_up(number: Value, size: int, checked: bool, inside: list[Value]) -> Index:
+    """The index into an axis that a value is; unless it is known to be one (`checked`), negative
+    ones count from the end, and `inside` gets the conditions for it."""
+    if not checked and not (number.op == "index" and number.arg.low >= 0):
+        number = _from_end(number, size)
+    sure = number.op == "index" and number.arg.low >= 0 and number.arg.high < size
+    if not checked and not sure:
+        inside += _in_bounds(number, size)
+    return lookup(ops.expand(number), size)
+
+
+def _from_end(number: Value, size: int) -> Value:
+    """A negative index counts from the end."""
+    if number.dtype.kind != "i":
+        return number
+    wide = cast(number, int64)
+    negative = binary("lt", wide, const(0, int64))
+    return value("where", int64, (negative, binary("add", wide, const(size, int64)), wide))
+
+
+def _in_bounds(number: Value, size: int) -> list[Value]:
+    """Conditions for 0 <= number < size."""
+    wide = cast(number, int64)
+    if number.dtype.name == "uint64":
+        return [binary("lt", number, const(size, number.dtype))]
+    low = binary("le", const(0, int64), wide)
+    return [low, binary("lt", wide, const(size, int64))]
 
 
 def guard(root: Value, conditions: Validity) -> Value:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from math import prod
 
-from compiler.dtype import DType, int32, int64
+from compiler.dtype import DType, int32
 from compiler.graph import ops
 from compiler.graph.node import Node
 from compiler.index.algebra import (
@@ -31,7 +31,7 @@ from compiler.index.algebra import (
     unflatten,
     within,
 )
-from compiler.index.lookup import lookup
+from compiler.index.lookup import looked_up, lookup
 from compiler.index.onehot import pick
 from compiler.kernel.ir import (
     Memory,
@@ -51,6 +51,21 @@ from compiler.schedule.group import Group, describe
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What is special where indices choose the elements to write.
+
+    allowed: an element is written only where it holds. ordered: ranges besides the computation's
+    that may write the same element, and must do so in order. coordinate: differs for elements that
+    are written apart, and is below `size`; so it can be shared out.
+    """
+
+    allowed: Validity = ()
+    ordered: tuple[Range, ...] = ()
+    coordinate: Index = field(default_factory=lambda: constant(0))
+    size: int = 1
+
+
+@dataclass(frozen=True)
 class Computation:
     """What one kernel computes: output[flatten(ranges)] = value, for all values of the ranges.
 
@@ -65,6 +80,7 @@ class Computation:
     origin: str
     place: Index | None = None  # where the element goes, if not there
     others: tuple[Memory, ...] = ()
+    chosen: Chosen | None = None
 
     @property
     def outputs(self) -> tuple[Memory, ...]:
@@ -103,11 +119,16 @@ def trace(group: Group) -> Computation:
     root = group.root
     if group.others:
         return _trace_together(group)[0]
+    if group.in_place and root.op == "scatter":
+        return _trace_scatter(group)
+    if group.stage == "begin":
+        root = root.sources[0]  # what a scatter begins with
     while root.op in ("reshape", "contiguous") and root.sources[0].storage is None:
         if any(root.sources[0] is node for node in group.inputs):
             break
         root = root.sources[0]  # row-major order stays, and that is all the output knows
     inputs, tracer = _inputs(group)
+    chosen = None
     counts = root.arg.counts if group.in_place else root.shape
     ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(counts))
     indices = tuple(r.index() for r in ranges)
@@ -115,11 +136,57 @@ def trace(group: Group) -> Computation:
     if group.in_place:
         place = flatten(root.arg.outer(indices), root.shape)
         expression = tracer.value(root.sources[1], indices, ())
+        if len(root.sources) > 2:
+            chosen = Chosen(_holds(tracer.value(root.sources[2], indices, ())))
     else:
         expression = tracer.value(root, indices, ())
     output = Memory("out", root.dtype, max(1, root.size))
-    kept = tuple(r for r in ranges if r.size > 1)
-    return Computation(output, inputs, kept, expression, describe(group), place)
+    return Computation(
+        output, inputs, _kept(ranges), expression, describe(group), place, chosen=chosen
+    )
+
+
+def _trace_scatter(group: Group) -> Computation:
+    """The kernel that writes what is chosen into memory that holds the rest."""
+    root, choice = group.root, group.root.arg
+    given = root.sources[1]
+    inputs, tracer = _inputs(group)
+    sizes = list(enumerate(given.shape))
+    ordered = tuple(Range(f"j{axis}", size) for axis, size in sizes[: choice.ordered])
+    ranges = tuple(Range(f"i{axis}", size) for axis, size in sizes[choice.ordered :])
+    at = tuple(r.index() for r in (*ordered, *ranges))
+    inside: list[Value] = []
+    found: dict[int, Index] = {}
+    for axis, source in zip(choice.axes, root.sources[2:], strict=True):
+        number = tracer.value(source, at, ())
+        found[axis] = looked_up(number, root.shape[axis], choice.checked, inside)
+    rest = iter(at[len(at) - (len(root.shape) - len(found)) :])
+    place = choice.region.outer(
+        [found[i] if i in found else next(rest) for i in range(len(root.shape))]
+    )
+    output = Memory("out", root.dtype, max(1, root.size))
+    expression = tracer.value(given, at, ())
+    position = flatten(place, root.shape)
+    if choice.mode != "set":
+        there = load(output, position)
+        expression = ops.build(choice.mode, root.dtype, [there, expression])
+    most = max(choice.axes, key=lambda axis: root.shape[axis])
+    allowed = _holds(reduce(partial(binary, "and"), inside)) if inside else ()
+    chosen = Chosen(allowed, _kept(ordered), found[most], root.shape[most])
+    return Computation(
+        output, inputs, _kept(ranges), expression, describe(group), position, chosen=chosen
+    )
+
+
+def _holds(test: Value) -> Validity:
+    """The validity that a bool is true."""
+    if test.op == "const":
+        return () if test.arg else NEVER
+    return at_least_zero(lookup(ops.expand(cast(test, int32)), 2) - 1)
+
+
+def _kept(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    return tuple(r for r in ranges if r.size > 1)
 
 
 def _trace_together(group: Group) -> tuple[Computation, bool]:
@@ -133,12 +200,11 @@ def _trace_together(group: Group) -> tuple[Computation, bool]:
     outputs = [
         Memory(f"out{i or ''}", root.dtype, max(1, root.size)) for i, root in enumerate(roots)
     ]
-    kept = tuple(r for r in ranges if r.size > 1)
     whole = value("results", values[0].dtype, values)
     known = {id(root) for root in roots}
     aligned = sum(key[0] in known for key in tracer.done) == len(roots)
     computation = Computation(
-        outputs[0], inputs, kept, whole, describe(group), None, tuple(outputs[1:])
+        outputs[0], inputs, _kept(ranges), whole, describe(group), None, tuple(outputs[1:])
     )
     return computation, aligned
 
@@ -191,12 +257,16 @@ class _Tracer:
         if op == "gather":
             return self._gather(node, at, valid)
         if op == "assign":
-            old, given = node.sources
+            old, given, *masks = node.sources
             inside, inner = node.arg.inner(at)
             outside = self.value(old, at, valid)
             if inside == NEVER:
                 return outside
-            return gate(inside, self.value(given, inner, both(valid, inside)), outside)
+            new = self.value(given, inner, both(valid, inside))
+            for mask in masks:
+                test = self.value(mask, inner, both(valid, inside))
+                new = value("where", node.dtype, (test, new, outside))
+            return gate(inside, new, outside)
         source = node.sources[0]
         if op == "cast":
             return _convert(self.value(source, at, valid), node.dtype)
@@ -269,14 +339,8 @@ class _Tracer:
         found: dict[int, Index] = {}
         inside: list[Value] = []
         for axis, given in zip(axes, givens, strict=True):
-            size = source.shape[axis]
             number = self.value(given, at[:common], valid)
-            if not checked and not (number.op == "index" and number.arg.low >= 0):
-                number = _from_end(number, size)
-            found[axis] = lookup(ops.expand(number), size)
-            sure = number.op == "index" and number.arg.low >= 0 and number.arg.high < size
-            if not checked and not sure:
-                inside += _in_bounds(number, size)
+            found[axis] = looked_up(number, source.shape[axis], checked, inside)
         inner = tuple(found[i] if i in found else next(rest) for i in range(len(source.shape)))
         piece = self.value(source, inner, valid)
         if not inside:
@@ -309,24 +373,6 @@ def _as_index(op: str, dtype: DType, sources: Sequence[Value]) -> Value | None:
     if total.low < lowest or total.magnitude() >= 1 << (dtype.bits - 1):
         return None
     return value("index", dtype, (), total)
-
-
-def _from_end(number: Value, size: int) -> Value:
-    """A negative index counts from the end."""
-    if number.dtype.kind != "i":
-        return number
-    wide = cast(number, int64)
-    negative = binary("lt", wide, const(0, int64))
-    return value("where", int64, (negative, binary("add", wide, const(size, int64)), wide))
-
-
-def _in_bounds(number: Value, size: int) -> list[Value]:
-    """Conditions for 0 <= number < size."""
-    wide = cast(number, int64)
-    if number.dtype.name == "uint64":
-        return [binary("lt", number, const(size, number.dtype))]
-    low = binary("le", const(0, int64), wide)
-    return [low, binary("lt", wide, const(size, int64))]
 
 
 def _convert(inner: Value, dtype: DType) -> Value:
@@ -366,24 +412,36 @@ def _moved(node: Node, at: tuple[Index, ...]) -> tuple[Index, ...]:
 
 def _merge(computation: Computation) -> Computation:
     """Join neighbouring ranges wherever no index gets harder for it: one long loop beats two."""
-    ranges, expression, place = _merge_ranges(
-        computation.ranges, computation.value, computation.place
-    )
+    chosen = computation.chosen or Chosen()
+    indices = (computation.position, chosen.coordinate, *chosen.allowed)
+    if computation.place is None:
+        indices = ()
+    ranges, expression, indices = _merge_ranges(computation.ranges, computation.value, indices)
+    if chosen.ordered:
+        ordered, expression, indices = _merge_ranges(chosen.ordered, expression, indices)
+        chosen = dataclasses.replace(chosen, ordered=ordered)
 
     def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
         if node.op != "reduce":
             return None
         operation, over = node.arg
-        merged, body, _ = _merge_ranges(over, sources[0], None)
+        merged, body, _ = _merge_ranges(over, sources[0], ())
         return value("reduce", node.dtype, (body,), (operation, merged))
 
-    expression = rebuild(expression, change)
-    return dataclasses.replace(computation, ranges=ranges, value=expression, place=place)
+    changed = dataclasses.replace(computation, ranges=ranges, value=rebuild(expression, change))
+    if not indices:
+        return changed
+    place, coordinate, *allowed = indices
+    if computation.chosen is not None:
+        chosen = dataclasses.replace(chosen, allowed=tuple(allowed), coordinate=coordinate)
+        changed = dataclasses.replace(changed, chosen=chosen)
+    return dataclasses.replace(changed, place=place)
 
 
 def _merge_ranges(
-    ranges: Sequence[Range], root: Value, place: Index | None
-) -> tuple[tuple[Range, ...], Value, Index | None]:
+    ranges: Sequence[Range], root: Value, indices: tuple[Index, ...]
+) -> tuple[tuple[Range, ...], Value, tuple[Index, ...]]:
+    """indices: what else depends on the ranges."""
     merged = list(ranges)
     position = len(merged) - 2
     while position >= 0:
@@ -391,15 +449,15 @@ def _merge_ranges(
         joint = Range(outer.name, outer.size * inner.size)
         parts = {outer: joint.index() // inner.size, inner: joint.index() % inner.size}
         changed = substitute(root, parts)
-        moved = None if place is None else place.substitute(parts)
-        if _difficulty(changed, moved) <= _difficulty(root, place):
-            root, place = changed, moved
+        moved = tuple([index.substitute(parts) for index in indices])
+        if _difficulty(changed, moved) <= _difficulty(root, indices):
+            root, indices = changed, moved
             merged[position : position + 2] = [joint]
         position -= 1
-    return tuple(merged), root, place
+    return tuple(merged), root, indices
 
 
-def _difficulty(root: Value, place: Index | None) -> int:
+def _difficulty(root: Value, others: Sequence[Index]) -> int:
     """The number of divisions in the distinct indices of an expression."""
     atoms: set[Div | Mod] = set()
 
@@ -412,10 +470,8 @@ def _difficulty(root: Value, place: Index | None) -> int:
                 atoms.add(atom)
                 visit(atom.value)
 
-    for index in indices_of(root):
+    for index in (*indices_of(root), *others):
         visit(index)
-    if place is not None:
-        visit(place)
     return len(atoms)
 
 

@@ -6,7 +6,14 @@ whole lines; what would run past the end is switched off only where the sizes do
 
 from __future__ import annotations
 
-from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.index.algebra import (
+    Index,
+    Range,
+    at_least_zero,
+    constant,
+    substitute_all,
+    unflatten,
+)
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space, Threads
 from compiler.kernel.ir import (
@@ -32,7 +39,7 @@ def default_threads(computation: Computation, target: TargetSpec) -> Threads:
     last = computation.ranges[-1]
     dtypes = [m.dtype for m in (*computation.outputs, *computation.inputs)]
     width = vector_width(dtypes, target.vector_bytes)
-    if computation.position.coefficient(last) != 1:  # an assignment with gaps
+    if not _side_by_side(computation, last):
         width = 1
     while last.size % width or elements(computation.ranges) < width * target.wave_size:
         width //= 2
@@ -45,10 +52,19 @@ def default_threads(computation: Computation, target: TargetSpec) -> Threads:
 def threads_space(computation: Computation, target: TargetSpec) -> Space:
     """Vectors up to 8 elements; groups of 1 to 16 waves."""
     last = computation.ranges[-1]
-    gaps = computation.position.coefficient(last) != 1
+    gaps = not _side_by_side(computation, last)
     widths = tuple(w for w in (1, 2, 4, 8) if last.size % w == 0 and not (gaps and w > 1))
     options = {"width": widths, "block": blocks(target)}
     return Space(default_threads(computation, target), options, lambda _: True)
+
+
+def _side_by_side(computation: Computation, last: Range) -> bool:
+    """Whether what is written along a range lies so, and is written together or not at all."""
+    if computation.place is None:
+        return True
+    allowed = () if computation.chosen is None else computation.chosen.allowed
+    rest = (computation.position - last.index(), *allowed)
+    return not any(last in index.ranges() for index in rest)
 
 
 def blocks(target: TargetSpec) -> tuple[int, ...]:
@@ -82,6 +98,9 @@ def elementwise(
     body: tuple[Statement, ...] = tuple(
         store(memory, position, spread(root, last, base, width)) for memory, root in results
     )
+    if computation.chosen is not None:
+        allowed = substitute_all(computation.chosen.allowed, {**places, last: base})
+        body = (If(allowed, body),)
     if conditions:
         body = (If(conditions, body),)
     return kernel_of(computation, (), grid, block, body)
@@ -92,7 +111,10 @@ def _single(computation: Computation, target: TargetSpec) -> Kernel:
     thread = thread_range(target.wave_size).index()
     position = computation.position
     results = computation.results(computation.value)
-    inside = tuple(Store(memory, position, root) for memory, root in results)
+    inside: tuple[Statement, ...] = tuple(Store(memory, position, root) for memory, root in results)
+    allowed = () if computation.chosen is None else computation.chosen.allowed
+    if allowed:
+        inside = (If(allowed, inside),)
     body = (If(at_least_zero(-thread), inside),)
     return kernel_of(computation, (), (1, 1, 1), target.wave_size, body)
 

@@ -5,11 +5,12 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 
 from __future__ import annotations
 
-from compiler.index.algebra import Index, Range, constant, unflatten
+from compiler.index.algebra import Index, Range, constant, substitute_all, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity, replace
 from compiler.kernel.choices import Chunk, Space
 from compiler.kernel.ir import (
+    If,
     Kernel,
     Loop,
     Memory,
@@ -143,7 +144,10 @@ def _places(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
 def _assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
     position = computation.position.substitute(places)
     results = computation.results(substitute(computation.value, places))
-    return tuple(Store(memory, position, root) for memory, root in results)
+    stores = tuple(Store(memory, position, root) for memory, root in results)
+    if computation.chosen is None or not computation.chosen.allowed:
+        return stores
+    return (If(substitute_all(computation.chosen.allowed, places), stores),)
 
 
 def _kernel(

@@ -25,6 +25,7 @@ from compiler.kernel import (
     host_matmul,
     host_online,
     host_rows,
+    scatter,
 )
 from compiler.kernel.chain import find_chain
 from compiler.kernel.choices import Choices, MatrixTiles, RingTiles, Space, Tiles
@@ -65,6 +66,8 @@ class _Shape:
 
 
 def _host(computation: Computation, target: TargetSpec) -> _Shape:
+    if computation.chosen is not None:
+        return _Shape(lambda _: scatter.host(computation, target))
     online = find_online(computation)
     if online is not None:
         return _Shape(lambda _: host_online.attention(computation, online, target))
@@ -83,6 +86,8 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
 
 
 def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
+    if computation.chosen is not None:
+        return _Shape(lambda _: scatter.gpu(computation, target))
     online = find_online(computation)
     if online is not None:
         return _Shape(

@@ -12,8 +12,7 @@ import numpy as np
 from compiler.dtype import int64
 from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
-from compiler.graph.origin import here
-from compiler.index.algebra import Index, Validity, at_least_zero, both, constant, within
+from compiler.graph.region import Region
 from compiler.methods.core import TensorCore, broadcast, broadcast_shape
 from compiler.methods.movement import Movement
 from hcq.errors import BadArgument, NotSupported
@@ -22,47 +21,36 @@ Key = int | slice | None | TensorCore | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Region:
-    """A box of an array: start, stop and step > 0 for each axis, then axes to reverse, then the
-    shape the result has (axes of size 1 dropped and inserted)."""
+class Choice:
+    """A key with arrays or tensors. places: of these (and of ints) in the key; axes: which they
+    index. basic: the key with slices in their places. indices: one for each, of shapes that
+    broadcast to `common`; known: the same as arrays, None where it is data."""
 
-    box: tuple[tuple[int, int], ...]
-    steps: tuple[int, ...]
-    flipped: tuple[int, ...]
-    shape: Shape
+    places: list[int]
+    axes: list[int]
+    basic: list[Key]
+    indices: list[Node]
+    known: list[np.ndarray[Any, Any] | None]
+    common: Shape
 
     @property
-    def counts(self) -> Shape:
-        """How many elements along each axis of the array."""
-        pairs = zip(self.box, self.steps, strict=True)
-        return tuple(-(-(stop - start) // step) for (start, stop), step in pairs)
+    def checked(self) -> bool:
+        """Whether all indices are known, and lie inside."""
+        return all(each is not None for each in self.known)
 
-    def outer(self, indices: Sequence[Index]) -> tuple[Index, ...]:
-        """Where in the array the region's elements are."""
-        return tuple(
-            (constant(count - 1) - index if axis in self.flipped else index) * step + start
-            for axis, (index, count, step, (start, _)) in enumerate(
-                zip(indices, self.counts, self.steps, self.box, strict=True)
-            )
-        )
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the new axes stand where the indexed ones stood; otherwise they stand first."""
+        return self.places == list(range(self.places[0], self.places[0] + len(self.places)))
 
-    def inner(self, indices: Sequence[Index]) -> tuple[Validity, tuple[Index, ...]]:
-        """When the array's elements are in the region, and where."""
-        inside: Validity = ()
-        places = []
-        for axis, (index, (start, stop)) in enumerate(zip(indices, self.box, strict=True)):
-            step, from_start = self.steps[axis], index - start
-            inside = both(inside, within(index, start, stop))
-            inside = both(inside, at_least_zero((from_start % step) * -1))
-            place = from_start // step
-            last = constant(self.counts[axis] - 1)
-            places.append(last - place if axis in self.flipped else place)
-        return inside, tuple(places)
-
-    def read(self, source: Node) -> Node:
-        """The elements of the region."""
-        node = graph.flip(graph.shrink(source, self.box), self.flipped)
-        return graph.reshape(graph.stride(node, self.steps), self.shape)
+    def distinct(self, shape: Shape) -> bool:
+        """Whether no element of an array is chosen twice, as far as that is known."""
+        known = [each for each in self.known if each is not None]
+        if len(known) < len(self.known):
+            return False
+        sizes = [shape[axis] for axis in self.axes]
+        flat = np.ravel_multi_index(np.broadcast_arrays(*known), sizes).reshape(-1)
+        return len(np.unique(flat)) == len(flat)
 
 
 class Indexing(Movement):
@@ -78,30 +66,6 @@ class Indexing(Movement):
         if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
             return self._gather(entries)
         return self._new(self._region(entries).read(self.node))
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Replace the elements at ints and slices; `value` is broadcast and converted. Written in
-        place unless somebody may still see the old value: other tensors keep what they had."""
-        entries = self._full_key(key if isinstance(key, tuple) else (key,))
-        if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
-            raise NotSupported("assignment to elements chosen by arrays or tensors is not built")
-        region = self._region(entries)
-        given = self._lift("assign", value)
-        if isinstance(given, TensorCore):
-            if broadcast_shape("assign", given.node, region.shape) != region.shape:
-                raise BadArgument(f"assign: {given._shown} to a region of {list(region.shape)}")
-            node = broadcast(graph.cast(given.node, self.dtype), region.shape)
-        else:
-            node = self._constant("assign", given, self.dtype, region.shape)
-        if node.size:
-            sources = (self.node, graph.reshape(node, region.counts))
-            self.node = Node("assign", self.dtype, self.shape, sources, region)
-            self.node.origin = here()
-
-    def assign(self, value: Any) -> Self:
-        """Replace all elements, as `x[...] = value` does; returns self."""
-        self[...] = value
-        return self
 
     def take(self, indices: Any, axis: int) -> Self:
         """The elements at `indices` along one axis."""
@@ -144,29 +108,31 @@ class Indexing(Movement):
 
     def _gather(self, entries: Sequence[Key]) -> Self:
         """First what is basic, each indexed axis kept whole; then the gather over those axes."""
-        whole = slice(None)
-        advanced = [e for e in entries if isinstance(e, int | TensorCore | np.ndarray)]
-        basic = [whole if isinstance(e, int | TensorCore | np.ndarray) else e for e in entries]
-        places = [i for i, e in enumerate(entries) if isinstance(e, int | TensorCore | np.ndarray)]
-        axes = [sum(e is not None for e in entries[:place]) for place in places]
-        nodes, checked = [], True
-        for entry, axis in zip(advanced, axes, strict=True):
-            node, known = self._index_node(entry, axis)
-            nodes.append(node)
-            checked = checked and known
-        common = broadcast_shape("index", *nodes)
-        source = self._region(basic).read(self.node)
-        indices = [broadcast(node, common) for node in nodes]
-        node = graph.gather(source, tuple(places), indices, checked)
-        side_by_side = places == list(range(places[0], places[0] + len(places)))
-        if side_by_side:  # the new axes stand where the indexed ones stood; otherwise first
+        chosen = self._choose(entries)
+        places, common = chosen.places, chosen.common
+        source = self._region(chosen.basic).read(self.node)
+        indices = [broadcast(node, common) for node in chosen.indices]
+        node = graph.gather(source, tuple(places), indices, chosen.checked)
+        if chosen.side_by_side:
             order = list(range(len(node.shape)))
             moved = [*order[len(common) : len(common) + places[0]], *order[: len(common)]]
             node = graph.permute(node, (*moved, *order[len(common) + places[0] :]))
         return self._new(node)
 
-    def _index_node(self, entry: Any, axis: int) -> tuple[Node, bool]:
-        """An index as a node, and whether all of it is known to lie inside."""
+    def _choose(self, entries: Sequence[Key]) -> Choice:
+        whole = slice(None)
+        places = [i for i, e in enumerate(entries) if isinstance(e, int | TensorCore | np.ndarray)]
+        basic = [whole if i in places else entry for i, entry in enumerate(entries)]
+        axes = [sum(e is not None for e in entries[:place]) for place in places]
+        found = [
+            self._index_node(entries[place], axis) for place, axis in zip(places, axes, strict=True)
+        ]
+        nodes = [node for node, _ in found]
+        common = broadcast_shape("index", *nodes)
+        return Choice(places, axes, basic, nodes, [known for _, known in found], common)
+
+    def _index_node(self, entry: Any, axis: int) -> tuple[Node, np.ndarray[Any, Any] | None]:
+        """An index as a node, and as an array, where it is known; then all of it lies inside."""
         size = self.shape[axis]
         if isinstance(entry, TensorCore):
             checked = self._lift("index", entry)
@@ -176,15 +142,15 @@ class Indexing(Movement):
                     f"indexing by a tensor of {entry.dtype.name}: only integers; "
                     "a result's shape cannot depend on data"
                 )
-            return entry.node, False
+            return entry.node, None
         array = np.asarray(self._place(entry, axis) if isinstance(entry, int) else entry)
         if array.size and not (-size <= array.min() and array.max() < size):
             worst = array.max() if array.max() >= size else array.min()
             raise BadArgument(f"index {worst} is outside axis {axis} of shape {self._shown}")
         wrapped = np.where(array < 0, array + size, array).astype(np.int64)
         if wrapped.ndim == 0:
-            return self._constant("index", int(wrapped), int64, ()), True
-        return self._from_array(wrapped).node, True
+            return self._constant("index", int(wrapped), int64, ()), wrapped
+        return self._from_array(wrapped).node, wrapped
 
     def _full_key(self, key: tuple[Any, ...]) -> list[Key]:
         """The key with "..." written out and arrays checked, one entry for each axis besides the

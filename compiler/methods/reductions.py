@@ -11,16 +11,16 @@ from compiler.dtype import bool_, float32, int32, int64
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.ops import is_narrow
+from compiler.methods.assignment import Assignment
 from compiler.methods.core import broadcast_shape
 from compiler.methods.elementwise import Elementwise
-from compiler.methods.indexing import Indexing
 from compiler.schedule import split
 from hcq.errors import BadArgument
 
 Axis = int | Sequence[int] | None
 
 
-class Reductions(Elementwise, Indexing):
+class Reductions(Elementwise, Assignment):
     """axis: an axis, several, or None for all; reduced axes vanish unless keepdims."""
 
     __slots__ = ()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compiler.graph import ops
-from compiler.graph.node import Node
+from compiler.graph.node import WRITES, Node
 from compiler.index.ranges import Computation, elements, trace
 from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
@@ -54,7 +54,7 @@ def _candidates(
         if key in stored and key not in fixed and len(readers.get(key, ())) == 1:
             (reader,) = readers[key]
             reduces = any(each.op == "reduce" for each in members(node, stored))
-            if reduces and reader.op != "assign" and node.size < _widest(reader, stored):
+            if reduces and reader.op not in WRITES and node.size < _widest(reader, stored):
                 yield node
 
 

@@ -13,13 +13,15 @@ from compiler.graph.node import MOVEMENT, Node
 class Group:
     """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
     in_place: the root is an assignment into the memory of its first source. others: further nodes
-    of the root's shape that the same kernel computes."""
+    of the root's shape that the same kernel computes. stage: of a scatter into memory of its own,
+    "begin" puts its first source there, then "end" (also in_place) writes what is chosen."""
 
     root: Node
     inputs: tuple[Node, ...]
     key: tuple[Any, ...]  # nested tuples of ops, shapes, types and arguments
     in_place: bool = False
     others: tuple[Node, ...] = ()
+    stage: str = ""
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -27,7 +29,11 @@ class Group:
 
 
 def make_group(
-    root: Node, stored: Set[int], in_place: bool = False, others: tuple[Node, ...] = ()
+    root: Node,
+    stored: Set[int],
+    in_place: bool = False,
+    others: tuple[Node, ...] = (),
+    stage: str = "",
 ) -> Group:
     """Collect a kernel that computes stored nodes: its inputs and its structure. stored: ids of the
     nodes that kernels compute."""
@@ -36,7 +42,8 @@ def make_group(
     places: dict[int, int] = {}
     inputs: list[Node] = []
     key: list[tuple[Any, ...]] = []
-    stack = [(each, False) for each in (*others[::-1], root)]
+    first = root.sources[0] if stage == "begin" else root
+    stack = [(each, False) for each in (*others[::-1], first)]
     while stack:
         node, ready = stack.pop()
         if id(node) in places:
@@ -55,10 +62,12 @@ def make_group(
             stack.append((node, True))
             needed = node.sources if node is not root or not in_place else node.sources[1:]
             stack.extend([(source, False) for source in reversed(needed)])
-    assert old is None or not any(node is old for node in inputs), "a write beside a read"
+    if stage == "begin":
+        key.append(("begin",))
+    assert stage or old is None or not any(node is old for node in inputs), "a write beside a read"
     if others:
         key.append(("results", *[places[id(each)] for each in (root, *others)]))
-    return Group(root, tuple(inputs), tuple(key), in_place, others)
+    return Group(root, tuple(inputs), tuple(key), in_place, others, stage)
 
 
 def members(root: Node, stored: Set[int]) -> Iterator[Node]:
@@ -82,7 +91,7 @@ def describe(group: Group) -> str:
         op = entry[0]
         if op == "reduce":
             names.append(str(entry[3][0]))
-        elif op not in MOVEMENT and op not in ("input", "const", "contiguous", "results"):
+        elif op not in MOVEMENT and op not in ("input", "const", "contiguous", "results", "begin"):
             names.append(str(op))
     if not names:
         moved = [str(e[0]) for e in group.key if e[0] in MOVEMENT and e[0] != "reshape"]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from compiler.dtype import bool_
-from compiler.graph.node import MOVEMENT, ONE_TO_ONE, Node, topological
+from compiler.graph.node import MOVEMENT, ONE_TO_ONE, WRITES, Node, topological
 from compiler.graph.ops import BUILDERS, COSTS
 from compiler.schedule import cost as costs
 from compiler.schedule.calls import make_call_group
@@ -43,6 +43,10 @@ def schedule(roots: Sequence[Node], in_place: InPlace = NONE) -> list[Group]:
         if node.op == "call":
             groups.append(make_call_group(node, in_place.granted.get(id(node), frozenset())))
         elif id(node) in stored and node.op != "result":
+            if node.op == "scatter" and id(node) not in in_place.earlier:
+                groups.append(make_group(node, stored, stage="begin"))
+                groups.append(make_group(node, stored, True, stage="end"))
+                continue
             groups.append(make_group(node, stored, id(node) in in_place.earlier))
     # assignments order reads and writes of memory in ways that groups do not show
     return groups if in_place.earlier else join(groups, stored)
@@ -58,7 +62,7 @@ def _choose(
         for source in {id(source): source for source in node.sources}.values():
             users.setdefault(id(source), []).append(node)
     stored = {id(node) for node in roots}
-    stored |= {id(node) for node in order if node.op == "contiguous"}
+    stored |= {id(node) for node in order if node.op in ("contiguous", "scatter")}
     for node in order:
         if node.op == "call":
             stored |= {id(source) for source in node.sources if source.storage is None}
@@ -68,9 +72,9 @@ def _choose(
             # what the write destroys is read, and what is written computed, by kernels before it
             stored.add(id(node))
             stored |= {id(reader) for reader in assigned[id(node)] if _ends(reader, users, node)}
-            given = node.sources[-1]
-            if any(given is reader for reader in assigned[id(node)]) and _may_store(given):
-                stored.add(id(given))
+            for given in node.sources[1:] if node.op in WRITES else ():
+                if any(given is reader for reader in assigned[id(node)]) and _may_store(given):
+                    stored.add(id(given))
     fixed = set(stored)
     claimed: set[int] = set()
     for node in order:

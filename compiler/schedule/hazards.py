@@ -3,7 +3,8 @@
 An assignment is a value of its own: the old array with a region replaced. It is done in place where
 nobody can see the old array afterwards:
 
-- the old value is in memory, or is itself being assigned in place, and nothing but this graph
+- the old value is in memory, or is itself being assigned in place, or is what a scatter of this run
+  makes, and nothing but this graph
   refers to it or to that memory;
 - what else reads the old value in this run can be finished before the write (those reads become
   sources in the order of the run), and none of it is held by others, who would compute it again.
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from compiler.graph.call import Body
-from compiler.graph.node import Node
+from compiler.graph.node import WRITES, Node
 from compiler.schedule.calls import body_of
 
 Earlier = dict[int, list[Node]]
@@ -52,7 +53,7 @@ NONE = InPlace()
 def in_place(nodes: list[Node], roots: Sequence[Node]) -> InPlace:
     """The assignments among `nodes` (sources first) to be done in place. The caller holds no
     references to nodes besides `nodes` and, once each, `roots`."""
-    if not any(each.op == "assign" or (each.op == "call" and _assigns(each)) for each in nodes):
+    if not _may_write(nodes):
         return NONE
     users = _users(nodes)
     outside = _outside(nodes, users)
@@ -62,9 +63,7 @@ def in_place(nodes: list[Node], roots: Sequence[Node]) -> InPlace:
 
 def inside(body: Body, roots: Sequence[Node], granted: Set[int]) -> InPlace:
     """The same in a nested function, which may overwrite the granted ones of its parameters."""
-    if not any(
-        each.op == "assign" or (each.op == "call" and _assigns(each)) for each in body.nodes
-    ):
+    if not _may_write(body.nodes):
         return NONE
     kept = {id(node) for place, node in enumerate(body.parameters) if place not in granted}
     return _found(body.nodes, roots, _users(body.nodes), {}, kept)
@@ -82,10 +81,16 @@ def overwritten(body: Body) -> dict[int, int]:
         for made, old in ways.moved.items():
             while old in ways.moved:
                 old = ways.moved[old]
-            place = parameters[old]
+            place = parameters.get(old)
+            if place is None:  # what a scatter has made
+                continue
             found[place] = max(found.get(place, -1), results.get(made, -1))
         body.overwritten = found
     return found
+
+
+def _may_write(nodes: Sequence[Node]) -> bool:
+    return any(each.op in WRITES or (each.op == "call" and _assigns(each)) for each in nodes)
 
 
 def _assigns(call: Node) -> bool:
@@ -112,7 +117,9 @@ def _found(
 
     def before(old: Node, node: Node) -> list[Node] | None:
         """The reads that go before `node` writes into the memory of `old`; None if it may not."""
-        if id(old) not in found.moved and (old.storage is None or id(old) in kept):
+        if old.storage is None and old.op != "scatter" and id(old) not in found.moved:
+            return None
+        if id(old) in kept or any(old is source for source in node.sources[1:]):
             return None
         if outside.get(id(old), 0) > 0 or id(old) in asked:
             return None
@@ -125,7 +132,7 @@ def _found(
         return list(readers.values())
 
     for node in nodes:
-        if node.op == "assign":
+        if node.op in WRITES:
             readers = before(node.sources[0], node)
             if readers is not None:
                 found.earlier[id(node)] = readers

@@ -30,7 +30,7 @@ class Step:
     root: int
     inputs: tuple[int, ...]
     size: int
-    target: int | None = None  # place of the value whose memory it writes into
+    target: int | None = None  # place of the value whose memory it writes into; maybe its own
     others: tuple[tuple[int, int], ...] = ()  # further results: place, and bytes
 
     @property
@@ -120,7 +120,9 @@ def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
     inputs = tuple(places[id(node)] for node in group.inputs)
     others = tuple((places[id(node)], node.size * node.dtype.itemsize) for node in group.others)
     size = group.root.size * group.root.dtype.itemsize
-    target = places[id(group.root.sources[0])] if group.in_place else None
+    target = None
+    if group.in_place:
+        target = place if group.stage else places[id(group.root.sources[0])]
     return Step(group.key, place, inputs, size, target, others)
 
 

@@ -33,7 +33,7 @@ def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
     for slot, group in enumerate(groups):
         if shapes[group.root.shape] < 2 or group.in_place or group.root.size < 2:
             continue
-        if isinstance(group, CallGroup) or _is_large(group, stored):
+        if group.stage or isinstance(group, CallGroup) or _is_large(group, stored):
             continue
         for earlier in joins.near(group):
             other = slots[earlier]

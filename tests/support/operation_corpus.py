@@ -402,6 +402,17 @@ def _movement() -> Iterator[Case]:
         lambda p: np.arange(33) * 3 - 5,
     )
     yield Case("assign_slice", (lookup, lookup), _assign, _assign_reference)
+    given = (lookup, rows, places, numbers("given", (33,), "float32"))
+    yield Case("assign_pairs", given, _assign_pairs, _assign_pairs)
+    yield Case("assign_rows", (lookup, rows % 40, lookup[:33]), _assign_rows, _assign_rows)
+    yield Case("assign_mask", (lookup,), _assign_mask, _assign_mask)
+    source = numbers("source", (33, 40), "float32")
+    yield Case(
+        "index_add",
+        (lookup, rows % 9, source),
+        lambda t, i, s: t.index_add(0, i, s),
+        _index_add_reference,
+    )
 
 
 def _assign(target: Tensor, values: Tensor) -> Tensor:
@@ -413,6 +424,30 @@ def _assign(target: Tensor, values: Tensor) -> Tensor:
 def _assign_reference(target: Array, values: Array) -> Array:
     made = target * 1
     made[1:60, ::2] = values[:59, 20:] * 2
+    return made
+
+
+def _assign_pairs(target: Any, rows: Any, columns: Any, values: Any) -> Any:
+    made = target * 1
+    made[rows, columns] = values
+    return made
+
+
+def _assign_rows(target: Any, rows: Any, values: Any) -> Any:
+    made = target * 1
+    made[rows, 1::2] = values[:, :20] * 2
+    return made
+
+
+def _assign_mask(target: Any) -> Any:
+    made = target * 1
+    made[made < 0] = 0.5
+    return made
+
+
+def _index_add_reference(target: Array, rows: Array, source: Array) -> Array:
+    made = target * 1
+    np.add.at(made, rows, source)
     return made
 
 

@@ -1,0 +1,112 @@
+"""Kernels that write elements which indices choose (compiler.index.ranges.Chosen).
+
+Where no element is written twice, these are loops like others. Otherwise the ranges that may meet
+are gone through in order by one thread, so that results do not depend on chance: threads share out
+the ranges besides, and, where these are few, the elements. A thread that has a part of the elements
+looks at all indices and writes what is its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.graph import ops
+from compiler.index.algebra import (
+    Index,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    substitute_all,
+    unflatten,
+)
+from compiler.index.ranges import Chosen, Computation, elements
+from compiler.kernel import gpu_loops, host_loops
+from compiler.kernel.gpu_loops import kernel_of, threads_along
+from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, substitute
+from hcq.target import TargetSpec
+
+LINE = 16  # elements a group of the host takes at least
+LONG = 1 << 16  # elements from which on it is worth it that several groups look at all indices
+SHARE = 4  # waves for each compute unit
+
+
+def host(computation: Computation, target: TargetSpec) -> Kernel:
+    """Chunks of the last range for a group, and all indices in order."""
+    computation = replace(computation, value=ops.expand(computation.value))
+    chosen = _chosen(computation)
+    if not chosen.ordered:
+        return host_loops.elementwise(computation, target)
+    units, ranges = max(1, target.compute_units), computation.ranges
+    outer, last = ranges[:-1], ranges[-1] if ranges else Range("i", 1)
+    rows = elements(outer)
+    chunk = last.size
+    if rows < units:
+        pieces = -(-units // rows)
+        chunk = min(last.size, -(-last.size // (pieces * LINE)) * LINE)
+    chunks = -(-last.size // chunk)
+    owners = 1
+    if chunks * rows < units and elements(ranges) * elements(chosen.ordered) >= LONG:
+        owners = min(chosen.size, -(-units // (chunks * rows)))
+    grid = (chunks, rows, owners)
+    start = group_range(0, chunks).index() * chunk
+    step = Range("i", chunk)
+    sizes = tuple(r.size for r in outer)
+    places = dict(zip(outer, unflatten(group_range(1, rows).index(), sizes), strict=True))
+    if ranges:
+        places[last] = start + step.index()
+    allowed = _allowed(chosen, places, group_range(2, owners).index(), owners)
+    here = tuple([c for c in allowed if step in c.ranges()])
+    before = tuple([c for c in allowed if step not in c.ranges()])
+    inner = Loop(step, _if(here, (_store(computation, places),)), constant(last.size) - start)
+    body = _in_order(chosen, _if(before, (inner,)))
+    return kernel_of(computation, (), grid, 1, body)
+
+
+def gpu(computation: Computation, target: TargetSpec) -> Kernel:
+    """A thread for every element of the other ranges, or several that share out what is written."""
+    computation = replace(computation, value=ops.expand(computation.value))
+    chosen = _chosen(computation)
+    if not chosen.ordered:
+        return gpu_loops.elementwise(computation, target)
+    ranges = computation.ranges
+    wanted = SHARE * target.compute_units * target.wave_size
+    owners = min(chosen.size, max(1, wanted // elements(ranges)))
+    unit, exists, groups, block = threads_along(owners * elements(ranges), target)
+    owner, *indices = unflatten(unit, (owners, *(r.size for r in ranges)))
+    places = dict(zip(ranges, indices, strict=True))
+    allowed = _allowed(chosen, places, owner, owners)
+    body = _in_order(chosen, _if(allowed, (_store(computation, places),)))
+    return kernel_of(computation, (), (groups, 1, 1), block, _if(exists, body))
+
+
+def _chosen(computation: Computation) -> Chosen:
+    assert computation.chosen is not None
+    return computation.chosen
+
+
+def _allowed(chosen: Chosen, places: dict[Range, Index], owner: Index, owners: int) -> Validity:
+    """When one of the owners writes: each has as many coordinates, side by side."""
+    each = -(-chosen.size // owners)
+    coordinate = chosen.coordinate.substitute(places)
+    own: Validity = ()
+    if owners > 1:
+        from_first = coordinate - owner * each
+        own = both(at_least_zero(from_first), at_least_zero(constant(each - 1) - from_first))
+    return both(substitute_all(chosen.allowed, places), own)
+
+
+def _store(computation: Computation, places: dict[Range, Index]) -> Store:
+    position = computation.position.substitute(places)
+    return Store(computation.output, position, substitute(computation.value, places))
+
+
+def _if(conditions: Validity, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    return (If(conditions, body),) if conditions else body
+
+
+def _in_order(chosen: Chosen, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    for counter in reversed(chosen.ordered):
+        body = (Loop(counter, body),)
+    return body

@@ -1,0 +1,174 @@
+"""Tensor: elements by indices along one axis, read and written; names as in PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from compiler.dtype import bool_, int64
+from compiler.graph import node as graph
+from compiler.graph.node import Node
+from compiler.graph.region import Region, Scatter
+from compiler.methods.core import Scalar, TensorCore, broadcast
+from compiler.methods.reductions import Reductions
+from hcq.errors import BadArgument, NotSupported
+
+_MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+class Scattering(Reductions):
+    """An index has as many axes as the tensor and may be shorter along each (along `axis` also
+    longer). Negative ones count from the end; what is outside reads as zero and is not written.
+    Results are new tensors; where several values meet, they are taken in the index's order."""
+
+    __slots__ = ()
+
+    def gather(self, axis: int, index: TensorCore) -> Self:
+        """result[i, j] = self[index[i, j], j] for axis 0, and so on."""
+        place, node = self._indices("gather", axis, index)
+        common = node.shape
+        entries = []
+        for other, size in enumerate(common):
+            if other == place:
+                entries.append(node)
+                continue
+            shape = [size if each == other else 1 for each in range(self.ndim)]
+            entries.append(broadcast(graph.reshape(graph.iota(size), tuple(shape)), common))
+        return self._new(graph.gather(self.node, tuple(range(self.ndim)), entries, False))
+
+    def scatter(self, axis: int, index: TensorCore, source: Any, reduce: str | None = None) -> Self:
+        """A copy with result[index[i, j], j] = source[i, j] for axis 0, and so on; the last one
+        stays. reduce: "add" or "multiply" joins them with what is there. source: a number, or at
+        least as long as the index along each axis."""
+        modes = {None: "set", "add": "add", "multiply": "mul"}
+        if reduce not in modes:
+            raise BadArgument(f"scatter: reduce is 'add', 'multiply' or None, not {reduce!r}")
+        return self._scattered("scatter", axis, index, source, modes[reduce])
+
+    def scatter_add(self, axis: int, index: TensorCore, source: Any) -> Self:
+        """As `scatter`, the sources added to what is there."""
+        return self._scattered("scatter_add", axis, index, source, "add")
+
+    def scatter_reduce(
+        self,
+        axis: int,
+        index: TensorCore,
+        source: Any,
+        reduce: str,
+        include_self: bool = True,
+    ) -> Self:
+        """As `scatter`, the sources joined: "sum", "prod", "mean", "amax" or "amin". include_self:
+        with what is there; otherwise only what no source meets stays as it was."""
+        if reduce not in _MODES:
+            raise BadArgument(f"scatter_reduce: reduce is one of {list(_MODES)}, not {reduce!r}")
+        name, mode = "scatter_reduce", _MODES[reduce]
+        base = self
+        if not include_self:
+            false = self._new(self._constant(name, False, bool_, self.shape))
+            met = false._scattered(name, axis, index, True, "set")
+            start = self._new(self._constant(name, self._start(mode), self.dtype, self.shape))
+            base = met.where(start, self)
+        result = base._scattered(name, axis, index, source, mode)
+        if reduce != "mean":
+            return result
+        ones = self._new(self._constant(name, int(include_self), int64, self.shape))
+        count = ones._scattered(name, axis, index, 1, "add").maximum(1)
+        if self.dtype.is_integer:
+            return result.floor_divide(count.cast(self.dtype))
+        return (result / count).cast(self.dtype)
+
+    def _start(self, mode: str) -> Scalar:
+        """What a join starts from."""
+        if mode in ("add", "mul"):
+            return int(mode == "mul")
+        if self.dtype.is_float:
+            return float("-inf" if mode == "max" else "inf")
+        limits = np.iinfo(self.dtype.name)
+        return int(limits.min if mode == "max" else limits.max)
+
+    def index_add(self, axis: int, index: TensorCore, source: TensorCore) -> Self:
+        """A copy to which source[i] is added at index[i] along an axis; the index has one axis."""
+        return self._along("index_add", axis, index, source, "add")
+
+    def index_copy(self, axis: int, index: TensorCore, source: TensorCore) -> Self:
+        """A copy with source[i] at index[i] along an axis; the index has one axis."""
+        return self._along("index_copy", axis, index, source, "set")
+
+    def index_fill(self, axis: int, index: TensorCore, value: Scalar) -> Self:
+        """A copy with a number at the indices along an axis; the index has one axis."""
+        return self._along("index_fill", axis, index, value, "set")
+
+    def masked_fill(self, mask: TensorCore, value: Any) -> Self:
+        """`value` where the mask is true, else this; both are broadcast to this."""
+        lifted = self._lift("masked_fill", mask)
+        if not isinstance(lifted, TensorCore) or lifted.dtype is not bool_:
+            raise BadArgument("masked_fill: the mask is a tensor of bools")
+        return self._new(lifted.node).where(value, self).cast(self.dtype)
+
+    # ---- how -----------------------------------------------------------------------------------
+
+    def _indices(self, operation: str, axis: int, index: TensorCore) -> tuple[int, Node]:
+        place = self._axis(operation, axis)
+        lifted = self._lift(operation, index)
+        if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer:
+            raise BadArgument(f"{operation}: the index is a tensor of integers")
+        shape = lifted.shape
+        fits = len(shape) == self.ndim > 0 and all(
+            size <= own or each == place
+            for each, (size, own) in enumerate(zip(shape, self.shape, strict=True))
+        )
+        if not fits:
+            raise BadArgument(f"{operation}: an index {lifted._shown} for {self._shown}")
+        return place, lifted.node
+
+    def _scattered(
+        self, operation: str, axis: int, index: TensorCore, source: Any, mode: str
+    ) -> Self:
+        place, node = self._indices(operation, axis, index)
+        given = self._lift(operation, source)
+        if isinstance(given, TensorCore):
+            if given.ndim != self.ndim or any(
+                own < size for own, size in zip(given.shape, node.shape, strict=True)
+            ):
+                raise BadArgument(f"{operation}: of {given._shown} by an index {index._shown}")
+            box = [(0, size) for size in node.shape]
+            values = graph.cast(graph.shrink(given.node, box), self.dtype)
+        else:
+            values = self._constant(operation, given, self.dtype, node.shape)
+        return self._written(operation, place, node, values, mode)
+
+    def _along(self, operation: str, axis: int, index: TensorCore, source: Any, mode: str) -> Self:
+        place = self._axis(operation, axis)
+        lifted, given = self._lift(operation, index), self._lift(operation, source)
+        if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer or lifted.ndim != 1:
+            raise BadArgument(f"{operation}: the index is a tensor of integers with one axis")
+        count = lifted.shape[0]
+        shape = (*self.shape[:place], count, *self.shape[place + 1 :])
+        if isinstance(given, TensorCore) and given.shape != shape:
+            raise BadArgument(f"{operation}: {given._shown} is not of shape {list(shape)}")
+        ones = [count if each == place else 1 for each in range(self.ndim)]
+        node = broadcast(graph.reshape(lifted.node, tuple(ones)), shape)
+        if isinstance(given, TensorCore):
+            values = graph.cast(given.node, self.dtype)
+        else:
+            values = self._constant(operation, given, self.dtype, shape)
+        return self._written(operation, place, node, values, mode)
+
+    def _written(self, operation: str, place: int, index: Node, values: Node, mode: str) -> Self:
+        """The index's axis goes first: along it elements may meet, along the others not."""
+        if mode != "set" and self.dtype is bool_:
+            raise NotSupported(f"{operation}: bools are not joined; cast them to integers")
+        if not values.size:
+            return self._new(self.node)
+        order = (place, *(axis for axis in range(self.ndim) if axis != place))
+        sizes = values.shape
+        box = tuple(
+            (0, own if axis == place else sizes[axis]) for axis, own in enumerate(self.shape)
+        )
+        counts = tuple(stop for _, stop in box)
+        region = Region(box, (1,) * self.ndim, (), counts)
+        ordered = 0 if sizes[place] == 1 else 1
+        choice = Scatter(region, (place,), ordered, mode)
+        sources = (self.node, graph.permute(values, order), graph.permute(index, order))
+        return self._new(Node("scatter", self.dtype, self.shape, sources, choice))
