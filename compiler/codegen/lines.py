@@ -159,7 +159,7 @@ class Lines:
         if memory.space == "register":
             return self.pointers[f"{memory.name}.{known.constant}"]
         position = index if isinstance(index, str) else self.index(index)
-        pointer, kind, size = self.pointers[memory.name], self.index_type, memory.dtype.itemsize
+        pointer, kind, size = self.pointer(memory), self.index_type, memory.dtype.itemsize
         space = self.spaces[memory.space]
         if kind == "i32" and memory.space == "global":
             # a 32-bit byte offset lets the GPU add it to the base in the load itself
@@ -171,6 +171,28 @@ class Lines:
             return self.new(f"getelementptr inbounds i8, {space} {pointer}, {kind} {offset}")
         stored = stored_type(memory.dtype)
         return self.new(f"getelementptr inbounds {stored}, {space} {pointer}, {kind} {position}")
+
+    def pointer(self, memory: Memory) -> str:
+        """To a memory's first element; of one of several, chosen by halves."""
+        if memory.which is None:
+            return self.pointers[memory.name]
+        known = self._find(("pointer", memory.name))
+        if known is None:
+            pointers = [self.pointers[each.name] for each in memory.among]
+            number = self.index(memory.which)
+            known = self._chosen(pointers, 0, number, self.spaces[memory.space])
+            self.scopes[-1]["pointer", memory.name] = known
+        return known
+
+    def _chosen(self, pointers: list[str], first: int, number: str, kind: str) -> str:
+        """pointers[number - first]"""
+        if len(set(pointers)) == 1:
+            return pointers[0]
+        half = len(pointers) // 2
+        left = self._chosen(pointers[:half], first, number, kind)
+        right = self._chosen(pointers[half:], first + half, number, kind)
+        test = self.new(f"icmp slt {self.index_type} {number}, {first + half}")
+        return self.new(f"select i1 {test}, {kind} {left}, {kind} {right}")
 
     def _exchanged(self, index: Index, size: int) -> str:
         """The byte offset of an element of swizzled memory: bits 4-6 are changed by bits 7-9. What

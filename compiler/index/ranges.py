@@ -18,10 +18,7 @@ from compiler.graph import ops
 from compiler.graph.node import Node
 from compiler.index.algebra import (
     NEVER,
-    Div,
     Index,
-    Mod,
-    Opaque,
     Range,
     Validity,
     at_least_zero,
@@ -32,6 +29,7 @@ from compiler.index.algebra import (
     within,
 )
 from compiler.index.lookup import looked_up, lookup
+from compiler.index.merging import merge_ranges
 from compiler.index.onehot import pick
 from compiler.kernel.ir import (
     Memory,
@@ -40,14 +38,14 @@ from compiler.kernel.ir import (
     cast,
     const,
     gate,
-    indices_of,
     load,
     rebuild,
-    substitute,
     value,
     walk,
 )
 from compiler.schedule.group import Group, describe
+
+FEW = 3  # pieces of a cat up to which each element is chosen among all
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,7 @@ class Computation:
     place: Index | None = None  # where the element goes, if not there
     others: tuple[Memory, ...] = ()
     chosen: Chosen | None = None
+    pieces: tuple[Computation, ...] = ()  # instead of a value: parts that are computed apart
 
     @property
     def outputs(self) -> tuple[Memory, ...]:
@@ -110,23 +109,64 @@ class Computation:
 
 
 def express(group: Group) -> Computation:
-    """Express a group's root as a function of its ranges, with as few ranges as possible."""
-    return _merge(trace(group))
+    """Express a group's root as a function of its ranges, with as few ranges as possible; one that
+    joins many pieces, piece by piece."""
+    return _in_pieces(group) or _merge(trace(group))
+
+
+def in_pieces(group: Group) -> bool:
+    """Whether a kernel joins many arrays: it is written piece by piece, rather than each element
+    chosen among all."""
+    root = _base(group)
+    if group.in_place or group.others or group.stage or root.op != "cat":
+        return False
+    return id(root) not in {id(node) for node in group.inputs} and len(root.sources) > FEW
+
+
+def _in_pieces(group: Group) -> Computation | None:
+    if not in_pieces(group):
+        return None
+    root = _base(group)
+    inputs, tracer = _inputs(group)
+    output = Memory("out", root.dtype, max(1, root.size))
+    origin, axis = describe(group), root.arg
+    pieces = []
+    start = 0
+    for source in root.sources:
+        ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(source.shape))
+        at = tuple(r.index() for r in ranges)
+        found = tracer.value(source, at, ())
+        if any(node.op == "reduce" for node in walk(found)):
+            return None
+        place = flatten((*at[:axis], at[axis] + start, *at[axis + 1 :]), root.shape)
+        if source.size:
+            pieces.append(Computation(output, inputs, _kept(ranges), found, origin, place))
+        start += source.shape[axis]
+    merged = tuple([_merge(piece) for piece in pieces])
+    if not merged:
+        return None
+    whole = value("results", root.dtype, [piece.value for piece in merged])
+    return Computation(output, inputs, (), whole, origin, pieces=merged)
+
+
+def _base(group: Group) -> Node:
+    """The node whose elements are the root's, in row-major order, which is all the output knows."""
+    root = group.root.sources[0] if group.stage == "begin" else group.root
+    read = {id(node) for node in group.inputs}
+    while root.op in ("reshape", "contiguous") and id(root) not in read:
+        if root.sources[0].storage is not None or id(root.sources[0]) in read:
+            break
+        root = root.sources[0]
+    return root
 
 
 def trace(group: Group) -> Computation:
     """As `express`, with a range for each axis."""
-    root = group.root
     if group.others:
         return _trace_together(group)[0]
-    if group.in_place and root.op == "scatter":
+    if group.in_place and group.root.op == "scatter":
         return _trace_scatter(group)
-    if group.stage == "begin":
-        root = root.sources[0]  # what a scatter begins with
-    while root.op in ("reshape", "contiguous") and root.sources[0].storage is None:
-        if any(root.sources[0] is node for node in group.inputs):
-            break
-        root = root.sources[0]  # row-major order stays, and that is all the output knows
+    root = _base(group)
     inputs, tracer = _inputs(group)
     chosen = None
     counts = root.arg.counts if group.in_place else root.shape
@@ -416,16 +456,16 @@ def _merge(computation: Computation) -> Computation:
     indices = (computation.position, chosen.coordinate, *chosen.allowed)
     if computation.place is None:
         indices = ()
-    ranges, expression, indices = _merge_ranges(computation.ranges, computation.value, indices)
+    ranges, expression, indices = merge_ranges(computation.ranges, computation.value, indices)
     if chosen.ordered:
-        ordered, expression, indices = _merge_ranges(chosen.ordered, expression, indices)
+        ordered, expression, indices = merge_ranges(chosen.ordered, expression, indices)
         chosen = dataclasses.replace(chosen, ordered=ordered)
 
     def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
         if node.op != "reduce":
             return None
         operation, over = node.arg
-        merged, body, _ = _merge_ranges(over, sources[0], ())
+        merged, body, _ = merge_ranges(over, sources[0], ())
         return value("reduce", node.dtype, (body,), (operation, merged))
 
     changed = dataclasses.replace(computation, ranges=ranges, value=rebuild(expression, change))
@@ -436,43 +476,6 @@ def _merge(computation: Computation) -> Computation:
         chosen = dataclasses.replace(chosen, allowed=tuple(allowed), coordinate=coordinate)
         changed = dataclasses.replace(changed, chosen=chosen)
     return dataclasses.replace(changed, place=place)
-
-
-def _merge_ranges(
-    ranges: Sequence[Range], root: Value, indices: tuple[Index, ...]
-) -> tuple[tuple[Range, ...], Value, tuple[Index, ...]]:
-    """indices: what else depends on the ranges."""
-    merged = list(ranges)
-    position = len(merged) - 2
-    while position >= 0:
-        outer, inner = merged[position], merged[position + 1]
-        joint = Range(outer.name, outer.size * inner.size)
-        parts = {outer: joint.index() // inner.size, inner: joint.index() % inner.size}
-        changed = substitute(root, parts)
-        moved = tuple([index.substitute(parts) for index in indices])
-        if _difficulty(changed, moved) <= _difficulty(root, indices):
-            root, indices = changed, moved
-            merged[position : position + 2] = [joint]
-        position -= 1
-    return tuple(merged), root, indices
-
-
-def _difficulty(root: Value, others: Sequence[Index]) -> int:
-    """The number of divisions in the distinct indices of an expression."""
-    atoms: set[Div | Mod] = set()
-
-    def visit(index: Index) -> None:
-        for atom, _ in index.terms:
-            if isinstance(atom, Opaque):
-                for inner in atom.indices():
-                    visit(inner)
-            elif not isinstance(atom, Range) and atom not in atoms:
-                atoms.add(atom)
-                visit(atom.value)
-
-    for index in (*indices_of(root), *others):
-        visit(index)
-    return len(atoms)
 
 
 def elements(ranges: Sequence[Range]) -> int:

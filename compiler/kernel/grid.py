@@ -41,27 +41,28 @@ def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:
     flat = group_range(0, x * y * z).index()
     places = unflatten(flat, (z, y, x))
     values = {group_range(axis, kernel.grid[axis]): places[2 - axis] for axis in range(3)}
-    body = tuple(_statement(statement, values) for statement in kernel.body)
+    body = tuple(moved(statement, values) for statement in kernel.body)
     return Kernel(
         kernel.name, kernel.parameters, kernel.locals, (x * y * z, 1, 1), kernel.block, body,
         kernel.origin, kernel.notes, kernel.outputs,
     )  # fmt: skip
 
 
-def _statement(statement: Statement, values: Mapping[Range, Index]) -> Statement:
+def moved(statement: Statement, values: Mapping[Range, Index]) -> Statement:
+    """A statement with ranges replaced."""
     if isinstance(statement, Store):
         index = statement.index.substitute(values)
         return Store(statement.memory, index, substitute(statement.value, values))
     if isinstance(statement, Fetch):
         source, index = statement.source, statement.index.substitute(values)
-        moved = substitute(load(source.memory, source.index, source.conditions), values)
-        return Fetch(statement.memory, index, moved.arg, statement.lanes)
+        access = substitute(load(source.memory, source.index, source.conditions), values).arg
+        return Fetch(statement.memory, index, access, statement.lanes)
     if isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
         return statement
     if isinstance(statement, TileStep):
         at = statement.index
         return replace(statement, index=None if at is None else at.substitute(values))
-    body = tuple(_statement(inner, values) for inner in statement.body)
+    body = tuple(moved(inner, values) for inner in statement.body)
     if isinstance(statement, If):
         return If(substitute_all(statement.conditions, values), body)
     bound = None if statement.bound is None else statement.bound.substitute(values)

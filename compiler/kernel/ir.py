@@ -31,6 +31,8 @@ class Memory:
     group's threads; "register" private to a thread and indexed by constants. lanes: of a register's
     element. swizzled: local memory in rows of 128 bytes, whose 16-byte chunk c of row r lies at
     place c xor r % 8, so that the same chunk of eight rows meets all banks; indices do not know.
+    among: parameters of which it is one; `which` of them (beyond the ends: the last one there) is
+    the same for a whole group.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Memory:
     space: str = "global"
     lanes: int = 1
     swizzled: bool = False
+    among: tuple[Memory, ...] = ()
+    which: Index | None = None
 
 
 # op: (number of sources, None where any; what the dtypes must be)

@@ -33,6 +33,7 @@ from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel
 from compiler.kernel.online import find_online
+from compiler.kernel.pieces import side_by_side
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
 from hcq.errors import NotSupported
@@ -65,7 +66,15 @@ class _Shape:
     spaces: Callable[[], list[Space]] = list
 
 
+def _in_pieces(computation: Computation, lowered: Callable[[Computation], Kernel]) -> _Shape:
+    plain = [replace(piece, value=ops.expand(piece.value)) for piece in computation.pieces]
+    whole = replace(computation, pieces=tuple(plain))
+    return _Shape(lambda _: side_by_side(whole, lowered))
+
+
 def _host(computation: Computation, target: TargetSpec) -> _Shape:
+    if computation.pieces:
+        return _in_pieces(computation, lambda piece: host_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.host(computation, target))
     online = find_online(computation)
@@ -86,6 +95,8 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
 
 
 def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
+    if computation.pieces:
+        return _in_pieces(computation, lambda piece: gpu_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.gpu(computation, target))
     online = find_online(computation)

@@ -176,6 +176,16 @@ class _Checker:
             inside = index.low >= 0 and index.high + lanes <= memory.count
             _require(inside, f"a local access stays inside {memory}", index)
 
+    def memory(self, memory: Memory, bound: dict[str, int]) -> None:
+        """One that is loaded from."""
+        for each in memory.among or (memory,):
+            _require(each in self.memories, "a load names a memory of the kernel", memory)
+            _require((each.dtype, each.count) == (memory.dtype, memory.count), "alike", memory)
+        if memory.which is not None:
+            self.index(memory.which, bound)
+            whole = all(r.kind == "group" for r in memory.which.ranges())
+            _require(whole, "a group reads one of them", memory)
+
     def index(self, index: Index, bound: dict[str, int]) -> None:
         for used in index.ranges():
             _require(self.is_bound(used, bound), "a range is used inside its loop", used)
@@ -202,7 +212,7 @@ class _Checker:
         _require(arity is None or len(node.sources) == arity, "number of sources", node)
         if node.op == "load":
             access: Load = node.arg
-            _require(access.memory in self.memories, "a load names a memory of the kernel", access)
+            self.memory(access.memory, bound)
             _require(access.memory.dtype is node.dtype, "a load has its memory's type", node)
             if access.memory.space != "global":
                 _require(not access.conditions, "only loads of parameters are gated", access)

@@ -17,6 +17,7 @@ in which it moves a byte to and from memory. They need not be exact: decisions c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from compiler.dtype import DType
@@ -26,6 +27,7 @@ NEAR = 2.0  # per byte read from a cache
 HELD = 2  # per element written to and read from what a group holds
 KERNEL = 1 << 18  # launching one, and waiting for the one before
 PARALLEL = 64  # groups that work at the same time
+CHOICE = 3  # to choose between two pieces by position
 HELD_BYTES = 256 << 10  # that a group can hold on a host: what fits the second-level cache
 # A convolution of 3 x 3 as a product of windows, and by Winograd's tiles: time of a multiplication
 # that is added, of an element of the transformed image (laid out, transformed, read), of the
@@ -59,6 +61,13 @@ def repeat(cost: float, dtype: DType) -> bool:
     """Whether to store a value before its elements are repeated many times: each use then reads it
     from a cache."""
     return cost > dtype.itemsize * NEAR
+
+
+def apart(costs: Sequence[float], dtype: DType) -> bool:
+    """Whether to store what joins several pieces, rather than to choose among all of them for each
+    element. costs: of an element of each piece."""
+    chosen = sum(costs) + CHOICE * (len(costs) - 1)
+    return chosen > max(costs, default=0) + stored(dtype, 1)
 
 
 def hold(cost: float, uses: int = 2) -> bool:

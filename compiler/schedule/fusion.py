@@ -16,7 +16,7 @@ from typing import Any
 
 from compiler.graph import ops
 from compiler.graph.node import WRITES, Node
-from compiler.index.ranges import Computation, elements, trace
+from compiler.index.ranges import Computation, elements, in_pieces, trace
 from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
 from compiler.kernel.online import find_online
@@ -98,6 +98,8 @@ def _widest(root: Node, stored: set[int]) -> int:
 def _pays(root: Node, stored: set[int]) -> bool:
     """Whether a kernel is an attention, or a chain that cost.keep_inside likes."""
     group = make_group(root, stored)
+    if in_pieces(group):
+        return False
     found = _known.get(group.key)
     if found is None:
         if len(_known) >= KNOWN:

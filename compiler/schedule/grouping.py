@@ -6,7 +6,7 @@ The rules, in order:
 2. A reduction takes in everything element-wise below it. Above it, it takes in what follows as long
    as each result is used once, element for element (its epilogue); the end of that is stored.
 3. A value used more than once is stored where computing it again costs more; so is one whose
-   elements an expand repeats (compiler.schedule.cost decides).
+   elements an expand repeats, and what joins many pieces (compiler.schedule.cost decides).
 4. A reduction used by one kernel alone, row by row, becomes part of it (compiler.schedule.fusion).
 5. Kernels over the same ranges that read the same become one with several outputs
    (compiler.schedule.siblings).
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from compiler.dtype import bool_
-from compiler.graph.node import MOVEMENT, ONE_TO_ONE, WRITES, Node, topological
+from compiler.graph.node import MOVEMENT, ONE_TO_ONE, WRITES, Node, stored_as, topological
 from compiler.graph.ops import BUILDERS, COSTS
 from compiler.schedule import cost as costs
 from compiler.schedule.calls import make_call_group
@@ -98,6 +98,12 @@ def _choose(
                 wanted = costs.share(price, uses, kept.dtype) or (
                     node.op in ("expand", "gather") and costs.repeat(price, kept.dtype)
                 )
+                joined = stored_as(source)
+                if joined.op == "cat" and node.op not in ("reshape", "shrink", "cat", "contiguous"):
+                    pieces = {id(each): cost[id(each)] for each in _inlined(joined, stored)}
+                    prices = [pieces.get(id(each), 0) for each in joined.sources]
+                    if id(joined) not in stored and costs.apart(prices, joined.dtype):
+                        kept, wanted = joined, True
                 if wanted and _may_store(source):
                     stored.add(id(kept))
                     while source is not kept:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.index.ranges import Computation, trace_aligned
+from compiler.index.ranges import Computation, in_pieces, trace_aligned
 from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
 from compiler.schedule import cost
@@ -33,7 +33,12 @@ def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
     for slot, group in enumerate(groups):
         if shapes[group.root.shape] < 2 or group.in_place or group.root.size < 2:
             continue
-        if group.stage or isinstance(group, CallGroup) or _is_large(group, stored):
+        if (
+            group.stage
+            or in_pieces(group)
+            or isinstance(group, CallGroup)
+            or _is_large(group, stored)
+        ):
             continue
         for earlier in joins.near(group):
             other = slots[earlier]

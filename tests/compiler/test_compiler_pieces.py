@@ -1,0 +1,132 @@
+"""cat and stack of many pieces: written piece by piece, never a choice among all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import hcq
+from compiler import Tensor
+from compiler.explain import watch
+from compiler.runtime import use_cache
+from hcq.device import Device
+
+Array = NDArray[Any]
+
+
+@pytest.fixture(scope="module", params=["cpu", "virtual:navi31", "virtual:ga102"])
+def device(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Device]:
+    with hcq.open(request.param) as opened:
+        use_cache(opened, tmp_path_factory.mktemp("kernels"))
+        yield opened
+
+
+def arrays(shapes: Sequence[tuple[int, ...]], dtype: str = "float32") -> list[Array]:
+    random = np.random.default_rng(len(shapes))
+    return [(random.random(shape) * 100).astype(dtype) for shape in shapes]
+
+
+def tensors(given_: Sequence[Array], device: Device) -> list[Tensor]:
+    return [Tensor(each, device=device) for each in given_]
+
+
+def run(tensor: Tensor) -> tuple[Array, list[str]]:
+    """The result, and the code of its kernels."""
+    with watch() as runs:
+        found = tensor.numpy()
+    return found, [kernel.code for each in runs for kernel in each.kernels]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bool"])
+def test_alike_pieces_share_their_code(device: Device, dtype: str) -> None:
+    given_ = arrays([(6, 40)] * 24, dtype)
+    for axis in (0, 1):
+        found, codes = run(Tensor.cat(tensors(given_, device), axis))
+        assert np.array_equal(found, np.concatenate(given_, axis))
+        few, fewer = run(Tensor.cat(tensors(given_[:6], device), axis))
+        assert np.array_equal(few, np.concatenate(given_[:6], axis))
+        assert len(codes) == len(fewer) == 1
+        loads = [code.count(" load ") - code.count("load ptr") for code in (codes[0], fewer[0])]
+        assert loads[0] == loads[1]  # 18 pieces more, and no more code that reads
+
+
+def test_different_pieces(device: Device) -> None:
+    """Of other lengths, repeated, computed, constant, empty, one element."""
+    given_ = arrays([(3, 5), (1, 5), (0, 5), (3, 5), (40, 5), (1, 5)])
+    made = tensors(given_, device)
+    pieces = [*made, made[0], made[0] * 2, made[3].exp(), made[4].flip(0)]
+    pieces += [Tensor.full((2, 5), 7, device=device), made[0][:, :5], made[3] * 2]
+    wanted = [*given_, given_[0], given_[0] * 2, np.exp(given_[3]), given_[4][::-1]]
+    wanted += [np.full((2, 5), 7, np.float32), given_[0], given_[3] * 2]
+    found, codes = run(Tensor.cat(pieces))
+    np.testing.assert_allclose(found, np.concatenate(wanted), rtol=1e-6)
+    assert len(codes) == 1
+    scalars = tensors(arrays([()] * 9), device)
+    assert Tensor.stack(scalars).numpy().tolist() == [each.item() for each in scalars]
+
+
+def test_pieces_read_by_indices(device: Device) -> None:
+    table = arrays([(20, 8)])[0]
+    where = [np.array([i, 19 - i, 5]) for i in range(6)]
+    rows = [Tensor(table, device=device)[each] for each in tensors(where, device)]
+    assert np.array_equal(Tensor.cat(rows).numpy(), np.concatenate([table[i] for i in where]))
+
+
+def test_what_reads_many_pieces_reads_them_stored(cpu: Device) -> None:
+    given_ = arrays([(16, 3)] * 20)
+    joined = np.concatenate(given_, 1)
+    few = Tensor.cat(tensors(given_[:3], cpu), 1) * 2 + 1
+    assert few.memory_plan().kernels == 1
+    many = Tensor.cat(tensors(given_, cpu), 1) * 2 + 1
+    assert many.memory_plan().kernels == 2
+    np.testing.assert_allclose(many.numpy(), joined * 2 + 1, rtol=1e-6)
+    total = Tensor.stack(tensors(given_, cpu), 1).reshape(320, 3).sum(1)
+    np.testing.assert_allclose(total.numpy(), np.stack(given_, 1).reshape(320, 3).sum(1), rtol=1e-5)
+    whole = Tensor.cat(tensors(given_, cpu), 1).reshape(960).contiguous()
+    assert whole.memory_plan().kernels == 1
+    assert np.array_equal(whole.numpy(), joined.reshape(960))
+    part = Tensor.cat(tensors(given_, cpu), 1)[:, 4:6] + 0
+    assert part.memory_plan().kernels == 1  # what is cut out needs two pieces
+    assert np.array_equal(part.numpy(), joined[:, 4:6])
+
+
+def test_beside_other_kernels(cpu: Device) -> None:
+    """Chains, kernels with several outputs and assignments keep to themselves."""
+    given_ = arrays([(8, 4)] * 6)
+    made = tensors(given_, cpu)
+    rows = Tensor.cat([each.softmax() for each in made])
+    raised = [np.exp(each - each.max(-1, keepdims=True)) for each in given_]
+    wanted = np.concatenate([each / each.sum(-1, keepdims=True) for each in raised])
+    np.testing.assert_allclose(rows.numpy(), wanted, rtol=1e-5)
+    one, two = Tensor.cat(made), Tensor.cat([each + 1 for each in made])
+    one.realize(two)
+    assert np.array_equal(two.numpy(), one.numpy() + 1)
+    target = Tensor(np.zeros((50, 4), np.float32), device=cpu).realize()
+    target[1:49] = Tensor.cat(made)
+    assert np.array_equal(target.numpy()[1:49], np.concatenate(given_))
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_as_numpy(cpu: Device, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, 2))
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 33]), min_size=3, max_size=3))
+    lengths = data.draw(st.lists(st.sampled_from([0, 1, 2, 2, 2, 7]), min_size=2, max_size=9))
+    shapes = [(*shape[:axis], length, *shape[axis + 1 :]) for length in lengths]
+    given_ = arrays([tuple(each) for each in shapes])
+    made = tensors(given_, cpu)
+    double = data.draw(st.sets(st.integers(0, len(made) - 1)))
+    pieces = [each * 2 if i in double else each for i, each in enumerate(made)]
+    wanted = [each * 2 if i in double else each for i, each in enumerate(given_)]
+    result, expected = Tensor.cat(pieces, axis), np.concatenate(wanted, axis)
+    if data.draw(st.booleans()):
+        result, expected = result.flip(axis) + 1, np.flip(expected, axis) + 1
+    assert np.array_equal(result.numpy(), expected)
