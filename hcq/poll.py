@@ -1,7 +1,12 @@
-"""The one way to wait for hardware: with a reason and a limit."""
+"""The one way to wait for hardware: with a reason and a limit.
+
+A limit says how long a chip may take. A model of a chip in this process takes as long as the host
+lets it, so that a limit does not hold while a model is at work: see `plays`.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -10,6 +15,11 @@ from typing import Protocol, TypeVar, cast
 from hcq.errors import UnitTimeout
 
 T = TypeVar("T")
+
+_LEAST_LOOKS = 10  # a process that sleeps longer than a limit has not watched what it waits for
+# TIMEOUT: how long a model may be at work beyond a limit, where the host has hardly a processor for
+# it; our choice
+_AT_WORK_LIMIT_S = 20.0
 
 
 class Watcher(Protocol):
@@ -44,6 +54,32 @@ def looked(found: bool) -> None:
             watcher.looked(found)
 
 
+class Player(Protocol):
+    """A part of a model of hardware, in a thread of this process."""
+
+    @property
+    def at_work(self) -> bool:
+        """It has something to do, and will get on as soon as a processor is free. Not while it
+        waits for somebody, nor while it runs a program, which may never end. Any thread may ask."""
+        ...
+
+
+_players: weakref.WeakSet[Player] = weakref.WeakSet()
+_players_lock = threading.Lock()
+
+
+def plays(player: Player) -> None:
+    """Have no limit hold while `player` is at work, for as long as it lives."""
+    with _players_lock:
+        _players.add(player)
+
+
+def _at_work() -> bool:
+    with _players_lock:
+        players = list(_players)
+    return any(player.at_work for player in players)
+
+
 def wait_until(
     probe: Callable[[], T | None],
     *,
@@ -56,20 +92,24 @@ def wait_until(
 ) -> T:
     """Call `probe` until it returns something other than None or False, and return that.
 
-    `probe` raises DeviceLost by itself when it reads all ones. After `limit_s` seconds UnitTimeout
-    carries `unit`, `waiting_for` and what `state()` says then. Spins for the first 50 us, since
-    most answers are immediate, then sleeps with growing pauses of at most 1 ms.
+    `probe` raises DeviceLost by itself when it reads all ones. After `limit_s` seconds and ten
+    looks, and once no model is at work, UnitTimeout carries `unit`, `waiting_for` and what
+    `state()` says then. Spins for the first 50 us, since most answers are immediate, then sleeps
+    with growing pauses of at most 1 ms.
     """
     start = clock()
     pause = 1e-5
+    looks = 0
     while True:
+        looks += 1
         result = probe()
         found = result is not None and result is not False
         looked(found)
         if found:
             return cast(T, result)
         elapsed = clock() - start
-        if elapsed > limit_s:
+        late = elapsed > limit_s and looks >= _LEAST_LOOKS
+        if late and (elapsed > limit_s + _AT_WORK_LIMIT_S or not _at_work()):
             # One last look: a descheduled process may have overslept a limit the chip kept.
             result = probe()
             if result is not None and result is not False:

@@ -9,6 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from hcq.poll import plays
+
+# What comes next is part of what is going on now: it is not late yet, but what was before it was.
+_SOON_S = 0.05
+
 
 class Scheduler:
     """Run callbacks after a delay, under the chip's lock, in the order of their times.
@@ -30,6 +35,7 @@ class Scheduler:
         self._running = False  # a callback was taken and has not returned
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None  # a bug in a callback; `Chip.close` raises it
+        plays(self)
 
     def now(self) -> float:
         """Seconds of the chip's own clock."""
@@ -55,6 +61,15 @@ class Scheduler:
         """Nothing is pending, and nothing runs."""
         with self._wake:
             return not self._pending and not self._running
+
+    @property
+    def at_work(self) -> bool:
+        """Something runs, or is due soon; see hcq.poll.Player."""
+        if self._manual:
+            return False
+        with self._wake:
+            soon = bool(self._pending) and self._pending[0][0] < self.now() + _SOON_S
+            return self._running or soon
 
     def cancel_all(self) -> None:
         """Forget everything that is pending, also what just waits for the chip's lock."""

@@ -25,8 +25,8 @@ from hcq.buffer import Buffer
 from hcq.cpu import tiles
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
 from hcq.cpu.object import load_object
-from hcq.cpu.processor import CURRENT, FAULT, HEAD, TAIL, Bell, Pool, Server, native
-from hcq.cpu.queue import LAUNCH, CpuQueue
+from hcq.cpu.processor import CURRENT, FAULT, HEAD, LAUNCH, TAIL, Bell, Pool, Server, native
+from hcq.cpu.queue import CpuQueue
 from hcq.device import Device
 from hcq.errors import BadArgument, BadPacket, UgpuError
 from hcq.memory import Placement, VirtAddr
@@ -242,7 +242,7 @@ class CpuDevice(Device):
                 log.warning("%s: a kernel still runs; its thread is left behind", queue.name)
                 self._abandoned += [queue.server, queue._arena, list(queue._alive)]
                 left.append(queue.server.thread)
-        if not self._pool.stop():
+        if not self._pool.stop(self._compute.server):
             self._abandoned.append(self._pool)
             left += self._pool.threads
         if left:

@@ -290,6 +290,7 @@ next:
   %stopped = icmp ne i64 %stop, 0
   br i1 %stopped, label %no, label %more
 no:
+  store ptr null, ptr %current.at
   ret i1 0
 more:
   %over = icmp uge ptr %p, %end

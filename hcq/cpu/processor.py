@@ -20,8 +20,11 @@ from hcq.cpu.memory import HostMemory
 from hcq.errors import HostError
 
 RING_ENTRIES = 4096
-JOIN_LIMIT_S = 0.2  # a thread that runs no kernel ends within microseconds of being told
+# TIMEOUT: threads end within microseconds of being told, but one inside a kernel, which may never
+# return, is given the first limit only; the second is for a host that has no processor free.
+JOIN_LIMIT_S, LATE_LIMIT_S = 0.2, 20.0
 
+LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)  # operation words, see hcq.cpu.queue
 # Queue, in 64-bit words.
 HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR = range(10)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
@@ -147,10 +150,11 @@ class Pool:
             for number in range(workers)
         ]
 
-    def stop(self) -> bool:
-        """End the threads; False if one is still inside a kernel."""
+    def stop(self, server: Server) -> bool:
+        """End the threads, after those of the queue they help; False if one is still inside a
+        kernel."""
         native().halt(self.state.address)
-        return all(_ended(thread) for thread in self.threads)
+        return all(_ended(thread, server.in_kernel) for thread in self.threads)
 
 
 class Server:
@@ -179,7 +183,12 @@ class Server:
         self.state[STOP] = 1
         self.bell.ring()
         self.door.ring()
-        return _ended(self.thread)
+        return _ended(self.thread, self.in_kernel)
+
+    def in_kernel(self) -> bool:
+        """Whether the thread is inside a kernel, as far as one can see from here."""
+        current = self.state[CURRENT]
+        return current != 0 and ctypes.c_uint32.from_address(current).value == LAUNCH
 
 
 def _start(function: Callable[..., int], state: Words, name: str) -> threading.Thread:
@@ -189,6 +198,8 @@ def _start(function: Callable[..., int], state: Words, name: str) -> threading.T
     return thread
 
 
-def _ended(thread: threading.Thread) -> bool:
+def _ended(thread: threading.Thread, in_kernel: Callable[[], bool]) -> bool:
     thread.join(JOIN_LIMIT_S)
+    if thread.is_alive() and not in_kernel():
+        thread.join(LATE_LIMIT_S)
     return not thread.is_alive()

@@ -33,7 +33,7 @@ from hcq.command import (
     Wait,
 )
 from hcq.cpu.memory import HostMemory
-from hcq.cpu.processor import Server
+from hcq.cpu.processor import COPY, FILL, LAUNCH, SIGNAL, TIMESTAMP, WAIT, Server
 from hcq.errors import BadArgument
 from hcq.queue import HardwareQueue, QueueKind, Resident
 from hcq.timeline import Timeline
@@ -41,7 +41,6 @@ from hcq.timeline import Timeline
 if TYPE_CHECKING:
     from hcq.cpu.device import CpuDevice
 
-LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
 _NUMBER = struct.Struct("<Q")

@@ -24,6 +24,7 @@ from hcq.cpu.object import load_object
 from hcq.cpu.queue import ARENA_SIZE
 from hcq.errors import BadCodeObject, BadPacket, DeviceHang, NotSupported
 from hcq.memory import Placement
+from hcq.poll import wait_until
 from hcq.queue import QueueKind
 from hcq.target import TargetSpec
 from tests.support.kernels import compile_ir, contract_object
@@ -247,8 +248,8 @@ def test_words_that_are_no_command_stop_the_device(cpu: CpuDevice) -> None:
         start = time.monotonic()
         graph.replay()
         with pytest.raises(BadPacket, match="0x77"):
-            graph.wait(limit_s=10)
-        assert time.monotonic() - start < 5  # those who wait are woken
+            graph.wait(limit_s=60)
+        assert time.monotonic() - start < 30  # those who wait are woken
         with pytest.raises(BadPacket):
             device.alloc(64)
         device.reset()
@@ -285,6 +286,9 @@ def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
     hung = device._compute.server.thread
     with device.queue() as queue:
         queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
+    wait_until(
+        device._compute.server.in_kernel, unit="cpu", waiting_for="start of the kernel", limit_s=60
+    )
     with pytest.raises(DeviceHang) as caught:
         device.synchronize(limit_s=0.05)
     assert caught.value.facts["kernel"] == "spin"
@@ -297,7 +301,7 @@ def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
         assert buffer.numpy()[0] == 4
     assert hung.is_alive()
     view[:] = struct.pack("<I", 1)  # now the old kernel ends, and its thread with it
-    hung.join(10)
+    hung.join(60)
     assert not hung.is_alive()
     device.close()
 
@@ -308,6 +312,16 @@ def test_threads_end_with_the_device() -> None:
         with hcq.open("cpu", threads=4) as device, device.alloc(64) as buffer:
             buffer.fill(1)
     assert set(threading.enumerate()) <= before
+
+
+def test_threads_that_end_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy host: none has ended within the limit of those that are inside a kernel."""
+    monkeypatch.setattr("hcq.cpu.processor.JOIN_LIMIT_S", 0.0)
+    for _ in range(20):
+        before = set(threading.enumerate())
+        with hcq.open("cpu", threads=4) as device, device.alloc(64) as buffer:
+            buffer.fill(1)
+        assert set(threading.enumerate()) <= before
 
 
 def test_stages_are_told() -> None:
@@ -336,5 +350,5 @@ def test_a_kernel_left_behind_outlives_its_device() -> None:
     gc.collect()
     ctypes.memset(address, 1, 64)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

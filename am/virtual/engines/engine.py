@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+
+from hcq.poll import plays
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +46,19 @@ class Worker:
         self._signal.acquire()
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._working = False  # inside `step`, and not waiting there
+        self._elsewhere = False
+        self._numbers = itertools.count(1)
+        self._woken = self._seen = 0  # numbers of wakes: the last, and that of which `step` knows
         self.stopped = False
+        plays(self)
 
     def __repr__(self) -> str:
         return f"Worker({self.name!r}, stopped={self.stopped})"
 
     def wake(self) -> None:
         """Let the thread run `step` once more."""
+        self._woken = next(self._numbers)
         if self._thread is None:
             self._start()
         # RACE: two wakes may both find the lock held; the second release then raises, and the
@@ -62,9 +71,27 @@ class Worker:
 
     def pause(self, seconds: float) -> None:
         """Sleep inside `step`, at most `seconds`; a wake ends it early. Raises Stopped."""
+        self._working = False
         self._signal.acquire(timeout=seconds)
+        self._begin()
         if self.stopped:
             raise Stopped(self.name)
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """While the block runs, inside `step`, the engine runs a program, which may never end."""
+        self._elsewhere = True
+        try:
+            yield
+        finally:
+            self._elsewhere = False
+
+    @property
+    def at_work(self) -> bool:
+        """The thread runs, or is to run; see hcq.poll.Player."""
+        if self._elsewhere or not self.alive:
+            return False
+        return self._working or self._seen != self._woken
 
     def check(self) -> None:
         """Raise Stopped when the engine has been told to stop."""
@@ -102,6 +129,10 @@ class Worker:
                 self._thread = thread
                 thread.start()
 
+    def _begin(self) -> None:
+        self._working = True
+        self._seen = self._woken
+
     def _run(self) -> None:
         sleep: float | None = None
         try:
@@ -112,7 +143,11 @@ class Worker:
                     self._signal.acquire(timeout=sleep)
                 if self.stopped:
                     return
-                sleep = self._step()
+                self._begin()
+                try:
+                    sleep = self._step()
+                finally:
+                    self._working = False
         except Stopped:
             return
         except Exception as error:  # our own bug: it must not pass as a chip that hangs

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hcq.poll import plays
 from nv.virtual.host.group import TimeSliceGroup
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ class Runlist:
         self._waiting: list[TimeSliceGroup] = []  # for the engine, first come first served
         self._closed = False
         self._kicks = 0
+        plays(self)
+
+    @property
+    def at_work(self) -> bool:
+        """A channel has something to do that nothing holds up; see hcq.poll.Player."""
+        with self._wake:
+            groups = [] if self._closed else self._groups
+            return any(group.working or group.next_channel() is not None for group in groups)
 
     @property
     def busy(self) -> bool:

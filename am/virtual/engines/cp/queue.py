@@ -321,7 +321,8 @@ class ComputeQueue:
         any_pending = bool(self._pending)
         while self._pending:
             launch, vmid = self._pending.popleft() if in_order else self._pending.pop()
-            outcome = self.mec.array.run(launch, vmid, self.abort)
+            with self.worker.elsewhere():
+                outcome = self.mec.array.run(launch, vmid, self.abort)
             if outcome.ending is Ending.DONE:
                 continue
             if outcome.ending is Ending.ABORTED:

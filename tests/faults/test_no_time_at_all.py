@@ -1,0 +1,60 @@
+"""Drivers whose limits have all passed at once: a virtual device that is at work is waited for.
+
+What a host does that gives a model no processor for as long as a board would need altogether.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from am.virtual.gpu import build_chip
+from hcq.errors import DeviceHang
+from hcq.poll import wait_until
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import check_runs, opened
+from tests.support.nv_machine import opened as opened_nv
+from tests.support.nv_machine import powered, work
+
+WAITERS = ("am.boot", "am.chip", "am.psp", "am.reset", "am.smu", "nv.queue", "nv.rm.shared_data")
+
+
+def at_once(probe: Any, **options: Any) -> Any:
+    return wait_until(probe, **{**options, "limit_s": 0.0})
+
+
+@pytest.fixture(autouse=True)
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WAITERS:
+        monkeypatch.setattr(importlib.import_module(name), "wait_until", at_once)
+
+
+def test_navi31_boots_works_and_is_reset() -> None:
+    chip = build_chip()
+    try:
+        with opened(chip) as device, device.load(faulty_object()) as program:
+            out = device.alloc(64)
+            check_runs(device, program, out, 1)
+            with device.queue() as queue:
+                queue.launch(program["forever"], grid=(1,), block=(32,), args=(out,))
+            with pytest.raises(DeviceHang):
+                device.synchronize(limit_s=0.05)
+            device.reset()
+            check_runs(device, program, out, 2)
+            copied = device.alloc(64)
+            copied.copy_from(np.full(16, 3, np.uint32))
+            assert (copied.numpy(np.uint32) == 3).all()
+        assert chip.violations == []
+    finally:
+        chip.close()
+
+
+@pytest.mark.parametrize("chip", ["tu102", "gh100", "gb202"])
+def test_nvidia_gpus_come_up_and_work(chip: str) -> None:
+    with powered(chip) as machine, opened_nv(machine) as device, opened_nv(machine) as other:
+        work(device)
+        work(other)
+        assert device.sensors()
