@@ -236,8 +236,21 @@ def _arguments(
             continue
         title = argument.get(".name", "")
         is_address = kind in ("global_buffer", "dynamic_shared_pointer")
-        explicit.append(Argument(offset, size, title if isinstance(title, str) else "", is_address))
+        explicit.append(
+            Argument(
+                offset, size, title if isinstance(title, str) else "", is_address,
+                "" if is_address else _kind_of(argument.get(".type_name")),
+            )
+        )  # fmt: skip
     return tuple(explicit), tuple(hidden)
+
+
+def _kind_of(type_name: object) -> str:
+    """ "integer" or "float" from a scalar's type in the source, as OpenCL C names it; or empty."""
+    known = {"half": "float", "float": "float", "double": "float", "bool": "integer"}
+    for integer in ("char", "short", "int", "long"):
+        known[integer] = known[f"u{integer}"] = known[f"unsigned {integer}"] = "integer"
+    return known.get(type_name, "") if isinstance(type_name, str) else ""
 
 
 def _find(elf: ElfObject, name: str) -> ElfSymbol:

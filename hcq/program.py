@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 class Argument:
     """One explicit kernel argument as the code object declares it. Bytes.
 
-    is_address: None where the code object does not tell addresses from numbers.
+    is_address: None where the code object does not tell addresses from numbers. kind: "integer"
+    (of either sign, or a truth value) or "float"; empty where the code object does not tell.
     """
 
     offset: int
     size: int
     name: str = ""
     is_address: bool | None = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,18 @@ class Program(Mapping[str, Kernel]):
         self.close()
 
 
+def _described(argument: Argument) -> str:
+    kind = {"integer": "an integer", "float": "a float"}.get(argument.kind, "a scalar")
+    return f"{'an address' if argument.is_address else kind} of {argument.size} bytes"
+
+
 def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple[Reference, ...]]:
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
     A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole
     that a graph's replay fills. Plain int, float and bool are refused: their width would be a
-    guess.
+    guess. Where the code object tells integers from floats, so must the scalars; their sign is not
+    asked for.
     """
     block = bytearray()
     references: list[Reference] = []
@@ -128,11 +136,12 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
         if kernel.arguments is not None:
             declared = kernel.arguments[position]
             expected = declared.is_address in (None, isinstance(value, Buffer))
+            if isinstance(value, np.generic) and declared.kind:
+                expected &= declared.kind == ("float" if value.dtype.kind == "f" else "integer")
             if declared.size != size or not expected:
-                kind = "an address" if declared.is_address else "a scalar"
                 raise BadArgument(
-                    f"argument {position} {declared.name!r} of {kernel.name} is {kind} of "
-                    f"{declared.size} bytes; a {type(value).__name__} of {size} bytes was given"
+                    f"argument {position} {declared.name!r} of {kernel.name} is "
+                    f"{_described(declared)}; a {type(value).__name__} of {size} bytes was given"
                 )
             block += bytes(max(0, declared.offset - len(block)))
         if isinstance(value, Buffer):

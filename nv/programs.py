@@ -31,7 +31,9 @@ _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp an
 _ALL_SMS = 0x1FF  # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C.MAX_SM_COUNT: no limit
 _TARGET = re.compile(rb"^\s*\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
-_PARAMETER = re.compile(r"([\w$%]+)\s*(?:\[\d*\])?\s*$")
+_PARAMETER = re.compile(r"([\w$%]+)\s*(\[\d*\])?\s*$")
+_SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")
+_KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any kind
 
 
 class Programs:
@@ -53,7 +55,7 @@ class Programs:
             data = assemble(ptx, target, config().cache_folder / "cubins")
         cubin = parse_cubin(data)
         _check_target(cubin, device.gpu.capability)
-        names = _argument_names(ptx)
+        names = _parameters(ptx)
         image = lay_out(cubin, ptx)
         memory = allocate(device.gpu, image.size, Placement.DEVICE, Region.DEVICE)
         try:
@@ -77,14 +79,14 @@ class Programs:
         image: Image,
         code: KernelCode,
         memory: Memory,
-        names: tuple[str, ...] | None,
+        names: tuple[tuple[str, str], ...] | None,
     ) -> Kernel:
         device = self.device
         arguments = code.arguments
         if arguments is not None and names is not None and len(names) == len(arguments):
             arguments = tuple(
-                replace(argument, name=name)
-                for argument, name in zip(arguments, names, strict=True)
+                replace(argument, name=name, kind="" if argument.is_address else kind)
+                for argument, (name, kind) in zip(arguments, names, strict=True)
             )
         family, cubin = device.family, image.cubin
         sections = {
@@ -241,11 +243,16 @@ def _check_target(cubin: Cubin, capability: tuple[int, int]) -> None:
         )
 
 
-def _argument_names(ptx: bytes) -> dict[str, tuple[str, ...]]:
-    """Names of parameters by entry: PTX has them, machine code does not."""
-    found = {}
-    for entry in _ENTRY.finditer(ptx.decode("utf-8", "replace")):
-        parts = [part for part in entry[2].split(",") if part.strip()]
-        names = [_PARAMETER.search(part.strip()) for part in parts]
-        found[entry[1]] = tuple(name[1] if name is not None else "" for name in names)
-    return found
+def _parameters(ptx: bytes) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Names and kinds of parameters by entry: PTX has them, machine code does not."""
+    return {
+        entry[1]: tuple(_parameter(part) for part in entry[2].split(",") if part.strip())
+        for entry in _ENTRY.finditer(ptx.decode("utf-8", "replace"))
+    }
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    name, kind = _PARAMETER.search(text.strip()), _SCALAR.search(text)
+    if name is None:
+        return "", ""
+    return name[1], _KINDS[kind[1]] if kind is not None and name[2] is None else ""

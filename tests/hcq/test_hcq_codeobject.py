@@ -24,10 +24,10 @@ def test_kernels_descriptors_and_arguments() -> None:
     kernel = code.kernels["look_up"]
     assert kernel.descriptor.is_wave32 and not kernel.descriptor.uses_dynamic_stack
     assert kernel.kernarg_size == 20 and kernel.max_threads == 256
-    assert [(a.name, a.offset, a.size, a.is_address) for a in kernel.arguments] == [
-        ("out", 0, 8, True),
-        ("x", 8, 8, True),
-        ("offset", 16, 4, False),
+    assert [(a.name, a.offset, a.size, a.is_address, a.kind) for a in kernel.arguments] == [
+        ("out", 0, 8, True, ""),
+        ("x", 8, 8, True, ""),
+        ("offset", 16, 4, False, "integer"),
     ]
     assert kernel.hidden == ()
     assert kernel.descriptor.user_sgprs["kernarg_segment_ptr"]

@@ -136,6 +136,20 @@ def test_arguments_lie_where_c_puts_them(kinds: list[str], declared: bool) -> No
     ]
 
 
+@pytest.mark.parametrize("kind", ["", "integer", "float"])
+def test_integers_are_no_floats_where_the_code_object_tells(kind: str) -> None:
+    takes = kernel(4, (Argument(0, 4, "x", False, kind),))
+    pack_arguments(takes, (Parameter(0, 4),))
+    for value, own in (
+        (np.uint32(1), "integer"), (np.int32(-1), "integer"), (np.float32(1), "float"),
+    ):  # fmt: skip
+        if kind in ("", own):
+            assert pack_arguments(takes, (value,))[0] == value.tobytes()
+        else:
+            with pytest.raises(BadArgument, match=f"'x' of k is an? {kind} of 4 bytes"):
+                pack_arguments(takes, (value,))
+
+
 def test_declared_arguments_are_checked_one_by_one() -> None:
     takes = kernel(16, (Argument(0, 8, "out", True), Argument(8, 4, "count"), Argument(12, 4, "x")))
     pack_arguments(takes, (buffer(0), np.uint32(1), Parameter(0, 4)))

@@ -36,7 +36,8 @@ AMD_TABLE = """
 target triple = "amdgcn-amd-amdhsa"
 @hidden = internal unnamed_addr addrspace(4) constant [4 x i32] [i32 11, i32 22, i32 33, i32 44]
 @shown = addrspace(4) constant [4 x i32] [i32 1000, i32 2000, i32 3000, i32 4000], align 16
-define amdgpu_kernel void @look_up(ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %offset) #0 {
+define amdgpu_kernel void @look_up(ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %offset) #0
+    !kernel_arg_type !0 {
   %id = call i32 @llvm.amdgcn.workitem.id.x()
   %from = getelementptr i32, ptr addrspace(1) %x, i32 %id
   %value = load i32, ptr addrspace(1) %from
@@ -57,6 +58,7 @@ define amdgpu_kernel void @implicit(ptr addrspace(1) %out) {
 }
 declare i32 @llvm.amdgcn.workitem.id.x()
 attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-flat-work-group-size"="1,256" }
+!0 = !{!"uint*", !"uint*", !"uint"}
 """
 
 
