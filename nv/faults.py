@@ -170,7 +170,7 @@ class Faults:
         return IllegalInstruction(text, **facts)
 
     def place_of(self, address: int) -> str:
-        """Where an address lies beside the memory of this device, for people."""
+        """Where the page of a fault lies beside the memory of this device, for people."""
         below = [memory for memory in self.device.gpu.memories if memory.address <= address]
         if not below:
             return "below all memory of this device"
@@ -178,16 +178,22 @@ class Faults:
         offset = address - memory.address
         what = f"{memory.size} bytes of {memory.placement.value} memory at {memory.address:#x}"
         if offset < memory.size:
-            return f"byte {offset} of {what}"
+            return f"in the page at byte {offset} of {what}"
         if offset - memory.size < _NEAR:
-            return f"{offset - memory.size} bytes behind the end of {what}"
+            return f"in the page {offset - memory.size} bytes behind the end of {what}"
         return "nothing of this device is mapped near it"
 
     def _page_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
-        """Address, access and kind of a fault: what the driver keeps for the debugger of compute
-        channels, else what it keeps of any channel, which tells no access."""
+        """The page, access and kind of a fault: what the driver keeps for the debugger of compute
+        channels, else what it keeps of any channel, which tells no access; that UVM tells."""
         found = self._debugger_fault() if queue.kind is QueueKind.COMPUTE else None
-        return found or self._channel_fault(queue)
+        found = found or self._channel_fault(queue)
+        event = self.device.session.events.take(None if found is None else found["address"])
+        if event is not None and found is None:
+            return {"address": event.address, "access": event.access, "fault": "seen by UVM"}
+        if event is not None and found is not None and found["access"] is None:
+            found["access"] = event.access
+        return found
 
     def _channel_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
         """NV906F_CTRL_CMD_GET_MMU_FAULT_INFO, ctrl906f.h: reading it clears it.

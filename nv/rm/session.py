@@ -11,6 +11,7 @@ import threading
 from hcq.allocator import RangeAllocator
 from hcq.transport.node import Node
 from nv.rm.client import RmClient
+from nv.rm.events import FaultEvents
 from nv.rm.uvm import Uvm
 
 
@@ -47,6 +48,7 @@ class Session:
         except BaseException:
             self.client.close()
             raise
+        self.events = FaultEvents(self.client, self.uvm.file)
         self.addresses = {
             region: RangeAllocator(
                 region.value[0], region.value[1] - region.value[0], 4096, name=region.name.lower()
@@ -84,6 +86,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of all objects and files; idempotent."""
+        self.events.close()
         if self.uvm is not None:
             self.uvm.close()
         self.client.close()

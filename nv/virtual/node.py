@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hcq.errors import BadArgument
 from hcq.transport.node import NodeMapping
+from nv.abi.events import TOOLS_NODE
 from nv.virtual.faults import Fault
 from nv.virtual.mappings import DoorbellMapping, MemoryMapping
 from nv.virtual.memory.physical import PAGE, Backing
@@ -22,6 +23,7 @@ from nv.virtual.rm.escapes import Escapes
 from nv.virtual.rm.mig import CAPABILITIES, access_files
 from nv.virtual.text_files import read_text
 from nv.virtual.uvm.ioctls import UvmFile
+from nv.virtual.uvm.tools import ToolsFile
 
 if TYPE_CHECKING:
     from nv.virtual.chip import VirtualGpu
@@ -50,6 +52,7 @@ class OpenFile:
     path: str
     gpu: VirtualGpu | None = None
     uvm: UvmFile | None = None
+    tools: ToolsFile | None = None
     control: OpenFile | None = None
     context: MapContext | None = None
 
@@ -89,7 +92,7 @@ class VirtualNode:
         """Open a device file; FileNotFoundError or PermissionError as the system raises them."""
         with self.machine.lock:
             self._need_open()
-            gpu, uvm = None, None
+            gpu = uvm = tools = None
             match = _DEVICE.fullmatch(path)
             if match is not None and int(match[1]) < len(self.machine.gpus):
                 gpu = self.machine.gpus[int(match[1])]
@@ -97,6 +100,8 @@ class VirtualNode:
                 if self.machine.faults.take(Fault.NO_UVM):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 uvm = UvmFile(self.machine, self)
+            elif path == TOOLS_NODE:
+                tools = ToolsFile(self.machine, self._uvm_of)
             elif path != "/dev/nvidiactl" and path not in self._capabilities():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             if self.machine.faults.take(Fault.OPEN_DENIED):
@@ -104,8 +109,12 @@ class VirtualNode:
             if gpu is not None and gpu.lost:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path)
             handle = next(self._handles)
-            self.files[handle] = OpenFile(handle, path, gpu, uvm)
+            self.files[handle] = OpenFile(handle, path, gpu, uvm, tools)
             return handle
+
+    def _uvm_of(self, handle: int) -> UvmFile | None:
+        found = self.files.get(handle)
+        return found.uvm if found is not None else None
 
     def _capabilities(self) -> set[str]:
         """Capability files of divided GPUs."""
@@ -121,8 +130,9 @@ class VirtualNode:
             found = self._file(handle)
             if self.machine.faults.take(Fault.INTERRUPTED):
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR), found.path)
-            if found.uvm is not None:
-                found.uvm.ioctl(request, argument)
+            other = found.uvm or found.tools
+            if other is not None:
+                other.ioctl(request, argument)
                 return
             command, size = request & 0xFF, request >> 16 & 0x3FFF
             if size > len(argument):
@@ -134,7 +144,7 @@ class VirtualNode:
         with self.machine.lock:
             found = self._file(handle)
             context = found.context
-            if found.uvm is not None:
+            if found.uvm is not None or found.tools is not None:
                 raise _error(errno.EINVAL, "UVM maps only what it manages, which is not modelled")
             if size <= 0 or offset % PAGE:
                 raise _error(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}")
@@ -168,8 +178,9 @@ class VirtualNode:
             found = self.files.get(handle)
             if found is None:
                 raise BadArgument("this handle is not open", handle=handle)
-            if found.uvm is not None:
-                found.uvm.close()
+            other = found.uvm or found.tools
+            if other is not None:
+                other.close()
             self._escapes.file_closed(found)
             del self.files[handle]
 
@@ -183,8 +194,11 @@ class VirtualNode:
         with self.machine.lock:
             if self._closed:
                 return
-            # UVM files first: they hold the address spaces and channels that clients free.
-            for found in sorted(self.files.values(), key=lambda file: file.uvm is None):
+            # UVM files first: they hold the address spaces and channels that clients free. And
+            # before them those that watch them, and hold them.
+            for found in sorted(
+                self.files.values(), key=lambda file: (file.tools is None, file.uvm is None)
+            ):
                 self.release(found.handle)
             for mapping in self._mappings:
                 mapping.close()

@@ -41,7 +41,10 @@ WHILE_RUNNING: dict[Fault, tuple[type[UgpuError], dict[str, Any]]] = {
     ),
     Fault.BAD_KIND: (PageFault, {"xid": 31, "fault": "UNSUPPORTED_KIND", "kernel": "scale"}),
     Fault.POISON: (PageFault, {"xid": 31, "fault": "POISONED", "kernel": "scale"}),
-    Fault.COPY_FAULT: (PageFault, {"xid": 31, "queue": "copy 0", "fault": "PTE"}),
+    Fault.COPY_FAULT: (
+        PageFault,
+        {"xid": 31, "queue": "copy 0", "fault": "PTE", "access": "read"},
+    ),
     Fault.ILLEGAL_INSTRUCTION: (
         IllegalInstruction,
         {"xid": 13, "kind": "ILLEGAL_INSTR_ENCODING", "kernel": "scale", "warp": 0, "sm": 0},
@@ -183,7 +186,8 @@ def test_a_copy_from_and_to_where_nothing_is(side: str) -> None:
         with pytest.raises(PageFault, match="nothing of this device is mapped near it") as caught:
             queue.timeline.wait(queue.submit())
         facts = caught.value.facts
-        assert (facts["address"], facts["queue"], facts["access"]) == (address, "copy 0", None)
+        access = {"source": "read", "destination": "write"}[side]
+        assert (facts["address"], facts["queue"], facts["access"]) == (address, "copy 0", access)
         device.reset()
         work(device)
 

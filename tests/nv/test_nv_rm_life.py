@@ -311,8 +311,10 @@ def test_arguments_of_wrong_type_or_count(gh100: NvDevice) -> None:
         ((buffer, np.uint32(1)), "takes 3 arguments, 2 given"),
         ((*good, np.uint32(1)), "takes 3 arguments, 4 given"),
         ((np.uint64(5), *good[1:]), "'out' of k is an address"),
-        ((buffer, buffer, np.float64(2)), "'n' of k is a scalar of 4 bytes"),
-        ((buffer, np.uint64(1), np.float64(2)), "'n' of k is a scalar of 4 bytes"),
+        ((buffer, buffer, np.float64(2)), "'n' of k is an integer of 4 bytes"),
+        ((buffer, np.uint64(1), np.float64(2)), "'n' of k is an integer of 4 bytes"),
+        ((buffer, np.float32(1), np.float64(2)), "'n' of k is an integer of 4 bytes; a float32"),
+        ((buffer, np.uint32(1), np.uint64(2)), "'x' of k is a float of 8 bytes; a uint64"),
         ((buffer, 1, np.float64(2)), "whose width is known"),
     ):
         with pytest.raises(BadArgument, match=words):

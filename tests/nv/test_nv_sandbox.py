@@ -116,7 +116,9 @@ def test_all_that_is_needed_gets_through(
 def test_faults_are_named_with_fewer_facts(
     boxed: tuple[NvDevice, Sandbox, VirtualMachine],
 ) -> None:
-    device, _, machine = boxed
+    device, node, machine = boxed
+    assert "UVM_TOOLS_INIT_EVENT_TRACKER" in node.stopped
+    assert not device.session.events.works
     machine.inject(Fault.UNMAPPED)
     with pytest.raises(PageFault, match="does not say where") as caught:
         work(device)

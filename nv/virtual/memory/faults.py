@@ -1,6 +1,7 @@
 """What the MMU reports: types, accesses, clients.
 
-Source: open-gpu-kernel-modules 580.142, kernel-open/nvidia-uvm/hwref/turing/tu102/dev_fault.h.
+Source: open-gpu-kernel-modules 580.142, kernel-open/nvidia-uvm/hwref/turing/tu102/dev_fault.h, and
+uvm_volta_fault_buffer.c: an entry of the fault buffer holds no address below 4 KiB.
 """
 
 from __future__ import annotations
@@ -52,15 +53,20 @@ class Client(enum.Enum):
 
 @dataclass(frozen=True)
 class MmuFault:
-    """One fault, as the fault buffer would hold it. address: of the access, in bytes."""
+    """One fault. address: of the access, in bytes, which only the model knows."""
 
     kind: FaultType
     access: FaultAccess
     address: int
     client: Client
 
+    @property
+    def page(self) -> int:
+        """The address as the fault buffer holds it, and everyone hears of it."""
+        return self.address & ~0xFFF
+
     def __str__(self) -> str:
         return (
-            f"MMU fault at {self.address:#x}: {self.kind.name}, {self.access.name},"
+            f"MMU fault at {self.page:#x}: {self.kind.name}, {self.access.name},"
             f" {self.client.value}"
         )

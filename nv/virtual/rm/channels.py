@@ -8,6 +8,7 @@ gr/kernel_sm_debugger_session.c; src/common/sdk/nvidia/inc/alloc/alloc_channel.h
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import cast
 
 from hcq.layout import Struct
@@ -126,6 +127,7 @@ class ChannelObject(RmObject):
         self.bound = self.gpu.facts.family != "turing"
         self.contexts_mapped = False  # UVM mapped the buffers of its graphics context
         self.mmu_fault: MmuFault | None = None
+        self.on_fault: Callable[[MmuFault], None] | None = None  # UVM's, once it is registered
         if self.machine.faults.take(Fault.NO_CHANNELS, self.gpu.index):
             raise RmError(Status.INSUFFICIENT_RESOURCES, "planted")
         number = self.gpu.new_channel_number(self.runlist)
@@ -242,6 +244,8 @@ class ChannelObject(RmObject):
     def _recover(self, error: ChannelError) -> None:
         """Robust channel recovery: the whole group ends, each notifier says why."""
         self.gpu.report(error.xid, error.text, self.channel.number)
+        if error.fault is not None and self.on_fault is not None:
+            self.on_fault(error.fault)  # ORDER: before the notifiers say that it happened
         victims = [self] if self.group is None else self.group.channels()
         for victim in victims:
             victim.mmu_fault = error.fault or victim.mmu_fault

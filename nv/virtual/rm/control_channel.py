@@ -84,7 +84,7 @@ def _mmu_fault(channel: ChannelObject, params: Struct) -> None:
     params.addrHi = params.addrLo = params.faultType = 0
     set_text(params.faultString, "")
     if fault is not None:
-        params.addrHi, params.addrLo = fault.address >> 32, fault.address & 0xFFFF_FFFF
+        params.addrHi, params.addrLo = fault.page >> 32, fault.page & 0xFFFF_FFFF
         params.faultType = int(fault.kind)
         set_text(params.faultString, f"FAULT_{fault.kind.name}")
     channel.mmu_fault = None  # reading clears it
@@ -139,7 +139,7 @@ def _mmu_faults(debugger: Debugger, params: Struct) -> None:
     params.count = 0
     if fault is not None:
         entry = params.mmuFaultInfoList[0]
-        entry.faultAddress = fault.address
+        entry.faultAddress = fault.page
         entry.faultType, entry.accessType = int(fault.kind), int(fault.access)
         params.count = 1
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hcq.layout import Struct
 from nv.virtual.faults import Fault
+from nv.virtual.memory.faults import MmuFault
 from nv.virtual.rm.channels import ChannelObject, ComputeObject
 from nv.virtual.rm.memory import Memory
 from nv.virtual.rm.mig import GpuInstance
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nv.virtual.chip import VirtualGpu
     from nv.virtual.machine import VirtualMachine
     from nv.virtual.node import VirtualNode
+    from nv.virtual.uvm.tools import ToolsFile
 
 _KNOWN_FLAGS = 0x3  # UVM_INIT_FLAGS: DISABLE_HMM 1, MULTI_PROCESS_SHARING_MODE 2
 _MOST_GPUS = 256
@@ -32,7 +34,10 @@ _READ_WRITE_ATOMIC, _READ_WRITE, _READ_ONLY = 1, 2, 3  # UvmGpuMappingType; 0 is
 
 
 class UvmFile:
-    """One open /dev/nvidia-uvm: a UVM address space, once it is initialised."""
+    """One open /dev/nvidia-uvm: a UVM address space, once it is initialised.
+
+    watchers: event queues, each of which keeps it alive when its file is closed.
+    """
 
     def __init__(self, machine: VirtualMachine, node: VirtualNode) -> None:
         self._machine = machine
@@ -44,6 +49,8 @@ class UvmFile:
         self.channels: dict[tuple[int, int], tuple[bytes, ChannelObject]] = {}
         self.peers: set[frozenset[bytes]] = set()
         self.ranges = ExternalRanges(self)
+        self.watchers: list[ToolsFile] = []
+        self._file_closed = False
         handlers: dict[str, Callable[[Struct], None]] = {
             "UVM_INITIALIZE": self._initialize,
             "UVM_MM_INITIALIZE": self._mm_initialize,
@@ -90,8 +97,25 @@ class UvmFile:
             self._machine.refused.append(f"{name}: {error}")
         block.rmStatus = int(status)
 
+    @property
+    def is_initialized(self) -> bool:
+        """UVM_INITIALIZE went well."""
+        return self._initialized
+
+    def record(self, gpu: VirtualGpu, fault: MmuFault) -> None:
+        """A fault ends a channel of this space: whoever watches is told."""
+        for watcher in list(self.watchers):
+            watcher.fatal_fault(gpu.index, fault)
+
     def close(self) -> None:
-        """The file closes: mappings, channels, spaces and GPUs go."""
+        """The file closes: mappings, channels, spaces and GPUs go, unless a queue watches them."""
+        self._file_closed = True
+        self.leave()
+
+    def leave(self) -> None:
+        """One that held the space has gone; with the last it goes too."""
+        if not self._file_closed or self.watchers:
+            return
         self.ranges.close()
         for uuid in list(self.gpus):
             self._drop_gpu(uuid)
@@ -192,6 +216,7 @@ class UvmFile:
     def _drop_space(self, uuid: bytes) -> None:
         for key, (owner, channel) in list(self.channels.items()):
             if owner == uuid:
+                channel.on_fault = None
                 channel.channel.stop()
                 channel.runlist.pause(channel.channel)
                 del self.channels[key]
@@ -223,11 +248,13 @@ class UvmFile:
             require(length >= 1 << 20, Status.INVALID_ADDRESS, "no room for context buffers")
             channel.contexts_mapped = True
         self.channels[key] = (uuid, channel)
+        channel.on_fault = lambda fault: self.record(gpu, fault)
 
     def _unregister_channel(self, block: Struct) -> None:
         found = self.channels.pop((block.hClient, block.hChannel), None)
         if found is None:
             raise RmError(Status.INVALID_CHANNEL, f"{block.hChannel:#x} is not registered")
+        found[1].on_fault = None
         found[1].channel.stop()
         found[1].runlist.pause(found[1].channel)
 
