@@ -31,6 +31,7 @@ class Launch:
     `references` say which bytes of kernarg are addresses or scalars not known yet.
     `dynamic_local`: bytes of local memory that each group gets behind the kernel's static share;
     only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks).
+    `cluster`: groups that run together and reach each other's local memory, where that is said.
     """
 
     kernel: Kernel
@@ -39,6 +40,7 @@ class Launch:
     kernarg: bytes
     references: tuple[Reference, ...] = ()
     dynamic_local: int = 0
+    cluster: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

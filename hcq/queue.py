@@ -120,11 +120,13 @@ class Queue:
         block: Sequence[int],
         args: Sequence[object] = (),
         dynamic_local: int = 0,
+        cluster: Sequence[int] | None = None,
     ) -> Queue:
         """Run `kernel` over grid (groups) x block (threads per group). args: see pack_arguments.
 
         dynamic_local: bytes of local memory for each group behind the kernel's static share, for
-        kernels that declare an array of open size. NotSupported on targets without it.
+        kernels that declare an array of open size. cluster: groups that run together and reach each
+        other's local memory; it divides the grid. NotSupported on targets without these.
         """
         if kernel.program.device is not self.device:
             raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
@@ -139,14 +141,31 @@ class Queue:
             raise BadArgument("bad group size", block=full_block, at_most=most)
         if dynamic_local:
             self._check_dynamic(kernel, dynamic_local)
+        together = None if cluster is None else self._check_cluster(kernel, full_grid, cluster)
         block_bytes, references = pack_arguments(kernel, args)
         for value in args:
             if isinstance(value, Buffer):
                 self._check(value)
         self.commands.append(
-            Launch(kernel, full_grid, full_block, block_bytes, references, dynamic_local)
+            Launch(kernel, full_grid, full_block, block_bytes, references, dynamic_local, together)
         )
         return self
+
+    def _check_cluster(
+        self, kernel: Kernel, grid: tuple[int, int, int], cluster: Sequence[int]
+    ) -> tuple[int, int, int]:
+        target, sizes = self.device.target, _three("cluster", cluster)
+        if not target.max_cluster:
+            raise NotSupported("clusters of groups", target=target.name, cluster=sizes)
+        if not 1 <= sizes[0] * sizes[1] * sizes[2] <= target.max_cluster:
+            raise BadArgument(
+                f"{kernel.name}: a cluster has at most {target.max_cluster} groups", cluster=sizes
+            )
+        if any(groups % part for groups, part in zip(grid, sizes, strict=True)):
+            raise BadArgument(
+                f"{kernel.name}: the cluster does not divide the grid", grid=grid, cluster=sizes
+            )
+        return sizes
 
     def _check_dynamic(self, kernel: Kernel, size: int) -> None:
         target = self.device.target

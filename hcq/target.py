@@ -24,6 +24,7 @@ class TargetSpec:
 
     local_memory: of a group, static. dynamic_local_memory: of a group that takes a share of it
     dynamically (`Queue.launch`), static and dynamic together; 0 where launches give none.
+    max_cluster: groups that a launch can have run together as a cluster; 0 where there are none.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TargetSpec:
     max_threads_per_group: int = 1
     local_memory: int = 0
     dynamic_local_memory: int = 0
+    max_cluster: int = 0
     compute_units: int = 1
     max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
     vector_bytes: int = 16  # what one load moves at best, per thread
@@ -64,6 +66,9 @@ PTX_STATIC_SHARED = 48 << 10  # PTX ISA: more shared memory than this has to be 
 # Most shared memory of a group in KiB, by compute capability; others have what the nearest below
 # has. CUDA C++ Programming Guide, "Compute Capabilities".
 PTX_DYNAMIC_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}
+# Groups of a cluster, in the same way. 8 anywhere: CUDA C++ Programming Guide, "Thread Block
+# Clusters"; 16: Hopper and Blackwell Tuning Guides, of H100 and B200.
+PTX_CLUSTERS = {75: 0, 90: 16, 110: 8}
 PTX_MAX_GRID = ((1 << 31) - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities"
 
 
@@ -72,6 +77,7 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
     and "sm_100a" with what only that architecture has; compute_units: its multiprocessors."""
     number = int(cpu[3:].rstrip("af"))
     shared = max((known for known in PTX_DYNAMIC_SHARED if known <= number), default=75)
+    clusters = max((known for known in PTX_CLUSTERS if known <= number), default=75)
     return TargetSpec(
         name=cpu,
         abi="ptx",
@@ -81,6 +87,7 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
         max_threads_per_group=1024,
         local_memory=PTX_STATIC_SHARED,
         dynamic_local_memory=PTX_DYNAMIC_SHARED[shared] << 10,
+        max_cluster=PTX_CLUSTERS[clusters],
         compute_units=compute_units,
         max_grid=PTX_MAX_GRID,
         matrix=matrix_family(cpu),

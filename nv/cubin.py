@@ -19,6 +19,7 @@ MAX_SIZE = 256 << 20
 MAX_SECTIONS = 1 << 16
 MAX_PARAMETERS = 32764  # PTX ISA 8.1, "Kernel Function Parameters"
 MAX_STACK = 512 << 10  # bytes of local memory per thread: CUDA C++ Programming Guide, limits
+MAX_CLUSTER = 16  # groups, on any GPU: Hopper and Blackwell Tuning Guides
 EM_CUDA = 190
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -32,6 +33,8 @@ _BARRIERS_SHIFT, _BARRIERS_MASK = 20, 0x7F  # sh_flags of a text section, before
 _MAX_THREADS, _PARAM_CBANK, _REQUIRED_BLOCK = 0x05, 0x0A, 0x10
 _FRAME_SIZE, _MIN_STACK_SIZE, _PARAMETER = 0x11, 0x12, 0x17
 _MAX_STACK_SIZE, _REGISTERS, _BARRIERS = 0x23, 0x2F, 0x4C
+_CTA_PER_CLUSTER, _EXPLICIT_CLUSTER, _MAX_CLUSTER_RANK = 0x3D, 0x3E, 0x3F
+_BLOCKS_ARE_CLUSTERS = 0x5B
 _OF_A_SYMBOL = frozenset((_FRAME_SIZE, _MIN_STACK_SIZE, _MAX_STACK_SIZE, _REGISTERS))
 _POINTERS = (4, 5)  # in EIATTR_KPARAM_INFO: points to global memory, or anywhere
 
@@ -84,6 +87,8 @@ class KernelCode:
     text: number of its section. parameters_at: where parameters start in constant bank 0.
     constants: bank -> number of a section. shared_size includes what the system reserves, where the
     assembler counts it. max_threads: 0 where not declared; required_block: what `.reqntid` says.
+    required_cluster: `.reqnctapercluster`; explicit_cluster: launches must say how large clusters
+    are; max_cluster: groups of one, 0 where not declared.
     """
 
     name: str
@@ -99,6 +104,9 @@ class KernelCode:
     constants: Mapping[int, int]
     max_threads: int
     required_block: tuple[int, int, int] | None
+    required_cluster: tuple[int, int, int] | None = None
+    explicit_cluster: bool = False
+    max_cluster: int = 0
 
 
 @dataclass(frozen=True)
@@ -330,6 +338,8 @@ def _kernel(
     barriers = text.flags >> _BARRIERS_SHIFT & _BARRIERS_MASK
     at = size = threads = 0
     required: tuple[int, int, int] | None = None
+    cluster: tuple[int, int, int] | None = None
+    explicit, most_groups = False, 0
     arguments: list[tuple[int, int, Argument]] = []
     for attribute, data in _attributes(own):
         if attribute == _PARAM_CBANK:
@@ -344,11 +354,22 @@ def _kernel(
                 required = (x, y, z)
         elif attribute == _BARRIERS:
             barriers = data[0]
+        elif attribute == _CTA_PER_CLUSTER:
+            x, y, z = _numbers(data, "<III", own)
+            cluster = (x, y, z)
+        elif attribute == _EXPLICIT_CLUSTER:
+            explicit = True
+        elif attribute == _MAX_CLUSTER_RANK:
+            (most_groups,) = _numbers(data, "<I", own)
+        elif attribute == _BLOCKS_ARE_CLUSTERS:
+            raise NotSupported(f"kernel {name} counts its grid in clusters (.blocksareclusters)")
     bank = constants.get(0)
     if at + size > (sections[bank].size if bank is not None else 0) and size:
         raise BadCodeObject("parameters lie outside constant bank 0", kernel=name, size=size)
     if at % 4 or barriers > 16 or threads > 1024 or size > MAX_PARAMETERS:
         raise BadCodeObject("a kernel's attributes are out of range", kernel=name)
+    if cluster is not None and not 0 < cluster[0] * cluster[1] * cluster[2] <= MAX_CLUSTER:
+        raise BadCodeObject("a kernel's clusters are out of range", kernel=name, cluster=cluster)
     return KernelCode(
         name=name,
         text=text.index,
@@ -363,6 +384,9 @@ def _kernel(
         constants=dict(constants),
         max_threads=threads,
         required_block=required,
+        required_cluster=cluster,
+        explicit_cluster=explicit,
+        max_cluster=most_groups,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from hcq.errors import NotSupported
@@ -28,13 +28,44 @@ class BankLayout:
     shared_window: int
     local_window: int
     stack: int
+    cluster: ClusterWords | None = None
+
+
+@dataclass(frozen=True)
+class ClusterWords:
+    """Where code expects what it asks about clusters, in bytes of constant bank 0.
+
+    explicit: a 32-bit word, whether the launch says how large they are. groups: three 32-bit sizes.
+    reciprocals: of the second and the third size as f32, by which code divides. clusters: of the
+    grid, three 32-bit sizes. count: 32 bits, groups of a cluster.
+    """
+
+    explicit: int
+    groups: int
+    reciprocals: int
+    clusters: int
+    count: int
 
 
 # Observed in the code that nvJitLink 13.5.37 makes for each architecture: which words of constant
-# bank 0 %ntid, %nctaid, cvta and the stack's set-up load.
+# bank 0 %ntid, %nctaid, cvta, the stack's set-up, %is_explicit_cluster, %cluster_nctaid,
+# %clusterid, %nclusterid and %cluster_nctarank load.
 _BANK_TURING = BankLayout(block=0x0, grid=0xC, shared_window=0x18, local_window=0x20, stack=0x28)
+_BANK_HOPPER = replace(
+    _BANK_TURING,
+    cluster=ClusterWords(
+        explicit=0x140, groups=0x144, reciprocals=0x154, clusters=0x15C, count=0x188
+    ),
+)
 _BANK_BLACKWELL = BankLayout(
-    block=0x360, grid=0x370, shared_window=0x2F0, local_window=0x2F8, stack=0x37C
+    block=0x360,
+    grid=0x370,
+    shared_window=0x2F0,
+    local_window=0x2F8,
+    stack=0x37C,
+    cluster=ClusterWords(
+        explicit=0x36C, groups=0x2A0, reciprocals=0x2B4, clusters=0x2C0, count=0x2CC
+    ),
 )
 
 STACK_START = 0xFFFDC0  # of the 16 MiB local window; the 0x240 bytes above it are the system's
@@ -58,7 +89,7 @@ class Family:
 FAMILIES = (
     Family("blackwell", "BLACKWELL_COMPUTE_B", "5.0", _BANK_BLACKWELL, 1024),
     Family("blackwell", "BLACKWELL_COMPUTE_A", "5.0", _BANK_BLACKWELL, 1024),
-    Family("hopper", "HOPPER_COMPUTE_A", "4.0", _BANK_TURING, 1024),
+    Family("hopper", "HOPPER_COMPUTE_A", "4.0", _BANK_HOPPER, 1024),
     Family("ada", "ADA_COMPUTE_A", "3.0", _BANK_TURING, 1024),
     Family("ampere", "AMPERE_COMPUTE_B", "3.0", _BANK_TURING, 1024),
     Family("ampere", "AMPERE_COMPUTE_A", "3.0", _BANK_TURING, 1024),

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hcq.command import Launch, Relocation
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, NotSupported
 from nv import abi
+from nv.clusters import Bits, ClusterFields, cluster_of, fill_bank
 from nv.cubin import KernelCode
-from nv.families import STACK_START, Family
+from nv.families import STACK_START, ClusterWords, Family
 from nv.pushbuffer import COMPUTE, Pushbuffer, header, method, word
 from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW
 
@@ -33,22 +34,6 @@ MAX_BLOCK = (1024, 1024, 64)
 
 
 @dataclass(frozen=True)
-class Bits:
-    """A field of a descriptor: its first bit, and how many."""
-
-    first: int
-    width: int
-
-    def insert(self, qmd: bytearray, value: int) -> None:
-        """Replace what the field holds."""
-        start, end = self.first // 8, (self.first + self.width + 7) // 8
-        mask = ((1 << self.width) - 1) << self.first % 8
-        held = int.from_bytes(qmd[start:end], "little") & ~mask
-        held |= value << self.first % 8 & mask
-        qmd[start:end] = held.to_bytes(end - start, "little")
-
-
-@dataclass(frozen=True)
 class Shape:
     """Where a descriptor's version has what each launch sets: byte offsets, and how."""
 
@@ -61,6 +46,7 @@ class Shape:
     least_config: Bits  # MIN_SM_CONFIG_SHARED_MEM_SIZE
     shared: Bits  # SHARED_MEMORY_SIZE
     shared_shift: int
+    cluster: ClusterFields | None
 
 
 @dataclass
@@ -74,6 +60,7 @@ class LaunchDetails:
     send: tuple[int, int, int]  # headers and word of SEND_PCAS
     block_at: int
     grid_at: int
+    cluster_at: ClusterWords | None
     threads_limit: int
     shared_size: int
     local_size: int
@@ -107,9 +94,6 @@ def shape_of(version: str) -> Shape:
     def at(name: str) -> int:
         return table.field(name).lsb // 8
 
-    def bits(name: str) -> Bits:
-        return Bits(table.field(name).lsb, table.field(name).width)
-
     shared, shared_shift = "SHARED_MEMORY_SIZE", 0
     if shared not in table.fields:
         shared, shared_shift = f"{shared}_SHIFTED7", 7
@@ -124,10 +108,11 @@ def shape_of(version: str) -> Shape:
         block_depth="<B" if table.field("CTA_THREAD_DIMENSION2").width == 8 else "<H",
         bank_low=at(low) // 4,
         bank_shift=shift,
-        config=bits("TARGET_SM_CONFIG_SHARED_MEM_SIZE"),
-        least_config=bits("MIN_SM_CONFIG_SHARED_MEM_SIZE"),
-        shared=bits(shared),
+        config=Bits.of(table, "TARGET_SM_CONFIG_SHARED_MEM_SIZE"),
+        least_config=Bits.of(table, "MIN_SM_CONFIG_SHARED_MEM_SIZE"),
+        shared=Bits.of(table, shared),
         shared_shift=shared_shift,
+        cluster=ClusterFields.of(table),
     )
 
 
@@ -219,6 +204,7 @@ def prepare(
         send=_send(compute_class),
         block_at=family.bank.block,
         grid_at=family.bank.grid,
+        cluster_at=family.bank.cluster,
         threads_limit=threads_limit(code),
         shared_size=shared,
         local_size=local_size,
@@ -246,7 +232,8 @@ def _split(table: abi.Descriptor, qmd: bytearray, name: str, index: int, address
 def _bank(code: KernelCode, family: Family) -> bytes:
     """Constant bank 0 without sizes and parameters; a multiple of 16 bytes."""
     layout = family.bank
-    least = max(layout.stack, layout.local_window, layout.block, layout.grid) + 16
+    count = 0 if layout.cluster is None else layout.cluster.count
+    least = max(layout.stack, layout.local_window, layout.block, layout.grid, count) + 16
     size = max(code.parameters_at + code.parameters_size, least)
     bank = bytearray(-(-size // 16) * 16)
     struct.pack_into("<Q", bank, layout.shared_window, SHARED_WINDOW)
@@ -274,9 +261,12 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
     _check(launch, details)
     if 0 in launch.grid:
         return
+    cluster = cluster_of(launch, details.code)
     bank = bytearray(details.bank)
     struct.pack_into("<3I", bank, details.block_at, *launch.block)
     struct.pack_into("<3I", bank, details.grid_at, *launch.grid)
+    if details.cluster_at is not None:
+        fill_bank(bank, details.cluster_at, launch.grid, cluster)
     start = details.code.parameters_at
     bank[start : start + len(launch.kernarg)] = launch.kernarg
     holes: list[Relocation] = []
@@ -292,6 +282,10 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
     struct.pack_into(shape.block_depth, qmd, shape.block[2], launch.block[2])
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     dynamic = -(-launch.dynamic_local // _SHARED_GRANULE) * _SHARED_GRANULE
+    if cluster is not None:
+        if shape.cluster is None:
+            raise NotSupported("this GPU has no clusters", kernel=launch.kernel.name)
+        shape.cluster.insert(qmd, cluster)
     if dynamic:
         _take_shared(qmd, details, dynamic)
     shape.config.insert(qmd, config_of(details.carveout(threads, dynamic)))

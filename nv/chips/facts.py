@@ -13,6 +13,7 @@ class ChipFacts:
     target: what the compiler is told ("sm_90"). qmd: major and minor version of the launch
     descriptor that its compute class takes. mmu: page table version (2 Pascal to Ada, 3 from
     Hopper). shared_carveouts: shared memory sizes that an SM can be configured for, ascending.
+    most_cluster: groups of a cluster, 0 where there are none.
     """
 
     name: str
@@ -31,3 +32,4 @@ class ChipFacts:
     shared_carveouts: tuple[int, ...]
     shared_per_group: int
     memory_size: int
+    most_cluster: int = 0

@@ -10,8 +10,8 @@ from hcq.command import Launch
 from hcq.errors import BadArgument, NotSupported
 from hcq.program import Kernel
 from hcq.target import ptx_target
+from nv.clusters import Bits
 from nv.device import NvDevice
-from nv.launch import Bits
 from nv.rm.session import Region
 from tests.support.nv_machine import opened, powered
 

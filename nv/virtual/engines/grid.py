@@ -169,6 +169,7 @@ class GridRunner:
             program_address=launch.program_address,
             sm_count=facts.sm_count,
             variables=variables,
+            cluster=launch.cluster,
         )
 
     def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> None:

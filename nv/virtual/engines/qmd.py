@@ -25,7 +25,7 @@ VERSIONS = {
 REGISTERS_PER_SM = 64 << 10
 LONGEST_CONSTANT_BANK = 64 << 10
 _SCHEDULE, _COPY_SCHEDULE = 1, 3  # actions on a dependent QMD
-_GRID_CTA = 2
+_GRID_CTA, _GRID_GPC_CGA = 2, 3
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Release:
 @dataclass(frozen=True)
 class LaunchDescriptor:
     """What a QMD says. Addresses are GPU virtual, sizes bytes; constants: (address, size).
-    membar: CWD_MEMBAR_TYPE."""
+    membar: CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters."""
 
     version: tuple[int, int]
     grid: tuple[int, int, int]
@@ -64,6 +64,7 @@ class LaunchDescriptor:
     invalidates_data: bool
     membar: int
     invalidates_banks: tuple[bool, ...]
+    cluster: tuple[int, int, int] | None = None
 
 
 class _Reader:
@@ -143,13 +144,14 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
         invalidates_banks=tuple(
             bool(read.get(number, "CONSTANT_BUFFER_INVALIDATE", bank)) for bank in range(8)
         ),
+        cluster=_cluster(read, number, facts),
     )
 
 
 def _kind(read: _Reader, number: int) -> None:
     if read.has("QMD_TYPE"):
         kind = read.get(number, "QMD_TYPE")
-        _need(kind == _GRID_CTA, f"QMD_TYPE {kind} is no grid of groups")
+        _need(kind in (_GRID_CTA, _GRID_GPC_CGA), f"QMD_TYPE {kind} is no grid of groups")
     else:
         _need(not read.get(number, "IS_QUEUE"), "IS_QUEUE: queues are not modelled")
     _need(read.get(number, "QMD_GROUP_ID") == 0x3F, "QMD_GROUP_ID is not 0x3f")
@@ -163,6 +165,30 @@ def _grid(read: _Reader, number: int) -> tuple[int, int, int]:
     width, height, depth = (read.get(number, name) for name in names)
     _need(width and height and depth, f"a grid of {width} x {height} x {depth}")
     _need(width < 1 << 31, f"a grid {width} wide")
+    return width, height, depth
+
+
+def _cluster(read: _Reader, number: int, facts: ChipFacts) -> tuple[int, int, int] | None:
+    if not read.has("GPC_CGA_WIDTH"):
+        return None
+    width, height, depth = (
+        read.get(number, f"GPC_CGA_{axis}") for axis in ("WIDTH", "HEIGHT", "DEPTH")
+    )
+    for name in ("LARGE_GPC_CGA_WIDTH_MINUS_ONE", "LARGE_GPC_CGA_HEIGHT_MINUS_ONE",
+                 "GPU_CGA_WIDTH", "GPU_CGA_HEIGHT", "GPU_CGA_DEPTH"):  # fmt: skip
+        _need(not (read.has(name) and read.get(number, name)), f"{name} is not modelled")
+    text = f"clusters of {width} x {height} x {depth} groups"
+    if read.get(number, "QMD_TYPE") != _GRID_GPC_CGA:
+        _need(max(width, height, depth) <= 1, f"{text}, and QMD_TYPE says that there are none")
+        return None
+    groups = width * height * depth
+    _need(groups, text)
+    _need(groups <= facts.most_cluster, f"{text}; {facts.most_cluster} is the limit")
+    grid = _grid(read, number)
+    _need(
+        not any(a % b for a, b in zip(grid, (width, height, depth), strict=True)),
+        f"{text} do not divide a grid of {' x '.join(map(str, grid))}",
+    )
     return width, height, depth
 
 

@@ -1,7 +1,8 @@
 """A launch, checked, as the launcher needs it.
 
 Source of the limits: CUDA C++ programming guide, "Technical specifications per compute capability"
-and "Thread Block Clusters"; PTX ISA 8.x, "Cluster Dimension Directives".
+and "Thread Block Clusters", Hopper and Blackwell Tuning Guides; PTX ISA 8.x, "Cluster Dimension
+Directives".
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _MOST_SHARED = {
     120: 99, 121: 99,
 }  # fmt: skip
 _MOST_LOCAL = 512 << 10
-_CLUSTERS_FROM = 90  # compute capability
-_MOST_CLUSTER = 16  # groups; the driver asks programs to say so for more than 8
+# Groups of a cluster, by compute capability; 8 on others, and none below the first.
+_MOST_CLUSTER = {90: 16, 100: 16, 103: 16}
 
 
 class BadLaunch(Exception):
@@ -135,9 +136,10 @@ def _check_cluster(launch: GridLaunch, entry: Function, cluster: tuple[int, int,
         raise BadLaunch(f"{said}; {entry.name} requires that the launch says")
     if launch.cluster is None:
         return
-    if capability(launch.target) < _CLUSTERS_FROM:
+    number = capability(launch.target)
+    if number < min(_MOST_CLUSTER):
         raise BadLaunch(f"{said}; {launch.target} has none")
-    most = min(_MOST_CLUSTER, *entry.limits.get("maxclusterrank", ()), _MOST_CLUSTER)
+    most = min((_MOST_CLUSTER.get(number, 8), *entry.limits.get("maxclusterrank", ())))
     if not 1 <= size <= most:
         raise BadLaunch(f"{said}; at most {most}")
     if any(groups % part for groups, part in zip(launch.grid, cluster, strict=True)):

@@ -1,0 +1,108 @@
+"""Clusters of groups in a launch: which it has, and what descriptor and constant bank say of it.
+
+Sources: open-gpu-doc classes/compute/clcbc0qmd.h, clcdc0qmd.h (QMD_TYPE, GPC_CGA_*); PTX ISA 8.x,
+"Cluster Dimension Directives"; nv.families for the words of the constant bank.
+UNSURE: that the grid's sizes count groups and not clusters where QMD_TYPE is GRID_GPC_CGA: the
+headers do not say; a recording of what CUDA launches would settle it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from hcq.command import Launch
+from hcq.errors import BadArgument
+from nv import abi
+from nv.cubin import MAX_CLUSTER, KernelCode
+from nv.families import ClusterWords
+
+_ALONE = (1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """A field of a descriptor: its first bit, and how many."""
+
+    first: int
+    width: int
+
+    @classmethod
+    def of(cls, table: abi.Descriptor, name: str) -> Bits:
+        """The field of a name."""
+        return cls(table.field(name).lsb, table.field(name).width)
+
+    def insert(self, qmd: bytearray, value: int) -> None:
+        """Replace what the field holds."""
+        start, end = self.first // 8, (self.first + self.width + 7) // 8
+        mask = ((1 << self.width) - 1) << self.first % 8
+        held = int.from_bytes(qmd[start:end], "little") & ~mask
+        held |= value << self.first % 8 & mask
+        qmd[start:end] = held.to_bytes(end - start, "little")
+
+
+@dataclass(frozen=True)
+class ClusterFields:
+    """Where a descriptor's version says that a grid is one of clusters, and of how many groups."""
+
+    kind: Bits
+    clusters_kind: int
+    groups: tuple[Bits, Bits, Bits]
+
+    @classmethod
+    def of(cls, table: abi.Descriptor) -> ClusterFields | None:
+        """The fields of a version; None before there were clusters."""
+        if "GPC_CGA_WIDTH" not in table.fields:
+            return None
+        kind = table.field("QMD_TYPE")
+        width, height, depth = (
+            Bits.of(table, f"GPC_CGA_{axis}") for axis in ("WIDTH", "HEIGHT", "DEPTH")
+        )
+        return cls(
+            Bits(kind.lsb, kind.width), kind.values["GRID_GPC_CGA"], (width, height, depth)
+        )
+
+    def insert(self, qmd: bytearray, cluster: tuple[int, int, int]) -> None:
+        """Make the grid one of clusters."""
+        self.kind.insert(qmd, self.clusters_kind)
+        for field, size in zip(self.groups, cluster, strict=True):
+            field.insert(qmd, size)
+
+
+def cluster_of(launch: Launch, code: KernelCode) -> tuple[int, int, int] | None:
+    """The cluster that a launch has: its own, or the one that the kernel requires.
+
+    Raises BadArgument where the two differ, where the kernel wants the launch to say, and for a
+    cluster that is too large or does not divide the grid.
+    """
+    name, said, required = code.name, launch.cluster, code.required_cluster
+    cluster = said or required
+    if cluster is None:
+        if code.explicit_cluster:
+            raise BadArgument(f"{name} wants a launch that says how large its clusters are")
+        return None
+    if required not in (None, cluster):
+        raise BadArgument(f"{name} is made for clusters of {required}", cluster=cluster)
+    most = code.max_cluster or MAX_CLUSTER
+    if cluster[0] * cluster[1] * cluster[2] > most:
+        raise BadArgument(f"{name}: a cluster has at most {most} groups", cluster=cluster)
+    if any(groups % part for groups, part in zip(launch.grid, cluster, strict=True)):
+        raise BadArgument(
+            f"{name}: the cluster does not divide the grid", grid=launch.grid, cluster=cluster
+        )
+    return cluster
+
+
+def fill_bank(
+    bank: bytearray,
+    words: ClusterWords,
+    grid: tuple[int, int, int],
+    cluster: tuple[int, int, int] | None,
+) -> None:
+    """Write what code asks about clusters; without them each group is one of its own."""
+    x, y, z = cluster or _ALONE
+    struct.pack_into("<I", bank, words.explicit, cluster is not None)
+    struct.pack_into("<3I", bank, words.groups, x, y, z)
+    struct.pack_into("<2f", bank, words.reciprocals, 1 / y, 1 / z)
+    struct.pack_into("<3I", bank, words.clusters, grid[0] // x, grid[1] // y, grid[2] // z)
+    struct.pack_into("<I", bank, words.count, x * y * z)
