@@ -114,8 +114,10 @@ def test_devices_without_clusters_say_so() -> None:
         kernel = Kernel("none", hcq.program.Program(device, None), 0, 0, ())
         with pytest.raises(NotSupported, match="clusters"):
             device.queue().launch(kernel, grid=(2,), block=(32,), cluster=(2,))
-        raw = Launch(kernel, (2, 1, 1), (32, 1, 1), b"", cluster=(2, 1, 1))
-        assert raw.cluster == (2, 1, 1)
+    with hcq.open("cpu") as device:
+        kernel = Kernel("none", hcq.program.Program(device, None), 0, 0, ())
+        with pytest.raises(NotSupported, match="clusters"):
+            device.queue().launch(kernel, grid=(2,), block=(1,), cluster=(2,))
 
 
 def test_the_blocks_of_a_graph_keep_their_clusters(gh100: NvDevice) -> None:
