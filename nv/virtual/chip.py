@@ -203,7 +203,7 @@ class VirtualGpu:
             for runlist in gpu.runlists:
                 runlist.kick()
 
-    def wait_idle(self, limit_s: float = 10.0) -> bool:
+    def wait_idle(self, limit_s: float = 60.0) -> bool:
         """Wait until no runlist can get on; whether that came to pass."""
         return all(runlist.wait_idle(limit_s) for runlist in self.runlists)
 

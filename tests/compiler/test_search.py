@@ -347,7 +347,7 @@ def test_a_search_is_kept_on_disk_and_used(tmp_path: Path) -> None:
         tensor = Tensor(array, device=device).realize()
         with kernel_log() as plain:
             (tensor * 2 + 1).realize()
-        with tuning(beam=2, budget_s=20) as report:
+        with tuning(beam=2, budget_s=300) as report:
             found = (tensor * 2 + 1).numpy()
         np.testing.assert_array_equal(found, array * 2 + 1)
         (kernel,) = report.kernels
@@ -402,7 +402,7 @@ def test_kernels_of_several_results(tmp_path: Path) -> None:
         use_cache(device, tmp_path / "kernels")
         tensor = Tensor(array, device=device).realize()
         one, two = tensor * 3, tensor + 5
-        with tuning(beam=1, budget_s=5) as report:
+        with tuning(beam=1, budget_s=60) as report:
             one.realize(two)
         np.testing.assert_array_equal(one.numpy(), array * 3)
         np.testing.assert_array_equal(two.numpy(), array + 5)
@@ -436,7 +436,7 @@ def test_a_product_on_the_virtual_gpu_gets_faster(tmp_path: Path) -> None:
     with hcq.open("virtual:navi31") as device:
         use_cache(device, tmp_path / "kernels")
         tensor = Tensor(array, device=device).realize()
-        with tuning(beam=2, budget_s=60) as report:
+        with tuning(beam=2, budget_s=300) as report:
             found = (tensor @ tensor).numpy()
         np.testing.assert_allclose(found, array @ array, rtol=1e-5)
         assert report.kernels[0].found is not None

@@ -21,7 +21,7 @@ from hcq.transport.trace import Access, TracingTransport
 from tests.support.pcifunction import PlainFunction
 from tests.support.transport_stands import Subject, rule
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 # ---- configuration space and windows -----------------------------------------------------------

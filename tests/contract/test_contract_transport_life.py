@@ -15,7 +15,7 @@ from hcq.transport.base import Transport
 from tests.support.descriptors import leaked, settled
 from tests.support.transport_stands import STANDS, Stand, Subject, rule
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 ROUNDS = 6
 SLACK = 64 << 20  # bytes of address space that threads and allocators may take meanwhile
 

@@ -18,7 +18,7 @@ from am.virtual.options import ChipOptions
 from hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened
+from tests.support.am_navi31 import check_runs, opened, start_forever
 
 Rung = Callable[[AmDevice], None]
 
@@ -66,8 +66,7 @@ def test_the_mildest_rung_that_works_is_taken(chip: Any, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO, "am.reset")
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
-        with device.queue() as queue:
-            queue.launch(program["forever"], grid=(1,), block=(32,), args=(out,))
+        start_forever(chip, device, program, out)
         with pytest.raises(DeviceHang):
             device.synchronize(limit_s=0.05)
         device.reset()

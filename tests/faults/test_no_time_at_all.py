@@ -15,7 +15,7 @@ from am.virtual.gpu import build_chip
 from hcq.errors import DeviceHang
 from hcq.poll import wait_until
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened
+from tests.support.am_navi31 import check_runs, opened, start_forever
 from tests.support.nv_machine import opened as opened_nv
 from tests.support.nv_machine import powered, work
 
@@ -38,11 +38,11 @@ def test_navi31_boots_works_and_is_reset() -> None:
         with opened(chip) as device, device.load(faulty_object()) as program:
             out = device.alloc(64)
             check_runs(device, program, out, 1)
-            with device.queue() as queue:
-                queue.launch(program["forever"], grid=(1,), block=(32,), args=(out,))
+            start_forever(chip, device, program, out)
             with pytest.raises(DeviceHang):
                 device.synchronize(limit_s=0.05)
             device.reset()
+            assert device.reset_report[-1].name == "kill waves", "told to end, it is waited for"
             check_runs(device, program, out, 2)
             copied = device.alloc(64)
             copied.copy_from(np.full(16, 3, np.uint32))

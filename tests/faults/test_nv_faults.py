@@ -96,7 +96,9 @@ def test_a_fault_is_named_and_work_goes_on(fault: Fault) -> None:
     error, facts = WHILE_RUNNING[fault]
     with powered() as machine, opened(machine) as device:
         work(device)
-        device.limit_s = 0.5
+        limit_s = facts.get("limit_s", 20.0)
+        assert isinstance(limit_s, float)
+        device.limit_s = limit_s
         machine.inject(fault)
         with pytest.raises(error) as caught:
             work(device)
@@ -150,7 +152,7 @@ def test_a_fault_while_opening_leaves_nothing(
 def test_other_channels_go_on_while_one_hangs() -> None:
     with powered() as machine, opened(machine) as device, opened(machine) as other:
         work(device)
-        device.limit_s = 0.5
+        device.limit_s = 1.5
         machine.inject(Fault.HANG)
         with pytest.raises(DeviceHang):
             work(device)
@@ -238,7 +240,7 @@ def test_graphs_replay_after_a_fault() -> None:
 def test_a_failed_rebuild_says_so_and_can_be_tried_again() -> None:
     with powered() as machine, opened(machine) as device:
         work(device)
-        device.limit_s = 0.5
+        device.limit_s = 1.5
         machine.inject(Fault.HANG)
         with pytest.raises(DeviceHang):
             work(device)

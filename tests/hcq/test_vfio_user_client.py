@@ -45,7 +45,7 @@ from tests.support.vfio_user_device import (
 from tests.support.vfio_user_served import served
 
 VERSION = b"\0\0\0\0{}\0"
-LIMIT_S = 10
+LIMIT_S = 60
 
 
 @pytest.fixture

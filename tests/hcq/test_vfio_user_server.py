@@ -378,7 +378,7 @@ def test_too_many_descriptors_end_the_connection(wire: socket.socket, server: Se
 # ---- clients come and go ---------------------------------------------------------------------
 
 
-def until(condition: object, limit_s: float = 5) -> bool:
+def until(condition: object, limit_s: float = 60) -> bool:
     assert callable(condition)
     end = time.monotonic() + limit_s
     while not condition() and time.monotonic() < end:

@@ -11,6 +11,7 @@ import numpy as np
 from am.device import AmDevice, open_device
 from am.virtual.gpu import attach
 from hcq.buffer import Buffer
+from hcq.poll import wait_until
 from hcq.program import Program
 
 NAME = "virtual:navi31"
@@ -33,6 +34,17 @@ def run(device: AmDevice, program: Program, name: str, *args: object) -> None:
     with device.queue() as queue:
         queue.launch(program[name], grid=(1,), block=(32,), args=args)
     device.synchronize()
+
+
+def start_forever(chip: Any, device: AmDevice, program: Program, out: Buffer) -> None:
+    """Launch a kernel that never ends, and wait until it runs."""
+    launches = chip.gfx.mec.array.launches
+    with device.queue() as queue:
+        queue.launch(program["forever"], grid=(1,), block=(32,), args=(out,))
+    wait_until(
+        lambda: chip.gfx.mec.array.launches > launches,
+        unit="shader array", waiting_for="the launch", limit_s=60,
+    )  # fmt: skip
 
 
 def check_runs(device: AmDevice, program: Program, out: Buffer, value: int) -> None:

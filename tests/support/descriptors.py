@@ -10,7 +10,7 @@ import gc
 import os
 import time
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 def count() -> int:

@@ -373,7 +373,7 @@ class RmProgram:
         assert view is not None
         return int.from_bytes(view[offset : offset + size], "little")
 
-    def wait(self, offset: int, value: int, limit_s: float = 5.0) -> None:
+    def wait(self, offset: int, value: int, limit_s: float = 60.0) -> None:
         """Wait for a 64-bit semaphore in the work memory."""
         end = time.monotonic() + limit_s
         while self.word(offset) != value:
@@ -381,7 +381,7 @@ class RmProgram:
                 raise TimeoutError(f"{self.word(offset):#x}, not {value:#x}; {self.machine.log}")
             time.sleep(1e-4)
 
-    def wait_error(self, limit_s: float = 5.0) -> tuple[int, int]:
+    def wait_error(self, limit_s: float = 60.0) -> tuple[int, int]:
         """Wait for the error notifier; info32 and status."""
         view = self.notifier.view
         assert view is not None

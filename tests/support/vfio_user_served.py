@@ -12,7 +12,7 @@ from pathlib import Path
 from hcq.transport.vfio_user.model import DeviceModel
 from hcq.transport.vfio_user.server import Server
 
-END_LIMIT_S = 10
+END_LIMIT_S = 60
 
 
 @contextmanager

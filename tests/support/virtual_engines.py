@@ -15,7 +15,7 @@ from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
 from hcq.emu.memory import Abort
 
 VRAM = 64 << 20
-LIMIT_S = 10.0  # a bound on real threads; everything takes microseconds
+LIMIT_S = 60.0  # a bound on real threads; everything takes microseconds
 
 # Where things lie in VRAM; addresses are those of the system aperture (VMID 0, no page tables).
 RING = FRAME_BUFFER_BASE + 0x10_0000

@@ -47,7 +47,7 @@ class Worker:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._working = False  # inside `step`, and not waiting there
-        self._elsewhere = False
+        self._elsewhere: Callable[[], bool] | None = None  # whether what runs there is to end
         self._numbers = itertools.count(1)
         self._woken = self._seen = 0  # numbers of wakes: the last, and that of which `step` knows
         self.stopped = False
@@ -78,19 +78,25 @@ class Worker:
             raise Stopped(self.name)
 
     @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """While the block runs, inside `step`, the engine runs a program, which may never end."""
-        self._elsewhere = True
+    def elsewhere(self, ending: Callable[[], bool]) -> Iterator[None]:
+        """While the block runs, inside `step`, the engine runs a program, which may never end.
+
+        ending: whether the program was told to end.
+        """
+        self._elsewhere = ending
         try:
             yield
         finally:
-            self._elsewhere = False
+            self._elsewhere = None
 
     @property
     def at_work(self) -> bool:
         """The thread runs, or is to run; see hcq.poll.Player."""
-        if self._elsewhere or not self.alive:
+        if not self.alive:
             return False
+        ending = self._elsewhere
+        if ending is not None:
+            return ending()
         return self._working or self._seen != self._woken
 
     def check(self) -> None:

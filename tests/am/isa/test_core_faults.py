@@ -146,7 +146,7 @@ def test_an_endless_loop_is_aborted(core: GfxCore) -> None:
     start = time.perf_counter()
     outcome, _ = machine.run(image(gfx_kernels.SPIN), [np.zeros(1, np.uint32)], 100, 64)
     assert outcome.ending is Ending.ABORTED
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 60
     timer.join()
     machine.abort.clear()
     outcome, _ = machine.run(image(gfx_kernels.SPIN), [np.ones(1, np.uint32)], 100, 64)

@@ -340,7 +340,7 @@ def test_interrupts_need_bus_mastering_and_wake_a_waiter() -> None:
         interrupts = card.transport.interrupts
         assert not interrupts.wait(0)
         threading.Timer(0.01, card.chip.signal_msi).start()
-        assert interrupts.wait(5)
+        assert interrupts.wait(60)
         assert not interrupts.wait(0)
         card.transport.config_write(4, 2, 2)
         card.chip.signal_msi()
@@ -353,7 +353,7 @@ def test_a_chip_of_its_own_ends_with_its_transport() -> None:
     attachment = attach(vram=SMALL, seed=5)
     transport = attachment.transport
     transport.config_write(4, 6, 2)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while transport.window(5).read32(0xDE3 * 4) == 0 and time.monotonic() < deadline:
         time.sleep(0.001)
     assert transport.window(5).read32(0xDE3 * 4) == SMALL >> 20

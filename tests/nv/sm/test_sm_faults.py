@@ -147,7 +147,7 @@ def test_an_endless_grid_can_be_aborted(text: str, block: int) -> None:
     found = bench.launch(body(1, text), address, grid=(6,), block=(block,))
     timer.join()
     assert found.ending is SmEnding.ABORTED
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(

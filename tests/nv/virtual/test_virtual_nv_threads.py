@@ -20,7 +20,7 @@ def copies(machine: VirtualMachine, seed: int, start: threading.Barrier) -> None
         program.bring_up()
         view = program.work_map.view
         assert view is not None
-        start.wait(30)
+        start.wait(120)
         for number in range(1, 40):
             view[SOURCE : SOURCE + 4096] = bytes([seed + number & 0xFF]) * 4096
             source, target = program.work_address + SOURCE, program.work_address + TARGET
@@ -34,7 +34,7 @@ def copies(machine: VirtualMachine, seed: int, start: threading.Barrier) -> None
             program.submit()
             memory = program.video_memory(1 << 20)
             base = program.gpu_map(memory, 1 << 20)
-            program.wait(SEMAPHORE, number, 30)
+            program.wait(SEMAPHORE, number, 120)
             assert bytes(view[TARGET : TARGET + 4096]) == bytes([seed + number & 0xFF]) * 4096
             program.uvm_call("UVM_FREE", base=base, length=1 << 20)
             program.free(memory)
@@ -46,7 +46,7 @@ def test_programs_side_by_side() -> None:
         with ThreadPoolExecutor(4) as pool:
             done = [pool.submit(copies, owner.machine, 50 * n, start) for n in range(4)]
             for future in done:
-                future.result(60)
+                future.result(300)
         assert owner.machine.live_objects() == []
         assert owner.machine.violations == []
         assert owner.machine.log == []

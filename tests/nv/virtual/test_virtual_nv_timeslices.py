@@ -63,7 +63,7 @@ def test_a_hanging_kernel_leaves_other_channels_their_results(chip: str) -> None
             start = time.monotonic()
             with pytest.raises(DeviceHang, match=r"within 0\.2 s") as caught:
                 device.synchronize(limit_s=0.2)
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 15
             assert caught.value.facts["kernel"] == "spin"
             assert caught.value.facts["queue"] == "compute"
             assert "spin" in str(caught.value)
@@ -86,7 +86,7 @@ def test_a_hang_is_bounded_where_its_waiter_names_no_limit(monkeypatch: pytest.M
             start = time.monotonic()
             with pytest.raises(DeviceHang, match=r"within 0\.3 s") as caught:
                 device.synchronize()
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 15
             assert caught.value.facts["kernel"] == "spin"
             device.reset()
     assert 1 <= Config().wait_limit_s <= 60
@@ -100,7 +100,7 @@ def test_work_that_was_put_aside_goes_on() -> None:
             assert not device.idle
             assert flag.view is not None
             flag.view[:4] = b"\1\0\0\0"
-            device.synchronize(limit_s=20)
+            device.synchronize(limit_s=60)
         work(device)
 
 
@@ -143,7 +143,7 @@ def test_a_slice_that_passed_before_its_thread_woke_up(monkeypatch: pytest.Monke
                 assert flag.view is not None
                 flag.view[:4] = b"\1\0\0\0"
             for device in (first, second):
-                device.synchronize(limit_s=20)
+                device.synchronize(limit_s=60)
         assert machine.gpu.runlists[0].switches > 0
 
 
@@ -174,10 +174,10 @@ def test_the_same_kernel_in_two_programs_keeps_its_own_arguments() -> None:
     ):  # fmt: skip
         assert one.view is not None and two.view is not None
         two.view[:4] = b"\1\0\0\0"
-        second.synchronize(limit_s=20)
+        second.synchronize(limit_s=60)
         assert not first.idle
         one.view[:4] = b"\1\0\0\0"
-        first.synchronize(limit_s=20)
+        first.synchronize(limit_s=60)
 
 
 def test_a_group_alone_is_never_put_aside() -> None:
@@ -186,7 +186,7 @@ def test_a_group_alone_is_never_put_aside() -> None:
         assert machine.gpu.runlists[0].switches == 0
         assert flag.view is not None
         flag.view[:4] = b"\1\0\0\0"
-        device.synchronize(limit_s=20)
+        device.synchronize(limit_s=60)
 
 
 def test_closing_a_program_ends_its_work_that_stands_aside() -> None:
@@ -201,7 +201,7 @@ def test_closing_a_program_ends_its_work_that_stands_aside() -> None:
         start = time.monotonic()
         device.limit_s = 0.1
         device.close()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15
         work(other)
 
 
@@ -225,7 +225,7 @@ class Slices(Attention):
 
     def wait_aside(self) -> None:
         self.came.add(threading.get_ident())
-        self.go.wait(20)
+        self.go.wait(60)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -241,7 +241,7 @@ def test_a_grid_stands_aside_and_another_runs_meanwhile(workers: int) -> None:
         target=lambda: outcomes.append(bench.units.run(launch, bench.memory, slow))
     )
     thread.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not slow.came and time.monotonic() < end:
         time.sleep(1e-3)
     theirs, numbers = other.array(np.zeros(32, np.uint32))
@@ -250,7 +250,7 @@ def test_a_grid_stands_aside_and_another_runs_meanwhile(workers: int) -> None:
     assert (found == 0).all()
     slow.aside = False
     slow.go.set()
-    thread.join(20)
+    thread.join(60)
     assert outcomes[0].ending is SmEnding.DONE
     assert (found == 20000).all()
 

@@ -10,6 +10,8 @@ import pytest
 from nv.virtual.faults import Xid
 from nv.virtual.memory.faults import Client, FaultAccess, MmuFault
 from nv.virtual.memory.space import AddressSpace, Translation
+from nv.virtual.rm.channels import ChannelObject
+from nv.virtual.rm.memory import Memory
 from nv.virtual.rm.resources import VaSpace
 from nv.virtual.status import Status
 from tests.support.rm_program import RmProgram, StatusError, pattern
@@ -168,7 +170,9 @@ def test_mapping_again_replaces_and_splits(program: RmProgram) -> None:
     program.gpu_map_at(second, base + (256 << 10), 256 << 10)
     hosts = [translated(program, base + (k << 18)).host for k in range(4)]
     objects = program.machine.clients[program.client].objects
-    one, two = objects[first].backing, objects[second].backing  # type: ignore[attr-defined]
+    memories = objects[first], objects[second]
+    assert isinstance(memories[0], Memory) and isinstance(memories[1], Memory)
+    one, two = memories[0].backing, memories[1].backing
     assert hosts == [one.host, two.host, one.host + (2 << 18), one.host + (3 << 18)]
     assert (one.users, two.users) == (3, 2)
     program.uvm_uuid("UVM_UNMAP_EXTERNAL", "gpuUuid", base=base, length=1 << 20)
@@ -211,8 +215,9 @@ def test_read_only_mappings(program: RmProgram) -> None:
 def test_channels_register_after_their_objects(program: RmProgram) -> None:
     """Graphics work in a space of UVM's needs its context buffers mapped."""
     program.open_channel()
-    objects = program.machine.clients[program.client].objects
-    objects[program.channel].contexts_mapped = False  # type: ignore[attr-defined]
+    channel = program.machine.clients[program.client].objects[program.channel]
+    assert isinstance(channel, ChannelObject)
+    channel.contexts_mapped = False
     program.method(0, 0, program.facts.compute_class)
     program.submit()
     assert program.wait_error()[0] == Xid.MMU_FAULT

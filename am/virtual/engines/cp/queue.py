@@ -321,7 +321,7 @@ class ComputeQueue:
         any_pending = bool(self._pending)
         while self._pending:
             launch, vmid = self._pending.popleft() if in_order else self._pending.pop()
-            with self.worker.elsewhere():
+            with self.worker.elsewhere(lambda: bool(self.abort.flag[0])):
                 outcome = self.mec.array.run(launch, vmid, self.abort)
             if outcome.ending is Ending.DONE:
                 continue
