@@ -1,10 +1,14 @@
 """Native matrix multiply-accumulate of 16x16x16 (v_wmma_*), for translated kernels.
 
-Operands come in IO columns: A from column 0, B from column 8, C (and the result D) from column 16.
-Lane l of A holds row l % 16, of B column l % 16, packed along K; D's register r holds row
-2r + l / 16 and column l % 16. Source: RDNA3 ISA document, "Wave matrix multiply accumulate".
-The products are summed in the order of k in f32 (the chip's own order and rounding within one
-instruction are not documented), or exactly for integers.
+Operands come as addresses of registers that follow each other (COLUMN bytes from one to the next):
+those of the wave state, or IO columns. All are read before D is written, so that they may overlap.
+Lane l of A holds row l % 16, of B column l % 16, packed along K; lanes 16..31 repeat lanes 0..15,
+and only the latter are read. D's register r holds row 2r + l / 16 and column l % 16, so that 16
+rows of 16 columns lie one after another. Source: RDNA3 ISA document, "Wave matrix multiply
+accumulate".
+UNSURE: the products are summed in the order of k in f32, each rounded once with its sum; the chip's
+own order and rounding within one instruction are not documented, a run on the chip would tell.
+Integers are exact.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from dataclasses import dataclass
 
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PREFIX
-from hcq.emu.text import Text, constant
+from hcq.emu.text import Text
 
-VECTOR = "<32 x i32>"
-HALF_VECTOR = {"float": "<16 x float>", "i32": "<16 x i32>"}
+ROW = "<16 x i32>"
+COLUMN = layout.IO_COLUMN
 A_COLUMN, B_COLUMN, C_COLUMN = 0, 8, 16
 
 
@@ -34,6 +38,11 @@ class Shape:
     element: str
     result: str
 
+    @property
+    def row(self) -> str:
+        """The type of a row of C and D."""
+        return f"<16 x {self.result}>"
+
 
 SHAPES = (
     Shape("wmma_f32_f16", 8, 16, "half", "float"),
@@ -43,51 +52,32 @@ SHAPES = (
 )
 
 
-def _column(e: Text, number: int) -> str:
-    offset = layout.IO + number * layout.IO_COLUMN
-    return e.value(f"getelementptr i8, ptr %context, i64 {offset}")
+def _at(e: Text, pointer: str, offset: int) -> str:
+    return e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+
+def _elements(e: Text, shape: Shape, word: str, signed: str) -> list[str]:
+    """Unpack 16 lanes of a register: one vector of floats or i32 for each of its elements."""
+    return [_element(e, shape, word, number, signed) for number in range(32 // shape.bits)]
 
 
 def _element(e: Text, shape: Shape, word: str, number: int, signed: str) -> str:
-    """Extract element `number` of a register as float or i32 lanes."""
-    up = constant("i32", 32 - shape.bits * (number + 1))
-    down = constant("i32", 32 - shape.bits)
-    raised = e.binary("shl", "i32", word, up)
+    up, down = _splat_constant(32 - shape.bits * (number + 1)), _splat_constant(32 - shape.bits)
+    raised = e.value(f"shl {ROW} {word}, {up}")
     if shape.element == "bfloat":
-        kept = e.binary("and", "i32", raised, constant("i32", 0xFFFF0000))
-        return e.convert("bitcast", "i32", "float", kept)
+        kept = e.value(f"and {ROW} {raised}, {_splat_constant(0xFFFF0000)}")
+        return e.value(f"bitcast {ROW} {kept} to <16 x float>")
     if shape.element == "half":
-        narrow = e.convert("trunc", "i32", "i16", e.binary("lshr", "i32", raised, down))
-        half = e.convert("bitcast", "i16", "half", narrow)
-        return e.convert("fpext", "half", "float", half)
-    with_sign = e.binary("ashr", "i32", raised, down)
-    without = e.binary("lshr", "i32", raised, down)
-    return e.value(f"select i1 {signed}, {VECTOR} {with_sign}, {VECTOR} {without}")
+        narrow = e.value(f"trunc {ROW} {e.value(f'lshr {ROW} {raised}, {down}')} to <16 x i16>")
+        half = e.value(f"bitcast <16 x i16> {narrow} to <16 x half>")
+        return e.value(f"fpext <16 x half> {half} to <16 x float>")
+    with_sign = e.value(f"ashr {ROW} {raised}, {down}")
+    without = e.value(f"lshr {ROW} {raised}, {down}")
+    return e.value(f"select i1 {signed}, {ROW} {with_sign}, {ROW} {without}")
 
 
-def _spread(e: Text, shape: Shape) -> tuple[str, str]:
-    """Unpack A and B into [16][32] arrays on the stack, one vector for each k."""
-    work = shape.result
-    arrays = []
-    for first, signed in ((A_COLUMN, "%a.signed"), (B_COLUMN, "%b.signed")):
-        array = e.value(f"alloca [16 x <32 x {work}>], align 64")
-        k = 0
-        for register in range(shape.registers):
-            word = e.value(f"load {VECTOR}, ptr {_column(e, first + register)}, align 64")
-            for number in range(32 // shape.bits):
-                value = _element(e, shape, word, number, signed)
-                at = e.value(f"getelementptr i8, ptr {array}, i64 {128 * k}")
-                e.do(f"store <32 x {work}> {value}, ptr {at}, align 64")
-                k += 1
-        arrays.append(array)
-    return arrays[0], arrays[1]
-
-
-def _product(e: Text, shape: Shape, a: str, b: str, total: str) -> str:
-    kind = HALF_VECTOR[shape.result]
-    if shape.result == "float":
-        return e.call(kind, "llvm.fma.v16f32", (kind, a), (kind, b), (kind, total))
-    return e.value(f"add {kind} {e.value(f'mul {kind} {a}, {b}')}, {total}")
+def _splat_constant(bits: int) -> str:
+    return f"splat (i32 {bits})"
 
 
 def _splat(e: Text, kind: str, element: str, scalar: str) -> str:
@@ -95,41 +85,63 @@ def _splat(e: Text, kind: str, element: str, scalar: str) -> str:
     return e.value(f"shufflevector {kind} {one}, {kind} poison, <16 x i32> zeroinitializer")
 
 
+def _product(e: Text, shape: Shape, a: str, b: str, total: str) -> str:
+    kind = shape.row
+    if shape.result == "float":
+        return e.call(kind, "llvm.fma.v16f32", (kind, a), (kind, b), (kind, total))
+    return e.value(f"add {kind} {e.value(f'mul {kind} {a}, {b}')}, {total}")
+
+
 def _function(shape: Shape) -> tuple[str, set[str]]:
+    """Define wmma_<kind>(a, b, c, d, signs, saturate).
+
+    A is unpacked to the stack, one row of 16 lanes for each k, since its elements are wanted one by
+    one. For each k, 16 rows of totals then gain the product of one element of A and a row of B.
+    """
     e = Text()
-    work, kind = shape.result, HALF_VECTOR[shape.result]
-    a, b = _spread(e, shape)
-    e.do("br label %rows")
-    e.begin("rows")
-    e.do("%r = phi i64 [ 0, %entry ], [ %r.next, %rows ]")
-    e.do(f"%c.offset = mul i64 %r, {layout.IO_COLUMN}")
-    e.do(f"%c.base = add i64 %c.offset, {layout.IO + C_COLUMN * layout.IO_COLUMN}")
-    e.do("%c = getelementptr i8, ptr %context, i64 %c.base")
-    e.do("%row8 = mul i64 %r, 8")
-    for half in (0, 1):
-        at = e.value(f"getelementptr i8, ptr %c, i64 {64 * half}")
-        start = e.value(f"load {kind}, ptr {at}, align 64")
-        total = start if work == "float" else "zeroinitializer"
-        for k in range(16):
-            offset = e.value(f"add i64 %row8, {128 * k + 4 * half}")
-            scalar_at = e.value(f"getelementptr i8, ptr {a}, i64 {offset}")
-            scalar = e.value(f"load {work}, ptr {scalar_at}, align 4")
-            b_at = e.value(f"getelementptr i8, ptr {b}, i64 {128 * k + 64 * half}")
-            column = e.value(f"load {kind}, ptr {b_at}, align 64")
-            total = _product(e, shape, _splat(e, kind, work, scalar), column, total)
-        if work == "i32":
-            plain = e.value(f"add {kind} {start}, {total}")
-            limited = e.call(kind, "llvm.sadd.sat.v16i32", (kind, start), (kind, total))
-            total = e.value(f"select i1 %saturate, {kind} {limited}, {kind} {plain}")
-        e.do(f"store {kind} {total}, ptr {at}, align 64")
+    kind, each = shape.row, 32 // shape.bits
+    left = e.value(f"alloca [16 x {kind}], align 64")
+    for register in range(shape.registers):
+        word = e.value(f"load {ROW}, ptr {_at(e, '%a', COLUMN * register)}, align 64")
+        for number, value in enumerate(_elements(e, shape, word, "%a.signed")):
+            place = _at(e, left, 64 * (register * each + number))
+            e.do(f"store {kind} {value}, ptr {place}, align 64")
+    start = [e.value(f"load {kind}, ptr {_at(e, '%c', 64 * row)}, align 64") for row in range(16)]
+    e.do("br label %registers")
+    e.begin("registers")
+    e.do("%r = phi i64 [ 0, %entry ], [ %r.next, %registers ]")
+    totals = []
+    for row in range(16):
+        first = start[row] if shape.result == "float" else "zeroinitializer"
+        e.do(f"%in{row} = phi {kind} [ {first}, %entry ], [ %out{row}, %registers ]")
+        totals.append(f"%in{row}")
+    word_at = e.value(f"getelementptr i8, ptr %b, i64 {e.value(f'mul i64 %r, {COLUMN}')}")
+    word = e.value(f"load {ROW}, ptr {word_at}, align 64")
+    left_at = e.value(f"getelementptr i8, ptr {left}, i64 {e.value(f'mul i64 %r, {64 * each}')}")
+    for number, column in enumerate(_elements(e, shape, word, "%b.signed")):
+        for row in range(16):
+            scalar_at = _at(e, left_at, 64 * number + 4 * row)
+            scalar = e.value(f"load {shape.result}, ptr {scalar_at}, align 4")
+            spread = _splat(e, kind, shape.result, scalar)
+            totals[row] = _product(e, shape, spread, column, totals[row])
+    for row in range(16):
+        e.do(f"%out{row} = freeze {kind} {totals[row]}")
     e.do("%r.next = add i64 %r, 1")
-    e.do("%more = icmp ult i64 %r.next, 8")
-    e.do("br i1 %more, label %rows, label %done")
+    e.do(f"%more = icmp ult i64 %r.next, {shape.registers}")
+    e.do("br i1 %more, label %registers, label %done")
+    e.begin("done")
+    for row in range(16):
+        total = f"%out{row}"
+        if shape.result == "i32":
+            plain = e.value(f"add {kind} {start[row]}, {total}")
+            limited = e.call(kind, "llvm.sadd.sat.v16i32", (kind, start[row]), (kind, total))
+            total = e.value(f"select i1 %saturate, {kind} {limited}, {kind} {plain}")
+        e.do(f"store {kind} {total}, ptr {_at(e, '%d', 64 * row)}, align 64")
     head = (
-        f"define void @{PREFIX}{shape.name}(ptr %context, i1 %a.signed, i1 %b.signed,"
-        " i1 %saturate) noinline {\nentry:"
+        f"define void @{PREFIX}{shape.name}(ptr %a, ptr %b, ptr %c, ptr %d, i1 %a.signed,"
+        " i1 %b.signed, i1 %saturate) noinline {\nentry:"
     )
-    return "\n".join([head, *e.lines, "done:", "  ret void", "}"]), e.declarations
+    return "\n".join([head, *e.lines, "  ret void", "}"]), e.declarations
 
 
 def matrix_ir() -> tuple[str, set[str]]:

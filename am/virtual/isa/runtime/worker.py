@@ -20,9 +20,9 @@ NO_GROUP = 0xFFFFFFFFFFFFFFFF
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """Allocate zeroed bytes at a multiple of 64."""
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
+    """Allocate zeroed bytes at a multiple of 128, the size of a vector register."""
+    raw = np.zeros(size + 128, np.uint8)
+    start = -raw.ctypes.data % 128
     return raw[start : start + size]
 
 

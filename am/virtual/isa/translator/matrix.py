@@ -1,4 +1,6 @@
-"""Wave matrix multiply-accumulate (v_wmma_*), translated to calls of `runtime_matrix`.
+"""Wave matrix multiply-accumulate (v_wmma_*), translated to calls of `runtime.matrix`.
+
+The registers of the operands are pinned, so that the native functions find them in the wave state.
 
 Source: RDNA3 ISA document, "Wave matrix multiply accumulate" and the VOP3P opcodes.
 """
@@ -9,13 +11,26 @@ from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
 from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.runtime.matrix import A_COLUMN, B_COLUMN, C_COLUMN
-from am.virtual.isa.translator.memory import load_columns, store_columns
+from am.virtual.isa.translator.memory import io_column, load_columns, store_columns
 from am.virtual.isa.translator.packed import to_brain
+from am.virtual.isa.translator.program import Program
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
 from hcq.emu.text import VECTOR, constant
 
 _ROWS = 8  # registers of C and D
+
+
+def registers_in_place(program: Program) -> frozenset[int]:
+    """Return the vector registers that matrix instructions take where they lie."""
+    found: set[int] = set()
+    for block in program.blocks.values():
+        for i in block.instructions:
+            if i.name.startswith("v_wmma_"):
+                for operand in (i.dst, *i.srcs):
+                    if operand is not None and operand.is_vector:
+                        found.update(range(operand.index, operand.index + operand.width))
+    return frozenset(found)
 
 
 def _registers(e: Registers, operand: Operand, count: int) -> list[str]:
@@ -26,43 +41,66 @@ def _registers(e: Registers, operand: Operand, count: int) -> list[str]:
     raise Unsupported("a matrix in scalar registers")
 
 
-def _call(e: Registers, function: str, a_signed: int, b_signed: int, saturate: bool) -> list[str]:
+def _placed(e: Registers, values: list[str], column: int) -> str:
+    """Put values into IO columns; return where they are."""
+    store_columns(e, values, column)
+    return io_column(e, column)
+
+
+def _factor(e: Registers, i: Instruction, number: int) -> str:
+    """Return where the registers of A or B are, as the native function wants them."""
+    operand = i.srcs[number]
+    flips = 0
+    if "_iu" not in i.name:
+        flips = (0x8000 if i.neg_lo[number] else 0) | (0x80000000 if i.neg_hi[number] else 0)
+    place = e.in_place(operand)
+    if place is not None and not flips:
+        return place
+    words = _registers(e, operand, operand.width)
+    if flips:
+        words = [e.binary("xor", "i32", word, constant("i32", flips)) for word in words]
+    return _placed(e, words, (A_COLUMN, B_COLUMN)[number])
+
+
+def _call(e: Registers, i: Instruction, function: str, added: str, result: str) -> None:
+    """Call a native function. added, result: where C is and D goes."""
+    signed = [_flag("_iu" in i.name and i.neg_lo[number]) for number in (0, 1)]
     e.call(
-        "void", PREFIX + function, ("ptr", "%context"), ("i1", _flag(a_signed)),
-        ("i1", _flag(b_signed)), ("i1", _flag(saturate)),
+        "void", PREFIX + function,
+        ("ptr", _factor(e, i, 0)), ("ptr", _factor(e, i, 1)), ("ptr", added), ("ptr", result),
+        ("i1", signed[0]), ("i1", signed[1]), ("i1", _flag(i.clamp)),
     )  # fmt: skip
-    return load_columns(e, C_COLUMN + _ROWS)[C_COLUMN:]
 
 
 def _flag(value: int | bool) -> str:
     return "true" if value else "false"
 
 
-def _negated(e: Registers, i: Instruction, words: list[str], number: int) -> list[str]:
-    """Apply the sign modifiers of a packed 16-bit float operand."""
-    flips = (0x8000 if i.neg_lo[number] else 0) | (0x80000000 if i.neg_hi[number] else 0)
-    if not flips:
-        return words
-    return [e.binary("xor", "i32", word, constant("i32", flips)) for word in words]
-
-
-def _float_matrix(element: str) -> Handler:
-    """f32 += f16 * f16 or bf16 * bf16."""
+def _matrix(function: str) -> Handler:
+    """D = A x B + C in 32-bit elements. EXEC is ignored: the instruction requires all ones."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        for number, column in ((0, A_COLUMN), (1, B_COLUMN)):
-            words = _registers(e, i.srcs[number], 8)
-            store_columns(e, _negated(e, i, words, number), column)
-        values = _registers(e, i.srcs[2], _ROWS)
-        if i.neg_hi[2]:
-            values = [e.binary("and", "i32", v, constant("i32", 0x7FFFFFFF)) for v in values]
-        if i.neg_lo[2]:
-            values = [e.binary("xor", "i32", v, constant("i32", 0x80000000)) for v in values]
-        store_columns(e, values, C_COLUMN)
-        _set_all(e, i.dst, _call(e, f"wmma_f32_{element}", 0, 0, False))
+        result = e.in_place(i.dst)
+        assert result is not None  # all of a program's are: registers_in_place
+        _call(e, i, function, _added(e, i), result)
 
     return emit
+
+
+def _added(e: Registers, i: Instruction) -> str:
+    """Return where C is, its modifiers applied."""
+    operand = i.srcs[2]
+    integers = "_iu" in i.name
+    place = e.in_place(operand)
+    if place is not None and (integers or not (i.neg_hi[2] or i.neg_lo[2])):
+        return place
+    values = _registers(e, operand, _ROWS)
+    if i.neg_hi[2] and not integers:
+        values = [e.binary("and", "i32", v, constant("i32", 0x7FFFFFFF)) for v in values]
+    if i.neg_lo[2] and not integers:
+        values = [e.binary("xor", "i32", v, constant("i32", 0x80000000)) for v in values]
+    return _placed(e, values, C_COLUMN)
 
 
 def _half_matrix(element: str) -> Handler:
@@ -70,9 +108,6 @@ def _half_matrix(element: str) -> Handler:
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        for number, column in ((0, A_COLUMN), (1, B_COLUMN)):
-            words = _registers(e, i.srcs[number], 8)
-            store_columns(e, _negated(e, i, words, number), column)
         high = i.op_sel[2]
         added = []
         for word in _registers(e, i.srcs[2], _ROWS):
@@ -81,17 +116,18 @@ def _half_matrix(element: str) -> Handler:
             elif high:
                 word = e.binary("lshr", "i32", word, constant("i32", 16))
             added.append(_widened(e, word, element))
-        store_columns(e, added, C_COLUMN)
-        results = _call(e, f"wmma_f32_{element}", 0, 0, False)
+        place = _placed(e, added, C_COLUMN)
+        _call(e, i, f"wmma_f32_{element}", place, place)
         merged: list[str] = []
-        for k, value in enumerate(results):
+        for k, value in enumerate(load_columns(e, C_COLUMN + _ROWS)[C_COLUMN:]):
             old = e.vector_register(i.dst.index + k)
             wide = e.convert("zext", "i16", "i32", _narrowed(e, value, element))
             if high:
                 wide = e.binary("shl", "i32", wide, constant("i32", 16))
             kept = e.binary("and", "i32", old, constant("i32", 0xFFFF if high else ~0xFFFF))
             merged.append(e.binary("or", "i32", kept, wide))
-        _set_all(e, i.dst, merged)
+        for k, value in enumerate(merged):  # EXEC is ignored here too
+            e.do(f"store {VECTOR} {value}, ptr %v{i.dst.index + k}, align 64")
 
     return emit
 
@@ -110,33 +146,13 @@ def _narrowed(e: Registers, word: str, element: str) -> str:
     return e.convert("bitcast", "half", "i16", e.convert("fptrunc", "float", "half", value))
 
 
-def _integer_matrix(name: str, registers: int) -> Handler:
-    """i32 += 8-bit or 4-bit integers; neg_lo says which of A and B is signed."""
-
-    def emit(e: Registers, i: Instruction) -> None:
-        assert i.dst is not None
-        for number, column in ((0, A_COLUMN), (1, B_COLUMN)):
-            store_columns(e, _registers(e, i.srcs[number], registers), column)
-        store_columns(e, _registers(e, i.srcs[2], _ROWS), C_COLUMN)
-        _set_all(e, i.dst, _call(e, name, i.neg_lo[0], i.neg_lo[1], i.clamp))
-
-    return emit
-
-
-def _set_all(e: Registers, dst: Operand, values: list[str]) -> None:
-    """Write all rows. EXEC is ignored: the instruction requires it to be all ones."""
-    for k, value in enumerate(values):
-        e.vector_register(dst.index + k)  # counts it as used; raises when it is not allocated
-        e.do(f"store {VECTOR} {value}, ptr %v{dst.index + k}")
-
-
 def handlers() -> dict[str, Handler]:
     """Return the emitters by instruction name."""
     return {
-        "v_wmma_f32_16x16x16_f16": _float_matrix("f16"),
-        "v_wmma_f32_16x16x16_bf16": _float_matrix("bf16"),
+        "v_wmma_f32_16x16x16_f16": _matrix("wmma_f32_f16"),
+        "v_wmma_f32_16x16x16_bf16": _matrix("wmma_f32_bf16"),
         "v_wmma_f16_16x16x16_f16": _half_matrix("f16"),
         "v_wmma_bf16_16x16x16_bf16": _half_matrix("bf16"),
-        "v_wmma_i32_16x16x16_iu8": _integer_matrix("wmma_i32_iu8", 4),
-        "v_wmma_i32_16x16x16_iu4": _integer_matrix("wmma_i32_iu4", 2),
+        "v_wmma_i32_16x16x16_iu8": _matrix("wmma_i32_iu8"),
+        "v_wmma_i32_16x16x16_iu4": _matrix("wmma_i32_iu4"),
     }

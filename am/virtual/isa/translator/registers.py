@@ -1,7 +1,8 @@
 """Registers of one wave in the translated function: reading operands, writing results under EXEC.
 
 Every register is a stack slot (alloca) that LLVM's SROA pass promotes: vector registers are
-<32 x i32>, scalar registers i32 (VCC 106, M0 125, EXEC 126), SCC i1.
+<32 x i32>, scalar registers i32 (VCC 106, M0 125, EXEC 126), SCC i1. Vector registers that native
+functions take in place are pinned: they lie in the wave state all the time.
 Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VOP3 modifiers".
 """
 
@@ -34,11 +35,13 @@ class Registers(Text):
 
     full: EXEC is known to be all ones here, so that writes need no mask.
     vector_limit: vector registers that the dispatch allocated; a use beyond it is illegal.
+    pinned: vector registers that stay in the wave state.
     """
 
-    def __init__(self, vector_limit: int) -> None:
+    def __init__(self, vector_limit: int, pinned: frozenset[int] = frozenset()) -> None:
         super().__init__()
         self.vector_limit = vector_limit
+        self.pinned = pinned
         self.used_scalars: set[int] = set()
         self.used_vectors: set[int] = set()
         self.full = False
@@ -194,18 +197,19 @@ class Registers(Text):
 
     # -- vector registers -----------------------------------------------------------------------
 
-    def vector_register(self, number: int) -> str:
-        """Read a vector register."""
+    def _use(self, number: int) -> None:
         if number >= self.vector_limit:
             raise Unsupported(f"v{number} is beyond the {self.vector_limit} allocated")
         self.used_vectors.add(number)
+
+    def vector_register(self, number: int) -> str:
+        """Read a vector register."""
+        self._use(number)
         return self.value(f"load {VECTOR}, ptr %v{number}")
 
     def set_vector_register(self, number: int, value: str) -> None:
         """Write a vector register in the enabled lanes."""
-        if number >= self.vector_limit:
-            raise Unsupported(f"v{number} is beyond the {self.vector_limit} allocated")
-        self.used_vectors.add(number)
+        self._use(number)
         if self.pending is not None:
             self.pending.append((number, value))
             return
@@ -213,6 +217,18 @@ class Registers(Text):
         if mask is not None:
             value = self.select(mask, "i32", value, self.vector_register(number))
         self.do(f"store {VECTOR} {value}, ptr %v{number}")
+
+    def in_place(self, operand: Operand) -> str | None:
+        """Return where all registers of an operand lie one after another, None if they do not.
+
+        What is written there is written in all lanes.
+        """
+        numbers = range(operand.index, operand.index + operand.width)
+        if operand.kind is not Kind.VGPR or not self.pinned.issuperset(numbers):
+            return None
+        for number in numbers:
+            self._use(number)
+        return f"%v{operand.index}"
 
     def scratch_vector(self) -> str:
         """Return the address of a vector's worth of memory for use within one instruction."""

@@ -56,7 +56,7 @@ def handlers() -> dict[str, Handler]:
 
 def translate(program: Program, vector_limit: int, name: str) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers."""
-    e = Registers(vector_limit)
+    e = Registers(vector_limit, emit_matrix.registers_in_place(program))
     resumes: set[int] = set(program.roots)
     jumps = False
     for start in sorted(program.blocks):
@@ -130,7 +130,10 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) nounwind {{", "entry:"]
     head.append("  %scc = alloca i1")
     head.extend(f"  %s{k} = alloca i32" for k in scalars)
-    head.extend(f"  %v{k} = alloca {VECTOR}" for k in vectors)
+    for k in vectors:
+        head.append(f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}")
+        home = f"getelementptr i8, ptr %vp{k}, i64 0" if k in e.pinned else f"alloca {VECTOR}"
+        head.append(f"  %v{k} = {home}")
     if e.uses_scratch_vector:
         head.append(f"  %lanes.slot = alloca {VECTOR}")
     if e.switches_mode:
@@ -153,10 +156,9 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append("  %scc.i = load i32, ptr %scc.p")
     head.append("  %scc.b = icmp ne i32 %scc.i, 0")
     head.append("  store i1 %scc.b, ptr %scc")
-    for k in vectors:
-        head.append(f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}")
+    moving = [k for k in vectors if k not in e.pinned]
     if resumes or jumps:
-        head.extend(_resume(vectors, program.entry, resumes))
+        head.extend(_resume(moving, program.entry, resumes))
     head.append("start:")
     for k in vectors:
         if k == 0:
@@ -166,7 +168,7 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append(f"  br label %pc{program.entry}")
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
-    tail = [*_save(scalars, vectors), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
+    tail = [*_save(scalars, moving), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
     body = emit_relative.expanded(e.lines, scalars, vectors)
     return "\n".join([*head, *body, *tail, *sorted(e.declarations), _PROFILES])
 
