@@ -16,6 +16,7 @@ from am.virtual.isa.runtime import lanes as runtime_lanes
 from am.virtual.isa.runtime import layout, wave
 from am.virtual.isa.runtime import local as runtime_local
 from am.virtual.isa.runtime import matrix as runtime_matrix
+from am.virtual.isa.runtime import runs as runtime_runs
 from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
@@ -52,6 +53,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share and make their names known to the linker."""
     parts = [
         runtime.memory_ir(),
+        runtime_runs.runs_ir(),
         runtime_lanes.lanes_ir(),
         runtime_local.local_ir(),
         wave.launcher_ir(jit.on_x86()),

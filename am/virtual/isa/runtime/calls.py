@@ -1,7 +1,9 @@
 """Native functions that translated kernels call: memory access by lanes, and the workgroup loop.
 
-They are written as LLVM IR, compiled once and shared by all kernels. Data of vector accesses passes
-through the IO columns of the worker context (see `layout`): column c holds dword c of every lane.
+They are written as LLVM IR, compiled once and shared by all kernels. Data of accesses of more
+than four bytes a lane passes through columns, of which the caller says where they are: column c
+holds dword c of every lane. Narrower data of flat accesses is in the first IO column of the worker
+context (see `layout`).
 Every global access looks at the worker's TLB; a miss calls the refill function of `ShaderMemory`,
 which answers with a host address even for a fault, so that nothing here can leave mapped memory.
 """
@@ -116,8 +118,7 @@ def columns(size: int, into_rows: bool) -> str:
     lines = []
     for column in range(count):
         lines.append(
-            f"  %io{column} = getelementptr i8, ptr %context,"
-            f" i64 {layout.IO + column * layout.IO_COLUMN}"
+            f"  %io{column} = getelementptr i8, ptr %data, i64 {column * layout.IO_COLUMN}"
         )
     lines.append(f"  %rows = getelementptr i8, ptr %context, i64 {layout.ROWS}")
     if into_rows:
@@ -148,6 +149,11 @@ def columns(size: int, into_rows: bool) -> str:
 def rows_of(size: int) -> tuple[int, int]:
     """Return where the rows of an access lie in the context, and the bytes from one to the next."""
     return (layout.IO, 4) if size <= 4 else (layout.ROWS, 16)
+
+
+def data_parameter(size: int) -> str:
+    """Return the parameter that says where the columns are, for what does not use the first."""
+    return "" if size <= 4 else ", ptr %data"
 
 
 def _flat_case(store: bool, size: int) -> str:
@@ -193,7 +199,7 @@ def _lanes_access(store: bool, size: int) -> str:
     after = "" if store else columns(size, False)
     return f"""
 define internal void @slow_{verb}_{size}(ptr %context, <32 x i64> %addresses,
-    i32 %lanes) noinline {{
+    i32 %lanes{data_parameter(size)}) noinline {{
 entry:
 {field("tlb", layout.TLB, "ptr")}{before}
   %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
@@ -240,7 +246,8 @@ def _flat_access(store: bool, size: int) -> str:
     # Scratch is interleaved by dwords, so wide accesses are done dword by dword.
     part = min(size, 4)
     return f"""
-define void @{PREFIX}flat_{verb}_{size}(ptr %context, <32 x i64> %addresses, i32 %lanes) noinline {{
+define void @{PREFIX}flat_{verb}_{size}(ptr %context, <32 x i64> %addresses,
+    i32 %lanes{data_parameter(size)}) noinline {{
 entry:
 {field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
 {field("shared", layout.SHARED_HIGH, "i64")}{field("private", layout.PRIVATE_HIGH, "i64")}

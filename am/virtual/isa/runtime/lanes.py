@@ -3,13 +3,14 @@
 `near` functions take a base and 32-bit offsets. When all enabled lanes lie in one page, they need
 one look at the TLB and one gather or scatter.
 `far` functions take 64-bit addresses; equal high halves
-make them near. Everything else is left to the loops over lanes of `runtime`.
+make them near. Everything else is left to `runs`.
 """
 
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, columns, move, rows_of
+from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, data_parameter
+from am.virtual.isa.runtime.rows import Lines, load_block, load_rows, store_block, store_rows
 from hcq.emu.text import constant, lanes
 
 WIDE = "<32 x i64>"
@@ -34,7 +35,9 @@ def _by_value(size: int) -> bool:
 def _signature(store: bool, size: int, addresses: str) -> tuple[str, str]:
     """Return the result type and the parameters of an access function."""
     result = VECTOR if not store and _by_value(size) else "void"
-    data = f", {VECTOR} %data" if store and _by_value(size) else ""
+    data = data_parameter(size)
+    if store and _by_value(size):
+        data = f", {VECTOR} %data"
     return result, f"ptr %context, {addresses}, i32 %lanes{data}"
 
 
@@ -147,55 +150,19 @@ def _narrow_stores(size: int) -> str:
     return "".join(lines) + "  ret void\n"
 
 
-def _block(store: bool, size: int) -> str:
-    """Return code that moves 32 consecutive accesses between memory at %host and the columns."""
-    count = size // 4
-    kind = f"<{32 * count} x i32>"
-    lines = []
-    for column in range(count):
-        offset = layout.IO + column * layout.IO_COLUMN
-        lines.append(f"  %b.io{column} = getelementptr i8, ptr %context, i64 {offset}")
-    if store:
-        for column in range(count):
-            lines.append(f"  %b{column} = load {VECTOR}, ptr %b.io{column}, align 64")
-        for column in range(count, 4):
-            lines.append(f"  %b{column} = freeze {VECTOR} poison")
-        pairs = ", ".join(f"i32 {k}" for k in range(64))
-        for pair in (0, 1):
-            lines.append(
-                f"  %b.p{pair} = shufflevector {VECTOR} %b{2 * pair},"
-                f" {VECTOR} %b{2 * pair + 1}, <64 x i32> <{pairs}>"
-            )
-        order = ", ".join(f"i32 {32 * c + lane}" for lane in range(32) for c in range(count))
-        lines.append(
-            f"  %b.all = shufflevector <64 x i32> %b.p0, <64 x i32> %b.p1, <{32 * count} x i32>"
-            f" <{order}>"
-        )
-        lines.append(f"  store {kind} %b.all, ptr %host, align 4")
-    else:
-        lines.append(f"  %b.all = load {kind}, ptr %host, align 4")
-        for column in range(count):
-            order = ", ".join(f"i32 {count * lane + column}" for lane in range(32))
-            lines.append(
-                f"  %b{column} = shufflevector {kind} %b.all, {kind} poison, {VECTOR} <{order}>"
-            )
-            lines.append(f"  store {VECTOR} %b{column}, ptr %b.io{column}, align 64")
-    return "\n".join(lines)
-
-
 def _near_wide(store: bool, size: int) -> str:
     """Return the body of the one-page case for more than four bytes a lane."""
-    base, stride = rows_of(size)
-    each = []
-    for lane in range(32):
-        each.append(
-            f"  %at{lane} = extractelement <32 x ptr> %safe, i32 {lane}\n"
-            f"  %row{lane} = getelementptr i8, ptr %context, i64 {base + stride * lane}\n"
-            + move(store, size, str(lane))
-            + "\n"
-        )
-    rows = columns(size, True) if store else ""
-    back = "" if store else columns(size, False)
+    block, every = Lines("b"), Lines("e")
+    if store:
+        store_block(block, size, ["%host"])
+        pointers = [_listed(every, lane) for lane in range(32)]
+        for half in (0, 1):
+            store_rows(every, size, pointers[16 * half : 16 * half + 16], half)
+    else:
+        load_block(block, size, ["%host"])
+        for half in (0, 1):
+            pointers = [_listed(every, 16 * half + lane) for lane in range(16)]
+            load_rows(every, size, pointers, (half,))
     return f"""
   %follows = icmp eq {VECTOR} %step, {lanes([size * lane for lane in range(32)])}
   %follow.b = bitcast <32 x i1> %follows to i32
@@ -204,25 +171,32 @@ def _near_wide(store: bool, size: int) -> str:
   %as.block = and i1 %in.row, %all.on
   br i1 %as.block, label %block, label %each
 block:
-{_block(store, size)}
+{block.text()}
   ret void
 each:
-{rows}
 {_pointers("%step", "%host")}
   %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}
 {splat_lines("spare.v", "ptr", "%spare")}
   %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v
-{"".join(each)}
-{back}
+  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
+  store <32 x ptr> %safe, ptr %list, align 64
+{every.text()}
   ret void
 """
 
 
+def _listed(e: Lines, lane: int) -> str:
+    """Return a lane's pointer from the list in the context."""
+    place = e.value(f"getelementptr ptr, ptr %list, i64 {lane}")
+    return e.value(f"load ptr, ptr {place}")
+
+
 def _general(store: bool, size: int) -> str:
-    """Return code that hands all addresses %wide to the loop over lanes."""
+    """Return code that hands all addresses %wide to what looks at them one by one."""
     verb = "store" if store else "load"
     column = f"  %column = getelementptr i8, ptr %context, i64 {layout.IO}\n"
-    call = f"  call void @slow_{verb}_{size}(ptr %context, {WIDE} %wide, i32 %lanes)\n"
+    data = data_parameter(size)
+    call = f"  call void @runs_{verb}_{size}(ptr %context, {WIDE} %wide, i32 %lanes{data})\n"
     if not _by_value(size):
         return call + "  ret void\n"
     if store:
@@ -257,7 +231,7 @@ nothing:
 def _far(store: bool, size: int) -> str:
     verb = "store" if store else "load"
     result, parameters = _signature(store, size, f"{VECTOR} %lows, {VECTOR} %highs, i64 %base")
-    data = f", {VECTOR} %data" if "%data" in parameters else ""
+    data = parameters[parameters.index("%lanes") + len("%lanes") :]
     call = f"call {result} @{PREFIX}near_{verb}_{size}(ptr %context, i64 %start, {VECTOR} %lows,"
     call += f" i32 %lanes{data})"
     back = (

@@ -7,7 +7,16 @@ Atomics on local memory come in as flat addresses in the shared aperture.
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import LDS_SPACE, PREFIX, columns, field
+from am.virtual.isa.runtime.calls import LDS_SPACE, PREFIX, field
+from am.virtual.isa.runtime.lanes import splat_lines
+from am.virtual.isa.runtime.rows import (
+    HALF,
+    Lines,
+    load_block,
+    load_rows,
+    store_block,
+    store_rows,
+)
 from hcq.emu.text import constant, lanes
 
 VECTOR = "<32 x i32>"
@@ -20,26 +29,19 @@ ATOMICS = (
 
 
 def _safe_offsets(size: int) -> str:
-    """Return lines giving %safe: each lane's offset into the buffer, or of spare space behind."""
+    """Return lines giving %safe: each lane's offset into the buffer, or of spare space behind;
+    %in.a.row: whether all lanes follow the first, at %start; %low and %high: halves of %safe."""
     return f"""
 {field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
   %limit = trunc i64 %lds.size to i32
-  %has = icmp uge i32 %limit, {size}
-  %last.maybe = sub i32 %limit, {size}
-  %last = select i1 %has, i32 %last.maybe, i32 0
-  %last.1 = insertelement {VECTOR} poison, i32 %last, i32 0
-  %last.v = shufflevector {VECTOR} %last.1, {VECTOR} poison, {VECTOR} zeroinitializer
-  %has.1 = insertelement <32 x i1> poison, i1 %has, i32 0
-  %has.v = shufflevector <32 x i1> %has.1, <32 x i1> poison, {VECTOR} zeroinitializer
-  %in.v = icmp ule {VECTOR} %addresses, %last.v
+  %end = call i32 @llvm.usub.sat.i32(i32 %limit, i32 {size - 1})
+{splat_lines("end.v", "i32", "%end")}
+  %in.v = icmp ult {VECTOR} %addresses, %end.v
   %mask = bitcast i32 %lanes to <32 x i1>
-  %in.1 = and <32 x i1> %in.v, %has.v
-  %good = and <32 x i1> %in.1, %mask
+  %good = and <32 x i1> %in.v, %mask
   %safe = select <32 x i1> %good, {VECTOR} %addresses, {VECTOR} {constant("i32", LDS_SPACE)}
-  %bits = bitcast <32 x i1> %good to i32
   %first = extractelement {VECTOR} %addresses, i32 0
-  %first.1 = insertelement {VECTOR} poison, i32 %first, i32 0
-  %first.v = shufflevector {VECTOR} %first.1, {VECTOR} poison, {VECTOR} zeroinitializer
+{splat_lines("first.v", "i32", "%first")}
   %steps = add {VECTOR} %first.v, {lanes([size * lane for lane in range(32)])}
   %follows = icmp eq {VECTOR} %steps, %addresses
   %follow.good = and <32 x i1> %follows, %good
@@ -47,36 +49,80 @@ def _safe_offsets(size: int) -> str:
   %in.a.row = icmp eq i32 %follow.bits, -1
   %first.64 = zext i32 %first to i64
   %start = getelementptr i8, ptr %lds, i64 %first.64
+  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
 """
 
 
-def _lane_copies(store: bool, size: int) -> str:
-    """Return lines that copy every lane between its row and its offset %safe."""
-    lines = [
-        f"  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}",
-        f"  store {VECTOR} %safe, ptr %list, align 64",
-    ]
-    base, stride = (layout.IO, 4) if size <= 4 else (layout.ROWS, 16)
-    kind = {1: "i8", 2: "i16", 4: "i32", 8: "i64", 12: "<3 x i32>", 16: "<4 x i32>"}[size]
-    for lane in range(32):
-        lines += [
-            f"  %o{lane}.p = getelementptr i32, ptr %list, i64 {lane}",
-            f"  %o{lane}.32 = load i32, ptr %o{lane}.p",
-            f"  %o{lane} = zext i32 %o{lane}.32 to i64",
-            f"  %at{lane} = getelementptr i8, ptr %lds, i64 %o{lane}",
-            f"  %row{lane} = getelementptr i8, ptr %context, i64 {base + stride * lane}",
-        ]
-        if store:
-            lines.append(f"  %x{lane} = load {kind}, ptr %row{lane}, align 4")
-            lines.append(f"  store {kind} %x{lane}, ptr %at{lane}, align 1")
-        elif size < 4:
-            lines.append(f"  %x{lane} = load {kind}, ptr %at{lane}, align 1")
-            lines.append(f"  %w{lane} = zext {kind} %x{lane} to i32")
-            lines.append(f"  store i32 %w{lane}, ptr %row{lane}, align 4")
-        else:
-            lines.append(f"  %x{lane} = load {kind}, ptr %at{lane}, align 1")
-            lines.append(f"  store {kind} %x{lane}, ptr %row{lane}, align 4")
-    return "\n".join(lines)
+def _pointers(e: Lines, halves: tuple[int, ...]) -> list[str]:
+    """Return where the lanes of some halves make their access, by the offsets in %list."""
+    found = []
+    for lane in (16 * half + k for half in halves for k in range(16)):
+        place = e.value(f"getelementptr i32, ptr %list, i64 {lane}")
+        offset = e.value(f"zext i32 {e.value(f'load i32, ptr {place}')} to i64")
+        found.append(e.value(f"getelementptr i8, ptr %lds, i64 {offset}"))
+    return found
+
+
+def _load_wide(size: int) -> str:
+    """Define the load of more than four bytes a lane, into the columns at %data.
+
+    Lanes 16..31 often read what lanes 0..15 do: operands of matrix instructions are so.
+    """
+    row, halves, every = Lines("r"), Lines("h"), Lines("e")
+    load_block(row, size, ["%start"])
+    load_rows(halves, size, _pointers(halves, (0,)), (0, 1))
+    for half in (0, 1):
+        load_rows(every, size, _pointers(every, (half,)), (half,))
+    return f"""
+define void @{PREFIX}lds_load_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes,
+    ptr %data) noinline {{
+{_safe_offsets(size)}{_clear_spare()}
+  br i1 %in.a.row, label %row, label %scattered
+row:
+{row.text()}
+  ret void
+scattered:
+  store {VECTOR} %safe, ptr %list, align 64
+  %low = shufflevector {VECTOR} %safe, {VECTOR} poison, {HALF} {_numbers(0)}
+  %high = shufflevector {VECTOR} %safe, {VECTOR} poison, {HALF} {_numbers(16)}
+  %differ = icmp ne {HALF} %low, %high
+  %differ.bits = bitcast <16 x i1> %differ to i16
+  %same = icmp eq i16 %differ.bits, 0
+  br i1 %same, label %halves, label %every
+halves:
+{halves.text()}
+  ret void
+every:
+{every.text()}
+  ret void
+}}
+"""
+
+
+def _numbers(first: int) -> str:
+    return "<" + ", ".join(f"i32 {first + k}" for k in range(16)) + ">"
+
+
+def _store_wide(size: int) -> str:
+    """Define the store of more than four bytes a lane, from the columns at %data."""
+    row, every = Lines("r"), Lines("e")
+    store_block(row, size, ["%start"])
+    for half in (0, 1):
+        store_rows(every, size, _pointers(every, (half,)), half)
+    return f"""
+define void @{PREFIX}lds_store_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes,
+    ptr %data) noinline {{
+{_safe_offsets(size)}
+  br i1 %in.a.row, label %row, label %every
+row:
+{row.text()}
+  ret void
+every:
+  store {VECTOR} %safe, ptr %list, align 64
+{every.text()}
+  ret void
+}}
+"""
 
 
 def _clear_spare() -> str:
@@ -86,47 +132,51 @@ def _clear_spare() -> str:
     )
 
 
-def _load(size: int) -> str:
-    rows = columns(size, False)
-    if size == 4:
-        row = f"""  %v = load {VECTOR}, ptr %start, align 1
-  %io = getelementptr i8, ptr %context, i64 {layout.IO}
-  store {VECTOR} %v, ptr %io, align 64
-  ret void"""
-    else:
-        row = "  br label %each"
+def _load_narrow(size: int) -> str:
+    """Define the load of up to four bytes a lane; the result is zero-extended."""
+    e, kind = Lines("e"), f"i{8 * size}"
+    joined = "poison"
+    for lane, at in enumerate(_pointers(e, (0, 1))):
+        element = e.value(f"load {kind}, ptr {at}, align 1")
+        joined = e.value(f"insertelement <32 x {kind}> {joined}, {kind} {element}, i32 {lane}")
     return f"""
-define void @{PREFIX}lds_load_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes) noinline {{
+define {VECTOR} @{PREFIX}lds_load_{size}(ptr %context, {VECTOR} %addresses,
+    i32 %lanes) noinline {{
 {_safe_offsets(size)}{_clear_spare()}
-  br i1 %in.a.row, label %row, label %each
+  br i1 %in.a.row, label %row, label %every
 row:
-{row}
-each:
-{_lane_copies(False, size)}
-{rows}
-  ret void
+  %block = load <32 x {kind}>, ptr %start, align 1
+  br label %done
+every:
+  store {VECTOR} %safe, ptr %list, align 64
+{e.text()}
+  br label %done
+done:
+  %v = phi <32 x {kind}> [ %block, %row ], [ {joined}, %every ]
+  %wide = {"bitcast" if size == 4 else "zext"} <32 x {kind}> %v to {VECTOR}
+  ret {VECTOR} %wide
 }}
 """
 
 
-def _store(size: int) -> str:
-    rows = columns(size, True)
-    if size == 4:
-        row = f"""  %io.r = getelementptr i8, ptr %context, i64 {layout.IO}
-  %v = load {VECTOR}, ptr %io.r, align 64
-  store {VECTOR} %v, ptr %start, align 1
-  ret void"""
-    else:
-        row = "  br label %each"
+def _store_narrow(size: int) -> str:
+    """Define the store of up to four bytes a lane."""
+    e, kind = Lines("e"), f"i{8 * size}"
+    for lane, at in enumerate(_pointers(e, (0, 1))):
+        element = e.value(f"extractelement <32 x {kind}> %v, i32 {lane}")
+        e.do(f"store {kind} {element}, ptr {at}, align 1")
     return f"""
-define void @{PREFIX}lds_store_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes) noinline {{
+define void @{PREFIX}lds_store_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes,
+    {VECTOR} %data) noinline {{
 {_safe_offsets(size)}
-  br i1 %in.a.row, label %row, label %each
+  %v = {"bitcast" if size == 4 else "trunc"} {VECTOR} %data to <32 x {kind}>
+  br i1 %in.a.row, label %row, label %every
 row:
-{row}
-each:
-{rows}
-{_lane_copies(True, size)}
+  store <32 x {kind}> %v, ptr %start, align 1
+  ret void
+every:
+  store {VECTOR} %safe, ptr %list, align 64
+{e.text()}
   ret void
 }}
 """
@@ -294,7 +344,8 @@ done:
 
 def local_ir() -> str:
     """Return the IR of the functions for local memory and atomics."""
-    parts = [_load(size) for size in SIZES] + [_store(size) for size in SIZES]
+    parts = [(_load_wide if size > 4 else _load_narrow)(size) for size in SIZES]
+    parts += [(_store_wide if size > 4 else _store_narrow)(size) for size in SIZES]
     parts += [_atomic(32), _atomic(64)]
     for ty, real in (("i32", "f32"), ("i64", "f64")):
         kind = {"f32": "float", "f64": "double"}[real]

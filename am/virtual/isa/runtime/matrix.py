@@ -92,21 +92,30 @@ def _product(e: Text, shape: Shape, a: str, b: str, total: str) -> str:
     return e.value(f"add {kind} {e.value(f'mul {kind} {a}, {b}')}, {total}")
 
 
+def _unpack(e: Text, shape: Shape, register: str, target: str) -> None:
+    """Unpack a register of A into memory."""
+    word = e.value(f"load {ROW}, ptr {register}, align 64")
+    for number, value in enumerate(_elements(e, shape, word, "%a.signed")):
+        e.do(f"store {shape.row} {value}, ptr {_at(e, target, 64 * number)}, align 64")
+
+
+def _indexed(e: Text, pointer: str, index: str, size: int) -> str:
+    return e.value(f"getelementptr i8, ptr {pointer}, i64 {e.value(f'mul i64 {index}, {size}')}")
+
+
 def _function(shape: Shape) -> tuple[str, set[str]]:
     """Define wmma_<kind>(a, b, c, d, signs, saturate).
 
-    A is unpacked to the stack, one row of 16 lanes for each k, since its elements are wanted one by
-    one. For each k, 16 rows of totals then gain the product of one element of A and a row of B.
+    A is unpacked to the stack, a vector of 16 lanes for each k, since its elements are wanted one
+    by one; a register ahead, so that what is read has been written for a while. For each k, 16 rows
+    of totals gain the product of an element of A and a row of B.
     """
     e = Text()
     kind, each = shape.row, 32 // shape.bits
-    left = e.value(f"alloca [16 x {kind}], align 64")
-    for register in range(shape.registers):
-        word = e.value(f"load {ROW}, ptr {_at(e, '%a', COLUMN * register)}, align 64")
-        for number, value in enumerate(_elements(e, shape, word, "%a.signed")):
-            place = _at(e, left, 64 * (register * each + number))
-            e.do(f"store {kind} {value}, ptr {place}, align 64")
+    step = 64 * each
+    left = e.value(f"alloca [{shape.registers + 1} x [{each} x {kind}]], align 64")
     start = [e.value(f"load {kind}, ptr {_at(e, '%c', 64 * row)}, align 64") for row in range(16)]
+    _unpack(e, shape, "%a", left)
     e.do("br label %registers")
     e.begin("registers")
     e.do("%r = phi i64 [ 0, %entry ], [ %r.next, %registers ]")
@@ -115,19 +124,20 @@ def _function(shape: Shape) -> tuple[str, set[str]]:
         first = start[row] if shape.result == "float" else "zeroinitializer"
         e.do(f"%in{row} = phi {kind} [ {first}, %entry ], [ %out{row}, %registers ]")
         totals.append(f"%in{row}")
-    word_at = e.value(f"getelementptr i8, ptr %b, i64 {e.value(f'mul i64 %r, {COLUMN}')}")
-    word = e.value(f"load {ROW}, ptr {word_at}, align 64")
-    left_at = e.value(f"getelementptr i8, ptr {left}, i64 {e.value(f'mul i64 %r, {64 * each}')}")
+    e.do("%r.next = add i64 %r, 1")
+    e.do(f"%more = icmp ult i64 %r.next, {shape.registers}")
+    e.do("%ahead = select i1 %more, i64 %r.next, i64 %r")
+    _unpack(e, shape, _indexed(e, "%a", "%ahead", COLUMN), _indexed(e, left, "%r.next", step))
+    here = _indexed(e, left, "%r", step)
+    word = e.value(f"load {ROW}, ptr {_indexed(e, '%b', '%r', COLUMN)}, align 64")
     for number, column in enumerate(_elements(e, shape, word, "%b.signed")):
         for row in range(16):
-            scalar_at = _at(e, left_at, 64 * number + 4 * row)
+            scalar_at = _at(e, here, 64 * number + 4 * row)
             scalar = e.value(f"load {shape.result}, ptr {scalar_at}, align 4")
             spread = _splat(e, kind, shape.result, scalar)
             totals[row] = _product(e, shape, spread, column, totals[row])
     for row in range(16):
         e.do(f"%out{row} = freeze {kind} {totals[row]}")
-    e.do("%r.next = add i64 %r, 1")
-    e.do(f"%more = icmp ult i64 %r.next, {shape.registers}")
     e.do("br i1 %more, label %registers, label %done")
     e.begin("done")
     for row in range(16):

@@ -17,6 +17,7 @@ from am.virtual.isa.translator.memory import (
     STORES,
     check_registers,
     data_registers,
+    io_column,
     load_columns,
     narrow_result,
     store_columns,
@@ -67,7 +68,8 @@ def _load(size: int, how: str) -> Handler:
         if size <= 4:
             values = [e.call(VECTOR, f"{PREFIX}near_load_{size}", *arguments)]
         else:
-            e.call("void", f"{PREFIX}near_load_{size}", *arguments)
+            at = ("ptr", io_column(e, 0))
+            e.call("void", f"{PREFIX}near_load_{size}", *arguments, at)
             values = load_columns(e, i.dst.width)
         for k, value in enumerate(values):
             value = e.select(buffer.mask, "i32", value, constant("i32", 0))
@@ -92,6 +94,7 @@ def _store(size: int, high: bool) -> Handler:
             arguments.append((VECTOR, values[0]))
         else:
             store_columns(e, values)
+            arguments.append(("ptr", io_column(e, 0)))
         e.call("void", f"{PREFIX}near_store_{size}", *arguments)
 
     return emit

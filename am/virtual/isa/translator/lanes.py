@@ -125,7 +125,7 @@ def _write_lane(e: Registers, i: Instruction) -> None:
     value, lane = e.scalar(i.srcs[0]), _lane(e, e.scalar(i.srcs[1]))
     old = e.vector_register(i.dst.index)
     new = e.value(f"insertelement {VECTOR} {old}, i32 {value}, i32 {lane}")
-    e.do(f"store {VECTOR} {new}, ptr %v{i.dst.index}")
+    e.store_vector(i.dst.index, new)
 
 
 def gather_lanes(e: Registers, vector: str, indices: str) -> str:

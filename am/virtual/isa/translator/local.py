@@ -16,9 +16,13 @@ from am.virtual.isa.translator.memory import (
     Address,
     check_registers,
     data_registers,
+    io_column,
     load_columns,
+    load_wide,
     narrow_result,
+    set_registers,
     store_columns,
+    store_wide,
 )
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
@@ -32,45 +36,68 @@ def _local_address(e: Registers, i: Instruction, offset: int) -> str:
     return e.binary("add", "i32", address, constant("i32", offset)) if offset else address
 
 
-def _call(e: Registers, function: str, address: str) -> None:
-    e.call("void", PREFIX + function, ("ptr", "%context"), (VECTOR, address), ("i32", e.exec()))
+def _arguments(e: Registers, address: str) -> list[tuple[str, str]]:
+    return [(VECTOR, address), ("i32", e.exec())]
 
 
 def _load(size: int, how: str = "") -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
         check_registers(e, i.addr, i.dst)
-        _call(e, f"lds_load_{size}", _local_address(e, i, i.offset))
-        for k, value in enumerate(load_columns(e, i.dst.width)):
-            e.set_vector_register(i.dst.index + k, narrow_result(e, i.dst, value, size, how))
+        address = _local_address(e, i, i.offset)
+        if size > 4:
+            values = load_wide(e, i.dst, f"lds_load_{size}", *_arguments(e, address))
+            set_registers(e, i.dst, values)
+            return
+        value = _load_narrow(e, size, address)
+        e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
 
     return emit
+
+
+def _load_narrow(e: Registers, size: int, address: str) -> str:
+    name = f"{PREFIX}lds_load_{size}"
+    return e.call(VECTOR, name, ("ptr", "%context"), *_arguments(e, address))
 
 
 def _store(size: int, high: bool = False) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         assert i.data is not None
         check_registers(e, i.addr, i.data)
-        values = data_registers(e, i.data)
-        if high:
-            values[0] = e.binary("lshr", "i32", values[0], constant("i32", 16))
-        store_columns(e, values)
-        _call(e, f"lds_store_{size}", _local_address(e, i, i.offset))
+        _store_at(e, size, i.data, _local_address(e, i, i.offset), high)
 
     return emit
 
 
+def _store_at(e: Registers, size: int, data: Operand, address: str, high: bool = False) -> None:
+    arguments = _arguments(e, address)
+    if size > 4:
+        store_wide(e, data, f"lds_store_{size}", *arguments)
+        return
+    value = e.vector_register(data.index)
+    if high:
+        value = e.binary("lshr", "i32", value, constant("i32", 16))
+    name = f"{PREFIX}lds_store_{size}"
+    e.call("void", name, ("ptr", "%context"), *arguments, (VECTOR, value))
+
+
 def _load_two(size: int, step: int) -> Handler:
+    """Load two elements; the second's address may lie in a register of the first."""
+
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
         check_registers(e, i.addr, i.dst)
-        words = size // 4
         values = []
         for offset in (i.offset0, i.offset1):
-            _call(e, f"lds_load_{size}", _local_address(e, i, offset * size * step))
-            values += load_columns(e, words)
-        for k, value in enumerate(values):
-            e.set_vector_register(i.dst.index + k, value)
+            address = _local_address(e, i, offset * size * step)
+            if size == 4:
+                values.append(_load_narrow(e, size, address))
+            else:
+                at = ("ptr", io_column(e, 0))
+                name = f"{PREFIX}lds_load_{size}"
+                e.call("void", name, ("ptr", "%context"), *_arguments(e, address), at)
+                values += load_columns(e, 2)
+        set_registers(e, i.dst, values)
 
     return emit
 
@@ -80,8 +107,7 @@ def _store_two(size: int, step: int) -> Handler:
         check_registers(e, i.addr, i.data, i.data1)
         for operand, offset in ((i.data, i.offset0), (i.data1, i.offset1)):
             assert operand is not None
-            store_columns(e, data_registers(e, operand))
-            _call(e, f"lds_store_{size}", _local_address(e, i, offset * size * step))
+            _store_at(e, size, operand, _local_address(e, i, offset * size * step))
 
     return emit
 

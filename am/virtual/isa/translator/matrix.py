@@ -1,7 +1,6 @@
 """Wave matrix multiply-accumulate (v_wmma_*), translated to calls of `runtime.matrix`.
 
 The registers of the operands are pinned, so that the native functions find them in the wave state.
-
 Source: RDNA3 ISA document, "Wave matrix multiply accumulate" and the VOP3P opcodes.
 """
 
@@ -13,24 +12,11 @@ from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.runtime.matrix import A_COLUMN, B_COLUMN, C_COLUMN
 from am.virtual.isa.translator.memory import io_column, load_columns, store_columns
 from am.virtual.isa.translator.packed import to_brain
-from am.virtual.isa.translator.program import Program
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import VECTOR, constant
+from hcq.emu.text import constant
 
 _ROWS = 8  # registers of C and D
-
-
-def registers_in_place(program: Program) -> frozenset[int]:
-    """Return the vector registers that matrix instructions take where they lie."""
-    found: set[int] = set()
-    for block in program.blocks.values():
-        for i in block.instructions:
-            if i.name.startswith("v_wmma_"):
-                for operand in (i.dst, *i.srcs):
-                    if operand is not None and operand.is_vector:
-                        found.update(range(operand.index, operand.index + operand.width))
-    return frozenset(found)
 
 
 def _registers(e: Registers, operand: Operand, count: int) -> list[str]:
@@ -82,7 +68,7 @@ def _matrix(function: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
         result = e.in_place(i.dst)
-        assert result is not None  # all of a program's are: registers_in_place
+        assert result is not None  # they are pinned
         _call(e, i, function, _added(e, i), result)
 
     return emit
@@ -127,7 +113,7 @@ def _half_matrix(element: str) -> Handler:
             kept = e.binary("and", "i32", old, constant("i32", 0xFFFF if high else ~0xFFFF))
             merged.append(e.binary("or", "i32", kept, wide))
         for k, value in enumerate(merged):  # EXEC is ignored here too
-            e.do(f"store {VECTOR} {value}, ptr %v{i.dst.index + k}, align 64")
+            e.store_vector(i.dst.index + k, value)
 
     return emit
 

@@ -161,27 +161,50 @@ def narrow_result(e: Registers, dst: Operand, value: str, size: int, how: str) -
     return value
 
 
-def _finish_load(e: Registers, i: Instruction, size: int, how: str) -> None:
-    assert i.dst is not None
-    for k, value in enumerate(load_columns(e, i.dst.width)):
-        e.set_vector_register(i.dst.index + k, narrow_result(e, i.dst, value, size, how))
+def load_wide(
+    e: Registers, dst: Operand, function: str, *arguments: tuple[str, str]
+) -> list[str] | None:
+    """Call a load of more than four bytes a lane. Returns what it has read in each register, or
+    None where the registers have it already."""
+    place = e.in_place(dst) if e.full else None
+    at = place or io_column(e, 0)
+    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments, ("ptr", at))
+    return load_columns(e, dst.width) if place is None else None
+
+
+def set_registers(e: Registers, dst: Operand, values: list[str] | None) -> None:
+    """Write what `load_wide` has returned."""
+    for k, value in enumerate(values or ()):
+        e.set_vector_register(dst.index + k, value)
+
+
+def store_wide(e: Registers, data: Operand, function: str, *arguments: tuple[str, str]) -> None:
+    """Call a store of more than four bytes a lane."""
+    at = e.in_place(data)
+    if at is None:
+        store_columns(e, data_registers(e, data))
+        at = io_column(e, 0)
+    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments, ("ptr", at))
+
+
+def _arguments(e: Registers, address: Address) -> tuple[str, list[tuple[str, str]]]:
+    """Return which of the runtime's functions take an address, and their arguments for it."""
+    if address.high is None:
+        return "near", [("i64", address.base), (VECTOR, address.low), ("i32", e.exec())]
+    return "far", [
+        (VECTOR, address.low), (VECTOR, address.high), ("i64", address.base), ("i32", e.exec()),
+    ]  # fmt: skip
 
 
 def _call_access(
     e: Registers, verb: str, size: int, address: Address, data: str | None = None
 ) -> str:
-    """Call the runtime's near or far access; the result of a load of up to four bytes a lane."""
-    result = VECTOR if verb == "load" and size <= 4 else "void"
-    tail = [("i32", e.exec())] + ([(VECTOR, data)] if data is not None else [])
-    context = ("ptr", "%context")
-    if address.high is None:
-        name = f"{PREFIX}near_{verb}_{size}"
-        return e.call(result, name, context, ("i64", address.base), (VECTOR, address.low), *tail)
-    name = f"{PREFIX}far_{verb}_{size}"
-    return e.call(
-        result, name, context, (VECTOR, address.low), (VECTOR, address.high),
-        ("i64", address.base), *tail,
-    )  # fmt: skip
+    """Call the runtime's near or far access of up to four bytes a lane; the result of a load."""
+    reach, arguments = _arguments(e, address)
+    stored = [(VECTOR, data)] if data is not None else []
+    result = VECTOR if verb == "load" else "void"
+    name = f"{PREFIX}{reach}_{verb}_{size}"
+    return e.call(result, name, ("ptr", "%context"), *arguments, *stored)
 
 
 def _global_load(size: int, how: str) -> Handler:
@@ -191,8 +214,9 @@ def _global_load(size: int, how: str) -> Handler:
         e.exec_mask()
         address = Address(e, i)
         if size > 4:
-            _call_access(e, "load", size, address)
-            _finish_load(e, i, size, how)
+            reach, arguments = _arguments(e, address)
+            values = load_wide(e, i.dst, f"{reach}_load_{size}", *arguments)
+            set_registers(e, i.dst, values)
             return
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
@@ -214,18 +238,11 @@ def _global_load(size: int, how: str) -> Handler:
     return emit
 
 
-def _call_lanes(e: Registers, function: str, addresses: str) -> None:
-    e.call(
-        "void", PREFIX + function, ("ptr", "%context"), (ADDRESSES, addresses), ("i32", e.exec())
-    )
-
-
-def _stored(e: Registers, i: Instruction, high: bool) -> list[str]:
+def _stored(e: Registers, i: Instruction, high: bool) -> str:
+    """Return the register whose lower bytes a store of up to four bytes a lane stores."""
     assert i.data is not None
-    values = data_registers(e, i.data)
-    if high:
-        values[0] = e.binary("lshr", "i32", values[0], constant("i32", 16))
-    return values
+    value = e.vector_register(i.data.index)
+    return e.binary("lshr", "i32", value, constant("i32", 16)) if high else value
 
 
 def _global_store(size: int, high: bool) -> Handler:
@@ -233,11 +250,12 @@ def _global_store(size: int, high: bool) -> Handler:
         check_registers(e, i.data, i.addr)
         mask = e.exec_mask()
         address = Address(e, i)
-        values = _stored(e, i, high)
         if size > 4:
-            store_columns(e, values)
-            _call_access(e, "store", size, address)
+            assert i.data is not None
+            reach, arguments = _arguments(e, address)
+            store_wide(e, i.data, f"{reach}_store_{size}", *arguments)
             return
+        value = _stored(e, i, high)
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
         hit, host = _hit(e, address.first(), 32 * size, write=True)
@@ -245,28 +263,50 @@ def _global_store(size: int, high: bool) -> Handler:
         e.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
         e.begin(fast)
         kind = f"i{8 * size}"
-        value = e.convert("trunc", "i32", kind, values[0])
+        narrow = e.convert("trunc", "i32", kind, value)
         if mask is None:
-            e.do(f"store <32 x {kind}> {value}, ptr {host}, align 1")
+            e.do(f"store <32 x {kind}> {narrow}, ptr {host}, align 1")
         else:
             e.call(
-                "void", f"llvm.masked.store.v32{kind}.p0", (f"<32 x {kind}>", value),
+                "void", f"llvm.masked.store.v32{kind}.p0", (f"<32 x {kind}>", narrow),
                 ("ptr align 1", host), ("<32 x i1>", mask),
             )  # fmt: skip
         e.do(f"br label %{done}")
         e.begin(slow)
-        _call_access(e, "store", size, address, values[0])
+        _call_access(e, "store", size, address, value)
         e.do(f"br label %{done}")
         e.begin(done)
 
     return emit
 
 
+def _load_lanes(e: Registers, i: Instruction, size: int, how: str, addresses: str) -> None:
+    """Load by each lane's own flat address."""
+    assert i.dst is not None
+    function, arguments = f"flat_load_{size}", [(ADDRESSES, addresses), ("i32", e.exec())]
+    if size > 4:
+        set_registers(e, i.dst, load_wide(e, i.dst, function, *arguments))
+        return
+    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments)
+    (value,) = load_columns(e, 1)
+    e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
+
+
+def _store_lanes(e: Registers, i: Instruction, size: int, high: bool, addresses: str) -> None:
+    """Store by each lane's own flat address."""
+    assert i.data is not None
+    function, arguments = f"flat_store_{size}", [(ADDRESSES, addresses), ("i32", e.exec())]
+    if size > 4:
+        store_wide(e, i.data, function, *arguments)
+        return
+    store_columns(e, [_stored(e, i, high)])
+    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments)
+
+
 def _flat_load(size: int, how: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         check_registers(e, i.dst, i.addr)
-        _call_lanes(e, f"flat_load_{size}", Address(e, i).all())
-        _finish_load(e, i, size, how)
+        _load_lanes(e, i, size, how, Address(e, i).all())
 
     return emit
 
@@ -274,9 +314,7 @@ def _flat_load(size: int, how: str) -> Handler:
 def _flat_store(size: int, high: bool) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         check_registers(e, i.data, i.addr)
-        addresses = Address(e, i).all()
-        store_columns(e, _stored(e, i, high))
-        _call_lanes(e, f"flat_store_{size}", addresses)
+        _store_lanes(e, i, size, high, Address(e, i).all())
 
     return emit
 
@@ -295,8 +333,7 @@ def _scratch_addresses(e: Registers, i: Instruction) -> str:
 def _scratch_load(size: int, how: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         check_registers(e, i.dst, i.addr)
-        _call_lanes(e, f"flat_load_{size}", _scratch_addresses(e, i))
-        _finish_load(e, i, size, how)
+        _load_lanes(e, i, size, how, _scratch_addresses(e, i))
 
     return emit
 
@@ -304,9 +341,7 @@ def _scratch_load(size: int, how: str) -> Handler:
 def _scratch_store(size: int, high: bool) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         check_registers(e, i.data, i.addr)
-        addresses = _scratch_addresses(e, i)
-        store_columns(e, _stored(e, i, high))
-        _call_lanes(e, f"flat_store_{size}", addresses)
+        _store_lanes(e, i, size, high, _scratch_addresses(e, i))
 
     return emit
 

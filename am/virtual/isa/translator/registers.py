@@ -205,7 +205,20 @@ class Registers(Text):
     def vector_register(self, number: int) -> str:
         """Read a vector register."""
         self._use(number)
-        return self.value(f"load {VECTOR}, ptr %v{number}")
+        return self.value(f"load {VECTOR}, ptr {self._home(number)}, align 64")
+
+    def store_vector(self, number: int, value: str) -> None:
+        """Write a vector register in all lanes, whatever EXEC is."""
+        self._use(number)
+        self.do(f"store {VECTOR} {value}, ptr {self._home(number)}, align 64")
+
+    def _home(self, number: int) -> str:
+        """Return where a register is. A pinned one's address is computed at each use, which costs
+        nothing: kept from the function's start, it would be a value to spill."""
+        if number not in self.pinned:
+            return f"%v{number}"
+        offset = layout.STATE_VGPR + layout.IO_COLUMN * number
+        return self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
 
     def set_vector_register(self, number: int, value: str) -> None:
         """Write a vector register in the enabled lanes."""
@@ -216,7 +229,7 @@ class Registers(Text):
         mask = self.write_mask()
         if mask is not None:
             value = self.select(mask, "i32", value, self.vector_register(number))
-        self.do(f"store {VECTOR} {value}, ptr %v{number}")
+        self.store_vector(number, value)
 
     def in_place(self, operand: Operand) -> str | None:
         """Return where all registers of an operand lie one after another, None if they do not.
@@ -228,7 +241,7 @@ class Registers(Text):
             return None
         for number in numbers:
             self._use(number)
-        return f"%v{operand.index}"
+        return self._home(operand.index)
 
     def scratch_vector(self) -> str:
         """Return the address of a vector's worth of memory for use within one instruction."""

@@ -28,6 +28,7 @@ from am.virtual.isa.translator import relative as emit_relative
 from am.virtual.isa.translator import scalar as emit_scalar
 from am.virtual.isa.translator.flow import emit_end, halt
 from am.virtual.isa.translator.lanes import apply_dpp
+from am.virtual.isa.translator.pinned import pinned_registers
 from am.virtual.isa.translator.program import Block, Program, Stop, successors
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
@@ -56,7 +57,7 @@ def handlers() -> dict[str, Handler]:
 
 def translate(program: Program, vector_limit: int, name: str) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers."""
-    e = Registers(vector_limit, emit_matrix.registers_in_place(program))
+    e = Registers(vector_limit, pinned_registers(program))
     resumes: set[int] = set(program.roots)
     jumps = False
     for start in sorted(program.blocks):
@@ -130,10 +131,8 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) nounwind {{", "entry:"]
     head.append("  %scc = alloca i1")
     head.extend(f"  %s{k} = alloca i32" for k in scalars)
-    for k in vectors:
-        head.append(f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}")
-        home = f"getelementptr i8, ptr %vp{k}, i64 0" if k in e.pinned else f"alloca {VECTOR}"
-        head.append(f"  %v{k} = {home}")
+    moving = [k for k in vectors if k not in e.pinned]
+    head.extend(f"  %v{k} = alloca {VECTOR}" for k in moving)
     if e.uses_scratch_vector:
         head.append(f"  %lanes.slot = alloca {VECTOR}")
     if e.switches_mode:
@@ -156,7 +155,8 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append("  %scc.i = load i32, ptr %scc.p")
     head.append("  %scc.b = icmp ne i32 %scc.i, 0")
     head.append("  store i1 %scc.b, ptr %scc")
-    moving = [k for k in vectors if k not in e.pinned]
+    for k in vectors:
+        head.append(f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}")
     if resumes or jumps:
         head.extend(_resume(moving, program.entry, resumes))
     head.append("start:")
@@ -164,12 +164,13 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
         if k == 0:
             head.append(f"  %v0.i = load {VECTOR}, ptr %vp0, align 64")
         initial = "%v0.i" if k == 0 else "zeroinitializer"
-        head.append(f"  store {VECTOR} {initial}, ptr %v{k}")
+        home = f"%vp{k}" if k in e.pinned else f"%v{k}"
+        head.append(f"  store {VECTOR} {initial}, ptr {home}, align 64")
     head.append(f"  br label %pc{program.entry}")
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
     tail = [*_save(scalars, moving), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
-    body = emit_relative.expanded(e.lines, scalars, vectors)
+    body = emit_relative.expanded(e.lines, scalars, moving)
     return "\n".join([*head, *body, *tail, *sorted(e.declarations), _PROFILES])
 
 

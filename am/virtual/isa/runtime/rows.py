@@ -1,0 +1,150 @@
+"""Between rows and columns: a row is what one lane moves, a column is a register of all lanes.
+
+The lines here move `size` bytes (8, 12 or 16) a lane between memory and the columns at %data. Lanes
+are moved by 16: four lanes' rows fill a vector, and two rounds of interleaving turn four vectors of
+rows into the four columns, or back. Every 128-bit part of a vector keeps to itself, which is what
+hosts do fastest.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.runtime import layout
+
+HALF = "<16 x i32>"
+_PARTS = range(4)  # 128-bit parts of a vector
+
+
+class Lines:
+    """Lines of a function body; names are unique within it."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.found: list[str] = []
+        self._count = 0
+
+    def text(self) -> str:
+        """Return all lines."""
+        return "\n".join(self.found)
+
+    def value(self, expression: str) -> str:
+        """Append an instruction with a result; return the result's name."""
+        self._count += 1
+        name = f"%{self.prefix}.{self._count}"
+        self.found.append(f"  {name} = {expression}")
+        return name
+
+    def do(self, line: str) -> None:
+        """Append an instruction without a result."""
+        self.found.append("  " + line)
+
+    def shuffle(self, count: int, a: str, b: str, order: list[int], element: str = "i32") -> str:
+        """Pick elements out of two vectors of `count`; -1: any."""
+        kind = f"<{count} x {element}>"
+        picked = ", ".join("i32 poison" if k < 0 else f"i32 {k}" for k in order)
+        return self.value(f"shufflevector {kind} {a}, {kind} {b}, <{len(order)} x i32> <{picked}>")
+
+    def joined(self, count: int, parts: list[str], element: str = "i32") -> str:
+        """Put vectors of `count` elements one behind the other; their number is a power of two."""
+        while len(parts) > 1:
+            whole = list(range(2 * count))
+            parts = [
+                self.shuffle(count, a, b, whole, element)
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
+            ]
+            count *= 2
+        return parts[0]
+
+    def interleaved(self, a: str, b: str, width: int, upper: bool) -> str:
+        """Alternate elements of `width` dwords of the lower (upper) halves of all 128-bit parts."""
+        order = []
+        for part in _PARTS:
+            for number in range(2 // width):
+                first = 4 * part + (2 if upper else 0) + number * width
+                order += [first + k for k in range(width)]
+                order += [16 + first + k for k in range(width)]
+        return self.shuffle(16, a, b, order)
+
+    def column(self, number: int, half: int) -> str:
+        """Return where 16 lanes of a column are."""
+        offset = number * layout.IO_COLUMN + 64 * half
+        return self.value(f"getelementptr i8, ptr %data, i64 {offset}")
+
+
+def load_rows(e: Lines, size: int, pointers: list[str], halves: tuple[int, ...]) -> None:
+    """Load 16 lanes' rows; put them into these halves of the columns."""
+    words = size // 4
+    rows = [e.value(f"load <{words} x i32>, ptr {at}, align 1") for at in pointers]
+    for number, column in enumerate(_columns_of(e, words, rows)[:words]):
+        for half in halves:
+            e.do(f"store {HALF} {column}, ptr {e.column(number, half)}, align 64")
+
+
+def _columns_of(e: Lines, words: int, rows: list[str]) -> list[str]:
+    if words == 2:
+        pairs = [e.joined(2, rows[k : k + 2]) for k in range(0, 16, 2)]
+        low, high = (e.joined(4, pairs[first::2]) for first in (0, 1))
+        sides = [(part, side) for part in _PARTS for side in (0, 16)]
+        order = [4 * part + side + lane for part, side in sides for lane in (0, 2)]
+        return [e.shuffle(16, low, high, [column + k for k in order]) for column in (0, 1)]
+    if words == 3:
+        rows = [e.shuffle(3, row, row, [0, 1, 2, -1]) for row in rows]
+    a, b, c, d = (e.joined(4, rows[first::4]) for first in _PARTS)
+    lower = e.interleaved(a, b, 1, False), e.interleaved(c, d, 1, False)
+    upper = e.interleaved(a, b, 1, True), e.interleaved(c, d, 1, True)
+    return [e.interleaved(*both, 2, high) for both in (lower, upper) for high in (False, True)]
+
+
+def store_rows(e: Lines, size: int, pointers: list[str], half: int) -> None:
+    """Store a half of the columns as 16 lanes' rows, the last lane last."""
+    words = size // 4
+    columns = [
+        e.value(f"load {HALF}, ptr {e.column(number, half)}, align 64") for number in range(words)
+    ]
+    for at, row in zip(pointers, _rows_of(e, words, columns), strict=True):
+        e.do(f"store <{words} x i32> {row}, ptr {at}, align 1")
+
+
+def _rows_of(e: Lines, words: int, columns: list[str]) -> list[str]:
+    if words == 2:
+        vectors = [e.interleaved(*columns, 1, upper) for upper in (False, True)]
+        return [
+            e.shuffle(16, vectors[lane // 2 % 2], "poison", [first, first + 1])
+            for lane in range(16)
+            for first in [lane // 4 * 4 + lane % 2 * 2]
+        ]
+    a, b, c, d = [*columns, "poison"][:4]
+    lower = e.interleaved(a, b, 1, False), e.interleaved(c, d, 1, False)
+    upper = e.interleaved(a, b, 1, True), e.interleaved(c, d, 1, True)
+    vectors = [e.interleaved(*both, 2, high) for both in (lower, upper) for high in (False, True)]
+    return [
+        e.shuffle(16, vectors[lane % 4], "poison", [lane // 4 * 4 + k for k in range(words)])
+        for lane in range(16)
+    ]
+
+
+def load_block(e: Lines, size: int, parts: list[str]) -> None:
+    """Load all lanes' rows that lie one behind the other in each of `parts`, equally many; put
+    them into the columns."""
+    words, each = size // 4, 8 * size // len(parts)
+    loaded = [e.value(f"load <{each} x i32>, ptr {at}, align 1") for at in parts]
+    whole = e.joined(each, loaded)
+    for number in range(words):
+        order = [words * lane + number for lane in range(32)]
+        column = e.shuffle(32 * words, whole, "poison", order)
+        e.do(f"store <32 x i32> {column}, ptr {e.column(number, 0)}, align 64")
+
+
+def store_block(e: Lines, size: int, parts: list[str]) -> None:
+    """Store the columns as rows that lie one behind the other in each of `parts`."""
+    words, each = size // 4, 8 * size // len(parts)
+    columns = [
+        e.value(f"load <32 x i32>, ptr {e.column(number, 0)}, align 64") for number in range(words)
+    ]
+    if words == 3:
+        columns.append("poison")
+    whole = e.joined(32, columns)
+    for number, at in enumerate(parts):
+        places = range(number * each, (number + 1) * each)
+        order = [place % words * 32 + place // words for place in places]
+        rows = e.shuffle(32 * len(columns), whole, "poison", order)
+        e.do(f"store <{each} x i32> {rows}, ptr {at}, align 1")

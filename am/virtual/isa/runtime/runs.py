@@ -1,0 +1,111 @@
+"""Accesses to several pages whose lanes come in runs: each four lanes' addresses follow each other.
+
+So do tiles of arrays: some lanes for each row, each row in a page of its own. Four lanes then need
+one look at the TLB, and are moved at once. All else, a page that is not in the TLB included, is
+left to the loops over lanes of `calls`.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT, SIZES, data_parameter, field
+from am.virtual.isa.runtime.rows import Lines, load_block, store_block
+from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+from hcq.emu.text import constant, lanes
+
+RUN = 4  # lanes
+WIDE = "<32 x i64>"
+STARTS = f"<{32 // RUN} x i64>"
+
+
+def _move(e: Lines, store: bool, size: int, pointers: list[str]) -> None:
+    """Move the runs at `pointers` from or to the columns, or the first IO column."""
+    if size > 4:
+        (store_block if store else load_block)(e, size, pointers)
+        return
+    kind = f"i{8 * size}"
+    column = e.value(f"getelementptr i8, ptr %context, i64 {layout.IO}")
+    if not store:
+        parts = [e.value(f"load <{RUN} x {kind}>, ptr {at}, align 1") for at in pointers]
+        whole = e.joined(RUN, parts, kind)
+        if size < 4:
+            whole = e.value(f"zext <32 x {kind}> {whole} to <32 x i32>")
+        e.do(f"store <32 x i32> {whole}, ptr {column}, align 64")
+        return
+    whole = e.value(f"load <32 x i32>, ptr {column}, align 64")
+    if size < 4:
+        whole = e.value(f"trunc <32 x i32> {whole} to <32 x {kind}>")
+    for number, at in enumerate(pointers):
+        part = e.shuffle(32, whole, "poison", [RUN * number + k for k in range(RUN)], kind)
+        e.do(f"store <{RUN} x {kind}> {part}, ptr {at}, align 1")
+
+
+def _looked_up(e: Lines, tag_column: int) -> tuple[list[str], str]:
+    """Look the runs' pages up in the TLB; return where the runs are, and a number that is zero when
+    all pages were found."""
+    order = ", ".join(f"i32 {first}" for first in range(0, 32, RUN))
+    starts = e.value(f"shufflevector {WIDE} %addresses, {WIDE} poison, <8 x i32> <{order}>")
+    page = e.value(f"lshr {STARTS} {starts}, {_each(PAGE_SHIFT)}")
+    fold = e.value(f"and {STARTS} {e.value(f'lshr {STARTS} {page}, {_each(6)}')}, {_each(-64)}")
+    mixed = e.value(f"xor {STARTS} {page}, {fold}")  # as `tlb_set` says
+    entry = e.value(f"and {STARTS} {mixed}, {_each(TLB_SETS - 1)}")
+    rows = e.value(f"shl {STARTS} {entry}, {_each(ROW_SHIFT)}")
+    hosts, wrong = [], "0"
+    for number in range(32 // RUN):
+        picked = e.value(f"extractelement {STARTS} {rows}, i32 {number}")
+        row = e.value(f"getelementptr i8, ptr %tlb, i64 {picked}")
+        tag_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * tag_column}")
+        tag = e.value(f"load atomic i64, ptr {tag_at} monotonic, align 8")
+        delta_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * DELTA}")
+        delta = e.value(f"load atomic i64, ptr {delta_at} monotonic, align 8")
+        wanted = e.value(f"extractelement {STARTS} {page}, i32 {number}")
+        wrong = e.value(f"or i64 {wrong}, {e.value(f'xor i64 {tag}, {wanted}')}")
+        start = e.value(f"extractelement {STARTS} {starts}, i32 {number}")
+        hosts.append(e.value(f"inttoptr i64 {e.value(f'add i64 {start}, {delta}')} to ptr"))
+    return hosts, wrong
+
+
+def _each(number: int) -> str:
+    return f"splat (i64 {number})"
+
+
+def _access(store: bool, size: int) -> str:
+    verb, tag_column = ("store", WRITE_TAG) if store else ("load", READ_TAG)
+    look, move = Lines("l"), Lines("m")
+    hosts, wrong = _looked_up(look, tag_column)
+    _move(move, store, size, hosts)
+    order = lanes([lane // RUN * RUN for lane in range(32)])
+    steps = lanes([lane % RUN * size for lane in range(32)], "i64")
+    data = data_parameter(size)
+    return f"""
+define internal void @runs_{verb}_{size}(ptr %context, {WIDE} %addresses,
+    i32 %lanes{data}) noinline {{
+entry:
+  %firsts = shufflevector {WIDE} %addresses, {WIDE} poison, <32 x i32> {order}
+  %wanted = add {WIDE} %firsts, {steps}
+  %differ = icmp ne {WIDE} %wanted, %addresses
+  %inside = and {WIDE} %firsts, {constant("i64", PAGE - 1)}
+  %cross = icmp ugt {WIDE} %inside, {constant("i64", PAGE - RUN * size)}
+  %either = or <32 x i1> %differ, %cross
+  %bits = bitcast <32 x i1> %either to i32
+  %off = xor i32 %lanes, -1
+  %bad = or i32 %bits, %off
+  %good = icmp eq i32 %bad, 0
+  br i1 %good, label %runs, label %every
+runs:
+{field("tlb", layout.TLB, "ptr")}{look.text()}
+  %found = icmp eq i64 {wrong}, 0
+  br i1 %found, label %whole, label %every, !prof !0
+whole:
+{move.text()}
+  ret void
+every:
+  call void @slow_{verb}_{size}(ptr %context, {WIDE} %addresses, i32 %lanes{data})
+  ret void
+}}
+"""
+
+
+def runs_ir() -> str:
+    """Return the IR of the functions."""
+    return "\n".join(_access(store, size) for store in (False, True) for size in SIZES)

@@ -1,0 +1,230 @@
+"""Loads and stores of every width, for patterns of lanes' addresses that have ways of their own.
+
+Consecutive lanes, runs of four lanes in several pages, lanes 16..31 that repeat lanes 0..15, all
+lanes at one place, and what is none of these: each must give what a loop over lanes gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from am.virtual.isa.core import GfxCore
+from am.virtual.shader import Dispatch, Ending
+from hcq.emu.memory import Abort
+from tests.support import gfx_encode as asm
+from tests.support.shader_memory import PAGE, ArrayMemory
+
+LANES = 32
+CODE, OFFSETS, TARGET, RESULT = (0x7E00_0000_0000 + 0x20_0000 * k for k in range(4))
+_RSRC1 = 3 | 0xF0 << 12 | 1 << 21  # 32 vector registers, denormals, DX10 clamp
+LOCAL_BYTES = 2048
+_RSRC2 = 8 << 1 | LOCAL_BYTES // 512 << 15  # eight user registers
+REGION = 16 * PAGE  # of global memory
+ADDRESSES, OWN, DATA = 2, 3, 8  # vector registers: the pattern; 16 x lane; what is moved
+MARK = 0x5A5A5A5A
+EVERY, SOME = 0xFFFF_FFFF, 0x7F3C_A5D9
+SIZES = (1, 2, 4, 8, 12, 16)
+
+Bytes = NDArray[np.uint8]
+Offsets = NDArray[np.int64]
+Pattern = Callable[[int, int], Offsets]
+
+
+def _lanes() -> Offsets:
+    return np.arange(LANES, dtype=np.int64)
+
+
+def consecutive(size: int, space: int) -> Offsets:
+    return 48 + _lanes() * size
+
+
+def backwards(size: int, space: int) -> Offsets:
+    return (LANES - 1 - _lanes()) * 20
+
+
+def runs_of_four(size: int, space: int) -> Offsets:
+    """Each four lanes in a row of their own, far from the others where there is room."""
+    row = space // 8
+    return _lanes() // 4 * row + _lanes() % 4 * size + 16
+
+
+def runs_over_page_ends(size: int, space: int) -> Offsets:
+    end = (_lanes() // 4 + 1) * (space // 16)
+    return end + _lanes() % 4 * size - 8 - 2 * size
+
+
+def halves_alike(size: int, space: int) -> Offsets:
+    return _lanes() % 16 * 36 + 4
+
+
+def at_one_place(size: int, space: int) -> Offsets:
+    return np.full(LANES, 64, np.int64)
+
+
+def anywhere(size: int, space: int) -> Offsets:
+    chosen = np.random.default_rng(size).permutation(space // 16)[:LANES]
+    return chosen.astype(np.int64) * 16
+
+
+PATTERNS = (
+    consecutive, backwards, runs_of_four, runs_over_page_ends, halves_alike, at_one_place, anywhere,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[GfxCore]:
+    made = GfxCore(workers=1)
+    yield made
+    made.close()
+
+
+def _run(
+    core: GfxCore, body: list[asm.Encoded], offsets: Offsets, target: Bytes, mask: int
+) -> tuple[Bytes, Bytes]:
+    """Run one wave; return what lies at TARGET and RESULT afterwards."""
+    words: list[int] = []
+    for encoded in (
+        asm.vop2("v_lshlrev_b32", 1, asm.integer(2), 0),
+        asm.vop2("v_lshlrev_b32", OWN, asm.integer(4), 0),
+        asm.global_access("load_b32", addr=1, saddr=0, dst=ADDRESSES),
+        *body,
+        asm.sopp("s_endpgm"),
+    ):
+        words.extend(encoded)
+    memory = ArrayMemory()
+    code = np.array(words, np.uint32)
+    memory.map(CODE, code.view(np.uint8), False, executable=True)
+    memory.map(OFFSETS, offsets.astype(np.uint32))
+    seen = memory.map(TARGET, target)
+    result = memory.map(RESULT, np.zeros(max(LOCAL_BYTES, 16 * LANES), np.uint8))
+    pointers = [part for at in (OFFSETS, TARGET, RESULT) for part in (at & 0xFFFFFFFF, at >> 32)]
+    dispatch = Dispatch(
+        code_address=CODE, groups=(1, 1, 1), threads=(LANES, 1, 1), rsrc1=_RSRC1, rsrc2=_RSRC2,
+        rsrc3=0, user_data=[*pointers, mask, 0] + [0] * 8, wave32=True,
+    )  # fmt: skip
+    outcome = core.run(dispatch, memory, Abort())
+    assert outcome.ending is Ending.DONE, outcome
+    assert not memory.faults
+    return seen, result
+
+
+def _masked(mask: int, operation: asm.Encoded) -> list[asm.Encoded]:
+    """An operation in some lanes. That all take part the core is to find out for itself."""
+    if mask == EVERY:
+        return [operation]
+    whole = asm.sop1("s_mov_b32", asm.EXEC, asm.integer(-1))
+    return [asm.sop1("s_mov_b32", asm.EXEC, 6), operation, whole]
+
+
+def _random(count: int) -> Bytes:
+    return np.random.default_rng(count).integers(0, 256, count).astype(np.uint8)
+
+
+def _marks() -> list[asm.Encoded]:
+    return [asm.vop1("v_mov_b32", DATA + k, asm.LITERAL, MARK) for k in range(4)]
+
+
+def _loaded(memory: Bytes, offsets: Offsets, size: int, mask: int, limit: int) -> Bytes:
+    """What a loop over lanes loads into four registers, as rows of 16 bytes."""
+    rows = np.full((LANES, 4), MARK, np.uint32).view(np.uint8)
+    for lane, offset in enumerate(offsets):
+        if mask >> lane & 1:
+            rows[lane, : max(size, 4)] = 0
+            if offset + size <= limit:
+                rows[lane, :size] = memory[offset : offset + size]
+    return rows.reshape(-1)
+
+
+def _stored(
+    memory: Bytes, rows: Bytes, offsets: Offsets, size: int, mask: int, limit: int
+) -> Bytes:
+    """What a loop over lanes leaves in memory."""
+    left = memory.copy()
+    for lane, offset in enumerate(offsets):
+        if mask >> lane & 1 and offset + size <= limit:
+            left[offset : offset + size] = rows[16 * lane : 16 * lane + size]
+    return left
+
+
+def _name(verb: str, size: int) -> str:
+    narrow = "u" if verb == "load" else "b"
+    return f"{verb}_{narrow if size < 4 else 'b'}{8 * size}"
+
+
+@pytest.mark.parametrize("mask", [EVERY, SOME])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_global_loads(core: GfxCore, pattern: Pattern, size: int, mask: int) -> None:
+    offsets, target = pattern(size, REGION), _random(REGION)
+    load = asm.global_access(_name("load", size), addr=ADDRESSES, saddr=2, dst=DATA)
+    store = asm.global_access("store_b128", addr=OWN, saddr=4, data=DATA)
+    _, found = _run(core, [*_marks(), *_masked(mask, load), store], offsets, target, mask)
+    assert np.array_equal(found[: 16 * LANES], _loaded(target, offsets, size, mask, REGION))
+
+
+@pytest.mark.parametrize("mask", [EVERY, SOME])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_global_stores(core: GfxCore, pattern: Pattern, size: int, mask: int) -> None:
+    offsets, target = pattern(size, REGION - 512) + 512, _random(REGION)
+    load = asm.global_access("load_b128", addr=OWN, saddr=2, dst=DATA)
+    store = asm.global_access(_name("store", size), addr=ADDRESSES, saddr=2, data=DATA)
+    found, _ = _run(core, [load, *_masked(mask, store)], offsets, target, mask)
+    assert np.array_equal(found, _stored(target, target, offsets, size, mask, REGION))
+
+
+def _fill_local() -> list[asm.Encoded]:
+    filling = []
+    for place in range(0, LOCAL_BYTES, 512):
+        filling.append(asm.global_access("load_b128", addr=OWN, saddr=2, dst=16, offset=place))
+        filling.append(asm.ds("ds_store_b128", addr=OWN, data=16, offset=place))
+    return filling
+
+
+def _read_local() -> list[asm.Encoded]:
+    reading = []
+    for place in range(0, LOCAL_BYTES, 512):
+        reading.append(asm.ds("ds_load_b128", addr=OWN, dst=20, offset=place))
+        reading.append(asm.global_access("store_b128", addr=OWN, saddr=4, data=20, offset=place))
+    return reading
+
+
+def _some_outside(offsets: Offsets) -> Offsets:
+    """Send a few lanes beyond the allocation: they read zero, and write nothing."""
+    moved = offsets.copy()
+    moved[[3, 17, 30]] = LOCAL_BYTES - 3, LOCAL_BYTES, 60000
+    return moved
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("mask", [EVERY, SOME])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_local_loads(core: GfxCore, pattern: Pattern, size: int, mask: int, outside: bool) -> None:
+    offsets, target = pattern(size, LOCAL_BYTES), _random(LOCAL_BYTES)
+    if outside:
+        offsets = _some_outside(offsets)
+    load = asm.ds("ds_" + _name("load", size), addr=ADDRESSES, dst=DATA)
+    store = asm.global_access("store_b128", addr=OWN, saddr=4, data=DATA)
+    body = [*_fill_local(), *_marks(), *_masked(mask, load), store]
+    _, found = _run(core, body, offsets, target, mask)
+    assert np.array_equal(found[: 16 * LANES], _loaded(target, offsets, size, mask, LOCAL_BYTES))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("mask", [EVERY, SOME])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_local_stores(core: GfxCore, pattern: Pattern, size: int, mask: int, outside: bool) -> None:
+    offsets, target = pattern(size, LOCAL_BYTES), _random(LOCAL_BYTES)
+    if outside:
+        offsets = _some_outside(offsets)
+    load = asm.global_access("load_b128", addr=OWN, saddr=2, dst=DATA)
+    store = asm.ds("ds_" + _name("store", size), addr=ADDRESSES, data=DATA)
+    body = [*_fill_local(), load, *_masked(mask, store), *_read_local()]
+    _, found = _run(core, body, offsets, target, mask)
+    assert np.array_equal(found, _stored(target, target, offsets, size, mask, LOCAL_BYTES))
