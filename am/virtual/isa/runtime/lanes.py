@@ -11,6 +11,7 @@ from __future__ import annotations
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, data_parameter
 from am.virtual.isa.runtime.rows import Lines, load_block, load_rows, store_block, store_rows
+from am.virtual.isa.runtime.runs import RUN, run_starts
 from hcq.emu.text import constant, lanes
 
 WIDE = "<32 x i64>"
@@ -152,14 +153,14 @@ def _narrow_stores(size: int) -> str:
 
 def _near_wide(store: bool, size: int) -> str:
     """Return the body of the one-page case for more than four bytes a lane."""
-    block, every = Lines("b"), Lines("e")
+    block, runs, every = Lines("b"), Lines("r"), Lines("e")
+    (store_block if store else load_block)(block, size, ["%host"])
+    (store_block if store else load_block)(runs, size, _run_pointers(runs))
     if store:
-        store_block(block, size, ["%host"])
         pointers = [_listed(every, lane) for lane in range(32)]
         for half in (0, 1):
             store_rows(every, size, pointers[16 * half : 16 * half + 16], half)
     else:
-        load_block(block, size, ["%host"])
         for half in (0, 1):
             pointers = [_listed(every, 16 * half + lane) for lane in range(16)]
             load_rows(every, size, pointers, (half,))
@@ -169,9 +170,20 @@ def _near_wide(store: bool, size: int) -> str:
   %in.row = icmp eq i32 %follow.b, -1
   %all.on = icmp eq i32 %lanes, -1
   %as.block = and i1 %in.row, %all.on
-  br i1 %as.block, label %block, label %each
+  br i1 %as.block, label %block, label %parts
 block:
 {block.text()}
+  ret void
+parts:
+  %run.starts = shufflevector {VECTOR} %step, {VECTOR} poison, {VECTOR} {run_starts()}
+  %run.steps = sub {VECTOR} %step, %run.starts
+  %run.on = icmp eq {VECTOR} %run.steps, {lanes([lane % RUN * size for lane in range(32)])}
+  %run.b = bitcast <32 x i1> %run.on to i32
+  %in.runs = icmp eq i32 %run.b, -1
+  %as.runs = and i1 %in.runs, %all.on
+  br i1 %as.runs, label %runs, label %each
+runs:
+{runs.text()}
   ret void
 each:
 {_pointers("%step", "%host")}
@@ -183,6 +195,15 @@ each:
 {every.text()}
   ret void
 """
+
+
+def _run_pointers(e: Lines) -> list[str]:
+    """Return where each run of lanes begins."""
+    found = []
+    for lane in range(0, 32, RUN):
+        step = e.value(f"extractelement {VECTOR} %step, i32 {lane}")
+        found.append(e.value(f"getelementptr i8, ptr %host, i32 {step}"))
+    return found
 
 
 def _listed(e: Lines, lane: int) -> str:

@@ -20,7 +20,9 @@ from am.virtual.isa.runtime.calls import PREFIX
 from hcq.emu.text import Text
 
 ROW = "<16 x i32>"
+WIDE = "<32 x float>"
 COLUMN = layout.IO_COLUMN
+AHEAD = 2  # registers of A
 A_COLUMN, B_COLUMN, C_COLUMN = 0, 8, 16
 
 
@@ -56,9 +58,23 @@ def _at(e: Text, pointer: str, offset: int) -> str:
     return e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
 
-def _elements(e: Text, shape: Shape, word: str, signed: str) -> list[str]:
-    """Unpack 16 lanes of a register: one vector of floats or i32 for each of its elements."""
+def _unpacked(e: Text, shape: Shape, register: str, signed: str) -> list[str]:
+    """Load 16 lanes of a register: one vector of floats or i32 for each of its elements."""
+    if shape.element == "half":
+        wide = _widened(e, register)
+        picked = [", ".join(f"i32 {2 * lane + number}" for lane in range(16)) for number in (0, 1)]
+        return [
+            e.value(f"shufflevector {WIDE} {wide}, {WIDE} poison, <16 x i32> <{order}>")
+            for order in picked
+        ]
+    word = e.value(f"load {ROW}, ptr {register}, align 64")
     return [_element(e, shape, word, number, signed) for number in range(32 // shape.bits)]
+
+
+def _widened(e: Text, register: str) -> str:
+    """Load 16 lanes of a register of f16; a lane's elements stay neighbours."""
+    halves = e.value(f"load <32 x half>, ptr {register}, align 64")
+    return e.value(f"fpext <32 x half> {halves} to {WIDE}")
 
 
 def _element(e: Text, shape: Shape, word: str, number: int, signed: str) -> str:
@@ -67,10 +83,6 @@ def _element(e: Text, shape: Shape, word: str, number: int, signed: str) -> str:
     if shape.element == "bfloat":
         kept = e.value(f"and {ROW} {raised}, {_splat_constant(0xFFFF0000)}")
         return e.value(f"bitcast {ROW} {kept} to <16 x float>")
-    if shape.element == "half":
-        narrow = e.value(f"trunc {ROW} {e.value(f'lshr {ROW} {raised}, {down}')} to <16 x i16>")
-        half = e.value(f"bitcast <16 x i16> {narrow} to <16 x half>")
-        return e.value(f"fpext <16 x half> {half} to <16 x float>")
     with_sign = e.value(f"ashr {ROW} {raised}, {down}")
     without = e.value(f"lshr {ROW} {raised}, {down}")
     return e.value(f"select i1 {signed}, {ROW} {with_sign}, {ROW} {without}")
@@ -92,11 +104,18 @@ def _product(e: Text, shape: Shape, a: str, b: str, total: str) -> str:
     return e.value(f"add {kind} {e.value(f'mul {kind} {a}, {b}')}, {total}")
 
 
-def _unpack(e: Text, shape: Shape, register: str, target: str) -> None:
-    """Unpack a register of A into memory."""
-    word = e.value(f"load {ROW}, ptr {register}, align 64")
-    for number, value in enumerate(_elements(e, shape, word, "%a.signed")):
+def _spread_out(e: Text, shape: Shape, register: str, target: str) -> None:
+    """Unpack a register of A into memory, where its elements are at `_place`."""
+    if shape.element == "half":
+        e.do(f"store {WIDE} {_widened(e, register)}, ptr {target}, align 64")
+        return
+    for number, value in enumerate(_unpacked(e, shape, register, "%a.signed")):
         e.do(f"store {shape.row} {value}, ptr {_at(e, target, 64 * number)}, align 64")
+
+
+def _place(shape: Shape, row: int, number: int) -> int:
+    """Return the offset of a lane's element in what `_spread_out` has stored."""
+    return 4 * (2 * row + number) if shape.element == "half" else 4 * (16 * number + row)
 
 
 def _indexed(e: Text, pointer: str, index: str, size: int) -> str:
@@ -106,16 +125,17 @@ def _indexed(e: Text, pointer: str, index: str, size: int) -> str:
 def _function(shape: Shape) -> tuple[str, set[str]]:
     """Define wmma_<kind>(a, b, c, d, signs, saturate).
 
-    A is unpacked to the stack, a vector of 16 lanes for each k, since its elements are wanted one
-    by one; a register ahead, so that what is read has been written for a while. For each k, 16 rows
-    of totals gain the product of an element of A and a row of B.
+    A is unpacked to the stack, since its elements are wanted one by one; some registers ahead, so
+    that what is read has been written for a while. For each k, 16 rows of totals gain the product
+    of an element of A and a row of B.
     """
     e = Text()
     kind, each = shape.row, 32 // shape.bits
     step = 64 * each
-    left = e.value(f"alloca [{shape.registers + 1} x [{each} x {kind}]], align 64")
+    left = e.value(f"alloca [{shape.registers + AHEAD} x [{each} x {kind}]], align 64")
     start = [e.value(f"load {kind}, ptr {_at(e, '%c', 64 * row)}, align 64") for row in range(16)]
-    _unpack(e, shape, "%a", left)
+    for register in range(AHEAD):
+        _spread_out(e, shape, _at(e, "%a", COLUMN * register), _at(e, left, step * register))
     e.do("br label %registers")
     e.begin("registers")
     e.do("%r = phi i64 [ 0, %entry ], [ %r.next, %registers ]")
@@ -126,13 +146,16 @@ def _function(shape: Shape) -> tuple[str, set[str]]:
         totals.append(f"%in{row}")
     e.do("%r.next = add i64 %r, 1")
     e.do(f"%more = icmp ult i64 %r.next, {shape.registers}")
-    e.do("%ahead = select i1 %more, i64 %r.next, i64 %r")
-    _unpack(e, shape, _indexed(e, "%a", "%ahead", COLUMN), _indexed(e, left, "%r.next", step))
+    e.do(f"%later = add i64 %r, {AHEAD}")
+    e.do(f"%inside = icmp ult i64 %later, {shape.registers}")
+    e.do("%ahead = select i1 %inside, i64 %later, i64 %r")
+    following = _indexed(e, "%a", "%ahead", COLUMN)
+    _spread_out(e, shape, following, _indexed(e, left, "%later", step))
     here = _indexed(e, left, "%r", step)
-    word = e.value(f"load {ROW}, ptr {_indexed(e, '%b', '%r', COLUMN)}, align 64")
-    for number, column in enumerate(_elements(e, shape, word, "%b.signed")):
+    right = _indexed(e, "%b", "%r", COLUMN)
+    for number, column in enumerate(_unpacked(e, shape, right, "%b.signed")):
         for row in range(16):
-            scalar_at = _at(e, here, 64 * number + 4 * row)
+            scalar_at = _at(e, here, _place(shape, row, number))
             scalar = e.value(f"load {shape.result}, ptr {scalar_at}, align 4")
             spread = _splat(e, kind, shape.result, scalar)
             totals[row] = _product(e, shape, spread, column, totals[row])

@@ -64,6 +64,14 @@ class Lines:
                 order += [16 + first + k for k in range(width)]
         return self.shuffle(16, a, b, order)
 
+    def turned(self, a: str, b: str, c: str, d: str) -> list[str]:
+        """Turn rows into columns in each 128-bit part of four vectors, or columns into rows."""
+        found = []
+        for upper in (False, True):
+            first, second = self.interleaved(a, b, 1, upper), self.interleaved(c, d, 1, upper)
+            found += [self.interleaved(first, second, 2, high) for high in (False, True)]
+        return found
+
     def column(self, number: int, half: int) -> str:
         """Return where 16 lanes of a column are."""
         offset = number * layout.IO_COLUMN + 64 * half
@@ -89,9 +97,7 @@ def _columns_of(e: Lines, words: int, rows: list[str]) -> list[str]:
     if words == 3:
         rows = [e.shuffle(3, row, row, [0, 1, 2, -1]) for row in rows]
     a, b, c, d = (e.joined(4, rows[first::4]) for first in _PARTS)
-    lower = e.interleaved(a, b, 1, False), e.interleaved(c, d, 1, False)
-    upper = e.interleaved(a, b, 1, True), e.interleaved(c, d, 1, True)
-    return [e.interleaved(*both, 2, high) for both in (lower, upper) for high in (False, True)]
+    return e.turned(a, b, c, d)
 
 
 def store_rows(e: Lines, size: int, pointers: list[str], half: int) -> None:
@@ -106,16 +112,14 @@ def store_rows(e: Lines, size: int, pointers: list[str], half: int) -> None:
 
 def _rows_of(e: Lines, words: int, columns: list[str]) -> list[str]:
     if words == 2:
-        vectors = [e.interleaved(*columns, 1, upper) for upper in (False, True)]
+        vectors = [e.interleaved(columns[0], columns[1], 1, upper) for upper in (False, True)]
         return [
             e.shuffle(16, vectors[lane // 2 % 2], "poison", [first, first + 1])
             for lane in range(16)
             for first in [lane // 4 * 4 + lane % 2 * 2]
         ]
     a, b, c, d = [*columns, "poison"][:4]
-    lower = e.interleaved(a, b, 1, False), e.interleaved(c, d, 1, False)
-    upper = e.interleaved(a, b, 1, True), e.interleaved(c, d, 1, True)
-    vectors = [e.interleaved(*both, 2, high) for both in (lower, upper) for high in (False, True)]
+    vectors = e.turned(a, b, c, d)
     return [
         e.shuffle(16, vectors[lane % 4], "poison", [lane // 4 * 4 + k for k in range(words)])
         for lane in range(16)

@@ -18,6 +18,11 @@ WIDE = "<32 x i64>"
 STARTS = f"<{32 // RUN} x i64>"
 
 
+def run_starts() -> str:
+    """Return, for each lane, the first lane of its run."""
+    return lanes([lane // RUN * RUN for lane in range(32)])
+
+
 def _move(e: Lines, store: bool, size: int, pointers: list[str]) -> None:
     """Move the runs at `pointers` from or to the columns, or the first IO column."""
     if size > 4:
@@ -74,7 +79,7 @@ def _access(store: bool, size: int) -> str:
     look, move = Lines("l"), Lines("m")
     hosts, wrong = _looked_up(look, tag_column)
     _move(move, store, size, hosts)
-    order = lanes([lane // RUN * RUN for lane in range(32)])
+    order = run_starts()
     steps = lanes([lane % RUN * size for lane in range(32)], "i64")
     data = data_parameter(size)
     return f"""
