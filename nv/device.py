@@ -109,29 +109,34 @@ class NvDevice(Device):
 
     # ---- life --------------------------------------------------------------------------------
 
-    def _bring_up(self) -> None:
+    def _identify(self) -> None:
+        """What kind of GPU it is."""
         gpu = self.gpu
         self.family = self._find_family()
         self.compute_class = gpu.client.constants[self.family.compute_class]
         chip = facts_of(gpu.capability)
         self.carveouts = chip.shared_carveouts
         self.target = self._make_target()
-        copy = gpu.choose(COPY_CLASSES)
-        gpfifo = gpu.choose(GPFIFO_CLASSES)
-        graphics = gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+
+    def _bring_up(self) -> None:
+        self._identify()
+        graphics = self.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
         with self._stage("copy queues"):
-            for number, engine in enumerate(self._copy_engines() or [graphics]):
-                classes = Classes(gpfifo, 0, copy)
-                self._queues[QueueKind.COPY].append(
-                    ChannelQueue(self, f"copy {number}", QueueKind.COPY, engine, classes)
-                )
+            engines = self._copy_engines()[:COPY_QUEUES] or [graphics]
+            for number, engine in enumerate(engines):
+                self._make_queue(f"copy {number}", QueueKind.COPY, engine)
         with self._stage("compute queue"):
-            classes = Classes(gpfifo, self.compute_class, copy)
-            self._queues[QueueKind.COMPUTE].append(
-                ChannelQueue(self, "compute", QueueKind.COMPUTE, graphics, classes)
-            )
+            self._make_queue("compute", QueueKind.COMPUTE, graphics)
             self._attach_debugger()
-        gpu.boost()
+        self.gpu.boost()
+
+    def _make_queue(self, name: str, kind: QueueKind, engine: int) -> ChannelQueue:
+        gpu = self.gpu
+        compute = self.compute_class if kind is QueueKind.COMPUTE else 0
+        classes = Classes(gpu.choose(GPFIFO_CLASSES), compute, gpu.choose(COPY_CLASSES))
+        queue = ChannelQueue(self, name, kind, engine, classes)
+        self._queues[kind].append(queue)
+        return queue
 
     def _find_family(self) -> Family:
         number = self.gpu.choose([family.compute_class for family in FAMILIES])
@@ -158,7 +163,7 @@ class NvDevice(Device):
         for engine in sorted(listed.engineList[: listed.engineCount]):
             if first <= engine <= last and not self._is_graphics_copy(engine):
                 found.append(engine)
-        return found[:COPY_QUEUES]
+        return found
 
     def _is_graphics_copy(self, engine: int) -> bool:
         """Whether a copy engine shares the graphics engine's ring: it works too, but waits for
@@ -226,15 +231,14 @@ class NvDevice(Device):
         """Make those channels anew that failed or do not end. DeviceLost where the GPU is gone."""
         if self.gpu.lost():
             raise DeviceLost(f"{self.name} has fallen off the bus: open it again when it is back")
-        compute = self.compute_queue
         for queue in self.all_queues:
             if queue.error() is None and queue.timeline.value >= queue.timeline.last:
                 continue
             log.info("%s: making %s anew", self.name, queue.name)
-            if queue is compute:
+            if queue.kind is QueueKind.COMPUTE:
                 self._detach_debugger()
             queue.build()
-            if queue is compute:
+            if queue.kind is QueueKind.COMPUTE:
                 self._attach_debugger()
 
     @property

@@ -274,6 +274,8 @@ class Faults:
                 facts["queue"] = queue.name
                 facts["kernel"] = ", ".join(queue.in_flight) or None
                 facts["meaning"] = _HANGING if facts["kernel"] else _SILENT
+                stands = queue.progress()
+                facts["ring"] = f"GP_GET {stands.fetched}, GP_PUT {stands.given}"
                 facts["remedy"] = _RESET
                 failed = queue.error()
                 if failed is not None:

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,19 @@ _IMAGE_ALIGN = 256
 _FULL_PAUSE_S = 1e-4
 _LENGTH_SHIFT = 42  # of an entry: NVC56F_GP_ENTRY1_LENGTH
 _SETUP_LIMIT_S = 5.0  # TIMEOUT: a new channel's first work; microseconds where all is well
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a channel stands: the ring's next entry to be given and to be fetched by the host
+    engine (GP_PUT, GP_GET), the timeline's value and the last that was asked for, and the Xid that
+    stopped it."""
+
+    given: int
+    fetched: int
+    reached: int
+    awaited: int
+    xid: int | None
 
 
 class HostImage(Resident):
@@ -148,7 +162,7 @@ class ChannelQueue(HardwareQueue):
             unit=self.name,
             waiting_for="end of its first work",
             limit_s=_SETUP_LIMIT_S,
-            state=lambda: self.device.diagnose(self.timeline, value),
+            state=self.progress,
         )
         failed = self.error()
         if failed is not None:
@@ -157,6 +171,17 @@ class ChannelQueue(HardwareQueue):
     def error(self) -> ChannelError | None:
         """What stopped the channel, if anything has."""
         return self.memory.error() if self.memory is not None else None
+
+    def progress(self) -> Progress:
+        """How far the channel has come. Reads over the bus."""
+        failed = self.error()
+        return Progress(
+            given=self.count % ENTRIES,
+            fetched=self.memory.got if self.memory is not None else 0,
+            reached=self.timeline.value,
+            awaited=self.timeline.last,
+            xid=failed.xid if failed is not None else None,
+        )
 
     @property
     def in_flight(self) -> tuple[str, ...]:

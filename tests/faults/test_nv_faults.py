@@ -107,6 +107,8 @@ def test_a_fault_is_named_and_work_goes_on(fault: Fault) -> None:
         if "xid" in facts or error is DeviceHang:
             assert caught.value.facts["remedy"]
             assert facts.get("kernel", "") in str(caught.value)
+        if fault in (Fault.LOST_DOORBELL, Fault.HANG):
+            assert "GP_GET" in str(caught.value.facts["ring"])
         if device.failure is not None:
             assert device.failure is caught.value
             device.reset()

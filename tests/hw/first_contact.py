@@ -3,12 +3,14 @@
 python -m tests.hw.first_contact FOLDER [--device nvrm:0] [--minutes 9]
 
 In this order, each in a process of its own with a time of its own, so that one that hangs costs
-only itself: what the machine says of itself; what CUDA does to launch a kernel, to copy and to
-replay a graph, recorded where libcuda is; what our driver does for the same, recorded and compared;
-then the whole suite. FOLDER gets few files, written as things come:
+only itself: what the machine says of itself; our driver step by step (tests.hw.ladder); what CUDA
+does to launch a kernel, to copy and to replay a graph, recorded where libcuda is; what our driver
+does for the same, recorded and compared; the whole suite; and in the time that is left CUDA once
+more, with what it writes before its doorbells. FOLDER gets few files, written as things come:
 
     summary.md            the steps, how each went, the end of what it said
     machine.json          tests.hw.machine
+    ladder.json           tests.hw.ladder: each rung, what it found, where it ended
     *.json, *.md          the suite's report
     calls.txt             the recordings, decoded, and their differences
     recordings.tar.gz     the recordings themselves (see docs/sniff.md)
@@ -22,6 +24,7 @@ import argparse
 import json
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,9 +38,11 @@ from tools.devices import listed
 
 ROOT = suite.ROOT
 #: seconds for each kind of step; the suite takes what is left
-MACHINE_S, RECORD_S, SHOW_S = 60.0, 45.0, 30.0
+MACHINE_S, LADDER_S, RECORD_S, SHOW_S = 30.0, 120.0, 30.0, 20.0
 SUITE_S = 5 * 60.0
-MOST_TEXT = 6 << 20  # of calls.txt, and of each part of it
+#: what the suite is left at least by the steps before it, where there is as much
+SUITE_LEAST_S = 3.5 * 60.0
+MOST_TEXT = 6 << 20  # bytes of a part of calls.txt; of all of it at most twice as many
 TOLD_LINES = 12
 
 
@@ -49,7 +54,7 @@ def say(text: str) -> None:
 
 @dataclass
 class Step:
-    """One step, done: outcome is "well", "absent" (with the reason) or "failed"."""
+    """One step, done: outcome is "well", "absent", "different" or "failed"."""
 
     name: str
     outcome: str
@@ -59,11 +64,15 @@ class Step:
 
 @dataclass
 class Visit:
-    """The steps on one device. `now` tells the time. only: sections of the suite; default all."""
+    """The steps on one device. `now` tells the time. only: sections of the suite; default all.
+
+    recordings: a folder for them, apart from those files that are brought home.
+    """
 
     device: str
     folder: Path
     end: float
+    recordings: Path
     now: Callable[[], float] = time.monotonic
     steps: list[Step] = field(default_factory=list)
     driver: str = DEFAULT_DRIVER
@@ -71,26 +80,33 @@ class Visit:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.recordings = self.folder / "recordings"
-        self.recordings.mkdir(exist_ok=True)
+        self.recordings.mkdir(parents=True, exist_ok=True)
+        self.reserve = min(SUITE_LEAST_S, (self.end - self.now()) / 2)
         self.texts: list[str] = []
 
     def step(
-        self, name: str, command: Sequence[str], limit_s: float, absent: int | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        limit_s: float,
+        code: int | None = None,
+        meaning: str = "absent",
     ) -> process.Ended:
-        """Run one step. absent: the exit code that says that something is not there."""
+        """Run one step. code: an exit code that is no failure, and what it means."""
         begin = self.now()
-        limit = min(limit_s, self.end - begin)
+        limit = min(limit_s, self.end - begin - self.reserve)
         if limit <= 1:
             done = process.Ended(None, "", "", "no time was left")
         else:
             say(f"first contact: {name} (at most {limit:.0f} s)")
-            done = process.run([sys.executable, "-m", *command], limit, folder=ROOT)
+            done = process.run([sys.executable, "-m", *command], limit, folder=ROOT, most=MOST_TEXT)
         outcome = "failed" if done.trouble else "well"
-        if absent is not None and done.code == absent:
-            outcome = "absent"
-        told = done.errors.strip().splitlines()[-TOLD_LINES:] if outcome != "well" else []
-        told = [done.trouble, *told] if done.trouble else told
+        told = []
+        if code is not None and done.code == code:
+            outcome = meaning
+        if outcome in ("absent", "failed"):
+            said = done.errors.strip() or done.output.strip()
+            told = [done.trouble, *said.splitlines()[-TOLD_LINES:]]
         self.steps.append(Step(name, outcome, self.now() - begin, told))
         self.write_summary()
         return done
@@ -129,7 +145,7 @@ class Visit:
         sniff += ["--memory", "64"] if memory else []
         sniff += ["device", self.device] if by else ["--", sys.executable, *command]
         done = self.step(f"record {name}", sniff, RECORD_S, None if by else NO_CUDA)
-        if not path.exists():
+        if not path.exists() or done.code == NO_CUDA:
             return None
         shown = self.step(f"decode {name}", ["tools.cli", "sniff", "show", str(path)], SHOW_S)
         self.texts.append(f"==== {name} ({done.trouble or 'well'})\n{shown.output}")
@@ -141,13 +157,14 @@ class Visit:
         if left is None or right is None:
             return
         command = ["tools.cli", "sniff", "compare", str(left), str(right)]
-        done = self.step(f"compare {left.stem} with {right.stem}", command, SHOW_S, 1)
+        name = f"compare {left.stem} with {right.stem}"
+        done = self.step(name, command, SHOW_S, 1, "different")
         self.texts.append(f"==== - {left.stem}  + {right.stem}\n{done.output}")
         self.write_texts()
 
     def write_texts(self) -> None:
         """Recordings as text, and as they are."""
-        text = "\n".join(self.texts)[:MOST_TEXT]
+        text = "\n".join(self.texts)[: 2 * MOST_TEXT]
         (self.folder / "calls.txt").write_text(text, encoding="utf-8")
         with tarfile.open(self.folder / "recordings.tar.gz", "w:gz") as archive:
             archive.add(self.recordings, "recordings")
@@ -155,6 +172,7 @@ class Visit:
     def examine(self) -> None:
         """The suite, whose report comes here."""
         minutes = max(min(SUITE_S, self.end - self.now() - 10) / 60, 0.1)
+        self.reserve = 0.0
         command = ["tests.hw", "--device", self.device, "--output", str(self.folder)]
         command += ["--minutes", f"{minutes:.2f}"]
         if self.only:
@@ -164,18 +182,19 @@ class Visit:
     def all(self) -> int:
         """Everything; whether it went well."""
         self.look_around()
-        ours = None
+        ladder = ["tests.hw.ladder", str(self.folder / "ladder.json"), "--device", self.device]
+        self.step("the ladder", ladder, LADDER_S)
         cuda = [self.record(f"cuda-{work}", ["-m", "tests.hw.cuda_program", work])
                 for work in WORKS]  # fmt: skip
         ours = self.record("ours", [], by="device", memory=True)
         for each in cuda:
             self.compare(each, ours)
-        # After the plain recordings: a sandbox may not bear with stepping over a doorbell.
-        for work in WORKS:
-            if cuda[WORKS.index(work)] is not None:
+        self.examine()
+        # At the end: a sandbox may not bear with stepping over a doorbell.
+        for work, plain in zip(WORKS, cuda, strict=True):
+            if plain is not None:
                 self.record(f"cuda-{work}-memory", ["-m", "tests.hw.cuda_program", work],
                             memory=True)  # fmt: skip
-        self.examine()
         return int(any(step.outcome == "failed" for step in self.steps))
 
 
@@ -189,15 +208,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=tuple(suite.SECTIONS), default=())
     given = parser.parse_args(arguments)
     device = given.device or next(iter(suite.usable(listed())), None)
-    if device is None:
-        say("first contact: no GPU of this machine can be opened; see machine.json")
-        Visit("none", given.folder, time.monotonic() + MACHINE_S).look_around()
-        return suite.NO_GPU
-    end = time.monotonic() + 60 * given.minutes
-    visit = Visit(device, given.folder.resolve(), end, only=given.only)
-    code = visit.all()
-    say((visit.folder / "summary.md").read_text(encoding="utf-8"))
-    return code
+    with tempfile.TemporaryDirectory(prefix="recordings-") as name:
+        recordings = Path(name) / "recordings"
+        end = time.monotonic() + 60 * given.minutes
+        visit = Visit(device or "none", given.folder.resolve(), end, recordings, only=given.only)
+        if device is None:
+            say("first contact: no GPU of this machine can be opened; see machine.json")
+            visit.look_around()
+            return suite.NO_GPU
+        code = visit.all()
+        say((visit.folder / "summary.md").read_text(encoding="utf-8"))
+        return code
 
 
 if __name__ == "__main__":

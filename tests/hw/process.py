@@ -34,8 +34,11 @@ def run(
     folder: Path,
     leader: bool = True,
     more: Mapping[str, str] | None = None,
+    most: int = MOST_OUTPUT,
 ) -> Ended:
     """Run a program in `folder`, at most `limit_s` and what it takes to end it.
+
+    most: bytes that are kept of the end of what it says.
 
     leader: it leads a group of processes, which ends with it. more: variables of its environment.
     One that hangs inside the kernel cannot be ended: it is left behind, and said so.
@@ -50,7 +53,7 @@ def run(
         except OSError as error:
             return Ended(None, "", "", f"did not start: {error}")
         trouble = _wait(made, limit_s, leader)
-        output, errors = _text(out), _text(err)
+        output, errors = _text(out, most), _text(err, MOST_OUTPUT)
     if not trouble and made.returncode:
         said = (errors.strip().splitlines() or ["nothing"])[-1]
         trouble = f"ended with {made.returncode}: {said}"[:300]
@@ -79,7 +82,7 @@ def _send(made: subprocess.Popen[bytes], number: signal.Signals, leader: bool) -
             made.send_signal(number)
 
 
-def _text(file: IO[bytes]) -> str:
+def _text(file: IO[bytes], most: int) -> str:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - MOST_OUTPUT))
+    file.seek(max(0, size - most))
     return file.read().decode("utf-8", "replace")

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import hcq
 from hcq.errors import DriverRefused
+from nv.virtual.gpu import attach_gh100
 from tests.hw import __main__ as suite
-from tests.hw import calls, first_contact, machine, section_contract
+from tests.hw import calls, first_contact, ladder, machine, section_contract
 from tests.hw.budget import Budget
+from tests.support.nv_machine import powered
 
 FAILING = """
 import pytest, time
@@ -154,11 +157,14 @@ def test_first_contact_brings_everything_home(
         assert "recordings/ours.jsonl" in archive.getnames()
     (report,) = folder.glob("virtual-*.json")
     assert json.loads(report.read_text())["failed"] == 0
-    assert len([path for path in folder.iterdir() if path.is_file()]) <= 8
+    assert "| the ladder | well |" in summary
+    assert json.loads((folder / "ladder.json").read_text())["compute"]["trouble"] == ""
+    found = list(folder.iterdir())
+    assert len(found) <= 8 and all(path.is_file() for path in found), "few files are brought home"
 
 
 def test_first_contact_says_when_time_is_over(tmp_path: Path) -> None:
-    visit = first_contact.Visit("cpu", tmp_path, 0.0, now=lambda: 10.0)
+    visit = first_contact.Visit("cpu", tmp_path, 0.0, tmp_path / "kept", now=lambda: 10.0)
     visit.step("late", ["this"], 5)
     assert "no time was left" in (tmp_path / "summary.md").read_text()
 
@@ -166,3 +172,36 @@ def test_first_contact_says_when_time_is_over(tmp_path: Path) -> None:
 def test_a_budget_knows_where_calls_go(tmp_path: Path) -> None:
     assert Budget(1.0).calls is None
     assert Budget(1.0, calls=tmp_path).calls == tmp_path
+
+
+def test_the_ladder_goes_on_where_a_rung_breaks(tmp_path: Path) -> None:
+    told = tmp_path / "ladder.json"
+    assert not ladder.climb("virtual:nothing", told, ["files", "client"])
+    found = json.loads(told.read_text())
+    assert "KeyError" in found["files"]["trouble"] and found["client"]["errors"]
+    assert ladder.climb("virtual:gh100", told, ["client"])
+    found = json.loads(told.read_text())
+    assert ["branch", "580"] in found["client"]["facts"]
+
+
+@pytest.mark.parametrize("rung", ladder.RUNGS, ids=lambda rung: rung.__name__)
+def test_each_rung_tells_facts(rung: Callable[[str], Iterator[ladder.Fact]]) -> None:
+    facts = dict(rung("virtual:gh100"))
+    assert facts
+    assert facts.get("right", True) is True
+    if rung is ladder.copy_engines:
+        assert [value["right"] for key, value in facts.items() if key != "engines"] == [True] * 3
+    if rung is ladder.fault:
+        assert [facts[name]["access"] for name in ("read", "write")] == ["read", "write"]
+
+
+def test_a_copy_engine_that_cannot_be_had_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with powered() as machine:
+        monkeypatch.setattr(ladder, "attach", lambda device: attach_gh100(chip=machine))
+        machine.inject("NO_CHANNELS")
+        facts = dict(ladder.copy_engines("virtual:gh100"))
+    told = [value for key, value in facts.items() if key != "engines"]
+    assert "OutOfMemory" in told[0] or "DriverRefused" in told[0], told[0]
+    assert [value["right"] for value in told[1:]] == [True, True]

@@ -1,0 +1,313 @@
+"""An NVIDIA GPU brought up step by step, each step by itself: how far a driver gets where it does
+not get through.
+
+python -m tests.hw.ladder FILE [--device nvrm:0]
+
+Each rung is a process of its own with a time of its own, makes what it needs from the start, and
+tells facts as they come; FILE (JSON) is written after each. Rungs beside each other do not need
+each other: where no compute channel can be had, each copy engine is still tried. Exit code: 0
+where all went well, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+import hcq
+from hcq import registry
+from hcq.buffer import Buffer
+from hcq.command import Copy, Symbol
+from hcq.errors import ChipError, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.queue import Queue, QueueKind
+from hcq.transport.node import NodeAttachment
+from nv import abi
+from nv.abi.events import TOOLS_NODE
+from nv.device import NvDevice
+from nv.queue import ChannelQueue
+from nv.rm.client import CONTROL_NODE, RmClient
+from nv.rm.gpu import Gpu
+from nv.rm.memory import allocate
+from nv.rm.session import Region, Session
+from nv.rm.uvm import UVM_NODE
+from nv.sensors import describe
+from tests.hw import process
+from tests.hw.section_faults import UNMAPPED
+from tests.support.kernels import contract_object
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNG_S = 15.0
+COUNT = 1 << 18
+Fact = tuple[str, object]
+
+
+def attach(device: str) -> NodeAttachment:
+    """The driver's files behind the name of a device."""
+    kind, _, rest = device.partition(":")
+    place = registry.NODE_DRIVERS["nvrm"].attach if kind == "nvrm" else ""
+    module, _, name = (place or registry.VIRTUAL_CHIPS[rest]).partition(":")
+    make = getattr(importlib.import_module(module), name)
+    found = make(int(rest)) if place else make()
+    assert isinstance(found, NodeAttachment)
+    return found
+
+
+class Bare(NvDevice):
+    """A device without any queue but those that a rung makes."""
+
+    def _bring_up(self) -> None:
+        self._identify()
+
+    def channel(self, name: str, kind: QueueKind, engine: int) -> ChannelQueue:
+        """One more queue."""
+        return self._make_queue(name, kind, engine)
+
+    @property
+    def copy_queue(self) -> ChannelQueue:
+        """What brings code into memory: a compute channel can copy too."""
+        return next(iter(self._queues[QueueKind.COPY]), self.compute_queue)
+
+    def copy_engines(self) -> list[int]:
+        """Numbers of copy engines that have a ring of their own."""
+        return self._copy_engines()
+
+
+@contextlib.contextmanager
+def bare(device: str) -> Iterator[Bare]:
+    """A device that only knows what it is."""
+    attachment = attach(device)
+    made = Bare(device, Session(attachment.node), attachment.index)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# The rungs
+
+
+def files(device: str) -> Iterator[Fact]:
+    """Which files of the driver may be opened."""
+    attachment = attach(device)
+    with contextlib.closing(attachment.node) as node:
+        for path in (CONTROL_NODE, f"/dev/nvidia{attachment.index}", UVM_NODE, TOOLS_NODE):
+            try:
+                node.release(node.open(path))
+                yield path, "opens"
+            except OSError as error:
+                yield path, f"{type(error).__name__}: {error}"
+
+
+def client(device: str) -> Iterator[Fact]:
+    """The resource manager: version, a client, its GPUs."""
+    attachment = attach(device)
+    with contextlib.closing(attachment.node) as node, contextlib.closing(RmClient(node)) as made:
+        yield "version", made.version
+        yield "branch", made.abi.branch
+        yield "a branch we know", made.abi.exact
+        for card in made.cards():
+            yield "GPU", {"minor": int(card.minor_number), "id": int(card.gpu_id)}
+
+
+def memory_driver(device: str) -> Iterator[Fact]:
+    """UVM: an address space, and a queue of events."""
+    with contextlib.closing(Session(attach(device).node)) as session:
+        yield "space", session.uvm is not None
+        yield "events", session.events.works
+
+
+def identity(device: str) -> Iterator[Fact]:
+    """The GPU: classes, shape, doorbells, and whether its clock goes."""
+    attachment = attach(device)
+    session = Session(attachment.node)
+    with contextlib.closing(Gpu(session, attachment.index)) as gpu:
+        yield "UUID", gpu.uuid.hex()
+        yield "capability", gpu.capability
+        yield "SMs, TPCs, GPCs", [gpu.sm_count, gpu.tpcs, gpu.gpcs]
+        yield "warps of an SM", gpu.warps_per_sm
+        known = gpu.client.abi.classes
+        yield (
+            "classes",
+            sorted(
+                known[number].name if number in known else f"{number:#x}" for number in gpu.classes
+            ),
+        )
+        assert gpu.window is not None
+        clock = [gpu.window.read32(0x80) for _ in range(2)]
+        yield "clock goes", clock[0] != clock[1]
+        yield "reads as all ones", gpu.lost()
+        yield "instance", str(gpu.instance)
+        for key, value in describe(gpu).items():
+            yield key, str(value)
+
+
+def sensors(device: str) -> Iterator[Fact]:
+    """What is measured."""
+    with bare(device) as made:
+        for sensor in made.sensors():
+            try:
+                yield f"{sensor.name} {sensor.label}".strip(), sensor.read()
+            except UgpuError as error:
+                yield f"{sensor.name} {sensor.label}".strip(), f"{type(error).__name__}: {error}"
+        yield "unpublished", made.unpublished
+
+
+def memory(device: str) -> Iterator[Fact]:
+    """Memory of each kind, mapped for the GPU, and for the host where it should be."""
+    with bare(device) as made:
+        for placement, reachable, size in (
+            (Placement.HOST, True, 4096), (Placement.HOST, True, 64 << 20),
+            (Placement.DEVICE, False, 64 << 10), (Placement.DEVICE, False, 64 << 20),
+            (Placement.DEVICE, True, 64 << 10), (Placement.DEVICE, True, 4 << 20),
+        ):  # fmt: skip
+            name = f"{placement.value}, {size >> 10} KiB" + ", for the host too" * reachable
+            region = Region.HOST if placement is Placement.HOST else Region.DEVICE
+            try:
+                taken = allocate(made.gpu, size, placement, region, reachable=reachable)
+            except UgpuError as error:
+                yield name, f"{type(error).__name__}: {error}"
+                continue
+            if reachable:
+                taken.view[:8] = b"\x12\x34\x56\x78\x9a\xbc\xde\xf0"
+                yield name, bytes(taken.view[:8]).hex()
+            else:
+                yield name, f"at {taken.address:#x}"
+            taken.close()
+
+
+def copy_engines(device: str) -> Iterator[Fact]:
+    """A channel on each copy engine, and a copy there and back."""
+    with bare(device) as made:
+        engines = made.copy_engines()
+        yield "engines", engines
+        number = made.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        for engine in [*engines, number]:
+            yield f"engine {engine}", _copied(made, engine)
+
+
+def _copied(made: Bare, engine: int) -> object:
+    try:
+        queue = made.channel(f"engine {engine}", QueueKind.COPY, engine)
+        numbers = np.arange(COUNT, dtype=np.uint32)
+        with (
+            made.alloc(4 * COUNT, placement=Placement.HOST) as given,
+            made.alloc(4 * COUNT) as there,
+            made.alloc(4 * COUNT, placement=Placement.HOST) as back,
+        ):
+            assert given.view is not None and back.view is not None
+            np.frombuffer(given.view, np.uint32)[:] = numbers
+            start = time.perf_counter()
+            work = Queue(queue)
+            work.commands.append(Copy(Symbol.of(there), Symbol.of(given), 4 * COUNT))
+            work.barrier().copy(back, there)
+            queue.timeline.wait(work.submit(), limit_s=5)
+            spent = time.perf_counter() - start
+            right = bool((np.frombuffer(back.view, np.uint32) == numbers).all())
+        return {"right": right, "seconds": spent, **asdict(queue.progress())}
+    except UgpuError as error:
+        made.reset()
+        return f"{type(error).__name__}: {error}"
+
+
+def compute(device: str) -> Iterator[Fact]:
+    """A compute channel, its first methods, a kernel."""
+    with bare(device) as made:
+        number = made.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        queue = made.channel("compute", QueueKind.COMPUTE, number)
+        yield "channel", asdict(queue.progress())
+        program = made.load(contract_object(made.target))
+        yield "program", [repr(kernel) for kernel in program.kernels.values()]
+        numbers = np.arange(256, dtype=np.uint32)
+        with (
+            made.alloc(1024, placement=Placement.HOST) as given,
+            made.alloc(1024, placement=Placement.HOST) as out,
+        ):
+            assert given.view is not None and out.view is not None
+            np.frombuffer(given.view, np.uint32)[:] = numbers
+            args = (out, given, np.uint32(256), np.uint32(3))
+            work = Queue(queue).launch(program["scale"], grid=(4,), block=(64,), args=args)
+            queue.timeline.wait(work.submit(), limit_s=5)
+            yield "right", bool((np.frombuffer(out.view, np.uint32) == 3 * numbers).all())
+        yield "after it", asdict(queue.progress())
+
+
+def whole(device: str) -> Iterator[Fact]:
+    """The device as everyone opens it, and what opening took."""
+    start = time.perf_counter()
+    with hcq.open(device) as made:
+        yield "seconds", time.perf_counter() - start
+        yield "stages", getattr(made, "boot_stages", [])
+        yield "info", {key: str(value) for key, value in made.info().items()}
+
+
+def fault(device: str) -> Iterator[Fact]:
+    """What is told of a copy from nowhere and into nowhere."""
+    with hcq.open(device) as made, made.alloc(4096) as good:
+        bad = Buffer(made, VirtAddr(UNMAPPED), 4096, Placement.DEVICE)
+        for name, pair in (("read", (good, bad)), ("write", (bad, good))):
+            queue = made.queue(QueueKind.COPY).copy(*pair)
+            try:
+                queue.timeline.wait(queue.submit(), limit_s=5)
+                yield name, "nothing happened"
+            except ChipError as error:
+                facts = {key: str(value) for key, value in error.facts.items()}
+                yield name, {"error": f"{type(error).__name__}: {error}", **facts}
+            made.reset()
+
+
+RUNGS: tuple[Callable[[str], Iterator[Fact]], ...] = (
+    files, client, memory_driver, identity, memory, copy_engines, compute, whole, fault, sensors,
+)  # fmt: skip
+
+
+def climb(device: str, file: Path, rungs: Sequence[str], limit_s: float = RUNG_S) -> bool:
+    """Try each rung; whether all went well."""
+    told: dict[str, object] = {"device": device, "tables": abi.branches()}
+    well = True
+    for rung in rungs:
+        begin = time.monotonic()
+        command = [sys.executable, "-m", "tests.hw.ladder", "--rung", rung, "--device", device, "-"]
+        done = process.run(command, limit_s, folder=ROOT)
+        facts = [json.loads(line) for line in done.output.splitlines() if line.startswith("[")]
+        told[rung] = {
+            "trouble": done.trouble, "seconds": round(time.monotonic() - begin, 2),
+            "facts": facts, "errors": done.errors.splitlines()[-30:] if done.trouble else [],
+        }  # fmt: skip
+        well = well and not done.trouble
+        file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        sys.stdout.write(f"{rung}: {done.trouble or 'well'}\n")
+        sys.stdout.flush()
+    return well
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hw.ladder", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    names = [rung.__name__ for rung in RUNGS]
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--device", default="nvrm:0")
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--rung", choices=names, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.rung is None:
+        return 0 if climb(given.device, given.file, given.only) else 1
+    rung = RUNGS[names.index(given.rung)]
+    for fact in rung(given.device):
+        sys.stdout.write(json.dumps(fact, default=str) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
