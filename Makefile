@@ -3,6 +3,7 @@
 #   make demo        a virtual GPU comes up, classifies real digits, and is checked against NumPy
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests
+#   make test-again  what failed in either, if it was little, once more
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
 #   make check       lint, types, layers, file sizes, generated files untouched
@@ -15,7 +16,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow test-kernel hw check bench regen golden clean
+.PHONY: demo test test-slow test-again test-kernel hw check bench regen golden clean
 
 demo:
 	@$(SETUP) demo
@@ -28,6 +29,9 @@ test:
 test-slow:
 	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m pytest -q -n auto -m "slow and not hardware" tests
+
+test-again:
+	$(PYTHON) -m tools.house.again
 
 test-kernel:
 	@$(SETUP) demo dev firmware

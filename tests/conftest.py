@@ -29,6 +29,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _note_the_end(config: pytest.Config, status: int | None) -> None:
+    """Leave word of how the run ended, for tools.house.again; not from a worker of several."""
+    cache = getattr(config, "cache", None)  # -p no:cacheprovider
+    if cache is not None and not hasattr(config, "workerinput"):
+        cache.set("ugpu/ended", status)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    _note_the_end(session.config, None)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    _note_the_end(session.config, int(exitstatus))
+
+
 class Golden:
     """Compares text with a committed file; `make golden` rewrites the files instead."""
 
