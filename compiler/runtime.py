@@ -28,6 +28,14 @@ from compiler.replay.recording import current_recording
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
 from compiler.schedule.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
+from compiler.schedule.repeats import (
+    Repeating,
+    copied,
+    find_repeats,
+    repeating,
+    shortened,
+    stretched,
+)
 from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
@@ -57,6 +65,7 @@ class Runtime:
         self.programs = Programs(device, cache_folder)
         self.constants: dict[str, Node] = {}  # arrays that operations need, by name
         self._plans: dict[Structure, _Ready] = {}
+        self._layers: dict[Structure, tuple[Repeating | None, tuple[Loaded, ...]]] = {}
         self._lock = threading.RLock()
 
     def realize(self, roots: Sequence[Node]) -> None:
@@ -90,13 +99,35 @@ class Runtime:
             key = (*key, ways.places(nodes))
         found = self._plans.get(key)
         if found is None or active() is not None:  # a search looks at known kernels too
-            groups = schedule(roots, ways)
-            plan = make_plan(groups, nodes)
-            loaded = self.programs.ready(kernels(groups))
+            made = None
+            if active() is None and not ways.earlier:
+                made = self._repeated(key, nodes)
+            if made is None:
+                groups = schedule(roots, ways)
+                made = _Ready(make_plan(groups, nodes), self.programs.ready(kernels(groups)))
             if len(self._plans) >= PLANS:
                 self._plans.clear()
-            found = self._plans[key] = _Ready(plan, loaded)
+            found = self._plans[key] = made
         return found
+
+    def _repeated(self, key: Structure, nodes: Sequence[Node]) -> _Ready | None:
+        """The plan by way of the one for fewer layers, where the graph repeats itself."""
+        for found in find_repeats(key):
+            short = shortened(key, found)
+            name = (short, found.first, found.period)
+            if name not in self._layers:
+                if len(self._layers) >= PLANS:
+                    self._layers.clear()
+                copies = copied(short, nodes, found)
+                groups = schedule([copies[root] for root in short[-1]])
+                made = repeating(make_plan(groups, copies), kernels(groups), copies, found)
+                ready = () if made is None else self.programs.ready(kernels(groups))
+                self._layers[name] = (made, ready)
+            layers, loaded = self._layers[name]
+            if layers is not None:
+                plan, numbers = stretched(layers, found)
+                return _Ready(plan, tuple([loaded[number] for number in numbers]))
+        return None
 
     def _explained(self, roots: Sequence[Node], nodes: list[Node]) -> RunReport | None:
         groups = schedule(roots, in_place(nodes, roots))

@@ -108,12 +108,21 @@ def make_plan(groups: Sequence[Group], nodes: Sequence[Node]) -> Plan:
             empty.append(place)
         else:
             steps.append(_step(group, place, places))
+    return Plan(tuple(steps), tuple(empty), last_uses(steps))
+
+
+def last_uses(steps: Sequence[Step]) -> dict[int, int]:
+    """By place of what is made or read, the last step that does so."""
     last_use: dict[int, int] = {}
     for number, step in enumerate(steps):
-        target = () if step.target is None else (step.target,)
-        for each in (*step.results, *step.inputs, *target):
-            last_use[each] = number
-    return Plan(tuple(steps), tuple(empty), last_use)
+        last_use[step.root] = number
+        for place, _ in step.others:
+            last_use[place] = number
+        for place in step.inputs:
+            last_use[place] = number
+        if step.target is not None:
+            last_use[step.target] = number
+    return last_use
 
 
 def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:

@@ -1,0 +1,240 @@
+"""Repeated structure: a network's layers are planned once, wherever they were written.
+
+before: the structure of a graph (compiler.schedule.plan), in which a run of entries repeats with
+the places of their sources moved along: layers, each of which reads the one before, its own weights
+and perhaps arrays that all share.
+after: the plan of the same graph with KEPT of the layers, in which the second is done again and
+again, at other places. Equal parts find it again by content, whatever their number.
+
+A layer's plan depends on its neighbours: what is fused reaches across their borders, and the first
+and the last layers have others. So the graph with KEPT layers is planned as any other, and its plan
+is taken only where its second and third layer do the same and no kernel computes more than the
+layer before its own; otherwise there is none. What decides looks no further than that: the costs
+of what a kernel computes, and who reads it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.graph.call import PARAMETER
+from compiler.graph.node import Node
+from compiler.schedule.group import Group, members
+from compiler.schedule.plan import Plan, Step, Structure, last_uses
+
+KEPT = 4  # layers of the graph that is planned
+SHORTEST = 8  # entries of a layer; looking for shorter ones costs more than it saves
+TRIES = 4  # distances that are tried
+FAR = 1  # layers before, that a layer may read from
+_FIXED = ("const",)  # what layers may share besides what is stored: it is never stored
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Places first ... first + period * count - 1 are `count` layers alike."""
+
+    first: int
+    period: int
+    count: int
+
+    @property
+    def removed(self) -> int:
+        """Places that are left out where KEPT layers stay."""
+        return (self.count - KEPT) * self.period
+
+    @property
+    def cut(self) -> int:
+        """Where they are left out: behind two layers."""
+        return self.first + 2 * self.period
+
+
+def find_repeats(key: Structure) -> list[Repeats]:
+    """The longest run of layers in a structure, then the same with two layers as one, whose plans
+    may differ. Empty where there are too few to save anything."""
+    entries = key[:-1]
+    if len(entries) < SHORTEST * (KEPT + 1) or None in entries:
+        return []  # too short, or with calls of functions, which are planned once already
+    numbers: dict[Any, int] = {}
+    kinds = [
+        numbers.setdefault(entry[:-1] if len(entry) > 2 else entry, len(numbers))
+        for entry in entries
+    ]
+    distances = _distances(kinds)
+    if not distances:
+        return []
+    links = _Links(entries, kinds)
+    runs = [found for period in distances if (found := links.run(period)) is not None]
+    if not runs:
+        return []
+    best = max(runs, key=lambda found: found.removed)
+    double = links.run(2 * best.period)
+    both = (best,) if double is None else (best, double)
+    return [found for found in both if links.stands_apart(found, key[-1])]
+
+
+def _distances(kinds: Sequence[int]) -> list[int]:
+    """How far apart the rarest of what is there often enough stands."""
+    places: dict[int, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        places.setdefault(kind, []).append(place)
+    found: dict[int, None] = {}
+    often = sorted((len(each), each) for each in places.values() if len(each) > KEPT)
+    for _, listed in often:
+        gaps = Counter(b - a for a, b in itertools.pairwise(listed))
+        distance, times = gaps.most_common(1)[0]
+        if times >= KEPT and distance >= SHORTEST:
+            found[distance] = None
+        if len(found) == TRIES:
+            break
+    return list(found)
+
+
+class _Links:
+    """Who reads whom, as arrays: for each source of each entry its place, and the reader's."""
+
+    def __init__(self, entries: Structure, kinds: Sequence[int]) -> None:
+        lists = [entry[-1] if len(entry) > 2 else () for entry in entries]
+        self.counts = counts = np.array([len(each) for each in lists])
+        self.kinds = np.array(kinds)
+        self.start = np.cumsum(counts) - counts  # by entry, the first of its sources
+        self.reader = np.repeat(np.arange(len(lists)), counts)
+        self.source = np.array([place for each in lists for place in each], np.int64)
+        self.shares = np.array([len(entry) == 2 or entry[0] in _FIXED for entry in entries])
+
+    def run(self, period: int) -> Repeats | None:
+        """The longest run of entries that are as those a period later, and read the same: moved
+        along, or shared by all."""
+        count = len(self.kinds) - period
+        if count <= 0:
+            return None
+        alike = self.kinds[period:] == self.kinds[:-period]
+        alike &= self.counts[period:] == self.counts[:-period]
+        inside = alike[np.minimum(self.reader, count - 1)] & (self.reader < count)
+        (slots,) = inside.nonzero()
+        reader, source = self.reader[slots], self.source[slots]
+        later = self.source[self.start[reader + period] + slots - self.start[reader]]
+        moved = (later == source + period) & (reader - source <= FAR * period)
+        shared = (later == source) & self.shares[source]
+        alike[reader[~(moved | shared)]] = False
+        (breaks,) = np.concatenate(([True], ~alike, [True])).nonzero()
+        longest = int(np.argmax(np.diff(breaks)))
+        first, length = int(breaks[longest]), int(breaks[longest + 1] - breaks[longest]) - 1
+        layers = length // period + 1
+        return Repeats(first, period, layers) if layers > KEPT else None
+
+    def stands_apart(self, found: Repeats, roots: Sequence[int]) -> bool:
+        """Whether what follows the layers, and what is asked for, needs the last of them at most;
+        and what they share lies before them."""
+        first, end = found.first, found.first + found.period * found.count
+        far = FAR * found.period
+        needed = self.source >= first
+        after = (self.reader >= end) & (self.source < end - far)
+        early = (self.reader < end) & (self.reader >= first) & (self.source < self.reader - far)
+        asked = any(first <= root < end - far for root in roots)
+        return not asked and not bool((needed & (after | early)).any())
+
+
+def shortened(key: Structure, found: Repeats) -> Structure:
+    """The structure with KEPT layers."""
+    first, cut, removed = found.first, found.cut, found.removed
+    kept = list(key[:cut])
+    for entry in key[cut + removed : -1]:
+        if len(entry) > 2:
+            moved = tuple([source if source < first else source - removed for source in entry[-1]])
+            entry = (*entry[:-1], moved)
+        kept.append(entry)
+    kept.append(tuple([root if root < first else root - removed for root in key[-1]]))
+    return tuple(kept)
+
+
+def copied(short: Structure, nodes: Sequence[Node], found: Repeats) -> list[Node]:
+    """Nodes of their own for a shortened structure; `nodes` are those of the whole."""
+    made: list[Node] = []
+    for place, entry in enumerate(short[:-1]):
+        like = nodes[place if place < found.cut else place + found.removed]
+        if len(entry) == 2:
+            copy = Node("buffer", like.dtype, like.shape)
+            copy.storage = PARAMETER
+        else:
+            sources = tuple([made[source] for source in entry[-1]])
+            copy = Node(like.op, like.dtype, like.shape, sources, like.arg)
+        made.append(copy)
+    return made
+
+
+@dataclass(frozen=True)
+class Repeating:
+    """A plan whose steps second ... third - 1 are those of the second layer, and those from there
+    up to `rest` are the same of the third. Step numbers."""
+
+    plan: Plan
+    second: int
+    third: int
+    rest: int
+
+
+def repeating(
+    plan: Plan, groups: Sequence[Group], nodes: Sequence[Node], found: Repeats
+) -> Repeating | None:
+    """Look whether a plan with KEPT layers may be stretched. groups: one for each step."""
+    first, period = found.first, found.period
+    places = {id(node): place for place, node in enumerate(nodes)}
+    stored = {id(root) for group in groups for root in group.roots}
+    bounds = [first + number * period for number in range(KEPT + 1)]
+    numbers: list[int] = []  # of the layer a step belongs to; before and behind them the ends'
+    for step, group in zip(plan.steps, groups, strict=True):
+        layers = {_layer(place, bounds) for place in step.results}
+        if len(layers) > 1:
+            return None
+        (layer,) = layers
+        numbers.append(layer)
+        if layer < 1:
+            continue
+        lowest = bounds[min(layer, 3) - 1]  # what a kernel computes lies there or behind
+        computed = (node for root in group.roots for node in members(root, stored))
+        if any(places[id(node)] < lowest and node.op not in _FIXED for node in computed):
+            return None
+        if layer > 2 and any(first <= place < bounds[1] for place in step.inputs):
+            return None
+    second, third, rest = (numbers.index(n) if n in numbers else -1 for n in (1, 2, 3))
+    if plan.empty or second < 0 or numbers != sorted(numbers) or not second < third < rest:
+        return None
+    made = Repeating(plan, second, third, rest)
+    one, two = plan.steps[second:third], plan.steps[third:rest]
+    return made if tuple([_moved(step, first, period) for step in one]) == two else None
+
+
+def _layer(place: int, bounds: Sequence[int]) -> int:
+    return next((number - 1 for number, bound in enumerate(bounds) if place < bound), KEPT)
+
+
+def stretched(short: Repeating, found: Repeats) -> tuple[Plan, list[int]]:
+    """The plan of the whole, and for each of its steps the number of the short plan's."""
+    first, steps = found.first, short.plan.steps
+    made = list(steps[: short.third])
+    numbers = list(range(short.third))
+    layer = range(short.second, short.third)
+    for again in range(1, found.count - KEPT + 1):
+        made += [_moved(steps[number], first, again * found.period) for number in layer]
+        numbers += layer
+    made += [_moved(step, first, found.removed) for step in steps[short.third :]]
+    numbers += range(short.third, len(steps))
+    return Plan(tuple(made), (), last_uses(made)), numbers
+
+
+def _moved(step: Step, first: int, by: int) -> Step:
+    """A step for a later layer: what lies behind `first` moves along."""
+
+    def there(place: int) -> int:
+        return place if place < first else place + by
+
+    target = None if step.target is None else there(step.target)
+    others = tuple([(there(place), size) for place, size in step.others])
+    inputs = tuple([there(place) for place in step.inputs])
+    return Step(step.key, there(step.root), inputs, step.size, target, others)
