@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hcq.errors import BadArgument, Closed
 from hcq.transport.system import System
 
-CLOSE_LIMIT_S = 1.0  # a waiter that was woken needs a time slice to leave, no more
+CLOSE_LIMIT_S = 20.0  # TIMEOUT: a waiter that was woken needs a time slice to leave, no more
 
 
 class EventInterrupts:

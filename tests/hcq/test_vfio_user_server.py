@@ -435,6 +435,16 @@ def test_state_outlives_a_client_and_its_memory_does_not(
     assert device.attached == 4
 
 
+def test_an_heir_is_let_in_before_the_server_has_noticed_the_end(
+    server: Server, device: MemoryDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hcq.transport.vfio_user.server.TAKEOVER_LIMIT_S", 0.0)
+    for _ in range(30):
+        with raw_client(server) as connection:
+            exchange(connection, 1, HELLO)
+    assert device.attached == 30
+
+
 def test_a_second_client_is_told(wire: socket.socket, server: Server) -> None:
     with raw_client(server) as second:
         assert refused(second, 1, HELLO) == errno.EBUSY

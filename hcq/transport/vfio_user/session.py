@@ -34,7 +34,7 @@ from hcq.uapi import constants
 log = logging.getLogger(__name__)
 
 Reply = tuple[Sequence[bytes | memoryview], Sequence[int]]
-DETACH_LIMIT_S = 5.0
+DETACH_LIMIT_S = 20.0  # TIMEOUT: of a client that has gone, on a host that is busy; our choice
 _WIDTHS = frozenset((1, 2, 4, 8))  # of single register writes
 _DONE: Reply = ((), ())
 _WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
@@ -114,7 +114,10 @@ class Session:
 
     def gone(self, limit_s: float) -> bool:
         """Whether the client is gone, or goes within `limit_s` seconds."""
-        return self.ended.wait(limit_s) or (self._leaving and self.ended.wait(DETACH_LIMIT_S))
+        if self.ended.wait(limit_s):
+            return True
+        leaves = self._leaving or self.channel.hung_up()
+        return leaves and self.ended.wait(DETACH_LIMIT_S)
 
     # ---- for the model -----------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextlib
 import enum
 import errno
 import os
+import select
 import socket
 import struct
 import threading
@@ -147,6 +148,15 @@ class Channel:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._held = b""  # received with an earlier message, by `answer`
         self._sending = threading.Lock()
+
+    def hung_up(self) -> bool:
+        """Whether the peer has closed its end; also while another thread receives."""
+        poll = select.poll()
+        try:
+            poll.register(self.socket, select.POLLRDHUP)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):  # closed here meanwhile
+            return True
 
     def send(
         self,
