@@ -23,8 +23,9 @@ class GridLaunch:
 
     ptx, entry: the PTX module and the name of its `.entry`, as the note before the program says.
     parameters: the entry's parameter space, from constant bank 0. shared_size: of a group, static
-    and dynamic. local_size: of a thread. shared_window, local_window: where generic addresses
-    reach the group's shared and the thread's local memory (each 16 MiB). target: "sm_90".
+    and dynamic, without what the system has of it. local_size: of a thread. shared_window,
+    local_window: where generic addresses reach the group's shared and the thread's local memory
+    (each 16 MiB; behind the first that of the groups of a cluster). target: "sm_90".
     variables: where the loader has put the module's variables of `.global` and `.const`.
     cluster: groups of a cluster, where the launch says so.
     """

@@ -64,16 +64,21 @@ def test_a_group_has_what_its_launch_asks_for(chip: str) -> None:
             np.testing.assert_array_equal(found, (np.arange(128) + 1) % 128)
 
 
-def test_too_little_is_out_of_range() -> None:
-    with powered("gh100") as machine, opened(machine) as device:
+@pytest.mark.parametrize("chip", ["tu102", "gh100", "gb202"])
+@pytest.mark.parametrize(("given", "used"), [(4096, 8192), (4096, 4224), (0, 512), (512, 640)])
+def test_too_little_is_out_of_range(chip: str, given: int, used: int) -> None:
+    """Behind what the launch gives, in whole units of 128 bytes, there is nothing: what the system
+    has of a group's memory is not the program's."""
+    with powered(chip) as machine, opened(machine) as device:
         kernel = ring(device)
         out = device.alloc(512)
         with device.queue() as queue:
             queue.launch(
-                kernel, grid=(1,), block=(128,), args=(out, np.uint32(8192)), dynamic_local=4096
+                kernel, grid=(1,), block=(128,), args=(out, np.uint32(used)), dynamic_local=given
             )
         with pytest.raises(hcq.errors.PageFault, match="OOR_ADDR"):
             device.synchronize()
+        assert any("is out of range" in report.text for report in machine.log)
 
 
 def test_more_than_a_group_may_have_is_refused(gh100: NvDevice) -> None:

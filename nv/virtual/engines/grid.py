@@ -19,7 +19,7 @@ from nv.abi.note import (
     VARIABLE_FORMAT,
 )
 from nv.virtual.engines.coherence import GRID_SCOPES, Scope
-from nv.virtual.engines.qmd import LaunchDescriptor, Release, refuse
+from nv.virtual.engines.qmd import LaunchDescriptor, Release, refuse, system_share
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.errors import Aborted, ChannelError
 from nv.virtual.host.semaphore import reduce, store
@@ -162,7 +162,7 @@ class GridRunner:
             grid=launch.grid,
             block=launch.block,
             parameters=parameters,
-            shared_size=launch.shared_size,
+            shared_size=max(launch.shared_size - system_share(facts), 0),
             local_size=launch.local_size,
             shared_window=engine.pair("SET_SHADER_SHARED_MEMORY_WINDOW"),
             local_window=engine.pair("SET_SHADER_LOCAL_MEMORY_WINDOW"),

@@ -258,13 +258,17 @@ def _shared(read: _Reader, number: int, facts: ChipFacts) -> tuple[int, int]:
         size <= carveout,
         f"{size} bytes of shared memory, of a carve-out of {carveout}",
     )
-    # From Ampere on, 1 KiB of each group is the system's own, and may be counted here.
-    reserve = 0 if facts.family == "turing" else 1024
     _need(
-        size <= facts.shared_per_group + reserve,
+        size <= facts.shared_per_group + system_share(facts),
         f"{size} bytes of shared memory; a group of {facts.name} has {facts.shared_per_group}",
     )
     return size, carveout
+
+
+def system_share(facts: ChipFacts) -> int:
+    """Bytes that the system has of each group's shared memory, which a descriptor counts in: CUDA
+    C++ Programming Guide, "Shared Memory" of compute capability 8.x and 9.0."""
+    return 0 if facts.family == "turing" else 1024
 
 
 def _local(read: _Reader, number: int) -> int:

@@ -379,11 +379,11 @@ WRONG = {
     ),
     "no mbarrier object": (
         f"{SYNC} {NEXT} {SEND} [%far], %t, [%there];", ILLEGAL,
-        "shared memory at 0x2002000: holds no mbarrier object",
+        "shared memory at 0x2001000: holds no mbarrier object",
     ),
     "a remote arrival without an object": (
         f"{SYNC} {NEXT} mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%there];",
-        ILLEGAL, "shared memory at 0x2002000: holds no mbarrier object",
+        ILLEGAL, "shared memory at 0x2001000: holds no mbarrier object",
     ),
     "too many arrivals": (
         f"{init(3)} {NEXT} mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%there], 4;",

@@ -161,7 +161,7 @@ def test_an_endless_grid_can_be_aborted(text: str, block: int) -> None:
 )  # fmt: skip
 def test_launches_that_cannot_be(options: dict[str, object], what: str) -> None:
     bench = Bench()
-    text = HEAD.format(target="sm_90") + body(1, "", SHARED)
+    text = HEAD.format(target="sm_90") + body(1, "mov.u32 %r1, part;", SHARED)
     given = {"shared": 256, **options}
     found = bench.launch(text, 0x1000, **given)
     assert found.ending is SmEnding.BAD_LAUNCH

@@ -13,6 +13,7 @@ from nv.virtual.sm.ptx.module import (
     Arguments,
     Instruction,
     Inverted,
+    Name,
     Operand,
     Pair,
     Register,
@@ -78,6 +79,19 @@ def read(i: Instruction) -> tuple[Register, ...]:
     if i.name in ("addc", "subc", "madc"):
         found.append(CARRY)
     return tuple(found)
+
+
+def variables(i: Instruction) -> Iterator[str]:
+    """Yield the names of variables and labels that an instruction mentions."""
+    todo = list(i.operands)
+    while todo:
+        operand = todo.pop()
+        if isinstance(operand, Name):
+            yield operand.name
+        elif isinstance(operand, Address) and isinstance(operand.base, Name):
+            yield operand.base.name
+        elif isinstance(operand, Vector | Arguments):
+            todo += operand.items
 
 
 def specials(i: Instruction) -> Iterator[str]:

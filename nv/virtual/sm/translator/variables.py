@@ -1,6 +1,7 @@
 """Where a kernel's variables lie: shared and local memory, and the module's own window.
 
-Shared variables start at 0 of the group's shared memory, arrays without a size behind them all.
+Shared variables that the kernel uses start at 0 of the group's shared memory, those with the
+largest alignment first, so that nothing between them is unused; arrays without a size are behind.
 Variables of `.global` and `.const` lie where the loader has put them, which a launch says; those
 that it does not mention lie in a window of addresses that no page table reaches.
 Source: PTX ISA 8.x, "State Spaces".
@@ -14,6 +15,7 @@ from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.lexer import bad
 from nv.virtual.sm.ptx.module import Function, Module, Variable
 from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.translator import operands
 from nv.virtual.sm.translator.flatten import Flat
 
 PAGE = 4096
@@ -67,7 +69,9 @@ def place(module: Module, entry: Function, flat: Flat) -> Places:
         # A parameter's address is one of the module window; its first page holds the parameters.
         places.addresses[name] = layout.MODULE_WINDOW + offset
         places.spaces[name] = "param"
-    _shared(places, [v for v in known if v.space == "shared"])
+    used = {name for instruction in flat.code for name in operands.variables(instruction)}
+    shared = [v for v in known if v.space == "shared" and v.name in used]
+    _shared(places, sorted(shared, key=lambda variable: -variable.align))
     for variable in (v for v in known if v.space == "local"):
         places.local_size = _up(places.local_size, variable.align)
         _set(places, variable, places.local_size)
