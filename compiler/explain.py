@@ -21,10 +21,10 @@ from compiler.codegen.emit import emit
 from compiler.graph import origin
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
-from compiler.index.ranges import express
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
 from compiler.kernel.text import format_kernel
+from compiler.schedule.attention import computed
 from compiler.schedule.calls import CallGroup, body_of
 from compiler.schedule.group import Group, describe
 from compiler.schedule.plan import body_plan, kernels, make_plan
@@ -130,10 +130,12 @@ def report(
     places = {id(node): place for place, node in enumerate(nodes)}
     made = RunReport(device, graph_text(nodes, places) + _functions(nodes))
     lowered: dict[int, Kernel] = {}
-    for group, step in zip(kernels(groups), make_plan(groups, nodes).steps, strict=True):
+    for group, step in zip(
+        kernels(groups, target), make_plan(groups, nodes, target).steps, strict=True
+    ):
         kernel = lowered.get(id(group))
         if kernel is None:
-            kernel = lowered[id(group)] = lower(express(group), target)
+            kernel = lowered[id(group)] = lower(computed(group), target)
         made.kernels.append(
             KernelReport(
                 kernel.name,
@@ -146,13 +148,15 @@ def report(
                 tuple(place for place, _ in step.others),
             )
         )
-    made.calls = _calls(groups, places)
+    made.calls = _calls(groups, places, target)
     for listening in _watching:
         listening.append(made)
     return made
 
 
-def _calls(groups: Sequence[Group], places: Mapping[int, int]) -> list[CallReport]:
+def _calls(
+    groups: Sequence[Group], places: Mapping[int, int], target: TargetSpec
+) -> list[CallReport]:
     found: list[CallReport] = []
     earlier: dict[int, int] = {}  # by id of a function's plan: the first call of it
     first = 0
@@ -160,7 +164,7 @@ def _calls(groups: Sequence[Group], places: Mapping[int, int]) -> list[CallRepor
         if not isinstance(group, CallGroup):
             first += bool(group.root.size)
             continue
-        inner = body_plan(group)
+        inner = body_plan(group, target)
         count = len(inner.kernels)
         results = tuple(places[id(node)] for node in group.roots)
         inputs = tuple(places[id(node)] for node in group.inputs)

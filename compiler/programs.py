@@ -17,11 +17,12 @@ from typing import Any
 
 from compiler.codegen.children import Compiled, shared, version
 from compiler.codegen.emit import emit
-from compiler.index.ranges import Computation, express
+from compiler.index.ranges import Computation
 from compiler.kernel import ir
 from compiler.kernel.choices import shown
 from compiler.kernel.ir import interning
 from compiler.kernel.lower import lower, spaces
+from compiler.schedule.attention import computed
 from compiler.schedule.group import Group
 from compiler.search.store import Store, key_of
 from compiler.search.tune import active
@@ -104,7 +105,7 @@ class Programs:
         start = time.perf_counter()
         target = self.device.target
         with interning:
-            computation = express(group)
+            computation = computed(group)
         tuner = active()
         if tuner is not None:
             tuner.tune(computation, self.device, self.tuned)

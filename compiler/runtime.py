@@ -25,6 +25,7 @@ from compiler.kernel.ir import interning
 from compiler.memory_pool import MemoryPool, Storage, round_up
 from compiler.programs import KernelRecord, Loaded, Programs, listeners
 from compiler.replay.recording import current_recording
+from compiler.schedule.attention import share_out
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
 from compiler.schedule.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
@@ -103,8 +104,10 @@ class Runtime:
             if active() is None and not ways.earlier:
                 made = self._repeated(key, nodes)
             if made is None:
-                groups = schedule(roots, ways)
-                made = _Ready(make_plan(groups, nodes), self.programs.ready(kernels(groups)))
+                target = self.device.target
+                groups = share_out(schedule(roots, ways), target)
+                plan = make_plan(groups, nodes, target)
+                made = _Ready(plan, self.programs.ready(kernels(groups, target)))
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             found = self._plans[key] = made
@@ -120,7 +123,9 @@ class Runtime:
                     self._layers.clear()
                 copies = copied(short, nodes, found)
                 groups = schedule([copies[root] for root in short[-1]])
-                made = repeating(make_plan(groups, copies), kernels(groups), copies, found)
+                made = None
+                if len(share_out(groups, self.device.target)) == len(groups):
+                    made = repeating(make_plan(groups, copies), kernels(groups), copies, found)
                 ready = () if made is None else self.programs.ready(kernels(groups))
                 self._layers[name] = (made, ready)
             layers, loaded = self._layers[name]
@@ -130,7 +135,7 @@ class Runtime:
         return None
 
     def _explained(self, roots: Sequence[Node], nodes: list[Node]) -> RunReport | None:
-        groups = schedule(roots, in_place(nodes, roots))
+        groups = share_out(schedule(roots, in_place(nodes, roots)), self.device.target)
         with interning:
             return explain.report(self.device.name, self.device.target, groups, nodes)
 

@@ -165,7 +165,8 @@ class Tensor(Convolutions):
         """What realizing this (and others of the same device) would take, without doing it."""
         for other in others:
             self._lift("memory_plan", other)
-        return memory_plan([self.node, *(other.node for other in others)])
+        roots = [self.node, *(other.node for other in others)]
+        return memory_plan(roots, self.device.target)
 
     def numpy(self) -> NDArray[Any]:
         """The elements as a new array; bfloat16 comes as float32."""

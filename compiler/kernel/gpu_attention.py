@@ -5,13 +5,21 @@ from __future__ import annotations
 from compiler.index.ranges import Computation, elements
 from compiler.kernel import gpu_online, gpu_online_group, gpu_online_matrix, gpu_online_tiles
 from compiler.kernel.choices import Attention, Space
-from compiler.kernel.ir import Kernel
+from compiler.kernel.ir import Kernel, Value, walk
 from compiler.kernel.online import Online
 from hcq.target import TargetSpec
 
 FEW = 16  # rows for which a thread each would leave most of a wave idle
-COPIED = 192  # bytes of keys and values that a thread has on their way at once, about
-BLOCK = 128  # threads of a group that computes a row
+COPIED = 320  # bytes of keys and values that a thread has on their way at once, about
+# A group that computes a row is one wave, which waits for no other: on the virtual Navi31 that
+# takes 0.4 times the time of four. Waves enough for a compute unit come from sharing out the keys.
+GROUP_KEYS, GROUP_LANES = 2, 8  # two keys at once hide each other's latency
+WAVES = 4  # of such groups for each compute unit: two a SIMD of a Navi31, which hides latencies
+# Keys are shared out where a group would read as much as takes longer than a second kernel's start
+# (WORTH: 128 KiB take 6 us at the 20 GB/s that one of 48 units has of a Navi31's 960 GB/s), in
+# parts of at least PART_BYTES; of groups of many rows in parts of PART_KEYS, as each part stores
+# its rows.
+WORTH, PART_BYTES, PART_KEYS = 128 << 10, 32 << 10, 256
 
 
 def attention(
@@ -25,6 +33,41 @@ def attention(
         return gpu_online_matrix.by_matrix_units(computation, parts, unit, wanted)
     forms = {"thread": gpu_online.by_threads, "group": gpu_online_group.by_group}
     return forms[wanted.form](computation, parts, target, wanted)
+
+
+def pieces_of(parts: Online, target: TargetSpec) -> int:
+    """In how many parts the keys are shared out among groups (compiler.kernel.online_parts): 1
+    where there are groups enough for all compute units, or less to read than is worth a second
+    kernel."""
+    wanted = default_attention(parts, target)
+    single = wanted.form == "group"
+    groups, units = groups_of(parts, target, wanted), target.compute_units
+    enough = WAVES * units if single else units
+    of_key = parts.depth.size * _bytes(parts.right) + parts.columns.size * _bytes(parts.factor)
+    read = parts.keys.size * of_key
+    if groups >= enough or read < WORTH:
+        return 1
+    most = read // PART_BYTES if single else parts.keys.size // PART_KEYS
+    return max(1, min(most, -(-enough // groups)))
+
+
+def _bytes(factor: Value) -> int:
+    """Of an element as it lies in memory."""
+    return min((n.dtype.itemsize for n in walk(factor) if n.op == "load"), default=0)
+
+
+def groups_of(parts: Online, target: TargetSpec, wanted: Attention) -> int:
+    """Groups of a kernel's grid."""
+    heads, rows, columns = elements(parts.batch), parts.rows.size, parts.columns.size
+    if wanted.form == "group":
+        return heads * rows * gpu_online_group.column_blocks(columns, wanted.block)
+    if wanted.form == "thread":
+        blocks = -(-columns // gpu_online.column_block(columns))
+        return heads * -(-rows // wanted.block) * blocks
+    unit = gpu_online_tiles.suits(parts, target)
+    assert unit is not None
+    blocks = -(-columns // gpu_online_tiles.wide_size(parts, unit))
+    return heads * -(-rows // (wanted.block // unit.wave * unit.rows)) * blocks
 
 
 def default_attention(parts: Online, target: TargetSpec) -> Attention:
@@ -62,13 +105,10 @@ def _thread(parts: Online, target: TargetSpec) -> Attention:
 
 
 def _group(parts: Online, target: TargetSpec) -> Attention:
-    """Lanes that read a key's row side by side; two keys at once hide each other's latency."""
+    """A wave, whose lanes read a key's row side by side."""
     vectors = -(-parts.depth.size // gpu_online_group.TOGETHER)
-    lanes = min(8, gpu_online_group.power_above(vectors))
-    block = max(BLOCK, target.wave_size)
-    while block > target.wave_size and block >= 2 * parts.keys.size * lanes:
-        block //= 2
-    return Attention("group", block, 2, lanes)
+    lanes = min(GROUP_LANES, gpu_online_group.power_above(vectors))
+    return Attention("group", target.wave_size, GROUP_KEYS, lanes)
 
 
 def attention_spaces(parts: Online, target: TargetSpec) -> list[Space]:
@@ -84,7 +124,7 @@ def attention_spaces(parts: Online, target: TargetSpec) -> list[Space]:
         return wanted.lanes <= wave and 4 * words <= target.local_memory
 
     found = [
-        Space(_thread(parts, target), {"block": blocks, "keys": (2, 4, 8, 16)}, by_threads),
+        Space(_thread(parts, target), {"block": blocks, "keys": (2, 4, 8, 16, 32)}, by_threads),
         Space(
             _group(parts, target),
             {"block": blocks, "keys": (1, 2, 4), "lanes": (1, 2, 4, 8, 16, 32)},

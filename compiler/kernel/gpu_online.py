@@ -19,7 +19,7 @@ from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp_below
 from compiler.kernel.gpu_join import larger
-from compiler.kernel.gpu_loops import threads_along
+from compiler.kernel.gpu_loops import kernel_of, threads_along
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.ir import (
     If,
@@ -41,7 +41,7 @@ from compiler.kernel.spread import spread
 from compiler.kernel.visible import loop_over, seen
 from hcq.target import TargetSpec
 
-KEYS = 8  # taken together, at most: the output is read and written once for them
+KEYS = 16  # taken together, at most: the output is read and written once for them
 ROWS = 64  # of a group, at most
 TOGETHER = 4  # neighbouring elements of the depth, or columns, in one load
 LONGEST = 128  # elements of the left factor's row that are kept, and columns of a group
@@ -131,8 +131,7 @@ class _ByThreads:
             *([self.left] if self.keeps else []), self.output, self.scores, self.largest,
             self.scale, *self.sums,
         )  # fmt: skip
-        parameters = (self.computation.output, *self.computation.inputs)
-        return Kernel("kernel", parameters, memories, self.grid, self.block, inside)
+        return kernel_of(self.computation, memories, self.grid, self.block, inside)
 
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(ops.expand(root), places)
@@ -228,11 +227,11 @@ class _ByThreads:
         totals[parts.output] = load(self.output, self.own(column.index()))
         here = self.first_column + column.index()
         places = {**self.places, parts.columns: here}
-        result = self.value(parts.finished(totals), places)
+        results = self.computation.results(self.value(parts.finished(totals), places))
         position = self.computation.position.substitute(places)
-        store: Statement = Store(self.computation.output, position, result)
+        stores = tuple(Store(memory, position, result) for memory, result in results)
         exists = at_least_zero(constant(parts.columns.size - 1) - here)
-        return Loop(column, (If(exists, (store,)) if exists else store,))
+        return Loop(column, (If(exists, stores),) if exists else stores)
 
 
 def _divisor(size: int, most: int) -> int:

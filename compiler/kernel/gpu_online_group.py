@@ -23,6 +23,7 @@ from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp_below
 from compiler.kernel.gpu_join import join, join_lanes, larger, waves_memory
+from compiler.kernel.gpu_loops import kernel_of
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.ir import (
     Barrier,
@@ -60,6 +61,13 @@ def by_group(
 def power_above(number: int) -> int:
     """The lowest power of two that is not below a number."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def column_blocks(columns: int, block: int) -> int:
+    """Groups that share the columns of a row."""
+    wide = TOGETHER if columns % TOGETHER == 0 else 1
+    across = min(block, power_above(-(-columns // wide)))
+    return -(-columns // (across * wide))
 
 
 class _ByGroup:
@@ -138,8 +146,7 @@ class _ByGroup:
             self.largest, self.before, self.scale, self.score, self.scores, self.mine, *self.sums,
             *([self.left] if self.keeps else []), self.weights, self.output, *local,
         )  # fmt: skip
-        parameters = (self.computation.output, *self.computation.inputs)
-        return Kernel("kernel", parameters, memories, self.grid, self.block, tuple(body))
+        return kernel_of(self.computation, memories, self.grid, self.block, tuple(body))
 
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(ops.expand(root), places)
@@ -276,7 +283,8 @@ class _ByGroup:
             places = {**self.places, parts.columns: self.column + i}
             result = self.value(parts.finished(totals), places)
             position = self.computation.position.substitute(places)
-            results.append(Store(self.computation.output, position, result))
+            for memory, each in self.computation.results(result):
+                results.append(Store(memory, position, each))
         exists = both(
             at_least_zero(constant(self.across - 1) - self.thread),
             at_least_zero(constant(parts.columns.size - self.wide) - self.column),

@@ -27,6 +27,7 @@ from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp_below
 from compiler.kernel.gpu_join import exchange, join_lanes, larger
+from compiler.kernel.gpu_loops import kernel_of
 from compiler.kernel.gpu_online_tiles import VECTOR, deep_size, vector_of, wide_size
 from compiler.kernel.ir import (
     Barrier,
@@ -147,8 +148,7 @@ class _OnUnits:
             self.keys, self.values, *([self.left] if self.keeps else []), self.totals, self.output,
             self.scores, *self.largest, *self.scale, *(m for sums in self.sums for m in sums),
         )  # fmt: skip
-        parameters = (self.computation.output, *self.computation.inputs)
-        return Kernel("kernel", parameters, memories, self.grid, self.block, tuple(body))
+        return kernel_of(self.computation, memories, self.grid, self.block, tuple(body))
 
     def seen(self, start: Index) -> Validity:
         """What holds where the group's rows may see one of the next keys."""
@@ -413,24 +413,24 @@ class _OnUnits:
         in_rows: tuple[Index, ...],
     ) -> list[Statement]:  # fmt: skip
         """Neighbouring columns of a row."""
-        parts, width = self.parts, len(taken)
+        computation, parts, width = self.computation, self.parts, len(taken)
         places = {**self.places, parts.rows: self.row[block]}
-        values = []
+        several: dict[Memory, list[Value]] = {memory: [] for memory in computation.outputs}
         for i, each in enumerate(taken):
             here = {**places, parts.columns: base + i}
-            root = parts.finished({**totals, parts.output: each})
-            values.append(substitute(ops.expand(root), here))
-        position = self.computation.position.substitute({**places, parts.columns: base})
-        stores: list[Statement] = [store(self.computation.output, position, values)]
-        if self.computation.position.coefficient(parts.columns) != 1:
-            stores = [
-                Store(
-                    self.computation.output,
-                    self.computation.position.substitute({**places, parts.columns: base + i}),
-                    each,
-                )
-                for i, each in enumerate(values)
-            ]
+            root = substitute(ops.expand(parts.finished({**totals, parts.output: each})), here)
+            for memory, result in computation.results(root):
+                several[memory].append(result)
+        stores: list[Statement] = []
+        for memory, values in several.items():
+            position = computation.position
+            if position.coefficient(parts.columns) == 1:
+                at = position.substitute({**places, parts.columns: base})
+                stores.append(store(memory, at, values))
+                continue
+            for i, each in enumerate(values):
+                at = position.substitute({**places, parts.columns: base + i})
+                stores.append(Store(memory, at, each))
         inside = both(in_rows, at_least_zero(constant(parts.columns.size - width) - base))
         return [If(inside, tuple(stores))] if inside else stores
 

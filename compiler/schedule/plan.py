@@ -14,10 +14,12 @@ from typing import Any
 
 from compiler.graph.node import Node, stored_as
 from compiler.memory_pool import round_up
+from compiler.schedule.attention import PartGroup, share_out
 from compiler.schedule.calls import CallGroup, body_of, live_results
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place, inside
+from hcq.target import TargetSpec
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources
 
@@ -90,17 +92,24 @@ def structure(
     return tuple(key), nodes
 
 
-def make_plan(groups: Sequence[Group], nodes: Sequence[Node]) -> Plan:
+def make_plan(
+    groups: Sequence[Group], nodes: Sequence[Node], target: TargetSpec | None = None
+) -> Plan:
     """The plan of a schedule; `nodes` as from `structure`. Refers to no node. What lies between the
-    kernels of a call has places above those of the nodes."""
+    kernels of a call, or of an attention in parts, has places above those of the nodes. target:
+    that the schedule was shared out for (compiler.schedule.attention), if it was."""
     places = {id(node): place for place, node in enumerate(nodes)}
     steps: list[Step] = []
     empty: list[int] = []
     count = len(nodes)
     for group in groups:
+        if isinstance(group, PartGroup) and not group.joins:
+            for node in group.roots:
+                places[id(node)] = count
+                count += 1
         place = places[id(group.root)]
         if isinstance(group, CallGroup):
-            inner, there = _called(group, places, count)
+            inner, there = _called(group, places, count, target)
             count += len(there)
             steps += (_moved(step, there) for step in inner.plan.steps)
             empty += (there[each] for each in inner.plan.empty)
@@ -148,35 +157,36 @@ class BodyPlan:
     plan: Plan
 
 
-def body_plan(group: CallGroup) -> BodyPlan:
-    """Found again by what is asked for, and what may be overwritten."""
+def body_plan(group: CallGroup, target: TargetSpec | None = None) -> BodyPlan:
+    """Found again by what is asked for, what may be overwritten, and what it is shared out for."""
     body = group.body
-    found = body.plans.get((group.numbers, group.granted))
+    found = body.plans.get((group.numbers, group.granted, target))
     if found is None:
         roots = [body.roots[number] for number in group.numbers]
-        groups = schedule(roots, inside(body, roots, group.granted))
-        found = BodyPlan(tuple(groups), kernels(groups), make_plan(groups, body.nodes))
-        body.plans[group.numbers, group.granted] = found
+        groups = share_out(schedule(roots, inside(body, roots, group.granted)), target)
+        plan = make_plan(groups, body.nodes, target)
+        found = BodyPlan(tuple(groups), kernels(groups, target), plan)
+        body.plans[group.numbers, group.granted, target] = found
     assert isinstance(found, BodyPlan)
     return found
 
 
-def kernels(groups: Sequence[Group]) -> tuple[Group, ...]:
+def kernels(groups: Sequence[Group], target: TargetSpec | None = None) -> tuple[Group, ...]:
     """The kernels of a schedule, those of calls too: one for each step of its plan."""
     found: list[Group] = []
     for group in groups:
         if isinstance(group, CallGroup):
-            found += body_plan(group).kernels
+            found += body_plan(group, target).kernels
         elif group.root.size:
             found.append(group)
     return tuple(found)
 
 
 def _called(
-    group: CallGroup, places: Mapping[int, int], count: int
+    group: CallGroup, places: Mapping[int, int], count: int, target: TargetSpec | None
 ) -> tuple[BodyPlan, dict[int, int]]:
     """The plan of a call, and where its places are outside: new ones start at `count`."""
-    inner, body = body_plan(group), group.body
+    inner, body = body_plan(group, target), group.body
     there: dict[int, int] = {}
     own = {id(node): place for place, node in enumerate(body.nodes)}
     for parameter, source in zip(body.parameters, group.inputs, strict=True):
@@ -236,11 +246,11 @@ class MemoryPlan:
     kernels: int
 
 
-def memory_plan(roots: Sequence[Node]) -> MemoryPlan:
+def memory_plan(roots: Sequence[Node], target: TargetSpec | None = None) -> MemoryPlan:
     """Plan the roots without allocating or compiling anything."""
     roots = [base for root in roots if (base := stored_as(root)).storage is None]
     _, nodes = structure(roots)
-    plan = make_plan(schedule(roots, in_place(nodes, roots)), nodes)
+    plan = make_plan(share_out(schedule(roots, in_place(nodes, roots)), target), nodes, target)
     wanted = wanted_later(plan, roots, nodes)
     sizes = {step.root: round_up(step.size) for step in plan.steps if step.target is None}
     sizes |= {place: round_up(size) for step in plan.steps for place, size in step.others}

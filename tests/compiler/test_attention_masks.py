@@ -33,7 +33,7 @@ Mask = Callable[[Any, Any], Any]  # of rows and keys, as arrays or tensors: what
 SM_80 = ptx_target("sm_80", 64)
 
 
-def masked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
+def masked(query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | None) -> Tensor:
     """With a mask of ranges."""
     scores = (query @ key.transpose(-1, -2)) * 0.25
     if mask is not None:
@@ -44,7 +44,7 @@ def masked(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tens
     return result
 
 
-def from_memory(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+def from_memory(query: Tensor, key: Tensor, value: Tensor, *, mask: Mask) -> Tensor:
     """With the same mask in memory, of which nothing is known."""
     rows, keys = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])[None]
     seen = Tensor(np.broadcast_to(mask(rows, keys), (rows.size, keys.size)), device=query.device)
@@ -83,12 +83,12 @@ def device(
 def check(device: Device, mask: Mask, rows: int, keys: int, kind: str = "float32") -> None:
     """The very bits of a mask in memory, rows that see nothing included."""
     tensors = [Tensor(array, device=device) for array in inputs(rows, keys, kind)]
-    found, wanted = masked(*tensors, mask), from_memory(*tensors, mask)
+    found, wanted = masked(*tensors, mask=mask), from_memory(*tensors, mask=mask)
     assert len(schedule([found.node])) == 1
     np.testing.assert_array_equal(found.numpy(), wanted.numpy())
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_offsets(device: Device, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["float32", "float16"]))
@@ -97,7 +97,7 @@ def test_random_offsets(device: Device, data: st.DataObject) -> None:
     check(device, make(data.draw(st.integers(-200, 300))), rows, keys, kind)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 70])
+@pytest.mark.parametrize("rows", [1, 40])
 def test_other_masks(device: Device, rows: int) -> None:
     check(device, whole_blocks, rows, 90)
     check(device, lambda rows, keys: keys * 3 < rows * 2 + 7, rows, 90)
@@ -109,9 +109,9 @@ def test_what_is_hidden_has_no_part(device: Device) -> None:
     arrays = inputs(3, 700)
     arrays[1][:, 300:], arrays[2][:, 300:] = np.nan, np.inf
     tensors = [Tensor(array, device=device) for array in arrays]
-    found = masked(*tensors, causal(17)).numpy()
+    found = masked(*tensors, mask=causal(17)).numpy()
     short = [tensors[0], tensors[1][:, :40], tensors[2][:, :40]]
-    np.testing.assert_allclose(found, masked(*short, causal(17)).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, masked(*short, mask=causal(17)).numpy(), rtol=1e-5, atol=1e-6)
 
 
 # ---- what runs ---------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_what_is_hidden_has_no_part(device: Device) -> None:
 
 def lowered(arrays: Sequence[Array], mask: Mask | None, target: TargetSpec, form: str) -> Kernel:
     tensors = [Tensor(array, device="cpu") for array in arrays]
-    (group,) = schedule([masked(*tensors, mask).node])
+    (group,) = schedule([masked(*tensors, mask=mask).node])
     computed = express(group)
     for space in spaces(computed, target):
         if getattr(space.start, "form", None) == form:

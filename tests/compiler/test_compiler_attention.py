@@ -164,7 +164,11 @@ def test_no_scores_are_stored(device: Device, rows: int, depth: int) -> None:
     key = Tensor.zeros(8, 1024, depth, device=device).contiguous().realize()
     query = Tensor.zeros(8, rows, depth, device=device).contiguous().realize()
     plan = attention(query, key, key).memory_plan()
-    assert plan.kernels == 1 and plan.peak == plan.results == 8 * rows * depth * 4
+    assert plan.results == 8 * rows * depth * 4
+    if device.target.abi == "host" or rows > 3:
+        assert plan.kernels == 1 and plan.peak == plan.results
+    else:  # few rows: shared out among groups, with little beside keys and values
+        assert plan.kernels == 2 and plan.peak - plan.results < 8 * 1024 * depth * 4 / 4
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])

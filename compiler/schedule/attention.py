@@ -1,0 +1,103 @@
+"""Attention of few rows and many keys becomes two kernels, so that all of a GPU has work: see
+compiler.kernel.online_parts. What that takes is known with the target only, so it is done to a
+schedule that is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.dtype import float32
+from compiler.graph.node import Node
+from compiler.index.ranges import Computation, express
+from compiler.kernel.gpu_attention import pieces_of
+from compiler.kernel.ir import interning
+from compiler.kernel.online import find_online
+from compiler.kernel.online_parts import InParts, in_parts
+from compiler.schedule.calls import CallGroup
+from compiler.schedule.group import Group
+from hcq.target import TargetSpec
+
+KNOWN = 4096  # answers kept; beyond it all are found again
+_known: dict[tuple[Any, ...], tuple[int, int, int, tuple[int, ...]]] = {}
+
+
+@dataclass(frozen=True)
+class PartGroup(Group):
+    """One of the kernels of an attention: of its parts, or their join. The parts' results are nodes
+    that no graph has."""
+
+    whole: Group = field(kw_only=True)
+    pieces: int = field(kw_only=True)
+    joins: bool = field(kw_only=True)
+
+
+def computed(group: Group) -> Computation:
+    """What a group of a schedule computes."""
+    if not isinstance(group, PartGroup):
+        return express(group)
+    found = _in_parts(express(group.whole), group.pieces)
+    return found.join if group.joins else found.parts
+
+
+def share_out(groups: Sequence[Group], target: TargetSpec | None) -> list[Group]:
+    """The schedule with attentions shared out among a target's groups where that pays."""
+    if target is None or target.abi == "host":
+        return list(groups)
+    found: list[Group] = []
+    for group in groups:
+        found += _shared(group, target)
+    return found
+
+
+def _shared(group: Group, target: TargetSpec) -> list[Group]:
+    if isinstance(group, CallGroup) or group.in_place or group.others or not _may_be(group):
+        return [group]
+    key = (group.key, target)
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= KNOWN:
+            _known.clear()
+        with interning:
+            found = _known[key] = _decide(group, target)
+    pieces, outputs, count, read = found
+    if pieces < 2:
+        return [group]
+    made = [Node("contiguous", float32, (count,)) for _ in range(outputs)]
+    inputs = (*made, *(group.inputs[place] for place in read))
+    return [
+        PartGroup(
+            made[0], group.inputs, (("parts", pieces), *group.key), False, tuple(made[1:]),
+            whole=group, pieces=pieces, joins=False,
+        ),
+        PartGroup(
+            group.root, inputs, (("join", pieces), *group.key),
+            whole=group, pieces=pieces, joins=True,
+        ),
+    ]  # fmt: skip
+
+
+def _may_be(group: Group) -> bool:
+    """Whether a group has as many reductions as an attention."""
+    return sum(1 for entry in group.key if entry[0] == "reduce") >= 4
+
+
+def _decide(group: Group, target: TargetSpec) -> tuple[int, int, int, tuple[int, ...]]:
+    """How many parts; how many results those have, and elements of each; which inputs the join
+    reads."""
+    computation = express(group)
+    online = find_online(computation)
+    pieces = 1 if online is None else pieces_of(online, target)
+    if pieces < 2:
+        return 1, 0, 0, ()
+    found = _in_parts(computation, pieces)
+    outputs = len(found.parts.outputs)
+    read = [computation.inputs.index(memory) for memory in found.join.inputs[outputs:]]
+    return pieces, outputs, found.count, tuple(read)
+
+
+def _in_parts(computation: Computation, pieces: int) -> InParts:
+    online = find_online(computation)
+    assert online is not None
+    return in_parts(computation, online, pieces)

@@ -1,0 +1,163 @@
+"""The default choices of attention on a GPU beside a search over all of their space.
+
+For each shape, every record of `attention_spaces` that differs from the default of its form in one
+or two fields is built, and run in turns on the virtual Navi31; the ratio is the time of the best to
+that of the default. Times are of the processor, all threads together.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+import hcq
+from compiler import Tensor
+from compiler.codegen.children import shared
+from compiler.codegen.emit import emit
+from compiler.index.ranges import Computation, express
+from compiler.kernel.choices import Choices, shown
+from compiler.kernel.ir import interning
+from compiler.kernel.lower import lower, spaces
+from compiler.schedule.grouping import schedule
+from hcq.buffer import Buffer
+from hcq.device import Device
+
+TURNS = 3
+HOPELESS = 3.0  # times the best so far: not run again
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    rows: int
+    keys: int
+    depth: int
+    columns: int
+    kind: str
+
+    def __str__(self) -> str:
+        sizes = f"{self.heads} x {self.rows} x {self.keys} x {self.depth}"
+        return f"{sizes} ({self.columns}) {self.kind}"
+
+
+SHAPES = [
+    Shape(1, 1, 1024, 64, 64, "float32"),
+    Shape(8, 1, 4096, 64, 64, "float32"),
+    Shape(32, 1, 2048, 128, 128, "float16"),
+    Shape(4, 8, 512, 64, 64, "float32"),
+    Shape(4, 32, 32, 32, 32, "float32"),
+    Shape(1, 20, 300, 80, 80, "float32"),
+    Shape(4, 64, 64, 256, 256, "float32"),
+    Shape(8, 128, 128, 64, 64, "float32"),
+    Shape(8, 128, 128, 64, 64, "float16"),
+    Shape(2, 40, 70, 200, 200, "float16"),
+    Shape(8, 1024, 1024, 64, 64, "float16"),
+    Shape(16, 2048, 2048, 128, 128, "float16"),
+]
+
+
+def computation(shape: Shape, device: Device) -> Computation:
+    random = np.random.default_rng(0)
+    sizes = [(shape.rows, shape.depth), (shape.keys, shape.depth), (shape.keys, shape.columns)]
+    query, key, value = (
+        Tensor(random.normal(size=(shape.heads, *size)).astype(shape.kind), device=device)
+        for size in sizes
+    )
+    scores = (query @ key.transpose(-1, -2)) * shape.depth**-0.5
+    (group,) = schedule([(scores.softmax() @ value).node])
+    return express(group)
+
+
+def records(computed: Computation, device: Device) -> Iterator[Choices]:
+    """The default, then what differs from the default of a form in up to two fields."""
+    seen: set[Choices] = set()
+    for space in spaces(computed, device.target):
+        near = [space.start, *space.neighbours(space.start)]
+        for record in [*near, *(far for each in near[1:] for far in space.neighbours(each))]:
+            if record not in seen and space.fits(record):
+                seen.add(record)
+                yield record
+
+
+class _Bench:
+    """A shape's arrays on a device."""
+
+    def __init__(self, shape: Shape, device: Device) -> None:
+        self.device = device
+        with interning:
+            self.computed = computation(shape, device)
+        random = np.random.default_rng(1)
+        self.buffers: list[Buffer] = []
+        for memory in (self.computed.output, *self.computed.inputs):
+            array = random.normal(size=memory.count).astype(memory.dtype.name)
+            buffer = device.alloc(array.nbytes)
+            buffer.copy_from(array.view(np.uint8))
+            self.buffers.append(buffer)
+
+    def seconds(self, best: dict[Choices, float], every: list[Choices]) -> None:
+        target = self.device.target
+        loaded = {}
+        for record in every:
+            with interning:
+                kernel = lower(self.computed, target, record)
+                text = emit(kernel, target)
+            loaded[record] = kernel, shared().submit(text, target, kernel.name)
+        for record, (kernel, future) in loaded.items():
+            with self.device.load(future.result().image) as program:
+                for turn in range(TURNS + 1):
+                    start = time.process_time()
+                    queue = self.device.queue()
+                    queue.launch(
+                        program[kernel.name], grid=kernel.grid, block=(kernel.block, 1, 1),
+                        args=self.buffers, dynamic_local=kernel.dynamic_local,
+                    )  # fmt: skip
+                    queue.submit()
+                    self.device.synchronize()
+                    spent = time.process_time() - start
+                    if turn:
+                        best[record] = min(best.get(record, spent), spent)
+                        if spent > HOPELESS * min(best.values()):
+                            break
+
+    def close(self) -> None:
+        for buffer in self.buffers:
+            buffer.close()
+
+
+def search(shape: Shape, device: Device) -> list[tuple[Choices, float]]:
+    """Seconds by record, the default's first."""
+    bench = _Bench(shape, device)
+    best: dict[Choices, float] = {}
+    bench.seconds(best, list(records(bench.computed, device)))
+    bench.close()
+    return list(best.items())
+
+
+def row(shape: Shape, found: list[tuple[Choices, float]]) -> dict[str, object]:
+    (default, taken), (fastest, least) = found[0], min(found, key=lambda each: each[1])
+    return {
+        "name": f"attention {shape}: default of {len(found)} choices, {shown(default)}",
+        "value": taken * 1e3,
+        "unit": "ms",
+        "peer": f"best, {shown(fastest)}",
+        "peer_value": least * 1e3,
+        "ratio": least / taken,
+    }
+
+
+def measure() -> list[dict[str, object]]:
+    with hcq.open("virtual:navi31") as device:
+        return [row(shape, search(shape, device)) for shape in SHAPES]
+
+
+if __name__ == "__main__":
+    with hcq.open("virtual:navi31") as opened:
+        for number in map(int, sys.argv[1:]):
+            found = search(SHAPES[number], opened)
+            print(row(SHAPES[number], found), flush=True)
+            for record, taken in sorted(found, key=lambda each: each[1])[:6]:
+                print(f"  {taken * 1e3:9.3f} {shown(record)}")
