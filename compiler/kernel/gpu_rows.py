@@ -4,9 +4,14 @@ per row, or a thread per row where memory runs across rows.
 The threads of a row take every n-th piece of it. Where a thread's share is small it stays in
 registers from one pass to the next; else it is read and computed again. Totals are joined by
 compiler.kernel.gpu_join.
+
+Where a row's length is no multiple of a vector, rows start anywhere: its vectors are those that lie
+aligned in memory, and what is left at both ends is taken one element a thread.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from compiler.graph import ops
 from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
@@ -29,11 +34,13 @@ from compiler.kernel.ir import (
     rebuild,
     substitute,
     thread_range,
+    walk,
 )
 from compiler.kernel.spread import spread, store, unit_stride, vector_width
 from hcq.target import TargetSpec
 
 HELD = 32  # elements of a row that a thread holds, at most
+ODD = 16  # vectors of a row from which on its ends are taken apart
 STEPS = 8  # pieces of a row that a thread takes one after the other without a loop, at most
 SHARE = 16  # elements of a row for a thread, where there are rows enough: fewer joins for each
 FULL = 512  # threads that keep a compute unit busy
@@ -74,11 +81,35 @@ def _widths(computation: Computation, chain: Chain, target: TargetSpec) -> tuple
     memories = [*computation.inputs, *computation.outputs]
     most = vector_width([m.dtype for m in memories], target.vector_bytes)
     passes = [ranges for ranges, _ in chain.passes() if ranges]
-    return tuple(
-        width
-        for width in (1, 2, 4, 8)
-        if width <= most and not any(ranges[-1].size % width for ranges in passes)
-    )
+
+    def fits(width: int) -> bool:
+        return all(
+            not ranges[-1].size % width
+            or (ranges[-1].size >= ODD * width and _start(computation, chain, ranges) is not None)
+            for ranges in passes
+        )
+
+    return tuple(width for width in (1, 2, 4, 8) if width <= most and fits(width))
+
+
+def _odd(chain: Chain, width: int) -> bool:
+    """Whether vectors do not divide the rows of some pass."""
+    return any(ranges[-1].size % width for ranges, _ in chain.passes() if ranges)
+
+
+def _start(computation: Computation, chain: Chain, ranges: tuple[Range, ...]) -> Index | None:
+    """Where in memory passes over these ranges start: in that of the first unit-stride load, or of
+    the output. None where no memory runs along them, or there are several ranges."""
+    if len(ranges) != 1:
+        return None
+    (along,) = ranges
+    bodies = [root for each, root in chain.passes() if each == ranges]
+    read = [node.arg.index for root in bodies for node in walk(root) if node.op == "load"]
+    for place in (*read, computation.position):
+        start: Index = place - along.index()
+        if place.coefficient(along) == 1 and along not in start.ranges():
+            return start
+    return None
 
 
 def lane_counts(target: TargetSpec) -> tuple[int, ...]:
@@ -97,7 +128,9 @@ def rows_space(computation: Computation, chain: Chain, target: TargetSpec) -> Sp
     }
 
     def fits(wanted: Rows) -> bool:
-        """Of whole waves the group has one row alone."""
+        """Of whole waves the group has one row alone; threads enough take a row's ends."""
+        if wanted.lanes < wanted.width - 1 and _odd(chain, wanted.width):
+            return False
         if wanted.lanes > target.wave_size:
             return wanted.lanes == wanted.block
         return wanted.lanes <= wanted.block
@@ -110,6 +143,8 @@ def rows(
 ) -> Kernel:
     """A kernel of whole rows."""
     wanted = wanted or default_rows(computation, chain, target)
+    if wanted.lanes < wanted.width - 1 and _odd(chain, wanted.width):
+        wanted = replace(wanted, width=1)
     if wanted.lanes == 1 and wanted.width == 1:
         return _by_threads(computation, chain, target, wanted.block)
     return _ByLanes(computation, chain, target, wanted).kernel()
@@ -158,8 +193,21 @@ class _ByLanes:
         row = group_range(0, self.groups).index() * beside + thread // self.lanes
         self.exists = at_least_zero(constant(chain.rows - 1) - row)
         self.places = dict(zip(chain.outer, positions(chain.outer, row), strict=True))
+        self.ends: dict[tuple[Range, ...], tuple[Index, Index]] = {}
+        for ranges, _ in chain.passes():
+            if ranges and ranges[-1].size % self.width:
+                self.ends[ranges] = self.aligned(ranges)
         self.held: dict[Value, tuple[int, Memory]] = {}
         self.hold(wanted.held)
+
+    def aligned(self, ranges: tuple[Range, ...]) -> tuple[Index, Index]:
+        """The first element of this thread's row that starts a vector in memory, and the one after
+        the last vector."""
+        start = _start(self.computation, self.chain, ranges)
+        assert start is not None
+        start, width = start.substitute(self.places), self.width
+        first = (start + (width - 1)) // width * width - start
+        return first, (start + ranges[-1].size) // width * width - start
 
     def steps(self, ranges: tuple[Range, ...]) -> int:
         """How many pieces of a pass each thread takes."""
@@ -169,7 +217,7 @@ class _ByLanes:
         """Choose what stays in registers: elements number step * width + lane of each thread."""
         for held in held_values(self.chain, loads=True):
             ranges = self.chain.passes()[held.made][0]
-            count = self.steps(ranges) * self.width
+            count = self.steps(ranges) * self.width + (2 if ranges in self.ends else 0)
             if self.steps(ranges) <= STEPS and count <= left:
                 left -= count
                 memory = Memory(f"held{len(self.held)}", held.value.dtype, count, "register")
@@ -195,32 +243,59 @@ class _ByLanes:
     def over(self, ranges: tuple[Range, ...], number: int) -> list[Statement]:
         """One pass over the row."""
         if not ranges:
-            first = both(self.exists, at_least_zero(-self.lane))
-            inside = tuple(self.piece(ranges, number, 0, []))
-            return [If(first, inside)] if first else list(inside)
-        steps, units = self.steps(ranges), elements(ranges) // self.width
+            taken = self.piece(ranges, number, 0, [], 1)
+            return self.where(at_least_zero(-self.lane), taken)
+        width, steps, units = self.width, self.steps(ranges), elements(ranges) // self.width
         counter = Range("step", steps)
         written_out = steps <= STEPS
         statements: list[Statement] = []
         for step in range(steps if written_out else 1):
             at = constant(step) if written_out else counter.index()
             unit = at * self.lanes + self.lane
-            shape = (*(r.size for r in ranges[:-1]), ranges[-1].size // self.width)
-            inside = tuple(self.piece(ranges, number, step, unflatten(unit, shape)))
-            exists: Validity = both(self.exists, at_least_zero(constant(units - 1) - unit))
-            statements += [If(exists, inside)] if exists else inside
-        return statements if written_out else [Loop(counter, tuple(statements))]
+            if ranges in self.ends:
+                first, stop = self.ends[ranges]
+                sure = (ranges[-1].size - width + 1) // width  # vectors that any row has
+                place = [first + unit * width]
+                inside = () if unit.high < sure else at_least_zero(stop - place[0] - width)
+            else:
+                shape = (*(r.size for r in ranges[:-1]), ranges[-1].size // width)
+                place = unflatten(unit, shape)
+                place[-1] = place[-1] * width
+                inside = at_least_zero(constant(units - 1) - unit)
+            taken = self.piece(ranges, number, step * width, place, width)
+            statements += self.where(inside, taken)
+        whole: list[Statement] = statements if written_out else [Loop(counter, tuple(statements))]
+        if ranges in self.ends:
+            whole += self.at_ends(ranges, number, steps * width)
+        return whole
+
+    def where(self, inside: Validity, statements: list[Statement]) -> list[Statement]:
+        """Statements for a row that exists, where `inside` holds."""
+        exists = both(self.exists, inside)
+        return [If(exists, tuple(statements))] if exists else statements
+
+    def at_ends(self, ranges: tuple[Range, ...], number: int, slot: int) -> list[Statement]:
+        """What lies before a row's first vector and after its last, an element for a thread."""
+        first, stop = self.ends[ranges]
+        before, after = self.lane, stop + self.lane
+        few = at_least_zero(constant(self.width - 2) - self.lane)
+        head = self.piece(ranges, number, slot, [before], 1)
+        tail = self.piece(ranges, number, slot + 1, [after], 1)
+        last = at_least_zero(constant(ranges[-1].size - 1) - after)
+        return [
+            *self.where(both(few, at_least_zero(first - before - 1)), head),
+            *self.where(both(few, last), tail),
+        ]
 
     def piece(
-        self, ranges: tuple[Range, ...], number: int, step: int, at: list[Index]
+        self, ranges: tuple[Range, ...], number: int, slot: int, at: list[Index], width: int
     ) -> list[Statement]:
-        """A thread's next elements of a pass; at: their place, the last in units of the width."""
-        width = self.width if ranges else 1
+        """A thread's next `width` elements of a pass, held from `slot` on. at: the first's."""
         lane = Range("lane", width)
         places = dict(self.places)
         if ranges:
-            places |= zip(ranges, (*at[:-1], at[-1] * width + lane.index()), strict=True)
-        held = constant(step * width) + lane.index()
+            places |= zip(ranges, (*at[:-1], at[-1] + lane.index()), strict=True)
+        held = constant(slot) + lane.index()
 
         def values(root: Value, whole: bool) -> list[Value]:
             """For each lane, reading what is held; whole: but not from where it is to be held."""
@@ -239,7 +314,7 @@ class _ByLanes:
         for root, (made, memory) in reversed(self.held.items()):
             if made == number:
                 for index, value in enumerate(values(root, True)):
-                    statements.append(Store(memory, constant(step * width + index), value))
+                    statements.append(Store(memory, constant(slot + index), value))
         root = self.chain.passes()[number][1]
         if number < len(self.chain.stages):
             stage = self.chain.stages[number]

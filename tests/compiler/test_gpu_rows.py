@@ -110,7 +110,7 @@ def none(*_: object) -> Array:
 
 
 @pytest.mark.parametrize("target", [GFX1100, ptx_target("sm_80"), GFX942], ids=lambda t: t.name)
-@pytest.mark.parametrize("shape", [(5, 48), (70, 20), (3, 300)])
+@pytest.mark.parametrize("shape", [(5, 48), (70, 20), (3, 300), (7, 131), (5, 1027)])
 def test_every_choice_computes_the_same(target: Any, shape: tuple[int, int]) -> None:
     table = np.random.default_rng(1).integers(-50, 50, shape).astype(np.float32)
     computed = computation(shares(*shape))
@@ -124,7 +124,7 @@ def test_every_choice_computes_the_same(target: Any, shape: tuple[int, int]) -> 
         np.testing.assert_array_equal(found, expected, err_msg=str(record))
 
 
-@pytest.mark.parametrize("shape", [(5, 48), (200, 20), (2, 700)])
+@pytest.mark.parametrize("shape", [(5, 48), (200, 20), (2, 700), (5, 301)])
 def test_every_way_to_add_up(shape: tuple[int, int]) -> None:
     table = np.random.default_rng(1).integers(-50, 50, shape).astype(np.float32)
     computed = computation(graph.reduce("sum", buffer(*shape, dtype=float32), (1,)))
