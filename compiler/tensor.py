@@ -7,7 +7,7 @@ compiler.dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +24,7 @@ from compiler.methods.core import Scalar, shape_of
 from compiler.replay.recording import current_recording
 from compiler.runtime import device_of, runtime_of
 from compiler.schedule.plan import MemoryPlan, memory_plan
+from compiler.search.forms import Makes, preferred
 from hcq.arrays import as_array
 from hcq.device import Device
 from hcq.errors import BadArgument
@@ -215,6 +216,11 @@ class Tensor(Convolutions):
                 return None
             kept[name] = _upload(self.device, make(), None)
         return self._new(kept[name])
+
+    def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
+        if current_recording() is not None or self.device.capturing is not None:
+            return None
+        return preferred(self.device, what, forms)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         array = self.numpy()

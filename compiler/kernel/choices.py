@@ -98,10 +98,30 @@ class Chunk:
     size: int
 
 
-Choices = MatrixTiles | RingTiles | Tiles | Threads | Sharing | Rows | Attention | Chunk | Tile
+@dataclass(frozen=True)
+class Form:
+    """Which of several graphs that compute the same (compiler.search.forms)."""
+
+    name: str
+
+
+Choices = (
+    MatrixTiles | RingTiles | Tiles | Threads | Sharing | Rows | Attention | Chunk | Tile | Form
+)
 KINDS: Mapping[str, type[Any]] = {  # Any: a record's fields are checked by name
     kind.__name__: kind
-    for kind in (MatrixTiles, RingTiles, Tiles, Threads, Sharing, Rows, Attention, Chunk, Tile)
+    for kind in (
+        MatrixTiles,
+        RingTiles,
+        Tiles,
+        Threads,
+        Sharing,
+        Rows,
+        Attention,
+        Chunk,
+        Tile,
+        Form,
+    )
 }
 
 

@@ -7,7 +7,7 @@ product; nothing is copied but the padded source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -102,10 +102,12 @@ class Convolutions(Scattering):
         size = winograd_tiles.AROUND
         if rows < 1 or columns < 1 or not self.numel() or not out:
             return None
-        if wanted is None:
-            host = self.device.target.abi == "host" and config().winograd
+        if wanted is None and config().winograd:
+            found = self._form(kernel, padding)
+            host = self.device.target.abi == "host"
             results = (batch, out, rows, columns)
-            wanted = host and cost.winograd(results, channels, down * across, size * size, 9)
+            estimated = host and cost.winograd(results, channels, down * across, size * size, 9)
+            wanted = estimated if found is None else found == "tiles"
         constants = {name: self._kept(f"winograd {name}", partial(_matrix, name)) for name in (
             "image", "weight", "result")} if wanted else {}  # fmt: skip
         if not constants or any(each is None for each in constants.values()):
@@ -126,6 +128,23 @@ class Convolutions(Scattering):
         joined = tile.permute((3, 2, 4, 0, 5, 1)).reshape((batch, out, 4 * down, 4 * across))
         box = [(0, batch), (0, out), (0, rows), (0, columns)]
         return self._new(graph.shrink(joined.node, box))
+
+    def _form(self, kernel: Self, padding: Pair) -> str | None:
+        """ "tiles" or "windows", as a search measured them on this device; None where none did."""
+        shapes = (self.shape, kernel.shape)
+
+        def form(tiles: bool) -> tuple[list[Node], Callable[[Sequence[Node]], Node]]:
+            ones = [Node("contiguous", float32, s, (graph.full(1, float32, s),)) for s in shapes]
+
+            def build(sources: Sequence[Node]) -> Node:
+                image, weight = (self._new(source) for source in sources)
+                return image.conv2d(weight, padding=padding, winograd=tiles).node
+
+            return ones, build
+
+        what = f"conv2d {self.shape} {kernel.shape} {self._pair('conv2d', padding, 0)}"
+        forms = {"windows": partial(form, False), "tiles": partial(form, True)}
+        return self._preferred(what, forms)
 
     def _operand(self, given: Any) -> Self:
         lifted = self._lift("conv2d", given)

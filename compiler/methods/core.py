@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from compiler.dtype import DType
 from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here, text
+from compiler.search.forms import Makes
 from hcq.device import Device
 from hcq.errors import BadArgument
 
@@ -80,6 +81,10 @@ class TensorCore:
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> TensorCore | None:
         """An array of constants on this device, copied there once; None where it is not there yet
         and work is being recorded, which cannot copy."""
+        raise NotImplementedError
+
+    def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
+        """See compiler.search.forms; None while work is being recorded."""
         raise NotImplementedError
 
     def _constant(self, operation: str, number: Scalar, dtype: DType, shape: Shape) -> Node:

@@ -1,0 +1,83 @@
+"""Which of several graphs computes the same fastest on a device: found by measuring whole graphs
+inside a `tuning` block, kept like the choices of kernels, and asked for wherever they are built.
+
+What a graph's kernels may choose is searched first, each by itself (compiler.search.tune), so forms
+are compared at their best. They run in this process: they are made of kernels that have been tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from compiler.codegen.children import version
+from compiler.graph.node import Node
+from compiler.kernel.choices import Form
+from compiler.runtime import runtime_of
+from compiler.search.tune import KernelTuning, active
+from hcq.device import Device
+from hcq.diskcache import DiskCache
+
+RUNS = 9  # of each form, in turns
+SHARE_S = 0.5  # of all runs after the first, about
+
+# A form: nodes to be stored before, and from those the node to time.
+Makes = Callable[[], tuple[Sequence[Node], Callable[[Sequence[Node]], Node]]]
+
+
+def preferred(
+    device: Device,
+    what: str,
+    forms: Mapping[str, Makes],
+    clock: Callable[[], float] = time.perf_counter,
+) -> str | None:
+    """The name of the form that was found fastest for `what`, a text that says all it depends on
+    besides the device; None where nobody searched. Searches inside a `tuning` block, once."""
+    runtime = runtime_of(device)
+    store, tuner = runtime.programs.tuned, active()
+    if tuner is None and not store.exists():
+        return None
+    kind = device.name if device.name.startswith("virtual:") else device.name.partition(":")[0]
+    target = repr(sorted(asdict(device.target).items(), key=str))
+    key = DiskCache.key("form", what, *forms, kind, target, version())
+    known = store.get(key)
+    found = known.name if isinstance(known, Form) and known.name in forms else None
+    if tuner is None or key in tuner.done:
+        return found
+    tuner.done.add(key)
+    if tuner.clock() >= tuner.end:
+        tuner.report.kernels.append(KernelTuning(what, "forms", None, "the time was used up"))
+        return found
+    times = _times(device, forms, clock)
+    best = min(times, key=lambda name: times[name])
+    store.put(key, Form(best))
+    shown = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in times.items())
+    tuner.report.kernels.append(KernelTuning(what, "forms", None, f"{best} ({shown})"))
+    return best
+
+
+def _times(
+    device: Device, forms: Mapping[str, Makes], clock: Callable[[], float]
+) -> dict[str, float]:
+    """Seconds of each form, the fastest of some runs."""
+    runtime = runtime_of(device)
+    best: dict[str, float] = {}
+    begun = clock()
+    for turn in range(RUNS + 1):
+        for name, make in forms.items():
+            sources, build = make()
+            runtime.realize(sources)
+            device.synchronize()
+            root = build(sources)
+            start = clock()
+            runtime.realize([root])
+            device.synchronize()
+            seconds = clock() - start
+            if turn:  # the first prepares
+                best[name] = min(best.get(name, seconds), seconds)
+        if not turn:
+            begun = clock()
+        elif clock() - begun > SHARE_S:
+            break
+    return best
