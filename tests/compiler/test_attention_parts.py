@@ -186,3 +186,14 @@ def test_each_form_counts_its_groups(target: Any) -> None:
         grid = lower(computation, target).grid
         counted = groups_of(parts, target, default_attention(parts, target))
         assert counted == grid[0] * grid[1] * grid[2]
+
+
+def test_layers_alike_have_parts_each(device: Device) -> None:
+    """Repetition is found in graphs without parts only."""
+    arrays = inputs(1, 1, 1024, 32, 32)
+    query, key, value = (Tensor(array, device=device) for array in arrays)
+    found, wanted = query, arrays[0].astype(np.float64)
+    for _ in range(7):
+        found = attention(found, key, value) + found
+        wanted = expected(wanted, *arrays[1:]) + wanted
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=2e-4, atol=2e-5)
