@@ -41,13 +41,13 @@ def test_the_calls_before_a_failure_are_decoded(tmp_path: Path) -> None:
     with hcq.registry._load("nv.device:open_device")("nvrm:0", attachment) as device:
         with pytest.raises(DriverRefused):
             device.gpu.client.ask(
-                device.gpu.subdevice, "NV2080_CTRL_CMD_ECC_GET_CLIENT_EXPOSED_COUNTERS"
+                device.gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS"
             )
         kept.save(tmp_path / "calls")
     told = calls.told(tmp_path / "calls")
     assert told[0] == "refused:"
     text = "\n".join(told)
-    assert "NV2080_CTRL_CMD_ECC_GET_CLIENT_EXPOSED_COUNTERS -> NV_ERR_NOT_SUPPORTED" in text
+    assert "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS -> NV_ERR_NOT_SUPPORTED" in text
     assert "last:" in told
     assert len(kept.kept) <= calls.MOST
     assert calls.told(tmp_path / "nothing") == []

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 import hcq
-from hcq.errors import DriverRefused, NotSupported
+from hcq.errors import ChipError, DriverRefused, NotSupported
 from hcq.telemetry import Sensor
 from nv import abi
 from nv.device import NvDevice
 from nv.rm.shared_data import SharedData
+from nv.virtual.faults import Fault
 from nv.virtual.options import DRIVERS, MachineOptions
-from tests.support.nv_machine import left_behind, opened, powered
+from tests.support.nv_machine import left_behind, opened, powered, work
 from tests.support.rm_program import RmProgram, StatusError
 
 PUBLISHING = tuple(version for version in DRIVERS if not version.startswith("535"))
@@ -47,6 +48,22 @@ def test_clocks_power_and_temperature_are_read_on_every_branch(version: str) -> 
         assert len(found) == len(device.sensors())  # no two of one name
         assert ("power_watts", "module") not in found  # zero: nothing is measured there
         assert "no_clocks_and_power" not in device.info()
+
+
+@pytest.mark.parametrize("version", DRIVERS)
+def test_memory_errors_are_counted_where_the_board_finds_them(version: str) -> None:
+    options = MachineOptions(driver=version)
+    with powered("gh100", options) as machine, opened(machine, driver=version) as device:
+        assert named(device)["ecc_errors", "dram lost"].read() == 0
+        machine.inject(Fault.ECC_CONTAINED)
+        with pytest.raises(ChipError):
+            work(device)
+        device.reset()
+        assert named(device)["ecc_errors", "dram lost"].read() == 1
+        assert named(device)["ecc_errors", "dram corrected"].read() == 0
+        assert named(device)["link_lanes", "pcie"].read() == 16
+    with powered("ad102") as machine, opened(machine) as device:
+        assert not [sensor for sensor in device.sensors() if sensor.name == "ecc_errors"]
 
 
 def test_what_a_driver_does_not_publish_is_absent_with_its_reason() -> None:

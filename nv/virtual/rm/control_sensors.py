@@ -2,7 +2,8 @@
 
 Temperatures, clocks and power have controls in the driver that its open headers do not name; the
 model refuses those with NOT_SUPPORTED. Source: open-gpu-kernel-modules 580.142 src/common/sdk/
-nvidia/inc/ctrl/ctrl2080/ctrl2080perf.h, ctrl2080gpu.h, ctrl2080bus.h, ctrl2080rc.h.
+nvidia/inc/ctrl/ctrl2080/ctrl2080perf.h, ctrl2080gpu.h, ctrl2080bus.h, ctrl2080ecc.h,
+ctrl2080rc.h.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from hcq.layout import Struct
 from nv.virtual.chip import VirtualGpu
 from nv.virtual.rm.control_gpu import list_inside
 from nv.virtual.rm.resources import Subdevice, need_gpu
+from nv.virtual.status import Status, require
 
 _P0, _P8 = 1 << 0, 1 << 8  # NV2080_CTRL_PERF_PSTATES
 _LINK_GENERATION = {"turing": 3, "ampere": 4, "ada": 4, "hopper": 5, "blackwell": 5}
@@ -32,9 +34,14 @@ def _utilisation(sub: Subdevice, params: Struct) -> None:
     params.count, params.tracker = 1, 0
 
 
+def _has_ecc(gpu: VirtualGpu) -> bool:
+    """Boards for data centres have memory that corrects errors, and it is on."""
+    return gpu.facts.name == "gh100"
+
+
 def _ecc(sub: Subdevice, params: Struct) -> None:
     gpu = need_gpu(sub)
-    supported = gpu.facts.name == "gh100"
+    supported = _has_ecc(gpu)
     unit = params.units[1] if len(params.units) > 1 else params.units[0]  # FBPA
     unit.enabled = unit.supported = unit.scrubComplete = int(supported)
     unit.dbe.count = unit.dbeNonResettable.count = gpu.ecc_uncorrected
@@ -43,8 +50,15 @@ def _ecc(sub: Subdevice, params: Struct) -> None:
 
 
 def _ecc_configuration(sub: Subdevice, params: Struct) -> None:
-    enabled = int(need_gpu(sub).facts.name == "gh100")
+    enabled = int(_has_ecc(need_gpu(sub)))
     params.currentConfiguration = params.defaultConfiguration = enabled
+
+
+def _ecc_counters(sub: Subdevice, params: Struct) -> None:
+    """Planted errors are of DRAM, and none is ever corrected."""
+    gpu = need_gpu(sub)
+    require(_has_ecc(gpu), Status.NOT_SUPPORTED, "the board has no ECC")
+    params.dramUncorrectedTotal = gpu.ecc_uncorrected
 
 
 def _errors(sub: Subdevice, params: Struct) -> None:
@@ -78,6 +92,7 @@ HANDLERS: dict[str, Any] = {
     "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2": _utilisation,
     "NV2080_CTRL_CMD_GPU_QUERY_ECC_STATUS": _ecc,
     "NV2080_CTRL_CMD_GPU_QUERY_ECC_CONFIGURATION": _ecc_configuration,
+    "NV2080_CTRL_CMD_ECC_GET_CLIENT_EXPOSED_COUNTERS": _ecc_counters,
     "NV2080_CTRL_CMD_RC_GET_ERROR_COUNT": _errors,
     "NV2080_CTRL_CMD_BUS_GET_INFO_V2": list_inside(
         "NV2080_CTRL_BUS_INFO_INDEX_", "busInfoListSize", "busInfoList", _bus

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
+import struct
 import threading
 import time
 import weakref
@@ -36,7 +38,11 @@ _INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
 _FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer
 _MOST_KERNELS = 1024  # kept translated
-_LARGE = 4000  # lines of a kernel's IR; larger ones are compiled with less care
+# A kernel is compiled fast at first, and with care once it has run this many times as long as that
+# took. Most never do. Careful code takes twice as long to make and is up to five times as fast.
+_HOT = 2.0
+_QUICK, _CAREFUL = 0, 1  # levels of code generation
+_HEAD = struct.Struct("<QQ")  # before stored code: the size of a state, microseconds it took
 
 _ENDINGS = {
     layout.BAD_ADDRESS: (SmEnding.ILLEGAL_ADDRESS, "out of range"),
@@ -103,13 +109,16 @@ class _Source:
         return image
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Kernel:
-    """A kernel translated for one kind of block."""
+    """A kernel translated for one kind of block. hot_s: seconds of work after which it is worth
+    careful code, infinite where it has that. spent_s: how long it has worked."""
 
     code: jit.Loaded
     address: int
     state_size: int
+    hot_s: float
+    spent_s: float = 0.0
 
 
 class _Crew:
@@ -213,6 +222,7 @@ class VirtualMultiprocessors:
                 raise worker.error
         spent = (time.perf_counter() - start) * len(workers)
         self._group_s[kernel.address] = spent / run.grid.groups
+        kernel.spent_s += spent
         return max(outcomes, key=lambda outcome: _SEVERITY.get(outcome.ending, 2))
 
     def _worker_count(self, grid: Grid, kernel: _Kernel) -> int:
@@ -264,24 +274,36 @@ class VirtualMultiprocessors:
     def _kernel(self, launch: GridLaunch, source: _Source, grid: Grid) -> _Kernel:
         mark = source.digest, launch.entry, grid.full, grid.rows
         known = self._kernels.get(mark)
-        if known is not None:
+        if known is not None and known.spent_s < known.hot_s:
             return known
-        key = jit.key_of(
-            _PACKAGE, "kernel", source.digest, launch.entry, int(grid.full), int(grid.rows)
-        )
-        stored = self._objects.get(key)
-        if stored is None:
-            made = translate(source.flat, source.places, grid.full, grid.rows)
-            optimise = 0 if made.ir.count("\n") > _LARGE else 1
-            image = jit.compile_object(made.ir, jit.LIMITED, optimise)
-            stored = made.state_size.to_bytes(8, "little") + image
-            self._objects.put(key, stored)
-        code = jit.Loaded(stored[8:])
-        kernel = _Kernel(code, code.address(NAME), int.from_bytes(stored[:8], "little"))
+        level, stored = self._compiled(launch, source, grid, hot=known is not None)
+        code = jit.Loaded(stored[_HEAD.size :])
+        state_size, microseconds = _HEAD.unpack_from(stored)
+        hot_s = math.inf if level == _CAREFUL else _HOT * 1e-6 * microseconds
+        kernel = _Kernel(code, code.address(NAME), state_size, hot_s)
         while len(self._kernels) >= _MOST_KERNELS:
             del self._kernels[next(iter(self._kernels))]
         self._kernels[mark] = kernel
         return kernel
+
+    def _compiled(
+        self, launch: GridLaunch, source: _Source, grid: Grid, *, hot: bool
+    ) -> tuple[int, bytes]:
+        """Code, from the cache if it is there, and its level; careful code if it is there."""
+        parts = "kernel", source.digest, launch.entry, int(grid.full), int(grid.rows)
+        keys = [jit.key_of(_PACKAGE, *parts, level) for level in (_QUICK, _CAREFUL)]
+        for level in (_CAREFUL,) if hot else (_CAREFUL, _QUICK):
+            stored = self._objects.get(keys[level])
+            if stored is not None:
+                return level, stored
+        level = _CAREFUL if hot else _QUICK
+        start = time.perf_counter()
+        made = translate(source.flat, source.places, grid.full, grid.rows)
+        image = jit.compile_object(made.ir, jit.LIMITED, level)
+        spent = time.perf_counter() - start
+        stored = _HEAD.pack(made.state_size, int(spent * 1e6)) + image
+        self._objects.put(keys[level], stored)
+        return level, stored
 
 
 def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
