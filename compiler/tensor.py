@@ -209,6 +209,9 @@ class Tensor(Convolutions):
     def _from_array(self, array: np.ndarray[Any, Any]) -> Tensor:
         return Tensor(array, device=self.device)
 
+    def _picked(self, mask: Tensor) -> NDArray[Any]:
+        return mask.numpy()
+
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> Tensor | None:
         kept = runtime_of(self.device).constants
         if name not in kept:

@@ -13,14 +13,14 @@ from compiler.graph.node import Node
 from compiler.graph.ops import is_narrow
 from compiler.methods.assignment import Assignment
 from compiler.methods.core import broadcast_shape
-from compiler.methods.elementwise import Elementwise
+from compiler.methods.functions import Functions
 from compiler.schedule import split
 from hcq.errors import BadArgument
 
 Axis = int | Sequence[int] | None
 
 
-class Reductions(Elementwise, Assignment):
+class Reductions(Functions, Assignment):
     """axis: an axis, several, or None for all; reduced axes vanish unless keepdims."""
 
     __slots__ = ()

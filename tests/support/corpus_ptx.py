@@ -29,7 +29,8 @@ from compiler.schedule.hazards import in_place
 from compiler.schedule.plan import make_plan, structure
 from hcq.device import Device
 from hcq.target import TargetSpec, ptx_target
-from tests.support.operation_corpus import Case, corpus
+from tests.support.corpus_case import Case
+from tests.support.operation_corpus import corpus
 
 
 @dataclass(frozen=True)

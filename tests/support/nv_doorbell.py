@@ -78,9 +78,7 @@ class _Program:
             paramsSize=len(params),
         )  # fmt: skip
         uvm = os.open(self.folder / "nvidia-uvm", os.O_RDWR)
-        self.call(
-            uvm, "UVM_MAP_EXTERNAL_ALLOCATION", base=ADDRESS, length=SIZE, hMemory=MEMORY
-        )
+        self.call(uvm, "UVM_MAP_EXTERNAL_ALLOCATION", base=ADDRESS, length=SIZE, hMemory=MEMORY)
         self.call(
             self.control, "NV_ESC_RM_ALLOC", hRoot=CLIENT, hObjectNew=BELL,
             hClass=constants.HOPPER_USERMODE_A,

@@ -10,91 +10,30 @@ run on the host, on virtual GPUs and on real ones, and compiled for targets that
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compiler import Tensor
-from hcq.device import Device
-
-Array = NDArray[Any]
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-FLOATS = ("float16", "float32")
-TYPES = ("bool", *INTEGERS, *FLOATS)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One computation. work: from tensors; numpy: the same from arrays, in float64 where the
-    answer is a float. rtol, atol: 0 asks for equality."""
-
-    name: str
-    inputs: tuple[Array, ...]
-    work: Callable[..., Tensor]
-    numpy: Callable[..., Any]
-    rtol: float = 0.0
-    atol: float = 0.0
-
-    def build(self, device: Device) -> Tensor:
-        """The lazy result."""
-        return self.work(*(Tensor(array, device=device) for array in self.inputs))
-
-    def expected(self) -> Array:
-        with np.errstate(all="ignore"):
-            return np.asarray(self.numpy(*self.inputs))
-
-    def compare(self, found: Array) -> None:
-        """AssertionError where a result is not what NumPy says."""
-        expected = self.expected()
-        assert found.shape == expected.shape, (self.name, found.shape, expected.shape)
-        if self.rtol or self.atol:
-            with np.errstate(over="ignore"):
-                wanted = expected.astype(found.dtype)
-            np.testing.assert_allclose(
-                found, wanted, rtol=self.rtol, atol=self.atol, err_msg=self.name
-            )
-        else:
-            np.testing.assert_array_equal(found, expected.astype(found.dtype), err_msg=self.name)
-
-    def check(self, device: Device) -> None:
-        """Run on a device and compare."""
-        self.compare(self.build(device).numpy())
-
-
-def _random(name: str) -> np.random.Generator:
-    return np.random.default_rng(zlib.crc32(name.encode()))
-
-
-def numbers(name: str, shape: Sequence[int], dtype: str, low: float = -9, high: float = 9) -> Array:
-    """Random values of a type; integers in [low, high], floats normal."""
-    random, kind = _random(name), np.dtype(dtype)
-    if kind.kind == "b":
-        return random.integers(0, 2, tuple(shape)).astype(bool)
-    if kind.kind == "f":
-        return np.asarray(random.normal(0, 3, tuple(shape))).astype(kind)
-    low = max(low, int(np.iinfo(kind).min))
-    return np.asarray(random.integers(int(low), int(high), tuple(shape), endpoint=True)).astype(
-        kind
-    )
+from tests.support.corpus_case import (
+    FLOATS,
+    INTEGERS,
+    TYPES,
+    Array,
+    Case,
+    in_float64,
+    layer_norm,
+    numbers,
+    softmax,
+)
+from tests.support.corpus_composed import composed
 
 
 def _tolerance(dtype: str) -> dict[str, float]:
     return {"float16": {"rtol": 2e-3, "atol": 2e-3}, "float32": {"rtol": 1e-6, "atol": 1e-7}}.get(
         dtype, {}
     )
-
-
-def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function on float64 copies of float arrays."""
-
-    def wide(*arrays: Array) -> Any:
-        return function(*(a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays))
-
-    return wide
 
 
 def _binary() -> Iterator[Case]:
@@ -123,7 +62,7 @@ def _binary() -> Iterator[Case]:
                 right = np.where(right == 0, right.dtype.type(3), right)
             compares = name in ("less", "less_equal", "equal", "unequal")
             rounded = {} if compares or name in ("maximum", "minimum") else _tolerance(dtype)
-            reference = _wide(theirs) if rounded else theirs
+            reference = in_float64(theirs) if rounded else theirs
             yield Case(full, (left, right), ours, reference, **rounded)
     for dtype in INTEGERS:
         values = numbers(f"shift_{dtype}", (300,), dtype, -100, 100)
@@ -131,7 +70,7 @@ def _binary() -> Iterator[Case]:
         yield Case(f"shl_{dtype}", (values, amounts), lambda a, b: a << b, np.left_shift)
         yield Case(f"shr_{dtype}", (values, amounts), lambda a, b: a >> b, np.right_shift)
     powers = (np.abs(numbers("pow", (300,), "float32")), numbers("powr", (300,), "float32"))
-    yield Case("pow", powers, lambda a, b: a**b, _wide(np.power), rtol=2e-5, atol=1e-30)
+    yield Case("pow", powers, lambda a, b: a**b, in_float64(np.power), rtol=2e-5, atol=1e-30)
 
 
 def _unary() -> Iterator[Case]:
@@ -169,7 +108,7 @@ def _unary() -> Iterator[Case]:
         ("sqrt_special", special, lambda t: t.sqrt(), np.sqrt, 1e-7, 0),
     ]
     for name, given, ours, theirs, rtol, atol in table:
-        yield Case(name, (given,), ours, _wide(theirs) if rtol or atol else theirs, rtol, atol)
+        yield Case(name, (given,), ours, in_float64(theirs) if rtol or atol else theirs, rtol, atol)
     for dtype in INTEGERS:
         values = numbers(f"unary_{dtype}", (100,), dtype, -90, 90)
         yield Case(f"invert_{dtype}", (values,), lambda t: ~t, np.invert)
@@ -214,7 +153,7 @@ def _reductions() -> Iterator[Case]:
                     f"{name}_{text}_{at}".replace("-", "last"),
                     (floats,),
                     lambda t, n=name, a=axis: getattr(t, n)(axis=a),
-                    _wide(lambda x, n=name, a=axis: getattr(np, n)(x, axis=a)),
+                    in_float64(lambda x, n=name, a=axis: getattr(np, n)(x, axis=a)),
                     rtol,
                     atol,
                 )
@@ -229,7 +168,7 @@ def _reductions() -> Iterator[Case]:
         values = numbers(f"total_{dtype}", (4, 200), dtype, -1, 1)
         rounded = {"rtol": 3e-3, "atol": 5e-2} if dtype in FLOATS else {}
         yield Case(
-            f"sum_{dtype}", (values,), lambda t: t.sum(1), _wide(lambda a: a.sum(1)), **rounded
+            f"sum_{dtype}", (values,), lambda t: t.sum(1), in_float64(lambda a: a.sum(1)), **rounded
         )
         yield Case(f"max_{dtype}", (values,), lambda t: t.max(0), lambda a: a.max(0))
     flags = numbers("flags", (9, 40), "bool")
@@ -240,26 +179,18 @@ def _reductions() -> Iterator[Case]:
     long = numbers("long", (3, 70001), "int32")
     yield Case("sum_long", (long,), lambda t: t.sum(), lambda a: a.sum())
     table = numbers("table", (33, 200), "float32")
-    yield Case("std", (table,), lambda t: t.std(1), _wide(lambda a: a.std(1, ddof=1)), 1e-5, 1e-6)
-    yield Case("softmax", (table,), lambda t: t.softmax(), _wide(_softmax), 2e-6, 1e-9)
-    log = _wide(lambda a: np.log(_softmax(a)))
+    yield Case(
+        "std", (table,), lambda t: t.std(1), in_float64(lambda a: a.std(1, ddof=1)), 1e-5, 1e-6
+    )
+    yield Case("softmax", (table,), lambda t: t.softmax(), in_float64(softmax), 2e-6, 1e-9)
+    log = in_float64(lambda a: np.log(softmax(a)))
     yield Case("log_softmax", (table,), lambda t: t.log_softmax(), log, 2e-6, 2e-6)
-    yield Case("layer_norm", (table,), _layer_norm, _wide(_layer_norm_reference), 1e-4, 1e-5)
-
-
-def _softmax(array: Array) -> Array:
-    raised = np.exp(array - array.max(-1, keepdims=True))
-    return np.asarray(raised / raised.sum(-1, keepdims=True))
+    yield Case("layer_norm", (table,), _layer_norm, in_float64(layer_norm), 1e-4, 1e-5)
 
 
 def _layer_norm(tensor: Tensor) -> Tensor:
     centred = tensor - tensor.mean(-1, keepdims=True)
     return centred * (centred.square().mean(-1, keepdims=True) + 1e-5).rsqrt()
-
-
-def _layer_norm_reference(array: Array) -> Array:
-    centred = array - array.mean(-1, keepdims=True)
-    return np.asarray(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5))
 
 
 def _products() -> Iterator[Case]:
@@ -285,7 +216,7 @@ def _products() -> Iterator[Case]:
                 f"matmul_{dtype}_{text}",
                 (left, right),
                 lambda a, b: a @ b,
-                _wide(lambda a, b: a @ b),
+                in_float64(lambda a, b: a @ b),
                 **rounded,
             )
         for dtype in ("float16", "bfloat16"):
@@ -316,15 +247,15 @@ def _products() -> Iterator[Case]:
         "matmul_transposed_epilogue",
         turned,
         lambda a, b: (a.T @ b.T * 2 + b.T[0]).relu(),
-        _wide(lambda a, b: np.maximum(a.T @ b.T * 2 + b.T[0], 0)),
+        in_float64(lambda a, b: np.maximum(a.T @ b.T * 2 + b.T[0], 0)),
         1e-4,
         1e-4,
     )
     heads = tuple(numbers(n, (2, 3, 40, 16), "float32") / 3 for n in ("q", "k", "v"))
-    yield Case("attention", heads, _attention, _wide(_attention_reference), 1e-4, 1e-5)
+    yield Case("attention", heads, _attention, in_float64(_attention_reference), 1e-4, 1e-5)
     image = numbers("image", (2, 3, 10, 12), "float32")
     filters = numbers("filters", (8, 3, 3, 3), "float32")
-    yield Case("conv2d", (image, filters), _conv2d, _wide(_conv2d_reference), 1e-4, 1e-3)
+    yield Case("conv2d", (image, filters), _conv2d, in_float64(_conv2d_reference), 1e-4, 1e-3)
 
 
 def _attention(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
@@ -332,7 +263,7 @@ def _attention(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
 
 
 def _attention_reference(query: Array, key: Array, values: Array) -> Array:
-    return np.asarray(_softmax(query @ key.swapaxes(2, 3) / 4) @ values)
+    return np.asarray(softmax(query @ key.swapaxes(2, 3) / 4) @ values)
 
 
 def _conv2d(image: Tensor, filters: Tensor) -> Tensor:
@@ -455,7 +386,7 @@ def _index_add_reference(target: Array, rows: Array, source: Array) -> Array:
 def corpus() -> dict[str, Case]:
     """Every case, by name."""
     cases: dict[str, Case] = {}
-    for make in (_binary, _unary, _casts, _reductions, _products, _movement):
+    for make in (_binary, _unary, _casts, _reductions, _products, _movement, composed):
         for case in make():
             assert case.name not in cases, case.name
             cases[case.name] = case

@@ -1,0 +1,145 @@
+"""Tensor: parts and arrangements, made of slices, masks and movement. Names as in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from compiler.dtype import int64
+from compiler.graph import node as graph
+from compiler.methods.core import Scalar, TensorCore, shape_of
+from compiler.methods.scattering import Scattering
+from hcq.errors import BadArgument
+
+
+class Layout(Scattering):
+    """None of these stores anything."""
+
+    __slots__ = ()
+
+    def _counted(self, size: int, axis: int) -> Self:
+        """0, 1 ... along an axis of as many axes as this has."""
+        shape = tuple(size if place == axis else 1 for place in range(self.ndim))
+        return self._new(graph.reshape(graph.iota(size), shape))
+
+    def _filled(self, value: Scalar) -> Self:
+        return self._new(self._constant("full_like", value, self.dtype, self.shape))
+
+    def full_like(self, value: Scalar) -> Self:
+        """One number everywhere, of this shape and type, on this device."""
+        return self._filled(value)
+
+    def zeros_like(self) -> Self:
+        return self._filled(0)
+
+    def ones_like(self) -> Self:
+        return self._filled(1)
+
+    def tril(self, diagonal: int = 0) -> Self:
+        """What is on or below a diagonal of the last two axes, and zero above."""
+        return self._triangle("tril", diagonal, True)
+
+    def triu(self, diagonal: int = 0) -> Self:
+        """What is on or above a diagonal of the last two axes, and zero below."""
+        return self._triangle("triu", diagonal, False)
+
+    def _triangle(self, operation: str, diagonal: int, below: bool) -> Self:
+        if self.ndim < 2:
+            raise BadArgument(f"{operation}: {self._shown} has no two axes")
+        down = self._counted(self.shape[-2], self.ndim - 2) + diagonal
+        across = self._counted(self.shape[-1], self.ndim - 1)
+        kept = across <= down if below else across >= down
+        return kept.where(self, 0).cast(self.dtype)
+
+    def diagonal(self) -> Self:
+        """The main diagonal of the last two axes."""
+        if self.ndim < 2:
+            raise BadArgument(f"diagonal: {self._shown} has no two axes")
+        count = min(self.shape[-2:])
+        places = self._new(graph.iota(count))
+        return self[(..., places, places)]
+
+    def diag(self) -> Self:
+        """A matrix with this (of one axis) as its main diagonal."""
+        if self.ndim != 1:
+            raise BadArgument(f"diag: {self._shown} has not one axis")
+        down = self._new(graph.iota(self.shape[0])).unsqueeze(1)
+        across = self._new(graph.iota(self.shape[0])).unsqueeze(0)
+        return down._compare("eq", across).where(self, 0).cast(self.dtype)
+
+    def split(self, sizes: int | Sequence[int], axis: int = 0) -> tuple[Self, ...]:
+        """Parts of a size (the last may be shorter), or of given sizes that fill the axis."""
+        place = self._axis("split", axis)
+        whole = self.shape[place]
+        if isinstance(sizes, int):
+            if sizes <= 0:
+                raise BadArgument(f"split: into parts of {sizes}")
+            sizes = [min(sizes, whole - start) for start in range(0, whole, sizes)]
+        if sum(sizes) != whole or any(size < 0 for size in sizes):
+            raise BadArgument(f"split: {list(sizes)} along axis {axis} of {self._shown}")
+        parts, start = [], 0
+        for size in sizes:
+            parts.append(self[(*[slice(None)] * place, slice(start, start + size))])
+            start += size
+        return tuple(parts)
+
+    def chunk(self, count: int, axis: int = 0) -> tuple[Self, ...]:
+        """At most `count` parts of equal size (the last may be shorter)."""
+        place = self._axis("chunk", axis)
+        if count <= 0:
+            raise BadArgument(f"chunk: into {count} parts")
+        return self.split(max(1, -(-self.shape[place] // count)), place)
+
+    def roll(self, shifts: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Self:
+        """Moved along axes, what leaves at the end coming in at the start; None: as if flat."""
+        if axis is None:
+            if not isinstance(shifts, int):
+                raise BadArgument("roll: several shifts need as many axes")
+            return self.flatten().roll(shifts, 0).reshape(self.shape)
+        axes = self._axes("roll", axis)
+        moves = (shifts,) * len(axes) if isinstance(shifts, int) else tuple(shifts)
+        if len(moves) != len(axes):
+            raise BadArgument(f"roll: {len(moves)} shifts for {len(axes)} axes")
+        result = self
+        for place, move in zip(axes, moves, strict=True):
+            size = self.shape[place]
+            if size and move % size:
+                before = [slice(None)] * place
+                cut = size - move % size
+                parts = [result[(*before, slice(cut, None))], result[(*before, slice(None, cut))]]
+                result = self._new(graph.cat([part.node for part in parts], place))
+        return result
+
+    def repeat_interleave(self, count: int, axis: int | None = None) -> Self:
+        """Each element (of an axis; None: of the flat array) `count` times, side by side."""
+        if axis is None:
+            return self.flatten().repeat_interleave(count, 0)
+        place = self._axis("repeat_interleave", axis)
+        shape = self.shape
+        spread = (*shape[: place + 1], count, *shape[place + 1 :])
+        joined = (*shape[:place], shape[place] * count, *shape[place + 1 :])
+        return self.unsqueeze(place + 1).expand(spread).reshape(joined)
+
+    def unflatten(self, axis: int, sizes: Sequence[int]) -> Self:
+        """An axis as several; one size may be -1."""
+        place = self._axis("unflatten", axis)
+        wanted = shape_of("unflatten", [tuple(sizes)], self.shape[place])
+        return self.reshape((*self.shape[:place], *wanted, *self.shape[place + 1 :]))
+
+    def one_hot(self, classes: int) -> Self:
+        """A new last axis of `classes`, 1 where it is this integer, else 0; as int64."""
+        if not self.dtype.is_integer:
+            raise BadArgument(f"one_hot: of integers, not {self.dtype.name}")
+        across = self._new(graph.iota(classes))
+        return self.unsqueeze(-1)._compare("eq", across).cast(int64)
+
+    def masked_select(self, mask: TensorCore) -> Self:
+        """What a mask picks, in order. How much that is depends on data: the mask is computed now
+        (refused in a recorded function)."""
+        spread = self._new(mask.node).broadcast_to(self.shape)
+        picked = self._picked(spread)
+        return self[picked]
+
+    def _picked(self, mask: Self) -> Any:
+        """A mask as an array."""
+        raise NotImplementedError

@@ -1,0 +1,168 @@
+"""Tensor: running totals, orders, and what is made of whole rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+from compiler import dtype as dtypes
+from compiler.dtype import bool_, float32, int64
+from compiler.graph import node as graph
+from compiler.graph.ops import is_narrow
+from compiler.methods.layout import Layout
+from compiler.methods.reductions import Axis
+from hcq.errors import BadArgument
+
+BLOCK = 64  # elements of a running total that are looked at for each element
+
+
+class Scans(Layout):
+    """axis: counted from either end."""
+
+    __slots__ = ()
+
+    def cumsum(self, axis: int = 0) -> Self:
+        """The sum of all elements up to each one, along an axis; in the type of `sum`."""
+        place = self._axis("cumsum", axis)
+        wide = self.cast(int64) if self.dtype is bool_ else self
+        return wide._running("sum", place, 0)
+
+    def cumprod(self, axis: int = 0) -> Self:
+        """The product of all elements up to each one, along an axis."""
+        place = self._axis("cumprod", axis)
+        wide = self.cast(int64) if self.dtype is bool_ else self
+        return wide._running("prod", place, 1)
+
+    def cummax(self, axis: int = 0) -> Self:
+        """The largest element up to each one, along an axis."""
+        return self._running("max", self._axis("cummax", axis), dtypes.lowest(self.dtype))
+
+    def cummin(self, axis: int = 0) -> Self:
+        """The smallest element up to each one, along an axis."""
+        return self._running("min", self._axis("cummin", axis), dtypes.highest(self.dtype))
+
+    def _running(self, operation: str, place: int, start: int | float) -> Self:
+        """In blocks: each element looks at its own, and blocks add up the totals of those before,
+        likewise. 16-bit floats are joined in float32 and rounded once."""
+        dtype, size = self.dtype, self.shape[place] if self.ndim else 0
+        if not size:
+            return self
+        wide = self.cast(float32) if is_narrow(dtype) else self
+        order = [axis for axis in range(self.ndim) if axis != place]
+        last = wide.permute(*order, place)
+        found = last._along_last(operation, start).cast(dtype)
+        back = [*range(place), self.ndim - 1, *range(place, self.ndim - 1)]
+        return found.permute(*back)
+
+    def _along_last(self, operation: str, start: int | float) -> Self:
+        size = self.shape[-1]
+        if size <= 2 * BLOCK:
+            # [..., element, what it looks at]
+            seen = self.unsqueeze(-2).expand((*self.shape[:-1], size, size))
+            seen = seen._triangle_or(start)
+            node = seen._reduce(operation, seen.node, (seen.ndim - 1,), False).node
+            return self._new(graph.cast(node, self.dtype))
+        blocks = -(-size // BLOCK)
+        pairs = [(0, 0)] * (self.ndim - 1) + [(0, blocks * BLOCK - size)]
+        cut = self.pad(pairs, start).reshape((*self.shape[:-1], blocks, BLOCK))
+        inner = cut._along_last(operation, start).contiguous()
+        totals = inner[..., BLOCK - 1]._along_last(operation, start)
+        before = totals[..., :-1].pad([(0, 0)] * (self.ndim - 1) + [(1, 0)], start).unsqueeze(-1)
+        join = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[operation]
+        joined: Self = getattr(inner, join)(before)
+        return joined.reshape((*self.shape[:-1], blocks * BLOCK))[..., :size]
+
+    def _triangle_or(self, start: int | float) -> Self:
+        """What is on or below the diagonal of the last two axes, else `start`."""
+        down = self._counted(self.shape[-2], self.ndim - 2)
+        across = self._counted(self.shape[-1], self.ndim - 1)
+        return (across <= down).where(self, self._filled(start))
+
+    # ---- order ---------------------------------------------------------------------------------
+
+    def argsort(self, axis: int = -1, descending: bool = False) -> Self:
+        """The places of the elements in order, as int64; equal ones stay in theirs. NaN counts as
+        largest. Compares each with each: for rows of some thousand elements."""
+        place = self._axis("argsort", axis)
+        last = self.transpose(place, -1)
+        size = last.shape[-1]
+        one, two = last.unsqueeze(-1), last.unsqueeze(-2)  # [..., which, the other]
+        less = one < two if descending else two < one
+        same = one._compare("eq", two)
+        if self.dtype.is_float:
+            nan, other = one.isnan(), two.isnan()
+            less = less | (nan & ~other if not descending else other & ~nan)
+            same = same | (nan & other)
+        here = one._counted(size, one.ndim - 2)
+        earlier = one._counted(size, one.ndim - 1) < here
+        rank = (less | (same & earlier)).sum(-1)
+        places = rank._counted(size, rank.ndim - 1).expand(rank.shape)
+        start = rank.zeros_like()
+        return start.scatter(-1, rank, places).transpose(place, -1)
+
+    def sort(self, axis: int = -1, descending: bool = False) -> tuple[Self, Self]:
+        """The elements in order, and where they were (see argsort)."""
+        order = self.argsort(axis, descending)
+        return self.gather(axis, order), order
+
+    def topk(self, count: int, axis: int = -1, largest: bool = True) -> tuple[Self, Self]:
+        """The first of `sort`, the largest (or smallest) first."""
+        place = self._axis("topk", axis)
+        if not 0 <= count <= self.shape[place]:
+            raise BadArgument(f"topk: {count} along axis {axis} of {self._shown}")
+        order = self.argsort(place, largest)[(*[slice(None)] * place, slice(count))]
+        return self.gather(place, order), order
+
+    # ---- rows ----------------------------------------------------------------------------------
+
+    def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """log(sum(exp(x))) without overflow."""
+        axes = self._some("logsumexp", axis)
+        wide = self.cast(float32)
+        most = wide.max(axes, keepdims=True)
+        most = most.isinf().where(0, most)
+        found = (wide - most).exp().sum(axes, keepdims=True).log() + most
+        found = found.cast(dtypes.float_dtype(self.dtype))
+        return found if keepdims else found.squeeze(axes)
+
+    def softmin(self, axis: int = -1) -> Self:
+        return (-self).softmax(axis)
+
+    def layernorm(self, axis: Axis = -1, epsilon: float = 1e-5) -> Self:
+        """Centred, and of variance 1, along axes; 16-bit floats by way of float32."""
+        wide = self.cast(float32)
+        apart = wide - wide.mean(axis, keepdims=True)
+        scale = (apart.square().mean(axis, keepdims=True) + epsilon).rsqrt()
+        return (apart * scale).cast(dtypes.float_dtype(self.dtype))
+
+    def normalize(self, axis: int = 1, epsilon: float = 1e-12) -> Self:
+        """Divided by the root of the sum of squares along an axis, at least epsilon."""
+        wide = self.cast(float32)
+        length = wide.square().sum(axis, keepdims=True).sqrt().maximum(epsilon)
+        return (wide / length).cast(dtypes.float_dtype(self.dtype))
+
+    def linear(self, weight: Any, bias: Any = None) -> Self:
+        """self @ weight (of [inputs, outputs]) + bias."""
+        result = self.matmul(weight)
+        return result if bias is None else result + bias
+
+    def dot(self, other: Any) -> Self:
+        return self.matmul(other)
+
+    def scaled_dot_product_attention(
+        self, key: Self, value: Self, mask: Any = None, is_causal: bool = False
+    ) -> Self:
+        """softmax(self @ key^T / sqrt(depth) + mask) @ value; a mask of bools says what is seen.
+        is_causal: row i sees columns up to i."""
+        scores = self.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(self.shape[-1]))
+        if is_causal:
+            if mask is not None:
+                raise BadArgument("scaled_dot_product_attention: a mask besides is_causal")
+            scores = scores._triangle_or(float("-inf"))
+        elif mask is not None:
+            given = self._lift("scaled_dot_product_attention", mask)
+            if isinstance(given, Scans) and given.dtype is bool_:
+                scores = self._new(given.node).where(scores, float("-inf"))
+            else:
+                scores = scores + mask
+        return scores.softmax(-1).matmul(value)
