@@ -143,13 +143,19 @@ def _folds(node: Node, folded: Set[int]) -> bool:
 
 
 def _narrow(node: Node, stored: set[int]) -> Node:
-    """What to store for a value: where it is a cast to a wider type, what it is a cast of."""
-    while node.op == "cast" and node.sources[0].dtype.itemsize < node.dtype.itemsize:
+    """What to store for a value: where it is a cast to a wider type, moved or not, what it is a
+    cast of."""
+    found = node
+    while node.op == "cast" or node.op in ONE_TO_ONE:
         source = node.sources[0]
-        if not _may_store(source) or source.storage is not None or id(source) in stored:
+        if source.dtype.itemsize > node.dtype.itemsize or not _may_store(source):
             break
+        if source.storage is not None or id(source) in stored:
+            break
+        if source.dtype.itemsize < node.dtype.itemsize:
+            found = source
         node = source
-    return node
+    return found
 
 
 def _inlined(node: Node, stored: set[int]) -> list[Node]:
