@@ -14,7 +14,19 @@ from compiler.codegen.host import Host
 from compiler.codegen.nvptx import Nvidia
 from compiler.codegen.shell import Shell
 from compiler.index.algebra import Index
-from compiler.kernel.ir import Fetch, If, Kernel, Loop, Memory, Statement, Store, indices_of, walk
+from compiler.kernel.ir import (
+    Bulk,
+    Fetch,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Signal,
+    Statement,
+    Store,
+    indices_of,
+    walk,
+)
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -60,6 +72,10 @@ def _accesses(body: Iterable[Statement]) -> Iterator[tuple[Memory | None, Index]
             yield statement.source.memory, statement.source.index
             for condition in statement.source.conditions:
                 yield None, condition
+        elif isinstance(statement, Bulk):
+            yield statement.source, statement.start
+        elif isinstance(statement, Signal):
+            yield None, statement.number
         elif isinstance(statement, If):
             for condition in statement.conditions:
                 yield None, condition

@@ -43,7 +43,7 @@ class Gpu(Shell):
         allocas = self.registers()
         globals_ = []
         for memory in kernel.locals:
-            if memory.space == "local" and not memory.swizzled:
+            if memory.space == "local" and not memory.dynamic:
                 kind = f"[{memory.count} x {stored_type(memory.dtype)}]"
                 name = f"@{kernel.name}{self.separator}{memory.name}"
                 globals_.append(f"{name} = internal addrspace(3) global {kind} poison, align 64")

@@ -13,9 +13,19 @@ from compiler.codegen.exchange import Word, nvidia
 from compiler.codegen.gpu import Gpu
 from compiler.codegen.lines import element_type
 from compiler.codegen.values import Values
+from compiler.dtype import float32
 from compiler.index.algebra import Index, constant
-from compiler.kernel.ir import Await, Close, Fetch, GroupProduct, Memory, Settle
-from compiler.kernel.matrix_units import GROUP_UNITS, ROW
+from compiler.kernel.ir import (
+    Asynchronous,
+    Await,
+    Bulk,
+    Close,
+    Fetch,
+    GroupProduct,
+    Memory,
+    Signal,
+)
+from compiler.kernel.matrix_units import CORE, GROUP_UNITS, ROW
 
 ALIGNED = 8 * ROW  # bytes after which the exchange of chunks repeats: where swizzled memory starts
 
@@ -25,7 +35,7 @@ ALIGNED = 8 * ROW  # bytes after which the exchange of chunks repeats: where swi
 _LEADING, _STRIDE, _SWIZZLE_128 = 16, 32, 1 << 62
 _UNIT = 16
 _ADDRESS = 0x3FFF
-_KINDS = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}
+_KINDS = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8"}
 
 
 def descriptor(turned: bool, length: int) -> int:
@@ -34,6 +44,11 @@ def descriptor(turned: bool, length: int) -> int:
     turned rows lie block after block."""
     leading = length * ROW // _UNIT if turned else 1
     return _SWIZZLE_128 | ALIGNED // _UNIT << _STRIDE | leading << _LEADING
+
+
+# The same for core matrices of 128 bytes side by side (compiler.kernel.packed), which nothing
+# exchanges: neighbours along a row of 128 bytes follow each other, eight rows are 1024 bytes.
+PACKED = ALIGNED // _UNIT << _STRIDE | CORE // _UNIT << _LEADING
 
 
 class NvidiaValues(Values):
@@ -67,11 +82,11 @@ class Nvidia(Gpu):
         return f'"nvvm.reqntid"="{self.kernel.block},1,1"'
 
     def dynamic(self) -> list[str]:
-        """One array of open size for all swizzled memory."""
+        """One array of open size for all memory that the launch gives."""
         lines, offset = self.lines, 0
         name = f"@{self.kernel.name}{self.separator}ring"
         for memory in self.kernel.locals:
-            if memory.swizzled:
+            if memory.dynamic:
                 place = f"getelementptr inbounds (i8, ptr addrspace(3) {name}, i32 {offset})"
                 lines.pointers[memory.name] = place
                 offset += memory.count * memory.dtype.itemsize
@@ -81,10 +96,14 @@ class Nvidia(Gpu):
 
     # ---- what goes on meanwhile ----------------------------------------------------------------
 
-    def asynchronous(self, statement: Fetch | Close | Await | GroupProduct | Settle) -> None:
+    def asynchronous(self, statement: Asynchronous) -> None:
         lines = self.lines
         if isinstance(statement, Fetch):
             self._fetch(statement)
+        elif isinstance(statement, Signal):
+            self._signal(statement)
+        elif isinstance(statement, Bulk):
+            self._bulk(statement)
         elif isinstance(statement, Close):
             self._plain("cp.async.commit.group")
         elif isinstance(statement, Await):
@@ -122,6 +141,74 @@ class Nvidia(Gpu):
         name = f"cp.async.cg.shared.global.16{'.s' if size else ''}"
         self._plain(name, *arguments, *size)
 
+    def _shared(self, memory: Memory, index: Index) -> str:
+        """The 32-bit address of an element in shared memory."""
+        pointer = self.lines.address(memory, index, index)
+        return self.lines.new(f"ptrtoint ptr addrspace(3) {pointer} to i32")
+
+    def _direct(self, text: str, *arguments: tuple[str, str], result: str = "void") -> str:
+        """A piece of PTX that reads or writes memory behind LLVM's back."""
+        kinds = {"i32": "r", "i64": "l", "ptr addrspace(1)": "l"}
+        constraints = ["=r"] if result != "void" else []
+        constraints += [*(kinds[kind] for kind, _ in arguments), "~{memory}"]
+        given = ", ".join(f"{kind} {text}" for kind, text in arguments)
+        call = f'call {result} asm sideeffect "{text}", "{",".join(constraints)}"({given})'
+        if result != "void":
+            return self.lines.new(call)
+        self.lines.put(call)
+        return ""
+
+    def _signal(self, signal: Signal) -> None:
+        lines, memory = self.lines, signal.memory
+        if signal.operation == "begin":
+            for number in range(memory.count):
+                at = self._shared(memory, constant(number))
+                arrivals = ("i32", lines.index(signal.number))
+                self._direct("mbarrier.init.shared::cta.b64 [$0], $1;", ("i32", at), arrivals)
+            # copies in bulk, which see memory by another way, find them then
+            self._plain("fence.proxy.async.shared_cta")
+            return
+        at = ("i32", self._shared(memory, signal.index))
+        if signal.operation == "expect":
+            text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
+            self._direct(text, at, ("i32", lines.index(signal.number)))
+        elif signal.operation == "arrive":
+            self._direct("mbarrier.arrive.shared::cta.b64 _, [$0];", at)
+        else:
+            self._wait(at, lines.index(signal.number))
+        lines.shared.clear()
+
+    def _wait(self, at: tuple[str, str], parity: str) -> None:
+        """Ask until the phase is over; each time the hardware lets the threads rest a while."""
+        lines = self.lines
+        if lines.index_type == "i64" and parity.startswith("%"):
+            parity = lines.new(f"trunc i64 {parity} to i32")
+        again, after = lines.label("wait"), lines.label("over")
+        lines.put(f"br label %{again}")
+        self.enter(again)
+        text = (
+            "{ .reg .pred over; mbarrier.try_wait.parity.shared::cta.b64 over, [$1], $2; "
+            "selp.b32 $0, 1, 0, over; }"
+        )
+        over = self._direct(text, at, ("i32", parity), result="i32")
+        test = lines.new(f"icmp ne i32 {over}, 0")
+        lines.put(f"br i1 {test}, label %{after}, label %{again}")
+        self.enter(after)
+
+    def _bulk(self, bulk: Bulk) -> None:
+        text = (
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[$0], [$1], $2, [$3];"
+        )
+        source = self.lines.address(bulk.source, bulk.start, bulk.start)
+        self._direct(
+            text,
+            ("i32", self._shared(bulk.memory, bulk.index)),
+            ("ptr addrspace(1)", source),
+            ("i32", str(bulk.count * bulk.memory.dtype.itemsize)),
+            ("i32", self._shared(bulk.signal, bulk.place)),
+        )
+
     def _group_product(self, product: GroupProduct) -> None:
         """One piece of PTX from the fence to the end of the group: between them, and until they are
         waited for, the totals' registers must not be touched, not even moved."""
@@ -130,6 +217,7 @@ class Nvidia(Gpu):
         name, count = _KINDS[unit.name.partition(".")[2]], product.columns // 2
         operation = f"wgmma.mma_async.sync.aligned.m64n{product.columns}k{unit.depth}"
         turns = "".join(f", {int(turned)}" for turned in product.turned) if unit.turns else ""
+        total, scales = ("f32", ", 1, 1") if unit.total is float32 else ("s32", "")
         given: list[tuple[str, str]] = []
         text = [".reg .pred add", "setp.ne.b32 add, 1, 0", "wgmma.fence.sync.aligned"]
         for tile, *indices in product.steps:
@@ -137,8 +225,8 @@ class Nvidia(Gpu):
             places = zip((product.left, product.right), indices, product.turned, strict=True)
             first = product.totals.count + len(given)
             given += [("i64", self._described(*place, length)) for place in places]
-            factors = f"${first}, ${first + 1}, add, 1, 1{turns}"
-            text.append(f"{operation}.f32.{name}.{name} {{{held}}}, {factors}")
+            factors = f"${first}, ${first + 1}, add{scales}{turns}"
+            text.append(f"{operation}.{total}.{name}.{name} {{{held}}}, {factors}")
         text.append("wgmma.commit_group.sync.aligned")
         self._on_totals(f"{{ {'; '.join(text)}; }}", product.totals, given)
 
@@ -153,7 +241,8 @@ class Nvidia(Gpu):
         at = lines.new(f"add i32 {start}, {offset}")
         units = lines.new(f"and i32 {lines.new(f'lshr i32 {at}, 4')}, {_ADDRESS}")
         wide = lines.new(f"zext i32 {units} to i64")
-        return lines.new(f"or disjoint i64 {wide}, {descriptor(turned, length)}")
+        upper = PACKED if memory.ring else descriptor(turned, length)
+        return lines.new(f"or disjoint i64 {wide}, {upper}")
 
     def _on_totals(self, text: str, totals: Memory, given: list[tuple[str, str]]) -> None:
         """PTX whose first operands are the totals, which it may change, then what is given."""
@@ -162,7 +251,12 @@ class Nvidia(Gpu):
         held = [(kind, lines.new(f"load {kind}, ptr {place}")) for place in places]
         result = "{ " + ", ".join([kind] * count) + " }"
         constraints = ",".join(
-            [*["=f"] * count, *["l"] * len(given), *map(str, range(count)), "~{memory}"]
+            [
+                *["=f" if kind == "float" else "=r"] * count,
+                *["l"] * len(given),
+                *map(str, range(count)),
+                "~{memory}",
+            ]
         )
         arguments = ", ".join(f"{kind} {text}" for kind, text in (*given, *held))
         made = lines.new(f'call {result} asm sideeffect "{text}", "{constraints}"({arguments})')

@@ -9,14 +9,10 @@ from compiler.codegen.lines import stored_type
 from compiler.codegen.values import Values
 from compiler.index.algebra import Index, Range
 from compiler.kernel.ir import (
-    Await,
+    Asynchronous,
     Barrier,
-    Close,
-    Fetch,
-    GroupProduct,
     If,
     Kernel,
-    Settle,
     Statement,
     Store,
     TileStep,
@@ -52,7 +48,7 @@ class Shell:
                 self.barrier()
                 self.lines.shared.clear()
                 self.lines.private.clear()
-            elif isinstance(statement, Fetch | Close | Await | GroupProduct | Settle):
+            elif isinstance(statement, Asynchronous):
                 self.asynchronous(statement)
             else:
                 self.loop(statement.range, statement.bound, statement.body)
@@ -120,7 +116,7 @@ class Shell:
     def tile(self, step: TileStep) -> None:
         raise NotImplementedError
 
-    def asynchronous(self, statement: Fetch | Close | Await | GroupProduct | Settle) -> None:
+    def asynchronous(self, statement: Asynchronous) -> None:
         """What units do while threads go on; NotSupported on targets that have none."""
         raise NotSupported(f"{type(statement).__name__} statements", target=self.target.name)
 

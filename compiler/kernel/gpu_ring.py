@@ -15,17 +15,15 @@ asynchronous and reads local memory itself: a product is begun, and the one befo
 that the unit never rests while threads fetch; a slice is therefore free one turn later, and the
 ring one stage longer. That unit sees memory by another way than threads do, hence `Await.units`.
 
-Why `cp.async` and not bulk copies: one bulk copy brings bytes that are side by side, and leaves
-them so. Rows of a matrix come out without the exchanged chunks that the units want, unless a tensor
-map says so, whose format is not documented, or a kernel before packs both factors, which for 4096^3
-moves 128 MB (about 30 us of some 300). 16 bytes a thread cost 12 instructions a slice, which
-`wgmma` leaves time for: a slice of 128 x 256 x 64 occupies the unit for 1024 cycles, and the
-schedulers for a tenth of them. They also clip ragged edges, and read factors that are views.
+Why `cp.async`: it clips ragged edges, exchanges chunks, and needs no kernel before. One bulk copy
+brings bytes that are side by side, and leaves them so: for that, factors are packed first, which
+pays for large products (gpu_bulk, compiler.schedule.packing). 16 bytes a thread cost 12
+instructions a slice, which `wgmma` leaves time for: a slice of 128 x 256 x 64 occupies the unit for
+1024 cycles, and the schedulers for a tenth of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from compiler.index.algebra import Index, Range, constant, unflatten
@@ -35,6 +33,7 @@ from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu_matmul import finish_run, padded_factor
 from compiler.kernel.gpu_matrix import narrow
 from compiler.kernel.gpu_slices import CHUNKS, Slices, element, part
+from compiler.kernel.gpu_totals import Finish, finish_group, room_for
 from compiler.kernel.ir import (
     Await,
     Barrier,
@@ -214,6 +213,7 @@ class _Ring:
     wave_row: Index
     wave_column: Index
     waiting: dict[str, Memory]
+    room: Memory
 
     @property
     def grouped(self) -> bool:
@@ -351,19 +351,16 @@ class _Ring:
         """What the lane holds of a fragment, 8 columns wide: rows l / 4 and 8 below, two columns of
         each."""
         at = i * self.tiles.fragments[1] + j
-        if self.grouped:
-            return load(self.totals, constant(at * 4 + place))
         return element(load(self.totals, constant(at), lanes=self.totals.lanes), place)
 
-    def finish(
-        self, finish_run: Callable[[Index, Index, list[Value]], Iterable[Statement]]
-    ) -> list[Statement]:
+    def finish(self, finish_run: Finish) -> list[Statement]:
         """Epilogue and stores, as far as the tile lies inside the output. finish_run: of the totals
         from a row and column on."""
-        tall, wide = self.tiles.fragments
-        row = self.wave_row + self.lane % WAVE // 4
         if self.grouped:
-            row = row + self.lane // WAVE * 16
+            place = self.lane, self.wave_row, self.wave_column
+            return finish_group(self.totals, self.tiles.fragments, *place, self.room, finish_run)
+        tall, wide = self.tiles.fragments
+        row = self.wave_row + self.lane // 4
         column = self.wave_column + self.lane % 4 * 2
         statements: list[Statement] = []
         for i in range(tall):
@@ -438,7 +435,9 @@ def matmul(
         wave // tiles.waves[1] * (tiles.fragments[0] * unit.rows),
         wave % tiles.waves[1] * (tiles.fragments[1] * unit.columns),
         waiting,
+        room_for(unit.total),
     )
+    rooms = (ring.room,) if ring.grouped else ()
     accumulate = _turns(ring, cut.slices, bool(parts.outer))
     for counter in reversed(parts.outer):
         accumulate = [Loop(counter, tuple(accumulate))]
@@ -450,7 +449,7 @@ def matmul(
     return Kernel(
         "kernel",
         (computation.output, *computation.inputs),
-        (*(side.memory for side in sides), totals, *waiting.values()),
+        (*(side.memory for side in sides), totals, *waiting.values(), *rooms),
         cut.grid,
         threads,
         (*ring.clear(), *accumulate, *ring.finish(finish)),

@@ -14,6 +14,7 @@ from compiler.index.algebra import Index, Range, substitute_all, unflatten
 from compiler.kernel.ir import (
     Await,
     Barrier,
+    Bulk,
     Close,
     Fetch,
     GroupProduct,
@@ -21,6 +22,7 @@ from compiler.kernel.ir import (
     Kernel,
     Loop,
     Settle,
+    Signal,
     Statement,
     Store,
     TileStep,
@@ -59,6 +61,12 @@ def moved(statement: Statement, values: Mapping[Range, Index]) -> Statement:
         return Fetch(statement.memory, index, access, statement.lanes)
     if isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
         return statement
+    if isinstance(statement, Signal):
+        index, number = (i.substitute(values) for i in (statement.index, statement.number))
+        return replace(statement, index=index, number=number)
+    if isinstance(statement, Bulk):
+        at, start = statement.index.substitute(values), statement.start.substitute(values)
+        return replace(statement, index=at, start=start, place=statement.place.substitute(values))
     if isinstance(statement, TileStep):
         at = statement.index
         return replace(statement, index=None if at is None else at.substitute(values))

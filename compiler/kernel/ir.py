@@ -4,6 +4,7 @@
     statement  = Store(memory, index, value) | Loop(range, body, bound)
                | If(conditions, body) | Barrier | TileStep
                | Fetch | Close | Await | GroupProduct | Settle      what NVIDIA's units do meanwhile
+               | Bulk | Signal
     value      = op(dtype, lanes; sources; arg)       pure but for loads; see OPS
     index      = compiler.index.algebra.Index                 integers that are functions of ranges
 
@@ -33,6 +34,7 @@ class Memory:
     place c xor r % 8, so that the same chunk of eight rows meets all banks; indices do not know.
     among: parameters of which it is one; `which` of them (beyond the ends: the last one there) is
     the same for a whole group.
+    ring: local memory as it is indexed, beside the swizzled one in what the launch gives.
     """
 
     name: str
@@ -43,6 +45,12 @@ class Memory:
     swizzled: bool = False
     among: tuple[Memory, ...] = ()
     which: Index | None = None
+    ring: bool = False
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the launch gives its bytes."""
+        return self.swizzled or self.ring
 
 
 # op: (number of sources, None where any; what the dtypes must be)
@@ -337,7 +345,8 @@ class Await:
 class GroupProduct:
     """Four waves begin to add left x right to their totals, for each (tile, left index, right
     index): 64 rows by `columns`, as deep as the unit is. turned: whether rows of the swizzled
-    memory run across rather than along the depth. totals: of a tile, columns / 2 after another."""
+    memory run across rather than along the depth. totals: of a tile, columns / 2 after another.
+    Factors in a ring that is not swizzled lie as compiler.kernel.packed says."""
 
     unit: str
     totals: Memory
@@ -357,7 +366,40 @@ class Settle:
     pending: int
 
 
-Statement = Store | Loop | If | Barrier | TileStep | Fetch | Close | Await | GroupProduct | Settle
+@dataclass(frozen=True)
+class Signal:
+    """A step of one thread with barrier objects, which count arrivals and bytes phase by phase;
+    `memory` is an array of them, uint64 each.
+
+    operation: "begin" makes all of the array; each phase of one ends after `number` arrivals, once
+    the bytes expected have come; others may use them after a Barrier. "expect" arrives at the one
+    at `index`, and expects `number` bytes more in this phase. "arrive" says that the thread is done
+    with what it read. "wait" goes on when the phase whose parity is `number` is over; the one
+    before the first has parity 1.
+    """
+
+    operation: str
+    memory: Memory
+    index: Index
+    number: Index
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """memory[index .. index + count) = source[start ..], begun by one thread; the bytes count for
+    the barrier object signal[place]. Whole multiples of 16 bytes at multiples of 16."""
+
+    memory: Memory
+    index: Index
+    source: Memory
+    start: Index
+    count: int
+    signal: Memory
+    place: Index
+
+
+Asynchronous = Fetch | Close | Await | GroupProduct | Settle | Bulk | Signal
+Statement = Store | Loop | If | Barrier | TileStep | Asynchronous
 
 
 @dataclass(frozen=True)
@@ -383,8 +425,8 @@ class Kernel:
 
     @property
     def dynamic_local(self) -> int:
-        """Bytes of local memory that the launch has to give: all that is swizzled."""
-        return sum(m.count * m.dtype.itemsize for m in self.locals if m.swizzled)
+        """Bytes of local memory that the launch has to give."""
+        return sum(m.count * m.dtype.itemsize for m in self.locals if m.dynamic)
 
 
 def group_range(axis: int, size: int) -> Range:

@@ -126,7 +126,8 @@ _SM80 = MatrixUnit(
 _TF32 = replace(_SM80, name="sm_80.tf32", element=float32, depth=8)
 
 _AMPERE = (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32), _TF32)
-ROW = 128  # bytes of a row of swizzled local memory
+ROW = 128  # bytes of a row of swizzled local memory, and of a slice of the depth
+CORE = 128  # bytes of a core matrix, of 8 rows of 16 bytes (PTX ISA, "Core matrices")
 MATRICES = 16  # bytes that a lane gets of four matrices
 
 # TargetSpec.matrix to the units of that family
@@ -165,6 +166,7 @@ GROUP_FAMILIES: Mapping[str, tuple[GroupUnit, ...]] = {
         _WGMMA,
         replace(_WGMMA, name="sm_90a.bfloat16", element=bfloat16),
         replace(_WGMMA, name="sm_90a.tf32", element=float32, depth=8, turns=False),
+        replace(_WGMMA, name="sm_90a.int8", element=int8, total=int32, depth=32, turns=False),
     ),
 }
 GROUP_UNITS: Mapping[str, GroupUnit] = {

@@ -6,17 +6,19 @@ from collections.abc import Iterable
 
 from compiler.index.algebra import Validity
 from compiler.kernel.ir import (
+    Asynchronous,
     Await,
     Barrier,
+    Bulk,
     Close,
     Fetch,
-    GroupProduct,
     If,
     Kernel,
     Load,
     Loop,
     Memory,
     Settle,
+    Signal,
     Statement,
     Store,
     TileStep,
@@ -45,7 +47,7 @@ def format_value(root: Value) -> str:
 
 
 def _memory(memory: Memory) -> str:
-    swizzled = " swizzled" if memory.swizzled else ""
+    swizzled = " swizzled" if memory.swizzled else " ring" if memory.ring else ""
     kind = type_text(memory.dtype, memory.lanes)
     return f"{memory.space} {kind} {memory.name}[{memory.count}]{swizzled}"
 
@@ -109,7 +111,7 @@ def _tile_text(step: TileStep) -> str:
     )
 
 
-def _asynchronous(statement: Fetch | Close | Await | GroupProduct | Settle) -> str:
+def _asynchronous(statement: Asynchronous) -> str:
     if isinstance(statement, Fetch):
         source = _access(statement.source, statement.lanes)
         return f"{statement.memory.name}[{statement.index}] <- {source}"
@@ -117,6 +119,13 @@ def _asynchronous(statement: Fetch | Close | Await | GroupProduct | Settle) -> s
         return "close fetches"
     if isinstance(statement, Await):
         return f"await fetches but {statement.pending}{' for units' if statement.units else ''}"
+    if isinstance(statement, Signal):
+        place = f"{statement.memory.name}[{statement.index}]"
+        return f"{statement.operation} {place} {statement.number}"
+    if isinstance(statement, Bulk):
+        source = f"{statement.source.name}[{statement.start} x{statement.count}]"
+        place = f"{statement.signal.name}[{statement.place}]"
+        return f"{statement.memory.name}[{statement.index}] <- {source} for {place}"
     if isinstance(statement, Settle):
         return f"settle {statement.totals.name} but {statement.pending}"
     turned = ["turned " if turned else "" for turned in statement.turned]

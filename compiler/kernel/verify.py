@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.dtype import bfloat16, bool_, float16, float32, uint32
+from compiler.dtype import bfloat16, bool_, float16, float32, uint32, uint64
 from compiler.index.algebra import Index, Range, Validity
 from compiler.index.lookup import Lookup, atoms
 from compiler.kernel.ir import (
@@ -17,6 +17,7 @@ from compiler.kernel.ir import (
     TILES,
     Await,
     Barrier,
+    Bulk,
     Close,
     Fetch,
     GroupProduct,
@@ -26,6 +27,7 @@ from compiler.kernel.ir import (
     Loop,
     Memory,
     Settle,
+    Signal,
     Statement,
     Store,
     TileStep,
@@ -38,6 +40,7 @@ ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "
                "shuffle", "dot2", "matrix", "exchange", "matrices")  # fmt: skip
 WHOLE_WAVES = ("matrix", "exchange", "matrices")  # what all threads of a wave do together
 GROUP = 128  # threads that share a GroupProduct
+EVERY, GROUPS, SOME = 2, 1, 0  # which threads come to a statement together: all, whole groups
 
 
 class BrokenKernel(AssertionError):
@@ -66,7 +69,7 @@ def verify(kernel: Kernel) -> Kernel:
         _require(whole or not memory.swizzled, "whole blocks of swizzled rows", memory)
     bound = {kernel.group(axis).name: kernel.grid[axis] for axis in range(3)}
     bound["thread"] = kernel.block
-    _Checker(kernel, frozenset(memories)).statements(kernel.body, bound, uniform=True)
+    _Checker(kernel, frozenset(memories)).statements(kernel.body, bound, EVERY)
     return kernel
 
 
@@ -75,43 +78,66 @@ class _Checker:
         self.kernel = kernel
         self.memories = memories
 
-    def statements(self, body: Iterable[Statement], bound: dict[str, int], uniform: bool) -> None:
+    def statements(self, body: Iterable[Statement], bound: dict[str, int], together: int) -> None:
         for statement in body:
             if isinstance(statement, Store):
                 self.store(statement, bound)
                 if any(node.op in WHOLE_WAVES for node in walk(statement.value)):
-                    _require(uniform, "this is for whole waves", self.kernel.name)
+                    _require(together >= GROUPS, "this is for whole waves", self.kernel.name)
             elif isinstance(statement, Barrier):
-                _require(uniform, "a barrier is reached by all threads or none", self.kernel.name)
+                rule = "a barrier is reached by all threads or none"
+                _require(together == EVERY, rule, self.kernel.name)
             elif isinstance(statement, TileStep):
                 self.tile(statement, bound)
             elif isinstance(statement, Fetch):
                 self.fetch(statement, bound)
             elif isinstance(statement, GroupProduct):
-                _require(uniform, "a group's unit works for whole groups", self.kernel.name)
+                _require(
+                    together >= GROUPS, "a group's unit works for whole groups", self.kernel.name
+                )
                 self.group_product(statement, bound)
-            elif isinstance(statement, Await | Settle):
+            elif isinstance(statement, Settle):
                 _require(statement.pending >= 0, "how many may be pending", statement)
-                _require(uniform, "all threads wait or none", self.kernel.name)
+                _require(together >= GROUPS, "whole groups wait for units", self.kernel.name)
+            elif isinstance(statement, Await):
+                _require(statement.pending >= 0, "how many may be pending", statement)
+                _require(together == EVERY, "all threads wait or none", self.kernel.name)
             elif isinstance(statement, Close):
-                _require(uniform, "all threads close a group or none", self.kernel.name)
+                _require(together == EVERY, "all threads close a group or none", self.kernel.name)
+            elif isinstance(statement, Signal):
+                self.signal(statement, bound)
+            elif isinstance(statement, Bulk):
+                self.bulk(statement, bound)
             elif isinstance(statement, If):
                 self.conditions(statement.conditions, bound)
-                divergent = any(
-                    r.kind == "thread" for c in statement.conditions for r in c.ranges()
+                self.statements(
+                    statement.body, bound, min(together, self.together(statement.conditions))
                 )
-                self.statements(statement.body, bound, uniform and not divergent)
             else:
-                self.loop(statement, bound, uniform)
+                self.loop(statement, bound, together)
 
-    def loop(self, loop: Loop, bound: dict[str, int], uniform: bool) -> None:
+    def together(self, conditions: Validity) -> int:
+        """Which threads conditions keep together."""
+        divided = [c for c in conditions if any(r.kind == "thread" for r in c.ranges())]
+        if not divided:
+            return EVERY
+        if any(len(c.ranges()) > 1 for c in divided):
+            return SOME
+        threads = range(self.kernel.block)
+        inside = [all(c.evaluate({"thread": t}) >= 0 for c in divided) for t in threads]
+        groups = [inside[first : first + GROUP] for first in range(0, len(inside), GROUP)]
+        whole = all(len(each) == GROUP for each in groups if any(each))
+        return GROUPS if whole and all(len(set(each)) == 1 for each in groups) else SOME
+
+    def loop(self, loop: Loop, bound: dict[str, int], together: int) -> None:
         variable = loop.range
         _require(variable.kind == "loop", "a loop counts a loop range", variable)
         _require(variable.name not in bound, "a loop's range is bound once", variable)
         if loop.bound is not None:
             self.index(loop.bound, bound)
-            uniform = uniform and all(r.kind != "thread" for r in loop.bound.ranges())
-        self.statements(loop.body, {**bound, variable.name: variable.size}, uniform)
+            if any(r.kind == "thread" for r in loop.bound.ranges()):
+                together = SOME
+        self.statements(loop.body, {**bound, variable.name: variable.size}, together)
 
     def store(self, store: Store, bound: dict[str, int]) -> None:
         memory = store.memory
@@ -150,9 +176,40 @@ class _Checker:
         self.index(source.index, bound)
         self.conditions(source.conditions, bound)
 
+    def signal(self, signal: Signal, bound: dict[str, int]) -> None:
+        known = signal.operation in ("begin", "expect", "arrive", "wait")
+        _require(known, "a step with barrier objects", signal)
+        self.barriers(signal.memory, signal.index, bound)
+        self.index(signal.number, bound)
+        parity = signal.operation != "wait" or (signal.number.low >= 0 and signal.number.high <= 1)
+        _require(parity, "a phase is named by its parity", signal)
+        counted = signal.number.is_constant and 0 < signal.number.constant < 1 << 20
+        _require(counted or signal.operation == "wait", "arrivals and bytes in a phase", signal)
+
+    def barriers(self, memory: Memory, index: Index, bound: dict[str, int]) -> None:
+        """PTX ISA, "mbarrier": an opaque object of 64 bits at a multiple of 8 bytes."""
+        _require(memory in self.memories, "barrier objects are of the kernel", memory)
+        fits = memory.space == "local" and memory.dtype is uint64
+        _require(fits, "barrier objects are 64 bits of local memory", memory)
+        self.access(memory, index, 1, bound)
+
+    def bulk(self, bulk: Bulk, bound: dict[str, int]) -> None:
+        memory, width = bulk.memory, 16 // bulk.memory.dtype.itemsize
+        _require(memory.space == "local" and memory in self.memories, "copies go to local", bulk)
+        _require(bulk.source in self.kernel.parameters, "copies are of parameters", bulk)
+        _require(bulk.source.dtype is memory.dtype, "copies keep the type", bulk)
+        aligned = all(i.multiple() % width == 0 for i in (bulk.index, bulk.start))
+        whole = bulk.count > 0 and bulk.count % width == 0
+        _require(whole and aligned, "a copy moves aligned multiples of 16 bytes", bulk)
+        self.access(memory, bulk.index, bulk.count, bound)
+        self.index(bulk.start, bound)
+        inside = bulk.start.low >= 0 and bulk.start.high + bulk.count <= bulk.source.count
+        _require(inside, "a copy stays inside its source", bulk)
+        self.barriers(bulk.signal, bulk.place, bound)
+
     def group_product(self, product: GroupProduct, bound: dict[str, int]) -> None:
         unit = GROUP_UNITS.get(product.unit)
-        _require(unit is not None and self.kernel.block % GROUP == 0, "a group's unit", product)
+        _require(unit is not None, "a group's unit", product)
         assert unit is not None
         _require(unit.turns or not any(product.turned), "a unit that takes turned rows", product)
         _require(product.columns in range(8, 257, 8), "columns of a group's unit", product)
@@ -162,8 +219,8 @@ class _Checker:
             last = (tile + 1) * product.columns // 2
             _require(tile >= 0 and last <= totals.count, "totals of a tile", product)
             for memory, index in zip((product.left, product.right), places, strict=True):
-                fits = memory.swizzled and memory.dtype is unit.element
-                _require(fits, "a group's unit reads swizzled rows of its type", memory)
+                fits = memory.dynamic and memory.dtype is unit.element
+                _require(fits, "a group's unit reads a ring of its type", memory)
                 self.access(memory, index, 1, bound)
 
     def access(self, memory: Memory, index: Index, lanes: int, bound: dict[str, int]) -> None:

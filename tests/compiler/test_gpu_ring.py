@@ -82,7 +82,7 @@ def computed(name: str, kernel: Kernel, shape: tuple[int, int, int], turned: boo
 @pytest.mark.parametrize("name", GROUPED + WAVES)
 def test_products(name: str, turned: bool) -> None:
     kind = name.partition(".")[2]
-    for shape in ((72, 88, 80), (64, 200, 64)):
+    for shape in ((72, 136, 80), (64, 200, 64)):
         root = product(*shape, ELEMENTS[kind], turned)
         units = gpu_ring.suits(parts_of(root), target_of(name))
         assert units[0].name == name
@@ -266,7 +266,7 @@ def test_defaults_for_hopper() -> None:
     # what does not fill a group's unit is left to the waves' own
     for shape in ((32, 4096, 4096), (4096, 4096, 16), (512, 16, 512)):
         assert chosen(*shape).unit == "sm_80.bfloat16"
-    assert chosen(4096, 4096, 4096, element=int8).unit == "sm_80.int8"
+    assert chosen(4096, 4096, 4096, element=int8).unit == "sm_90a.int8"
 
 
 @pytest.mark.parametrize("name", ["sm_90a.float16", "sm_90a.tf32", "sm_80.float16", "sm_80.int8"])
@@ -303,14 +303,18 @@ def test_instructions_of_a_groups_unit(name: str, turned: bool) -> None:
         "float16": "k16.f32.f16.f16",
         "bfloat16": "k16.f32.bf16.bf16",
         "tf32": "k8.f32.tf32.tf32",
+        "int8": "k32.s32.s8.s8",
     }
     wanted = f"wgmma.mma_async.sync.aligned.m64n256{shape[kind]} "
     assert text.count(wanted) == text.count("wgmma.mma_async") and text.count(wanted) % 4 == 0
     # both factors of 16 bits are fetched as they lie, and turned by the unit
-    immediates = {"tf32": "1, 1;"}.get(kind, "1, 1, 1, 0;" if turned else "1, 1, 0, 1;")
-    assert f"add, {immediates}" in text
+    turns = ", 1, 1, 1, 0;" if turned else ", 1, 1, 0, 1;"
+    immediates = {"tf32": ", 1, 1;", "int8": ";"}.get(kind, turns)
+    assert f"add{immediates}" in text
     assert ("cp.async.cg.shared.global" in text) == (kind != "tf32")
-    assert ("st.shared" in text) == (kind == "tf32")
+    assert ("st.shared" in text) == (kind in ("tf32", "int8"))
+    # eight neighbouring columns of a row at once
+    assert text.count("st.global.v4.b32") == text.count("st.global") == 32
     loop = text[text.index("cp.async.wait_group \t1;") :]
     order = [
         "fence.proxy.async.shared::cta",

@@ -3,14 +3,19 @@
 The threads of a group go through the statements together, each value an array over threads (and
 lanes). Matrix instructions are done by a function of the caller's, so that a test can write down
 what the hardware does from its document. What goes on meanwhile happens as late as it may: a fetch
-arrives when it is awaited, a group's product reads its factors when it is settled; local memory
-that is swizzled begins as numbers nobody expects.
+arrives when it is awaited, a group's product reads its factors when it is settled, a copy in bulk
+arrives when somebody waits for its phase and everything else of that phase has come; local memory
+that is swizzled or a ring begins as numbers nobody expects.
+
+Neighbouring branches that wait for barrier objects are run by turns, each up to its next wait.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,7 @@ from compiler.index.algebra import Index, Validity
 from compiler.kernel.ir import (
     Await,
     Barrier,
+    Bulk,
     Close,
     Fetch,
     GroupProduct,
@@ -29,6 +35,7 @@ from compiler.kernel.ir import (
     Loop,
     Memory,
     Settle,
+    Signal,
     Statement,
     Store,
     Value,
@@ -60,8 +67,44 @@ def interpret(kernel: Kernel, inputs: Sequence[Array], matrix: Matrix) -> Array:
     for group in itertools.product(*(range(size) for size in kernel.grid)):
         with np.errstate(all="ignore"):  # threads that are off compute too
             whole = np.ones(kernel.block, bool)
-            _Group(kernel, arrays, group, matrix).statements(kernel.body, whole)
+            for _ in _Group(kernel, arrays, group, matrix).statements(kernel.body, whole):
+                pass  # who waits too long says so
     return output
+
+
+@dataclass
+class _Object:
+    """A barrier object (PTX ISA, "mbarrier"). missing: arrivals of this phase; bytes: expected and
+    not come; copies: on their way."""
+
+    expected: int
+    missing: int
+    phase: int = 0
+    bytes: int = 0
+    copies: list[Callable[[], None]] = field(default_factory=list)
+
+    def arrive(self, count: int) -> None:
+        assert 0 < count <= self.missing, "more arrivals than expected"
+        self.missing -= count
+        self.end()
+
+    def end(self) -> None:
+        if not self.missing and not self.bytes:
+            self.phase, self.missing = self.phase + 1, self.expected
+
+    def is_over(self, parity: int) -> bool:
+        if self.phase % 2 == parity and not self.missing:
+            for arrive in self.copies:
+                arrive()
+            self.copies.clear()
+            self.end()
+        return self.phase % 2 != parity
+
+
+def _waits(statement: Statement) -> bool:
+    if isinstance(statement, Signal):
+        return statement.operation == "wait"
+    return any(_waits(each) for each in getattr(statement, "body", ()))
 
 
 class _Group:
@@ -78,8 +121,9 @@ class _Group:
             shape: tuple[int, ...] = (memory.count,)
             if memory.space == "register":
                 shape = (memory.count, self.threads, memory.lanes)
-            start = 77 if memory.swizzled else 0
+            start = 77 if memory.dynamic else 0
             self.memories[memory] = np.full(shape, start, _type(memory))
+        self.objects: dict[tuple[Memory, int], _Object] = {}
         self.fetches: list[Callable[[], None]] = []  # begun, of no group yet
         self.groups: list[list[Callable[[], None]]] = []
         self.products: list[GroupProduct] = []
@@ -94,28 +138,93 @@ class _Group:
             held = held & (self.index(condition) >= 0)
         return held
 
-    def statements(self, body: Sequence[Statement], active: Array) -> None:
-        for statement in body:
-            if isinstance(statement, Store):
-                self.store(statement, active)
-            elif isinstance(statement, If):
-                inside = active & self.holds(statement.conditions)
-                if inside.any():
-                    self.statements(statement.body, inside)
-            elif isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
-                assert active.all()
-                self.meanwhile(statement)
-            elif isinstance(statement, Fetch):
-                self.fetch(statement, active)
-            else:
-                assert isinstance(statement, Loop), "tiles are for the host"
-                limit = np.full(self.threads, statement.range.size)
-                if statement.bound is not None:
-                    limit = np.minimum(limit, self.index(statement.bound))
-                for number in range(limit.max()):
-                    self.ranges[statement.range.name] = number
-                    self.statements(statement.body, active & (number < limit))
-                self.ranges.pop(statement.range.name, None)
+    def statements(self, body: Sequence[Statement], active: Array) -> Iterator[None]:
+        """Go on until there is something to wait for; then yield, again and again."""
+        for several, each in itertools.groupby(body, lambda s: isinstance(s, If) and _waits(s)):
+            statements = list(each)
+            if several and len(statements) > 1:
+                yield from self.by_turns(statements, active)
+                continue
+            for statement in statements:
+                yield from self.statement(statement, active)
+
+    def by_turns(self, branches: Sequence[Statement], active: Array) -> Iterator[None]:
+        running = []
+        for branch in branches:
+            branched = copy.copy(self)
+            branched.ranges = dict(self.ranges)
+            running.append(branched.statement(branch, active))
+        while running:
+            running = [each for each in running if next(each, self) is not self]
+            yield
+
+    def statement(self, statement: Statement, active: Array) -> Iterator[None]:
+        if isinstance(statement, Signal) and statement.operation == "wait":
+            (place,) = {int(i) for i in self.index(statement.index)[active]}
+            (parity,) = {int(i) for i in self.index(statement.number)[active]}
+            tries = 0
+            while not self.objects[statement.memory, place].is_over(parity):
+                tries += 1
+                assert tries < 1000, "somebody waits for what never comes"
+                yield
+        elif isinstance(statement, If):
+            inside = active & self.holds(statement.conditions)
+            if inside.any():
+                yield from self.statements(statement.body, inside)
+        elif isinstance(statement, Loop):
+            limit = np.full(self.threads, statement.range.size)
+            if statement.bound is not None:
+                limit = np.minimum(limit, self.index(statement.bound))
+            for number in range(limit.max()):
+                self.ranges[statement.range.name] = number
+                yield from self.statements(statement.body, active & (number < limit))
+            self.ranges.pop(statement.range.name, None)
+        elif active.any():
+            self.plain(statement, active)
+
+    def plain(self, statement: Statement, active: Array) -> None:
+        if isinstance(statement, Store):
+            self.store(statement, active)
+        elif isinstance(statement, Signal):
+            self.signal(statement, active)
+        elif isinstance(statement, Bulk):
+            self.bulk(statement, active)
+        elif isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
+            grouped = isinstance(statement, GroupProduct | Settle)
+            assert active.all() or grouped
+            self.meanwhile(statement)
+        else:
+            assert isinstance(statement, Fetch), "tiles are for the host"
+            self.fetch(statement, active)
+
+    def signal(self, signal: Signal, active: Array) -> None:
+        (number,) = {int(i) for i in self.index(signal.number)[active]}
+        if signal.operation == "begin":
+            assert active.sum() == 1
+            for place in range(signal.memory.count):
+                self.objects[signal.memory, place] = _Object(number, number)
+            return
+        (place,) = {int(i) for i in self.index(signal.index)[active]}
+        found = self.objects[signal.memory, place]
+        found.bytes += number if signal.operation == "expect" else 0
+        found.arrive(int(active.sum()))
+
+    def bulk(self, bulk: Bulk, active: Array) -> None:
+        assert active.sum() == 1, "one thread copies"
+        start, at, place = (
+            int(self.index(index)[active][0]) for index in (bulk.start, bulk.index, bulk.place)
+        )
+        source, memory = self.memories[bulk.source], self.memories[bulk.memory]
+        assert start >= 0 and start + bulk.count <= source.size
+        found = self.objects[bulk.signal, place]
+
+        def arrive() -> None:
+            memory[at : at + bulk.count] = source[start : start + bulk.count]
+            found.bytes -= bulk.count * bulk.memory.dtype.itemsize
+            assert found.bytes >= 0, "more bytes than expected"
+
+        memory[at : at + bulk.count] = 77  # what was there is gone
+        found.copies.append(arrive)
 
     def meanwhile(self, statement: Barrier | Close | Await | GroupProduct | Settle) -> None:
         if isinstance(statement, Close):
@@ -143,10 +252,14 @@ class _Group:
         self.fetches.append(arrive)
 
     def group_product(self, product: GroupProduct, at: dict[str, Any]) -> None:
-        """Rows of 128 bytes are `length` elements; turned ones lie in blocks of as many steps."""
+        """Rows of 128 bytes are `length` elements; turned ones lie in blocks of as many steps. In a
+        ring that is not swizzled they lie as PTX ISA, "Asynchronous Warpgroup Level Matrix Shared
+        Memory Layout", says of no swizzling, with 128 bytes from core matrix to core matrix along
+        the depth, 1024 across."""
         unit, totals = GROUP_UNITS[product.unit], self.memories[product.totals]
         length = 128 // unit.element.itemsize
-        threads = np.arange(self.threads)
+        threads = np.arange(self.threads // 128 * 128)  # beyond are waves that take no part
+        width = 16 // unit.element.itemsize
         for tile, *indices in product.steps:
             factors = []
             for memory, index, turned, count in zip(
@@ -154,11 +267,17 @@ class _Group:
                 strict=True,
             ):  # fmt: skip
                 starts = np.broadcast_to(np.asarray(index.evaluate(at)), (self.threads,))
-                starts = starts.reshape(-1, 128)
+                starts = starts[: len(threads)].reshape(-1, 128)
                 assert (starts == starts[:, :1]).all()  # the four waves name one place
                 across, step = np.arange(count)[:, None], np.arange(unit.depth)[None, :]
                 inside = across * length + step
-                if turned:
+                if memory.ring and turned:
+                    core = across // 8 * 8 + step // 8
+                    inside = core * 64 + step % 8 * 8 + across % 8
+                elif memory.ring:
+                    core = across // 8 * 8 + step // width
+                    inside = (core * 8 + across % 8) * width + step % width
+                elif turned:
                     inside = (across // length * length + step) * length + across % length
                 factors.append(self.memories[memory][starts[:, :1, None] + inside])
             made = np.einsum("grk,gck->grc", *(factor.astype(np.float64) for factor in factors))
@@ -167,7 +286,8 @@ class _Group:
                 below, beside = register % 4 // 2 * 8, register // 4 * 8 + register % 2
                 place = tile * product.columns // 2 + register
                 columns = threads % 4 * 2 + beside
-                totals[place][:, 0] += made[threads // 128, row + below, columns]
+                added = made[threads // 128, row + below, columns]
+                totals[place][: len(threads), 0] += added.astype(totals.dtype)
 
     def matrices(self, access: Load, turned: bool, lanes: int) -> Array:
         """PTX ISA, "ldmatrix" .x4: lanes 8 i to 8 i + 7 name the rows of matrix i; lane l gets of
@@ -209,7 +329,7 @@ class _Group:
             kind = _TYPES.get(node.dtype.name) or np.dtype(node.dtype.name)
             return np.full((self.threads, node.lanes), node.arg, kind)
         if node.op == "index":
-            return self.index(node.arg).astype(np.dtype(node.dtype.name))[:, None]
+            return self.index(node.arg)[:, None].astype(node.dtype.name)
         if node.op == "extract":
             return sources[0][:, node.arg : node.arg + 1]
         if node.op == "pack":
@@ -225,7 +345,8 @@ class _Group:
         if node.op == "fma":
             return np.asarray(sources[0] * sources[1] + sources[2])
         if node.op == "exchange":
-            return np.asarray(sources[0][np.arange(self.threads) ^ node.arg])
+            other = np.minimum(np.arange(self.threads) ^ node.arg, self.threads - 1)
+            return np.asarray(sources[0][other])
         if node.op == "matrix":
             return self.matrix(node.arg, *sources)
         return np.asarray(_BINARY[node.op](*sources))

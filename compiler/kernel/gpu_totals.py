@@ -1,0 +1,95 @@
+"""Totals of NVIDIA's matrix units on their way to memory, in wide stores.
+
+before: of each fragment, 8 columns wide, a lane holds two neighbouring columns of a row, and the
+four lanes of the row all eight.
+after: of four fragments side by side, each lane holds eight neighbouring columns of one.
+
+So a lane stores 16 bytes of 16-bit results where it stored 4, and whole sectors of memory are
+written at once. It takes two rounds of exchange between neighbouring lanes: first of two fragments
+with the lane whose number differs in bit 0, then of pairs of those, in bit 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from compiler.dtype import DType, int32
+from compiler.index.algebra import Index, constant
+from compiler.kernel.ir import Memory, Statement, Store, Value, binary, const, load, value
+
+JOINED = 4  # fragments, and lanes of a row
+RUN = 8  # columns of a fragment, and that a lane then holds
+# (row of the tile, column of the tile, neighbouring totals from there on) to their epilogue
+Finish = Callable[[Index, Index, list[Value]], Iterable[Statement]]
+Total = Callable[[int, int], Value]  # of a fragment's number, and which of the two columns
+
+
+def room_for(dtype: DType) -> Memory:
+    """Registers for what comes from other lanes."""
+    return Memory("moved", dtype, 2 * JOINED, "register")
+
+
+def finish_group(
+    totals: Memory,
+    fragments: tuple[int, int],
+    lane: Index,
+    row: Index,
+    column: Index,
+    room: Memory,
+    finish_run: Finish,
+) -> list[Statement]:
+    """Epilogue and stores of what a group of four waves holds. lane: of 128; row, column: where the
+    group's part of the tile begins; fragments: of 64 rows, and of 8 columns, a multiple of 4."""
+    tall, wide = fragments
+    row = row + lane // 32 * 16 + lane % 32 // 4
+    column = column + lane % JOINED * RUN
+    statements: list[Statement] = []
+    for i in range(tall):
+        for below in range(2):
+
+            def total(j: int, side: int, first: int = i * wide, below: int = below) -> Value:
+                return load(totals, constant((first + j) * 4 + 2 * below + side))
+
+            for j in range(0, wide, JOINED):
+                made, run = exchanged(total, j, lane, room)
+                at = row + (i * 64 + 8 * below), column + j * RUN
+                statements += [*made, *finish_run(*at, run)]
+    return statements
+
+
+def exchanged(
+    total: Total, first: int, lane: Index, room: Memory
+) -> tuple[list[Statement], list[Value]]:
+    """What to do, and the eight totals that the lane has then: of fragment first + lane % 4."""
+    statements: list[Statement] = []
+    low, high = _bit(lane % 2), _bit(lane // 2 % 2)
+    places: Iterator[int] = iter(range(room.count))
+
+    def swap(mine: Value, other: Value, bit: Value, mask: int) -> tuple[Value, Value]:
+        """`mine` is kept where the bit is 0, `other` where it is 1; the neighbour's comes in the
+        place of what is given. Returns those of the lanes whose bit is 0 and 1."""
+        at = constant(next(places))
+        given = _where(bit, mine, other)
+        statements.append(Store(room, at, value("exchange", room.dtype, (given,), mask)))
+        kept, came = _where(bit, other, mine), load(room, at)
+        return _where(bit, came, kept), _where(bit, kept, came)
+
+    pairs = [
+        [swap(total(one, side), total(one + 1, side), low, 1) for side in range(2)]
+        for one in (first, first + 2)
+    ]
+    columns: list[list[Value]] = [[], [], [], []]  # of each lane of the row
+    for source in range(2):
+        for side in range(2):
+            both = swap(pairs[0][side][source], pairs[1][side][source], high, 2)
+            for upper, each in enumerate(both):
+                columns[2 * upper + source].append(each)
+    return statements, [each for pair in columns for each in pair]
+
+
+def _bit(index: Index) -> Value:
+    return binary("ne", value("index", int32, (), index), const(0, int32))
+
+
+def _where(bit: Value, one: Value, zero: Value) -> Value:
+    return value("where", one.dtype, (bit, one, zero))
