@@ -24,9 +24,9 @@ from compiler.graph.node import Node
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
 from compiler.kernel.text import format_kernel
-from compiler.schedule.attention import computed
 from compiler.schedule.calls import CallGroup, body_of
 from compiler.schedule.group import Group, describe
+from compiler.schedule.packing import Derived, computation_of
 from compiler.schedule.plan import body_plan, kernels, make_plan
 from hcq.target import TargetSpec
 
@@ -135,11 +135,11 @@ def report(
     ):
         kernel = lowered.get(id(group))
         if kernel is None:
-            kernel = lowered[id(group)] = lower(computed(group), target)
+            kernel = lowered[id(group)] = lower(computation_of(group), target)
         made.kernels.append(
             KernelReport(
                 kernel.name,
-                describe(group),
+                _words(group),
                 step.root,
                 step.inputs,
                 step.target,
@@ -152,6 +152,10 @@ def report(
     for listening in _watching:
         listening.append(made)
     return made
+
+
+def _words(group: Group) -> str:
+    return group.computation.origin if isinstance(group, Derived) else describe(group)
 
 
 def _calls(

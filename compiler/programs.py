@@ -19,12 +19,12 @@ from compiler.codegen.children import Compiled, shared, version
 from compiler.codegen.emit import emit
 from compiler.index.ranges import Computation
 from compiler.kernel import ir
-from compiler.kernel.choices import shown
+from compiler.kernel.choices import Packing, shown
 from compiler.kernel.ir import interning
 from compiler.kernel.lower import lower, spaces
-from compiler.schedule.attention import computed
 from compiler.schedule.group import Group
-from compiler.search.store import Store, key_of
+from compiler.schedule.packing import computation_of
+from compiler.search.store import Store, key_of, packing_key
 from compiler.search.tune import active
 from hcq import trace
 from hcq.device import Device
@@ -105,7 +105,7 @@ class Programs:
         start = time.perf_counter()
         target = self.device.target
         with interning:
-            computation = computed(group)
+            computation = computation_of(group)
         tuner = active()
         if tuner is not None:
             tuner.tune(computation, self.device, self.tuned)
@@ -125,6 +125,17 @@ class Programs:
                 waiting.compiled = shared().submit(text, target, kernel.name, self.failed)
             waiting.seconds = time.perf_counter() - start
         waiting.groups.append(group.key)
+
+    def packs(self, plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
+        """Whether a product is to be replaced by `forms`, as far as a search has found out."""
+        tuner = active()
+        if tuner is not None:
+            tuner.compare(plain, forms, self.device, self.tuned)
+        if not self.tuned.exists():
+            return None
+        with interning:
+            found = self.tuned.get(packing_key(plain, self.device))
+        return found.pays if isinstance(found, Packing) else None
 
     def _lowered(self, computation: Computation) -> ir.Kernel:
         """With the choices a search found, where there are some; a record that does not fit (any

@@ -25,9 +25,11 @@ from compiler.kernel.ir import interning
 from compiler.memory_pool import MemoryPool, Storage, round_up
 from compiler.programs import KernelRecord, Loaded, Programs, listeners
 from compiler.replay.recording import current_recording
-from compiler.schedule.attention import share_out
-from compiler.schedule.grouping import schedule
-from compiler.schedule.hazards import in_place
+from compiler.schedule.arrange import arrange
+from compiler.schedule.attention import PartGroup
+from compiler.schedule.group import Group
+from compiler.schedule.hazards import NONE, InPlace, in_place
+from compiler.schedule.packing import Derived
 from compiler.schedule.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
 from compiler.schedule.repeats import (
     Repeating,
@@ -104,8 +106,7 @@ class Runtime:
             if active() is None and not ways.earlier:
                 made = self._repeated(key, nodes)
             if made is None:
-                target = self.device.target
-                groups = share_out(schedule(roots, ways), target)
+                target, groups = self.device.target, self._scheduled(roots, ways)
                 plan = make_plan(groups, nodes, target)
                 made = _Ready(plan, self.programs.ready(kernels(groups, target)))
             if len(self._plans) >= PLANS:
@@ -122,9 +123,9 @@ class Runtime:
                 if len(self._layers) >= PLANS:
                     self._layers.clear()
                 copies = copied(short, nodes, found)
-                groups = schedule([copies[root] for root in short[-1]])
+                groups = self._scheduled([copies[root] for root in short[-1]], NONE)
                 made = None
-                if len(share_out(groups, self.device.target)) == len(groups):
+                if not any(isinstance(group, PartGroup | Derived) for group in groups):
                     made = repeating(make_plan(groups, copies), kernels(groups), copies, found)
                 ready = () if made is None else self.programs.ready(kernels(groups))
                 self._layers[name] = (made, ready)
@@ -134,8 +135,11 @@ class Runtime:
                 return _Ready(plan, tuple([loaded[number] for number in numbers]))
         return None
 
+    def _scheduled(self, roots: Sequence[Node], ways: InPlace) -> list[Group]:
+        return arrange(roots, ways, self.device.target, self.programs.packs)
+
     def _explained(self, roots: Sequence[Node], nodes: list[Node]) -> RunReport | None:
-        groups = share_out(schedule(roots, in_place(nodes, roots)), self.device.target)
+        groups = self._scheduled(roots, in_place(nodes, roots))
         with interning:
             return explain.report(self.device.name, self.device.target, groups, nodes)
 

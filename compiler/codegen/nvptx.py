@@ -162,9 +162,9 @@ class Nvidia(Gpu):
         lines, memory = self.lines, signal.memory
         if signal.operation == "begin":
             for number in range(memory.count):
-                at = self._shared(memory, constant(number))
+                each = ("i32", self._shared(memory, constant(number)))
                 arrivals = ("i32", lines.index(signal.number))
-                self._direct("mbarrier.init.shared::cta.b64 [$0], $1;", ("i32", at), arrivals)
+                self._direct("mbarrier.init.shared::cta.b64 [$0], $1;", each, arrivals)
             # copies in bulk, which see memory by another way, find them then
             self._plain("fence.proxy.async.shared_cta")
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from compiler.kernel.host_tiles import Tile
 
@@ -36,6 +36,12 @@ class RingTiles:
     waves: tuple[int, int]
     fragments: tuple[int, int]
     stages: int
+
+
+@dataclass(frozen=True)
+class BulkTiles(RingTiles):
+    """A product of packed factors on Hopper, whose slices one wave fetches for the others. unit: of
+    a group of four waves."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +111,29 @@ class Form:
     name: str
 
 
+@dataclass(frozen=True)
+class Packing:
+    """Whether a product's factors are packed first (compiler.schedule.packing)."""
+
+    pays: bool
+
+
 Choices = (
-    MatrixTiles | RingTiles | Tiles | Threads | Sharing | Rows | Attention | Chunk | Tile | Form
+    MatrixTiles
+    | RingTiles
+    | BulkTiles
+    | Tiles
+    | Threads
+    | Sharing
+    | Rows
+    | Attention
+    | Chunk
+    | Tile
+    | Packing
+    | Form
 )
 KINDS: Mapping[str, type[Any]] = {  # Any: a record's fields are checked by name
-    kind.__name__: kind
-    for kind in (
-        MatrixTiles,
-        RingTiles,
-        Tiles,
-        Threads,
-        Sharing,
-        Rows,
-        Attention,
-        Chunk,
-        Tile,
-        Form,
-    )
+    kind.__name__: kind for kind in get_args(Choices)
 }
 
 

@@ -65,8 +65,9 @@ def moved(statement: Statement, values: Mapping[Range, Index]) -> Statement:
         index, number = (i.substitute(values) for i in (statement.index, statement.number))
         return replace(statement, index=index, number=number)
     if isinstance(statement, Bulk):
-        at, start = statement.index.substitute(values), statement.start.substitute(values)
-        return replace(statement, index=at, start=start, place=statement.place.substitute(values))
+        index, start = statement.index.substitute(values), statement.start.substitute(values)
+        place = statement.place.substitute(values)
+        return replace(statement, index=index, start=start, place=place)
     if isinstance(statement, TileStep):
         at = statement.index
         return replace(statement, index=None if at is None else at.substitute(values))

@@ -15,6 +15,7 @@ from compiler.graph import ops
 from compiler.index.ranges import Computation
 from compiler.kernel import (
     gpu_attention,
+    gpu_bulk,
     gpu_loops,
     gpu_matmul,
     gpu_matrix,
@@ -28,7 +29,7 @@ from compiler.kernel import (
     scatter,
 )
 from compiler.kernel.chain import find_chain
-from compiler.kernel.choices import Choices, MatrixTiles, RingTiles, Space, Tiles
+from compiler.kernel.choices import BulkTiles, Choices, MatrixTiles, RingTiles, Space, Tiles
 from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel
@@ -129,14 +130,19 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
 def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpec) -> _Shape:
     """On matrix units where there are some for the types, unless the choices say otherwise."""
     unit, ringed = gpu_matrix.suits(parts, target), gpu_ring.suits(parts, target)
+    packed = gpu_bulk.factors(parts, target)
 
     def default() -> RingTiles | MatrixTiles | Tiles | None:
+        if packed is not None:
+            return gpu_bulk.default_tiles(parts, packed[0], target)
         if ringed and gpu_ring.pays(parts, ringed[-1]):
             return gpu_ring.default_tiles(parts, ringed, target)
         return None if unit is None else gpu_matrix.default_tiles(parts, unit, target)
 
     def build(choices: RingTiles | MatrixTiles | Tiles | None) -> Kernel:
         tiles = choices or default()
+        if isinstance(tiles, BulkTiles):
+            return gpu_bulk.matmul(computation, parts, target, tiles)
         if isinstance(tiles, RingTiles):
             return gpu_ring.matmul(computation, parts, target, tiles)
         if isinstance(tiles, MatrixTiles):
@@ -149,6 +155,8 @@ def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpe
         if unit is not None:
             found.append(gpu_matrix.space(parts, unit, target))
         found.append(gpu_matmul.space(parts, target))
+        if packed is not None:
+            found.append(gpu_bulk.space(parts, packed[0], target))
         first = default()
         return sorted(found, key=lambda space: first is not None and not space.fits_kind(first))
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from compiler.graph.node import Node, stored_as
 from compiler.memory_pool import round_up
-from compiler.schedule.attention import PartGroup, share_out
+from compiler.schedule.arrange import arrange
+from compiler.schedule.attention import PartGroup
 from compiler.schedule.calls import CallGroup, body_of, live_results
 from compiler.schedule.group import Group
-from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place, inside
+from compiler.schedule.packing import Derived
 from hcq.target import TargetSpec
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources
@@ -96,8 +97,8 @@ def make_plan(
     groups: Sequence[Group], nodes: Sequence[Node], target: TargetSpec | None = None
 ) -> Plan:
     """The plan of a schedule; `nodes` as from `structure`. Refers to no node. What lies between the
-    kernels of a call, or of an attention in parts, has places above those of the nodes. target:
-    that the schedule was shared out for (compiler.schedule.attention), if it was."""
+    kernels of a call, of an attention in parts, and what is packed, has places above those of the
+    nodes. target: that the schedule was arranged for (compiler.schedule.arrange), if it was."""
     places = {id(node): place for place, node in enumerate(nodes)}
     steps: list[Step] = []
     empty: list[int] = []
@@ -107,6 +108,9 @@ def make_plan(
             for node in group.roots:
                 places[id(node)] = count
                 count += 1
+        if isinstance(group, Derived) and group.own:
+            places[id(group.root)] = count
+            count += 1
         place = places[id(group.root)]
         if isinstance(group, CallGroup):
             inner, there = _called(group, places, count, target)
@@ -163,7 +167,7 @@ def body_plan(group: CallGroup, target: TargetSpec | None = None) -> BodyPlan:
     found = body.plans.get((group.numbers, group.granted, target))
     if found is None:
         roots = [body.roots[number] for number in group.numbers]
-        groups = share_out(schedule(roots, inside(body, roots, group.granted)), target)
+        groups = arrange(roots, inside(body, roots, group.granted), target)
         plan = make_plan(groups, body.nodes, target)
         found = BodyPlan(tuple(groups), kernels(groups, target), plan)
         body.plans[group.numbers, group.granted, target] = found
@@ -250,7 +254,7 @@ def memory_plan(roots: Sequence[Node], target: TargetSpec | None = None) -> Memo
     """Plan the roots without allocating or compiling anything."""
     roots = [base for root in roots if (base := stored_as(root)).storage is None]
     _, nodes = structure(roots)
-    plan = make_plan(share_out(schedule(roots, in_place(nodes, roots)), target), nodes, target)
+    plan = make_plan(arrange(roots, in_place(nodes, roots), target), nodes, target)
     wanted = wanted_later(plan, roots, nodes)
     sizes = {step.root: round_up(step.size) for step in plan.steps if step.target is None}
     sizes |= {place: round_up(size) for step in plan.steps for place, size in step.others}

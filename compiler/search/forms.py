@@ -45,7 +45,7 @@ def preferred(
     found = known.name if isinstance(known, Form) and known.name in forms else None
     if tuner is None or key in tuner.done:
         return found
-    tuner.done.add(key)
+    tuner.done[key] = None
     if tuner.clock() >= tuner.end:
         tuner.report.kernels.append(KernelTuning(what, "forms", None, "the time was used up"))
         return found

@@ -58,5 +58,10 @@ def key_of(computation: Computation, device: Device) -> str:
     )  # fmt: skip
 
 
+def packing_key(computation: Computation, device: Device) -> str:
+    """The same for whether a product's factors are packed. The caller holds `interning`."""
+    return DiskCache.key("packing", key_of(computation, device))
+
+
 def _text(memory: Memory) -> str:
     return f"{memory.name} {memory.dtype.name} {memory.count}"

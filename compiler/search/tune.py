@@ -20,13 +20,13 @@ from compiler.codegen.children import Compiled, shared
 from compiler.codegen.emit import emit
 from compiler.index.ranges import Computation
 from compiler.kernel import ir
-from compiler.kernel.choices import Choices, shown
+from compiler.kernel.choices import Choices, Packing, shown
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel
 from compiler.search.beam import Found, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
-from compiler.search.store import Store, key_of
+from compiler.search.store import Store, key_of, packing_key
 from hcq.device import Device
 from hcq.errors import BadArgument, CompileError, NotSupported
 
@@ -85,26 +85,39 @@ class Tuner:
         self.clock = clock
         self.end = clock() + budget_s
         self.report = TuningReport()
-        self.done: set[str] = set()
+        self.done: dict[str, float | None] = {}  # seconds of the best, by key
         self.measurers: dict[int, Apart | Here] = {}
 
-    def tune(self, computation: Computation, device: Device, store: Store) -> None:
-        """Search the best choices for a computation, unless this block has done so, and store them.
-        Does not hold `ir.interning` while anything is measured."""
+    def compare(
+        self, plain: Computation, forms: Sequence[Computation], device: Device, store: Store
+    ) -> None:
+        """Search a product and what may replace it, and store which takes less time in all. Does
+        nothing where one of them was not measured."""
+        seconds = [self.tune(each, device, store) for each in (plain, *forms)]
+        known = [each for each in seconds if each is not None]
+        if len(known) == len(seconds):
+            with ir.interning:
+                key = packing_key(plain, device)
+            store.put(key, Packing(sum(known[1:]) < known[0]))
+
+    def tune(self, computation: Computation, device: Device, store: Store) -> float | None:
+        """Search the best choices for a computation, unless this block has done so, and store them;
+        returns the time of the best, where there is one. Does not hold `ir.interning` while
+        anything is measured."""
         with ir.interning:
             key = key_of(computation, device)
             if key in self.done:
-                return
-            self.done.add(key)
+                return self.done[key]
+            self.done[key] = None
             found = spaces(computation, device.target)
             name = lower(computation, device.target).name
         left = self.end - self.clock()
         if not found:
             self._note(name, computation, None, "this kind of kernel has no choices")
-            return
+            return None
         if left <= 0:
             self._note(name, computation, None, "not searched: the time was used up")
-            return
+            return None
         memories = (*computation.outputs, *computation.inputs)
         measuring = self._measurer(device)
         arrays = tuple(Parameter(m.dtype.name, m.count) for m in memories)
@@ -125,9 +138,12 @@ class Tuner:
         if result.best is not None:
             store.put(key, result.best.choices)
             self._note(name, computation, result, "")
-            return
+            self.done[key] = result.best.outcome.seconds
+            return self.done[key]
         reason = result.trials[0].outcome.reason or "nothing was faster"
         self._note(name, computation, result, reason)
+        self.done[key] = result.trials[0].outcome.seconds
+        return self.done[key]
 
     def _note(self, name: str, computed: Computation, found: Found | None, note: str) -> None:
         self.report.kernels.append(KernelTuning(name, computed.origin, found, note))

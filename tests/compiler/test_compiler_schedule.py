@@ -55,6 +55,14 @@ def test_kernels(square: Tensor, build: Callable[[Tensor], Tensor], kernels: lis
     assert plan(build(square)) == kernels
 
 
+def test_layers_of_16_bits_are_stored_in_16_bits(square: Tensor) -> None:
+    """The next product widens, and moves, what the epilogue of the one before gives."""
+    half = square.half().realize()
+    hidden = (half @ half).relu()
+    groups = schedule([(hidden @ half).node])
+    assert [group.root.dtype.name for group in groups] == ["float16"] * 2
+
+
 def test_long_chains_are_cut_and_right(square: Tensor) -> None:
     result = square
     for _ in range(1000):

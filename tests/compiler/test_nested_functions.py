@@ -18,6 +18,7 @@ from compiler.explain import watch
 from compiler.graph.call import Body
 from compiler.memory_pool import Storage
 from compiler.runtime import runtime_of, use_cache
+from compiler.schedule.arrange import arrange
 from compiler.schedule.calls import body_of
 from compiler.schedule.grouping import schedule
 from compiler.schedule.plan import kernels, structure
@@ -86,14 +87,14 @@ def test_layers_are_one_function(cpu: Device) -> None:
 def test_a_function_is_scheduled_once(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many layers, and also in a later run; and its kernels are looked for once."""
     counts: list[int] = []
-    scheduled = schedule
+    scheduled = arrange
 
     def counting(*given: Any) -> Any:
         groups = scheduled(*given)
         counts.append(len(groups))
         return groups
 
-    monkeypatch.setattr("compiler.schedule.plan.schedule", counting)
+    monkeypatch.setattr("compiler.schedule.plan.arrange", counting)
 
     @function
     def own(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

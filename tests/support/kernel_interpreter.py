@@ -324,7 +324,8 @@ class _Group:
         if node.op == "load":
             return self.load(node.arg, node.lanes)
         if node.op == "matrices":
-            return self.matrices(*node.arg, node.lanes)
+            access, turned = node.arg
+            return self.matrices(access, turned, node.lanes)
         if node.op == "const":
             kind = _TYPES.get(node.dtype.name) or np.dtype(node.dtype.name)
             return np.full((self.threads, node.lanes), node.arg, kind)

@@ -1,0 +1,343 @@
+"""Matrix product of packed factors on Hopper: copies in bulk feed `wgmma`.
+
+Both factors lie packed in memory (compiler.kernel.packed): what a tile takes of a slice is one
+piece, which one instruction of one thread brings. So one wave of the group does nothing but ask
+for slices, as long as the ring has room, and groups of four waves do nothing but multiply. They
+meet at barrier objects, two for each stage of the ring:
+
+    producer, one thread                          consumers
+        for each tile, each slice:                    for each tile:
+            wait until the stage is empty                 for each slice:
+            expect its bytes at `full`                        wait until the stage is full
+            begin the copies                                  begin totals += left x right
+                                                              await the product before it
+                                                              say that its stage is empty
+                                                          epilogue, stores
+
+Nothing waits for all threads of the group. A group stays for several tiles where there are more
+tiles than multiprocessors: while the consumers store one, the first slices of the next one come.
+
+The totals take 128 registers of a thread. A producer of one wave leaves 224 for each thread, so
+that there is nothing to gain by moving registers from waves to waves (`setmaxnreg`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compiler.dtype import uint64
+from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.choices import BulkTiles, Space
+from compiler.kernel.contraction import Contraction
+from compiler.kernel.gpu_matmul import finish_run
+from compiler.kernel.gpu_matrix import narrow
+from compiler.kernel.gpu_ring import (
+    BESIDE_TOTALS,
+    GROUP_TILES,
+    MOST_TOTALS,
+    REGISTERS,
+    WAVE,
+    local_bytes,
+    sides_of,
+    threads_of,
+)
+from compiler.kernel.gpu_totals import finish_group, room_for
+from compiler.kernel.ir import (
+    Barrier,
+    Bulk,
+    GroupProduct,
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Settle,
+    Signal,
+    Statement,
+    Store,
+    const,
+    group_range,
+    thread_range,
+)
+from compiler.kernel.ir import Value as IrValue
+from compiler.kernel.matrix_units import ROW, GroupUnit, find_group_unit
+from compiler.kernel.packed import BLOCK, Packed, recognise
+from hcq.target import TargetSpec
+
+BANDS = (16, 8, 4, 2, 1)  # tiles down before the next ones across: near tiles share what they read
+SIGNALS = 2 * 8  # bytes of barrier objects of a stage
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor as it lies in memory. start: where the array of the batch begins."""
+
+    layout: Packed
+    memory: Memory
+    start: Index
+
+
+def factors(parts: Contraction, target: TargetSpec) -> tuple[GroupUnit, Factor, Factor] | None:
+    """The unit and both factors, where they are packed for it; else None."""
+    found: list[Factor] = []
+    sides = narrow(parts.left), narrow(parts.right)
+    if target.abi != "ptx" or parts.outer or sides[0] is None or sides[1] is None:
+        return None
+    unit = find_group_unit(target.matrix, sides[0].dtype, parts.reduce.dtype)
+    if unit is None or sides[0].dtype is not sides[1].dtype:
+        return None
+    for side, across in zip(sides, (parts.rows, parts.columns), strict=True):
+        assert side is not None
+        known = recognise(side, across, parts.depth, unit.turns)
+        if known is None:
+            return None
+        layout, access, start = known
+        found.append(Factor(layout, access.memory, start))
+    return unit, found[0], found[1]
+
+
+def default_tiles(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> BulkTiles:
+    """The largest tiles that leave work for all multiprocessors."""
+    chosen = BulkTiles(unit.name, *GROUP_TILES[-1])
+    for shape in GROUP_TILES:
+        tiles = BulkTiles(unit.name, *shape)
+        tall, wide = sides_of(tiles)
+        groups = -(-parts.rows.size // tall) * -(-parts.columns.size // wide)
+        enough = groups * elements(parts.batch) >= target.compute_units
+        if enough and holds(tiles, target):
+            return tiles
+    return chosen
+
+
+def space(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> Space:
+    """All tiles that a multiprocessor can hold."""
+
+    def fits(tiles: BulkTiles) -> bool:
+        return tiles.unit == unit.name and holds(tiles, target)
+
+    options = {
+        "waves": tuple((down, beside) for down in (1, 2) for beside in (1, 2)),
+        "fragments": tuple((down, beside) for down in (1, 2) for beside in (8, 16, 32)),
+        "stages": (2, 3, 4, 5, 6),
+    }
+    return Space(default_tiles(parts, unit, target), options, fits)
+
+
+def holds(tiles: BulkTiles, target: TargetSpec) -> bool:
+    """Whether a multiprocessor can run a kernel with these tiles."""
+    threads, wide = threads_of(tiles) + WAVE, tiles.fragments[1]
+    held = tiles.fragments[0] * wide * 4
+    most = target.dynamic_local_memory or target.local_memory
+    return (
+        threads <= target.max_threads_per_group
+        and held <= MOST_TOTALS
+        and threads * (held + BESIDE_TOTALS) <= REGISTERS
+        and tiles.stages >= 2
+        and wide % 8 == 0
+        and all(side % BLOCK == 0 and side <= 256 for side in sides_of(tiles))
+        and local_bytes(tiles) + SIGNALS * tiles.stages <= most
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A product being cut. groups: that run; each: tiles of a group, at most."""
+
+    unit: GroupUnit
+    tiles: BulkTiles
+    factors: tuple[Factor, Factor]
+    rings: tuple[Memory, Memory]
+    full: Memory
+    empty: Memory
+    totals: Memory
+    batch: tuple[Range, ...]
+    counts: tuple[int, int]  # of tiles, down and across
+    groups: int
+    each: int
+
+    @property
+    def slices(self) -> int:
+        return self.factors[0].layout.slices
+
+    @property
+    def length(self) -> int:
+        return self.factors[0].layout.length
+
+    @property
+    def count(self) -> int:
+        """Tiles in all."""
+        return self.counts[0] * self.counts[1] * elements(self.batch)
+
+    @property
+    def turn(self) -> Range:
+        return Range("turn", self.each)
+
+    @property
+    def tile(self) -> Index:
+        return self.turn.index() * self.groups + group_range(0, self.groups).index()
+
+    def place(self) -> tuple[dict[Range, Index], Index, Index]:
+        """The tile's batch, and the first of its rows and columns. Tiles go down a band of rows
+        before they go on across."""
+        down, across = self.counts
+        tall, wide = sides_of(self.tiles)
+        band = next(size for size in BANDS if down % size == 0)
+        shape = (*(r.size for r in self.batch), down // band, across, band)
+        inside = self.tile % self.count  # it is; now the algebra knows
+        *batch, number, column, row = unflatten(inside, shape)
+        starts = (number * band + row) * tall, column * wide
+        return dict(zip(self.batch, batch, strict=True)), *starts
+
+    def number(self, slice_number: Index) -> Index:
+        """Slices that the group has taken before this one."""
+        return self.turn.index() * self.slices + slice_number
+
+    def stage(self, number: Index) -> Index:
+        return number % self.tiles.stages
+
+    def parity(self, number: Index) -> Index:
+        """Of the phase in which a stage is full with this slice."""
+        return number // self.tiles.stages % 2
+
+    def tiles_of_group(self, body: list[Statement]) -> Statement:
+        """Do it for each of the group's tiles."""
+        inside = at_least_zero(constant(self.count - 1) - self.tile)
+        guarded = (If(inside, tuple(body)),) if inside else tuple(body)
+        return Loop(self.turn, guarded)
+
+    # ---- who fetches ---------------------------------------------------------------------------
+
+    def produce(self) -> Statement:
+        batch, *starts = self.place()
+        counter = Range("fetched", self.slices)
+        number = self.number(counter.index())
+        stage, free = self.stage(number), (number // self.tiles.stages + 1) % 2
+        sizes = [side * self.length for side in sides_of(self.tiles)]
+        wanted = constant(sum(sizes) * self.unit.element.itemsize)
+        body: list[Statement] = [
+            Signal("wait", self.empty, stage, free),
+            Signal("expect", self.full, stage, wanted),
+        ]
+        for factor, ring, start, size in zip(self.factors, self.rings, starts, sizes, strict=True):
+            first = factor.start.substitute(batch)
+            source = first + factor.layout.slice_start(constant(0), counter.index(), start)
+            body.append(Bulk(ring, stage * size, factor.memory, source, size, self.full, stage))
+        return self.tiles_of_group([Loop(counter, tuple(body))])
+
+    # ---- who multiplies ------------------------------------------------------------------------
+
+    def consume(self, thread: Index, finish: list[Statement]) -> Statement:
+        counter = Range("slice", self.slices - 1)
+        first, last = self.number(constant(0)), self.number(constant(self.slices - 1))
+        following = self.number(counter.index() + 1)
+        body: list[Statement] = self.clear()
+        body += self.take(thread, first)
+        if self.slices > 1:
+            turn = [*self.take(thread, following), Settle(self.totals, 1)]
+            turn.append(self.give_back(thread, self.number(counter.index())))
+            body.append(Loop(counter, tuple(turn)))
+        body += [Settle(self.totals, 0), self.give_back(thread, last), *finish]
+        return self.tiles_of_group(body)
+
+    def clear(self) -> list[Statement]:
+        zero = const(0, self.totals.dtype)
+        return [Store(self.totals, constant(i), zero) for i in range(self.totals.count)]
+
+    def take(self, thread: Index, number: Index) -> list[Statement]:
+        """Begin the products of a slice as soon as it is there."""
+        stage = self.stage(number)
+        return [Signal("wait", self.full, stage, self.parity(number)), self.product(thread, stage)]
+
+    def give_back(self, thread: Index, number: Index) -> Statement:
+        """One lane of each wave says that it reads a slice no more."""
+        done = Signal("arrive", self.empty, self.stage(number), constant(1))
+        return If(at_least_zero(-(thread % WAVE)), (done,))
+
+    def part(self, thread: Index) -> tuple[Index, Index]:
+        """Where the part of a group of four waves begins in the tile."""
+        (down, across), (tall, wide) = self.tiles.waves, self.tiles.fragments
+        wave = thread // self.unit.wave % (down * across)  # the producer is none
+        row = wave // across * (tall * self.unit.rows)
+        return row, wave % across * (wide * self.unit.columns)
+
+    def product(self, thread: Index, stage: Index) -> GroupProduct:
+        unit, (tall, wide) = self.unit, self.tiles.fragments
+        row, column = self.part(thread)
+        left, right = (factor.layout for factor in self.factors)
+        sizes = [side * self.length for side in sides_of(self.tiles)]
+        steps = []
+        for step in range(0, self.length, unit.depth):
+            theirs = stage * sizes[1] + right.inside(column, constant(step))
+            for i in range(tall):
+                ours = left.inside(row + i * unit.rows, constant(step))
+                steps.append((i, stage * sizes[0] + ours, theirs))
+        turned = left.turned, right.turned
+        columns = wide * unit.columns
+        return GroupProduct(unit.name, self.totals, columns, *self.rings, turned, tuple(steps))
+
+
+def matmul(
+    computation: Computation, parts: Contraction, target: TargetSpec, tiles: BulkTiles
+) -> Kernel:
+    """The kernel; its groups are along x, one for each multiprocessor at most."""
+    known = factors(parts, target)
+    assert known is not None, "factors that are not packed"
+    unit, left, right = known
+    plan = _plan(parts, target, tiles, unit, (left, right))
+    waves = threads_of(tiles)
+    thread = thread_range(waves + WAVE).index()
+    room = room_for(unit.total)
+    batch, row_start, column_start = plan.place()
+
+    def finish(row: Index, column: Index, taken: list[IrValue]) -> list[Statement]:
+        at = row_start + row, column_start + column
+        return finish_run(computation, parts, batch, *at, taken)
+
+    lane = thread % unit.wave
+    part = plan.part(thread)
+    finishing = finish_group(plan.totals, tiles.fragments, lane, *part, room, finish)
+    consumers, producer = at_least_zero(constant(waves - 1) - thread), thread - waves
+    arrivals = constant(waves // WAVE)
+    none = constant(0)
+    begin: tuple[Statement, ...] = (
+        Signal("begin", plan.full, none, constant(1)),
+        Signal("begin", plan.empty, none, arrivals),
+    )
+    return Kernel(
+        "kernel",
+        (computation.output, *computation.inputs),
+        (*plan.rings, plan.full, plan.empty, plan.totals, room),
+        (plan.groups, 1, 1),
+        waves + WAVE,
+        (
+            If(at_least_zero(-thread), begin),
+            Barrier(),
+            If((*at_least_zero(producer), *at_least_zero(-producer)), (plan.produce(),)),
+            If(consumers, (plan.consume(thread, finishing),)),
+        ),
+    )
+
+
+def _plan(
+    parts: Contraction,
+    target: TargetSpec,
+    tiles: BulkTiles,
+    unit: GroupUnit,
+    sides: tuple[Factor, Factor],
+) -> _Plan:
+    tall, wide = sides_of(tiles)
+    counts = -(-parts.rows.size // tall), -(-parts.columns.size // wide)
+    count = counts[0] * counts[1] * elements(parts.batch)
+    groups = min(count, target.compute_units)
+    length = ROW // unit.element.itemsize
+    rings = [
+        Memory(name, unit.element, tiles.stages * side * length, "local", ring=True)
+        for name, side in (("left", tall), ("right", wide))
+    ]
+    signal = Memory("full", uint64, tiles.stages, "local", ring=True)
+    totals = tiles.fragments[0] * tiles.fragments[1] * 4
+    return _Plan(
+        unit, tiles, sides, (rings[0], rings[1]), signal, replace(signal, name="empty"),
+        Memory("totals", unit.total, totals, "register"), parts.batch, counts, groups,
+        -(-count // groups),
+    )  # fmt: skip

@@ -1,0 +1,143 @@
+"""How factors of matrix products lie packed, for copies in bulk and for `wgmma`.
+
+A copy in bulk leaves bytes as side by side as it found them. The unit reads core matrices, 8 rows
+of 16 bytes that follow each other (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory
+Layout", no swizzling). So a factor is laid out in memory in just that order, by a kernel before:
+
+    block    64 rows of 128 bytes, a slice of the depth, 8 KiB:
+             [8 times 8 rows][8 chunks of the slice][8 rows][16 bytes along the depth]
+    turned   [8 chunks across][8 times 8 steps][8 steps][16 bytes across]
+             for 16-bit types whose memory runs across: chunks are copied as they are
+    packed   [batch][slices][blocks across]
+
+The blocks of a slice follow each other: what a tile of any width takes of a slice is one piece of
+memory. A tile may reach beyond the last block; what it reads there is another slice, or the tail
+behind the array, and counts for rows and columns that are not stored. Behind the factor's own rows
+and steps there are zeros. Eight rows of a core matrix meet all banks; nothing is swizzled, and
+indices say it all: a kernel of another kind that reads a packed array finds the same elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.dtype import DType
+from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
+from compiler.kernel.ir import Load, Value
+from compiler.kernel.matrix_units import ROW
+
+BLOCK = 64  # rows of a block
+WIDEST = 256  # rows of the widest tile: of one instruction
+LINE = 8  # rows of a core matrix, and chunks of a row of 128 bytes
+CHUNK = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The layout of one factor. across: its rows or columns; depth: its steps; elements each."""
+
+    dtype: DType
+    across: int
+    depth: int
+    turned: bool
+
+    @property
+    def width(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK // self.dtype.itemsize
+
+    @property
+    def length(self) -> int:
+        """Steps of a slice."""
+        return ROW // self.dtype.itemsize
+
+    @property
+    def block(self) -> int:
+        """Elements of a block."""
+        return BLOCK * self.length
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.across // BLOCK)
+
+    @property
+    def slices(self) -> int:
+        return -(-self.depth // self.length)
+
+    @property
+    def size(self) -> int:
+        """Elements of the factor, of one of a batch."""
+        return self.slices * self.blocks * self.block
+
+    def count(self, batch: int) -> int:
+        """Elements of the array: what tiles may reach behind the last block is part of it."""
+        return batch * self.size + (WIDEST // BLOCK - 1) * self.block
+
+    def inside(self, across: Index, step: Index) -> Index:
+        """Where an element of a slice lies from the slice's beginning; so too in a tile's stage."""
+        group = across // LINE * (LINE * self.length)
+        if self.turned:
+            return group + step // LINE * (LINE * LINE) + step % LINE * LINE + across % LINE
+        chunk = step // self.width * (LINE * self.width)
+        return group + chunk + across % LINE * self.width + step % self.width
+
+    def slice_start(self, batch: Index, number: Index, tile_start: Index) -> Index:
+        """Where the part of a tile lies of a slice, as one piece. tile_start: in whole blocks."""
+        first = batch * self.size + number * (self.blocks * self.block)
+        return first + tile_start * self.length
+
+    def place(self, batch: Index, across: Index, step: Index) -> Index:
+        """Where an element lies."""
+        slice_number, inner = step // self.length, step % self.length
+        first = batch * self.size + slice_number * (self.blocks * self.block)
+        return first + self.inside(across, inner)
+
+    def element(self, position: Index, batch: tuple[int, ...]) -> tuple[list[Index], Index, Index]:
+        """The batch's places, and row and step, of what lies at a position. batch: its sizes."""
+        shape = (*batch, self.slices, self.blocks, LINE, LINE, LINE, self.width)
+        *places, number, block, group, chunk, line, lane = unflatten(position, shape)
+        across, step = block * BLOCK + group * LINE, number * self.length
+        if self.turned:
+            return places, across + lane, step + chunk * LINE + line
+        return places, across + line, step + chunk * self.width + lane
+
+    def conditions(self, across: Index, step: Index) -> Validity:
+        """That an element is one of the factor. Of whole chunks it is asked once."""
+        return both(
+            _below(across, self.across, LINE if self.turned else 1),
+            _below(step, self.depth, 1 if self.turned else self.width),
+        )
+
+
+def _below(index: Index, size: int, chunk: int) -> Validity:
+    if size % chunk:
+        chunk = 1
+    return at_least_zero(constant(size // chunk - 1) - index // chunk)
+
+
+def layouts(dtype: DType, across: int, depth: int, turns: bool) -> Iterator[Packed]:
+    """The layouts that a unit can read of a factor. turns: whether it takes turned ones."""
+    yield Packed(dtype, across, depth, turned=False)
+    if turns:
+        yield Packed(dtype, across, depth, turned=True)
+
+
+def recognise(
+    factor: Value, across: Range, depth: Range, turns: bool
+) -> tuple[Packed, Load, Index] | None:
+    """The layout of a factor that is read from a packed array, the load, and where the array of the
+    batch begins; None for any other. The factor may be what `gpu_matrix.narrow` gives."""
+    if factor.op == "bitcast" and factor.sources[0].op == "and":  # rounded again, of no effect
+        inner = factor.sources[0].sources[0]
+        if inner.op == "bitcast":
+            factor = inner.sources[0]
+    if factor.op != "load" or factor.arg.conditions or factor.arg.memory.space != "global":
+        return None
+    access: Load = factor.arg
+    for layout in layouts(access.memory.dtype, across.size, depth.size, turns):
+        rest = access.index - layout.place(constant(0), across.index(), depth.index())
+        known = not rest.ranges() & {across, depth} and rest.multiple() % layout.size == 0
+        if known and rest.low >= 0 and rest.high + layout.count(1) <= access.memory.count:
+            return layout, access, rest
+    return None

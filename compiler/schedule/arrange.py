@@ -1,0 +1,26 @@
+"""The schedule of a run for a target: kernels by the rules of all, then what the target makes of
+them: attention in parts, products of packed factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.graph.node import Node
+from compiler.schedule.attention import share_out
+from compiler.schedule.group import Group
+from compiler.schedule.grouping import schedule
+from compiler.schedule.hazards import NONE, InPlace
+from compiler.schedule.packing import Judge, nobody, packed
+from hcq.target import TargetSpec
+
+
+def arrange(
+    roots: Sequence[Node],
+    in_place: InPlace = NONE,
+    target: TargetSpec | None = None,
+    judge: Judge = nobody,
+) -> list[Group]:
+    """The kernels that compute the roots, and calls, in an order they can run in. target: None for
+    what all have in common. judge: knows which products are to be packed."""
+    groups = share_out(schedule(roots, in_place), target)
+    return groups if target is None else packed(groups, target, roots, judge)

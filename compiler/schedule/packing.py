@@ -1,0 +1,459 @@
+"""Products whose factors are packed by kernels of their own first (NVIDIA, sm_90a).
+
+before: a group that is a matrix product.
+after: a kernel that packs each factor (compiler.kernel.packed), and the product of what they made,
+which copies in bulk feed (compiler.kernel.gpu_bulk). What several products of a run take of one
+array in one way is packed once. A product whose results are one factor of one product, and asked
+for by nobody else, stores them packed: then that factor costs no kernel and no passes.
+
+Packing reads and writes each factor once. What it saves grows with the product: factors are no
+more fetched by the threads that multiply, and those that have to go through registers on their way
+(computed ones, odd strides, bytes and TensorFloat-32 that run across) no more do so for each tile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from compiler.graph import ops
+from compiler.graph.node import Node
+from compiler.index.algebra import Opaque, Range, flatten, unflatten
+from compiler.index.lookup import atoms, guard
+from compiler.index.ranges import Computation, elements, express
+from compiler.kernel.chain import find_chain
+from compiler.kernel.contraction import Contraction, find_contraction, ranges_of
+from compiler.kernel.gpu_matrix import narrow
+from compiler.kernel.gpu_totals import RUN
+from compiler.kernel.ir import (
+    Load,
+    Memory,
+    Value,
+    const,
+    gate,
+    indices_of,
+    interning,
+    load,
+    rebuild,
+    substitute,
+    value,
+    walk,
+)
+from compiler.kernel.matrix_units import GroupUnit, find_group_unit
+from compiler.kernel.online import find_online
+from compiler.kernel.packed import BLOCK, Packed
+from compiler.kernel.spread import unit_stride
+from compiler.kernel.text import format_value
+from compiler.schedule.attention import computed
+from compiler.schedule.group import Group
+from hcq.target import TargetSpec
+
+# Multiplications and additions in the time of moving a byte to or from memory. NVIDIA H200 Tensor
+# Core GPU, data sheet: 989 TFLOP/s of dense 16-bit floats, 4.8 TB/s.
+PER_BYTE = 989 / 4.8
+# The same in the time from one kernel's end to the next one's results: 5 us. UNSURE: measured on a
+# board it may be 2 to 8.
+PER_KERNEL = 5e-6 * 989e12
+# How much longer a product takes whose factors are fetched by the threads that multiply. Shah et
+# al., FlashAttention-3 (2024), "Ablation": 661 TFLOP/s with a warp of its own for fetching, 570
+# without. UNSURE: that is attention; `make hw` on an H200, or `ugpu tune`, settles it.
+FETCHING = 661 / 570 - 1
+# A factor that goes through registers: some 24 instructions for each 16 bytes instead of 3, of a
+# tile's 384 rows of 8 chunks by 4 schedulers, beside the 1024 cycles of its products.
+THROUGH_REGISTERS = 24 * 8 / 32 / 4 * 256 / 1024
+
+
+@dataclass(frozen=True)
+class Derived(Group):
+    """A kernel that no nodes of the graph describe. Its root is a node of its own for what it
+    makes, or that of the group it comes from. own: whether it is one. (Nothing here may refer in a
+    circle: who holds nodes is counted.)"""
+
+    computation: Computation = field(kw_only=True)
+    own: bool = field(kw_only=True)
+
+
+# A product, and what would replace it, to whether it should: None for whoever does not know
+Judge = Callable[[Computation, tuple[Computation, ...]], bool | None]
+
+
+def nobody(plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
+    """The judge who does not know."""
+    return None
+
+
+def computation_of(group: Group) -> Computation:
+    """What a group's kernel computes. The caller holds compiler.kernel.ir.interning."""
+    return group.computation if isinstance(group, Derived) else computed(group)
+
+
+def packed(
+    groups: Sequence[Group],
+    target: TargetSpec,
+    roots: Sequence[Node] = (),
+    judge: Judge = nobody,
+) -> list[Group]:
+    """The schedule with products replaced by packing and products of packed factors, where the
+    target has units for those and it pays. roots: what was asked for, and has to be stored as it
+    is. judge: knows better for some products; called without compiler.kernel.ir.interning."""
+    if not has_units(target):
+        return list(groups)
+    run = _Run(groups, frozenset(map(id, roots)))
+    for group in groups:
+        with interning:
+            product = _product(group, target, run)
+            sides = () if product is None else _sides(product)
+            forms = () if product is None else _forms(product, sides)
+        worth = False
+        if product is not None:
+            sizes = product.parts.rows.size, product.parts.columns.size
+            verdict = judge(product.computation, forms) if min(sizes) >= BLOCK // 2 else None
+            free = tuple(side.is_free for side in sides)
+            worth = verdict is True or (
+                verdict is None and pays(product.parts, product.unit, (free[0], free[1]))
+            )
+        with interning:
+            if product is None or not worth:
+                run.add(group)
+            else:
+                product.split(sides)
+    return run.found
+
+
+def has_units(target: TargetSpec) -> bool:
+    """Whether a target multiplies what copies in bulk bring."""
+    return target.abi == "ptx" and target.matrix == "sm_90a"
+
+
+class _Run:
+    """The schedule so far. known: packed arrays by what they hold."""
+
+    def __init__(self, groups: Sequence[Group], asked: frozenset[int]) -> None:
+        self.found: list[Group] = []
+        self.known: dict[tuple[Any, ...], Group] = {}
+        self.readers = Counter(id(node) for group in groups for node in group.inputs)
+        self.asked = asked
+        self.makers: dict[int, int] = {}  # by id of a root: the place of its kernel
+
+    def add(self, group: Group) -> None:
+        self.makers[id(group.root)] = len(self.found)
+        self.found.append(group)
+
+    def maker(self, node: Node) -> Group | None:
+        """The kernel that computes a value nobody but one kernel reads, if there is one."""
+        place = self.makers.get(id(node))
+        if place is None or id(node) in self.asked or self.readers[id(node)] != 1:
+            return None
+        return self.found[place]
+
+    def replace(self, old: Group, new: Group) -> None:
+        place = self.makers.pop(id(old.root))
+        self.makers[id(new.root)] = place
+        self.found[place] = new
+
+
+def _product(group: Group, target: TargetSpec, run: _Run) -> _Product | None:
+    """A product whose factors can be packed."""
+    if type(group) is not Group or group.in_place or group.others:
+        return None
+    kinds = [entry[0] for entry in group.key]
+    if "reduce" not in kinds or "mul" not in kinds:
+        return None
+    computation = express(group)
+    if computation.pieces:
+        return None
+    if find_online(computation) is not None or find_chain(computation) is not None:
+        return None
+    computation = replace(computation, value=ops.expand(computation.value))
+    parts = find_contraction(computation)
+    if parts is None or parts.outer or _looks_up(computation.value):
+        return None
+    unit = unit_of(parts, target)
+    if unit is None:
+        return None
+    return _Product(group, computation, parts, unit, run)
+
+
+def _sides(product: _Product) -> tuple[_Side, ...]:
+    parts = product.parts
+    left = _Side(product, parts.left, parts.rows)
+    return left, _Side(product, parts.right, parts.columns)
+
+
+def _forms(product: _Product, sides: Sequence[_Side]) -> tuple[Computation, ...]:
+    """What would be computed: what packs factors that are not free, and the product of those."""
+    made = [computation_of(side.packing) for side in sides if not side.is_free]
+    groups = [(side.packing, side.read(side.memory(place))) for place, side in enumerate(sides)]
+    return *made, computation_of(product.product(groups))
+
+
+def _looks_up(root: Value) -> bool:
+    """Whether indices depend on what memory holds."""
+    return any(isinstance(atom, Opaque) for index in indices_of(root) for atom in atoms(index))
+
+
+def unit_of(parts: Contraction, target: TargetSpec) -> GroupUnit | None:
+    """The unit that multiplies packed factors, or None."""
+    sides = narrow(parts.left), narrow(parts.right)
+    if sides[0] is None or sides[1] is None or sides[0].dtype is not sides[1].dtype:
+        return None
+    return find_group_unit(target.matrix, sides[0].dtype, parts.reduce.dtype)
+
+
+# ---- whether it pays ---------------------------------------------------------------------------
+
+
+def pays(parts: Contraction, unit: GroupUnit, free: tuple[bool, bool] = (False, False)) -> bool:
+    """Whether packing both factors costs less than it saves. free: of each, whether it is packed
+    already, or by who computes it."""
+    return saved(parts, unit) > cost(parts, unit, free)
+
+
+def saved(parts: Contraction, unit: GroupUnit) -> float:
+    """What a product saves when its factors are packed, in multiplications and additions of 16-bit
+    floats."""
+    rows, columns, depth = (r.size for r in (parts.rows, parts.columns, parts.depth))
+    if min(rows, columns) < BLOCK or depth < unit.depth:
+        return 0.0
+    work = 2.0 * rows * columns * depth * elements(parts.batch) * unit.element.itemsize / 2
+    share = FETCHING
+    for side, across in ((parts.left, parts.rows), (parts.right, parts.columns)):
+        if not _fetched(side, across, parts.depth, unit):
+            share += THROUGH_REGISTERS
+    return work * share
+
+
+def cost(parts: Contraction, unit: GroupUnit, free: tuple[bool, bool] = (False, False)) -> float:
+    """What packing both factors costs, in the same."""
+    total = 0.0
+    sides = (parts.left, parts.rows), (parts.right, parts.columns)
+    for (side, across), known in zip(sides, free, strict=True):
+        layout = layout_of(side, across, parts.depth, unit)
+        size = layout.size * elements(_batch(side, parts)) * unit.element.itemsize
+        if not known:
+            total += 2 * size * PER_BYTE + PER_KERNEL
+    return total
+
+
+def _fetched(side: Value, across: Range, depth: Range, unit: GroupUnit) -> bool:
+    """Whether gpu_ring fetches a factor without registers: a plain array in chunks of 16 bytes."""
+    thin = narrow(side)
+    if thin is None or thin.op != "load":
+        return False
+    access: Load = thin.arg
+    width = 16 // unit.element.itemsize
+    along, other = (depth, across) if access.index.coefficient(depth) == 1 else (across, depth)
+    if access.index.coefficient(along) != 1 or (along is across and not unit.turns):
+        return False
+    return along.size % width == 0 and access.index.coefficient(other) % width == 0
+
+
+# ---- what becomes of it ------------------------------------------------------------------------
+
+
+def layout_of(side: Value, across: Range, depth: Range, unit: GroupUnit) -> Packed:
+    """How a factor is packed: turned, where its memory runs across and the unit takes that."""
+    deep = unit_stride(side, depth) or not unit_stride(side, across)
+    return Packed(unit.element, across.size, depth.size, unit.turns and not deep)
+
+
+def _batch(side: Value, parts: Contraction) -> tuple[Range, ...]:
+    """The ranges of the batch that a factor depends on."""
+    used = ranges_of(side)
+    return tuple(r for r in parts.batch if r in used)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A factor of a product, as it is to be packed. made: the computation that packs it."""
+
+    product: _Product
+    value: Value
+    across: Range
+
+    @property
+    def thin(self) -> Value:
+        found = narrow(self.value)
+        assert found is not None
+        return found
+
+    @property
+    def layout(self) -> Packed:
+        return layout_of(self.value, self.across, self.product.parts.depth, self.product.unit)
+
+    @property
+    def batch(self) -> tuple[Range, ...]:
+        return _batch(self.value, self.product.parts)
+
+    @cached_property
+    def packing(self) -> Derived:
+        """The kernel that packs it, over one range."""
+        layout, batch, product = self.layout, self.batch, self.product
+        sizes = tuple(r.size for r in batch)
+        everything = Range("i0", elements(batch) * layout.size)
+        places, row, step = layout.element(everything.index(), sizes)
+        inside = layout.conditions(row, step)
+        at = {self.across: row, product.parts.depth: step, **dict(zip(batch, places, strict=True))}
+        factor = guard(substitute(self.thin, at), inside)
+        factor = gate(inside, factor, const(0, factor.dtype))
+        used = {node.arg.memory for node in walk(factor) if node.op == "load"}
+        inputs = [memory for memory in product.computation.inputs if memory in used]
+        # by names of their own, so that equal packing of one array is recognised
+        names = {memory: replace(memory, name=f"in{i}") for i, memory in enumerate(inputs)}
+
+        def rename(node: Value, _: tuple[Value, ...]) -> Value | None:
+            if node.op != "load":
+                return None
+            access: Load = node.arg
+            return load(names[access.memory], access.index, access.conditions, node.lanes)
+
+        output = Memory("out", factor.dtype, layout.count(elements(batch)))
+        content = rebuild(factor, rename)
+        made = Computation(output, tuple(names.values()), (everything,), content, "pack")
+        root = Node("packed", output.dtype, (output.count,))
+        key = ("pack", format_value(content), output.count, output.dtype.name)
+        memories = tuple((memory.dtype.name, memory.count) for memory in inputs)
+        given = tuple(product.input_of(memory) for memory in inputs)
+        return Derived(root, given, (*key, memories), computation=made, own=True)
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What tells packed arrays of a run apart."""
+        return self.packing.key, tuple(id(node) for node in self.packing.inputs)
+
+    @cached_property
+    def maker(self) -> Group | None:
+        """The kernel of the product whose results this factor is, if it can store them packed."""
+        thin, layout = self.thin, self.layout
+        if thin.op != "load" or thin.arg.conditions or layout.dtype.itemsize != 2:
+            return None
+        node = self.product.input_of(thin.arg.memory)
+        found = self.product.run.maker(node)
+        if found is None or layout.depth % layout.length or self.order() is None:
+            return None
+        plain = type(found) is Group or (isinstance(found, Derived) and not found.own)
+        if not plain or found.in_place or found.others:
+            return None
+        computation = computation_of(found)
+        return found if _is_product(computation) and computation.place is None else None
+
+    def order(self) -> tuple[Range, ...] | None:
+        """The ranges in whose order the factor's array lies, if it is all of that array, and whole
+        chunks of it follow each other."""
+        depth = self.product.parts.depth
+        last = (depth, self.across) if self.layout.turned else (self.across, depth)
+        order = (*self.batch, *last)
+        access: Load = self.thin.arg
+        whole = flatten([r.index() for r in order], [r.size for r in order])
+        exact = access.index == whole and elements(order) == access.memory.count
+        return order if exact and order[-1].size % RUN == 0 else None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether packing it takes no kernel."""
+        return self.content in self.product.run.known or self.maker is not None
+
+    def group(self) -> Group:
+        """The kernel that makes the packed array, which is part of the run from now on."""
+        run = self.product.run
+        found = run.known.get(self.content)
+        if found is None:
+            found = self.packing if self.maker is None else self.made_packed(self.maker)
+            run.known[self.content] = found
+            if self.maker is None:
+                run.add(found)
+            else:
+                run.replace(self.maker, found)
+        return found
+
+    def made_packed(self, maker: Group) -> Derived:
+        """A product that stores its results as this factor is packed."""
+        computation, order = computation_of(maker), self.order()
+        assert order is not None
+        *places, one, two = unflatten(computation.position, tuple(r.size for r in order))
+        across, step = (two, one) if self.layout.turned else (one, two)
+        number = flatten(places, [r.size for r in self.batch])
+        output = replace(computation.output, count=self.layout.count(elements(self.batch)))
+        place = self.layout.place(number, across, step)
+        made = replace(computation, output=output, place=place)
+        root = Node("packed", output.dtype, (output.count,))
+        key = ("stored packed", self.layout, tuple(r.size for r in order), *maker.key)
+        return Derived(root, maker.inputs, key, computation=made, own=True)
+
+    def memory(self, place: int) -> Memory:
+        """The packed array, as the product names it."""
+        output = computation_of(self.packing).output
+        return Memory(f"packed{place}", output.dtype, output.count)
+
+    def read(self, memory: Memory) -> Value:
+        """The factor from the packed array."""
+        number = flatten([r.index() for r in self.batch], [r.size for r in self.batch])
+        depth = self.product.parts.depth
+        found = load(memory, self.layout.place(number, self.across.index(), depth.index()))
+        if self.value.op == "cast":
+            return value("cast", self.value.dtype, (found,))
+        # a TensorFloat-32: what is rounded twice is rounded once
+        inner = self.value.sources[0]
+        bits = value("bitcast", inner.dtype, (found,))
+        rounded = value("and", inner.dtype, (bits, inner.sources[1]))
+        return value("bitcast", self.value.dtype, (rounded,))
+
+
+def _is_product(computation: Computation) -> bool:
+    """Whether a kernel stores runs of at most RUN neighbours, each at a multiple of its length."""
+    if computation.pieces or find_online(computation) is not None:
+        return False
+    if find_chain(computation) is not None:
+        return False
+    return find_contraction(computation) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """A product being split."""
+
+    group: Group
+    computation: Computation
+    parts: Contraction
+    unit: GroupUnit
+    run: _Run
+
+    def input_of(self, memory: Memory) -> Node:
+        """The node that a memory of the computation stands for."""
+        return self.group.inputs[self.computation.inputs.index(memory)]
+
+    def split(self, sides: Sequence[_Side]) -> None:
+        """Add the kernels to the run: packing what is not packed yet, then the product."""
+        given: list[tuple[Group, Value]] = []
+        for side in sides:
+            group = side.group()
+            both = len(given) == 1 and given[0][0] is group  # two factors may be one array
+            given.append((group, side.read(side.memory(0 if both else len(given)))))
+        self.run.add(self.product(given))
+
+    def product(self, sides: Sequence[tuple[Group, Value]]) -> Derived:
+        """The product of what is packed, with the same epilogue."""
+        reduce = self.parts.reduce
+        left, right = (each for _, each in sides)
+        factors = value("mul", reduce.dtype, (left, right))
+        new = value("reduce", reduce.dtype, (factors,), reduce.arg)
+
+        def change(node: Value, _: tuple[Value, ...]) -> Value | None:
+            return new if node is reduce else None
+
+        whole = rebuild(self.computation.value, change)
+        used = {node.arg.memory for node in walk(whole) if node.op == "load"}
+        given = {
+            node.arg.memory: group.root
+            for group, each in sides
+            for node in walk(each)
+            if node.op == "load"
+        }
+        kept = [memory for memory in self.computation.inputs if memory in used]
+        computation = replace(self.computation, inputs=(*given, *kept), value=whole)
+        inputs = (*given.values(), *(self.input_of(memory) for memory in kept))
+        key = ("product of packed factors", *self.group.key)
+        return Derived(self.group.root, inputs, key, computation=computation, own=False)
