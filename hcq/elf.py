@@ -30,6 +30,7 @@ _NOTE = struct.Struct("<III")
 
 MAX_SIZE = 1 << 30  # of an object, and of what it unfolds to in memory
 MAX_ALIGN = 1 << 16
+PAGE = 4096  # bytes of a page where relocations count in pages
 
 
 @dataclass(frozen=True)
@@ -245,10 +246,12 @@ def _string(table: bytes, at: int, what: str) -> str:
 class Rule:
     """How one relocation type computes its bytes. Facts come from the processor's ABI supplement.
 
-    width: bytes patched. relative: the place's own address is subtracted. through: "symbol" takes
+    width: bytes patched. minus: "place" where the place's own address is subtracted, "origin" where
+    the image's is, "page" where both addresses count in pages of 4 KiB. through: "symbol" takes
     the symbol's address, "slot" the address of an 8-byte slot that holds it, "call" may go through
     a jump. shift: bits dropped from the low end. signed: None where the value is truncated on
-    purpose.
+    purpose. fields: of an instruction, (lowest bit, bits) each, filled from the value's low end;
+    low: bits of the value that count, 0 for all. exact: what is dropped must be zeros.
     """
 
     width: int
@@ -256,6 +259,9 @@ class Rule:
     through: str = "symbol"
     shift: int = 0
     signed: bool | None = None
+    fields: tuple[tuple[int, int], ...] = ()
+    low: int = 0
+    exact: bool = False
 
 
 @dataclass
@@ -360,13 +366,35 @@ def link(
         else:
             target = address(relocation.symbol)
         place = layout.offsets[relocation.section] + relocation.offset
-        minus = {"": 0, "place": base + place, "origin": base}[rule.minus]
-        value = target + relocation.addend - minus
-        image[place : place + rule.width] = _encode(value, rule, relocation)
+        target += relocation.addend
+        minus = {"": 0, "place": base + place, "origin": base, "page": base + place & -PAGE}
+        value = (target & -PAGE if rule.minus == "page" else target) - minus[rule.minus]
+        here = slice(place, place + rule.width)
+        insert = _encode if not rule.fields else _instruction
+        image[here] = insert(value, rule, relocation, bytes(image[here]))
     return bytes(image)
 
 
-def _encode(value: int, rule: Rule, relocation: ElfRelocation) -> bytes:
+def _instruction(value: int, rule: Rule, relocation: ElfRelocation, old: bytes) -> bytes:
+    """The instruction with its fields filled in."""
+    if rule.low:
+        value &= (1 << rule.low) - 1
+    bits = rule.shift + sum(count for _, count in rule.fields)
+    low, high = (-(1 << bits - 1), 1 << bits - 1) if rule.signed else (0, 1 << bits)
+    fits = rule.signed is None or low <= value < high
+    if not fits or (rule.exact and value & (1 << rule.shift) - 1) or relocation.offset % 4:
+        raise BadCodeObject(
+            "a relocated value does not fit", type=relocation.kind, offset=relocation.offset
+        )
+    word, left = int.from_bytes(old, "little"), value >> rule.shift
+    for place, count in rule.fields:
+        mask = (1 << count) - 1
+        word = word & ~(mask << place) | (left & mask) << place
+        left >>= count
+    return word.to_bytes(rule.width, "little")
+
+
+def _encode(value: int, rule: Rule, relocation: ElfRelocation, old: bytes) -> bytes:
     bits = 8 * rule.width
     if rule.signed is not None:
         low, high = (-(1 << bits - 1), 1 << bits - 1) if rule.signed else (0, 1 << bits)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
+from collections.abc import Callable
 
 import numpy as np
 
@@ -52,6 +54,7 @@ class CodeMemory:
         if library.mprotect(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), protection):
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"this system forbids executable memory: {reason}")
+        flush_instructions(self.address, self.size)
 
     def holds(self, address: int) -> bool:
         return self.address <= address < self.address + self.size
@@ -62,6 +65,29 @@ class CodeMemory:
             return
         del self._anchor
         self._map.close()
+
+
+def flush_instructions(
+    address: int,
+    size: int,
+    machine: str = "",
+    find: Callable[[str], ctypes.CDLL] = ctypes.CDLL,
+) -> None:
+    """Have the processors fetch what was written as instructions; x86 sees to that itself.
+    machine: by default this one.
+
+    Facts: Arm Architecture Reference Manual (DDI 0487), B2.2.5 "Concurrent modification and
+    execution of instructions": data and instruction caches need not agree. `__clear_cache` is the
+    compiler run-time's (GCC manual, "Other Builtins", __builtin___clear_cache). HostError where
+    this process has none.
+    """
+    if (machine or platform.machine()) in ("x86_64", "AMD64", "i686"):
+        return
+    try:
+        clear = getattr(find("libgcc_s.so.1"), "__clear_cache")
+    except (OSError, AttributeError):
+        raise HostError("no __clear_cache in libgcc_s.so.1: new code cannot be run") from None
+    clear(ctypes.c_void_p(address), ctypes.c_void_p(address + size))
 
 
 def total_memory() -> int:

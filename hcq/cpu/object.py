@@ -1,7 +1,8 @@
 """Host code objects: relocatable ELF files for this machine, linked and made executable.
 
 A kernel `name` has a data symbol `name.ugpu` {u32 version = 1, u32 kernarg_size}, see TargetSpec.
-Facts: System V ABI, AMD64 Architecture Processor Supplement, 4.4 "Relocation". The object is
+Facts: System V ABI, AMD64 Architecture Processor Supplement, 4.4 "Relocation"; AArch64's are in
+hcq.cpu.aarch64. Jumps take 16 bytes on both. The object is
 checked before any of it is used; but what its machine code does is its own business: the host has
 no page tables of ours between a kernel and this process.
 """
@@ -12,8 +13,10 @@ import ctypes
 import functools
 import platform
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hcq.cpu.aarch64 import EM_AARCH64, JUMP_SIZE, RELOCATIONS_AARCH64, jump
 from hcq.cpu.memory import CodeMemory
 from hcq.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, Rule, lay_out, link, read_object
 from hcq.errors import BadCodeObject, NotSupported
@@ -21,7 +24,6 @@ from hcq.errors import BadCodeObject, NotSupported
 MARK = ".ugpu"
 VERSION = 1
 MAX_KERNARG_SIZE = 64 << 10
-JUMP_SIZE = 16
 
 EM_X86_64 = 62
 RELOCATIONS_X86_64 = {
@@ -41,6 +43,26 @@ RELOCATIONS_X86_64 = {
 }
 
 
+def _jump_x86_64(address: int) -> bytes:
+    """`jmp [rip+0]` with the address behind it: reaches code anywhere."""
+    return b"\xff\x25\0\0\0\0" + struct.pack("<Q", address)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How objects for a kind of processor are linked. number: its e_machine."""
+
+    number: int
+    rules: Mapping[int, Rule]
+    jump: Callable[[int], bytes]
+
+
+MACHINES = {
+    "x86_64": Machine(EM_X86_64, RELOCATIONS_X86_64, _jump_x86_64),
+    "aarch64": Machine(EM_AARCH64, RELOCATIONS_AARCH64, jump),
+}
+
+
 @dataclass(frozen=True)
 class HostKernel:
     """A kernel of a loaded object: where its code is, how many bytes of arguments it takes."""
@@ -53,27 +75,29 @@ class HostKernel:
 def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
     """Check, link and place an object. The caller owns the memory. BadCodeObject for a bad one."""
     elf = read_object(image)
-    machine = platform.machine()
-    if machine != "x86_64":
-        raise NotSupported(f"code objects for hosts of kind {machine} cannot be linked yet")
-    if elf.machine != EM_X86_64:
-        raise BadCodeObject("not an object for this machine", machine=elf.machine, want=EM_X86_64)
+    machine = MACHINES.get(platform.machine())
+    if machine is None:
+        raise NotSupported(f"code objects for hosts of kind {platform.machine()} cannot be linked")
+    if elf.machine != machine.number:
+        raise BadCodeObject(
+            "not an object for this machine", machine=elf.machine, want=machine.number
+        )
     for section in elf.sections:
         writable = section.is_loaded and section.flags & SHF_WRITE and section.size
         if writable and not section.name.startswith(".data.rel.ro"):
             raise BadCodeObject("kernels have no variables of their own", section=section.name)
     sizes = _kernels(elf)
-    layout = lay_out(elf, RELOCATIONS_X86_64, JUMP_SIZE)
+    layout = lay_out(elf, machine.rules, JUMP_SIZE)
     outside = {}
     for relocation in elf.relocations:
         symbol = elf.symbols[relocation.symbol]
         if relocation.section not in layout.offsets or symbol.is_defined or not relocation.symbol:
             continue
-        if RELOCATIONS_X86_64[relocation.kind].through != "origin":
+        if machine.rules[relocation.kind].through != "origin":
             outside[symbol.name] = _find_outside(symbol.name)
     memory = CodeMemory(layout.size)
     try:
-        memory.fill(link(layout, memory.address, outside, _jump))
+        memory.fill(link(layout, memory.address, outside, machine.jump))
     except BaseException:
         memory.close()
         raise
@@ -109,11 +133,6 @@ def _kernels(elf: ElfObject) -> dict[str, int]:
     if not found:
         raise BadCodeObject(f"no kernels in the object: no symbol ends with {MARK}")
     return found
-
-
-def _jump(address: int) -> bytes:
-    """`jmp [rip+0]` with the address behind it: reaches code anywhere."""
-    return b"\xff\x25\0\0\0\0" + struct.pack("<Q", address)
 
 
 @functools.cache
