@@ -185,6 +185,11 @@ class Device(ABC):
             timeline.last = value
             return value
 
+    def expect(self) -> None:
+        """Something that takes a while is about to be submitted: what sleeps may wake meanwhile.
+        Anyone may call it, at any time; a closed device is left as it is."""
+        return
+
     def prepare(self, hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuffer:
         """Encode commands once, for many submissions: what differs between them are symbols of
         kind "parameter", whose slots `submit_prepared` fills. Touches no hardware."""
@@ -198,12 +203,14 @@ class Device(ABC):
         hardware.timeline that marks the end. BadArgument while a graph is captured by this thread:
         submit the commands then."""
         with self.lock:
-            self.check_usable()
+            if self.closed or self.failure is not None:
+                self.check_usable()
             if self.capturing is not None and self.capturing.is_mine:
                 raise BadArgument("a graph records commands, not what was prepared from them")
-            value = hardware.timeline.last + 1
+            timeline = hardware.timeline
+            value = timeline.last + 1
             hardware.submit_prepared(prepared, value, parameters)
-            hardware.timeline.last = value
+            timeline.last = value
             return value
 
     def synchronize(self, limit_s: float | None = None) -> None:
@@ -212,7 +219,9 @@ class Device(ABC):
         limit_s holds for each queue. The lock is not held while waiting.
         """
         for hardware in self._all_queues():
-            hardware.timeline.wait(limit_s=limit_s)
+            timeline = hardware.timeline
+            if timeline.value < timeline.last:
+                self._reach(timeline, timeline.last, limit_s)
         self.check_failures()
 
     def settle(self) -> None:
@@ -228,7 +237,7 @@ class Device(ABC):
         """Whether all that was submitted has ended; costs a few reads of host memory."""
         return all(hw.timeline.value >= hw.timeline.last for hw in self._all_queues())
 
-    def _all_queues(self) -> list[HardwareQueue]:
+    def _all_queues(self) -> Sequence[HardwareQueue]:
         return [hardware for kind in QueueKind for hardware in self.hardware_queues(kind)]
 
     def is_own(self, timeline: Timeline) -> bool:
@@ -245,22 +254,28 @@ class Device(ABC):
 
     def wait_for(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
         """See Timeline.wait."""
+        self._reach(timeline, value, limit_s)
+        self.check_failures()  # work that faulted may have gone on to its end
+
+    def _reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
+        """Wait, without a look at failures once the value is reached."""
         limit = self.limit_s if limit_s is None else limit_s
         if value >= CAPTURED:
             raise BadArgument("a captured submission has no value to wait for; use Graph.wait")
         self.check_usable()
         start, resets = time.monotonic(), self.resets
-        while timeline.value < value:
+        reached = timeline.value >= value
+        while not reached:
             self.check_failures()
             elapsed = time.monotonic() - start
             if elapsed > limit:
                 self._report_hang(timeline, value, limit)
                 return
             self.pause_until(timeline, value, limit - elapsed)
-            looked(timeline.value >= value)
+            reached = timeline.value >= value
+            looked(reached)
         if self.resets != resets:  # `restart` raised the timeline, not the work
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
-        self.check_failures()  # work that faulted may have gone on to its end
 
     def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
         with self.lock:

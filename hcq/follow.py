@@ -157,6 +157,8 @@ class Followers:
 
     def problem(self) -> DeviceHang | None:
         """Why something that this device waits for never comes."""
+        if not self.raising:
+            return None
         found = (follower.problem for follower in self.raising)
         return next((problem for problem in found if problem is not None), None)
 

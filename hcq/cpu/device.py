@@ -25,7 +25,18 @@ from hcq.buffer import Buffer
 from hcq.cpu import tiles
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
 from hcq.cpu.object import load_object
-from hcq.cpu.processor import CURRENT, FAULT, HEAD, LAUNCH, TAIL, Bell, Pool, Server, native
+from hcq.cpu.processor import (
+    ALARMS,
+    CURRENT,
+    FAULT,
+    HEAD,
+    LAUNCH,
+    TAIL,
+    Bell,
+    Pool,
+    Server,
+    native,
+)
 from hcq.cpu.queue import CpuQueue
 from hcq.device import Device
 from hcq.errors import BadArgument, BadPacket, UgpuError
@@ -107,6 +118,7 @@ class CpuDevice(Device):
         self._idle_pool = Pool(0, name)
         self._compute = CpuQueue(self, QueueKind.COMPUTE, self._serve(QueueKind.COMPUTE))
         self._copy = CpuQueue(self, QueueKind.COPY, self._serve(QueueKind.COPY))
+        self._queues = (self._compute, self._copy)
 
     def _serve(self, kind: QueueKind) -> Server:
         pool = self._pool if kind is QueueKind.COMPUTE else self._idle_pool
@@ -172,6 +184,9 @@ class CpuDevice(Device):
             )
         return program
 
+    def _all_queues(self) -> Sequence[HardwareQueue]:
+        return self._queues
+
     def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
         return (self._compute,) if kind is QueueKind.COMPUTE else (self._copy,)
 
@@ -192,6 +207,8 @@ class CpuDevice(Device):
     # ---- failures ----------------------------------------------------------------------------
 
     def poll(self) -> UgpuError | None:
+        if not self.bell.state.cells[ALARMS]:  # no word that is no command
+            return None
         for queue in (self._compute, self._copy):
             place = queue.server.state[FAULT]
             if place:
@@ -208,6 +225,9 @@ class CpuDevice(Device):
     def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
         # a fault ends it; the limit lets Python look at its own signals
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
+
+    def expect(self) -> None:
+        self._compute.server.expect()
 
     def nudge(self) -> None:
         self.bell.ring()
@@ -240,7 +260,7 @@ class CpuDevice(Device):
         for queue in (self._compute, self._copy):
             if not queue.server.stop():
                 log.warning("%s: a kernel still runs; its thread is left behind", queue.name)
-                self._abandoned += [queue.server, queue._arena, list(queue._alive)]
+                self._abandoned += [queue.server, queue._arena, queue.slots, list(queue._alive)]
                 left.append(queue.server.thread)
         if not self._pool.stop(self._compute.server):
             self._abandoned.append(self._pool)

@@ -2,10 +2,11 @@
 ; running nor replaying work needs the interpreter. The words are described in hcq/cpu/queue.py, the
 ; structures in hcq/cpu/processor.py; both sides of each must agree.
 
-%Bell = type { [64 x i8], [64 x i8], i64 }                ; mutex, condition, alarms
-%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr, ptr }
-;               head tail stop fault current ring mask bell pool door
+%Bell = type { [64 x i8], [64 x i8], i64, i64 }           ; mutex, condition, alarms, heralds
+%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr, ptr, i64 }
+;               head tail stop fault current ring mask bell pool door expected
 ; bell: the device's, rung by signals and faults; door: the queue's own, rung by what is pushed.
+; expected: how often its thread was told that something is about to be pushed.
 %Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32],
                i64, [64 x %Known], i64, i64 }
 ;              mutex      work       done       generation active stop workers kernel kernarg next total
@@ -15,6 +16,13 @@
 ; home: the processor that the queue's thread was on when it shared the launch. announced: how many
 ; entries were pushed that begin with a launch to be shared.
 %Known = type { ptr, i64 }                                ; kernel, nanoseconds a group (at least 1)
+%Slots = type { ptr, ptr, i64, [256 x i64] }              ; memory timeline next, in use until
+; 256 places of 4096 bytes for what is submitted, each in use until the timeline reaches a value.
+%Prepared = type { ptr, i64, i64, i64, ptr, [0 x %Number] }
+;                  template bytes words count parameters numbers
+%Number = type { i64, i64, i64, i64 }                     ; offset kind base slot
+; A 64-bit number in an image: base, plus by kind nothing (0), parameters[slot] (1), the image's own
+; address (2), or the timeline's value (3).
 %Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
 %Time = type { i64, i64 }
 
@@ -108,7 +116,8 @@ define void @ugpu_ring(ptr %bell) {
   ret void
 }
 
-; Wait until a word (a timeline) has reached a value, an alarm is raised, or for so long.
+; Wait until a word (a timeline) has reached a value, an alarm is raised, or for so long. A
+; launch that nears its end rings the bell as its herald: then look for 50 us before sleeping again.
 define void @ugpu_await(ptr %bell, ptr %word, i64 %value, i64 %nanoseconds) {
 entry:
   %start = call i64 @now()
@@ -130,10 +139,32 @@ look:
   br i1 %over, label %leave, label %sleep
 sleep:
   %left = sub i64 %nanoseconds, %waited
+  %heralds.at = getelementptr %Bell, ptr %bell, i32 0, i32 3
+  %heralds.before = load atomic i64, ptr %heralds.at acquire, align 8
   call void @doze(ptr %condition, ptr %bell, i64 %left)
+  %heralds = load atomic i64, ptr %heralds.at acquire, align 8
+  %heralded = icmp ne i64 %heralds, %heralds.before
+  %woken = load atomic i64, ptr %word acquire, align 8
+  %early = icmp ult i64 %woken, %value
+  %both = and i1 %heralded, %early
+  br i1 %both, label %soon, label %look
+soon:
+  %c = call i32 @pthread_mutex_unlock(ptr %bell)
+  %came = call i1 @changes(ptr %word, i64 %woken, i64 50000)
+  %d = call i32 @pthread_mutex_lock(ptr %bell)
   br label %look
 leave:
   %b = call i32 @pthread_mutex_unlock(ptr %bell)
+  ret void
+}
+
+; Wake a queue's thread before something is pushed: it comes up while that is being prepared.
+define void @ugpu_expect(ptr %queue) {
+  %expected.at = getelementptr %Queue, ptr %queue, i32 0, i32 10
+  %old = atomicrmw add ptr %expected.at, i64 1 acq_rel
+  %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
+  %door = load ptr, ptr %door.at
+  call void @ugpu_ring(ptr %door)
   ret void
 }
 
@@ -194,6 +225,80 @@ done:
   ret i32 1
 }
 
+; Submit what was prepared: copy its template to the next slot, fill in its numbers, push it. 0 when
+; the slot's last content is still in use, or the ring is full. value: of the queue's timeline, that
+; marks the end. One thread at a time.
+define i32 @ugpu_submit(ptr %slots, ptr %queue, ptr %prepared, i64 %value) {
+entry:
+  %next.at = getelementptr %Slots, ptr %slots, i32 0, i32 2
+  %next = load i64, ptr %next.at
+  %index = and i64 %next, 255
+  %until.at = getelementptr %Slots, ptr %slots, i32 0, i32 3, i64 %index
+  %until = load i64, ptr %until.at
+  %timeline.at = getelementptr %Slots, ptr %slots, i32 0, i32 1
+  %timeline = load ptr, ptr %timeline.at
+  %reached = load atomic i64, ptr %timeline acquire, align 8
+  %free = icmp ule i64 %until, %reached
+  br i1 %free, label %write, label %no
+no:
+  ret i32 0
+write:
+  %memory = load ptr, ptr %slots
+  %offset = shl i64 %index, 12
+  %place = getelementptr i8, ptr %memory, i64 %offset
+  %template = load ptr, ptr %prepared
+  %bytes.at = getelementptr %Prepared, ptr %prepared, i32 0, i32 1
+  %bytes = load i64, ptr %bytes.at
+  call void @llvm.memcpy.p0.p0.i64(ptr align 64 %place, ptr align 64 %template, i64 %bytes, i1 0)
+  %count.at = getelementptr %Prepared, ptr %prepared, i32 0, i32 3
+  %count = load i64, ptr %count.at
+  %given = getelementptr %Prepared, ptr %prepared, i32 0, i32 5
+  br label %look
+look:
+  %i = phi i64 [ 0, %write ], [ %i.next, %put ]
+  %more = icmp ult i64 %i, %count
+  br i1 %more, label %one, label %push
+one:
+  %number = getelementptr %Number, ptr %given, i64 %i
+  %kind.at = getelementptr %Number, ptr %number, i32 0, i32 1
+  %kind = load i64, ptr %kind.at
+  %base.at = getelementptr %Number, ptr %number, i32 0, i32 2
+  %base = load i64, ptr %base.at
+  switch i64 %kind, label %put [ i64 1, label %parameter
+                                 i64 2, label %image
+                                 i64 3, label %signal ]
+parameter:
+  %values.at = getelementptr %Prepared, ptr %prepared, i32 0, i32 4
+  %values = load ptr, ptr %values.at
+  %slot.at = getelementptr %Number, ptr %number, i32 0, i32 3
+  %slot = load i64, ptr %slot.at
+  %parameter.at = getelementptr i64, ptr %values, i64 %slot
+  %parameter.value = load i64, ptr %parameter.at
+  br label %put
+image:
+  %image.value = ptrtoint ptr %place to i64
+  br label %put
+signal:
+  br label %put
+put:
+  %value.base = phi i64 [ 0, %one ], [ %parameter.value, %parameter ], [ %image.value, %image ],
+                        [ %value, %signal ]
+  %sum = add i64 %value.base, %base
+  %offset.to = load i64, ptr %number
+  %to = getelementptr i8, ptr %place, i64 %offset.to
+  store i64 %sum, ptr %to, align 4
+  %i.next = add i64 %i, 1
+  br label %look
+push:
+  %words.at = getelementptr %Prepared, ptr %prepared, i32 0, i32 2
+  %words = load i64, ptr %words.at
+  store i64 %value, ptr %until.at
+  %next.one = add i64 %next, 1
+  store i64 %next.one, ptr %next.at
+  %pushed = call i32 @ugpu_push(ptr %queue, ptr %place, i64 %words)
+  ret i32 %pushed
+}
+
 ; Groups of a launch, from its grid.
 define internal i64 @count(ptr %shape) {
   %x = load i32, ptr %shape
@@ -226,6 +331,7 @@ entry:
   %ring.at = getelementptr %Queue, ptr %queue, i32 0, i32 5
   %mask.at = getelementptr %Queue, ptr %queue, i32 0, i32 6
   %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
+  %expected.at = getelementptr %Queue, ptr %queue, i32 0, i32 10
   %ring = load ptr, ptr %ring.at
   %mask = load i64, ptr %mask.at
   %door = load ptr, ptr %door.at
@@ -249,7 +355,16 @@ has:
   %empty = icmp eq i64 %head, %tail
   br i1 %empty, label %sleep, label %take
 sleep:
+  %expected.before = load atomic i64, ptr %expected.at acquire, align 8
   call void @doze(ptr %condition, ptr %door, i64 1000000000)
+  %expected = load atomic i64, ptr %expected.at acquire, align 8
+  %is.expected = icmp ne i64 %expected, %expected.before
+  br i1 %is.expected, label %await, label %check
+await:
+  %d = call i32 @pthread_mutex_unlock(ptr %door)
+  %patience = mul i64 %spin, 6                            ; Python is slow where no cache has it
+  %came = call i1 @changes(ptr %tail.at, i64 %head, i64 %patience)
+  %e = call i32 @pthread_mutex_lock(ptr %door)
   br label %check
 leave:
   %b = call i32 @pthread_mutex_unlock(ptr %door)
@@ -497,7 +612,18 @@ share:
   %spin = load i64, ptr %spin.at
   %active.first = load atomic i64, ptr %active.at acquire, align 8
   %none.active = icmp eq i64 %active.first, 0
-  br i1 %none.active, label %close, label %watch
+  br i1 %none.active, label %close, label %herald
+herald:
+  ; Whoever waits for this comes up while the others end, if the launch was worth a sleep.
+  %short = icmp ult i64 %share.took, 200000
+  br i1 %short, label %watch, label %call
+call:
+  %bell.at = getelementptr %Queue, ptr %queue, i32 0, i32 7
+  %bell = load ptr, ptr %bell.at
+  %heralds.at = getelementptr %Bell, ptr %bell, i32 0, i32 3
+  %heralds = atomicrmw add ptr %heralds.at, i64 1 acq_rel
+  call void @ugpu_ring(ptr %bell)
+  br label %watch
 watch:
   %moved = call i1 @changes(ptr %active.at, i64 %active.first, i64 %spin)
   br label %close
@@ -550,6 +676,10 @@ entry:
   %total = load i64, ptr %total.at
   %chunk.at = getelementptr %Pool, ptr %pool, i32 0, i32 11
   %chunk = load i64, ptr %chunk.at
+  %workers.at = getelementptr %Pool, ptr %pool, i32 0, i32 6
+  %workers = load i64, ptr %workers.at
+  %threads = add i64 %workers, 1
+  %parts = mul i64 %threads, 4
   br label %take
 take:
   %ran = phi i64 [ 0, %entry ], [ %ran.next, %run ]
@@ -557,11 +687,24 @@ take:
   %stopped = icmp ne i64 %stop, 0
   br i1 %stopped, label %done, label %add
 add:
-  %first = atomicrmw add ptr %next.at, i64 %chunk acq_rel
+  %seen = load atomic i64, ptr %next.at acquire, align 8
+  br label %try
+try:
+  %first = phi i64 [ %seen, %add ], [ %now.next, %size ]
   %some = icmp ult i64 %first, %total
-  br i1 %some, label %run, label %done
+  br i1 %some, label %size, label %done
+size:
+  ; Large pieces first, whose memory lies together, and small ones last.
+  %remaining = sub i64 %total, %first
+  %large = udiv i64 %remaining, %parts
+  %piece = call i64 @llvm.umax.i64(i64 %large, i64 %chunk)
+  %after = add i64 %first, %piece
+  %tried = cmpxchg ptr %next.at, i64 %first, i64 %after acq_rel acquire
+  %now.next = extractvalue { i64, i1 } %tried, 0
+  %taken = extractvalue { i64, i1 } %tried, 1
+  br i1 %taken, label %run, label %try
 run:
-  %end = add i64 %first, %chunk
+  %end = add i64 %first, %piece
   %beyond = icmp ugt i64 %end, %total
   %last = select i1 %beyond, i64 %total, i64 %end
   call void @groups(ptr %kernel, ptr %kernarg, ptr %record, i64 %first, i64 %last)

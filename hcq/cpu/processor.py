@@ -26,10 +26,11 @@ JOIN_LIMIT_S, LATE_LIMIT_S = 0.2, 20.0
 
 LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)  # operation words, see hcq.cpu.queue
 # Queue, in 64-bit words.
-HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR = range(10)
+HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED = range(11)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
-BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 17, 10, 24 + 15 + 2 * 64
+ALARMS = 16  # of a bell, in 64-bit words: how often a queue met a word that is no command
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 11, 24 + 15 + 2 * 64
 SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
 
 
@@ -47,6 +48,8 @@ class Native:
         self.ring = entry("ugpu_ring", None, pointer)
         self.wait = entry("ugpu_await", None, pointer, pointer, word, word)
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word)
+        self.submit = entry("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
+        self.expect = entry("ugpu_expect", None, pointer)
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
         self.work = entry("ugpu_work", None, pointer)
@@ -83,6 +86,7 @@ def _build() -> Native:
         "sched_getcpu",
         "sched_yield",
         "sched_setaffinity",
+        "memcpy",
     ):
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
@@ -109,12 +113,13 @@ class Words:
         self.words = np.frombuffer(self.memory.view, np.uint64)
         self.words[:] = 0
         self.address = self.memory.address
+        self.cells = self.memory.view.cast("Q")
 
     def __getitem__(self, field: int) -> int:
-        return int(self.words[field])
+        return self.cells[field]
 
     def __setitem__(self, field: int, value: int) -> None:
-        self.words[field] = value
+        self.cells[field] = value
 
 
 class Bell:
@@ -177,6 +182,14 @@ class Server:
     def push(self, address: int, count: int) -> bool:
         """Queue `count` command words at `address`; False when the ring is full."""
         return bool(self.native.push(self.state.address, address, count))
+
+    def submit(self, slots: int, prepared: int, signal: int) -> bool:
+        """Submit what was prepared (hcq.cpu.queue); False when no slot is free or the ring full."""
+        return bool(self.native.submit(slots, self.state.address, prepared, signal))
+
+    def expect(self) -> None:
+        """Wake the thread: something is about to be pushed. It looks for that for a while."""
+        self.native.expect(self.state.address)
 
     def stop(self) -> bool:
         """End the thread; False if it is still inside a kernel (it ends when that does)."""

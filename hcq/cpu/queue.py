@@ -11,10 +11,11 @@ Commands of one queue execute one after the other, so that a barrier takes no wo
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from hcq.command import (
     Wait,
 )
 from hcq.cpu.memory import HostMemory
-from hcq.cpu.processor import COPY, FILL, LAUNCH, SIGNAL, TIMESTAMP, WAIT, Server
+from hcq.cpu.processor import COPY, FILL, LAUNCH, SIGNAL, TIMESTAMP, WAIT, Server, Words
 from hcq.errors import BadArgument
 from hcq.queue import HardwareQueue, QueueKind, Resident
 from hcq.timeline import Timeline
@@ -43,42 +44,53 @@ if TYPE_CHECKING:
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
-_NUMBER = struct.Struct("<Q")
+SLOTS, SLOT_SIZE = 256, 4096  # for prepared submissions; as in processor.ll
 
 
 class Image(CommandBuffer):
     """A command buffer that is quick to submit where all that it refers to are 64-bit numbers.
 
-    numbers: where those are, in bytes, and what they are; None where some are narrower.
+    numbers: where those are, in bytes, and what they are; None where some are narrower, or where
+    the image is larger than a slot.
     """
 
     def __init__(
         self, words: NDArray[np.uint32], command_words: int, relocations: Sequence[Relocation]
     ) -> None:
         super().__init__(words, command_words, relocations)
-        self.template = self.words.tobytes()
         pairs = list(zip(relocations[::2], relocations[1::2], strict=False))
         self.numbers: list[tuple[int, Symbol]] | None = None
-        if 2 * len(pairs) == len(relocations) and all(_is_number(*pair) for pair in pairs):
+        small = self.words.nbytes <= SLOT_SIZE
+        if small and 2 * len(pairs) == len(relocations) and all(_is_number(*p) for p in pairs):
             self.numbers = [(4 * low.word, low.symbol) for low, _ in pairs]
 
-    def write(self, memory: memoryview, signal: int, parameters: Sequence[int], own: int) -> None:
-        """What `patch` does, in fewer steps for the few numbers of one submission. own: the
-        image's address."""
-        assert self.numbers is not None
-        memory[:] = self.template
-        for offset, symbol in self.numbers:
-            kind = symbol.kind
-            if kind == "parameter":
-                value = parameters[symbol.slot]
-            elif kind == "image":
-                value = own
-            elif kind == "signal":
-                value = signal
-            else:
-                assert symbol.buffer is not None
-                value = int(symbol.buffer.address)
-            _NUMBER.pack_into(memory, offset, value + symbol.addend)
+    @functools.cached_property
+    def prepared(self) -> Prepared:
+        """What the native side needs to submit it."""
+        return Prepared(self)
+
+
+class Prepared:
+    """An image with its numbers, as ugpu_submit of processor.ll reads them."""
+
+    KINDS: ClassVar = {"parameter": 1, "image": 2, "signal": 3}
+
+    def __init__(self, image: Image) -> None:
+        assert image.numbers is not None
+        slots = [symbol.slot for _, symbol in image.numbers if symbol.kind == "parameter"]
+        self.count = count = max(slots, default=-1) + 1
+        self.template = HostMemory(image.words.nbytes)
+        self.template.array[:] = image.words.view(np.uint8)
+        self.parameters = Words(max(1, count))
+        self.pack = struct.Struct(f"<{count}Q").pack_into
+        head = (self.template.address, image.words.nbytes, image.command_words)
+        numbers = [*head, len(image.numbers), self.parameters.address]
+        for offset, symbol in image.numbers:
+            base = symbol.addend if symbol.buffer is None else symbol.buffer.address + symbol.addend
+            numbers += (offset, self.KINDS.get(symbol.kind, 0), base % (1 << 64), symbol.slot)
+        self.record = Words(len(numbers))
+        self.record.words[:] = numbers
+        self.view, self.address = self.parameters.memory.view, self.record.address
 
 
 def _is_number(low: Relocation, high: Relocation) -> bool:
@@ -172,6 +184,15 @@ class Arena:
         return self.words[place : place + count], self.memory.address + 4 * place
 
 
+class Slots:
+    """Memory for what is prepared and submitted, one after the other, on one queue."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.memory = HostMemory(SLOTS * SLOT_SIZE)
+        self.state = Words(3 + SLOTS)
+        self.state[0], self.state[1] = self.memory.address, int(timeline.memory.address)
+
+
 class CpuQueue(HardwareQueue):
     """A native thread that executes command words."""
 
@@ -182,6 +203,7 @@ class CpuQueue(HardwareQueue):
         self.server = server
         self.timeline = Timeline(device, device.timeline_memory(), self.name)
         self._arena = Arena()
+        self.slots = Slots(self.timeline)
         self._alive: deque[tuple[int, NDArray[np.uint32]]] = deque()
 
     def encode(self, commands: Sequence[Command]) -> Image:
@@ -218,12 +240,14 @@ class CpuQueue(HardwareQueue):
     def submit_prepared(
         self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
     ) -> None:
-        if not isinstance(buffer, Image) or buffer.numbers is None:
-            super().submit_prepared(buffer, signal, parameters)
-            return
-        words, address = self._transient(len(buffer.words))
-        buffer.write(words.data.cast("B"), signal, parameters, address)
-        self._push(address, buffer.command_words)
+        if isinstance(buffer, Image) and buffer.numbers is not None:
+            prepared = buffer.prepared
+            if len(parameters) == prepared.count:
+                prepared.pack(prepared.view, 0, *parameters)
+                # refused where no slot is free, or the ring is full
+                if self.server.submit(self.slots.state.address, prepared.address, signal):
+                    return
+        super().submit_prepared(buffer, signal, parameters)
 
     def _transient(self, count: int) -> tuple[NDArray[np.uint32], int]:
         """Memory for the next submission, until it has ended; and its address."""
@@ -246,6 +270,7 @@ class CpuQueue(HardwareQueue):
         """After a failure: a new thread with an empty ring."""
         self.server = server
         self._arena = Arena()
+        self.slots = Slots(self.timeline)
         self._alive.clear()
 
     def _push(self, address: int, count: int) -> None:

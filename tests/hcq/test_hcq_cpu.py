@@ -21,7 +21,7 @@ from hcq.command import Launch, Reference, Symbol
 from hcq.cpu import device as device_module
 from hcq.cpu.device import CpuDevice
 from hcq.cpu.object import load_object
-from hcq.cpu.queue import ARENA_SIZE
+from hcq.cpu.queue import ARENA_SIZE, SLOTS
 from hcq.errors import BadCodeObject, BadPacket, DeviceHang, NotSupported
 from hcq.memory import Placement
 from hcq.poll import wait_until
@@ -273,6 +273,54 @@ def test_images_larger_than_the_transient_memory(cpu: CpuDevice) -> None:
         cpu.queue(QueueKind.COPY).signal(gate, 1).submit()
         assert (buffer.numpy(np.uint32) == number).all()
     gate_memory.close()
+
+
+@pytest.mark.parametrize("count", [SLOTS - 1, SLOTS, SLOTS + 1, 3 * SLOTS])
+def test_more_prepared_submissions_in_flight_than_slots(cpu: CpuDevice, count: int) -> None:
+    gate_memory = cpu.alloc(16, placement=Placement.HOST)
+    gate = hcq.Timeline(cpu, gate_memory, "gate")
+    with cpu.load(build(COUNT, cpu.target)) as program, cpu.alloc(8 * count) as cells:
+        cells.fill(0)
+        queue = cpu.queue().launch(program["count"], grid=(1,), block=(1,), args=(cells,))
+        (launch,) = queue.commands
+        assert isinstance(launch, Launch)
+        given = (Reference(0, 8, Symbol("parameter", slot=0)),)
+        prepared = cpu.prepare(queue.hardware, [replace(launch, references=given)])
+        cpu.queue().wait(gate, 1).submit()
+        for turn in (0, 1):
+            for number in range(count):
+                cpu.submit_prepared(queue.hardware, prepared, [int(cells.address) + 4 * number])
+            if turn == 0:
+                cpu.queue(QueueKind.COPY).signal(gate, 1).submit()
+        assert (cells.numpy(np.uint32)[:count] == 2).all()
+    gate_memory.close()
+
+
+def test_images_larger_than_a_slot(cpu: CpuDevice) -> None:
+    with cpu.load(build(COUNT, cpu.target)) as program, cpu.alloc(64) as cells:
+        cells.fill(0)
+        queue = cpu.queue()
+        for _ in range(200):
+            queue.launch(program["count"], grid=(3,), block=(1,), args=(cells,)).barrier()
+        prepared = cpu.prepare(queue.hardware, queue.commands)
+        for _ in range(2):
+            cpu.submit_prepared(queue.hardware, prepared, [])
+        assert list(cells.numpy(np.uint32)[:4]) == [400, 400, 400, 0]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_work_that_is_expected_comes_or_does_not(threads: int) -> None:
+    with hcq.open("cpu", threads=threads) as device, device.alloc(64) as buffer:
+        for number in range(50):
+            device.expect()
+            if number % 3:
+                buffer.fill(number)
+            if number % 7 == 0:
+                device.reset()
+        buffer.fill(50)
+        assert (buffer.numpy(np.uint32) == 50).all()
+        device.expect()
+    device.expect()  # closed
 
 
 def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
