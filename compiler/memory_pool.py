@@ -84,7 +84,9 @@ class MemoryPool:
 
 def round_up(size: int) -> int:
     """The size class: multiples of 256 bytes, later of an eighth of the power of two below."""
+    if size <= 256:
+        return 256
     step = 256
     while size > 16 * step:
         step *= 2
-    return max(256, -(-size // step) * step)
+    return -(-size // step) * step

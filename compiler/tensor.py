@@ -157,6 +157,9 @@ class Tensor(Convolutions):
 
     def realize(self, *others: Tensor) -> Self:
         """Compute this (and others of the same device) now; returns self. Does not wait for it."""
+        if not others:
+            runtime_of(self.device).realize((self.node,))
+            return self
         for other in others:
             self._lift("realize", other)
         runtime_of(self.device).realize([self.node, *(other.node for other in others)])

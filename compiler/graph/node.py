@@ -39,10 +39,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compiler.dtype import DType, int64
 from compiler.graph.origin import Origin
+
+if TYPE_CHECKING:
+    from compiler.graph.recipe import Recipe
 
 Shape = tuple[int, ...]
 
@@ -51,7 +54,8 @@ class Node:
     """One operation of the tensor graph; see the module for what `arg` holds."""
 
     __slots__ = (
-        "__weakref__", "arg", "dtype", "made", "op", "origin", "shape", "sources", "storage",
+        "__weakref__", "arg", "dtype", "made", "op", "origin", "recipe", "shape", "sources",
+        "storage",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +74,7 @@ class Node:
         self.storage: object | None = None  # compiler.runtime's, once computed
         self.origin: Origin | None = None  # the line that built it, where it became a Tensor
         self.made = _period  # see new_period
+        self.recipe: Recipe | None = None  # compiler.graph.recipe's, where one made it
 
     @property
     def size(self) -> int:

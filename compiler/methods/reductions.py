@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ from compiler.dtype import bool_, float32, int32, int64
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.ops import is_narrow
+from compiler.graph.recipe import Recipe, recipe_of
 from compiler.methods.assignment import Assignment
 from compiler.methods.core import broadcast_shape
 from compiler.methods.functions import Functions
@@ -18,6 +19,9 @@ from compiler.schedule import split
 from hcq.errors import BadArgument
 
 Axis = int | Sequence[int] | None
+RECIPES = 1024  # kept
+
+_recipes: dict[tuple[object, ...], Recipe] = {}
 
 
 class Reductions(Functions, Assignment):
@@ -35,8 +39,33 @@ class Reductions(Functions, Assignment):
             result = graph.reshape(result, kept)
         return self._new(result)
 
+    def _remembered(
+        self, name: str, method: Callable[[Self, Axis, bool], Self], axis: Axis, keepdims: bool
+    ) -> Self:
+        """What the method gives, found out once for stored arrays of a type and shape."""
+        node = self.node
+        if node.storage is None or not (axis is None or type(axis) is int):
+            return method(self, axis, keepdims)
+        units = self.device.target.compute_units
+        key = (name, axis, bool(keepdims), node.dtype.name, node.shape, units)
+        recipe = _recipes.get(key)
+        if recipe is not None:
+            if recipe.long:
+                self.device.expect()
+            return self._new(recipe.apply(node))
+        result = method(self, axis, keepdims)
+        recipe = recipe_of(node, result.node)
+        if recipe is not None:
+            if len(_recipes) >= RECIPES:
+                _recipes.clear()
+            _recipes[key] = result.node.recipe = recipe
+        return result
+
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Integers and bools give 64-bit integers."""
+        return self._remembered("sum", Reductions._sum, axis, keepdims)
+
+    def _sum(self, axis: Axis, keepdims: bool) -> Self:
         node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
         return self._reduce("sum", node, self._axes("sum", axis), keepdims)
 
@@ -47,10 +76,16 @@ class Reductions(Functions, Assignment):
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """NaN if any is. BadArgument over nothing."""
+        return self._remembered("max", Reductions._max, axis, keepdims)
+
+    def _max(self, axis: Axis, keepdims: bool) -> Self:
         axes = self._some("max", axis)
         return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        return self._remembered("min", Reductions._min, axis, keepdims)
+
+    def _min(self, axis: Axis, keepdims: bool) -> Self:
         axes = self._some("min", axis)
         return self._reduce("and" if self.dtype is bool_ else "min", self.node, axes, keepdims)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from compiler.runtime import Runtime
 
 _thread = threading.local()
+_under_way: set[int] = set()  # ids of the recordings of all threads
 
 
 class Recording:
@@ -37,10 +38,12 @@ class Recording:
     def __enter__(self) -> Recording:
         self._outer = current_recording()
         _thread.recording = self
+        _under_way.add(id(self))
         return self
 
     def __exit__(self, *_: object) -> None:
         _thread.recording = self._outer
+        _under_way.discard(id(self))
 
     def pool_for(self, runtime: Runtime) -> MemoryPool:
         if self.runtime is not None and self.runtime is not runtime:
@@ -77,5 +80,7 @@ class Recording:
 
 def current_recording() -> Recording | None:
     """The recording that this thread's runs belong to."""
+    if not _under_way:
+        return None
     found: Recording | None = getattr(_thread, "recording", None)
     return found
