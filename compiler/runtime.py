@@ -139,10 +139,10 @@ class Runtime:
             return False
         base = stored_as(root)
         length, source = 0, base
-        while source.storage is None:
+        while source.storage is None and source.sources:
             length, source = length + 1, source.sources[0]
-        if length != script.length:  # a part of it has been computed
-            return False
+        if length != script.length or source.storage is None:
+            return False  # a part of it has been computed, or lost
         storage = self.pool.take(script.size)
         addresses = script.addresses.copy()
         addresses[script.result] = storage.buffer.address

@@ -2,9 +2,9 @@
 
 A group computes a tile of the output. Slices of both factors are packed so that the inner loop
 reads memory in order (compiler.kernel.host_packing), which evaluates whatever was fused into a
-factor once per element and tile. The inner loop multiplies a panel of a few rows by one of a few
-vectors of columns into totals that stay in registers. What lies outside of a factor is not written;
-the totals made of it are not stored.
+factor once per element and tile; a left factor that lies well is read where it is. The inner loop
+multiplies a panel of a few rows by one of a few vectors of columns into totals that stay in
+registers. What lies outside of a factor is not written; the totals made of it are not stored.
 
 Rows, columns and depth may each be several ranges walked as one (compiler.kernel.host_axis): a
 convolution is the product of its weights and of windows that are laid out as they are packed. The
@@ -22,7 +22,7 @@ from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.host_amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
 from compiler.kernel.host_amx import best as amx_tile
 from compiler.kernel.host_axis import Axis, Part, deep, joined
-from compiler.kernel.host_packing import Packing, along_depth
+from compiler.kernel.host_packing import Packed, Packing, along_depth, direct_height
 from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
 from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares
 from compiler.kernel.ir import (
@@ -159,10 +159,11 @@ class _Blocked:
             self.slice.whole // self.group,
             self.dtype.itemsize,
             self.lanes,
-            32 if target.vector_bytes >= 64 else 16,
+            32 if target.vector_bytes >= 64 or target.triple.startswith("aarch64") else 16,
             target.compute_units,
             self.pack_cost(self.parts.left, rows),
             self.pack_cost(self.parts.right, columns),
+            0 if self.group > 1 else direct_height(self.parts.left, rows, self.slice),
         )
 
     def pack_cost(self, factor: Value, axis: Axis) -> float:
@@ -237,6 +238,7 @@ class _Blocked:
 
     def panels(self) -> Panels:
         bound = self.slice.bound()
+        assert isinstance(self.left, Packed)  # into tiles
         return Panels(
             self.left,
             self.right,

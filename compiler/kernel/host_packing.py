@@ -1,7 +1,9 @@
 """How slices of a matrix product's factors are laid out in local memory, and brought there.
 
-    rows        [element][step]         left factors whose memory runs along the depth; rows lie a
-                                        little apart so that they share no cache set
+    direct      -                       left factors whose memory runs along the depth, and that are
+                                        nothing but memory: each panel reads them where they lie
+    rows        [element][step]         other left factors whose memory runs along the depth; rows
+                                        lie a little apart so that they share no cache set
     panels      [panel][step][element]  what is read along the other side
     transposed  [panel][step][element]  right factors whose memory runs along the depth
     wide        [step][element]         where several ranges are walked as one with divisions
@@ -15,14 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 
 from compiler.dtype import DType
 from compiler.index.algebra import Index, Range, constant
-from compiler.kernel.host_axis import Part
+from compiler.kernel.host_axis import Axis, Part
 from compiler.kernel.ir import Loop, Memory, Statement, Store, Value, load, substitute, value
 from compiler.kernel.spread import unit_stride
 
 LINE = 64  # bytes of a cache line
+SETS = 4096  # bytes from which on lines share a set of the first-level cache
+ABREAST = 6  # lines of a set that may be read abreast: of eight, some are for the other factor
 SHORT = 8  # elements in order that are worth following memory
 
 
@@ -44,6 +49,43 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Direct:
+    """A factor that is read where it lies: `value` at a place across and a step of the depth.
+
+    Panels that reach beyond the last element read some before it once more; nothing is made of it.
+    """
+
+    value: Value
+    across: Part
+    depth: Part
+    height: int
+
+    memories: tuple[Memory, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
+        assert lanes == 1
+        main = self.across.axis.main
+        place = self.across.start + panel * self.height + element
+        inside = place - (place // main.size) * self.height
+        return substitute(self.value, {main: inside, **self.depth.places(step)})
+
+
+def direct_height(factor: Value, across: Axis, depth: Part) -> int:
+    """Rows of a panel that may be read where they lie, at most; 0 where the factor is packed."""
+    plain = factor.op == "load" and not factor.arg.conditions
+    if not plain or across.unit > 1 or depth.axis.unit > 1:
+        return 0
+    index: Index = factor.arg.index
+    sides = (across.main, depth.axis.main)
+    pitch, step = (index.coefficient(side) for side in sides)
+    rest = index - across.main.index() * pitch - depth.axis.main.index() * step
+    if step != 1 or pitch <= 0 or not rest.ranges().isdisjoint(sides):
+        return 0
+    return min(across.size, ABREAST * (SETS // gcd(SETS, pitch * factor.dtype.itemsize)))
+
+
+@dataclass(frozen=True)
 class Packing:
     """What the slices of both factors have in common. batch: where the other ranges are."""
 
@@ -52,7 +94,9 @@ class Packing:
     depth: Part
     batch: Mapping[Range, Index]
 
-    def left(self, factor: Value, across: Part, height: int) -> Packed:
+    def left(self, factor: Value, across: Part, height: int) -> Packed | Direct:
+        if height <= direct_height(factor, across.axis, self.depth):
+            return Direct(substitute(factor, self.batch), across, self.depth, height)
         if along_depth(factor, across, self.depth):
             return self.rows("left", factor, across, height)
         return self.by_steps("left", factor, across, height)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from compiler.kernel.host_axis import Axis
 
 LEFT_BYTES = 256 << 10  # a packed left slice, at most: it stays in the second-level cache
+DIRECT_BYTES = 352 << 10  # a left slice that is not packed
 RIGHT_BYTES = 576 << 10  # a packed right slice; it is read in order, from the third level at worst
 TILE_BYTES = 384 << 10
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 PACK = 0.2  # to pack an element of a factor: a vector load and a store, memory not in cache
+DIRECT = 0.05  # to fetch an element that is not packed
 PACK_ONE = 1.0  # the same where elements come one by one, or few at a time
 FINISH = 0.3  # to clear an element of the tile, to load it once more and to store it
 UNEVEN = 0.4  # of a tile: what threads wait for each other at the end
@@ -35,7 +37,8 @@ class Tile:
 @dataclass(frozen=True)
 class Problem:
     """steps: of the depth, in all; slice_steps: that are packed at a time. left_pack, right_pack:
-    costs of packing an element. registers: vector registers; threads: that share the work."""
+    costs of packing an element. registers: vector registers; threads: that share the work.
+    direct_height: of panels up to which the left factor is not packed."""
 
     rows: Axis
     columns: Axis
@@ -48,6 +51,7 @@ class Problem:
     threads: int
     left_pack: float = PACK
     right_pack: float = PACK
+    direct_height: int = 0
 
     def cost(self, tile: Tile) -> float:
         """Of the whole product, by the thread that ends last."""
@@ -60,11 +64,12 @@ class Problem:
         panels *= _panels(self.columns, tile.columns, width)
         each = step_cost(tile.height, tile.vectors)
         multiply = panels * each
-        pack = across * self.rows.size * self.left_pack + down * self.columns.size * self.right_pack
+        left_pack = DIRECT if tile.height <= self.direct_height else self.left_pack
+        pack = across * self.rows.size * left_pack + down * self.columns.size * self.right_pack
         store = self.rows.size * self.columns.size * FINISH
         total = self.batch * (self.steps * (multiply + pack) + store)
         inside = _ceil(tall, tile.height) * _ceil(wide, width) * each
-        inside += tall * self.left_pack + wide * self.right_pack
+        inside += tall * left_pack + wide * self.right_pack
         one = self.steps * inside + tall * wide * FINISH
         if self.threads == 1:
             return total
@@ -76,8 +81,9 @@ class Problem:
         tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
         wide = _ceil(tile.columns * self.columns.unit, width) * width
         slice_bytes = self.slice_steps * self.itemsize
+        left_bytes = DIRECT_BYTES if tile.height <= self.direct_height else LEFT_BYTES
         return (
-            tall * slice_bytes <= LEFT_BYTES
+            tall * slice_bytes <= left_bytes
             and wide * slice_bytes <= RIGHT_BYTES
             and tall * wide * self.itemsize <= TILE_BYTES
         )

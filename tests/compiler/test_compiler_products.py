@@ -15,6 +15,10 @@ from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, bfloat16, float32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
+from compiler.index.algebra import Range, constant
+from compiler.kernel.host_axis import Axis, Part
+from compiler.kernel.host_packing import Direct, Packing, direct_height
+from compiler.kernel.ir import Memory, load, value
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
 
@@ -141,3 +145,64 @@ def test_batches_of_products_with_an_epilogue(cpu: Device, shape: tuple[int, ...
     a, b, c = (Tensor(each, device=cpu) for each in (x, y, bias))
     wanted = np.maximum(x @ y.T + bias, 0)
     assert np.allclose(((a @ b.permute(1, 0)) + c).relu().numpy(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@given(st.data())
+def test_left_factors_that_are_not_packed_are_read_inside(data: st.DataObject) -> None:
+    """Every element of every panel, for tiles that end inside, at and beyond the last row."""
+    size, depth = data.draw(st.integers(8, 200)), data.draw(st.integers(8, 40))
+    height, panels = data.draw(st.integers(4, 28)), data.draw(st.integers(1, 5))
+    row, step = Range("row", size), Range("step", depth)
+    memory = Memory("left", float32, 3 + size * depth)
+    factor = load(memory, row.index() * depth + step.index() + 3)
+    slice_ = Part(Axis(step), constant(0), depth)
+    if height > direct_height(factor, Axis(row), slice_):
+        assert height > size
+        return
+    count = panels * height - data.draw(st.integers(0, height - 1))
+    group = Range("group", -(-size // count), "group")
+    across = Part(Axis(row), group.index() * count, count)
+    direct = Packing(float32, 16, slice_, {}).left(factor, across, height)
+    assert isinstance(direct, Direct) and not direct.memories and not direct.statements
+    panel = Range("panel", panels)
+    for element in range(height):
+        index = direct.load(panel.index(), step.index(), element, 1).arg.index
+        for tile in range(group.size):
+            for each in range(-(-min(count, size - tile * count) // height)):
+                at = index.evaluate({"group": tile, "panel": each, "step": 0}) - 3
+                wanted = tile * count + each * height + element
+                assert 0 <= at <= (size - 1) * depth
+                assert wanted >= size or at == wanted * depth
+
+
+@pytest.mark.parametrize(
+    ("pitch", "most"), [(1024, 6), (2048, 6), (512, 12), (1032, 6 * 128), (1000, 6 * 128)]
+)
+def test_rows_that_share_a_cache_set_are_read_a_few_at_a_time(pitch: int, most: int) -> None:
+    row, step = Range("row", 5000), Range("step", 256)
+    factor = load(Memory("left", float32, 5000 * pitch), row.index() * pitch + step.index())
+    assert direct_height(factor, Axis(row), Part(Axis(step), constant(0), 256)) == most
+
+
+def test_what_is_no_plain_memory_along_the_depth_is_packed() -> None:
+    row, step = Range("row", 64), Range("step", 64)
+    slice_, memory = Part(Axis(step), constant(0), 64), Memory("left", float32, 64 * 128)
+    plain = load(memory, row.index() * 64 + step.index())
+    assert direct_height(plain, Axis(row), slice_) == 64
+    turned = load(memory, step.index() * 64 + row.index())
+    gated = load(memory, row.index() * 64 + step.index(), (row.index() - 3,))
+    divided = load(memory, row.index() * 64 + step.index() + row.index() // 7)
+    fused = value("neg", float32, (plain,))
+    for factor in (turned, gated, divided, fused):
+        assert direct_height(factor, Axis(row), slice_) == 0
+
+
+@pytest.mark.parametrize("shape", [(1025, 64, 130), (64, 300, 300), (35, 1024, 65), (8, 9, 8)])
+def test_products_whose_left_factor_is_not_packed(
+    cpu: Device, shape: tuple[int, int, int]
+) -> None:
+    rows, depth, columns = shape
+    rng = np.random.default_rng(1)
+    left, right = _array(rng, (rows, depth), "float32"), _array(rng, (depth, columns), "float32")
+    result = (Tensor(left, device=cpu) @ Tensor(right, device=cpu)).numpy()
+    assert (result == left @ right).all()
