@@ -71,7 +71,7 @@ def flush_instructions(
     address: int,
     size: int,
     machine: str = "",
-    find: Callable[[str], ctypes.CDLL] = ctypes.CDLL,
+    find: Callable[[str], object] = ctypes.CDLL,
 ) -> None:
     """Have the processors fetch what was written as instructions; x86 sees to that itself.
     machine: by default this one.

@@ -198,9 +198,7 @@ def test_what_is_no_plain_memory_along_the_depth_is_packed() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1025, 64, 130), (64, 300, 300), (35, 1024, 65), (8, 9, 8)])
-def test_products_whose_left_factor_is_not_packed(
-    cpu: Device, shape: tuple[int, int, int]
-) -> None:
+def test_products_whose_left_factor_is_not_packed(cpu: Device, shape: tuple[int, int, int]) -> None:
     rows, depth, columns = shape
     rng = np.random.default_rng(1)
     left, right = _array(rng, (rows, depth), "float32"), _array(rng, (depth, columns), "float32")
