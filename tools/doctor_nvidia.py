@@ -27,6 +27,14 @@ def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:
     yield from _versions(driver)
     yield _access(driver.control, _CHECK)
     yield _access(driver.uvm, _CHECK)
+    if not driver.uvm_tools.usable:
+        yield Finding(
+            _CHECK,
+            "note",
+            "/dev/nvidia-uvm-tools may not be opened: whether a copy that faulted read or wrote "
+            "will not be told",
+            _MAKE_NODES if not driver.uvm_tools.exists else "ls -l /dev/nvidia-uvm-tools",
+        )
     if not driver.persistence:
         yield Finding(
             _CHECK,

@@ -68,6 +68,7 @@ class StockDriver:
     module: str
     control: Node
     uvm: Node
+    uvm_tools: Node
     persistence: bool
     gpus: tuple[Gpu, ...]
 
@@ -126,6 +127,7 @@ class NvidiaMachine:
             module,
             _node(self.root / "dev/nvidiactl"),
             _node(self.root / "dev/nvidia-uvm"),
+            _node(self.root / "dev/nvidia-uvm-tools"),
             (self.root / "run/nvidia-persistenced/socket").exists(),
             tuple(self._gpus()),
         )

@@ -40,6 +40,7 @@ class NvMachine:
         self._write("sys/module/nvidia/version", f"{module or version}\n")
         self._write("dev/nvidiactl", "")
         self._write("dev/nvidia-uvm", "")
+        self._write("dev/nvidia-uvm-tools", "")
         self._write("run/nvidia-persistenced/socket", "")
 
     def add_gpu(

@@ -118,11 +118,13 @@ def test_what_is_broken_is_named_with_a_remedy(machine: NvMachine) -> None:
     assert "the driver has taken no GPU" in found
     machine.add_gpu(excluded="Yes")
     (machine.root / "dev/nvidiactl").unlink()
+    (machine.root / "dev/nvidia-uvm-tools").unlink()
     (machine.root / "run/nvidia-persistenced/socket").unlink()
     again = _findings(machine)
     assert {"nvidia driver", "nvrm:0", "iommu"} <= _missing(again)
     details = " ".join(each.detail for each in again)
     assert "/dev/nvidiactl does not exist" in details
+    assert "whether a copy that faulted read or wrote will not be told" in details
     assert "excluded by the driver's configuration" in details
     assert "no persistence daemon" in details
     assert all(each.remedy for each in again if each.state != "ok")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _VALID_EVENTS = (1 << EVENT_TYPES) - 2
 _MOST_ENTRIES = (1 << 32) - 1
+_MOST_PINNED = 64 << 20  # of one queue: more is more than a program of ours asks for
 _INVALID_FAULT_TYPE = 3  # UvmEventFatalReasonInvalidFaultType
 _INVALID_ADDRESS = 1  # UvmEventFatalReasonInvalidAddress
 _ACCESSES = {
@@ -119,8 +120,9 @@ class ToolsFile:
             (block.queueBuffer, count * ENTRY_SIZE), (block.controlBuffer, CONTROL_SIZE),
         ):  # fmt: skip
             require(address and address % PAGE == 0, Status.INVALID_ADDRESS, f"{address:#x}")
+            require(size <= _MOST_PINNED, Status.NO_MEMORY, f"{size} bytes")
             try:
-                copy_out(address, copy_in(address, -(-size // PAGE) * PAGE))
+                copy_in(address, -(-size // PAGE) * PAGE)
             except RmError as error:
                 raise RmError(Status.INVALID_ARGUMENT, str(error)) from error
         require(self._watched is None, Status.INVALID_ARGUMENT, "the file has a queue already")
@@ -142,9 +144,18 @@ class ToolsFile:
         require(not stray, Status.INVALID_ARGUMENT, f"event types {stray:#x}")
 
     def fatal_fault(self, gpu: int, fault: MmuFault) -> None:
-        """A fault ends a channel of the address space; a full queue drops it."""
+        """A fault ends a channel of the address space; a full queue drops it.
+
+        The real driver holds the pages; here they may be gone, and then nobody is told.
+        """
         if not self.wanted >> FATAL_FAULT & 1:
             return
+        try:
+            self._enqueue(gpu, fault)
+        except RmError as error:
+            self._machine.refused.append(f"an event queue: {error}")
+
+    def _enqueue(self, gpu: int, fault: MmuFault) -> None:
         mask = self._entries - 1
         head = struct.calcsize(CONTROL_FORMAT)
         _, get, _, put = struct.unpack(CONTROL_FORMAT, copy_in(self._control, head))

@@ -164,10 +164,41 @@ def test_controls(machine: RmProgram, command: int, target: str, seed: bytes) ->
 
 
 @SETTINGS
-@given(request=WORD, size=st.integers(0, 256), target=st.sampled_from(["ctl", "gpu_file", "uvm"]))
+@given(
+    request=WORD | st.integers(0, 100),
+    size=st.integers(0, 256),
+    target=st.sampled_from(["ctl", "gpu_file", "uvm", "tools"]),
+)
 def test_any_ioctl(machine: RmProgram, request: int, size: int, target: str) -> None:
+    tools = machine.node.open("/dev/nvidia-uvm-tools")
+    handle = tools if target == "tools" else getattr(machine, target)
     with suppress(OSError):
-        machine.node.ioctl(getattr(machine, target), request, bytearray(size))
+        machine.node.ioctl(handle, request, bytearray(size))
+    machine.node.release(tools)
+
+
+@SETTINGS
+@given(
+    name=st.sampled_from(["UVM_TOOLS_INIT_EVENT_TRACKER", "UVM_TOOLS_EVENT_QUEUE_ENABLE_EVENTS",
+                          "UVM_TOOLS_EVENT_QUEUE_DISABLE_EVENTS"]),
+    block=st.binary(min_size=64, max_size=64),
+    start=st.booleans(),
+    count=st.sampled_from([0, 1, 2, 64, 1 << 31, 1 << 40]),
+)  # fmt: skip
+def test_calls_of_uvm_tools(
+    machine: RmProgram, name: str, block: bytes, start: bool, count: int
+) -> None:
+    tools = machine.node.open("/dev/nvidia-uvm-tools")
+    for each in (["UVM_TOOLS_INIT_EVENT_TRACKER"] if start else []) + [name]:
+        ioctl = machine.table.ioctls[each]
+        layout = machine.table.structs[ioctl.struct]
+        argument = bytearray(block[: layout.size].ljust(layout.size, b"\0"))
+        view = layout.view(argument)
+        if each == "UVM_TOOLS_INIT_EVENT_TRACKER":
+            view.uvmFd, view.queueBufferSize = machine.uvm, count
+        machine.node.ioctl(tools, ioctl.number, argument)
+        assert abi.status_name(view.rmStatus).startswith("NV_")
+    machine.node.release(tools)
 
 
 @SETTINGS

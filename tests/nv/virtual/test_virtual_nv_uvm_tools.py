@@ -162,6 +162,15 @@ def test_events_that_nobody_wants_and_queues_that_are_full(program: RmProgram) -
     assert watch.entry(3)[5] == 0x9000
 
 
+def test_pages_that_are_gone_harm_nobody(program: RmProgram) -> None:
+    watch = Watch(program)
+    assert watch.start() is watch.enable() is Status.OK
+    uvm_of(program).watchers[0]._control = 0x1000  # where nothing is
+    fault(program, 0x66_0000_0000, program.work_address)
+    assert any("event queue" in text for text in program.machine.refused)
+    assert program.machine.gpu.runlists[0].error is None
+
+
 def test_a_queue_keeps_its_address_space_alive(program: RmProgram) -> None:
     watch = Watch(program)
     assert watch.start() is Status.OK
