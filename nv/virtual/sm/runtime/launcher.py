@@ -274,7 +274,9 @@ decide:
   %open = select i1 %of.all, i1 %all.here, i1 %enough
   br i1 %open, label %release, label %barrier.end
 release:
-  store i32 0, ptr %slot
+  %result.p = getelementptr i8, ptr %slot, i64 4
+  %result = load i32, ptr %result.p
+  store i64 0, ptr %slot
   %of.products = icmp uge i32 %b, {layout.NAMED}
   br i1 %of.products, label %compute, label %wake
 compute:
@@ -293,6 +295,12 @@ wake:
   %j.id = load i32, ptr %j.id.p
   %j.same = icmp eq i32 %j.id, %b
   %j.new = select i1 %j.same, i32 0, i32 %j.waiting
+{_state("j.reduced.p", "%j.state", layout.STATE_REDUCED)}
+  %j.before = load i32, ptr %j.reduced.p
+  %j.waits = icmp ne i32 %j.waiting, 0
+  %j.wakes = and i1 %j.same, %j.waits
+  %j.reduced = select i1 %j.wakes, i32 %result, i32 %j.before
+  store i32 %j.reduced, ptr %j.reduced.p
   store i32 %j.new, ptr %j.waiting.p
   %j.next = add i32 %j, 1
   %j.more = icmp ult i32 %j.next, %warps

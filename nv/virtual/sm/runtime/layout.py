@@ -102,6 +102,7 @@ STATE_PRODUCTS = 32  # u64: wgmma.mma_async that the warp has waited for
 STATE_CLUSTER_ARRIVED = 40  # u32 lanes that have arrived in this phase of the cluster's barrier
 STATE_CLUSTER_PASS = 44  # u32 lanes whose phase is over, that have not waited for it yet
 STATE_CLUSTER_WAITS = 48  # u32 lanes that wait for this phase
+STATE_REDUCED = 52  # u32: what bar.red has found
 STATE_PLACES = 64  # 32 u32: where each lane is
 STATE_SLOTS = 192  # saved registers
 

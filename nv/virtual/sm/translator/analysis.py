@@ -56,8 +56,7 @@ def analyse(graph: Graph, rows: bool, held: Iterable[str] = ()) -> Facts:
     changed = True
     while changed:
         changed = _spread(graph, facts, rows, once)
-        if spinning:
-            changed |= _let_go(graph, facts)
+        changed |= _let_go(graph, facts, spinning)
     _liveness(graph, facts)
     return facts
 
@@ -96,26 +95,37 @@ def _spread(graph: Graph, facts: Facts, rows: bool, once: set[str]) -> bool:
     return changed
 
 
-def _let_go(graph: Graph, facts: Facts) -> bool:
-    """Mark what lies behind a loop that lanes leave one by one; return whether that is more.
+def _let_go(graph: Graph, facts: Facts, spinning: bool) -> bool:
+    """Mark what some lanes may reach while others wait before it; return whether that is more.
 
-    Lanes that wait in the loop for those that left it must not be waited for behind it, so that
-    blocks there run with the lanes that have come.
+    Lanes that wait in a loop for those that left it must not be waited for behind it, so that
+    blocks there run with the lanes that have come. Nor must those that wait at a barrier between
+    blocks of which not all lanes come by: others end behind it, or come to the barrier later.
     """
     changed = False
-    for branch in facts.branches:
-        after: set[int] = set()
-        todo = [branch]
-        while todo:
-            for successor in graph.blocks[todo.pop()].successors:
-                if successor >= 0 and successor not in after:
-                    after.add(successor)
-                    todo.append(successor)
-        if branch in after:
-            for number in after:
-                if not facts.divergent[number]:
-                    facts.divergent[number] = changed = True
+    for number, block in enumerate(graph.blocks):
+        loops = spinning and number in facts.branches
+        waits = facts.divergent[number] and block.end is not None and at_barrier(block.end)
+        if not loops and not waits:
+            continue
+        after = _reached(graph, number)
+        if waits or number in after:
+            for later in after:
+                if not facts.divergent[later]:
+                    facts.divergent[later] = changed = True
     return changed
+
+
+def _reached(graph: Graph, start: int) -> set[int]:
+    """Return the blocks that a way from the end of a block leads to."""
+    found: set[int] = set()
+    todo = [start]
+    while todo:
+        for successor in graph.blocks[todo.pop()].successors:
+            if successor >= 0 and successor not in found:
+                found.add(successor)
+                todo.append(successor)
+    return found
 
 
 def _varies(i: Instruction, facts: Facts, rows: bool, divergent: bool, once: set[str]) -> bool:

@@ -99,8 +99,6 @@ def _bits(k: Kernel, value: Value) -> Value:
 
 def _fence(k: Kernel, i: Instruction) -> None:
     """Keep the host's own order between threads; within a warp order is kept anyway."""
-    if i.name == "fence" and set(i.modifiers) & {"alias", "tensormap"}:
-        raise k.unsupported()
     if "mbarrier_init" in i.modifiers or {"proxy", "async"} <= set(i.modifiers) or any(
         modifier.startswith("async::") for modifier in i.modifiers
     ):  # fmt: skip

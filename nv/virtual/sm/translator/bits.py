@@ -6,7 +6,7 @@ Arithmetic Instructions".
 
 from __future__ import annotations
 
-from nv.virtual.sm.ptx.module import Instruction, Integer
+from nv.virtual.sm.ptx.module import Instruction, Integer, Pair
 from nv.virtual.sm.translator.handler import Handler, is_signed, only, sources, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value, number
@@ -37,9 +37,10 @@ def _cnot(k: Kernel, i: Instruction) -> None:
 
 
 def _lop3(k: Kernel, i: Instruction) -> None:
-    only(k, i)
-    if len(i.operands) != 5:
-        raise k.bad("five operands are wanted")
+    """lop3, and with .or or .and also whether its result is not 0, joined with a predicate."""
+    joins = only(k, i, "or", "and")
+    if len(i.operands) != 5 + len(joins):
+        raise k.bad("five operands are wanted, and a predicate to join with")
     table = i.operands[4]
     if not isinstance(table, Integer) or not 0 <= table.value <= 255:
         raise k.bad("the table is a constant of 8 bits")
@@ -53,7 +54,15 @@ def _lop3(k: Kernel, i: Instruction) -> None:
         for bit, value in ((4, a), (2, b), (1, c)):
             term = k.op("and", term, value if row & bit else k.op("xor", value, ones))
         result = k.op("or", result, term)
-    k.write(i.operands[0], result)
+    target = i.operands[0]
+    if not joins:
+        k.write(target, result)
+        return
+    if not isinstance(target, Pair):
+        raise k.bad("a result and a predicate are wanted")
+    some = k.cmp("ne", result, number("i32", 0))
+    k.write(target.second, k.op(next(iter(joins)), some, k.source(i.operands[5], "pred")))
+    k.write(target.first, result)
 
 
 def _shift(left: bool) -> Handler:

@@ -96,6 +96,10 @@ def _one(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) ->
         renamed = replace(renamed, name="bra", modifiers=("uni",), operands=(target,))
     elif instruction.name in ("ld", "st") and "param" in instruction.modifiers:
         renamed = _parameter(frame, renamed)
+    elif instruction.name in ("bar", "barrier") and "red" in instruction.modifiers:
+        # Its result is read behind the barrier, by an instruction of our own.
+        flat.code.append(replace(renamed, index=len(flat.code), operands=renamed.operands[1:]))
+        renamed = replace(renamed, name="bar_result", operands=renamed.operands[:1])
     flat.code.append(replace(renamed, index=len(flat.code)))
 
 

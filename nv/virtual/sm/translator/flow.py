@@ -9,6 +9,8 @@ Instructions".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX
@@ -295,7 +297,8 @@ class Flow:
         if kinds == {"arrive"}:
             self._arrive(i, condition, successor)
             return
-        if kinds != {"sync"} and "cluster" not in kinds:
+        reduces = "red" in kinds
+        if kinds != {"sync"} and "cluster" not in kinds and not reduces:
             raise k.unsupported()
         skip = None
         if condition is not None:
@@ -306,11 +309,30 @@ class Flow:
             self._cluster(kinds, successor)
         else:
             published(k)
-            identity, count = self._barrier_operands(i)
+            operands = i.operands[:-1] if reduces else i.operands
+            identity, count = self._barrier_operands(operands)
+            if reduces:
+                self._contribute(i, identity)
             self._wait_at(identity.text, count.text, successor)
         if skip is not None:
             k.begin(skip)
             self.go(successor)
+
+    def _contribute(self, i: Instruction, identity: Value) -> None:
+        """bar.red: count the lanes that decide: where the condition holds, of .and the others."""
+        k = self.k
+        if not {"popc", "and", "or"} & set(i.modifiers):
+            raise k.unsupported()
+        holds = k.mask_bits(k.source(i.operands[-1], "pred"))
+        if "and" in i.modifiers:
+            holds = k.value(f"xor i32 {holds}, -1")
+        lanes = k.value(f"and i32 {holds}, {k.active()}")
+        count = k.call("i32", "llvm.ctpop.i32", ("i32", lanes))
+        offset = k.value(f"mul i32 {identity.text}, 8")
+        at = k.value(f"getelementptr i8, ptr %context, i32 {offset}")
+        at = k.value(f"getelementptr i8, ptr {at}, i64 {layout.BARRIERS + 4}")
+        total = k.value(f"add i32 {k.value(f'load i32, ptr {at}')}, {count}")
+        k.do(f"store i32 {total}, ptr {at}")
 
     def _wait_at(self, barrier: str, expected: str, successor: int) -> None:
         """The running lanes wait at a barrier, then go on."""
@@ -356,9 +378,8 @@ class Flow:
         group = k.value(f"lshr i32 {k.context(layout.WARP, 'i32')}, 2")
         self._wait_at(k.value(f"add i32 {group}, {layout.NAMED}"), "128", successor)
 
-    def _barrier_operands(self, i: Instruction) -> tuple[Value, Value]:
+    def _barrier_operands(self, operands: Sequence[Operand]) -> tuple[Value, Value]:
         k = self.k
-        operands = list(i.operands)
         if not 1 <= len(operands) <= 2:
             raise k.bad("a barrier and a number of threads are wanted")
         identity = self._first_active(operands[0])
@@ -384,7 +405,7 @@ class Flow:
         if len(i.operands) != 2:
             raise k.bad("bar.arrive wants the number of threads")
         published(k)
-        identity, count = self._barrier_operands(i)
+        identity, count = self._barrier_operands(i.operands)
         k.call(
             "void", f"{PREFIX}arrive", ("ptr", "%context"), ("i32", identity.text), ("i32", "32"),
             ("i32", count.text),

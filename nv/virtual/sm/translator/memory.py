@@ -443,6 +443,11 @@ def _stored(k: Kernel, operand: Operand, unit: int) -> Value:
     return k.source(operand, f"b{8 * unit}")
 
 
+def _policy(k: Kernel, i: Instruction) -> None:
+    """createpolicy: what caches are to keep, which is not modelled; a program cannot look in."""
+    k.write(i.operands[0], number("i64", 0))
+
+
 def _nothing(k: Kernel, i: Instruction) -> None:
     """Do nothing: caches are not modelled."""
 
@@ -451,5 +456,5 @@ def handlers() -> dict[str, Handler]:
     """Return the emitters by name."""
     return {
         "ld": _load, "ldu": _load, "st": _store, "prefetch": _nothing, "prefetchu": _nothing,
-        "discard": _nothing, "applypriority": _nothing,
+        "createpolicy": _policy, "discard": _nothing, "applypriority": _nothing,
     }  # fmt: skip

@@ -51,7 +51,7 @@ def _registers(operand: Operand) -> Iterator[Register]:
 def has_result(i: Instruction) -> bool:
     """Return whether the first operand is written."""
     if i.name in ("barrier", "bar"):
-        return "red" in i.modifiers
+        return False  # that of bar.red is read behind it, see `flatten`
     if i.name == "wgmma":
         return "mma_async" in i.modifiers
     if i.name == "mbarrier":

@@ -211,6 +211,16 @@ def _elect(k: Kernel, i: Instruction) -> None:
         k.write(target, lane)
 
 
+def _barrier_result(k: Kernel, i: Instruction) -> None:
+    """What bar.red has found, behind it: how many lanes, or whether there was none."""
+    found = Value(k.state(layout.STATE_REDUCED, "i32"), "i32", True)
+    if "popc" in i.modifiers:
+        k.write(i.operands[0], found)
+    else:
+        wanted = "eq" if "and" in i.modifiers else "ne"
+        k.write(i.operands[0], k.cmp(wanted, found, number("i32", 0)))
+
+
 def _warp_barrier(k: Kernel, i: Instruction) -> None:
     """bar.warp.sync: the lanes are here already."""
     if i.name not in ("bar", "barrier") or "warp" not in i.modifiers:
@@ -222,4 +232,5 @@ def handlers() -> dict[str, Handler]:
     return {
         "shfl": _shuffle, "vote": _vote, "activemask": _active_mask, "match": _match,
         "redux": _reduce, "elect": _elect, "bar": _warp_barrier, "barrier": _warp_barrier,
+        "bar_result": _barrier_result,
     }  # fmt: skip
