@@ -7,20 +7,23 @@ compiler.dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler import dtype as dtypes
-from compiler.dtype import DType, bfloat16
+from compiler.dtype import DType, bfloat16, float32
 from compiler.graph import node as graph
-from compiler.graph.node import Node
+from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
 from compiler.memory_pool import Storage
 from compiler.methods.convolution import Convolutions
 from compiler.methods.core import Scalar, shape_of
+from compiler.methods.randomness import generator, squares
 from compiler.replay.recording import current_recording
 from compiler.runtime import device_of, runtime_of
 from compiler.schedule.plan import MemoryPlan, memory_plan
@@ -126,6 +129,62 @@ class Tensor(Convolutions):
         down = cls.arange(rows, **options).unsqueeze(1)
         across = cls.arange(rows if columns is None else columns, **options)
         return down._compare("eq", across).cast(kind)
+
+    # ---- random --------------------------------------------------------------------------------
+
+    @staticmethod
+    def manual_seed(seed: int = 0) -> None:
+        """Let the random numbers of this process begin again; the same ones on every device."""
+        generator.seed(seed)
+
+    @classmethod
+    def _bits(cls, shape: Shape, device: Device | str | None) -> Self:
+        """32 random bits for each element, as uint64. Refused in a recorded function, which would
+        get the same ones in every call."""
+        count = prod(shape)
+        taken = cls(generator.take(count), device=device)
+        numbers = cls.arange(count, device=taken.device).cast(dtypes.uint64) + taken[0]
+        return squares(numbers, taken[1]).reshape(shape)
+
+    @classmethod
+    def rand(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
+        """Even in [0, 1), by steps of 2^-24."""
+        bits = cls._bits(shape_of("rand", shape), device)
+        return ((bits >> 8).cast(float32) * 2.0**-24).cast(dtype)
+
+    @classmethod
+    def uniform(cls, *shape: Any, low: float = 0.0, high: float = 1.0, device: Any = None) -> Self:
+        """Even in [low, high)."""
+        return cls.rand(*shape, device=device) * (high - low) + low
+
+    @classmethod
+    def randn(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
+        """Normal, of mean 0 and variance 1 (G. Box, M. Muller, 1958)."""
+        wanted = shape_of("randn", shape)
+        pairs = cls._bits((2, *wanted), device) >> 8
+        radius = (pairs[0].cast(float32) + 1) * 2.0**-24  # in (0, 1]
+        angle = pairs[1].cast(float32) * (2 * math.pi * 2.0**-24)
+        return ((radius.log() * -2).sqrt() * angle.cos()).cast(dtype)
+
+    @classmethod
+    def normal(cls, *shape: Any, mean: float = 0.0, std: float = 1.0, device: Any = None) -> Self:
+        """Normal, of a mean and a standard deviation."""
+        return cls.randn(*shape, device=device) * std + mean
+
+    @classmethod
+    def randint(
+        cls, *shape: Any, low: int = 0, high: int, device: Any = None, dtype: Any = dtypes.int64
+    ) -> Self:
+        """Whole numbers in [low, high), at most 2^31 of them."""
+        if not 0 < high - low <= 1 << 31:
+            raise BadArgument(f"randint: from {low} to {high}")
+        bits = cls._bits(shape_of("randint", shape), device)
+        return ((bits * (high - low) >> 32).cast(dtypes.int64) + low).cast(dtype)
+
+    @classmethod
+    def randperm(cls, count: int, *, device: Device | str | None = None) -> Self:
+        """0 .. count - 1 in random order, as int64 (see argsort for what it costs)."""
+        return cls._bits((count,), device).argsort()
 
     @staticmethod
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
