@@ -231,6 +231,7 @@ class NvDevice(Device):
         """Make those channels anew that failed or do not end. DeviceLost where the GPU is gone."""
         if self.gpu.lost():
             raise DeviceLost(f"{self.name} has fallen off the bus: open it again when it is back")
+        self.session.events.forget()
         for queue in self.all_queues:
             if queue.error() is None and queue.timeline.value >= queue.timeline.last:
                 continue

@@ -95,6 +95,11 @@ class FaultEvents:
                 return self._seen.pop(position)
         return None
 
+    def forget(self) -> None:
+        """What was seen so far is history: channels are made anew."""
+        self._read()
+        self._seen.clear()
+
     def _read(self) -> None:
         if self._file is None:
             return

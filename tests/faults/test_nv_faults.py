@@ -192,6 +192,7 @@ def test_a_copy_from_and_to_where_nothing_is(side: str) -> None:
         facts = caught.value.facts
         access = {"source": "read", "destination": "write"}[side]
         assert (facts["address"], facts["queue"], facts["access"]) == (address, "copy 0", access)
+        assert device.session.events.take(None) is None, "it was told once"
         device.reset()
         work(device)
 
