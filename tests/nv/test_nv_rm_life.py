@@ -87,7 +87,8 @@ def test_every_chip_works(chip: str) -> None:
             assert device.sensors()
         assert left_behind(machine) == clean
         assert not machine.log
-        assert all("not modelled" in line or "MM file" in line for line in machine.refused)
+        allowed = ("not modelled", "MM file", "no ECC")
+        assert all(any(word in line for word in allowed) for line in machine.refused)
 
 
 @pytest.mark.parametrize("version", BRANCHES)
