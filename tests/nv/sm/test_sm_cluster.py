@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hcq.errors import NotSupported
 from nv.virtual.sm_contract import SmEnding, SmOutcome
@@ -191,6 +193,38 @@ def test_phases_of_the_barrier() -> None:
     setp.ge.u32 %p2, %t, 32; @%p2 bra END; st.global.u32 [%out], %sum; END:
     """, 2, block=(64,))  # fmt: skip
     assert (out == 190).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(size=st.integers(1, 6), warps=st.integers(1, 3), phases=st.integers(1, 6),
+       haste=st.integers(0, 30))  # fmt: skip
+def test_no_warp_is_ahead_of_a_phase(size: int, warps: int, phases: int, haste: int) -> None:
+    """Warps take their time, each another; between two phases each reads what all groups wrote
+    before, and nobody writes on."""
+    threads = 32 * warps
+    text = f"""
+    .reg .b32 %i, %sum, %g, %delay; mov.u32 %i, 0; mov.u32 %sum, 0; shr.u32 %r9, %t, 5;
+    barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
+    NEXT: mad.lo.u32 %delay, %r9, 7, %rank; mad.lo.u32 %delay, %delay, {haste}, %i;
+    SLOW: setp.eq.u32 %p1, %delay, 0; @%p1 bra GO; sub.u32 %delay, %delay, 1;
+    ld.volatile.shared.u32 %r1, [%near]; bra SLOW;
+    GO: mad.lo.u32 %r2, %i, 1000, %rank; st.shared.u32 [%near], %r2; mov.u32 %g, 0;
+    barrier.cluster.arrive.release.aligned; mad.lo.u32 %r3, %sum, 1, 0;
+    barrier.cluster.wait.acquire.aligned;
+    SUM: mapa.shared::cluster.u32 %far, %near, %g; ld.shared::cluster.u32 %r4, [%far];
+    add.u32 %sum, %sum, %r4; add.u32 %g, %g, 1; setp.lt.u32 %p2, %g, %size; @%p2 bra SUM;
+    barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+    add.u32 %i, %i, 1; setp.lt.u32 %p3, %i, {phases}; @%p3 bra NEXT;
+    mul.wide.u32 %rd9, %group, {4 * threads}; mul.wide.u32 %rd8, %t, 4; add.s64 %rd9, %rd9, %rd8;
+    add.s64 %rd9, %rd9, %rd0; st.global.u32 [%rd9], %sum;
+    """
+    bench = Bench()
+    address, out = bench.array(np.zeros((2 * size, threads), np.uint32))
+    outcome = launch(text, address, bench=bench, cluster=(size,), grid=(2 * size,),
+                     block=(threads,), shared=512)  # fmt: skip
+    assert outcome.ending is SmEnding.DONE, outcome
+    wanted = sum(phase * 1000 + rank for phase in range(phases) for rank in range(size))
+    assert (out == wanted).all()
 
 
 def test_lanes_that_part_meet_at_the_barrier() -> None:
