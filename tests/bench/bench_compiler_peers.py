@@ -4,7 +4,7 @@ Ours and the peer take turns in one process, with as many threads each, and the 
 turns counts on both sides: whatever else the machine does meets both alike. `ratio` is of wall
 time, `median_ratio` of the medians of all turns. `cpu_ratio` is of processor time, which other
 processes disturb less; it is fair on one processor (`taskset -c 0`), since threads of the peers
-burn time while they wait for each other. For the same reason each turn begins after a pause:
+burn time while they wait for each other. For the same reason these turns begin after a pause:
 OpenBLAS' and OpenMP's threads look for work for tens of milliseconds after their last, and whoever
 comes next would share the processors with them.
 """
@@ -57,8 +57,8 @@ class _Best:
     def median(self) -> float:
         return statistics.median(self.walls)
 
-    def turn(self, work: Work) -> None:
-        time.sleep(SETTLE_S)
+    def turn(self, work: Work, pause_s: float) -> None:
+        time.sleep(pause_s)
         start, busy = time.perf_counter(), time.process_time()
         work()
         self.walls.append(time.perf_counter() - start)
@@ -66,15 +66,17 @@ class _Best:
         self.processor = min(self.processor, time.process_time() - busy)
 
 
-def _versus(name: str, ours: Work, peers: dict[str, Work], turns: int = TURNS) -> list[Any]:
+def _versus(
+    name: str, ours: Work, peers: dict[str, Work], turns: int = TURNS, pause_s: float = SETTLE_S
+) -> list[Any]:
     """One result per peer, or one without a peer. All have run once before they are timed."""
     for work in (ours, *peers.values()):
         work()
     mine, theirs = _Best(), {peer: _Best() for peer in peers}
     for _ in range(turns):
-        mine.turn(ours)
+        mine.turn(ours, pause_s)
         for peer, work in peers.items():
-            theirs[peer].turn(work)
+            theirs[peer].turn(work, pause_s)
     result: dict[str, object] = {"name": name, "value": mine.wall * 1e3, "unit": "ms"}
     if not peers:
         return [result]
@@ -240,7 +242,10 @@ def _matrix_units(size: int) -> list[Any]:
             use_cache(each, None)
             works.append(_product(Tensor(array, device=each), each))
         name = f"matmul {size} f16 on virtual:navi31"
-        return _versus(name, works[0], {"without matrix units": works[1]})
+        # No thread of either looks for work between the turns: without a pause, host and caches are
+        # warm for both.
+        peers = {"without matrix units": works[1]}
+        return _versus(name, works[0], peers, turns=4 * TURNS, pause_s=0)
 
 
 def _product(matrix: Tensor, device: Device) -> Work:

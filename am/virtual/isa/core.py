@@ -16,6 +16,7 @@ from am.virtual.isa.runtime import lanes as runtime_lanes
 from am.virtual.isa.runtime import layout, wave
 from am.virtual.isa.runtime import local as runtime_local
 from am.virtual.isa.runtime import matrix as runtime_matrix
+from am.virtual.isa.runtime import pairs as runtime_pairs
 from am.virtual.isa.runtime import runs as runtime_runs
 from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.worker import Run, Worker
@@ -27,7 +28,7 @@ from hcq.emu import math as emu_math
 from hcq.emu.memory import Abort
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_matrix)
+_RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_pairs, runtime_matrix)
 _PACKAGE = Path(__file__).parent
 _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
@@ -56,6 +57,7 @@ def _runtime(folder: Path | None) -> jit.Loaded:
         runtime_runs.runs_ir(),
         runtime_lanes.lanes_ir(),
         runtime_local.local_ir(),
+        runtime_pairs.pairs_ir(),
         wave.launcher_ir(jit.on_x86()),
         _PROFILES,
     ]
@@ -107,14 +109,13 @@ class GfxCore:
         kernel = self._kernel(dispatch.code_address, launch, memory)
         workers = self._workers[: self._worker_count(dispatch, launch, kernel)]
         start = time.perf_counter()
-        for number, worker in enumerate(workers):
-            worker.prepare(run, number * launch.waves, kernel.program.base)
         futures = [
-            self._threads().submit(self._work, worker, kernel, run) for worker in workers[1:]
+            self._threads().submit(self._work, worker, number, kernel, run)
+            for number, worker in enumerate(workers[1:], 1)
         ]
         outcomes = []
         try:
-            outcomes.append(self._work(workers[0], kernel, run))
+            outcomes.append(self._work(workers[0], 0, kernel, run))
         finally:
             wait(futures)
         outcomes.extend(future.result() for future in futures)
@@ -147,9 +148,10 @@ class GfxCore:
             count = min(count, dispatch.scratch_waves // launch.waves)
         return count
 
-    def _work(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
+    def _work(self, worker: Worker, number: int, kernel: Kernel, run: Run) -> Outcome:
         """Run workgroups on this thread until none is left or a wave cannot go on."""
         try:
+            worker.prepare(run, number * run.launch.waves, kernel.program.base)
             outcome = self._run_groups(worker, kernel, run)
         except BaseException:
             run.stop[0] = 1

@@ -61,6 +61,11 @@ def halves_alike(size: int, space: int) -> Offsets:
     return _lanes() % 16 * 36 + 4
 
 
+def fragment(size: int, space: int) -> Offsets:
+    """Rows at two distances, as of a matrix operand whose columns are dealt out."""
+    return _lanes() // 2 % 8 * 144 + _lanes() % 2 * 48 + 16
+
+
 def at_one_place(size: int, space: int) -> Offsets:
     return np.full(LANES, 64, np.int64)
 
@@ -71,7 +76,8 @@ def anywhere(size: int, space: int) -> Offsets:
 
 
 PATTERNS = (
-    consecutive, backwards, runs_of_four, runs_over_page_ends, halves_alike, at_one_place, anywhere,
+    consecutive, backwards, runs_of_four, runs_over_page_ends, halves_alike, fragment, at_one_place,
+    anywhere,
 )  # fmt: skip
 
 
@@ -228,3 +234,44 @@ def test_local_stores(core: GfxCore, pattern: Pattern, size: int, mask: int, out
     body = [*_fill_local(), load, *_masked(mask, store), *_read_local()]
     _, found = _run(core, body, offsets, target, mask)
     assert np.array_equal(found, _stored(target, target, offsets, size, mask, LOCAL_BYTES))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("mask", [EVERY, SOME])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_two_local_loads_side_by_side(
+    core: GfxCore, pattern: Pattern, mask: int, swapped: bool, outside: bool
+) -> None:
+    offsets, target = pattern(16, LOCAL_BYTES - 32), _random(LOCAL_BYTES)
+    if outside:
+        offsets = _some_outside(offsets)
+        offsets[5] = LOCAL_BYTES - 16  # the first load is inside, the second is not
+    loads = [
+        asm.ds("ds_load_b128", addr=ADDRESSES, dst=DATA + 4 * k, offset=16 * k) for k in range(2)
+    ]
+    both = [*loads[1], *loads[0]] if swapped else [*loads[0], *loads[1]]
+    marks = [asm.vop1("v_mov_b32", DATA + k, asm.LITERAL, MARK) for k in range(8)]
+    stores = [
+        asm.global_access("store_b128", addr=OWN, saddr=4, data=DATA + 4 * k, offset=512 * k)
+        for k in range(2)
+    ]
+    body = [*_fill_local(), *marks, *_masked(mask, tuple(both)), *stores]
+    _, found = _run(core, body, offsets, target, mask)
+    for k in range(2):
+        wanted = _loaded(target, offsets + 16 * k, 16, mask, LOCAL_BYTES)
+        assert np.array_equal(found[512 * k : 512 * k + 512], wanted)
+
+
+def test_the_second_load_uses_what_the_first_has_read(core: GfxCore) -> None:
+    """Its address register is written by the first: they are not done at once."""
+    target = _random(LOCAL_BYTES)
+    target.view(np.uint32)[:] = np.arange(LOCAL_BYTES // 4) % 64 * 16
+    first = asm.ds("ds_load_b128", addr=DATA, dst=DATA)
+    second = asm.ds("ds_load_b128", addr=DATA, dst=12, offset=16)
+    copied = asm.vop1("v_mov_b32", DATA, asm.v(ADDRESSES))
+    store = asm.global_access("store_b128", addr=OWN, saddr=4, data=12)
+    offsets = halves_alike(16, LOCAL_BYTES) // 4 * 4
+    _, found = _run(core, [*_fill_local(), copied, first, second, store], offsets, target, EVERY)
+    seen = target.view(np.uint32)[offsets // 4].astype(np.int64) + 16
+    assert np.array_equal(found[: 16 * LANES], _loaded(target, seen, 16, EVERY, LOCAL_BYTES))

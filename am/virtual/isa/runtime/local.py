@@ -14,6 +14,7 @@ from am.virtual.isa.runtime.rows import (
     Lines,
     load_block,
     load_rows,
+    numbers,
     store_block,
     store_rows,
 )
@@ -83,8 +84,8 @@ row:
   ret void
 scattered:
   store {VECTOR} %safe, ptr %list, align 64
-  %low = shufflevector {VECTOR} %safe, {VECTOR} poison, {HALF} {_numbers(0)}
-  %high = shufflevector {VECTOR} %safe, {VECTOR} poison, {HALF} {_numbers(16)}
+  %low = shufflevector {VECTOR} %safe, {VECTOR} poison, {HALF} {numbers(0)}
+  %high = shufflevector {VECTOR} %safe, {VECTOR} poison, {HALF} {numbers(16)}
   %differ = icmp ne {HALF} %low, %high
   %differ.bits = bitcast <16 x i1> %differ to i16
   %same = icmp eq i16 %differ.bits, 0
@@ -97,10 +98,6 @@ every:
   ret void
 }}
 """
-
-
-def _numbers(first: int) -> str:
-    return "<" + ", ".join(f"i32 {first + k}" for k in range(16)) + ">"
 
 
 def _store_wide(size: int) -> str:

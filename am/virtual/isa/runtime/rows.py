@@ -14,6 +14,11 @@ HALF = "<16 x i32>"
 _PARTS = range(4)  # 128-bit parts of a vector
 
 
+def numbers(first: int) -> str:
+    """Return the numbers of 16 lanes, as a mask of shufflevector."""
+    return "<" + ", ".join(f"i32 {first + k}" for k in range(16)) + ">"
+
+
 class Lines:
     """Lines of a function body; names are unique within it."""
 

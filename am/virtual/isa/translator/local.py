@@ -10,6 +10,7 @@ from am.virtual.isa.decoder.operands import Operand
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.runtime.local import ATOMICS
+from am.virtual.isa.runtime.pairs import NAME as LOAD_PAIR
 from am.virtual.isa.translator.lanes import gather_lanes
 from am.virtual.isa.translator.memory import (
     ADDRESSES,
@@ -53,6 +54,27 @@ def _load(size: int, how: str = "") -> Handler:
         e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
 
     return emit
+
+
+def load_pair(e: Registers, first: Instruction, second: Instruction) -> bool:
+    """Emit two loads at once where together they read 32 bytes a lane; return whether they do."""
+    if not e.full or any(i.name != "ds_load_b128" or i.gds for i in (first, second)):
+        return False
+    low, high = sorted((first, second), key=lambda i: i.offset)
+    if low.addr is None or low.addr != high.addr or high.offset - low.offset != 16:
+        return False
+    assert first.dst is not None and low.dst is not None and high.dst is not None
+    if first.dst.index <= low.addr.index < first.dst.index + first.dst.width:
+        return False
+    if max(i.index + i.width for i in (low.addr, low.dst, high.dst)) > e.vector_limit:
+        return False
+    places = e.in_place(low.dst), e.in_place(high.dst)
+    assert places[0] is not None and places[1] is not None  # they are pinned
+    e.call(
+        "void", LOAD_PAIR, ("ptr", "%context"), (VECTOR, _local_address(e, low, low.offset)),
+        ("ptr", places[0]), ("ptr", places[1]),
+    )  # fmt: skip
+    return True
 
 
 def _load_narrow(e: Registers, size: int, address: str) -> str:

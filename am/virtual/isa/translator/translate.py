@@ -74,9 +74,16 @@ def translate(program: Program, vector_limit: int, name: str) -> str:
 def _emit_block(e: Registers, block: Block) -> None:
     e.begin(f"pc{block.start}")
     e.start_block(block.full)
-    for instruction in block.instructions:
+    done: Instruction | None = None  # by what was emitted for the one before it
+    for number, instruction in enumerate(block.instructions):
+        if instruction is done:
+            continue
         mark = len(e.lines)
         try:
+            following = block.instructions[number + 1 : number + 2]
+            if following and emit_local.load_pair(e, instruction, following[0]):
+                done = following[0]
+                continue
             if successors(instruction) is not None:
                 emit_end(e, instruction)
                 return

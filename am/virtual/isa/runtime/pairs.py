@@ -1,0 +1,103 @@
+"""Two loads from local memory that together read 32 bytes a lane, as matrix operands are read.
+
+Where lanes 16..31 read what lanes 0..15 do, and it is equally far from each lane to the second
+after it (so do the rows and the columns of a fragment lie), 16 rows of 32 bytes are turned into
+eight columns in one go. All else is two loads of `local`.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.calls import PREFIX, field
+from am.virtual.isa.runtime.lanes import splat_lines
+from am.virtual.isa.runtime.rows import HALF, Lines, numbers
+from hcq.emu.text import constant
+
+VECTOR = "<32 x i32>"
+NAME = PREFIX + "lds_load_pair"
+
+
+def _turned(e: Lines) -> None:
+    """Load the rows of lanes 0..15, and store the columns to %low and %high."""
+    rows = []
+    for lane in range(16):
+        far = e.value(f"mul i64 %stride, {lane // 2}")
+        at = e.value(f"getelementptr i8, ptr %start{lane % 2}, i64 {far}")
+        rows.append(e.value(f"load <8 x i32>, ptr {at}, align 1"))
+    # A vector holds lanes k and k + 4; turned, its parts are columns c, c + 4, c, c + 4.
+    parts = []
+    for eight in (0, 8):
+        vectors = [e.joined(8, [rows[eight + k], rows[eight + 4 + k]]) for k in range(4)]
+        parts.append(e.turned(*vectors))
+    for column, (first, second) in enumerate(zip(*parts, strict=True)):
+        for data, start in (("%low", 0), ("%high", 4)):
+            order = [16 * side + start + place + k
+                     for side in (0, 1) for place in (0, 8) for k in range(4)]  # fmt: skip
+            whole = e.shuffle(16, first, second, order)
+            for half in (0, 1):
+                place = column * layout.IO_COLUMN + 64 * half
+                at = e.value(f"getelementptr i8, ptr {data}, i64 {place}")
+                e.do(f"store {HALF} {whole}, ptr {at}, align 64")
+
+
+def _after(count: int) -> str:
+    """Return the numbers of the lanes `count` further on, as a mask of shufflevector."""
+    order = [f"i32 {lane + count}" if lane + count < 16 else "i32 poison" for lane in range(16)]
+    return "<" + ", ".join(order) + ">"
+
+
+def _start(lane: int) -> str:
+    return (
+        f"  %offset{lane} = extractelement {HALF} %first, i32 {lane}\n"
+        f"  %wide{lane} = zext i32 %offset{lane} to i64\n"
+        f"  %start{lane} = getelementptr i8, ptr %lds, i64 %wide{lane}\n"
+    )
+
+
+def pairs_ir() -> str:
+    """Return the IR of `lds_load_pair(context, addresses, low, high)`: of every lane, 16 bytes at
+    its address to the columns at `low`, the 16 bytes behind them to those at `high`."""
+    e = Lines("p")
+    _turned(e)
+    return f"""
+define void @{NAME}(ptr %context, {VECTOR} %addresses, ptr %low, ptr %high) noinline {{
+{field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
+  %limit = trunc i64 %lds.size to i32
+  %end = call i32 @llvm.usub.sat.i32(i32 %limit, i32 31)
+{splat_lines("end.v", "i32", "%end")}
+  %inside = icmp ult {VECTOR} %addresses, %end.v
+  %inside.bits = bitcast <32 x i1> %inside to i32
+  %all.inside = icmp eq i32 %inside.bits, -1
+  %first = shufflevector {VECTOR} %addresses, {VECTOR} poison, {HALF} {numbers(0)}
+  %second = shufflevector {VECTOR} %addresses, {VECTOR} poison, {HALF} {numbers(16)}
+  %differ = icmp ne {HALF} %first, %second
+  %differ.bits = bitcast <16 x i1> %differ to i16
+  %same = icmp eq i16 %differ.bits, 0
+  %next = shufflevector {HALF} %first, {HALF} poison, {HALF} {_after(2)}
+  %strides = sub {HALF} %next, %first
+  %stride.32 = extractelement {HALF} %strides, i32 0
+  %stride.1 = insertelement {HALF} poison, i32 %stride.32, i32 0
+  %stride.v = shufflevector {HALF} %stride.1, {HALF} poison, {HALF} zeroinitializer
+  %equal = icmp eq {HALF} %strides, %stride.v
+  %equal.bits = bitcast <16 x i1> %equal to i16
+  %equal.some = or i16 %equal.bits, {-1 << 14}
+  %even = icmp eq i16 %equal.some, -1
+  %good.1 = and i1 %same, %all.inside
+  %good = and i1 %good.1, %even
+  br i1 %good, label %rows, label %each
+rows:
+  %stride = sext i32 %stride.32 to i64
+{_start(0)}{_start(1)}{e.text()}
+  ret void
+each:
+  call void @{PREFIX}lds_load_16(ptr %context, {VECTOR} %addresses, i32 -1, ptr %low)
+  %behind = add {VECTOR} %addresses, {constant("i32", 16)}
+  call void @{PREFIX}lds_load_16(ptr %context, {VECTOR} %behind, i32 -1, ptr %high)
+  ret void
+}}
+"""
+
+
+def names() -> list[str]:
+    """Return the functions that kernels may call."""
+    return [NAME]
