@@ -20,7 +20,8 @@ from tests.support.shader_memory import PAGE, ArrayMemory
 
 LANES = 32
 CODE, OFFSETS, TARGET, RESULT = (0x7E00_0000_0000 + 0x20_0000 * k for k in range(4))
-_RSRC1 = 3 | 0xF0 << 12 | 1 << 21  # 32 vector registers, denormals, DX10 clamp
+_RSRC1 = 0xF0 << 12 | 1 << 21  # denormals, DX10 clamp
+FEW, BOTH = (32,), (32, 72)  # vector registers: of many, some stay in the wave state
 LOCAL_BYTES = 2048
 _RSRC2 = 8 << 1 | LOCAL_BYTES // 512 << 15  # eight user registers
 REGION = 16 * PAGE  # of global memory
@@ -89,9 +90,29 @@ def core() -> Iterator[GfxCore]:
 
 
 def _run(
-    core: GfxCore, body: list[asm.Encoded], offsets: Offsets, target: Bytes, mask: int
+    core: GfxCore,
+    body: list[asm.Encoded],
+    offsets: Offsets,
+    target: Bytes,
+    mask: int,
+    counts: tuple[int, ...] = BOTH,
 ) -> tuple[Bytes, Bytes]:
-    """Run one wave; return what lies at TARGET and RESULT afterwards."""
+    """Run one wave, with each number of vector registers, which must give the same; return what
+    lies at TARGET and RESULT afterwards."""
+    found = [_run_once(core, body, offsets, target, mask, count) for count in counts]
+    for other in found[1:]:
+        assert all(np.array_equal(*pair) for pair in zip(found[0], other, strict=True))
+    return found[0]
+
+
+def _run_once(
+    core: GfxCore,
+    body: list[asm.Encoded],
+    offsets: Offsets,
+    target: Bytes,
+    mask: int,
+    registers: int,
+) -> tuple[Bytes, Bytes]:
     words: list[int] = []
     for encoded in (
         asm.vop2("v_lshlrev_b32", 1, asm.integer(2), 0),
@@ -109,8 +130,9 @@ def _run(
     result = memory.map(RESULT, np.zeros(max(LOCAL_BYTES, 16 * LANES), np.uint8))
     pointers = [part for at in (OFFSETS, TARGET, RESULT) for part in (at & 0xFFFFFFFF, at >> 32)]
     dispatch = Dispatch(
-        code_address=CODE, groups=(1, 1, 1), threads=(LANES, 1, 1), rsrc1=_RSRC1, rsrc2=_RSRC2,
-        rsrc3=0, user_data=[*pointers, mask, 0] + [0] * 8, wave32=True,
+        code_address=CODE, groups=(1, 1, 1), threads=(LANES, 1, 1),
+        rsrc1=_RSRC1 | registers // 8 - 1, rsrc2=_RSRC2, rsrc3=0,
+        user_data=[*pointers, mask, 0] + [0] * 8, wave32=True,
     )  # fmt: skip
     outcome = core.run(dispatch, memory, Abort())
     assert outcome.ending is Ending.DONE, outcome
@@ -156,6 +178,10 @@ def _stored(
     return left
 
 
+def _counts(size: int) -> tuple[int, ...]:
+    return BOTH if size > 8 else FEW
+
+
 def _name(verb: str, size: int) -> str:
     narrow = "u" if verb == "load" else "b"
     return f"{verb}_{narrow if size < 4 else 'b'}{8 * size}"
@@ -168,7 +194,8 @@ def test_global_loads(core: GfxCore, pattern: Pattern, size: int, mask: int) -> 
     offsets, target = pattern(size, REGION), _random(REGION)
     load = asm.global_access(_name("load", size), addr=ADDRESSES, saddr=2, dst=DATA)
     store = asm.global_access("store_b128", addr=OWN, saddr=4, data=DATA)
-    _, found = _run(core, [*_marks(), *_masked(mask, load), store], offsets, target, mask)
+    body = [*_marks(), *_masked(mask, load), store]
+    _, found = _run(core, body, offsets, target, mask, _counts(size))
     assert np.array_equal(found[: 16 * LANES], _loaded(target, offsets, size, mask, REGION))
 
 
@@ -179,7 +206,8 @@ def test_global_stores(core: GfxCore, pattern: Pattern, size: int, mask: int) ->
     offsets, target = pattern(size, REGION - 512) + 512, _random(REGION)
     load = asm.global_access("load_b128", addr=OWN, saddr=2, dst=DATA)
     store = asm.global_access(_name("store", size), addr=ADDRESSES, saddr=2, data=DATA)
-    found, _ = _run(core, [load, *_masked(mask, store)], offsets, target, mask)
+    body = [load, *_masked(mask, store)]
+    found, _ = _run(core, body, offsets, target, mask, _counts(size))
     assert np.array_equal(found, _stored(target, target, offsets, size, mask, REGION))
 
 
@@ -217,7 +245,7 @@ def test_local_loads(core: GfxCore, pattern: Pattern, size: int, mask: int, outs
     load = asm.ds("ds_" + _name("load", size), addr=ADDRESSES, dst=DATA)
     store = asm.global_access("store_b128", addr=OWN, saddr=4, data=DATA)
     body = [*_fill_local(), *_marks(), *_masked(mask, load), store]
-    _, found = _run(core, body, offsets, target, mask)
+    _, found = _run(core, body, offsets, target, mask, _counts(size))
     assert np.array_equal(found[: 16 * LANES], _loaded(target, offsets, size, mask, LOCAL_BYTES))
 
 

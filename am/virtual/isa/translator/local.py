@@ -69,7 +69,8 @@ def load_pair(e: Registers, first: Instruction, second: Instruction) -> bool:
     if max(i.index + i.width for i in (low.addr, low.dst, high.dst)) > e.vector_limit:
         return False
     places = e.in_place(low.dst), e.in_place(high.dst)
-    assert places[0] is not None and places[1] is not None  # they are pinned
+    if places[0] is None or places[1] is None:
+        return False
     e.call(
         "void", LOAD_PAIR, ("ptr", "%context"), (VECTOR, _local_address(e, low, low.offset)),
         ("ptr", places[0]), ("ptr", places[1]),

@@ -1,8 +1,9 @@
 """Registers chosen at run time by M0 (v_movrel*, s_movrel*), translated to LLVM IR.
 
-The function's registers are values without addresses, so all are written to the wave state, the one
-wanted is picked there, and after a write all are read back. Which registers the function uses is
-known only when all of it has been emitted: `SPILL` and `RELOAD` lines are placeholders till then.
+The vector registers of a program that does so are all pinned: they lie in the wave state. Its
+scalar registers are values without addresses, so all are written there, the one wanted is picked,
+and after a write all are read back. Which registers the function uses is known only when all of it
+has been emitted: `SPILL` and `RELOAD` lines are placeholders till then.
 Source: RDNA3 ISA document, "Relative addressing" and the V_MOVREL and S_MOVREL opcodes.
 """
 
@@ -15,12 +16,12 @@ from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
 from hcq.emu.text import VECTOR
 
-SPILL = "; spill all registers"
-RELOAD = "; reload all registers"
+SPILL = "; spill all scalar registers"
+RELOAD = "; reload all scalar registers"
 _SCALARS = 106
 
 
-def expanded(lines: list[str], scalars: list[int], vectors: list[int]) -> list[str]:
+def expanded(lines: list[str], scalars: list[int]) -> list[str]:
     """Replace the placeholders, now that the registers in use are known."""
     found: list[str] = []
     for number, line in enumerate(lines):
@@ -28,14 +29,13 @@ def expanded(lines: list[str], scalars: list[int], vectors: list[int]) -> list[s
         if kept not in (SPILL, RELOAD):
             found.append(line)
             continue
-        for kind, letter, numbers in (("i32", "s", scalars), (VECTOR, "v", vectors)):
-            for k in numbers:
-                here, there = f"%{letter}{k}", f"%{letter}p{k}"
-                if kept == RELOAD:
-                    here, there = there, here
-                name = f"%rel.{letter}{k}.{number}"
-                found.append(f"  {name} = load {kind}, ptr {here}, align 4")
-                found.append(f"  store {kind} {name}, ptr {there}, align 4")
+        for k in scalars:
+            here, there = f"%s{k}", f"%sp{k}"
+            if kept == RELOAD:
+                here, there = there, here
+            name = f"%rel.s{k}.{number}"
+            found.append(f"  {name} = load i32, ptr {here}, align 4")
+            found.append(f"  store i32 {name}, ptr {there}, align 4")
     return found
 
 
@@ -77,7 +77,6 @@ def _vector_move(source_shift: int | None, target_shift: int | None) -> Handler:
         assert i.dst is not None
         source, target = i.srcs[0], i.dst
         _touch(e, target)
-        e.do(SPILL)
         if source_shift is None:
             value = e.source(source)
         else:
@@ -93,7 +92,6 @@ def _vector_move(source_shift: int | None, target_shift: int | None) -> Handler:
             old = e.value(f"load {VECTOR}, ptr {place}, align 64")
             value = e.select(mask, "i32", value, old)
         e.do(f"store {VECTOR} {value}, ptr {place}, align 64")
-        e.do(RELOAD)
 
     return emit
 

@@ -57,7 +57,7 @@ def handlers() -> dict[str, Handler]:
 
 def translate(program: Program, vector_limit: int, name: str) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers."""
-    e = Registers(vector_limit, pinned_registers(program))
+    e = Registers(vector_limit, pinned_registers(program, vector_limit))
     resumes: set[int] = set(program.roots)
     jumps = False
     for start in sorted(program.blocks):
@@ -177,7 +177,7 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
     tail = [*_save(scalars, moving), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
-    body = emit_relative.expanded(e.lines, scalars, moving)
+    body = emit_relative.expanded(e.lines, scalars)
     return "\n".join([*head, *body, *tail, *sorted(e.declarations), _PROFILES])
 
 
