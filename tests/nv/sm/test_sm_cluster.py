@@ -197,10 +197,10 @@ def test_phases_of_the_barrier() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(size=st.integers(1, 6), warps=st.integers(1, 3), phases=st.integers(1, 6),
-       haste=st.integers(0, 30))  # fmt: skip
+       haste=st.sampled_from([0, 30, 500]))  # fmt: skip
 def test_no_warp_is_ahead_of_a_phase(size: int, warps: int, phases: int, haste: int) -> None:
-    """Warps take their time, each another; between two phases each reads what all groups wrote
-    before, and nobody writes on."""
+    """Warps take their time, each another, and let others run meanwhile (after 2,048 rounds);
+    between two phases each reads what all groups wrote before, and nobody writes on."""
     threads = 32 * warps
     text = f"""
     .reg .b32 %i, %sum, %g, %delay; mov.u32 %i, 0; mov.u32 %sum, 0; shr.u32 %r9, %t, 5;
@@ -225,6 +225,19 @@ def test_no_warp_is_ahead_of_a_phase(size: int, warps: int, phases: int, haste: 
     assert outcome.ending is SmEnding.DONE, outcome
     wanted = sum(phase * 1000 + rank for phase in range(phases) for rank in range(size))
     assert (out == wanted).all()
+
+
+def test_a_late_group_is_waited_for() -> None:
+    """Group 1 lets the others run ten times before it writes and arrives."""
+    out = rows(f"""
+    setp.ne.u32 %p1, %rank, 1; @%p1 bra MEET; mov.u32 %r1, 0;
+    SLOW: ld.volatile.shared.u32 %r2, [%near]; add.u32 %r1, %r1, 1;
+    setp.lt.u32 %p2, %r1, 20480; @%p2 bra SLOW;
+    MEET: add.u32 %r3, %rank, 40; st.shared.u32 [%near], %r3; {SYNC}
+    mapa.shared::cluster.u32 %far, %near, 1; ld.shared::cluster.u32 %r4, [%far];
+    st.global.u32 [%out], %r4; {SYNC}
+    """, 3, cluster=(3,))  # fmt: skip
+    assert (out == 41).all()
 
 
 def test_lanes_that_part_meet_at_the_barrier() -> None:
