@@ -89,12 +89,14 @@ class Rows:
 class Attention:
     """Attention on a GPU. form: who computes a row, "thread", "group" (of few rows, or one) or
     "matrix" (a wave for a few rows, on matrix units). block: threads of a group; keys: taken
-    together by a thread, or by a wave; lanes: threads of a key, where a group computes a row."""
+    together by a thread, or by a wave; lanes: threads of a key, where a group computes a row.
+    buffers: tiles of keys and values in local memory, 1 or 2, on matrix units."""
 
     form: str
     block: int
     keys: int
     lanes: int
+    buffers: int = 1
 
 
 @dataclass(frozen=True)

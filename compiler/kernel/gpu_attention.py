@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.index.ranges import Computation, elements
 from compiler.kernel import gpu_online, gpu_online_group, gpu_online_matrix, gpu_online_tiles
 from compiler.kernel.choices import Attention, Space
@@ -10,7 +12,10 @@ from compiler.kernel.online import Online
 from hcq.target import TargetSpec
 
 FEW = 16  # rows for which a thread each would leave most of a wave idle
-COPIED = 320  # bytes of keys and values that a thread has on their way at once, about
+# Registers of a lane for a tile of keys, as many as are left beside the output and the rows of a
+# depth of 128: words on their way to local memory, and scores. Words that stay on their way while a
+# tile is computed, with two buffers.
+TILE_WORDS, STAGED_WORDS = 112, 40
 # A group that computes a row is one wave, which waits for no other: on the virtual Navi31 that
 # takes 0.4 times the time of four. Waves enough for a compute unit come from sharing out the keys.
 GROUP_KEYS, GROUP_LANES = 2, 8  # two keys at once hide each other's latency
@@ -79,7 +84,8 @@ def default_attention(parts: Online, target: TargetSpec) -> Attention:
 
 def _matrix(parts: Online, target: TargetSpec) -> Attention | None:
     """Waves for 64 rows, or as many as leave a group for each compute unit; the most keys that
-    leave room for other groups, and that a thread can copy at once."""
+    leave room for other groups, and whose copy and scores a lane can hold; two tiles where there is
+    room for both."""
     unit = gpu_online_tiles.suits(parts, target)
     if unit is None:
         return None
@@ -95,8 +101,11 @@ def _matrix(parts: Online, target: TargetSpec) -> Attention | None:
         if gpu_online_tiles.fits(parts, unit, wanted, target):
             fitting = wanted
             taken = gpu_online_tiles.local_bytes(parts, unit, wanted)
-            if taken <= min(gpu_online_tiles.SHARE, COPIED * wanted.block):
-                break
+            words = taken // (4 * wanted.block)
+            if taken <= gpu_online_tiles.SHARE and words + keys <= TILE_WORDS:
+                double = words <= STAGED_WORDS and 2 * taken <= gpu_online_tiles.SHARE
+                several = parts.keys.size > 2 * keys
+                return replace(wanted, buffers=2) if double and several else wanted
     return fitting
 
 
@@ -137,6 +146,7 @@ def attention_spaces(parts: Online, target: TargetSpec) -> list[Space]:
         def by_units(wanted: Attention) -> bool:
             return gpu_online_tiles.fits(parts, unit, wanted, target)
 
-        found.append(Space(matrix, {"block": blocks, "keys": (16, 32, 64, 128)}, by_units))
+        options = {"block": blocks, "keys": (16, 32, 64, 128), "buffers": (1, 2)}
+        found.append(Space(matrix, options, by_units))
     first = default_attention(parts, target)
     return sorted(found, key=lambda space: space.start != first)

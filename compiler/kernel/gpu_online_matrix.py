@@ -14,7 +14,8 @@ with the keys, turns scores into weights where they are, and multiplies those wi
 A lane holds some columns of a row of the scores. Which key a column stands for is free, so they are
 dealt out such that a lane's scores are the very steps that it must hold of the left fragment for
 the second product; where every part of a wave holds all steps (gfx11), they are exchanged once.
-(T. Dao, "FlashAttention-2", arXiv:2307.08691.)
+With two buffers, the next tile is on its way to registers while one is computed, and is stored in
+the other buffer behind it: one barrier a tile. (T. Dao, "FlashAttention-2", arXiv:2307.08691.)
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from compiler.kernel.ir import (
 from compiler.kernel.matrix_units import MatrixUnit
 from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.spread import pack, spread, store
-from compiler.kernel.visible import loop_over, seen
+from compiler.kernel.visible import bounded, loop_over, seen
 
 TURNED = 4  # keys that a thread joins where values' memory runs across
 KEPT = 128  # of the depth: what a lane keeps of its row
@@ -103,8 +104,11 @@ class _OnUnits:
         while self.wide // unit.columns % self.stored:
             self.stored //= 2
         kind, lanes = unit.element, unit.total_lanes
-        self.keys = Memory("keys", kind, self.tall * (self.deep + VECTOR), "local")
-        self.values = Memory("values", kind, self.wide * (self.tall + VECTOR), "local")
+        self.buffers = wanted.buffers
+        self.of_keys = self.tall * (self.deep + VECTOR)  # elements of a buffer
+        self.of_values = self.wide * (self.tall + VECTOR)
+        self.keys = Memory("keys", kind, self.buffers * self.of_keys, "local")
+        self.values = Memory("values", kind, self.buffers * self.of_values, "local")
         self.left = Memory("left", kind, self.deep // unit.depth, "register", unit.left_lanes)
         self.keeps = self.deep <= KEPT
         self.totals = Memory("totals", float32, self.tall // unit.columns, "register", lanes)
@@ -134,21 +138,50 @@ class _OnUnits:
                     body.append(Store(self.left, constant(place), operand))
         tile = Range("tile", self.tiles)
         start = tile.index() * self.tall
-        inside = (
-            *self.copy(start),
-            Barrier(),
-            *(Store(self.totals, constant(i), zeros) for i in range(self.totals.count)),
-            *self.multiply_keys(),
-            *self.weigh(start),
-            *self.multiply_values(),
-            Barrier(),
-        )
-        body += [loop_over(tile, self.seen(start), inside), *self.finish()]
+        held: list[Memory] = []
+        conditions = self.seen(start)
+        if self.buffers == 2 and not bounded(conditions, tile)[1]:
+            body += self.overlapped(tile, conditions, held)
+        else:
+            inside = (*self.fill(start), Barrier(), *self.compute(start, constant(0)), Barrier())
+            body.append(loop_over(tile, conditions, inside))
+        body += self.finish()
         memories = (
             self.keys, self.values, *([self.left] if self.keeps else []), self.totals, self.output,
             self.scores, *self.largest, *self.scale, *(m for sums in self.sums for m in sums),
+            *held,
         )  # fmt: skip
         return kernel_of(self.computation, memories, self.grid, self.block, tuple(body))
+
+    def overlapped(self, tile: Range, conditions: Validity, held: list[Memory]) -> list[Statement]:
+        """Tile after tile in turns of two buffers. held: gets the registers of what is on its
+        way."""
+        first, this = constant(0), tile.index()
+        following = (this + 1) % self.tiles * self.tall  # behind the last, the first once more
+        fetch: list[Statement] = []
+        keep: list[Statement] = []
+        for memory, size, pieces in self.pieces(following):
+            lanes = pieces[0][1].lanes
+            staged = Memory(f"next_{memory.name}", memory.dtype, len(pieces), "register", lanes)
+            held.append(staged)
+            other = (constant(1) - this % 2) * size
+            for number, (at, moved) in enumerate(pieces):
+                place = constant(number)
+                fetch.append(Store(staged, place, moved))
+                keep.append(Store(memory, other + at, load(staged, place, lanes=lanes)))
+        body = (*fetch, *self.compute(this * self.tall, this % 2), *keep, Barrier())
+        return [*self.fill(first), Barrier(), loop_over(tile, conditions, body)]
+
+    def compute(self, start: Index, buffer: Index) -> list[Statement]:
+        """Take in the keys and values of a buffer."""
+        unit = self.unit
+        zeros = value("broadcast", float32, (const(0, float32),), lanes=unit.total_lanes)
+        return [
+            *(Store(self.totals, constant(i), zeros) for i in range(self.totals.count)),
+            *self.multiply_keys(buffer * self.of_keys),
+            *self.weigh(start),
+            *self.multiply_values(buffer * self.of_values),
+        ]
 
     def seen(self, start: Index) -> Validity:
         """What holds where the group's rows may see one of the next keys."""
@@ -180,19 +213,29 @@ class _OnUnits:
         narrow, deep = widened(narrow, along, long)
         return _Factor(narrow, wide, deep)
 
-    def copy(self, start: Index) -> list[Statement]:
-        """The next keys, depth fastest, and values, keys fastest, in local memory."""
+    def fill(self, start: Index) -> list[Statement]:
+        """The next keys and values, in the first buffer."""
+        return [
+            Store(memory, at, moved)
+            for memory, _, pieces in self.pieces(start)
+            for at, moved in pieces
+        ]
+
+    def pieces(self, start: Index) -> list[tuple[Memory, int, list[tuple[Index, Value]]]]:
+        """What this thread copies of the next keys, depth fastest, and values, keys fastest: for
+        each memory the size of its buffer, and places in it with their vectors."""
         parts = self.parts
         keys = self.factor(parts.right, parts.keys, self.all_keys, parts.depth, self.deep)
-        statements: list[Statement] = []
+        of_keys: list[tuple[Index, Value]] = []
         units = self.tall * self.deep // VECTOR
         for number in self.shares(units):
             row, step = number // (self.deep // VECTOR), number % (self.deep // VECTOR) * VECTOR
             taken = keys.along(start + row, step, VECTOR)
-            statements.append(store(self.keys, row * (self.deep + VECTOR) + step, taken))
+            of_keys.append((row * (self.deep + VECTOR) + step, pack(taken)))
         factor = self.factor(
             parts.factor, parts.columns, self.all_columns, parts.keys, self.all_keys
         )
+        of_values: list[tuple[Index, Value]] = []
         units = self.wide * self.tall // (VECTOR * TURNED)
         for number in self.shares(units):
             column, key = number % (self.wide // VECTOR) * VECTOR, number // (self.wide // VECTOR)
@@ -202,8 +245,8 @@ class _OnUnits:
             ]
             for i in range(VECTOR):
                 at = (column + i) * (self.tall + VECTOR) + key * TURNED
-                statements.append(store(self.values, at, [line[i] for line in lines]))
-        return statements
+                of_values.append((at, pack([line[i] for line in lines])))
+        return [(self.keys, self.of_keys, of_keys), (self.values, self.of_values, of_values)]
 
     def shares(self, units: int) -> list[Index]:
         """The pieces of work of a thread; where there are fewer, some do what others do too."""
@@ -235,8 +278,8 @@ class _OnUnits:
         made = value("matrix", float32, sources, unit.name, unit.total_lanes)
         return Store(totals, place, made)
 
-    def multiply_keys(self) -> list[Statement]:
-        """totals += left x keys."""
+    def multiply_keys(self, base: Index) -> list[Statement]:
+        """totals += left x keys, the buffer that starts at `base`."""
         if self.keeps:
             statements: list[Statement] = []
             for step in range(0, self.deep, self.span):
@@ -245,19 +288,19 @@ class _OnUnits:
                 lefts = [
                     load(self.left, constant(place + t), lanes=self.unit.left_lanes) for t in turns
                 ]
-                statements += self.keys_step(constant(step), lefts)
+                statements += self.keys_step(constant(step), lefts, base)
             return statements
         counter = Range("d", self.deep // self.span)
         at = counter.index() * self.span
-        return [Loop(counter, tuple(self.keys_step(at, self.left_operands(at))))]
+        return [Loop(counter, tuple(self.keys_step(at, self.left_operands(at), base)))]
 
-    def keys_step(self, step: Index, lefts: list[Value]) -> list[Statement]:
+    def keys_step(self, step: Index, lefts: list[Value], base: Index) -> list[Statement]:
         unit, count = self.unit, vector_of(self.unit)
         at = unit.depth_part(self.lane) * count + step
         statements: list[Statement] = []
         for fragment in range(self.totals.count):
             row = self.dealt(fragment, self.position, self.joined)
-            vector = load(self.keys, row * (self.deep + VECTOR) + at, lanes=count)
+            vector = load(self.keys, base + row * (self.deep + VECTOR) + at, lanes=count)
             for turn, left in enumerate(lefts):
                 right = _part(vector, turn * unit.held, unit.held)
                 statements.append(self.product(self.totals, fragment, left, right))
@@ -331,8 +374,8 @@ class _OnUnits:
             return join_lanes(operation, total, unit.parts)
         return join_lanes(operation, total, unit.wave, unit.positions)
 
-    def multiply_values(self) -> list[Statement]:
-        """output = output rescaled + weights x values."""
+    def multiply_values(self, base: Index) -> list[Statement]:
+        """output = output rescaled + weights x values, the buffer that starts at `base`."""
         unit, lanes, zero = self.unit, self.unit.total_lanes, constant(0)
         scales = [load(self.scale[block], zero) for block in range(unit.row_blocks)]
         scale = pack([scales[lane // unit.run] for lane in range(lanes)])
@@ -346,7 +389,7 @@ class _OnUnits:
             at = unit.depth_part(self.lane) * unit.held + group * unit.depth
             for column in range(self.output.count):
                 row = self.dealt(column, self.position, self.stored)
-                right = load(self.values, row * (self.tall + VECTOR) + at, lanes=unit.held)
+                right = load(self.values, base + row * (self.tall + VECTOR) + at, lanes=unit.held)
                 statements.append(self.product(self.output, column, left, right))
         return statements
 

@@ -32,7 +32,8 @@ def _narrow(side: Value) -> DType | None:
 def local_bytes(parts: Online, unit: MatrixUnit, wanted: Attention) -> int:
     """Local memory that a kernel takes."""
     deep, wide = deep_size(parts, unit) + VECTOR, wide_size(parts, unit)
-    return (wanted.keys * deep + wide * (wanted.keys + VECTOR)) * unit.element.itemsize
+    tile = wanted.keys * deep + wide * (wanted.keys + VECTOR)
+    return wanted.buffers * tile * unit.element.itemsize
 
 
 def fits(parts: Online, unit: MatrixUnit, wanted: Attention, target: TargetSpec) -> bool:

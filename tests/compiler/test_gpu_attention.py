@@ -176,6 +176,36 @@ def test_matrix_units_compute_both_products(
         )
 
 
+@pytest.mark.parametrize("target", UNITS, ids=lambda target: target.name)
+@pytest.mark.parametrize("keys", [30, 64, 150])
+def test_two_tiles_in_turns(target: TargetSpec, keys: int) -> None:
+    """One tile, tiles that divide the keys, and more of them."""
+    arrays = halves((21, keys, 40, 24))
+    computed = computation(arrays)
+    space = spaces(computed, target)[0]
+    for size in (16, 32):
+        assert isinstance(space.start, Attention) and space.start.form == "matrix"
+        record = replace(space.start, keys=size, buffers=2)
+        if not space.fits(record):
+            continue
+        kernel = lower(computed, target, record)
+        result = interpret(kernel, arrays, hardware).reshape(21, 24)
+        np.testing.assert_allclose(result, expected(*arrays), rtol=5e-3, atol=5e-3)
+        single = lower(computed, target, replace(record, buffers=1))
+        local = [sum(m.count for m in k.locals if m.space == "local") for k in (kernel, single)]
+        assert local[0] == 2 * local[1]
+
+
+def test_two_tiles_are_the_default_where_both_fit() -> None:
+    for sizes, buffers in (
+        ((6400, 512, 64, 64), 2),
+        ((6400, 64, 64, 64), 1),
+        ((40, 70, 200, 200), 1),
+    ):
+        start = spaces(computation(halves(sizes)), GFX1100)[0].start
+        assert isinstance(start, Attention) and start.buffers == buffers, sizes
+
+
 def test_rows_with_masks_and_sums_on_matrix_units() -> None:
     """A mask read for each score, a row that sees nothing, an epilogue."""
     arrays = halves((20, 40, 16, 24))
