@@ -120,7 +120,7 @@ def test_what_may_be_watched(program: RmProgram) -> None:
         ({"queueBuffer": watch.address + 64}, Status.INVALID_ADDRESS),
         ({"controlBuffer": 0}, Status.INVALID_ADDRESS),
         ({"queueBuffer": 0x1000}, Status.INVALID_ARGUMENT),
-        ({"queueBufferSize": 1 << 20}, Status.INVALID_ARGUMENT),  # runs past what is mapped
+        ({"queueBufferSize": 1 << 24}, Status.NO_MEMORY),
     ):
         assert watch.start(**changes) is status, changes
     assert watch.start() is Status.OK
