@@ -121,7 +121,8 @@ class _Checker:
         divided = [c for c in conditions if any(r.kind == "thread" for r in c.ranges())]
         if not divided:
             return EVERY
-        if any(len(c.ranges()) > 1 for c in divided):
+        from_memory = any(isinstance(atom, Lookup) for c in divided for atom in atoms(c))
+        if from_memory or any(len(c.ranges()) > 1 for c in divided):
             return SOME
         threads = range(self.kernel.block)
         inside = [all(c.evaluate({"thread": t}) >= 0 for c in divided) for t in threads]
