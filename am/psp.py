@@ -113,9 +113,10 @@ class Psp:
         mp0 = self.chip.mp0
 
         def done(value: RegisterValue) -> bool:
+            refusal = mp0.MP0_SMN_C2PMSG_35.read()  # at each look: recordings of boots compare
             if value != before:
                 return True
-            self._refused(name, mp0.MP0_SMN_C2PMSG_35.read())
+            self._refused(name, refusal)
             return False
 
         try:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hcq.poll import wait_until
 from hcq.transport.recording import Recording
 from hcq.transport.trace import Access
 from tools import cli
@@ -62,6 +65,22 @@ def test_two_boots_are_the_same(
     assert cli.main(["record", "virtual:navi31", str(other)]) == 0
     assert cli.main(["record", "compare", str(boot), str(other)]) == 0
     assert "no difference" in capsys.readouterr().out
+
+
+def test_a_boot_that_looks_late_is_the_same(
+    boot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is busy finds answered at its first look what another one has to wait for."""
+
+    def late(probe: Any, **options: Any) -> Any:
+        time.sleep(0.01)
+        return wait_until(probe, **options)
+
+    for module in ("am.boot", "am.chip", "am.psp", "am.smu"):
+        monkeypatch.setattr(f"{module}.wait_until", late)
+    other = tmp_path / "late.txt"
+    assert cli.main(["record", "virtual:navi31", str(other)]) == 0
+    assert cli.main(["record", "compare", str(boot), str(other)]) == 0
 
 
 def test_the_first_difference_is_named(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
