@@ -78,8 +78,14 @@ class Nvidia(Gpu):
         self.lines.declarations.add(f"declare void @{name}(i32)")
         self.lines.put(f"call void @{name}(i32 0)")
 
+    def meet(self) -> None:
+        self._plain("barrier.cluster.arrive")
+        self._plain("barrier.cluster.wait")
+
     def attributes(self) -> str:
-        return f'"nvvm.reqntid"="{self.kernel.block},1,1"'
+        together = f' "nvvm.cluster_dim"="{self.kernel.cluster},1,1"'
+        several = self.kernel.cluster > 1
+        return f'"nvvm.reqntid"="{self.kernel.block},1,1"{together if several else ""}'
 
     def dynamic(self) -> list[str]:
         """One array of open size for all memory that the launch gives."""
@@ -148,7 +154,7 @@ class Nvidia(Gpu):
 
     def _direct(self, text: str, *arguments: tuple[str, str], result: str = "void") -> str:
         """A piece of PTX that reads or writes memory behind LLVM's back."""
-        kinds = {"i32": "r", "i64": "l", "ptr addrspace(1)": "l"}
+        kinds = {"i16": "h", "i32": "r", "i64": "l", "ptr addrspace(1)": "l"}
         constraints = ["=r"] if result != "void" else []
         constraints += [*(kinds[kind] for kind, _ in arguments), "~{memory}"]
         given = ", ".join(f"{kind} {text}" for kind, text in arguments)
@@ -167,11 +173,19 @@ class Nvidia(Gpu):
                 self._direct("mbarrier.init.shared::cta.b64 [$0], $1;", each, arrivals)
             # copies in bulk, which see memory by another way, find them then
             self._plain("fence.proxy.async.shared_cta")
+            if self.kernel.cluster > 1:
+                self._direct("fence.mbarrier_init.release.cluster;")
             return
         at = ("i32", self._shared(memory, signal.index))
         if signal.operation == "expect":
             text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
             self._direct(text, at, ("i32", lines.index(signal.number)))
+        elif signal.group is not None:
+            text = (
+                "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
+                "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
+            )
+            self._direct(text, at, ("i32", lines.index(signal.group)))
         elif signal.operation == "arrive":
             self._direct("mbarrier.arrive.shared::cta.b64 _, [$0];", at)
         else:
@@ -196,10 +210,12 @@ class Nvidia(Gpu):
         self.enter(after)
 
     def _bulk(self, bulk: Bulk) -> None:
-        text = (
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-            "[$0], [$1], $2, [$3];"
-        )
+        name = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        text = f"{name} [$0], [$1], $2, [$3];"
+        several = []
+        if bulk.groups > 1:
+            text = f"{name}.multicast::cluster [$0], [$1], $2, [$3], $4;"
+            several = [("i16", str((1 << bulk.groups) - 1))]
         source = self.lines.address(bulk.source, bulk.start, bulk.start)
         self._direct(
             text,
@@ -207,6 +223,7 @@ class Nvidia(Gpu):
             ("ptr addrspace(1)", source),
             ("i32", str(bulk.count * bulk.memory.dtype.itemsize)),
             ("i32", self._shared(bulk.signal, bulk.place)),
+            *several,
         )
 
     def _group_product(self, product: GroupProduct) -> None:

@@ -45,7 +45,10 @@ class Shell:
             elif isinstance(statement, If):
                 self.conditional(statement)
             elif isinstance(statement, Barrier):
-                self.barrier()
+                if statement.cluster:
+                    self.meet()
+                else:
+                    self.barrier()
                 self.lines.shared.clear()
                 self.lines.private.clear()
             elif isinstance(statement, Asynchronous):
@@ -122,6 +125,10 @@ class Shell:
 
     def barrier(self) -> None:
         raise NotImplementedError
+
+    def meet(self) -> None:
+        """A barrier of all groups of a cluster; NotSupported on targets that have none."""
+        raise NotSupported("barriers of clusters", target=self.target.name)
 
     def module(self) -> str:
         raise NotImplementedError

@@ -41,7 +41,9 @@ class RingTiles:
 @dataclass(frozen=True)
 class BulkTiles(RingTiles):
     """A product of packed factors on Hopper, whose slices one wave fetches for the others. unit: of
-    a group of four waves."""
+    a group of four waves. cluster: groups below each other that share what they fetch, 1 or 2."""
+
+    cluster: int = 1
 
 
 @dataclass(frozen=True)

@@ -113,12 +113,13 @@ def space(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> Space:
     """All tiles that a multiprocessor can hold."""
 
     def fits(tiles: BulkTiles) -> bool:
-        return tiles.unit == unit.name and holds(tiles, target)
+        return tiles.unit == unit.name and holds(tiles, target) and _pairs(parts, tiles, target)
 
     options = {
         "waves": tuple((down, beside) for down in (1, 2) for beside in (1, 2)),
         "fragments": tuple((down, beside) for down in (1, 2) for beside in (8, 16, 32)),
         "stages": (2, 3, 4, 5, 6),
+        "cluster": (1, 2),
     }
     return Space(default_tiles(parts, unit, target), options, fits)
 
@@ -139,6 +140,15 @@ def holds(tiles: BulkTiles, target: TargetSpec) -> bool:
     )
 
 
+def _pairs(parts: Contraction, tiles: BulkTiles, target: TargetSpec) -> bool:
+    """Whether all tiles have a neighbour below that shares the columns, where that is wanted."""
+    tall, wide = sides_of(tiles)
+    even = -(-parts.rows.size // tall) % tiles.cluster == 0
+    return tiles.cluster == 1 or (
+        even and wide % (tiles.cluster * BLOCK) == 0 and target.max_cluster >= tiles.cluster
+    )
+
+
 @dataclass(frozen=True)
 class _Plan:
     """A product being cut. groups: that run; each: tiles of a group, at most."""
@@ -156,6 +166,15 @@ class _Plan:
     each: int
 
     @property
+    def cluster(self) -> int:
+        return self.tiles.cluster
+
+    @property
+    def rank(self) -> Index:
+        """The group's number in its cluster."""
+        return group_range(0, self.groups).index() % self.cluster
+
+    @property
     def slices(self) -> int:
         return self.factors[0].layout.slices
 
@@ -165,8 +184,8 @@ class _Plan:
 
     @property
     def count(self) -> int:
-        """Tiles in all."""
-        return self.counts[0] * self.counts[1] * elements(self.batch)
+        """Tiles in all, those of a cluster counted once."""
+        return self.counts[0] // self.cluster * self.counts[1] * elements(self.batch)
 
     @property
     def turn(self) -> Range:
@@ -174,18 +193,20 @@ class _Plan:
 
     @property
     def tile(self) -> Index:
-        return self.turn.index() * self.groups + group_range(0, self.groups).index()
+        number = group_range(0, self.groups).index() // self.cluster
+        return self.turn.index() * (self.groups // self.cluster) + number
 
     def place(self) -> tuple[dict[Range, Index], Index, Index]:
         """The tile's batch, and the first of its rows and columns. Tiles go down a band of rows
         before they go on across."""
-        down, across = self.counts
+        down, across = self.counts[0] // self.cluster, self.counts[1]
         tall, wide = sides_of(self.tiles)
         band = next(size for size in BANDS if down % size == 0)
         shape = (*(r.size for r in self.batch), down // band, across, band)
         inside = self.tile % self.count  # it is; now the algebra knows
         *batch, number, column, row = unflatten(inside, shape)
-        starts = (number * band + row) * tall, column * wide
+        row = (number * band + row) * self.cluster + self.rank
+        starts = row * tall, column * wide
         return dict(zip(self.batch, batch, strict=True)), *starts
 
     def number(self, slice_number: Index) -> Index:
@@ -219,9 +240,14 @@ class _Plan:
             Signal("expect", self.full, stage, wanted),
         ]
         for factor, ring, start, size in zip(self.factors, self.rings, starts, sizes, strict=True):
-            first = factor.start.substitute(batch)
+            first, at, groups = factor.start.substitute(batch), stage * size, 1
+            if ring is self.rings[1] and self.cluster > 1:
+                # each fetches a part for all: the groups have the same columns
+                groups, share = self.cluster, size // self.length // self.cluster
+                start, at = start + self.rank * share, at + self.rank * (share * self.length)
+                size = share * self.length
             source = first + factor.layout.slice_start(constant(0), counter.index(), start)
-            body.append(Bulk(ring, stage * size, factor.memory, source, size, self.full, stage))
+            body.append(Bulk(ring, at, factor.memory, source, size, self.full, stage, groups))
         return self.tiles_of_group([Loop(counter, tuple(body))])
 
     # ---- who multiplies ------------------------------------------------------------------------
@@ -251,7 +277,10 @@ class _Plan:
     def give_back(self, thread: Index, number: Index) -> Statement:
         """One lane of each wave says that it reads a slice no more."""
         done = Signal("arrive", self.empty, self.stage(number), constant(1))
-        return If(at_least_zero(-(thread % WAVE)), (done,))
+        told: tuple[Signal, ...] = (done,)
+        if self.cluster > 1:  # who fetches for it may be any of them
+            told = tuple(replace(done, group=constant(rank)) for rank in range(self.cluster))
+        return If(at_least_zero(-(thread % WAVE)), told)
 
     def part(self, thread: Index) -> tuple[Index, Index]:
         """Where the part of a group of four waves begins in the tile."""
@@ -295,9 +324,12 @@ def matmul(
 
     lane = thread % unit.wave
     part = plan.part(thread)
-    finishing = finish_group(plan.totals, tiles.fragments, lane, *part, room, finish)
+    finishing = finish_group(
+        plan.totals, tiles.fragments, lane, *part, room, finish, parts.columns.size
+    )
     consumers, producer = at_least_zero(constant(waves - 1) - thread), thread - waves
-    arrivals = constant(waves // WAVE)
+    arrivals = constant(waves // WAVE * tiles.cluster)
+    together = tiles.cluster > 1
     none = constant(0)
     begin: tuple[Statement, ...] = (
         Signal("begin", plan.full, none, constant(1)),
@@ -311,10 +343,13 @@ def matmul(
         waves + WAVE,
         (
             If(at_least_zero(-thread), begin),
-            Barrier(),
+            Barrier(cluster=together),
             If((*at_least_zero(producer), *at_least_zero(-producer)), (plan.produce(),)),
             If(consumers, (plan.consume(thread, finishing),)),
+            # no group ends while others copy to it, or tell it something
+            *((Barrier(cluster=True),) if together else ()),
         ),
+        cluster=tiles.cluster,
     )
 
 
@@ -328,7 +363,7 @@ def _plan(
     tall, wide = sides_of(tiles)
     counts = -(-parts.rows.size // tall), -(-parts.columns.size // wide)
     count = counts[0] * counts[1] * elements(parts.batch)
-    groups = min(count, target.compute_units)
+    groups = min(count, target.compute_units) // tiles.cluster * tiles.cluster
     length = ROW // unit.element.itemsize
     rings = [
         Memory(name, unit.element, tiles.stages * side * length, "local", ring=True)

@@ -353,12 +353,13 @@ class _Ring:
         at = i * self.tiles.fragments[1] + j
         return element(load(self.totals, constant(at), lanes=self.totals.lanes), place)
 
-    def finish(self, finish_run: Finish) -> list[Statement]:
+    def finish(self, finish_run: Finish, columns: int) -> list[Statement]:
         """Epilogue and stores, as far as the tile lies inside the output. finish_run: of the totals
         from a row and column on."""
         if self.grouped:
             place = self.lane, self.wave_row, self.wave_column
-            return finish_group(self.totals, self.tiles.fragments, *place, self.room, finish_run)
+            totals, fragments = self.totals, self.tiles.fragments
+            return finish_group(totals, fragments, *place, self.room, finish_run, columns)
         tall, wide = self.tiles.fragments
         row = self.wave_row + self.lane // 4
         column = self.wave_column + self.lane % 4 * 2
@@ -452,7 +453,7 @@ def matmul(
         (*(side.memory for side in sides), totals, *waiting.values(), *rooms),
         cut.grid,
         threads,
-        (*ring.clear(), *accumulate, *ring.finish(finish)),
+        (*ring.clear(), *accumulate, *ring.finish(finish, parts.columns.size)),
     )
 
 

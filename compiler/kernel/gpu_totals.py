@@ -19,6 +19,7 @@ from compiler.kernel.ir import Memory, Statement, Store, Value, binary, const, l
 
 JOINED = 4  # fragments, and lanes of a row
 RUN = 8  # columns of a fragment, and that a lane then holds
+PAIR = 2  # that it holds before
 # (row of the tile, column of the tile, neighbouring totals from there on) to their epilogue
 Finish = Callable[[Index, Index, list[Value]], Iterable[Statement]]
 Total = Callable[[int, int], Value]  # of a fragment's number, and which of the two columns
@@ -37,12 +38,15 @@ def finish_group(
     column: Index,
     room: Memory,
     finish_run: Finish,
+    columns: int,
 ) -> list[Statement]:
     """Epilogue and stores of what a group of four waves holds. lane: of 128; row, column: where the
-    group's part of the tile begins; fragments: of 64 rows, and of 8 columns, a multiple of 4."""
+    group's part of the tile begins; fragments: of 64 rows, and of 8 columns, a multiple of 4.
+    columns: of the output; where they are no multiple of 8, each lane stores what it holds."""
     tall, wide = fragments
     row = row + lane // 32 * 16 + lane % 32 // 4
-    column = column + lane % JOINED * RUN
+    whole = columns % RUN == 0
+    column = column + lane % JOINED * (RUN if whole else PAIR)
     statements: list[Statement] = []
     for i in range(tall):
         for below in range(2):
@@ -50,8 +54,11 @@ def finish_group(
             def total(j: int, side: int, first: int = i * wide, below: int = below) -> Value:
                 return load(totals, constant((first + j) * 4 + 2 * below + side))
 
-            for j in range(0, wide, JOINED):
-                made, run = exchanged(total, j, lane, room)
+            for j in range(0, wide, JOINED if whole else 1):
+                made: list[Statement] = []
+                run = [total(j, side) for side in range(PAIR)]
+                if whole:
+                    made, run = exchanged(total, j, lane, room)
                 at = row + (i * 64 + 8 * below), column + j * RUN
                 statements += [*made, *finish_run(*at, run)]
     return statements

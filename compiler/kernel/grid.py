@@ -63,7 +63,8 @@ def moved(statement: Statement, values: Mapping[Range, Index]) -> Statement:
         return statement
     if isinstance(statement, Signal):
         index, number = (i.substitute(values) for i in (statement.index, statement.number))
-        return replace(statement, index=index, number=number)
+        group = None if statement.group is None else statement.group.substitute(values)
+        return replace(statement, index=index, number=number, group=group)
     if isinstance(statement, Bulk):
         index, start = statement.index.substitute(values), statement.start.substitute(values)
         place = statement.place.substitute(values)

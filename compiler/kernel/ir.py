@@ -293,7 +293,10 @@ class If:
 
 @dataclass(frozen=True)
 class Barrier:
-    """All threads of the group have come here, and see each other's stores to local memory."""
+    """All threads of the group have come here, and see each other's stores to local memory.
+    cluster: of all groups that run together."""
+
+    cluster: bool = False
 
 
 @dataclass(frozen=True)
@@ -375,19 +378,21 @@ class Signal:
     the bytes expected have come; others may use them after a Barrier. "expect" arrives at the one
     at `index`, and expects `number` bytes more in this phase. "arrive" says that the thread is done
     with what it read. "wait" goes on when the phase whose parity is `number` is over; the one
-    before the first has parity 1.
+    before the first has parity 1. group: "arrive" at the object of that group of the cluster.
     """
 
     operation: str
     memory: Memory
     index: Index
     number: Index
+    group: Index | None = None
 
 
 @dataclass(frozen=True)
 class Bulk:
     """memory[index .. index + count) = source[start ..], begun by one thread; the bytes count for
-    the barrier object signal[place]. Whole multiples of 16 bytes at multiples of 16."""
+    the barrier object signal[place]. Whole multiples of 16 bytes at multiples of 16. groups: how
+    many of the cluster, from its first on, get the same; 1: the thread's own alone."""
 
     memory: Memory
     index: Index
@@ -396,6 +401,7 @@ class Bulk:
     count: int
     signal: Memory
     place: Index
+    groups: int = 1
 
 
 Asynchronous = Fetch | Close | Await | GroupProduct | Settle | Bulk | Signal
@@ -407,7 +413,7 @@ class Kernel:
     """A kernel for one kind of target. grid: groups per axis (x fastest); block: threads per group.
 
     parameters: the outputs first (`outputs` of them), then the inputs. origin: the tensor
-    operations it computes.
+    operations it computes. cluster: neighbouring groups along x that run together.
     """
 
     name: str
@@ -419,6 +425,7 @@ class Kernel:
     origin: str = ""
     notes: Mapping[str, int] = field(default_factory=dict)
     outputs: int = 1
+    cluster: int = 1
 
     def group(self, axis: int) -> Range:
         return group_range(axis, self.grid[axis])

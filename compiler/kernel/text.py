@@ -31,6 +31,8 @@ from compiler.kernel.ir import (
 def format_kernel(kernel: Kernel) -> str:
     """Print a kernel; equal text means equal behaviour."""
     lines = [f"kernel {kernel.name} grid {kernel.grid} block {kernel.block}"]
+    if kernel.cluster > 1:
+        lines.append(f"  cluster {kernel.cluster}")
     if kernel.origin:
         lines.append(f"  computes {kernel.origin}")
     lines += [f"  {_memory(memory)}" for memory in (*kernel.parameters, *kernel.locals)]
@@ -66,7 +68,9 @@ class _Printer:
                 shown = self.expression(statement.value, indent)
                 self.lines.append(f"{indent}{statement.memory.name}[{statement.index}] = {shown}")
             elif isinstance(statement, Barrier):
-                self.lines.append(f"{indent}barrier")
+                self.lines.append(
+                    f"{indent}barrier{' of the cluster' if statement.cluster else ''}"
+                )
             elif isinstance(statement, TileStep):
                 self.lines.append(f"{indent}{_tile_text(statement)}")
             elif isinstance(statement, If):
@@ -121,11 +125,13 @@ def _asynchronous(statement: Asynchronous) -> str:
         return f"await fetches but {statement.pending}{' for units' if statement.units else ''}"
     if isinstance(statement, Signal):
         place = f"{statement.memory.name}[{statement.index}]"
-        return f"{statement.operation} {place} {statement.number}"
+        group = "" if statement.group is None else f" of group {statement.group}"
+        return f"{statement.operation} {place} {statement.number}{group}"
     if isinstance(statement, Bulk):
         source = f"{statement.source.name}[{statement.start} x{statement.count}]"
         place = f"{statement.signal.name}[{statement.place}]"
-        return f"{statement.memory.name}[{statement.index}] <- {source} for {place}"
+        groups = f" in {statement.groups} groups" if statement.groups > 1 else ""
+        return f"{statement.memory.name}[{statement.index}] <- {source} for {place}{groups}"
     if isinstance(statement, Settle):
         return f"settle {statement.totals.name} but {statement.pending}"
     turned = ["turned " if turned else "" for turned in statement.turned]

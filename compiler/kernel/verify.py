@@ -58,6 +58,7 @@ def verify(kernel: Kernel) -> Kernel:
         len(kernel.grid) == 3 and all(0 < g < 1 << 31 for g in kernel.grid), "grid", kernel.grid
     )
     _require(0 < kernel.block <= 1024, "block", kernel.block)
+    _require(kernel.grid[0] % kernel.cluster == 0, "whole clusters", kernel.grid)
     memories = (*kernel.parameters, *kernel.locals)
     _require(
         len({m.name for m in memories}) == len(memories), "memories have distinct names", memories
@@ -182,6 +183,10 @@ class _Checker:
         _require(known, "a step with barrier objects", signal)
         self.barriers(signal.memory, signal.index, bound)
         self.index(signal.number, bound)
+        if signal.group is not None:
+            self.index(signal.group, bound)
+            near = signal.group.low >= 0 and signal.group.high < self.kernel.cluster
+            _require(near and signal.operation == "arrive", "a group of the cluster", signal)
         parity = signal.operation != "wait" or (signal.number.low >= 0 and signal.number.high <= 1)
         _require(parity, "a phase is named by its parity", signal)
         counted = signal.number.is_constant and 0 < signal.number.constant < 1 << 20
@@ -199,6 +204,7 @@ class _Checker:
         _require(memory.space == "local" and memory in self.memories, "copies go to local", bulk)
         _require(bulk.source in self.kernel.parameters, "copies are of parameters", bulk)
         _require(bulk.source.dtype is memory.dtype, "copies keep the type", bulk)
+        _require(0 < bulk.groups <= self.kernel.cluster, "copies go to groups of the cluster", bulk)
         aligned = all(i.multiple() % width == 0 for i in (bulk.index, bulk.start))
         whole = bulk.count > 0 and bulk.count % width == 0
         _require(whole and aligned, "a copy moves aligned multiples of 16 bytes", bulk)

@@ -179,12 +179,15 @@ def test_products_of_any_size(
         BulkTiles("sm_90a.float16", (2, 1), (1, 32), 4),
         BulkTiles("sm_90a.float16", (1, 2), (2, 16), 3),
         BulkTiles("sm_90a.float16", (1, 1), (1, 16), 2),
+        BulkTiles("sm_90a.float16", (1, 1), (1, 16), 3, cluster=2),
+        BulkTiles("sm_90a.float16", (2, 1), (1, 32), 2, cluster=2),
     ],
     ids=str,
 )
 def test_tiles(tiles: BulkTiles) -> None:
     assert gpu_bulk.holds(tiles, HOPPER) and from_text(to_text(tiles)) == tiles
-    computed("float16", (200, 200, 300), False, tiles, ptx_target("sm_90a", 2))
+    kernel = computed("float16", (200, 200, 300), False, tiles, ptx_target("sm_90a", 2))
+    assert kernel.cluster == tiles.cluster and kernel.grid[0] == 2
 
 
 @pytest.mark.usefixtures("always")
@@ -370,6 +373,25 @@ def test_instructions() -> None:
     assert text.count("st.global.v4.b32") == text.count("st.global") == 32
     assert text.count("shfl.sync.bfly") == 128
     assert ".local" not in text and ".reqntid 288" in text
+
+
+@pytest.mark.usefixtures("always")
+def test_instructions_of_a_cluster() -> None:
+    """Half of the columns for both groups, all rows for its own; both give a stage back to both."""
+    *_, last = groups_of(product(4096, 4096, 4096, bfloat16))
+    kernel = lowered(last, tiles=BulkTiles("sm_90a.bfloat16", (2, 1), (1, 32), 4, cluster=2))
+    text = code(kernel)
+    assert ".reqnctapercluster 2" in text and "fence.mbarrier_init.release.cluster" in text
+    plain = text.count("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [")
+    shared = text.count("complete_tx::bytes.multicast::cluster [")
+    assert plain == shared == text.count("mbarrier.arrive.expect_tx")
+    told = text.count("mapa.shared::cluster.u32")
+    assert told == text.count("mbarrier.arrive.release.cluster.shared::cluster.b64") == 4
+    assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 2
+    if nvjitlink.library() is not None:
+        image = nvjitlink.assemble(compile_text(emit(kernel, HOPPER), HOPPER), "sm_90a")
+        (found,) = parse_cubin(image).kernels.values()
+        assert found.stack_size == 0 and found.registers <= 224
 
 
 @pytest.mark.skipif(nvjitlink.library() is None, reason="nvidia-nvjitlink is not installed")

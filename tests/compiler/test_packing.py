@@ -19,8 +19,8 @@ from compiler.explain import watch
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.index.ranges import Computation
-from compiler.kernel import ir
-from compiler.kernel.choices import Packing
+from compiler.kernel import gpu_bulk, ir
+from compiler.kernel.choices import BulkTiles, Packing
 from compiler.runtime import runtime_of, use_cache
 from compiler.schedule import packing
 from compiler.schedule.grouping import schedule
@@ -169,6 +169,20 @@ def test_what_a_search_found_is_used(gpu: Device) -> None:
             assert (result.numpy() == 64).all()
         assert len(runs[0].kernels) == (3 if pays else 1)
     tuned.disk.forget(key)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("always")
+def test_a_cluster_shares_what_it_fetches(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = BulkTiles("sm_90a.float16", (1, 1), (1, 16), 3, cluster=2)
+    monkeypatch.setattr(gpu_bulk, "default_tiles", lambda *_: tiles)
+    left, right = numbers("float16", (128, 300, 130), 7)
+    one, two = tensors(gpu, "float16", left, right)
+    with watch() as runs:
+        found = (one @ two).float().numpy()
+    assert "cluster 2" in runs[0].kernels[-1].ir
+    expected = left.astype(np.float64) @ right.astype(np.float64)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.slow

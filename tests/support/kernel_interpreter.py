@@ -64,11 +64,19 @@ def interpret(kernel: Kernel, inputs: Sequence[Array], matrix: Matrix) -> Array:
     output = np.zeros(kernel.parameters[0].count, _type(kernel.parameters[0]))
     parameters = zip(kernel.parameters[1:], inputs, strict=True)
     arrays = {kernel.parameters[0]: output, **{m: a.reshape(-1) for m, a in parameters}}
-    for group in itertools.product(*(range(size) for size in kernel.grid)):
+    x, y, z = kernel.grid
+    whole = np.ones(kernel.block, bool)
+    for first, *beside in itertools.product(range(0, x, kernel.cluster), range(y), range(z)):
+        together = [
+            _Group(kernel, arrays, (first + rank, *beside), matrix)
+            for rank in range(kernel.cluster)
+        ]
+        for group in together:
+            group.together = together
         with np.errstate(all="ignore"):  # threads that are off compute too
-            whole = np.ones(kernel.block, bool)
-            for _ in _Group(kernel, arrays, group, matrix).statements(kernel.body, whole):
-                pass  # who waits too long says so
+            running = [group.statements(kernel.body, whole) for group in together]
+            while running:  # who waits too long says so
+                running = [each for each in running if next(each, output) is not output]
     return output
 
 
@@ -123,6 +131,8 @@ class _Group:
                 shape = (memory.count, self.threads, memory.lanes)
             start = 77 if memory.dynamic else 0
             self.memories[memory] = np.full(shape, start, _type(memory))
+        self.together: list[_Group] = [self]  # of a cluster
+        self.met = 0  # barriers of the cluster
         self.objects: dict[tuple[Memory, int], _Object] = {}
         self.fetches: list[Callable[[], None]] = []  # begun, of no group yet
         self.groups: list[list[Callable[[], None]]] = []
@@ -167,6 +177,11 @@ class _Group:
                 tries += 1
                 assert tries < 1000, "somebody waits for what never comes"
                 yield
+        elif isinstance(statement, Barrier) and statement.cluster:
+            assert active.all()
+            self.met += 1
+            while min(group.met for group in self.together) < self.met:
+                yield
         elif isinstance(statement, If):
             inside = active & self.holds(statement.conditions)
             if inside.any():
@@ -205,7 +220,11 @@ class _Group:
                 self.objects[signal.memory, place] = _Object(number, number)
             return
         (place,) = {int(i) for i in self.index(signal.index)[active]}
-        found = self.objects[signal.memory, place]
+        of = self
+        if signal.group is not None:
+            (rank,) = {int(i) for i in self.index(signal.group)[active]}
+            of = self.together[rank]
+        found = of.objects[signal.memory, place]
         found.bytes += number if signal.operation == "expect" else 0
         found.arrive(int(active.sum()))
 
@@ -214,17 +233,19 @@ class _Group:
         start, at, place = (
             int(self.index(index)[active][0]) for index in (bulk.start, bulk.index, bulk.place)
         )
-        source, memory = self.memories[bulk.source], self.memories[bulk.memory]
-        assert start >= 0 and start + bulk.count <= source.size
-        found = self.objects[bulk.signal, place]
+        source = self.memories[bulk.source][start : start + bulk.count]
+        assert start >= 0 and len(source) == bulk.count
+        for group in [self] if bulk.groups == 1 else self.together[: bulk.groups]:
+            memory = group.memories[bulk.memory]
+            found = group.objects[bulk.signal, place]
 
-        def arrive() -> None:
-            memory[at : at + bulk.count] = source[start : start + bulk.count]
-            found.bytes -= bulk.count * bulk.memory.dtype.itemsize
-            assert found.bytes >= 0, "more bytes than expected"
+            def arrive(memory: Array = memory, found: _Object = found) -> None:
+                memory[at : at + bulk.count] = source
+                found.bytes -= bulk.count * bulk.memory.dtype.itemsize
+                assert found.bytes >= 0, "more bytes than expected"
 
-        memory[at : at + bulk.count] = 77  # what was there is gone
-        found.copies.append(arrive)
+            memory[at : at + bulk.count] = 77  # what was there is gone
+            found.copies.append(arrive)
 
     def meanwhile(self, statement: Barrier | Close | Await | GroupProduct | Settle) -> None:
         if isinstance(statement, Close):
