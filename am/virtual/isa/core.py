@@ -6,9 +6,8 @@ import ctypes
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from am.virtual.isa.runtime import calls as runtime
@@ -25,6 +24,7 @@ from am.virtual.isa.translator.translate import translate
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
 from hcq.emu import jit
 from hcq.emu import math as emu_math
+from hcq.emu.crew import Crew
 from hcq.emu.memory import Abort
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
@@ -87,14 +87,14 @@ class GfxCore:
     """
 
     def __init__(self, workers: int | None = None, cache: Path | None = None) -> None:
-        self._workers = [Worker() for _ in range(workers or os.cpu_count() or 1)]
+        count = workers or os.cpu_count() or 1
+        self._crew = Crew([Worker() for _ in range(count)], "shader-core")
         self._folder = cache
         self._objects = jit.ObjectCache(cache)
         self._kernels: dict[tuple[int, int, bool], Kernel] = {}
         self._compiled: dict[tuple[str, int, bool], Kernel] = {}
         self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         self._launch = LAUNCH(_runtime(cache).address(runtime.PREFIX + "launch"))
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
@@ -107,18 +107,10 @@ class GfxCore:
             return Outcome(Ending.DONE)
         run = Run(dispatch, launch, memory, abort)
         kernel = self._kernel(dispatch.code_address, launch, memory)
-        workers = self._workers[: self._worker_count(dispatch, launch, kernel)]
+        workers = self._crew.workers[: self._worker_count(dispatch, launch, kernel)]
         start = time.perf_counter()
-        futures = [
-            self._threads().submit(self._work, worker, number, kernel, run)
-            for number, worker in enumerate(workers[1:], 1)
-        ]
-        outcomes = []
-        try:
-            outcomes.append(self._work(workers[0], 0, kernel, run))
-        finally:
-            wait(futures)
-        outcomes.extend(future.result() for future in futures)
+        work = partial(self._work, kernel=kernel, run=run)
+        outcomes = self._crew.run(len(workers), work)
         for worker in workers:
             if worker.error is not None:
                 raise worker.error
@@ -128,14 +120,7 @@ class GfxCore:
 
     def close(self) -> None:
         """End the worker threads. May be called again; a later run starts new ones."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self._workers) - 1, "shader-core")
-        return self._pool
+        self._crew.close()
 
     def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
         """Return how many threads to use: scratch has room for some number of waves only."""
@@ -143,7 +128,7 @@ class GfxCore:
             return 1
         if self._group_s.get(kernel.address, 1.0) * launch.total_groups < _SHORT_S:
             return 1
-        count = min(len(self._workers), launch.total_groups)
+        count = min(len(self._crew.workers), launch.total_groups)
         if launch.scratch:
             count = min(count, dispatch.scratch_waves // launch.waves)
         return count

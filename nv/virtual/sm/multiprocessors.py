@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hcq.emu import jit
+from hcq.emu.crew import Crew
 from hcq.emu.memory import Abort, LaneMemory
 from nv.virtual.sm.ptx.module import Function, Instruction, Module
 from nv.virtual.sm.ptx.parser import parse
@@ -121,26 +121,6 @@ class _Kernel:
     spent_s: float = 0.0
 
 
-class _Crew:
-    """Host threads that run the groups of one grid, and what their native code works on."""
-
-    def __init__(self, size: int) -> None:
-        self.workers = [Worker(number) for number in range(size)]
-        self._pool: ThreadPoolExecutor | None = None
-
-    @property
-    def threads(self) -> ThreadPoolExecutor:
-        """Threads beside the caller's own, made when they are first needed."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self.workers) - 1, "multiprocessor")
-        return self._pool
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-
-
 class VirtualMultiprocessors:
     """All multiprocessors of a chip; a `Multiprocessors`.
 
@@ -150,7 +130,7 @@ class VirtualMultiprocessors:
 
     def __init__(self, workers: int | None = None, cache: Path | None = None) -> None:
         self._size = workers or os.cpu_count() or 1
-        self._idle = [_Crew(self._size)]  # a grid that stands aside keeps its crew
+        self._idle = [self._new_crew()]  # a grid that stands aside keeps its crew
         self._lock = threading.Lock()
         self._objects = jit.ObjectCache(cache)
         self._sources: dict[tuple[str, str], _Source] = {}
@@ -193,30 +173,27 @@ class VirtualMultiprocessors:
 
     # -- running ---------------------------------------------------------------------------------
 
+    def _new_crew(self) -> Crew[Worker]:
+        return Crew([Worker(number) for number in range(self._size)], "multiprocessor")
+
     @contextmanager
-    def _crew(self) -> Iterator[_Crew]:
+    def _crew(self) -> Iterator[Crew[Worker]]:
         with self._lock:
-            crew = self._idle.pop() if self._idle else _Crew(self._size)
+            crew = self._idle.pop() if self._idle else self._new_crew()
         try:
             yield crew
         finally:
             with self._lock:
                 self._idle.append(crew)
 
-    def _run(self, crew: _Crew, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
+    def _run(self, crew: Crew[Worker], kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         workers = crew.workers[: self._worker_count(run.grid, kernel)]
         start = time.perf_counter()
         for worker in workers:
             worker.prepare(run)
-        futures = [
-            crew.threads.submit(self._work, worker, kernel, source, run) for worker in workers[1:]
-        ]
-        outcomes = []
-        try:
-            outcomes.append(self._work(workers[0], kernel, source, run))
-        finally:
-            wait(futures)
-        outcomes += [future.result() for future in futures]
+        outcomes = crew.run(
+            len(workers), lambda worker, _: self._work(worker, kernel, source, run)
+        )
         for worker in workers:
             if worker.error is not None:
                 raise worker.error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PREFIX
+from hcq.emu.crew import TAKE_GROUP
 
 
 def _load(name: str, offset: int, kind: str) -> str:
@@ -88,19 +89,7 @@ next.group:
   %either = or i32 %asked, %halted
   %stopped = icmp ne i32 %either, 0
   br i1 %stopped, label %aborted, label %take
-take:
-  %g = atomicrmw add ptr %counter, i64 1 monotonic
-  %any = icmp ult i64 %g, %total
-  br i1 %any, label %begin, label %finished
-begin:
-  %gx = urem i64 %g, %nx64
-  %gyz = udiv i64 %g, %nx64
-  %gy = urem i64 %gyz, %ny64
-  %gz = udiv i64 %gyz, %ny64
-  %x = trunc i64 %gx to i32
-  %y = trunc i64 %gy to i32
-  %z = trunc i64 %gz to i32
-  br label %init
+{TAKE_GROUP}  br label %init
 init:
   %w = phi i32 [ 0, %begin ], [ %w.next, %init ]
   %w64 = zext i32 %w to i64

@@ -7,6 +7,7 @@ Source: PTX ISA 8.x, "bar, barrier".
 
 from __future__ import annotations
 
+from hcq.emu.crew import TAKE_GROUP
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX, field
 
@@ -53,19 +54,7 @@ attend:
   %told = call i32 @{PREFIX}attend(ptr %context)
   %stopped = icmp ne i32 %told, 0
   br i1 %stopped, label %aborted, label %take
-take:
-  %g = atomicrmw add ptr %counter, i64 1 monotonic
-  %any = icmp ult i64 %g, %total
-  br i1 %any, label %begin, label %finished
-begin:
-  %gx = urem i64 %g, %nx64
-  %gyz = udiv i64 %g, %nx64
-  %gy = urem i64 %gyz, %ny64
-  %gz = udiv i64 %gyz, %ny64
-  %x = trunc i64 %gx to i32
-  %y = trunc i64 %gy to i32
-  %z = trunc i64 %gz to i32
-{_context("x", layout.GROUP_X, "i32", "%x")}{_context("y", layout.GROUP_Y, "i32", "%y")}
+{TAKE_GROUP}{_context("x", layout.GROUP_X, "i32", "%x")}{_context("y", layout.GROUP_Y, "i32", "%y")}
 {_context("z", layout.GROUP_Z, "i32", "%z")}{_context("g", layout.GROUP, "i64", "%g")}
 {_context("cx", layout.CLUSTER_ID_X, "i32", "%x")}{_context("cy", layout.CLUSTER_ID_Y, "i32", "%y")}
 {_context("cz", layout.CLUSTER_ID_Z, "i32", "%z")}

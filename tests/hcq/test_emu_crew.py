@@ -1,0 +1,59 @@
+"""Work that is shared by host threads: all of it is done, and no thread is left at it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hcq.emu.crew import Crew
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_each_worker_works_at_the_same_time(count: int) -> None:
+    crew = Crew("abcd", "test-crew")
+    together = threading.Barrier(count)
+    threads: dict[int, str] = {}
+
+    def work(worker: str, number: int) -> int:
+        assert worker == "abcd"[number]
+        together.wait(60)
+        threads[number] = threading.current_thread().name
+        return number * number
+
+    for _ in range(3):
+        assert crew.run(count, work) == [0, 1, 4, 9][:count]
+    assert sorted(threads) == list(range(count))
+    assert threads[0] == threading.current_thread().name
+    assert all(threads[number].startswith("test-crew") for number in range(1, count))
+    crew.close()
+    crew.close()
+    assert crew.run(count, lambda _, number: number) == list(range(count)), "closed, and used again"
+    crew.close()
+    assert not any(thread.name.startswith("test-crew") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_error_comes_when_all_have_ended(failing: int) -> None:
+    crew = Crew(range(3), "test-crew")
+    raised = threading.Event()
+    ended: list[int] = []
+
+    def work(_: int, number: int) -> None:
+        if number == failing:
+            raised.set()
+            raise KeyError(number)
+        raised.wait(60)
+        ended.append(number)
+
+    with pytest.raises(KeyError, match=str(failing)):
+        crew.run(3, work)
+    assert len(ended) == 2
+    crew.close()
+
+
+def test_one_is_no_thread() -> None:
+    crew = Crew([7], "test-crew")
+    before = threading.active_count()
+    assert crew.run(1, lambda worker, _: worker) == [7]
+    assert threading.active_count() == before
