@@ -1,7 +1,7 @@
-"""The native command processor (processor.ll) of the cpu device: its structures and its threads.
+"""The native command processor (hcq/cpu/native) of the cpu device: its structures and its threads.
 
 All structures are arrays of 64-bit words shared between Python and native threads; the field
-numbers below are those of the types at the top of processor.ll.
+numbers below are those of native/types.ll.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Native:
         self.work = entry("ugpu_work", None, pointer)
 
 
-# What a loop that waits tells the processor; appended to processor.ll.
+PARTS = ("types", "waiting", "submit", "queue", "pool")  # files of hcq/cpu/native, one module
+# What a loop that waits tells the processor.
 _RELAX = "define internal void @relax() { ret void }"
 _RELAX_X86 = """
 declare void @llvm.x86.sse2.pause()
@@ -66,6 +67,13 @@ define internal void @relax() {
 """
 
 _build_lock = threading.Lock()
+
+
+def source(triple: str) -> str:
+    """The processor as one module of LLVM's text, for a host of this target triple."""
+    folder = Path(__file__).with_name("native")
+    parts = [(folder / f"{part}.ll").read_text(encoding="utf-8") for part in PARTS]
+    return "\n".join([*parts, _RELAX_X86 if triple.startswith("x86_64") else _RELAX])
 
 
 def native() -> Native:
@@ -90,9 +98,7 @@ def _build() -> Native:
     ):
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
-    source = Path(__file__).with_name("processor.ll").read_text(encoding="utf-8")
-    relax = _RELAX_X86 if llvm.get_process_triple().startswith("x86_64") else _RELAX
-    module = llvm.parse_assembly(source + relax, llvm.create_context())
+    module = llvm.parse_assembly(source(llvm.get_process_triple()), llvm.create_context())
     module.triple = llvm.get_process_triple()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), opt=2

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
-SLOTS, SLOT_SIZE = 256, 4096  # for prepared submissions; as in processor.ll
+SLOTS, SLOT_SIZE = 256, 4096  # for prepared submissions; as in native/types.ll
 
 
 class Image(CommandBuffer):
@@ -71,7 +71,7 @@ class Image(CommandBuffer):
 
 
 class Prepared:
-    """An image with its numbers, as ugpu_submit of processor.ll reads them."""
+    """An image with its numbers, as ugpu_submit of native/submit.ll reads them."""
 
     KINDS: ClassVar = {"parameter": 1, "image": 2, "signal": 3}
 

@@ -145,9 +145,10 @@ def test_without_a_compiler_it_says_what_needs_none(
 
 def test_a_compiler_that_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _usable("preload")
-    broken = tmp_path / "broken.c"
-    broken.write_text("int main(void) { return", encoding="ascii")
-    monkeypatch.setattr(preload, "SOURCE", broken)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "recorder.c").write_text("int main(void) { return", encoding="ascii")
+    monkeypatch.setattr(preload, "SOURCES", broken)
     with pytest.raises(HostError, match="does not compile"):
         preload.library(tmp_path)
     assert list((tmp_path / "sniff").iterdir()) == []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 LIMIT = 500
+SUFFIXES = (".py", ".c", ".h", ".ll")
 FOLDERS = ("am", "compiler", "hcq", "nv", "qcom", "tests", "tools", "usbgpu")
 
 
@@ -16,7 +17,8 @@ def check(root: Path) -> list[str]:
     """Return one line per file that is too long."""
     faults = []
     for folder in FOLDERS:
-        for file in sorted((root / folder).rglob("*.py")):
+        files = (file for file in (root / folder).rglob("*") if file.suffix in SUFFIXES)
+        for file in sorted(files):
             lines = file.read_text(encoding="utf-8").splitlines()
             if len(lines) > LIMIT and not any("generated" in line.lower() for line in lines[:3]):
                 faults.append(f"{file.relative_to(root)}: {len(lines)} lines, at most {LIMIT}")

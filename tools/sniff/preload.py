@@ -1,4 +1,4 @@
-"""Record through a preload library, built once from recorder.c with the system's compiler."""
+"""Record through a preload library, built once from recorder/ with the system's compiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from hcq.errors import HostError, MissingDependency
 from tools.sniff.rules import Rules
 
-SOURCE = Path(__file__).parent / "recorder.c"
+SOURCES = Path(__file__).parent / "recorder"
 _COMPILERS = ("cc", "gcc", "clang")
 _BUILD_LIMIT_S = 60
 
@@ -23,11 +23,11 @@ def compiler() -> str | None:
 
 
 def library(cache: Path) -> Path:
-    """Build the library if this source was not built before; return where it lies.
+    """Build the library if these sources were not built before; return where it lies.
 
     MissingDependency without a compiler, HostError where it refuses.
     """
-    text = SOURCE.read_bytes()
+    text = b"".join(file.read_bytes() for file in sorted(SOURCES.glob("*.[ch]")))
     path = cache / "sniff" / f"recorder-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if path.exists():
         return path
@@ -37,7 +37,8 @@ def library(cache: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "recorder.so"
-        command = [found, "-shared", "-fPIC", "-O2", "-w", "-o", str(made), str(SOURCE), "-ldl"]
+        source = str(SOURCES / "recorder.c")
+        command = [found, "-shared", "-fPIC", "-O2", "-w", "-o", str(made), source, "-ldl"]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_BUILD_LIMIT_S
         )

@@ -1,0 +1,40 @@
+; The command processor of the cpu device: native threads that walk command words, so that neither
+; running nor replaying work needs the interpreter. The words are described in hcq/cpu/queue.py, the
+; structures in hcq/cpu/processor.py; both sides of each must agree.
+
+%Bell = type { [64 x i8], [64 x i8], i64, i64 }           ; mutex, condition, alarms, heralds
+%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr, ptr, i64 }
+;               head tail stop fault current ring mask bell pool door expected
+; bell: the device's, rung by signals and faults; door: the queue's own, rung by what is pushed.
+; expected: how often its thread was told that something is about to be pushed.
+%Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32],
+               i64, [64 x %Known], i64, i64 }
+;              mutex      work       done       generation active stop workers kernel kernarg next total
+;              chunk grid and block, spin, known, home, announced
+; spin: nanoseconds that a thread looks for more work before it sleeps. known: how long a group of a
+; kernel took when it last ran, in a place found by the kernel's address; the queue's thread only.
+; home: the processor that the queue's thread was on when it shared the launch. announced: how many
+; entries were pushed that begin with a launch to be shared.
+%Known = type { ptr, i64 }                                ; kernel, nanoseconds a group (at least 1)
+%Slots = type { ptr, ptr, i64, [256 x i64] }              ; memory timeline next, in use until
+; 256 places of 4096 bytes for what is submitted, each in use until the timeline reaches a value.
+%Prepared = type { ptr, i64, i64, i64, ptr, [0 x %Number] }
+;                  template bytes words count parameters numbers
+%Number = type { i64, i64, i64, i64 }                     ; offset kind base slot
+; A 64-bit number in an image: base, plus by kind nothing (0), parameters[slot] (1), the image's own
+; address (2), or the timeline's value (3).
+%Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
+%Time = type { i64, i64 }
+
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
+declare i32 @clock_gettime(i32, ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare i32 @sched_getcpu()
+declare i32 @sched_yield()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)

@@ -1,0 +1,147 @@
+/* Memory: pages of the program's mappings that changed, at each write of a doorbell. The doorbell's
+ * page is made inaccessible; a write of it stops in a signal handler, which records, makes the page
+ * accessible, and steps over the one instruction. Other threads may pass meanwhile unseen. */
+#define KEPT 16
+#define MAPPINGS 256
+#define PAGE 4096u
+#define LARGEST (64u << 20)
+#define LARGEST_GPU (1u << 20)
+#define SHOT_LIMIT (8u << 20)
+
+struct mapping {
+  char *address;
+  size_t length;
+  uint64_t *sums;
+  int gpu;
+};
+
+static struct mapping mappings[MAPPINGS], bell;
+static int mapping_count, bell_handle_count, bell_fd_count;
+static uint32_t bell_handles[KEPT];
+static int bell_fds[KEPT];
+
+static void note_bell(unsigned long request, const struct copy *own) {
+  if (!shots_left || ((request >> 8) & 255) != 'F') return;
+  unsigned long key = (request & 255) | ((request >> 16) & 0x3fff) << 16;
+  const struct rule *map = find_rule('m', key), *made = find_rule('o', key);
+  if (made && find_rule('d', word(own, (long)made->b, 4)) && bell_handle_count < KEPT)
+    bell_handles[bell_handle_count++] = (uint32_t)word(own, made->c, 4);
+  if (!map) return;
+  for (int i = 0; i < bell_handle_count && bell_fd_count < KEPT; i++)
+    if (bell_handles[i] == (uint32_t)word(own, (long)map->b, 4)) {
+      bell_fds[bell_fd_count++] = (int)word(own, map->c, 4);
+      return;
+    }
+}
+
+#if defined(__x86_64__)
+static __thread sigjmp_buf unreadable;
+static __thread volatile int reading, stepping;
+static struct sigaction old_segv, old_trap;
+
+static int read_page(const char *from, uint64_t page[PAGE / 8]) {
+  if (sigsetjmp(unreadable, 1)) {
+    reading = 0;
+    return 0;
+  }
+  reading = 1;
+  for (unsigned i = 0; i < PAGE / 8; i++) page[i] = ((const volatile uint64_t *)from)[i];
+  reading = 0;
+  return 1;
+}
+
+static void take_shot(const void *where) {
+  static uint64_t page[PAGE / 8];
+  size_t told = 0;
+  struct text t = {0};
+  start_line(&t, "doorbell");
+  add_string(&t, "path", prefix);
+  add(&t, ",\"address\":%llu", (unsigned long long)(uintptr_t)where);
+  end_line(&t, 0, 0);
+  for (int i = 0; i < mapping_count; i++) {
+    struct mapping *m = &mappings[i];
+    for (size_t at = 0; m->address && at + PAGE <= m->length && told < SHOT_LIMIT; at += PAGE) {
+      if (!read_page(m->address + at, page)) break;
+      uint64_t sum = 0;
+      for (unsigned w = 0; w < PAGE / 8; w++) sum = (sum ^ page[w]) * 0x100000001b3ull + w * (page[w] != 0);
+      if (m->sums[at / PAGE] == sum) continue;
+      m->sums[at / PAGE] = sum;
+      struct copy c = {(unsigned char *)page, PAGE, PAGE, 1};
+      struct text line = {0};
+      start_line(&line, "memory");
+      add_string(&line, "path", m->gpu ? "gpu" : "system");
+      add(&line, ",\"address\":%llu,\"length\":%u", (unsigned long long)(uintptr_t)(m->address + at), PAGE);
+      add_copy(&line, "after", &c);
+      end_line(&line, 0, 0);
+      told += PAGE;
+    }
+  }
+}
+
+static void pass_on(const struct sigaction *old, int number, siginfo_t *info, void *context) {
+  if (old->sa_flags & SA_SIGINFO) old->sa_sigaction(number, info, context);
+  else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) old->sa_handler(number);
+  else sigaction(number, old, NULL); /* and the instruction fails again */
+}
+
+static void on_segv(int number, siginfo_t *info, void *context) {
+  if (reading) siglongjmp(unreadable, 1);
+  char *where = info->si_addr;
+  if (!bell.address || where < bell.address || where >= bell.address + bell.length) {
+    pass_on(&old_segv, number, info, context);
+    return;
+  }
+  int before = errno;
+  int writes = (((ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+  if (shots_left > 0 && writes) {
+    shots_left--;
+    take_shot(where);
+  }
+  mprotect(bell.address, bell.length, PROT_READ | PROT_WRITE);
+  if (shots_left > 0) {
+    stepping = 1;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= 0x100; /* trap after one instruction */
+  }
+  errno = before;
+}
+
+static void on_trap(int number, siginfo_t *info, void *context) {
+  if (!stepping) {
+    pass_on(&old_trap, number, info, context);
+    return;
+  }
+  stepping = 0;
+  ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~0x100ll;
+  if (shots_left > 0) mprotect(bell.address, bell.length, PROT_NONE);
+}
+
+static void watch_bell(char *address, size_t length) {
+  if (bell.address) return;
+  struct sigaction segv = {0}, trap = {0};
+  segv.sa_sigaction = on_segv;
+  trap.sa_sigaction = on_trap;
+  segv.sa_flags = trap.sa_flags = SA_SIGINFO | SA_NODEFER;
+  sigaction(SIGSEGV, &segv, &old_segv);
+  sigaction(SIGTRAP, &trap, &old_trap);
+  bell.address = address;
+  bell.length = length;
+  mprotect(address, length, PROT_NONE);
+}
+#else
+static void watch_bell(char *address, size_t length) { shots_left = 0; }
+#endif
+
+static void keep_mapping(const char *path, int fd, char *address, size_t length) {
+  if (!shots_left || length == 0) return;
+  for (int i = 0; i < bell_fd_count; i++)
+    if (bell_fds[i] == fd) {
+      watch_bell(address, length);
+      return;
+    }
+  size_t name = strlen(path);
+  int gpu = name && path[name - 1] >= '0' && path[name - 1] <= '9';
+  if (length > (gpu ? LARGEST_GPU : LARGEST) || mapping_count == MAPPINGS) return;
+  uint64_t *sums = calloc((length + PAGE - 1) / PAGE, sizeof *sums);
+  if (!sums) return;
+  mappings[mapping_count++] = (struct mapping){address, length, sums, gpu};
+}
