@@ -1,7 +1,8 @@
 """Loads and stores of every width, for patterns of lanes' addresses that have ways of their own.
 
-Consecutive lanes, runs of four lanes in several pages, lanes 16..31 that repeat lanes 0..15, all
-lanes at one place, and what is none of these: each must give what a loop over lanes gives.
+Consecutive lanes, runs of four lanes in several pages, lanes 16..31 that repeat lanes 0..15, lanes
+that follow the one eight before, all lanes at one place, and what is none of these: each must give
+what a loop over lanes gives.
 """
 
 from __future__ import annotations
@@ -67,6 +68,24 @@ def fragment(size: int, space: int) -> Offsets:
     return _lanes() // 2 % 8 * 144 + _lanes() % 2 * 48 + 16
 
 
+def turned_tile(size: int, space: int) -> Offsets:
+    """Each four lanes that are eight apart make a piece of a row."""
+    return _lanes() % 8 * 144 + _lanes() // 8 * size + 16
+
+
+def turned_backwards(size: int, space: int) -> Offsets:
+    return (7 - _lanes() % 8) * 144 + _lanes() // 8 * size + 16
+
+
+def turned_overlapping(size: int, space: int) -> Offsets:
+    """Pieces that reach into the next: of two lanes at one place, the later one's data stay."""
+    return _lanes() % 8 * 2 * size + _lanes() // 8 * size + 16
+
+
+def runs_overlapping(size: int, space: int) -> Offsets:
+    return _lanes() // 4 * 2 * size + _lanes() % 4 * size + 16
+
+
 def at_one_place(size: int, space: int) -> Offsets:
     return np.full(LANES, 64, np.int64)
 
@@ -77,8 +96,8 @@ def anywhere(size: int, space: int) -> Offsets:
 
 
 PATTERNS = (
-    consecutive, backwards, runs_of_four, runs_over_page_ends, halves_alike, fragment, at_one_place,
-    anywhere,
+    consecutive, backwards, runs_of_four, runs_over_page_ends, halves_alike, fragment, turned_tile,
+    turned_backwards, turned_overlapping, runs_overlapping, at_one_place, anywhere,
 )  # fmt: skip
 
 

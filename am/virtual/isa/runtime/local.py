@@ -15,9 +15,11 @@ from am.virtual.isa.runtime.rows import (
     load_block,
     load_rows,
     numbers,
+    store_apart,
     store_block,
     store_rows,
 )
+from am.virtual.isa.runtime.runs import RUN, run_starts
 from hcq.emu.text import constant, lanes
 
 VECTOR = "<32 x i32>"
@@ -101,18 +103,34 @@ every:
 
 
 def _store_wide(size: int) -> str:
-    """Define the store of more than four bytes a lane, from the columns at %data."""
-    row, every = Lines("r"), Lines("e")
+    """Define the store of more than four bytes a lane, from the columns at %data.
+
+    Tiles are stored in pieces of a row: by each four lanes side by side, or (turned tiles) by each
+    four lanes that are eight apart. Those pieces are stored at once.
+    """
+    row, pieces, every = Lines("r"), Lines("p"), Lines("e")
     store_block(row, size, ["%start"])
+    if size == 8:
+        store_apart(pieces, [_piece(pieces, lane) for lane in range(8)])
+    else:
+        store_block(pieces, size, [_piece(pieces, lane) for lane in range(0, 32, RUN)])
     for half in (0, 1):
         store_rows(every, size, _pointers(every, (half,)), half)
     return f"""
 define void @{PREFIX}lds_store_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes,
     ptr %data) noinline {{
 {_safe_offsets(size)}
-  br i1 %in.a.row, label %row, label %every
+  br i1 %in.a.row, label %row, label %parts
 row:
 {row.text()}
+  ret void
+parts:
+{_lanes_apart(size) if size == 8 else _lanes_in_runs(size)}
+  %piece.bits = bitcast <32 x i1> %piece.good to i32
+  %in.pieces = icmp eq i32 %piece.bits, -1
+  br i1 %in.pieces, label %pieces, label %every
+pieces:
+{pieces.text()}
   ret void
 every:
   store {VECTOR} %safe, ptr %list, align 64
@@ -120,6 +138,41 @@ every:
   ret void
 }}
 """
+
+
+def _lanes_in_runs(size: int) -> str:
+    """Return lines giving %piece.good: lanes that are enabled and inside, and follow the first of
+    their run. Runs may overlap: they are stored in the order of their lanes."""
+    return f"""
+  %piece.first = shufflevector {VECTOR} %addresses, {VECTOR} poison, {VECTOR} {run_starts()}
+  %piece.steps = add {VECTOR} %piece.first, {lanes([lane % RUN * size for lane in range(32)])}
+  %piece.follows = icmp eq {VECTOR} %piece.steps, %addresses
+  %piece.good = and <32 x i1> %piece.follows, %good
+"""
+
+
+def _lanes_apart(size: int) -> str:
+    """Return lines giving %piece.good: lanes that are enabled and inside, and follow the one eight
+    lanes before, where no piece reaches into the next: among these no order can be seen."""
+    eighth = lanes([lane % 8 for lane in range(32)])
+    after = lanes([min(lane + 1, 7) if lane < 8 else 0 for lane in range(32)])
+    first_seven = " ".join(f"i1 {int(lane >= 7)}," for lane in range(32))[:-1]
+    return f"""
+  %piece.first = shufflevector {VECTOR} %addresses, {VECTOR} poison, {VECTOR} {eighth}
+  %piece.steps = add {VECTOR} %piece.first, {lanes([lane // 8 * size for lane in range(32)])}
+  %piece.follows = icmp eq {VECTOR} %piece.steps, %addresses
+  %piece.ends = add {VECTOR} %addresses, {constant("i32", 4 * size)}
+  %piece.next = shufflevector {VECTOR} %addresses, {VECTOR} poison, {VECTOR} {after}
+  %piece.clear = icmp ule {VECTOR} %piece.ends, %piece.next
+  %piece.apart = or <32 x i1> %piece.clear, <{first_seven}>
+  %piece.each = and <32 x i1> %piece.follows, %piece.apart
+  %piece.good = and <32 x i1> %piece.each, %good
+"""
+
+
+def _piece(e: Lines, lane: int) -> str:
+    offset = e.value(f"extractelement {VECTOR} %addresses, i32 {lane}")
+    return e.value(f"getelementptr i8, ptr %lds, i64 {e.value(f'zext i32 {offset} to i64')}")
 
 
 def _clear_spare() -> str:

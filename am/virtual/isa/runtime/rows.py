@@ -157,3 +157,22 @@ def store_block(e: Lines, size: int, parts: list[str]) -> None:
         order = [place % words * 32 + place // words for place in places]
         rows = e.shuffle(32 * len(columns), whole, "poison", order)
         e.do(f"store <{each} x i32> {rows}, ptr {at}, align 1")
+
+
+def store_apart(e: Lines, pieces: list[str]) -> None:
+    """Store two columns to eight pieces; piece p is the rows of lanes p, p + 8, p + 16, p + 24."""
+    low, high = (
+        [e.value(f"load {HALF}, ptr {e.column(number, half)}, align 64") for half in (0, 1)]
+        for number in (0, 1)
+    )
+    for upper in (False, True):
+        # Lanes 0, 1, 4, 5, ... (upper: 2, 3, 6, 7, ...) of the first and of the last 16.
+        pairs = [e.interleaved(low[half], high[half], 1, upper) for half in (0, 1)]
+        for number in range(4):
+            start = 4 * (number // 2) + 2 * (number % 2)
+            order = [
+                16 * half + start + far + k for half in (0, 1) for far in (0, 8) for k in (0, 1)
+            ]
+            row = e.shuffle(16, pairs[0], pairs[1], order)
+            lane = 4 * (number // 2) + 2 * upper + number % 2
+            e.do(f"store <8 x i32> {row}, ptr {pieces[lane]}, align 1")
