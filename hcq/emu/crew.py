@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
+from hcq.emu.stack import deep
+
 # LLVM IR that takes the next group of a launch: number %g of %total, by a %counter that the crew's
 # threads share, at (%x, %y, %z) of a grid of %nx64 by %ny64 and so on. Begins at the label `take`,
 # and goes to `finished` where none is left.
@@ -41,24 +43,28 @@ class Crew(Generic[W]):
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
-    def run(self, count: int, work: Callable[[W, int], T]) -> list[T]:
+    def run(self, count: int, work: Callable[[W, int], T], *, here: bool = True) -> list[T]:
         """Do `work` with each of the first `count` workers, and its number, at the same time; what
         it returned.
 
+        here: the caller's thread works too, and has the stack for it; the others have a deep one.
+
         Returns, or raises what the first of them raised, once none is at it any more.
         """
-        if count == 1:
+        if here and count == 1:
             return [work(self.workers[0], 0)]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self.workers) - 1, self._name)
-        others = [
-            self._pool.submit(work, self.workers[number], number) for number in range(1, count)
-        ]
+            self._pool = ThreadPoolExecutor(len(self.workers), self._name)
+        with deep():  # a thread starts when work for it is submitted
+            others = [
+                self._pool.submit(work, self.workers[number], number)
+                for number in range(int(here), count)
+            ]
         try:
-            first = work(self.workers[0], 0)
+            first = [work(self.workers[0], 0)] if here else []
         finally:
             wait(others)
-        return [first, *(other.result() for other in others)]
+        return [*first, *(other.result() for other in others)]
 
     def close(self) -> None:
         """End the threads. May be called again; a later launch starts new ones."""

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu import jit
+from hcq.emu import jit, stack
 from hcq.emu.crew import Crew
 from hcq.emu.memory import Abort, LaneMemory
+from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.module import Function, Instruction, Module
 from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import layout
@@ -42,7 +43,8 @@ _MOST_KERNELS = 1024  # kept translated
 # took. Most never do. Careful code takes twice as long to make and is up to five times as fast.
 _HOT = 2.0
 _QUICK, _CAREFUL = 0, 1  # levels of code generation
-_HEAD = struct.Struct("<QQ")  # before stored code: the size of a state, microseconds it took
+# Before stored code: the size of a state, microseconds it took, bytes of stack.
+_HEAD = struct.Struct("<QQQ")
 
 _ENDINGS = {
     layout.BAD_ADDRESS: (SmEnding.ILLEGAL_ADDRESS, "out of range"),
@@ -112,11 +114,13 @@ class _Source:
 @dataclass
 class _Kernel:
     """A kernel translated for one kind of block. hot_s: seconds of work after which it is worth
-    careful code, infinite where it has that. spent_s: how long it has worked."""
+    careful code, infinite where it has that. frame: bytes of stack. spent_s: how long it has
+    worked."""
 
     code: jit.Loaded
     address: int
     state_size: int
+    frame: int
     hot_s: float
     spent_s: float = 0.0
 
@@ -192,8 +196,9 @@ class VirtualMultiprocessors:
         for worker in workers:
             worker.prepare(run)
         outcomes = crew.run(
-            len(workers), lambda worker, _: self._work(worker, kernel, source, run)
-        )
+            len(workers), lambda worker, _: self._work(worker, kernel, source, run),
+            here=kernel.frame <= stack.USUAL,
+        )  # fmt: skip
         for worker in workers:
             if worker.error is not None:
                 raise worker.error
@@ -255,9 +260,14 @@ class VirtualMultiprocessors:
             return known
         level, stored = self._compiled(launch, source, grid, hot=known is not None)
         code = jit.Loaded(stored[_HEAD.size :])
-        state_size, microseconds = _HEAD.unpack_from(stored)
+        state_size, microseconds, frame = _HEAD.unpack_from(stored)
+        if frame > stack.DEEPEST:
+            raise NotSupported(
+                "a kernel of so much code does not fit the virtual multiprocessors",
+                kernel=launch.entry, stack=frame, limit=stack.DEEPEST,
+            )  # fmt: skip
         hot_s = math.inf if level == _CAREFUL else _HOT * 1e-6 * microseconds
-        kernel = _Kernel(code, code.address(NAME), state_size, hot_s)
+        kernel = _Kernel(code, code.address(NAME), state_size, frame, hot_s)
         while len(self._kernels) >= _MOST_KERNELS:
             del self._kernels[next(iter(self._kernels))]
         self._kernels[mark] = kernel
@@ -278,7 +288,8 @@ class VirtualMultiprocessors:
         made = translate(source.flat, source.places, grid.full, grid.rows)
         image = jit.compile_object(made.ir, jit.LIMITED, level)
         spent = time.perf_counter() - start
-        stored = _HEAD.pack(made.state_size, int(spent * 1e6)) + image
+        frame = stack.frame_of(image, NAME)
+        stored = _HEAD.pack(made.state_size, int(spent * 1e6), frame) + image
         self._objects.put(keys[level], stored)
         return level, stored
 

@@ -1,0 +1,47 @@
+"""How much stack native code takes, and threads that have it.
+
+Code of very large functions keeps what does not fit registers in its frame: translated kernels of
+tens of thousands of instructions take more than the 8 MB that threads usually have.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hcq.elf import read_object
+
+USUAL = 4 << 20  # bytes of a frame that any thread has room for
+DEEPEST = 60 << 20  # the same of a thread started in `deep`
+_SIZE = 64 << 20  # address space; memory is taken as it is touched
+_SUB_RSP = b"\x48\x81\xec"  # sub rsp, imm32: Intel SDM volume 2, SUB
+_PROLOGUE = 64  # bytes: pushes and the alignment of the frame come before
+
+_starting = threading.Lock()
+
+
+def frame_of(image: bytes, name: str) -> int:
+    """Return the bytes of stack that a function of an x86-64 object takes; 0 for less than 128,
+    and for other processors.
+
+    Raises BadCodeObject for what is no object, KeyError for one without the function.
+    """
+    elf = read_object(image)
+    symbol = elf.find(name)
+    if symbol is None or symbol.section is None:
+        raise KeyError(name)
+    code = elf.sections[symbol.section].data[symbol.value : symbol.value + _PROLOGUE]
+    at = code.find(_SUB_RSP)
+    return int.from_bytes(code[at + 3 : at + 7], "little") if at >= 0 else 0
+
+
+@contextmanager
+def deep() -> Iterator[None]:
+    """Threads that are started meanwhile have a stack for frames of DEEPEST bytes."""
+    with _starting:
+        before = threading.stack_size(_SIZE)
+        try:
+            yield
+        finally:
+            threading.stack_size(before)
