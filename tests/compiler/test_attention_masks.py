@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
 from compiler import Tensor
 from compiler.index.algebra import Range, constant
 from compiler.index.ranges import express
@@ -20,11 +19,11 @@ from compiler.kernel.ir import If, Kernel, Loop, Statement
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.online import find_online
 from compiler.kernel.visible import most, needed
-from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import TargetSpec, ptx_target
 from tests.support.compiler_cases import GFX1100
+from tests.support.compiler_devices import device_fixture
 from tests.support.kernel_interpreter import interpret
 from tests.support.matrix_hardware import hardware
 
@@ -71,13 +70,7 @@ def whole_blocks(rows: Any, keys: Any) -> Any:
     return keys // 16 <= rows // 16
 
 
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31", "virtual:gh100"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("cpu", "virtual:navi31", "virtual:gh100")
 
 
 def check(device: Device, mask: Mask, rows: int, keys: int, kind: str = "float32") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from compiler.kernel import gpu_attention
 from compiler.kernel.gpu_attention import default_attention, groups_of
 from compiler.kernel.lower import lower
 from compiler.kernel.online import find_online
-from compiler.runtime import use_cache
 from compiler.schedule.attention import PartGroup, computed, share_out
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import ptx_target
 from tests.support.compiler_cases import GFX1100
+from tests.support.compiler_devices import device_fixture
 
 Array = NDArray[Any]
 SM_90 = ptx_target("sm_90", compute_units=132)
@@ -58,13 +57,7 @@ def inputs(heads: int, rows: int, keys: int, depth: int, columns: int) -> list[A
     return [random.normal(0, 1.5, shape).astype(np.float32) for shape in shapes]
 
 
-@pytest.fixture(scope="module", params=["virtual:navi31", "virtual:gh100"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("virtual:navi31", "virtual:gh100")
 
 
 def check(device: Device, arrays: list[Array], visible: int | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hcq
 from compiler import Tensor, jit
 from compiler.memory_pool import Storage
-from compiler.runtime import use_cache
 from hcq.device import Device
 from hcq.errors import BadArgument
+from tests.support.compiler_devices import device_fixture
 
-
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("cpu", "virtual:navi31")
 
 
 def address(tensor: Tensor) -> int:

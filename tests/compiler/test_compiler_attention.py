@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
 from compiler import Tensor
 from compiler.dtype import bfloat16, float32
-from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
+from tests.support.compiler_devices import device_fixture
 
 Array = NDArray[Any]
 
 
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("cpu", "virtual:navi31")
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

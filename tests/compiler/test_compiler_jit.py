@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -17,15 +17,9 @@ from compiler import Tensor, jit
 from compiler.runtime import use_cache
 from hcq.device import Device
 from hcq.errors import BadArgument
+from tests.support.compiler_devices import device_fixture
 
-
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31", "virtual:gh100"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("cpu", "virtual:navi31", "virtual:gh100")
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray[Any, Any]:

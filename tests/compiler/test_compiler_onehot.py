@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
-import hcq
 from compiler import Tensor
 from compiler.index.ranges import express
-from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
+from tests.support.compiler_devices import device_fixture
 
-
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("cpu", "virtual:navi31")
 
 
 def reductions(tensor: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
 from compiler import Tensor, function, jit
 from compiler.memory_pool import Storage
-from compiler.runtime import use_cache
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
+from tests.support.compiler_devices import device_fixture
 
 Array = NDArray[Any]
 
 
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31", "virtual:ga102"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("cpu", "virtual:navi31", "virtual:ga102")
 
 
 def address(tensor: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
 from compiler import Tensor, jit
 from compiler.explain import watch
-from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
+from tests.support.compiler_devices import device_fixture
 
 Array = NDArray[Any]
 
 
-@pytest.fixture(scope="module", params=["cpu", "virtual:navi31"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("cpu", "virtual:navi31")
 
 
 def outputs(*tensors: Tensor) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
 from compiler import Tensor
 from compiler.dtype import DType, bool_, float16, float32, int64, uint8
 from compiler.graph import node as graph
@@ -24,24 +23,18 @@ from compiler.kernel.gpu_join import exchange, join
 from compiler.kernel.ir import If, Kernel, Memory, Store, load, thread_range
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel, verify
-from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import ptx_target
 from tests.support.compiler_cases import GFX1100, buffer, disassembly
+from tests.support.compiler_devices import device_fixture
 from tests.support.kernel_interpreter import interpret
 
 Array = NDArray[Any]
 GFX942 = replace(GFX1100, name="gfx942", cpu="gfx942", wave_size=64, matrix="gfx942")
 
 
-@pytest.fixture(scope="module", params=["virtual:navi31", "virtual:gh100"])
-def device(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Device]:
-    with hcq.open(request.param) as opened:
-        use_cache(opened, tmp_path_factory.mktemp("kernels"))
-        yield opened
+device = device_fixture("virtual:navi31", "virtual:gh100")
 
 
 def layer_norm(x: Tensor) -> Tensor:
