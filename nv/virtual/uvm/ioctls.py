@@ -6,8 +6,6 @@ uvm_linux_ioctl.h, uvm_va_space.c, uvm_user_channel.c, uvm_map_external.c.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +18,7 @@ from nv.virtual.rm.mig import GpuInstance
 from nv.virtual.rm.objects import Client, RmObject
 from nv.virtual.rm.resources import VaSpace
 from nv.virtual.status import RmError, Status, require
+from nv.virtual.uvm.calls import Calls
 from nv.virtual.uvm.ranges import ExternalRanges
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from nv.virtual.node import VirtualNode
     from nv.virtual.uvm.tools import ToolsFile
 
+_FIRST = ("UVM_INITIALIZE", "UVM_MM_INITIALIZE")  # what a new file may be asked
 _KNOWN_FLAGS = 0x3  # UVM_INIT_FLAGS: DISABLE_HMM 1, MULTI_PROCESS_SHARING_MODE 2
 _MOST_GPUS = 256
 _READ_WRITE_ATOMIC, _READ_WRITE, _READ_ONLY = 1, 2, 3  # UvmGpuMappingType; 0 is the default
@@ -68,34 +68,21 @@ class UvmFile:
             "UVM_UNMAP_EXTERNAL": self._unmap,
             "UVM_FREE": self._free,
         }
-        ioctls = machine.abi.ioctls
-        self._handlers = {
-            ioctls[name].number: (ioctls[name].struct, handler)
+        self._calls = Calls(machine, "UVM", {
+            name: handler if name in _FIRST else self._initialized_only(handler)
             for name, handler in handlers.items()
-            if name in ioctls
-        }
-        self._first = {ioctls["UVM_INITIALIZE"].number, ioctls["UVM_MM_INITIALIZE"].number}
+        })  # fmt: skip
 
     def ioctl(self, request: int, argument: bytearray | memoryview) -> None:
         """One call; its status goes into the block."""
-        found = self._handlers.get(request)
-        if found is None:
-            self._machine.asked[f"UVM {request:#x}"] += 1
-            raise OSError(errno.EINVAL, f"{os.strerror(errno.EINVAL)}: UVM {request:#x}")
-        name, handler = found
-        layout = self._machine.abi.structs[name]
-        if len(argument) < layout.size:
-            raise OSError(errno.EFAULT, f"{os.strerror(errno.EFAULT)}: {name}, {layout.size} bytes")
-        block = layout.view(argument)
-        status = Status.OK
-        try:
-            if not self._initialized and request not in self._first:
-                raise RmError(Status.ILLEGAL_ACTION, "UVM_INITIALIZE comes first")
+        self._calls.answer(request, argument)
+
+    def _initialized_only(self, handler: Callable[[Struct], None]) -> Callable[[Struct], None]:
+        def checked(block: Struct) -> None:
+            require(self._initialized, Status.ILLEGAL_ACTION, "UVM_INITIALIZE comes first")
             handler(block)
-        except RmError as error:
-            status = error.status
-            self._machine.refused.append(f"{name}: {error}")
-        block.rmStatus = int(status)
+
+        return checked
 
     @property
     def is_initialized(self) -> bool:

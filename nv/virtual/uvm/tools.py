@@ -6,8 +6,6 @@ are those of create_event_tracker and map_user_pages.
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
 import time
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from nv.virtual.memory.faults import FaultAccess, FaultType, MmuFault
 from nv.virtual.memory.physical import PAGE
 from nv.virtual.status import RmError, Status, require
 from nv.virtual.userspace import copy_in, copy_out
+from nv.virtual.uvm.calls import Calls
 
 if TYPE_CHECKING:
     from nv.virtual.machine import VirtualMachine
@@ -74,34 +73,15 @@ class ToolsFile:
         self._entries = 0
         self._queue = self._control = 0
         self.wanted = 0
-        ioctls = machine.abi.ioctls
-        handlers: dict[str, Callable[[Struct], None]] = {
+        self._calls = Calls(machine, "UVM tools", {
             "UVM_TOOLS_INIT_EVENT_TRACKER": self._start,
             "UVM_TOOLS_EVENT_QUEUE_ENABLE_EVENTS": self._enable,
             "UVM_TOOLS_EVENT_QUEUE_DISABLE_EVENTS": self._disable,
-        }
-        self._handlers = {
-            ioctls[name].number: (ioctls[name].struct, handler)
-            for name, handler in handlers.items()
-        }
+        })  # fmt: skip
 
     def ioctl(self, request: int, argument: bytearray | memoryview) -> None:
         """One call; its status goes into the block."""
-        found = self._handlers.get(request)
-        if found is None:
-            self._machine.asked[f"UVM tools {request:#x}"] += 1
-            raise OSError(errno.EINVAL, f"{os.strerror(errno.EINVAL)}: UVM tools {request:#x}")
-        name, handler = found
-        layout = self._machine.abi.structs[name]
-        if len(argument) < layout.size:
-            raise OSError(errno.EFAULT, f"{os.strerror(errno.EFAULT)}: {name}, {layout.size} bytes")
-        block = layout.view(argument)
-        block.rmStatus = int(Status.OK)
-        try:
-            handler(block)
-        except RmError as error:
-            block.rmStatus = int(error.status)
-            self._machine.refused.append(f"{name}: {error}")
+        self._calls.answer(request, argument)
 
     def _start(self, block: Struct) -> None:
         if "requestedVersion" in block.layout.fields:
