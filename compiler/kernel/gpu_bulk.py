@@ -26,10 +26,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.dtype import uint64
+from compiler.graph import ops
 from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import BulkTiles, Space
-from compiler.kernel.contraction import Contraction
+from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.gpu_matmul import finish_run
 from compiler.kernel.gpu_matrix import narrow
 from compiler.kernel.gpu_ring import (
@@ -94,6 +95,15 @@ def factors(parts: Contraction, target: TargetSpec) -> tuple[GroupUnit, Factor, 
         layout, access, start = known
         found.append(Factor(layout, access.memory, start))
     return unit, found[0], found[1]
+
+
+def packed_layouts(computation: Computation, target: TargetSpec) -> dict[Memory, Packed]:
+    """How those arrays lie that are packed factors of a computation's product; none for others."""
+    if computation.pieces or computation.chosen is not None:
+        return {}
+    parts = find_contraction(replace(computation, value=ops.expand(computation.value)))
+    known = None if parts is None else factors(parts, target)
+    return {} if known is None else {factor.memory: factor.layout for factor in known[1:]}
 
 
 def default_tiles(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> BulkTiles:

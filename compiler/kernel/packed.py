@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from compiler.dtype import DType
 from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
 from compiler.kernel.ir import Load, Value
@@ -108,6 +111,25 @@ class Packed:
             _below(across, self.across, LINE if self.turned else 1),
             _below(step, self.depth, 1 if self.turned else self.width),
         )
+
+    def padding(self, count: int) -> NDArray[np.bool_]:
+        """Which elements of an array of so many are none of a factor: those are zeros."""
+        block, group, line = (np.arange(size) for size in (self.blocks, LINE, LINE))
+        rows = (block[:, None, None] * BLOCK + group[:, None] * LINE + line).ravel() >= self.across
+        steps = np.arange(self.slices * self.length) >= self.depth
+        shape = (self.slices, self.blocks, LINE, LINE, LINE, self.width)
+        rows = rows.reshape(self.blocks, LINE, LINE)
+        if self.turned:
+            across = rows.reshape(self.blocks, LINE, 1, 1, self.width)
+            deep = steps.reshape(self.slices, 1, 1, LINE, LINE, 1)
+        else:
+            across = rows.reshape(self.blocks, LINE, 1, LINE, 1)
+            deep = steps.reshape(self.slices, 1, 1, LINE, 1, self.width)
+        one = np.broadcast_to(across | deep, shape).ravel()
+        found = np.ones(count, np.bool_)  # the tail behind the factors too
+        whole = (count - self.count(0)) // self.size
+        found[: whole * self.size] = np.tile(one, whole)
+        return found
 
 
 def _below(index: Index, size: int, chunk: int) -> Validity:

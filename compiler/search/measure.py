@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.kernel.packed import Packed
 from hcq.buffer import Buffer
 from hcq.device import Device
 
@@ -20,10 +21,12 @@ HOPELESS = 2.0  # times the best so far: one run is enough then
 
 @dataclass(frozen=True)
 class Parameter:
-    """An array of a kernel: its element type's name and how many there are."""
+    """An array of a kernel: its element type's name and how many there are. packed: where it is a
+    factor that was packed, how; kernels may count on the zeros between its elements."""
 
     dtype: str
     count: int
+    packed: Packed | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,13 @@ def _alike(values: NDArray[Any], reference: NDArray[Any], name: str) -> bool:
 
 def numbers(random: np.random.Generator, parameter: Parameter) -> NDArray[np.generic]:
     """Data for an array: small numbers, so that sums of them are exact enough to compare."""
+    found = _small(random, parameter)
+    if parameter.packed is not None:
+        found[parameter.packed.padding(parameter.count)] = 0
+    return found
+
+
+def _small(random: np.random.Generator, parameter: Parameter) -> NDArray[Any]:
     kind = _kind(parameter.dtype)
     if parameter.dtype == "bfloat16":
         singles = random.normal(size=parameter.count).astype(np.float32)

@@ -21,6 +21,7 @@ from compiler.codegen.emit import emit
 from compiler.index.ranges import Computation
 from compiler.kernel import ir
 from compiler.kernel.choices import Choices, Packing, shown
+from compiler.kernel.gpu_bulk import packed_layouts
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel
 from compiler.search.beam import Found, search
@@ -29,6 +30,7 @@ from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
 from compiler.search.store import Store, key_of, packing_key
 from hcq.device import Device
 from hcq.errors import BadArgument, CompileError, NotSupported
+from hcq.target import TargetSpec
 
 SHARE = 0.25  # of the time that is left, for one kernel
 
@@ -118,11 +120,8 @@ class Tuner:
         if left <= 0:
             self._note(name, computation, None, "not searched: the time was used up")
             return None
-        memories = (*computation.outputs, *computation.inputs)
         measuring = self._measurer(device)
-        arrays = tuple(Parameter(m.dtype.name, m.count) for m in memories)
-        measuring.prepare(Problem(arrays, len(computation.outputs)))
-
+        measuring.prepare(problem_of(computation, device.target))
         compiling = _Compiling(computation, device)
         met: dict[str, Choices] = {}  # by the kernel's name, which is that of its content
 
@@ -157,6 +156,15 @@ class Tuner:
     def close(self) -> None:
         for made in self.measurers.values():
             made.close()
+
+
+def problem_of(computation: Computation, target: TargetSpec) -> Problem:
+    """The arrays that candidates for a computation are run with."""
+    with ir.interning:
+        layouts = packed_layouts(computation, target)
+    memories = (*computation.outputs, *computation.inputs)
+    arrays = tuple(Parameter(m.dtype.name, m.count, layouts.get(m)) for m in memories)
+    return Problem(arrays, len(computation.outputs))
 
 
 class _Compiling:

@@ -95,6 +95,8 @@ def test_every_element_has_a_place_of_its_own(layout: Packed, data: st.DataObjec
     assert (place.constant, row.constant, column.constant) == (number, across, step)
     holds = all(c.constant >= 0 for c in layout.conditions(constant(across), constant(step)))
     assert holds == (across < layout.across and step < layout.depth)
+    padding = layout.padding(layout.count(3))
+    assert padding[at] != holds and padding[3 * layout.size :].all()
 
 
 @given(layout=layouts(), data=st.data())
