@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,15 +21,15 @@ from hcq.errors import (
     UgpuError,
 )
 from hcq.transport.vfio_user import version, wire
+from hcq.transport.vfio_user.attention import attention_to
 from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
 
 MESSAGE_LIMIT_S = 30.0  # TIMEOUT: as for the main socket, see client.ANSWER_LIMIT_S
 BATCH_LIMIT = 256  # writes in one message
 READ_AHEAD = 3  # messages of a block asked for before the first is here
-_WRITE = int(Command.REGION_WRITE)
-# A whole message each: header, place, and a register's value.
-_POSTED = {4: struct.Struct("<HHIIIQIII"), 8: struct.Struct("<HHIIIQIIQ")}
+_READ, _WRITE = int(Command.REGION_READ), int(Command.REGION_WRITE)
 _HEAD, _ACCESS = wire.HEADER.size, wire.REGION_ACCESS.size
+_PLACE = _HEAD + _ACCESS
 
 
 class DmaSource(Protocol):
@@ -48,7 +47,7 @@ class Connection:
     ) -> None:
         self._name = name
         self._memory = memory
-        self._channel = Channel(connection, limit_s)
+        self._channel = Channel(connection, limit_s, attention_to(connection))
         self._twin: Channel | None = None
         self._twin_thread: threading.Thread | None = None
         self._lock = threading.RLock()
@@ -135,26 +134,35 @@ class Connection:
             raise _refusal(self._name, command, message.error)
         return message
 
-    def read(self, region: int, offset: int, size: int) -> bytes:
-        """Read `size` bytes of a region in one message, at most the peer's transfer size."""
+    def read_register(self, region: int, offset: int, size: int) -> int:
+        """Read a register of 4 or 8 bytes."""
+        layout = wire.REGISTER[size]
+        whole = layout.size
         with self._lock:
             if self._batch:
                 self._flush()
             number = self._next()
-            place = wire.REGION_ACCESS.pack(offset, region, size)
-            request = wire.HEADER.pack(number, Command.REGION_READ, _HEAD + _ACCESS, 0, 0) + place
-            whole = _HEAD + _ACCESS + size
+            request = wire.READ_REGISTER.pack(number, _READ, _PLACE, 0, 0, offset, region, size)
             try:
                 self._channel.send_bytes(request)
-                if size <= 4096:
-                    answer = self._first(whole)
-                    expected = (number, Command.REGION_READ, whole, wire.REPLY, 0)
-                    if len(answer) == whole and wire.HEADER.unpack_from(answer) == expected:
-                        return answer[_HEAD + _ACCESS :]
-                    self._channel.hold(answer)
+                answer = self._first(whole)
+                if len(answer) == whole:
+                    fields = layout.unpack(answer)
+                    if fields[:5] == (number, _READ, whole, wire.REPLY, 0):
+                        return int(fields[8])
+                self._channel.hold(answer)
                 message = self._answer(number, Command.REGION_READ)
             except (Disconnected, OSError) as error:
                 self._lost(error)
+        return int.from_bytes(self._data(message, size), "little")
+
+    def read(self, region: int, offset: int, size: int) -> bytes:
+        """Read `size` bytes of a region in one message, at most the peer's transfer size."""
+        place = wire.REGION_ACCESS.pack(offset, region, size)
+        return self._data(self._call(Command.REGION_READ, (place,)), size)
+
+    def _data(self, message: Message, size: int) -> bytes:
+        """What the answer to a read holds."""
         message.close()
         if len(message.payload) != _ACCESS + size:
             raise TransportError(f"{self._name} answers a read with another size", size=size)
@@ -187,18 +195,14 @@ class Connection:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _read_answer(self, number: int, size: int) -> bytes:
-        whole = _HEAD + _ACCESS + size
-        head = self._first(_HEAD + _ACCESS)
-        if len(head) == _HEAD + _ACCESS:
+        whole = _PLACE + size
+        head = self._first(_PLACE)
+        if len(head) == _PLACE:
             expected = (number, Command.REGION_READ, whole, wire.REPLY, 0)
             if wire.HEADER.unpack_from(head) == expected:
                 return self._channel.receive_data(size)
         self._channel.hold(head)
-        message = self._answer(number, Command.REGION_READ)
-        message.close()
-        if len(message.payload) != _ACCESS + size:
-            raise TransportError(f"{self._name} answers a read with another size", size=size)
-        return message.payload[_ACCESS:]
+        return self._data(self._answer(number, Command.REGION_READ), size)
 
     def _first(self, size: int) -> bytes:
         try:
@@ -227,7 +231,7 @@ class Connection:
                 if len(self._batch) >= BATCH_LIMIT:
                     self._flush()
                 return
-            layout, number = _POSTED[size], self._next()
+            layout, number = wire.REGISTER[size], self._next()
             message = layout.pack(
                 number, _WRITE, layout.size, wire.NO_REPLY, 0, offset, region, size, value
             )

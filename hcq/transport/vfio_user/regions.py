@@ -122,7 +122,7 @@ class MessageWindow:
         """Read one register: one message and its answer."""
         if offset & 3 or not 0 <= offset <= self.size - 4:
             self._refuse(offset, 4)
-        return int.from_bytes(self._connection.read(self.index, offset, 4), "little")
+        return self._connection.read_register(self.index, offset, 4)
 
     def write32(self, offset: int, value: int) -> None:
         """Post one register write."""
@@ -135,7 +135,7 @@ class MessageWindow:
         """Read one 64-bit register."""
         if offset & 7 or not 0 <= offset <= self.size - 8:
             self._refuse(offset, 8)
-        return int.from_bytes(self._connection.read(self.index, offset, 8), "little")
+        return self._connection.read_register(self.index, offset, 8)
 
     def write64(self, offset: int, value: int) -> None:
         """Post one 64-bit register write."""

@@ -41,8 +41,9 @@ class Requests:
     def serve(self, handle: Callable[[Message], None]) -> None:
         """Hand each command to `handle` until the connection ends (Disconnected, or an error)."""
         self._thread = threading.current_thread()
+        waiting, receive = self._waiting, self._channel.receive
         while True:
-            message = self._waiting.popleft() if self._waiting else self._channel.receive()
+            message = waiting.popleft() if waiting else receive()
             if message.is_reply:
                 self._take(message)
             else:

@@ -19,6 +19,7 @@ from typing import Self
 
 from hcq.errors import BadArgument, DeviceBusy, TransportError
 from hcq.transport.vfio_user import wire
+from hcq.transport.vfio_user.attention import attention_to
 from hcq.transport.vfio_user.model import DeviceModel
 from hcq.transport.vfio_user.session import Session
 from hcq.transport.vfio_user.wire import Channel, Disconnected
@@ -75,7 +76,8 @@ class Server:
         if current is not None and not current.gone(TAKEOVER_LIMIT_S):
             _refuse(connection)
             return
-        session = Session(Channel(connection, MESSAGE_LIMIT_S), self.model)
+        channel = Channel(connection, MESSAGE_LIMIT_S, attention_to(connection))
+        session = Session(channel, self.model)
         with self._lock:
             self._session = session
         self.clients += 1

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from hcq.errors import (
     BadArgument,
@@ -34,10 +35,13 @@ from hcq.uapi import constants
 log = logging.getLogger(__name__)
 
 Reply = tuple[Sequence[bytes | memoryview], Sequence[int]]
+Outcome = TypeVar("Outcome")
 DETACH_LIMIT_S = 20.0  # TIMEOUT: of a client that has gone, on a host that is busy; our choice
 _WIDTHS = frozenset((1, 2, 4, 8))  # of single register writes
 _DONE: Reply = ((), ())
 _WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
+_READ, _WRITE = int(Command.REGION_READ), int(Command.REGION_WRITE)
+_REGISTER, _PLACE, _POSTED = wire.REGISTER[4], wire.REGION_ACCESS, struct.Struct("<QIII")
 
 
 class Refused(Exception):
@@ -75,6 +79,11 @@ class Session:
             Command.REGION_WRITE: self._region_write,
             Command.REGION_WRITE_MULTI: self._region_write_multi,
             Command.DEVICE_RESET: self._reset,
+        }
+        # Nearly all messages, and each is waited for; what is not plain goes the way of the others.
+        self._registers: dict[int, Callable[[Message], bytes | None]] = {
+            _READ: self._read_register,
+            _WRITE: self._write_register,
         }
 
     # ---- life --------------------------------------------------------------------------------
@@ -158,8 +167,13 @@ class Session:
     def _handle(self, message: Message) -> None:
         """Do a command and answer it."""
         try:
-            parts, descriptors = self._do(message)
-            self._answer(message, parts, descriptors, 0)
+            register = self._registers.get(message.command)
+            whole = None if register is None else self._attempt(register, message)
+            if whole is None:
+                parts, descriptors = self._attempt(self._command(message), message)
+                self._answer(message, parts, descriptors, 0)
+            elif whole:
+                self.channel.send_bytes(whole)
         except Refused as refusal:
             log.info("command %d is refused: %s", message.command, refusal)
             self._answer(message, (), (), refusal.number)
@@ -180,12 +194,16 @@ class Session:
                 flags=flags, error=number, descriptors=descriptors,
             )  # fmt: skip
 
-    def _do(self, message: Message) -> Reply:
+    def _command(self, message: Message) -> Callable[[Message], Reply]:
         command = self._commands.get(message.command)
         if command is None:
             raise Refused(errno.ENOTSUP, "no such command here")
         if self._peer is None and message.command != Command.VERSION:
             raise Refused(errno.EINVAL, "the version comes first")
+        return command
+
+    def _attempt(self, command: Callable[[Message], Outcome], message: Message) -> Outcome:
+        """Do it, with every error that the client is to hear of as Refused."""
         try:
             return command(message)
         except (BadArgument, TransportError) as error:
@@ -351,6 +369,30 @@ class Session:
         return _DONE
 
     # ---- regions -----------------------------------------------------------------------------
+
+    def _read_register(self, message: Message) -> bytes | None:
+        """The whole answer; None for what is no plain read of a register that was used before."""
+        if len(message.payload) != _PLACE.size or message.flags & wire.NO_REPLY:
+            return None
+        offset, region, count = _PLACE.unpack(message.payload)
+        window = self._windows.get(region)
+        if window is None or count != 4 or offset & 3 or offset + 4 > self._sizes[region]:
+            return None
+        value = window.read32(offset)
+        return _REGISTER.pack(
+            message.number, _READ, _REGISTER.size, wire.REPLY, 0, offset, region, 4, value
+        )
+
+    def _write_register(self, message: Message) -> bytes | None:
+        """Nothing to answer; None for what is no plain posted write."""
+        if len(message.payload) != _POSTED.size or not message.flags & wire.NO_REPLY:
+            return None
+        offset, region, count, value = _POSTED.unpack(message.payload)
+        window = self._windows.get(region)
+        if window is None or count != 4 or offset & 3 or offset + 4 > self._sizes[region]:
+            return None
+        window.write32(offset, value)
+        return b""
 
     def _region_read(self, message: Message) -> Reply:
         offset, region, count = wire.unpack(wire.REGION_ACCESS, message.payload)

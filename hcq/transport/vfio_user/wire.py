@@ -15,11 +15,12 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from hcq.errors import TransportError
+from hcq.transport.vfio_user.attention import sleep_at_once
 
 HEADER: Final = struct.Struct("<HHIII")  # id, command, size with header, flags, error
 VERSION: Final = struct.Struct("<HH")  # major, minor; then JSON and a NUL
@@ -36,6 +37,9 @@ REGION_ACCESS: Final = struct.Struct("<QII")  # offset, region, count; then data
 DMA_ACCESS: Final = struct.Struct("<QQ")  # address, count; then data
 WRITE_COUNT: Final = struct.Struct("<Q")
 WRITE_ENTRY: Final = struct.Struct("<QIIQ")  # offset, region, count, data
+# Whole messages about one register: header, place, and (but for the request to read) its value.
+READ_REGISTER: Final = struct.Struct("<HHIIIQII")
+REGISTER: Final = {4: struct.Struct("<HHIIIQIII"), 8: struct.Struct("<HHIIIQIIQ")}
 
 REPLY, NO_REPLY, ERROR = 0x1, 0x10, 0x20
 TYPE_MASK = 0xF
@@ -46,7 +50,11 @@ LARGEST_TRANSFER = 16 << 20  # what we agree to, whatever a peer asks for
 DEFAULT_DESCRIPTORS = 1  # max_msg_fds where a peer names none
 LARGEST_DESCRIPTORS = 8  # QEMU refuses a peer that wants more than 16
 MAJOR, MINOR = 0, 0
+_HEAD = HEADER.size
 _ROOM = socket.CMSG_SPACE(4 * LARGEST_DESCRIPTORS)
+_CLOSED_BY_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
+_WHOLE = int(socket.MSG_WAITALL)
 
 
 class Command(enum.IntEnum):
@@ -96,7 +104,7 @@ class Disconnected(Exception):
     """The peer closed the connection between two messages."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Message:
     """One message. Whoever handles it owns `descriptors`, and takes those it keeps out of it."""
 
@@ -113,8 +121,9 @@ class Message:
 
     def close(self) -> None:
         """Close the descriptors that nobody took."""
-        close_all(self.descriptors)
-        self.descriptors.clear()
+        if self.descriptors:
+            close_all(self.descriptors)
+            self.descriptors.clear()
 
 
 def close_all(descriptors: Iterable[int]) -> None:
@@ -137,10 +146,17 @@ class Channel:
     itself, and descriptors that ride on any later byte are dropped by the kernel.
     """
 
-    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        limit_s: float,
+        look: Callable[[], None] = sleep_at_once,
+    ) -> None:
         """Own `connection`. A message that was begun must be whole within `limit_s` seconds, and a
-        peer that reads nothing for so long is given up."""
+        peer that reads nothing for so long is given up. `look` is called before each message that
+        is waited for, see hcq.transport.vfio_user.attention."""
         self.socket = connection
+        self._look = look
         self.largest = LARGEST_TRANSFER + 4096  # bytes of a payload
         connection.setblocking(True)
         limit = struct.pack("@ll", int(limit_s), int(limit_s % 1 * 1e6))
@@ -187,12 +203,12 @@ class Channel:
         if descriptors:
             rights = array.array("i", descriptors)
             carried = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-            sent = self.socket.sendmsg([head, *parts], carried, socket.MSG_NOSIGNAL)
+            sent = self.socket.sendmsg([head, *parts], carried, _NO_SIGNAL)
         elif size <= 4096:
             whole = b"".join((head, *parts))
-            sent = self.socket.send(whole, socket.MSG_NOSIGNAL)
+            sent = self.socket.send(whole, _NO_SIGNAL)
         else:
-            sent = self.socket.sendmsg([head, *parts], (), socket.MSG_NOSIGNAL)
+            sent = self.socket.sendmsg([head, *parts], (), _NO_SIGNAL)
         if sent < size:
             self._send_rest(sent, [head, *parts])
 
@@ -200,7 +216,7 @@ class Channel:
         """Send one whole small message, header included; errors as for `send`."""
         try:
             with self._sending:
-                sent = self.socket.send(message, socket.MSG_NOSIGNAL)
+                sent = self.socket.send(message, _NO_SIGNAL)
                 if sent < len(message):
                     self.socket.sendall(message[sent:])
         except BlockingIOError as stalled:
@@ -216,9 +232,8 @@ class Channel:
         """The next message. Disconnected at the peer's orderly end, TransportError for an end or a
         stall within a message, and for a header that cannot be. Waits for its beginning without
         limit, unless not `patient`."""
-        descriptors: list[int] = []
+        head, descriptors = self._head(patient)
         try:
-            head = self._head(descriptors, patient)
             number, command, size, flags, error = HEADER.unpack(head)
             if not HEADER.size <= size <= self.largest + HEADER.size:
                 raise TransportError("a message has an impossible size", size=size)
@@ -230,28 +245,30 @@ class Channel:
             raise
         return Message(number, command, flags, error, payload, descriptors)
 
-    def _head(self, descriptors: list[int], patient: bool) -> bytes:
+    def _head(self, patient: bool) -> tuple[bytes, list[int]]:
+        """A header and the descriptors that came with it, which are the caller's."""
         if self._held:
-            return self._rest(b"", HEADER.size)
+            return self._rest(b"", HEADER.size), []
+        self._look()
         while True:
             try:
-                head, carried, flags, _ = self.socket.recvmsg(
-                    HEADER.size, _ROOM, socket.MSG_CMSG_CLOEXEC
-                )
+                head, carried, flags, _ = self.socket.recvmsg(_HEAD, _ROOM, _CLOSED_BY_EXEC)
                 break
             except BlockingIOError as silence:
                 if not patient:
                     raise TransportError("the peer does not answer") from silence
-        for level, kind, data in carried:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                rights = array.array("i")
-                rights.frombytes(data[: len(data) - len(data) % rights.itemsize])
-                descriptors += rights
-        if flags & socket.MSG_CTRUNC:
-            raise TransportError("a message carries too many descriptors")
+        if carried or flags & socket.MSG_CTRUNC:
+            descriptors = _descriptors(carried)
+            try:
+                if flags & socket.MSG_CTRUNC:
+                    raise TransportError("a message carries too many descriptors")
+                return self._rest(head, _HEAD), descriptors
+            except BaseException:
+                close_all(descriptors)
+                raise
         if not head:
             raise Disconnected
-        return head if len(head) == HEADER.size else self._rest(head, HEADER.size)
+        return head if len(head) == _HEAD else self._rest(head, _HEAD), []
 
     def _rest(self, begun: bytes, size: int) -> bytes:
         """`size` bytes in all, of which `begun` are there."""
@@ -273,7 +290,7 @@ class Channel:
     def _receive_some(self, size: int) -> bytes:
         """Up to `size` bytes, nearly always all, without the copy that `receive_into` costs."""
         try:
-            some = self.socket.recv(size, socket.MSG_WAITALL)
+            some = self.socket.recv(size, _WHOLE)
         except BlockingIOError as stalled:
             raise TransportError("a message stops half-way") from stalled
         if not some:
@@ -284,7 +301,7 @@ class Channel:
         """Fill `room` with bytes of the message that was begun."""
         while room:
             try:
-                count = self.socket.recv_into(room, len(room), socket.MSG_WAITALL)
+                count = self.socket.recv_into(room, len(room), _WHOLE)
             except BlockingIOError as stalled:
                 raise TransportError("a message stops half-way") from stalled
             if not count:
@@ -296,6 +313,7 @@ class Channel:
         and to carry no descriptors; what is not such a reply goes back by `hold`."""
         if self._held:
             return b""
+        self._look()
         return self.socket.recv(size)
 
     def hold(self, data: bytes) -> None:
@@ -314,6 +332,14 @@ class Channel:
     def close(self) -> None:
         self.shut()
         self.socket.close()
+
+
+def _descriptors(carried: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in carried:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return found.tolist()
 
 
 def errno_name(number: int) -> str:
