@@ -13,8 +13,9 @@ from compiler.search.measure import Bench, Candidate, Outcome, Problem
 from hcq.device import Device
 from hcq.errors import UgpuError
 
-OPEN_S = 60.0  # TIMEOUT: to open a device and fill its arrays; a virtual one boots in a second
-LEAST_S = 5.0  # TIMEOUT: of a candidate, at least: a virtual GPU translates it first
+OPEN_S = 60.0  # TIMEOUT: to open a device and fill its arrays, and for the default, without which
+# there is no search: seconds, of which a busy machine makes many
+LEAST_S = 5.0  # TIMEOUT: of another candidate, at least: a virtual GPU translates it first
 OUT_OF_TIME = "the time was used up"
 PATIENCE = 50.0  # TIMEOUT: of a candidate, times what the default takes
 
@@ -47,7 +48,8 @@ class Apart:
         """Measure a candidate; the first one is the reference for the others. left_s: no longer
         than that, whatever it takes."""
         end = time.monotonic() + left_s
-        limit = max(self.least_s, PATIENCE * candidate.best_s)
+        patient = max(self.least_s, PATIENCE * candidate.best_s)
+        limit = OPEN_S if self.first is None else patient
 
         def ask(message: object, most_s: float) -> Outcome:
             given_s = min(most_s, end - time.monotonic())

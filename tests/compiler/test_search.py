@@ -43,6 +43,7 @@ from compiler.search.tune import tuning
 from hcq.device import Device
 from hcq.errors import BadArgument
 from hcq.target import TargetSpec
+from tests.support.clocks import Looks
 from tests.support.compiler_cases import GFX1100, HOST, buffer
 from tests.support.kernel_interpreter import interpret
 
@@ -275,6 +276,15 @@ def test_results_are_compared(cpu: Device, apart: Apart) -> None:
     assert apart.run(twice).seconds is not None
 
 
+def test_the_default_has_time_to_run(cpu: Device, apart: Apart) -> None:
+    """It is what the others are compared with: only they are given up after a while."""
+    apart.least_s = 1e-9
+    parameters, twice = candidate(cpu, 2.0)
+    apart.prepare(parameters)
+    assert apart.run(twice).seconds is not None
+    assert "did not end" in apart.run(twice).reason
+
+
 def test_a_candidate_that_crashes_takes_only_its_process(cpu: Device, apart: Apart) -> None:
     parameters, twice = candidate(cpu, 2.0)
     _, thrice = candidate(cpu, 3.0)
@@ -347,7 +357,7 @@ def test_a_search_is_kept_on_disk_and_used(tmp_path: Path) -> None:
         tensor = Tensor(array, device=device).realize()
         with kernel_log() as plain:
             (tensor * 2 + 1).realize()
-        with tuning(beam=2, budget_s=300) as report:
+        with tuning(beam=2, budget_s=48, clock=Looks()) as report:
             found = (tensor * 2 + 1).numpy()
         np.testing.assert_array_equal(found, array * 2 + 1)
         (kernel,) = report.kernels
@@ -402,7 +412,7 @@ def test_kernels_of_several_results(tmp_path: Path) -> None:
         use_cache(device, tmp_path / "kernels")
         tensor = Tensor(array, device=device).realize()
         one, two = tensor * 3, tensor + 5
-        with tuning(beam=1, budget_s=60) as report:
+        with tuning(beam=1, budget_s=100, clock=Looks()) as report:
             one.realize(two)
         np.testing.assert_array_equal(one.numpy(), array * 3)
         np.testing.assert_array_equal(two.numpy(), array + 5)
@@ -436,7 +446,7 @@ def test_a_product_on_the_virtual_gpu_gets_faster(tmp_path: Path) -> None:
     with hcq.open("virtual:navi31") as device:
         use_cache(device, tmp_path / "kernels")
         tensor = Tensor(array, device=device).realize()
-        with tuning(beam=2, budget_s=300) as report:
+        with tuning(beam=2, budget_s=100, clock=Looks()) as report:
             found = (tensor @ tensor).numpy()
         np.testing.assert_allclose(found, array @ array, rtol=1e-5)
         assert report.kernels[0].found is not None

@@ -4,7 +4,7 @@ is provoked by a kernel that really does it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from compiler.codegen.objects import compile_text
 from compiler.dtype import float32
 from compiler.graph import node as graph
 from compiler.index.ranges import Computation, express
-from compiler.kernel.choices import Choices, Chunk
+from compiler.kernel.choices import Choices, Chunk, Space
 from compiler.kernel.lower import lower
 from compiler.runtime import use_cache
 from compiler.schedule.grouping import schedule
@@ -27,6 +27,7 @@ from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.store import Store, key_of
 from compiler.search.tune import KernelTuning, Tuner
 from hcq.device import Device
+from tests.support.clocks import Jumping
 from tests.support.compiler_cases import buffer
 
 # put at the start of a kernel's function
@@ -38,7 +39,9 @@ spin:
 unreached:
 """
 COUNT = 600_000  # elements: several chunks of every size
+SIZES = Space(Chunk(16384), {"size": (4096, 65536)}, lambda _: True)
 TRAP = "  call void @llvm.trap()\n"
+AMPLE_S = 1e4  # a budget that no search here uses up
 
 
 @pytest.fixture
@@ -55,9 +58,11 @@ def computation() -> Computation:
 
 
 class Compiling(tune._Compiling):
-    """Compiles the kernel of one record, and of every other one what it does instead."""
+    """Compiles the kernel of one record, and of every other one what it does instead. met: told
+    before each of those is run."""
 
     instead = ""
+    met: Callable[[], None] = staticmethod(lambda: None)
 
     def result(self, choices: Choices, best_s: float, left_s: float) -> Candidate | Outcome:
         target = self.device.target
@@ -66,6 +71,7 @@ class Compiling(tune._Compiling):
         start = lower(self.computation, target)
         if kernel.name != start.name:
             text = broken(text, kernel.name, self.instead)
+            self.met()
         image = compile_text(text, target)
         return Candidate(image, kernel.name, kernel.grid, kernel.block, best_s)
 
@@ -77,34 +83,34 @@ def broken(text: str, name: str, instead: str) -> str:
 
 
 def tuned(
-    device: Device, monkeypatch: pytest.MonkeyPatch, instead: str, budget_s: float
-) -> tuple[KernelTuning, float, Store]:
-    """What a search reports whose candidates do `instead`, and how long it took."""
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    instead: str,
+    clock: Callable[[], float] = time.monotonic,
+    met: Callable[[Tuner], None] = lambda _: None,
+) -> KernelTuning:
+    """What a search reports whose candidates do `instead`. met: told before each of them is run."""
     monkeypatch.setattr(Compiling, "instead", instead)
     monkeypatch.setattr(tune, "_Compiling", Compiling)
-    store = Store(None)
-    tuner = Tuner(2, budget_s, time.monotonic)
-    measures = tuner._measurer(device)
-    measures.prepare(Problem((Parameter("float32", COUNT),) * 2))
-    first = Compiling(computation(), device).result(Chunk(16384), 0.0, budget_s)
-    assert isinstance(first, Candidate) and measures.run(first).seconds  # its process has begun
-    start = time.monotonic()
-    tuner.end = start + budget_s
+    monkeypatch.setattr(tune, "spaces", lambda *_: [SIZES])
+    tuner = Tuner(2, AMPLE_S, clock)
+    monkeypatch.setattr(Compiling, "met", staticmethod(lambda: met(tuner)))
     try:
-        tuner.tune(computation(), device, store)
+        tuner.tune(computation(), device, Store(None))
     finally:
         tuner.close()
-    elapsed = time.monotonic() - start
     (kernel,) = tuner.report.kernels
-    return kernel, elapsed, store
+    return kernel
 
 
 def test_candidates_that_hang_are_ended_and_the_time_is_kept(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A second is left when the first of them is run, which is less than a candidate may take."""
     monkeypatch.setattr(tune, "SHARE", 1.0)
-    kernel, elapsed, _ = tuned(device, monkeypatch, HANG, 5.0)
-    assert elapsed < 60, "it would never end"
+    assert measuring.LEAST_S > 1.0
+    clock = Jumping()
+    kernel = tuned(device, monkeypatch, HANG, clock, lambda tuner: clock.jump(tuner.end - 1.0))
     assert kernel.found is not None and kernel.found.best is None and not kernel.found.finished
     assert "the default stays" in kernel.summary() and "the time was used up" in kernel.summary()
     assert kernel.details()[1].endswith("the time was used up")
@@ -113,30 +119,32 @@ def test_candidates_that_hang_are_ended_and_the_time_is_kept(
 def test_a_hanging_candidate_leaves_time_for_others(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring.Apart.__init__, "__defaults__", (0.3,))
+    """Each is ended by its own limit, which is not the default's."""
+    monkeypatch.setattr(measuring.Apart.__init__, "__defaults__", (1e-3,))
     monkeypatch.setattr(measuring, "PATIENCE", 1.0)
-    kernel, elapsed, _ = tuned(device, monkeypatch, HANG, 24.0)
-    hung = [line for line in kernel.details() if "did not end" in line]
-    assert len(hung) >= 2 and elapsed < 120.0
+    kernel = tuned(device, monkeypatch, HANG)
+    assert kernel.found is not None and kernel.found.finished
+    assert len([line for line in kernel.details() if "did not end" in line]) == 2
 
 
 def test_candidates_that_end_their_process_are_named(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, _, _ = tuned(device, monkeypatch, TRAP, 24.0)
+    kernel = tuned(device, monkeypatch, TRAP)
     assert kernel.found is not None and kernel.found.best is None
     lines = kernel.details()
-    assert "ms" in lines[0] and any("ended its process (SIGILL" in line for line in lines[1:])
+    assert "ms" in lines[0] and len(lines) == 3
+    assert all("ended its process (SIGILL" in line for line in lines[1:])
     assert "the default stays" in kernel.summary()
 
 
 def test_candidates_that_compute_something_else_are_out(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, _, _ = tuned(device, monkeypatch, "  ret void\n", 120.0)
+    kernel = tuned(device, monkeypatch, "  ret void\n")
     assert kernel.found is not None and kernel.found.best is None
-    outs = [line for line in kernel.details()[1:] if "the same kernel" not in line]
-    assert len(outs) > 3 and all("another result" in line for line in outs)
+    outs = kernel.details()[1:]
+    assert len(outs) == 2 and all("another result" in line for line in outs)
 
 
 def test_a_compiler_that_does_not_answer_keeps_the_time(
@@ -152,7 +160,7 @@ def test_a_compiler_that_does_not_answer_keeps_the_time(
 
     waits: list[float] = []
     monkeypatch.setattr(tune, "shared", Never)
-    tuner = Tuner(2, 3.0, time.monotonic)
+    tuner = Tuner(2, 3.0, lambda: 0.0)
     tuner.tune(computation(), device, Store(None))
     tuner.close()
     (kernel,) = tuner.report.kernels

@@ -16,6 +16,7 @@ from compiler.dtype import bfloat16, float32, int32
 from compiler.runtime import kernel_log
 from compiler.search.tune import tuning
 from hcq.device import Device
+from tests.support.clocks import Looks
 
 Array = NDArray[Any]
 CHIPS = ("gh100", "ga102", "gb202")
@@ -148,7 +149,7 @@ def test_the_device_takes_its_own_architecture(hopper: Device) -> None:
 def test_a_search_tries_rings(hopper: Device) -> None:
     random = np.random.default_rng(10)
     left, right = (random.normal(size=(200, 200)).astype(np.float16) for _ in range(2))
-    with tuning(beam=2, budget_s=8) as report:
+    with tuning(beam=2, budget_s=48, clock=Looks()) as report:
         (Tensor(left, device=hopper) @ Tensor(right, device=hopper)).numpy()
     text = "\n".join(line for kernel in report.kernels for line in kernel.details())
     assert "ringtiles unit=sm_90a.float16" in text and "another result" not in text

@@ -26,7 +26,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_a_script_is_tuned(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["tune", "--json", "--beam", "1", "--budget", "2", str(script), "word"])
+    code = main(["tune", "--json", "--beam", "1", "--budget", "600", str(script), "word"])
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert code == report["exit"] == 0
@@ -37,7 +37,7 @@ def test_a_script_is_tuned(script: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_for_people(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--budget", "1", "--details", str(script), "word"]) == 0
+    assert main(["tune", "--budget", "600", "--details", str(script), "word"]) == 0
     said = capsys.readouterr().out
     assert "kernels have better choices than the default now" in said
     assert "    chunk size=" in said

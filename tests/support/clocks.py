@@ -1,0 +1,30 @@
+"""Clocks for searches: how far one gets is the test's to say, not the machine's."""
+
+from __future__ import annotations
+
+import time
+
+
+class Looks:
+    """A second a look: a budget is so many looks, on a busy machine as on an idle one."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class Jumping:
+    """Real time, which the test sets forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def jump(self, to: float) -> None:
+        """Forward, or not at all."""
+        self.ahead += max(0.0, to - self())
