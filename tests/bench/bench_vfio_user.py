@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -65,15 +66,23 @@ while peer.recv(1):
     for _ in range(size // len(room)):
         peer.sendall(room)
 """
-# Answers each message: what a read of a register is measured against.
+# Answers each message: what a read of a register is measured against. Asleep until one comes, or
+# looking for it all the time, which only the measurement may.
 ECHO = """
-import socket, sys
+import select, socket, sys
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen(1)
 print("ready", flush=True)
 peer, _ = listener.accept()
-while peer.recv(64):
+poll = select.poll()
+poll.register(peer, select.POLLIN)
+awake = len(sys.argv) > 2
+while True:
+    while awake and not poll.poll(0):
+        pass
+    if not peer.recv(64):
+        break
     peer.sendall(bytes(36))
 """
 
@@ -102,16 +111,21 @@ def _best(run: Callable[[], None], count: int = 1) -> float:
     return best / count
 
 
-def _round_trip(count: int) -> float:
+def _round_trip(count: int, *, awake: bool) -> float:
     """Seconds of a message of a read's size to another process and back."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/echo"
-        with _process(ECHO, path), socket.socket(socket.AF_UNIX) as peer:
+        how = ["awake"] if awake else []
+        with _process(ECHO, path, *how), socket.socket(socket.AF_UNIX) as peer:
             peer.connect(path)
+            poll = select.poll()
+            poll.register(peer, select.POLLIN)
 
             def trips() -> None:
                 for _ in range(count):
                     peer.sendall(bytes(32))
+                    while awake and not poll.poll(0):
+                        pass
                     peer.recv(64)
 
             return _best(trips, count)
@@ -124,6 +138,14 @@ def _registers(transport: VfioUserTransport) -> list[dict[str, object]]:
     def reads() -> None:
         for _ in range(count):
             registers.read32(0)
+
+    def reads_of_configuration() -> None:
+        for _ in range(count):
+            transport.config_read(4)
+
+    def awaited() -> None:
+        for _ in range(count):
+            transport.config_write(0x3C, 0, 1)
 
     def posted() -> None:
         for value in range(count):
@@ -143,11 +165,26 @@ def _registers(transport: VfioUserTransport) -> list[dict[str, object]]:
                 for value in range(50):
                     registers.write32(8, value)
 
-    read, whole, raw = _best(reads, count), _best(batched, count), _round_trip(count)
-    return [
+    read, whole = _best(reads, count), _best(batched, count)
+    asleep = _round_trip(count, awake=False)
+    awake = _round_trip(count, awake=True) if len(os.sched_getaffinity(0)) > 1 else None
+    rows: list[dict[str, object]] = [
         {"name": "vfio-user: 4-byte read", "value": read * 1e6, "unit": "us",
-         "peer": "raw socket, to a process and back", "peer_value": raw * 1e6,
-         "ratio": raw / read},
+         "peer": "raw socket, to a process and back", "peer_value": asleep * 1e6,
+         "ratio": asleep / read},
+    ]
+    if awake is not None:
+        rows.append(
+            {"name": "vfio-user: 4-byte read, beside a socket polled by both sides",
+             "value": read * 1e6, "unit": "us", "peer": "raw socket, polled",
+             "peer_value": awake * 1e6, "ratio": awake / read}
+        )
+    return [
+        *rows,
+        {"name": "vfio-user: configuration read",
+         "value": _best(reads_of_configuration, count) * 1e6, "unit": "us"},
+        {"name": "vfio-user: configuration write, until done",
+         "value": _best(awaited, count) * 1e6, "unit": "us"},
         {"name": "vfio-user: register write, posted", "value": _best(posted, count) * 1e6,
          "unit": "us"},
         {"name": "vfio-user: register write, 50 in one message, until done",

@@ -86,6 +86,8 @@ class VfioUserTransport(TransportLife):
         """Read 1, 2 or 4 bytes of configuration space."""
         self.check_open()
         pci_config.check_access(offset, width)
+        if width == 4:
+            return self._connection.read_register(Region.CONFIG, offset, width)
         return int.from_bytes(self._connection.read(Region.CONFIG, offset, width), "little")
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:

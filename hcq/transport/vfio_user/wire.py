@@ -52,6 +52,8 @@ LARGEST_DESCRIPTORS = 8  # QEMU refuses a peer that wants more than 16
 MAJOR, MINOR = 0, 0
 _HEAD = HEADER.size
 _ROOM = socket.CMSG_SPACE(4 * LARGEST_DESCRIPTORS)
+# Plain numbers: to combine members of an enumeration takes as long as a system call.
+_CUT = int(socket.MSG_CTRUNC)
 _CLOSED_BY_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 _WHOLE = int(socket.MSG_WAITALL)
@@ -235,11 +237,11 @@ class Channel:
         head, descriptors = self._head(patient)
         try:
             number, command, size, flags, error = HEADER.unpack(head)
-            if not HEADER.size <= size <= self.largest + HEADER.size:
+            if not _HEAD <= size <= self.largest + _HEAD:
                 raise TransportError("a message has an impossible size", size=size)
             if flags & TYPE_MASK > REPLY:
                 raise TransportError("a message is neither command nor reply", flags=flags)
-            payload = self._rest(b"", size - HEADER.size) if size > HEADER.size else b""
+            payload = self._rest(b"", size - _HEAD) if size > _HEAD else b""
         except BaseException:
             close_all(descriptors)
             raise
@@ -248,7 +250,7 @@ class Channel:
     def _head(self, patient: bool) -> tuple[bytes, list[int]]:
         """A header and the descriptors that came with it, which are the caller's."""
         if self._held:
-            return self._rest(b"", HEADER.size), []
+            return self._rest(b"", _HEAD), []
         self._look()
         while True:
             try:
@@ -257,10 +259,10 @@ class Channel:
             except BlockingIOError as silence:
                 if not patient:
                     raise TransportError("the peer does not answer") from silence
-        if carried or flags & socket.MSG_CTRUNC:
+        if carried or flags & _CUT:
             descriptors = _descriptors(carried)
             try:
-                if flags & socket.MSG_CTRUNC:
+                if flags & _CUT:
                     raise TransportError("a message carries too many descriptors")
                 return self._rest(head, _HEAD), descriptors
             except BaseException:
@@ -276,12 +278,10 @@ class Channel:
             taken = self._held[: size - len(begun)]
             self._held = self._held[len(taken) :]
             begun += taken
-        if len(begun) == size:
-            return begun
         if not begun:
             begun = self._receive_some(size)
-            if len(begun) == size:
-                return begun
+        if len(begun) == size:
+            return begun
         content = bytearray(size)
         content[: len(begun)] = begun
         self.receive_into(memoryview(content)[len(begun) :])
