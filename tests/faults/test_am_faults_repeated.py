@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
 
 import numpy as np
@@ -14,6 +12,7 @@ from am.virtual.gpu import build_chip
 from hcq.buffer import Buffer
 from hcq.errors import ChipError, DeviceHang, IllegalInstruction, PageFault
 from hcq.program import Program
+from tests.support import descriptors
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import check_runs, opened
 
@@ -27,9 +26,19 @@ def fail(device: AmDevice, program: Program, out: Buffer, kernel: str, *more: np
     device.synchronize(limit_s=0.2 if kernel == "forever" else None)
 
 
-def held(device: AmDevice) -> tuple[int, int, int]:
-    gc.collect()
-    return threading.active_count(), len(os.listdir("/proc/self/fd")), device.memory.used
+class Held:
+    """What a device that works holds, once threads and garbage of earlier tests have gone."""
+
+    def __init__(self, device: AmDevice) -> None:
+        self.device = device
+        self.descriptors = descriptors.settled()
+        self.threads = threading.active_count()
+        self.memory = device.memory.used
+
+    def still(self) -> bool:
+        """No more than that, though others may hold less by now."""
+        assert descriptors.leaked(self.descriptors) == 0
+        return threading.active_count() <= self.threads and self.device.memory.used == self.memory
 
 
 @pytest.mark.parametrize(
@@ -51,14 +60,14 @@ def test_nothing_is_left_behind(
             device.load(faulty_object()) as program,
             device.alloc(64) as out,
         ):
-            first: tuple[int, int, int] | None = None
+            first: Held | None = None
             for turn in range(TIMES):
                 with pytest.raises(error):
                     fail(device, program, out, kernel, *more)
                 device.reset()
                 check_runs(device, program, out, turn)
-                first = first or held(device)
-            assert held(device) == first
+                first = first or Held(device)
+                assert first.still()
         assert chip.violations == []
     finally:
         chip.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import struct
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hcq.errors import BadArgument, Closed
 from hcq.transport.system import System
 from hcq.transport.system_node import SystemNode
+from tests.support import descriptors
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def test_a_view_that_is_held_outlives_its_mapping(root: Path) -> None:
 
 
 def test_closing_gives_back_every_descriptor(root: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors.settled()
     node = SystemNode("thing", System(root))
     for _ in range(5):
         node.map(node.open("/dev/thing0"), 4096)
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert descriptors.count() > before
     node.close()
     node.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors.leaked(before) == 0
     with pytest.raises(Closed):
         node.open("/dev/thing0")
 
