@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import socket
 import threading
 from collections import deque
@@ -172,37 +173,40 @@ class Connection:
         """Read a block in as many messages as it takes; the server prepares one while the one
         before it is on its way."""
         limit = min(self.peer.transfer, wire.DEFAULT_TRANSFER)
-        counts = [min(limit, size - start) for start in range(0, size, limit)]
-        pieces: list[bytes] = []
-        asked: deque[int] = deque()
-        with self._lock:
+        # Received to where it stays: what getvalue gives is what the view was of, not a copy.
+        content = io.BytesIO(bytes(size))
+        asked: deque[tuple[int, int]] = deque()  # number of a request, its place in the block
+        with self._lock, content.getbuffer() as room:
             self._flush()
             try:
-                for place, count in enumerate(counts):
-                    request = wire.REGION_ACCESS.pack(offset + place * limit, region, count)
+                for start in range(0, size, limit):
+                    count = min(limit, size - start)
+                    request = wire.REGION_ACCESS.pack(offset + start, region, count)
                     number = self._next()
                     self._channel.send(number, Command.REGION_READ, (request,))
-                    asked.append(number)
+                    asked.append((number, start))
                     if len(asked) == READ_AHEAD:
-                        pieces.append(self._read_answer(asked.popleft(), counts[len(pieces)]))
+                        number, ready = asked.popleft()
+                        self._read_answer(number, room[ready : ready + limit])
                 while asked:
-                    pieces.append(self._read_answer(asked.popleft(), counts[len(pieces)]))
+                    number, ready = asked.popleft()
+                    self._read_answer(number, room[ready : ready + limit])
             except (Disconnected, OSError) as error:
                 self._lost(error)
             except UgpuError:
-                self._skip_answers(asked)
+                self._skip_answers(number for number, _ in asked)
                 raise
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return content.getvalue()
 
-    def _read_answer(self, number: int, size: int) -> bytes:
-        whole = _PLACE + size
+    def _read_answer(self, number: int, room: memoryview) -> None:
         head = self._first(_PLACE)
         if len(head) == _PLACE:
-            expected = (number, Command.REGION_READ, whole, wire.REPLY, 0)
+            expected = (number, Command.REGION_READ, _PLACE + len(room), wire.REPLY, 0)
             if wire.HEADER.unpack_from(head) == expected:
-                return self._channel.receive_data(size)
+                self._channel.receive_into(room)
+                return
         self._channel.hold(head)
-        return self._data(self._answer(number, Command.REGION_READ), size)
+        room[:] = self._data(self._answer(number, Command.REGION_READ), len(room))
 
     def _first(self, size: int) -> bytes:
         try:

@@ -320,10 +320,6 @@ class Channel:
         """Give back bytes taken by `answer`; `receive` begins with them."""
         self._held = data + self._held
 
-    def receive_data(self, size: int) -> bytes:
-        """Exactly `size` bytes of the message whose beginning `answer` took."""
-        return self._rest(b"", size)
-
     def shut(self) -> None:
         """End the connection, waking whoever waits in `receive`; any thread may call it."""
         with contextlib.suppress(OSError):

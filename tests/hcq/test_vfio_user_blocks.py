@@ -1,0 +1,134 @@
+"""Blocks read over vfio-user in several messages: what comes back, and what goes wrong halfway."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hcq.errors import BadArgument, DeviceLost, TransportError
+from hcq.transport.vfio_user.connection import Connection
+from hcq.transport.vfio_user.version import Capabilities
+from tests.support.vfio_user_wire import take
+
+REGION, TRANSFER = 2, 64
+ASKED = struct.pack("<HHIII", 9, 11, 32, 0, 0) + struct.pack("<QQ", 0x1000, 8)
+
+
+class Memory:
+    """Of a client; the server may read eight bytes of it."""
+
+    def read(self, address: int, size: int) -> bytes:
+        if (address, size) != (0x1000, 8):
+            raise BadArgument("no memory is mapped there")
+        return b"clients."
+
+    def write(self, address: int, data: bytes) -> None:
+        raise BadArgument("no memory is mapped there")
+
+
+class Line:
+    """A connection whose server's answers lie ready before they are asked for."""
+
+    def __init__(self) -> None:
+        ours, self.server = socket.socketpair(socket.AF_UNIX)
+        self.connection = Connection(ours, "test", Memory(), 10.0)
+        self.connection.peer = Capabilities(transfer=TRANSFER)
+        self.answers = 0
+
+    def answer(self, data: bytes, *, flags: int = 1, error: int = 0) -> None:
+        self.answers += 1
+        payload = b"" if error else struct.pack("<QII", 0, REGION, len(data)) + data
+        head = struct.pack("<HHIII", self.answers, 9, 16 + len(payload), flags, error)
+        self.server.sendall(head + payload)
+
+    def refuse(self, number: int) -> None:
+        self.answer(b"", flags=0x21, error=number)
+
+    def asked(self, count: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of the next `count` requests."""
+        places = []
+        for _ in range(count):
+            _, command, size, flags, _ = struct.unpack("<HHIII", take(self.server, 16))
+            assert (command, size, flags) == (9, 32, 0)
+            offset, region, length = struct.unpack("<QII", take(self.server, 16))
+            assert region == REGION
+            places.append((offset, length))
+        return places
+
+    def still_in_step(self) -> None:
+        """The stream goes on with the answer to the next request."""
+        self.answer(struct.pack("<I", 0xC0FFEE))
+        assert self.connection.read_register(REGION, 0, 4) == 0xC0FFEE
+
+    def close(self) -> None:
+        self.connection.close()
+        self.server.close()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    one = Line()
+    yield one
+    one.close()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 9 * TRANSFER))
+def test_any_size_comes_whole(size: int) -> None:
+    line = Line()
+    data = os.urandom(size)
+    expected = [(0x100 + start, min(TRANSFER, size - start)) for start in range(0, size, TRANSFER)]
+    for offset, count in expected:
+        line.answer(data[offset - 0x100 :][:count])
+    found = line.connection.read_many(REGION, 0x100, size)
+    assert type(found) is bytes and found == data
+    assert line.asked(len(expected)) == expected
+    line.still_in_step()
+    line.close()
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_piece_that_is_refused(line: Line, place: int) -> None:
+    for piece in range(6):
+        if piece == place:
+            line.refuse(errno.ENODEV)
+        elif piece < place + 3:  # no more is asked for after the refusal
+            line.answer(bytes(TRANSFER))
+    with pytest.raises(DeviceLost):
+        line.connection.read_many(REGION, 0, 6 * TRANSFER)
+    line.still_in_step()
+
+
+@pytest.mark.parametrize("size", [0, 4, TRANSFER - 4, TRANSFER + 4])
+def test_a_piece_of_another_size(line: Line, size: int) -> None:
+    for count in (TRANSFER, size, TRANSFER, TRANSFER):
+        line.answer(bytes(count))
+    with pytest.raises(TransportError):
+        line.connection.read_many(REGION, 0, 8 * TRANSFER)
+    line.still_in_step()
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_command_of_the_server_between_pieces(line: Line, place: int) -> None:
+    data = os.urandom(4 * TRANSFER)
+    for piece in range(4):
+        if piece == place:
+            line.server.sendall(ASKED)
+        line.answer(data[piece * TRANSFER :][:TRANSFER])
+    assert line.connection.read_many(REGION, 0, len(data)) == data
+    line.still_in_step()
+
+
+def test_the_end_amid_a_piece(line: Line) -> None:
+    line.answer(bytes(TRANSFER))
+    line.server.sendall(struct.pack("<HHIII", 2, 9, 32 + TRANSFER, 1, 0) + bytes(16 + 7))
+    line.server.shutdown(socket.SHUT_WR)
+    with pytest.raises((TransportError, DeviceLost)):
+        line.connection.read_many(REGION, 0, 2 * TRANSFER)
