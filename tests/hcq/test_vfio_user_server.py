@@ -451,6 +451,18 @@ def test_a_second_client_is_told(wire: socket.socket, server: Server) -> None:
     exchange(wire, 9, struct.pack("<QII", 0, 0, 4))
 
 
+def test_a_slow_client_holds_no_other_up_and_is_told_too(
+    wire: socket.socket, server: Server
+) -> None:
+    """A busy host lets it say nothing for a while; one that comes later is refused meanwhile."""
+    with raw_client(server) as slow:
+        for _ in range(6):
+            with raw_client(server) as quick:
+                assert refused(quick, 1, HELLO) == errno.EBUSY
+        assert refused(slow, 1, HELLO) == errno.EBUSY
+    exchange(wire, 9, struct.pack("<QII", 0, 0, 4))
+
+
 def test_the_socket_in_use_is_not_taken(server: Server) -> None:
     with pytest.raises(DeviceBusy):
         Server(server.path, MemoryDevice())

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # TIMEOUT: a message that was begun is whole within this, or its sender is gone; our choice.
 MESSAGE_LIMIT_S = 10.0
-REFUSAL_LIMIT_S = 1.0
+PROBE_LIMIT_S = 1.0  # TIMEOUT: a server that listens has room for one more, or is in use
 # TIMEOUT: the kernel has told of a dead client's end by then; who asks meanwhile may be its heir.
 TAKEOVER_LIMIT_S = 0.2
 
@@ -74,7 +74,8 @@ class Server:
         with self._lock:
             current = self._session
         if current is not None and not current.gone(TAKEOVER_LIMIT_S):
-            _refuse(connection)
+            name = "vfio-user-refusal"
+            threading.Thread(target=_refuse, args=(connection,), name=name, daemon=True).start()
             return
         channel = Channel(connection, MESSAGE_LIMIT_S, attention_to(connection))
         session = Session(channel, self.model)
@@ -133,7 +134,7 @@ def _clear(path: Path) -> None:
     if not stat.S_ISSOCK(path.stat().st_mode):
         raise BadArgument(f"{path} exists and is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(REFUSAL_LIMIT_S)
+        probe.settimeout(PROBE_LIMIT_S)
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
@@ -146,8 +147,9 @@ def _clear(path: Path) -> None:
 
 
 def _refuse(connection: socket.socket) -> None:
-    """Tell a second client that the device is taken."""
-    channel = Channel(connection, REFUSAL_LIMIT_S)
+    """Tell a second client that the device is taken, when it asks. In a thread of its own: that may
+    be a while after it came, on a busy host."""
+    channel = Channel(connection, MESSAGE_LIMIT_S)
     try:
         first = channel.receive(patient=False)
         first.close()
