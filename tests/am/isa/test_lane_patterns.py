@@ -1,8 +1,8 @@
 """Loads and stores of every width, for patterns of lanes' addresses that have ways of their own.
 
-Consecutive lanes, runs of four lanes in several pages, lanes 16..31 that repeat lanes 0..15, lanes
-that follow the one eight before, all lanes at one place, and what is none of these: each must give
-what a loop over lanes gives.
+Consecutive lanes, runs of four and rows of eight lanes in several pages, lanes 16..31 that repeat
+lanes 0..15, lanes that follow the one eight before, all lanes at one place, and what is none of
+these: each must give what a loop over lanes gives.
 """
 
 from __future__ import annotations
@@ -59,6 +59,16 @@ def runs_over_page_ends(size: int, space: int) -> Offsets:
     return end + _lanes() % 4 * size - 8 - 2 * size
 
 
+def rows_of_eight(size: int, space: int) -> Offsets:
+    """Each eight lanes in a row of their own: a tile of an array."""
+    return _lanes() // 8 * (space // 4) + _lanes() % 8 * size + 32
+
+
+def rows_over_page_ends(size: int, space: int) -> Offsets:
+    end = (_lanes() // 8 + 1) * (space // 8)
+    return end + _lanes() % 8 * size - 3 * size - 4
+
+
 def halves_alike(size: int, space: int) -> Offsets:
     return _lanes() % 16 * 36 + 4
 
@@ -96,8 +106,9 @@ def anywhere(size: int, space: int) -> Offsets:
 
 
 PATTERNS = (
-    consecutive, backwards, runs_of_four, runs_over_page_ends, halves_alike, fragment, turned_tile,
-    turned_backwards, turned_overlapping, runs_overlapping, at_one_place, anywhere,
+    consecutive, backwards, runs_of_four, runs_over_page_ends, rows_of_eight,
+    rows_over_page_ends, halves_alike, fragment, turned_tile, turned_backwards, turned_overlapping,
+    runs_overlapping, at_one_place, anywhere,
 )  # fmt: skip
 
 
@@ -213,8 +224,8 @@ def test_global_loads(core: GfxCore, pattern: Pattern, size: int, mask: int) -> 
     offsets, target = pattern(size, REGION), _random(REGION)
     load = asm.global_access(_name("load", size), addr=ADDRESSES, saddr=2, dst=DATA)
     store = asm.global_access("store_b128", addr=OWN, saddr=4, data=DATA)
-    body = [*_marks(), *_masked(mask, load), store]
-    _, found = _run(core, body, offsets, target, mask, _counts(size))
+    again = _masked(mask, load) * 2  # once without translations at hand, and once with them
+    _, found = _run(core, [*_marks(), *again, store], offsets, target, mask, _counts(size))
     assert np.array_equal(found[: 16 * LANES], _loaded(target, offsets, size, mask, REGION))
 
 
@@ -225,8 +236,7 @@ def test_global_stores(core: GfxCore, pattern: Pattern, size: int, mask: int) ->
     offsets, target = pattern(size, REGION - 512) + 512, _random(REGION)
     load = asm.global_access("load_b128", addr=OWN, saddr=2, dst=DATA)
     store = asm.global_access(_name("store", size), addr=ADDRESSES, saddr=2, data=DATA)
-    body = [load, *_masked(mask, store)]
-    found, _ = _run(core, body, offsets, target, mask, _counts(size))
+    found, _ = _run(core, [load, *_masked(mask, store) * 2], offsets, target, mask, _counts(size))
     assert np.array_equal(found, _stored(target, target, offsets, size, mask, REGION))
 
 
@@ -322,3 +332,42 @@ def test_the_second_load_uses_what_the_first_has_read(core: GfxCore) -> None:
     _, found = _run(core, [*_fill_local(), copied, first, second, store], offsets, target, EVERY)
     seen = target.view(np.uint32)[offsets // 4].astype(np.int64) + 16
     assert np.array_equal(found[: 16 * LANES], _loaded(target, seen, 16, EVERY, LOCAL_BYTES))
+
+
+TOTALS = 40  # vector registers of a matrix product
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("pattern", [fragment, halves_alike, anywhere, consecutive])
+def test_a_fragment_is_whole_where_all_its_lanes_are_read(
+    core: GfxCore, pattern: Pattern, outside: bool
+) -> None:
+    """A product of a fragment reads half of its lanes: it is the same whether others are read."""
+    offsets, target = pattern(16, LOCAL_BYTES - 32), _random(LOCAL_BYTES)
+    halves = np.random.default_rng(3).standard_normal(LOCAL_BYTES // 2).astype(np.float16)
+    target[:] = halves.view(np.uint8)
+    if outside:
+        offsets = _some_outside(offsets)
+    marks = [asm.vop1("v_mov_b32", DATA + k, asm.LITERAL, MARK) for k in range(8)]
+    loads = [
+        asm.ds("ds_load_b128", addr=ADDRESSES, dst=DATA + 4 * k, offset=16 * k) for k in range(2)
+    ]
+    factor = asm.v(DATA)
+    sources = [factor, factor, asm.integer(0)]
+    product = asm.vop3p("v_wmma_f32_16x16x16_f16", TOTALS, sources)
+    body = [*_fill_local(), *marks, *loads, product, asm.sopp("s_nop")]
+    shown = [
+        asm.global_access("store_b128", addr=OWN, saddr=4, data=TOTALS + 4 * k, offset=512 * k)
+        for k in range(2)
+    ]
+    rows = [
+        asm.global_access("store_b128", addr=OWN, saddr=4, data=DATA + 4 * k, offset=1024 + 512 * k)
+        for k in range(2)
+    ]
+    _, alone = _run(core, [*body, *shown], offsets, target, EVERY, (72,))
+    _, both = _run(core, [*body, *shown, *rows], offsets, target, EVERY, (72,))
+    assert alone[:1024].any()
+    assert np.array_equal(alone[:1024], both[:1024])
+    for k in range(2):
+        wanted = _loaded(target, offsets + 16 * k, 16, EVERY, LOCAL_BYTES)
+        assert np.array_equal(both[1024 + 512 * k : 1536 + 512 * k], wanted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, data_parameter
+from am.virtual.isa.runtime.octets import octets_ir
 from am.virtual.isa.runtime.rows import Lines, load_block, load_rows, store_block, store_rows
 from am.virtual.isa.runtime.runs import RUN, run_starts
 from hcq.emu.text import constant, lanes
@@ -234,9 +235,10 @@ def _near(store: bool, size: int) -> str:
     result, parameters = _signature(store, size, f"i64 %base, {VECTOR} %offsets")
     body = _near_small(store, size) if size <= 4 else _near_wide(store, size)
     nothing = f"  ret {VECTOR} zeroinitializer\n" if result == VECTOR else "  ret void\n"
+    first = "" if _by_value(size) else octets_ir(store, size)
     return f"""
 define {result} @{PREFIX}near_{verb}_{size}({parameters}) noinline {{
-{_one_page(size, store)}
+{first}{_one_page(size, store)}
 {body}
 general:
   %offsets.64 = zext {VECTOR} %offsets to {WIDE}

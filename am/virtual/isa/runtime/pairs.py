@@ -15,10 +15,11 @@ from hcq.emu.text import constant
 
 VECTOR = "<32 x i32>"
 NAME = PREFIX + "lds_load_pair"
+FRAGMENT = PREFIX + "lds_load_fragment"
 
 
-def _turned(e: Lines) -> None:
-    """Load the rows of lanes 0..15, and store the columns to %low and %high."""
+def _turned(e: Lines, halves: tuple[int, ...]) -> None:
+    """Load the rows of lanes 0..15, and store the columns to these halves of %low and %high."""
     rows = []
     for lane in range(16):
         far = e.value(f"mul i64 %stride, {lane // 2}")
@@ -34,7 +35,7 @@ def _turned(e: Lines) -> None:
             order = [16 * side + start + place + k
                      for side in (0, 1) for place in (0, 8) for k in range(4)]  # fmt: skip
             whole = e.shuffle(16, first, second, order)
-            for half in (0, 1):
+            for half in halves:
                 place = column * layout.IO_COLUMN + 64 * half
                 at = e.value(f"getelementptr i8, ptr {data}, i64 {place}")
                 e.do(f"store {HALF} {whole}, ptr {at}, align 64")
@@ -56,11 +57,16 @@ def _start(lane: int) -> str:
 
 def pairs_ir() -> str:
     """Return the IR of `lds_load_pair(context, addresses, low, high)`: of every lane, 16 bytes at
-    its address to the columns at `low`, the 16 bytes behind them to those at `high`."""
+    its address to the columns at `low`, the 16 bytes behind them to those at `high`; and of
+    `lds_load_fragment`, which may leave lanes 16..31 of the columns as they were."""
+    return _function(NAME, (0, 1)) + _function(FRAGMENT, (0,))
+
+
+def _function(name: str, halves: tuple[int, ...]) -> str:
     e = Lines("p")
-    _turned(e)
+    _turned(e, halves)
     return f"""
-define void @{NAME}(ptr %context, {VECTOR} %addresses, ptr %low, ptr %high) noinline {{
+define void @{name}(ptr %context, {VECTOR} %addresses, ptr %low, ptr %high) noinline {{
 {field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
   %limit = trunc i64 %lds.size to i32
   %end = call i32 @llvm.usub.sat.i32(i32 %limit, i32 31)
@@ -100,4 +106,4 @@ each:
 
 def names() -> list[str]:
     """Return the functions that kernels may call."""
-    return [NAME]
+    return [NAME, FRAGMENT]

@@ -10,8 +10,10 @@ from am.virtual.isa.decoder.operands import Operand
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.runtime.local import ATOMICS
+from am.virtual.isa.runtime.pairs import FRAGMENT as LOAD_FRAGMENT
 from am.virtual.isa.runtime.pairs import NAME as LOAD_PAIR
 from am.virtual.isa.translator.lanes import gather_lanes
+from am.virtual.isa.translator.liveness import registers
 from am.virtual.isa.translator.memory import (
     ADDRESSES,
     Address,
@@ -56,8 +58,11 @@ def _load(size: int, how: str = "") -> Handler:
     return emit
 
 
-def load_pair(e: Registers, first: Instruction, second: Instruction) -> bool:
-    """Emit two loads at once where together they read 32 bytes a lane; return whether they do."""
+def load_pair(e: Registers, first: Instruction, second: Instruction, live: int) -> bool:
+    """Emit two loads at once where together they read 32 bytes a lane; return whether they do.
+
+    live: what is read in lanes 16..31 after them.
+    """
     if not e.full or any(i.name != "ds_load_b128" or i.gds for i in (first, second)):
         return False
     low, high = sorted((first, second), key=lambda i: i.offset)
@@ -71,10 +76,10 @@ def load_pair(e: Registers, first: Instruction, second: Instruction) -> bool:
     places = e.in_place(low.dst), e.in_place(high.dst)
     if places[0] is None or places[1] is None:
         return False
-    e.call(
-        "void", LOAD_PAIR, ("ptr", "%context"), (VECTOR, _local_address(e, low, low.offset)),
-        ("ptr", places[0]), ("ptr", places[1]),
-    )  # fmt: skip
+    apart = live & (registers(low.dst) | registers(high.dst))
+    address = (VECTOR, _local_address(e, low, low.offset))
+    targets = ("ptr", places[0]), ("ptr", places[1])
+    e.call("void", LOAD_PAIR if apart else LOAD_FRAGMENT, ("ptr", "%context"), address, *targets)
     return True
 
 

@@ -28,6 +28,7 @@ from am.virtual.isa.translator import relative as emit_relative
 from am.virtual.isa.translator import scalar as emit_scalar
 from am.virtual.isa.translator.flow import emit_end, halt
 from am.virtual.isa.translator.lanes import apply_dpp
+from am.virtual.isa.translator.liveness import ALL, read_after
 from am.virtual.isa.translator.pinned import pinned_registers
 from am.virtual.isa.translator.program import Block, Program, Stop, successors
 from am.virtual.isa.translator.registers import Registers, Unsupported
@@ -60,9 +61,10 @@ def translate(program: Program, vector_limit: int, name: str) -> str:
     e = Registers(vector_limit, pinned_registers(program, vector_limit))
     resumes: set[int] = set(program.roots)
     jumps = False
+    live = read_after(program)
     for start in sorted(program.blocks):
         block = program.blocks[start]
-        _emit_block(e, block)
+        _emit_block(e, block, live)
         last = block.instructions[-1] if block.instructions else None
         if last is not None and last.name == "s_barrier":
             resumes.add(last.next_pc)
@@ -71,7 +73,7 @@ def translate(program: Program, vector_limit: int, name: str) -> str:
     return _module(e, program, sorted(resumes), name, jumps)
 
 
-def _emit_block(e: Registers, block: Block) -> None:
+def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
     e.begin(f"pc{block.start}")
     e.start_block(block.full)
     done: Instruction | None = None  # by what was emitted for the one before it
@@ -81,7 +83,9 @@ def _emit_block(e: Registers, block: Block) -> None:
         mark = len(e.lines)
         try:
             following = block.instructions[number + 1 : number + 2]
-            if following and emit_local.load_pair(e, instruction, following[0]):
+            if following and emit_local.load_pair(
+                e, instruction, following[0], live.get(following[0].pc, ALL)
+            ):
                 done = following[0]
                 continue
             if successors(instruction) is not None:

@@ -1,0 +1,68 @@
+"""Accesses of all lanes of which each eight lie one behind the other: rows of a tile of an array.
+
+Eight lanes then need one look at the TLB, and their row is moved at once. The rows may lie in pages
+of their own. What is not so, a page that is not in the TLB included, goes on at %plain.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT, field
+from am.virtual.isa.runtime.rows import Lines, load_block, store_block
+from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+from hcq.emu.text import lanes
+
+ROW = 8  # lanes
+_VECTOR = "<32 x i32>"
+
+
+def _row(e: Lines, lane: int, size: int, tag_column: int) -> tuple[str, str]:
+    """Return where the row that begins with a lane is, and a number that is zero if it is there."""
+    bytes_ = ROW * size
+    offset = e.value(f"extractelement {_VECTOR} %offsets, i32 {lane}")
+    wraps = e.value(f"icmp ugt i32 {offset}, {(1 << 32) - bytes_}")
+    address = e.value(f"add i64 %base, {e.value(f'zext i32 {offset} to i64')}")
+    inside = e.value(f"and i64 {address}, {PAGE - 1}")
+    crosses = e.value(f"icmp ugt i64 {inside}, {PAGE - bytes_}")
+    page = e.value(f"lshr i64 {address}, {PAGE_SHIFT}")
+    fold = e.value(f"and i64 {e.value(f'lshr i64 {page}, 6')}, -64")
+    entry = e.value(f"and i64 {e.value(f'xor i64 {page}, {fold}')}, {TLB_SETS - 1}")  # `tlb_set`
+    at = e.value(f"getelementptr i8, ptr %o.tlb, i64 {e.value(f'shl i64 {entry}, {ROW_SHIFT}')}")
+    tag_at = e.value(f"getelementptr i8, ptr {at}, i64 {8 * tag_column}")
+    tag = e.value(f"load atomic i64, ptr {tag_at} monotonic, align 8")
+    delta_at = e.value(f"getelementptr i8, ptr {at}, i64 {8 * DELTA}")
+    delta = e.value(f"load atomic i64, ptr {delta_at} monotonic, align 8")
+    either = e.value(f"or i1 {wraps}, {crosses}")
+    wrong = e.value(f"xor i64 {tag}, {page}")
+    wrong = e.value(f"or i64 {wrong}, {e.value(f'zext i1 {either} to i64')}")
+    return e.value(f"inttoptr i64 {e.value(f'add i64 {address}, {delta}')} to ptr"), wrong
+
+
+def octets_ir(store: bool, size: int) -> str:
+    """Return the lines that make the access, of %base + %offsets, where it is so; else %plain."""
+    look, move = Lines("ol"), Lines("om")
+    found = [_row(look, lane, size, WRITE_TAG if store else READ_TAG) for lane in range(0, 32, ROW)]
+    wrong = found[0][1]
+    for _, other in found[1:]:
+        wrong = look.value(f"or i64 {wrong}, {other}")
+    (store_block if store else load_block)(move, size, [host for host, _ in found])
+    firsts = lanes([lane // ROW * ROW for lane in range(32)])
+    steps = lanes([lane % ROW * size for lane in range(32)])
+    return f"""
+  %o.all = icmp eq i32 %lanes, -1
+  %o.firsts = shufflevector {_VECTOR} %offsets, {_VECTOR} poison, {_VECTOR} {firsts}
+  %o.wanted = add {_VECTOR} %o.firsts, {steps}
+  %o.follow = icmp eq {_VECTOR} %o.wanted, %offsets
+  %o.bits = bitcast <32 x i1> %o.follow to i32
+  %o.rows = icmp eq i32 %o.bits, -1
+  %o.try = and i1 %o.rows, %o.all
+  br i1 %o.try, label %octets, label %plain
+octets:
+{field("o.tlb", layout.TLB, "ptr")}{look.text()}
+  %o.there = icmp eq i64 {wrong}, 0
+  br i1 %o.there, label %octets.move, label %plain
+octets.move:
+{move.text()}
+  ret void
+plain:
+"""

@@ -1,0 +1,120 @@
+"""Which vector registers are read for their lanes 16..31 after a load of a matrix operand.
+
+Matrix instructions look at lanes 0..15 of A and B alone (see `runtime.matrix`), so that what loads
+a fragment need not repeat it in lanes 16..31 where nothing else reads the registers before they are
+written again. No one but the program sees a wave's registers: they end with it.
+
+A backward analysis over the program's blocks, by halves of registers (bits 2n and 2n + 1 of a set
+stand for the low and high 16 bits of register n), since halves are what v_mov_b16 writes. Whatever
+is not known to write a register whole, in all lanes, counts as reading it.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.decoder.operands import Operand
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.translator.program import Block, Program, Stop, ones_after
+
+ALL = (1 << 512) - 1
+_LOADS = ("ds_load_b", "global_load_b")  # of 32 bits and more: they write nothing but whole ones
+_NARROW = ("_b8", "_b16")
+_NOWHERE = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")  # control passes to who knows where
+
+
+def registers(operand: Operand | None) -> int:
+    """Return the set of an operand's vector registers."""
+    if operand is None or not operand.is_vector:
+        return 0
+    return ((1 << 2 * operand.width) - 1) << 2 * operand.index
+
+
+def _written(i: Instruction) -> int:
+    """Return what an instruction writes whatever was there before, if EXEC is all ones."""
+    dst = i.dst
+    if dst is None or not dst.is_vector or i.dpp is not None or i.x is not None:
+        return 0
+    if i.name == "v_mov_b16":
+        return 1 << 2 * dst.index + int(dst.high)
+    whole = i.name == "v_mov_b32" or i.name.startswith("v_wmma_f32_")
+    if whole or (i.name.startswith(_LOADS) and not i.name.endswith(_NARROW)):
+        return registers(dst)
+    return 0
+
+
+def _read(i: Instruction, written: int) -> int:
+    """Return what an instruction reads in lanes 16..31, or may."""
+    if i.x is not None and i.y is not None:
+        return _read(i.x, 0) | _read(i.y, 0)
+    operands = [i.addr, i.data, i.data1, i.saddr, *i.srcs]
+    if i.name.startswith("v_wmma_"):
+        operands = [*i.srcs[2:]]
+    found = 0 if written else registers(i.dst)
+    for operand in operands:
+        found |= registers(operand)
+    return found
+
+
+def _before(i: Instruction, live: int, full: bool) -> int:
+    written = _written(i) if full else 0
+    return live & ~written | _read(i, written)
+
+
+def _fulls(block: Block) -> list[bool]:
+    """Return, for each instruction of a block, whether EXEC is known to be all ones there."""
+    ones = {layout.SGPR_EXEC} if block.full else set()
+    found = []
+    for instruction in block.instructions:
+        found.append(layout.SGPR_EXEC in ones)
+        ones_after(instruction, ones)
+    return found
+
+
+def _passed(block: Block, fulls: list[bool], live: int) -> int:
+    for instruction, full in zip(reversed(block.instructions), reversed(fulls), strict=True):
+        live = _before(instruction, live, full)
+    return live
+
+
+def read_after(program: Program) -> dict[int, int]:
+    """Return, by the offset of each ds_load_b128, what is read in lanes 16..31 after it.
+
+    Empty where control may pass to unknown places, or registers are chosen by number at run time.
+    """
+    fulls = {start: _fulls(block) for start, block in program.blocks.items()}
+    for block in program.blocks.values():
+        for instruction in block.instructions:
+            if instruction.name in _NOWHERE or "movrel" in instruction.name:
+                return {}
+    entering = dict.fromkeys(program.blocks, 0)
+    waiting = sorted(program.blocks)
+    while waiting:
+        start = waiting.pop()
+        block = program.blocks[start]
+        live = _passed(block, fulls[start], _leaving(block, entering))
+        if live != entering[start]:
+            entering[start] = live
+            waiting += [at for at, other in program.blocks.items() if start in other.successors]
+    return _at_loads(program, fulls, entering)
+
+
+def _leaving(block: Block, entering: dict[int, int]) -> int:
+    live = 0 if block.stop is Stop.NONE else ALL
+    for target in block.successors:
+        live |= entering[target]
+    return live
+
+
+def _at_loads(
+    program: Program, fulls: dict[int, list[bool]], entering: dict[int, int]
+) -> dict[int, int]:
+    found = {}
+    for start, block in program.blocks.items():
+        live = _leaving(block, entering)
+        for instruction, full in zip(
+            reversed(block.instructions), reversed(fulls[start]), strict=True
+        ):
+            if instruction.name == "ds_load_b128":
+                found[instruction.pc] = live
+            live = _before(instruction, live, full)
+    return found
