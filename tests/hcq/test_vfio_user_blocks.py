@@ -6,18 +6,20 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, DeviceLost, TransportError
+from hcq.errors import BadArgument, Closed, DeviceLost, TransportError
 from hcq.transport.vfio_user.connection import Connection
 from hcq.transport.vfio_user.version import Capabilities
 from tests.support.vfio_user_wire import take
 
 REGION, TRANSFER = 2, 64
+LIMIT_S = 60.0
 ASKED = struct.pack("<HHIII", 9, 11, 32, 0, 0) + struct.pack("<QQ", 0x1000, 8)
 
 
@@ -132,3 +134,40 @@ def test_the_end_amid_a_piece(line: Line) -> None:
     line.server.shutdown(socket.SHUT_WR)
     with pytest.raises((TransportError, DeviceLost)):
         line.connection.read_many(REGION, 0, 2 * TRANSFER)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 16, 32, 39], ids=lambda kept: f"{kept} bytes")
+def test_closing_while_a_block_is_awaited(line: Line, kept: int) -> None:
+    ends: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            line.connection.read_many(REGION, 0, 2 * TRANSFER)
+        except Exception as error:
+            ends.append(error)
+
+    head = struct.pack("<HHIIIQII", 1, 9, 32 + TRANSFER, 1, 0, 0, REGION, TRANSFER)
+    line.server.sendall((head + bytes(TRANSFER))[:kept])
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert line.asked(2) == [(0, TRANSFER), (TRANSFER, TRANSFER)]
+    line.connection.close()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert [type(error) for error in ends] == [Closed]
+    with pytest.raises(Closed):
+        line.connection.read_register(REGION, 0, 4)
+
+
+def test_a_stall_amid_a_piece_ends_the_connection(line: Line) -> None:
+    """What comes after it cannot be told from the piece's rest."""
+    seconds = struct.pack("@ll", 0, 1000)
+    line.connection.close()
+    ours, line.server = socket.socketpair(socket.AF_UNIX)
+    line.connection = Connection(ours, "test", Memory(), 10.0)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+    line.server.sendall(struct.pack("<HHIII", 1, 9, 32 + TRANSFER, 1, 0) + bytes(16 + 7))
+    with pytest.raises(TransportError):
+        line.connection.read_many(REGION, 0, TRANSFER)
+    with pytest.raises(DeviceLost):
+        line.connection.read_register(REGION, 0, 4)

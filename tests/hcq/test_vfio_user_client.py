@@ -318,13 +318,13 @@ def test_nothing_leaks(server: Server) -> None:
         return Path("/proc/self/maps").read_text().count("memfd:ugpu-dma")
 
     once()
-    before = settled()
+    before, mapped = settled(), mappings()
     for _ in range(3):
         once()
     with VfioUserTransport(str(server.path)):  # comes after the server has put the last one away
         pass
     assert not leaked(before + 2)
-    assert mappings() == 0
+    assert mappings() <= mapped
 
 
 # ---- with a peer of its own ideas ------------------------------------------------------------

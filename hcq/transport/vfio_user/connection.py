@@ -26,6 +26,8 @@ from hcq.transport.vfio_user.attention import attention_to
 from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
 
 MESSAGE_LIMIT_S = 30.0  # TIMEOUT: as for the main socket, see client.ANSWER_LIMIT_S
+# TIMEOUT: a thread that was woken needs a time slice to leave; one within a batch may take longer.
+CLOSE_LIMIT_S = 5.0
 BATCH_LIMIT = 256  # writes in one message
 READ_AHEAD = 3  # messages of a block asked for before the first is here
 _READ, _WRITE = int(Command.REGION_READ), int(Command.REGION_WRITE)
@@ -203,7 +205,10 @@ class Connection:
         if len(head) == _PLACE:
             expected = (number, Command.REGION_READ, _PLACE + len(room), wire.REPLY, 0)
             if wire.HEADER.unpack_from(head) == expected:
-                self._channel.receive_into(room)
+                try:
+                    self._channel.receive_into(room)
+                except TransportError as error:  # within a message: nothing after it makes sense
+                    self._fail(error)
                 return
         self._channel.hold(head)
         room[:] = self._data(self._answer(number, Command.REGION_READ), len(room))
@@ -347,6 +352,8 @@ class Connection:
 
     def _fail(self, error: TransportError) -> NoReturn:
         """The stream cannot be trusted any more."""
+        if self._closed:
+            raise Closed(f"{self._name} was closed") from error
         self.alive = False
         self._channel.shut()
         raise error
@@ -355,12 +362,18 @@ class Connection:
         """Hang up, waking whoever waits for an answer."""
         self._closed = True
         self.alive = False
+        # RACE: who waits here leaves before its descriptor is closed, and perhaps used anew.
+        self._channel.shut()
+        left = self._lock.acquire(timeout=CLOSE_LIMIT_S)
         self._channel.close()
+        if left:
+            self._lock.release()
         if self._twin is not None:
+            self._twin.shut()
+            thread = self._twin_thread
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(CLOSE_LIMIT_S)
             self._twin.close()
-        thread = self._twin_thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(1.0)
 
     def forked(self) -> None:
         """In a child process: let go without a word to the server."""

@@ -98,7 +98,9 @@ class Requests:
             self._ended = True
             self._answered.notify_all()
         if self._twin is not None:
-            self._twin.close()
+            self._twin.shut()
+            with self._asking:  # whoever waited there has left
+                self._twin.close()
         for message in self._waiting:
             message.close()
         self._waiting.clear()

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 # TIMEOUT: a message that was begun is whole within this, or its sender is gone; our choice.
 MESSAGE_LIMIT_S = 10.0
 PROBE_LIMIT_S = 1.0  # TIMEOUT: a server that listens has room for one more, or is in use
+# TIMEOUT: what a client's end takes the model, on a busy host; our choice.
+END_LIMIT_S = 30.0
 # TIMEOUT: the kernel has told of a dead client's end by then; who asks meanwhile may be its heir.
 TAKEOVER_LIMIT_S = 0.2
 
@@ -47,6 +49,7 @@ class Server:
         self.clients = 0
         self._lock = threading.Lock()
         self._session: Session | None = None
+        self._serving: threading.Thread | None = None
         self._stopping = False
         self._socket = _listen(self.path)
 
@@ -63,9 +66,8 @@ class Server:
                 self._admit(connection)
         finally:
             self.stop()
-            session = self._session
-            if session is not None:
-                session.ended.wait(MESSAGE_LIMIT_S)
+            if self._serving is not None:
+                self._serving.join(END_LIMIT_S)
             self._socket.close()
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
@@ -82,7 +84,8 @@ class Server:
         with self._lock:
             self._session = session
         self.clients += 1
-        threading.Thread(target=session.run, name="vfio-user-client", daemon=True).start()
+        self._serving = threading.Thread(target=session.run, name="vfio-user-client", daemon=True)
+        self._serving.start()
 
     @property
     def session(self) -> Session | None:

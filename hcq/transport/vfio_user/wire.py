@@ -326,8 +326,10 @@ class Channel:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """End it; whoever was sending has left before the descriptor goes."""
         self.shut()
-        self.socket.close()
+        with self._sending:
+            self.socket.close()
 
 
 def _descriptors(carried: Iterable[tuple[int, int, bytes]]) -> list[int]:
