@@ -13,7 +13,8 @@ from compiler.codegen.exchange import Word, amd
 from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
 from compiler.codegen.values import Values
-from compiler.kernel.ir import Kernel
+from compiler.index.algebra import Index
+from compiler.kernel.ir import Kernel, Memory
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -51,6 +52,7 @@ class Gpu(Shell):
         globals_ += self.dynamic()
         for memory in kernel.parameters:
             lines.pointers[memory.name] = f"%{memory.name}"
+        lines.places = {memory.name: place for place, memory in enumerate(kernel.parameters)}
         self._variable("thread", self.thread, kernel.block)
         for axis in range(3):
             if kernel.grid[axis] > 1:
@@ -108,6 +110,18 @@ class AmdValues(Values):
 
     def other_lane(self, mask: int) -> Word:
         return amd(self, mask, self.wave_size)
+
+    def among(self, memory: Memory, which: Index) -> str:
+        """Read from the kernel's arguments, eight bytes each, where those are one after another."""
+        first = self.places[memory.among[0].name]
+        if [self.places[each.name] - first for each in memory.among] != [*range(len(memory.among))]:
+            return super().among(memory, which)
+        segment = "llvm.amdgcn.kernarg.segment.ptr"
+        start = self.call(segment, "ptr addrspace(4)", [])
+        kind, place = self.index_type, self.index((which + first) * 8)
+        at = self.new(f"getelementptr inbounds i8, ptr addrspace(4) {start}, {kind} {place}")
+        kind = self.spaces[memory.space]
+        return self.new(f"load {kind}, ptr addrspace(4) {at}, align 8, !invariant.load !0")
 
 
 class Amd(Gpu):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from compiler.dtype import DType, bool_
 from compiler.index.algebra import Atom, Div, Index, Opaque, Range, Validity
+from compiler.index.table import Table
 from compiler.kernel.ir import Memory, Value
 
 _SWIZZLED = 1024  # bytes of eight rows of swizzled memory
@@ -44,6 +45,7 @@ class Lines:
         self.text: list[str] = []
         self.declarations: set[str] = set()
         self.pointers: dict[str, str] = {}  # memory name (registers: name.index) to pointer
+        self.places: dict[str, int] = {}  # of the parameters, by name; on a GPU
         self.variables: dict[str, str] = {}  # range name to its SSA value
         self.scopes: list[dict[object, str]] = [{}]  # what holds until the scope ends
         self.shared: dict[object, str] = {}  # what holds until local memory changes
@@ -178,20 +180,30 @@ class Lines:
             return self.pointers[memory.name]
         known = self._find(("pointer", memory.name))
         if known is None:
-            pointers = [self.pointers[each.name] for each in memory.among]
-            number = self.index(memory.which)
-            known = self._chosen(pointers, 0, number, self.spaces[memory.space])
-            self.scopes[-1]["pointer", memory.name] = known
+            known = self.scopes[-1]["pointer", memory.name] = self.among(memory, memory.which)
         return known
 
-    def _chosen(self, pointers: list[str], first: int, number: str, kind: str) -> str:
-        """pointers[number - first]"""
-        if len(set(pointers)) == 1:
-            return pointers[0]
-        half = len(pointers) // 2
-        left = self._chosen(pointers[:half], first, number, kind)
-        right = self._chosen(pointers[half:], first + half, number, kind)
-        test = self.new(f"icmp slt {self.index_type} {number}, {first + half}")
+    def among(self, memory: Memory, which: Index) -> str:
+        """The pointer of one of several parameters."""
+        pointers = [self.pointers[each.name] for each in memory.among]
+        starts: Sequence[int] = range(1, len(pointers))
+        atom = which.terms[0][0] if which.terms else None
+        if isinstance(atom, Table) and atom.entries == tuple(range(len(pointers))):
+            which, starts = atom.number, atom.starts
+        return self.chosen(pointers, starts, self.index(which), self.spaces[memory.space])
+
+    def chosen(self, texts: Sequence[str], starts: Sequence[int], number: str, kind: str) -> str:
+        """texts[how many of `starts`, which rise, are at most `number`]"""
+        if len(set(texts)) == 1:
+            return texts[0]
+        half = len(texts) // 2
+        left = self.chosen(texts[:half], starts[: half - 1], number, kind)
+        right = self.chosen(texts[half:], starts[half:], number, kind)
+        key = ("below", number, starts[half - 1])
+        test = self._find(key)
+        if test is None:
+            test = self.new(f"icmp slt {self.index_type} {number}, {starts[half - 1]}")
+            self.scopes[-1][key] = test
         return self.new(f"select i1 {test}, {kind} {left}, {kind} {right}")
 
     def _exchanged(self, index: Index, size: int) -> str:

@@ -14,6 +14,7 @@ from compiler.codegen.matrix import matrix_product, shared_matrices
 from compiler.dtype import DType, bfloat16, bool_, float16, float32
 from compiler.index.algebra import Index, Opaque
 from compiler.index.lookup import Lookup
+from compiler.index.table import Table
 from compiler.kernel.ir import Load, Memory, Value, walk
 
 _COMPARE = {
@@ -73,7 +74,10 @@ class Values(Lines):
             self.shared.clear()
 
     def opaque(self, atom: Opaque) -> str:
-        """A lookup: clamped, then as wide as indices are."""
+        """A table's entry, or a lookup: clamped, then as wide as indices are."""
+        if isinstance(atom, Table):
+            entries = [str(number) for number in atom.entries]
+            return self.chosen(entries, atom.starts, self.index(atom.number), self.index_type)
         assert isinstance(atom, Lookup), atom
         dtype = atom.source.dtype
         text, kind = self.value(atom.source), element_type(dtype)

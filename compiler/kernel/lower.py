@@ -67,15 +67,17 @@ class _Shape:
     spaces: Callable[[], list[Space]] = list
 
 
-def _in_pieces(computation: Computation, lowered: Callable[[Computation], Kernel]) -> _Shape:
+def _in_pieces(
+    computation: Computation, target: TargetSpec, lowered: Callable[[Computation], Kernel]
+) -> _Shape:
     plain = [replace(piece, value=ops.expand(piece.value)) for piece in computation.pieces]
     whole = replace(computation, pieces=tuple(plain))
-    return _Shape(lambda _: side_by_side(whole, lowered))
+    return _Shape(lambda _: side_by_side(whole, target, lowered))
 
 
 def _host(computation: Computation, target: TargetSpec) -> _Shape:
     if computation.pieces:
-        return _in_pieces(computation, lambda piece: host_loops.elementwise(piece, target))
+        return _in_pieces(computation, target, lambda piece: host_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.host(computation, target))
     online = find_online(computation)
@@ -97,7 +99,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
 
 def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
     if computation.pieces:
-        return _in_pieces(computation, lambda piece: gpu_loops.elementwise(piece, target))
+        return _in_pieces(computation, target, lambda piece: gpu_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.gpu(computation, target))
     online = find_online(computation)

@@ -3,6 +3,7 @@
 before: computations that store where their elements go in one output, of other inputs each.
 after: groups for all of them, so that no element looks at other pieces. Pieces that differ in what
 they read and where they write alone share their code: a group chooses the arrays by its number.
+Where many differ in their lengths too, see compiler.kernel.ragged.
 """
 
 from __future__ import annotations
@@ -36,36 +37,87 @@ from compiler.kernel.ir import (
     rebuild,
     thread_range,
 )
+from compiler.kernel.ragged import Family, Piece, among, families, piece_of
+from hcq.target import TargetSpec
+
+FEW_CODES = 4  # pieces with code of their own that a kernel may have without harm
 
 
 @dataclass(frozen=True)
 class _Alike:
-    """Pieces that compute the same. memories: of each, what it reads in the order of `first`;
+    """Pieces that compute the same. memories: of each, what it reads in the order of the first;
     step: elements from where one writes to where the next does."""
 
-    first: Computation
+    computations: tuple[Computation, ...]
     memories: tuple[tuple[Memory, ...], ...]
     step: int
 
+    @property
+    def first(self) -> Computation:
+        return self.computations[0]
 
-def side_by_side(computation: Computation, lower: Callable[[Computation], Kernel]) -> Kernel:
+
+@dataclass(frozen=True)
+class _Share:
+    """What some of the groups do, given their number and the thread's."""
+
+    groups: int
+    block: int
+    body: Callable[[Index, Index], tuple[Statement, ...]]
+
+
+def side_by_side(
+    computation: Computation, target: TargetSpec, lower: Callable[[Computation], Kernel]
+) -> Kernel:
     """One kernel for a computation in pieces; `lower` makes one for a piece."""
-    shares = [(alike, lower(alike.first)) for alike in _found(computation.pieces)]
-    counts = [_groups(kernel) * len(alike.memories) for alike, kernel in shares]
-    block = max(kernel.block for _, kernel in shares)
-    group = group_range(0, sum(counts)).index()
+    shares = _shares(_found(computation.pieces), target, lower)
+    block = max(share.block for share in shares)
+    group = group_range(0, sum(share.groups for share in shares)).index()
     thread = thread_range(block).index()
     body: list[Statement] = []
     start = 0
-    for (alike, kernel), count in zip(shares, counts, strict=True):
+    for share in shares:
         mine = both(
-            within(group, start, start + count), at_least_zero(constant(kernel.block - 1) - thread)
+            within(group, start, start + share.groups),
+            at_least_zero(constant(share.block - 1) - thread),
         )
-        inside = _share(alike, kernel, group - start, thread)
+        inside = share.body(group - start, thread)
         body += (If(mine, inside),) if mine else inside
-        start += count
+        start += share.groups
     parameters = (*computation.outputs, *computation.inputs)
     return Kernel("kernel", parameters, (), (start, 1, 1), block, tuple(body))
+
+
+def _shares(
+    found: Sequence[_Alike], target: TargetSpec, lower: Callable[[Computation], Kernel]
+) -> list[_Share]:
+    """Of few unlike pieces each has code of its own; of many, those that may share theirs do."""
+    shares: list[_Share] = []
+    rest = list(found)
+    if len(found) > FEW_CODES:
+        owners: dict[int, _Alike] = {}  # by id of the piece
+        pieces: list[Piece] = []
+        for alike in found:
+            made = [piece_of(each) for each in alike.computations]
+            whole = [piece for piece in made if piece is not None]
+            if len(whole) == len(made):
+                pieces += whole
+                owners |= {id(piece): alike for piece in whole}
+        for listed in families(pieces):
+            taken = {id(owners[id(piece)]) for piece in listed}
+            if len(taken) > 1:
+                family = Family(listed, target)
+                shares.append(_Share(family.groups, family.block, family.body))
+                rest = [alike for alike in rest if id(alike) not in taken]
+    for alike in rest:
+        kernel = lower(alike.first)
+        count = _groups(kernel) * len(alike.memories)
+        shares.append(_Share(count, kernel.block, _of_alike(alike, kernel)))
+    return shares
+
+
+def _of_alike(alike: _Alike, kernel: Kernel) -> Callable[[Index, Index], tuple[Statement, ...]]:
+    return lambda group, thread: _share(alike, kernel, group, thread)
 
 
 def _groups(kernel: Kernel) -> int:
@@ -80,17 +132,9 @@ def _share(alike: _Alike, kernel: Kernel, group: Index, thread: Index) -> tuple[
     places = unflatten(number, (z, y, x))
     values = {group_range(2 - axis, (z, y, x)[axis]): places[axis] for axis in range(3)}
     values[thread_range(kernel.block)] = thread
-    chosen = {
-        memories[0]: memories[0] if len(set(memories)) == 1 else _one_of(memories, which)
-        for memories in zip(*alike.memories, strict=True)
-    }
+    chosen = {memories[0]: among(memories, which) for memories in zip(*alike.memories, strict=True)}
     statements = [moved(statement, values) for statement in kernel.body]
     return _redirected(statements, chosen, which * alike.step)
-
-
-def _one_of(memories: tuple[Memory, ...], which: Index) -> Memory:
-    names = "_".join(memory.name for memory in memories)
-    return replace(memories[0], name=f"{names}_by_{which}", among=memories, which=which)
 
 
 def _redirected(
@@ -161,5 +205,6 @@ def _in_steps(listed: Sequence[tuple[Computation, tuple[Memory, ...]]]) -> list[
     starts = [piece.position.constant for piece, _ in listed]
     step = starts[1] - starts[0] if len(starts) > 1 else 0
     if any(start != starts[0] + number * step for number, start in enumerate(starts)):
-        return [_Alike(piece, (memories,), 0) for piece, memories in listed]
-    return [_Alike(listed[0][0], tuple([memories for _, memories in listed]), step)]
+        return [_Alike((piece,), (memories,), 0) for piece, memories in listed]
+    pieces, memories = zip(*listed, strict=True)
+    return [_Alike(pieces, memories, step)]

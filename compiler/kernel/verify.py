@@ -244,7 +244,8 @@ class _Checker:
         """One that is loaded from."""
         for each in memory.among or (memory,):
             _require(each in self.memories, "a load names a memory of the kernel", memory)
-            _require((each.dtype, each.count) == (memory.dtype, memory.count), "alike", memory)
+            fits = each.dtype is memory.dtype and each.count <= memory.count
+            _require(fits, "memories to choose among are of one type", memory)
         if memory.which is not None:
             self.index(memory.which, bound)
             whole = all(r.kind == "group" for r in memory.which.ranges())

@@ -123,3 +123,67 @@ def test_as_numpy(cpu: Device, data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         result, expected = result.flip(axis) + 1, np.flip(expected, axis) + 1
     assert np.array_equal(result.numpy(), expected)
+
+
+def counted(codes: Sequence[str]) -> int:
+    return sum(code.count(" store ") for code in codes)
+
+
+@pytest.mark.parametrize("shape", [(None,), (None, 3), (6, None), (2, None, 5)])
+def test_pieces_of_many_lengths_share_their_code(
+    device: Device, shape: tuple[int | None, ...]
+) -> None:
+    axis = shape.index(None)
+    given_ = arrays([tuple(size or 40 + i * i % 23 for size in shape) for i in range(40)])
+    found, codes = run(Tensor.cat(tensors(given_, device), axis))
+    assert np.array_equal(found, np.concatenate(given_, axis))
+    few, fewer = run(Tensor.cat(tensors(given_[:12], device), axis))
+    assert np.array_equal(few, np.concatenate(given_[:12], axis))
+    assert len(codes) == 1
+    assert counted(codes) == counted(fewer)
+
+
+def test_long_pieces_beside_short_ones(device: Device) -> None:
+    """Groups for parts of pieces; wide rows and narrow ones; vectors where all lengths allow."""
+    for lengths in ([70000, 3, 1, 4000, 9, 17000, 1], [64, 4096, 40000, 12, 8, 128]):
+        given_ = arrays([(length,) for length in lengths])
+        assert np.array_equal(run(Tensor.cat(tensors(given_, device)))[0], np.concatenate(given_))
+    wide = arrays([(9, length) for length in (1, 3000, 2, 5, 700, 9, 2100)])
+    made = tensors(wide, device)
+    assert np.array_equal(Tensor.cat(made, 1).numpy(), np.concatenate(wide, 1))
+    turned = [each.T for each in made]
+    assert np.array_equal(Tensor.cat(turned).numpy(), np.concatenate([each.T for each in wide]))
+
+
+def test_padded_sequences_share_their_code(device: Device) -> None:
+    given_ = arrays([(3 + i * 5 % 17, 4) for i in range(20)])
+    padded = [each.pad([(0, 20 - each.shape[0]), (0, 0)], -1) for each in tensors(given_, device)]
+    found, codes = run(Tensor.stack(padded))
+    wanted = np.full((20, 20, 4), -1, np.float32)
+    for row, each in zip(wanted, given_, strict=True):
+        row[: len(each)] = each
+    assert np.array_equal(found, wanted)
+    assert counted(codes) == 1
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_ragged_pieces_as_numpy(cpu: Device, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, 1))
+    other = data.draw(st.sampled_from([1, 3, 8]))
+    lengths = data.draw(st.lists(st.integers(0, 40), min_size=5, max_size=12))
+    given_ = arrays([(n, other) if axis == 0 else (other, n) for n in lengths])
+    made = tensors(given_, cpu)
+    views = [each[::-1, 1:] if data.draw(st.booleans()) else each for each in made]
+    wanted = [
+        array if view is tensor else array[::-1, 1:]
+        for array, view, tensor in zip(given_, views, made, strict=True)
+    ]
+    if axis == 0:
+        widest = max(view.shape[1] for view in views)
+        pads = [(0, widest - view.shape[1]) for view in views]
+        views = [v.pad([(0, 0), pad], 2) for v, pad in zip(views, pads, strict=True)]
+        wanted = [
+            np.pad(w, [(0, 0), pad], constant_values=2) for w, pad in zip(wanted, pads, strict=True)
+        ]
+    assert np.array_equal(Tensor.cat(views, axis).numpy(), np.concatenate(wanted, axis))
