@@ -29,6 +29,19 @@ class Storage:
         self.pool.give_back(self.buffer)
 
 
+class Part(Storage):
+    """Some bytes of another one, which it keeps."""
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: Storage, start: int, size: int) -> None:
+        super().__init__(whole.pool, whole.buffer[start : start + size], size)
+        self.whole = whole
+
+    def __del__(self) -> None:
+        """The whole goes back to the pool by itself."""
+
+
 class MemoryPool:
     """Unused buffers of one device, by size. Thread-safe."""
 

@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 
 from compiler import dtype as dtypes
 from compiler.dtype import DType, bfloat16, float32
+from compiler.generator import generator
 from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
 from compiler.memory_pool import Storage
 from compiler.methods.convolution import Convolutions
 from compiler.methods.core import Scalar, shape_of
-from compiler.methods.randomness import generator, squares
+from compiler.methods.randomness import squares
 from compiler.replay.recording import current_recording
 from compiler.runtime import device_of, runtime_of
 from compiler.schedule.plan import MemoryPlan, memory_plan
 from compiler.search.forms import Makes, preferred
 from hcq.arrays import as_array
 from hcq.device import Device
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, NotSupported
 
 
 class Tensor(Convolutions):
@@ -135,16 +136,40 @@ class Tensor(Convolutions):
     @staticmethod
     def manual_seed(seed: int = 0) -> None:
         """Let the random numbers of this process begin again; the same ones on every device."""
+        recording = current_recording()
+        if recording is not None:
+            raise BadArgument(
+                f"@jit {recording.name}: a seed would be set only while the function is recorded; "
+                "set it outside"
+            )
         generator.seed(seed)
 
     @classmethod
     def _bits(cls, shape: Shape, device: Device | str | None) -> Self:
-        """32 random bits for each element, as uint64. Refused in a recorded function, which would
-        get the same ones in every call."""
+        """32 random bits for each element, as uint64."""
         count = prod(shape)
-        taken = cls(generator.take(count), device=device)
+        taken = cls._taken(device_of(device), count)
         numbers = cls.arange(count, device=taken.device).cast(dtypes.uint64) + taken[0]
         return squares(numbers, taken[1]).reshape(shape)
+
+    @classmethod
+    def _taken(cls, device: Device, count: int) -> Self:
+        """Where the next `count` random numbers begin, and the key; of a recorded function, in
+        memory that each replay fills."""
+        recording = current_recording()
+        if recording is None and device.capturing is not None and device.capturing.is_mine:
+            raise NotSupported("random numbers in capture() would be the same ones; use @jit")
+        runtime = runtime_of(device)
+        storage = None if recording is None else recording.random(runtime, count)
+        if storage is None:
+            pair = generator.take(count)
+            storage = runtime.pool.take(pair.nbytes)
+            storage.buffer.copy_from(pair)
+        made = object.__new__(cls)
+        made.device = device
+        made.node = Node("buffer", dtypes.uint64, (2,))
+        made.node.storage = storage
+        return made
 
     @classmethod
     def rand(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:

@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from compiler.graph.node import Node
 from compiler.memory_pool import MemoryPool, Storage
+from compiler.replay.numbers import Places
 from compiler.replay.recording import Recording, current_recording
 from compiler.runtime import Runtime, runtime_of
 from compiler.tensor import Tensor
@@ -34,7 +35,8 @@ def jit(function: Callable[Given, Result]) -> Jit[Given, Result]:
     Its arguments: tensors, in lists, tuples and dicts too, whose shapes and types stay as they are
     from the second call on; and plain values, which stay equal. Its result: likewise. Tensors it
     uses besides (weights) are those of the second call for good. It must do the same in every
-    call, without asking for elements or arrays; `reset()` forgets what was recorded. Called
+    call, without asking for elements or arrays; `reset()` forgets what was recorded. Random
+    numbers are new ones in each call, those it would get without `jit`. Called
     inside a function that is being recorded, or inside `device.capture()`, it becomes part of
     that. Memory: the graph keeps room for inputs, results and what lies between.
     """
@@ -155,6 +157,7 @@ class _Replay:
         self.shape: Any = None  # of the result, with leaves of _Leaf
         self.leaves: list[Node] = []
         self.kernels = 0
+        self.places: Places | None = None  # of its random numbers
         self.states: list[tuple[weakref.ref[Node], int]] = []  # assigned, and references then
 
     def __enter__(self) -> _Replay:
@@ -217,6 +220,7 @@ class _Replay:
                 "change; return a copy (x + 0)"
             )
         self.used = recording.used
+        self.places = recording.places
         self.kernels = len(recording.keys)
 
     def leaks(self, recording: Recording) -> bool:
@@ -238,6 +242,8 @@ class _Replay:
         for key, storage in self.results.items():
             if key in self.used:
                 bound[storage.buffer] = fresh[key].buffer
+        if self.places is not None:
+            self.places.fill()
         if self.kernels:
             self.graph.replay(inputs=bound)
         leaves = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.graph.node import Node
 from compiler.memory_pool import MemoryPool, Storage
+from compiler.replay.numbers import Places
 from hcq.errors import NotSupported
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Recording:
         self.name = name
         self.pool = pool
         self.runtime: Runtime | None = None
+        self.places: Places | None = None  # of random numbers, where it is captured
         self.keys: list[tuple[Any, ...]] = []
         self.used: set[int] = set()
         self.made: list[weakref.ref[Storage]] = []
@@ -53,6 +55,16 @@ class Recording:
             )
         self.runtime = runtime
         return self.pool or runtime.pool
+
+    def random(self, runtime: Runtime, count: int) -> Storage | None:
+        """Memory that says at each replay where `count` random numbers begin; None in a call that
+        runs itself."""
+        pool = self.pool_for(runtime)
+        if self.pool is None:
+            return None
+        if self.places is None:
+            self.places = Places(pool)
+        return self.places.take(count)
 
     def launched(self, key: tuple[Any, ...], result: Storage, given: list[Storage]) -> None:
         self.keys.append(key)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import hcq
-from compiler import Tensor, jit
-from compiler.methods.randomness import Generator
+from compiler import Tensor, function, jit
+from compiler.generator import Generator
 from compiler.runtime import kernel_log, use_cache
 from hcq.device import Device
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, NotSupported
+from tests.support.compiler_devices import device_fixture
 
 MASK = (1 << 64) - 1
 
@@ -77,7 +78,104 @@ def test_shapes_and_refusals(cpu: Device) -> None:
     assert Tensor.randn(4, device=cpu, dtype="float16").dtype.name == "float16"
     with pytest.raises(BadArgument, match="randint: from 3 to 3"):
         Tensor.randint(2, low=3, high=3, device=cpu)
-    noisy = jit(lambda x: x + Tensor.rand(3, device=cpu))
-    with pytest.raises(BadArgument, match="would be copied"):
-        for _ in range(3):
-            noisy(Tensor([1.0, 2.0, 3.0], device=cpu))
+
+
+# ---- in recorded functions ---------------------------------------------------------------------
+
+sources = device_fixture("cpu", "virtual:navi31", "virtual:ga102")
+
+
+def step(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Several numbers, of which some are looked at on the way."""
+    noise = Tensor.rand(*x.shape, device=x.device).realize()
+    again = Tensor.randn(3, device=x.device)
+    return x + noise * 2, again + Tensor.randint(3, high=100, device=x.device)
+
+
+def test_a_recorded_function_gets_the_numbers_it_would_get(sources: Device) -> None:
+    x = Tensor(np.zeros((2, 5), np.float32), device=sources)
+    Tensor.manual_seed(3)
+    plain = [[each.numpy() for each in step(x)] for _ in range(6)]
+    after = Tensor.rand(4, device=sources).numpy()
+    Tensor.manual_seed(3)
+    recorded = jit(step)
+    replayed = [recorded(x) for _ in range(6)]  # results are read when all are under way
+    assert recorded.kernels
+    for wanted, found in zip(plain, replayed, strict=True):
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(wanted, found, strict=True))
+    assert np.array_equal(Tensor.rand(4, device=sources).numpy(), after)
+    Tensor.manual_seed(3)  # between replays
+    assert np.array_equal(recorded(x)[0].numpy(), plain[0][0])
+    recorded.reset()
+    for wanted in plain[1:4]:
+        assert np.array_equal(recorded(x)[0].numpy(), wanted[0])
+
+
+def test_numbers_inside_nested_functions(cpu: Device) -> None:
+    """A jit in a jit, and calls of a nested function, which share their kernels."""
+    inner = jit(lambda x: x + Tensor.rand(8, device=x.device))
+    noisy = function(lambda x: (x * 0.5 + Tensor.rand(8, device=x.device)).contiguous())
+
+    def network(x: Tensor) -> Tensor:
+        for _ in range(20):  # more than one piece of memory for the places
+            x = noisy(x)
+        return inner(x)
+
+    x = Tensor(np.ones(8, np.float32), device=cpu)
+    Tensor.manual_seed(8)
+    plain = [network(x).numpy() for _ in range(4)]
+    outer = jit(network)
+    Tensor.manual_seed(8)
+    assert all(np.array_equal(outer(x).numpy(), wanted) for wanted in plain)
+    Tensor.manual_seed(8)
+    with kernel_log() as kernels:
+        again = jit(network)
+        assert all(np.array_equal(again(x).numpy(), wanted) for wanted in plain)
+    assert not kernels
+
+
+def test_numbers_that_nothing_reads_are_taken_too(cpu: Device) -> None:
+    def wasteful(x: Tensor) -> Tensor:
+        Tensor.rand(5, device=cpu)
+        return x + 1
+
+    recorded = jit(wasteful)
+    x = Tensor([1.0], device=cpu)
+    Tensor.manual_seed(2)
+    for _ in range(4):
+        recorded(x)
+    found = Tensor.rand(3, device=cpu).numpy()
+    Tensor.manual_seed(2)
+    assert np.array_equal(Tensor.rand(23, device=cpu).numpy()[20:], found)
+
+
+def test_failing_to_record_takes_no_numbers_twice(cpu: Device) -> None:
+    calls = 0
+
+    def fails_once(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        noise = Tensor.rand(4, device=cpu)
+        if calls == 2:
+            raise ValueError("now")
+        return x + noise
+
+    recorded, x = jit(fails_once), Tensor(np.zeros(4, np.float32), device=cpu)
+    Tensor.manual_seed(9)
+    found = [recorded(x).numpy()]
+    with pytest.raises(ValueError, match="now"):
+        recorded(x)
+    found += [recorded(x).numpy() for _ in range(3)]
+    Tensor.manual_seed(9)
+    assert np.array_equal(np.concatenate(found), Tensor.rand(16, device=cpu).numpy())
+
+
+def test_what_would_repeat_is_refused(cpu: Device) -> None:
+    def seeded(x: Tensor) -> Tensor:
+        Tensor.manual_seed(1)
+        return x + Tensor.rand(3, device=cpu)
+
+    with pytest.raises(BadArgument, match="set it outside"):
+        jit(seeded)(Tensor([1.0, 2.0, 3.0], device=cpu))
+    with pytest.raises(NotSupported, match="use @jit"), cpu.capture():
+        Tensor.rand(3, device=cpu).realize()
