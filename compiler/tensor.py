@@ -22,8 +22,8 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
 from compiler.memory_pool import Storage
-from compiler.methods.convolution import Convolutions
 from compiler.methods.core import Scalar, shape_of
+from compiler.methods.losses import Losses
 from compiler.methods.randomness import squares
 from compiler.replay.recording import current_recording
 from compiler.runtime import device_of, runtime_of
@@ -34,7 +34,7 @@ from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 
 
-class Tensor(Convolutions):
+class Tensor(Losses):
     """An array of `dtype` and `shape` on `device`.
 
     data: a Python number, nested lists of them, or a NumPy array (copied at once); float64 is
@@ -210,6 +210,16 @@ class Tensor(Convolutions):
     def randperm(cls, count: int, *, device: Device | str | None = None) -> Self:
         """0 .. count - 1 in random order, as int64 (see argsort for what it costs)."""
         return cls._bits((count,), device).argsort()
+
+    def dropout(self, probability: float = 0.5, *, training: bool) -> Self:
+        """While training, zero with a probability, and else divided by that of the rest; afterwards
+        as it is. Takes as many random numbers as there are elements."""
+        if not 0 <= probability <= 1:
+            raise BadArgument(f"dropout: a probability of {probability}")
+        if not training or not probability:
+            return self
+        kept = self.rand(self.shape, device=self.device) >= probability
+        return kept.where(self * (1 / (1 - probability) if probability < 1 else 0), 0)
 
     @staticmethod
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:

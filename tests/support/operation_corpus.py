@@ -28,6 +28,7 @@ from tests.support.corpus_case import (
     softmax,
 )
 from tests.support.corpus_composed import composed
+from tests.support.corpus_network import network
 
 
 def _tolerance(dtype: str) -> dict[str, float]:
@@ -386,7 +387,7 @@ def _index_add_reference(target: Array, rows: Array, source: Array) -> Array:
 def corpus() -> dict[str, Case]:
     """Every case, by name."""
     cases: dict[str, Case] = {}
-    for make in (_binary, _unary, _casts, _reductions, _products, _movement, composed):
+    for make in (_binary, _unary, _casts, _reductions, _products, _movement, composed, network):
         for case in make():
             assert case.name not in cases, case.name
             cases[case.name] = case

@@ -1,0 +1,175 @@
+"""Tensor: losses. Names, axes and reductions as in PyTorch: classes lie along axis 1, or along the
+only axis. They are computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from compiler import dtype as dtypes
+from compiler.dtype import float32
+from compiler.methods.einsum import Einsum
+from hcq.errors import BadArgument
+
+Reduction = Literal["mean", "sum", "none"]
+IGNORED = -100  # the label that PyTorch ignores by default
+LOWEST_LOG = -100.0  # where binary_cross_entropy cuts off the logarithm of zero
+
+
+class Losses(Einsum):
+    """reduction: the mean or the sum over all elements, or "none": one each."""
+
+    __slots__ = ()
+
+    def mse_loss(self, target: Any, reduction: Reduction = "mean") -> Self:
+        """(self - target)^2."""
+        apart = self._real() - self._target("mse_loss", target)
+        return self._collected("mse_loss", apart.square(), reduction)
+
+    def l1_loss(self, target: Any, reduction: Reduction = "mean") -> Self:
+        """|self - target|."""
+        apart = self._real() - self._target("l1_loss", target)
+        return self._collected("l1_loss", apart.abs(), reduction)
+
+    def binary_cross_entropy(
+        self, target: Any, weight: Any = None, reduction: Reduction = "mean"
+    ) -> Self:
+        """-(target * log(self) + (1 - target) * log(1 - self)), of probabilities; logarithms are
+        at least -100. weight: a factor for each element."""
+        wanted, given = self._target("binary_cross_entropy", target), self._real()
+        hit = wanted * given.log().maximum(LOWEST_LOG)
+        missed = (1 - wanted) * (1 - given).log().maximum(LOWEST_LOG)
+        loss = -(hit + missed)
+        return self._collected(
+            "binary_cross_entropy", loss if weight is None else loss * weight, reduction
+        )
+
+    def binary_cross_entropy_with_logits(
+        self,
+        target: Any,
+        weight: Any = None,
+        positive_weight: Any = None,
+        reduction: Reduction = "mean",
+    ) -> Self:
+        """binary_cross_entropy of sigmoid(self), at any size. positive_weight: a factor for what
+        the target says is there; it broadcasts."""
+        name = "binary_cross_entropy_with_logits"
+        wanted, given = self._target(name, target), self._real()
+        softened = (-given).softplus()  # -log(sigmoid)
+        if positive_weight is not None:
+            softened = softened * ((self._lifted(name, positive_weight) - 1) * wanted + 1)
+        loss = (1 - wanted) * given + softened
+        return self._collected(name, loss if weight is None else loss * weight, reduction)
+
+    def nll_loss(
+        self,
+        target: Any,
+        weight: Any = None,
+        ignore_index: int = IGNORED,
+        reduction: Reduction = "mean",
+    ) -> Self:
+        """What stands at each label, negated: self are logarithms of probabilities. Other options
+        as in cross_entropy."""
+        picked, factor = self._real()._at_labels("nll_loss", target, weight, ignore_index)
+        return self._weighted("nll_loss", -picked * factor, factor, reduction)
+
+    def cross_entropy(
+        self,
+        target: Any,
+        weight: Any = None,
+        ignore_index: int = IGNORED,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+    ) -> Self:
+        """-log(softmax(self)) at each label, or summed by a target of probabilities.
+
+        target: integers, without the axis of classes, or floats of this shape. weight: a factor
+        for each class; the mean is by the labels' factors. ignore_index: a label that counts for
+        nothing. label_smoothing: the part of each label that all classes share. A label that is no
+        class has a loss as if its logit were the largest.
+        """
+        name = "cross_entropy"
+        if not 0 <= label_smoothing <= 1:
+            raise BadArgument(f"{name}: label_smoothing {label_smoothing}")
+        axis = self._classes(name)
+        shifted = self._shifted(name, axis)
+        total = shifted.exp().sum(axis, keepdims=True).log()
+        given = self._lifted(name, target)
+        share = label_smoothing / self.shape[axis]
+        factors = None if weight is None else self._factors(name, weight)
+        if given.dtype.is_float:
+            if given.shape != self.shape:
+                raise BadArgument(f"{name}: shapes {self._shown} and {given._shown}")
+            terms = (total - shifted) * (given.cast(float32) * (1 - label_smoothing) + share)
+            loss = (terms if factors is None else terms * factors).sum(axis)
+            if reduction != "mean":
+                return self._collected(name, loss, reduction)
+            return (loss.sum() / max(1, loss.numel())).cast(dtypes.float_dtype(self.dtype))
+        picked, factor = shifted._at_labels(name, given, weight, ignore_index)
+        loss = (total.squeeze(axis) - picked) * factor
+        if label_smoothing:
+            terms = total - shifted
+            spread = (terms if factors is None else terms * factors).sum(axis)
+            counted = given._compare("ne", ignore_index)
+            loss = loss * (1 - label_smoothing) + counted.where(spread, 0) * share
+        return self._weighted(name, loss, factor, reduction)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _target(self, name: str, target: Any) -> Self:
+        given = self._lifted(name, target)
+        if given.shape != self.shape:
+            raise BadArgument(f"{name}: shapes {self._shown} and {given._shown}")
+        return given.cast(float32)
+
+    def _lifted(self, name: str, given: Any) -> Self:
+        lifted = self._lift(name, given)
+        if not isinstance(lifted, Losses):
+            raise BadArgument(f"{name}: {given!r} is no tensor")
+        return self._new(lifted.node)
+
+    def _classes(self, name: str) -> int:
+        if not self.ndim or not self.shape[min(1, self.ndim - 1)]:
+            raise BadArgument(f"{name}: shape {self._shown} has no classes")
+        return min(1, self.ndim - 1)
+
+    def _factors(self, name: str, weight: Any) -> Self:
+        """A factor for each class, along the axis of classes."""
+        axis = self._classes(name)
+        given = self._lifted(name, weight)
+        if given.shape != (self.shape[axis],):
+            raise BadArgument(f"{name}: weights {given._shown} for classes of {self._shown}")
+        return given.cast(float32).reshape(
+            tuple(size if place == axis else 1 for place, size in enumerate(self.shape))
+        )
+
+    def _at_labels(
+        self, name: str, target: Any, weight: Any, ignore_index: int
+    ) -> tuple[Self, Self]:
+        """What stands at each label, and each label's factor, which is zero where ignored."""
+        axis = self._classes(name)
+        labels = self._lifted(name, target)
+        rest = (*self.shape[:axis], *self.shape[axis + 1 :])
+        if labels.dtype.is_float or labels.shape != rest:
+            raise BadArgument(
+                f"{name}: {labels.dtype.name} labels of shape {labels._shown} for {self._shown}"
+            )
+        counted = labels._compare("ne", ignore_index)
+        known = counted.where(labels, 0)
+        picked = self.gather(axis, known.unsqueeze(axis)).squeeze(axis)
+        if weight is None:
+            return picked, counted.cast(float32)
+        factors = self._factors(name, weight).flatten()
+        return picked, counted.where(factors[known], 0)
+
+    def _collected(self, name: str, loss: Self, reduction: str) -> Self:
+        if reduction not in ("mean", "sum", "none"):
+            raise BadArgument(f"{name}: reduction {reduction!r}")
+        found = loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+        return found.cast(dtypes.float_dtype(self.dtype))
+
+    def _weighted(self, name: str, loss: Self, factor: Self, reduction: str) -> Self:
+        """As _collected; the mean by factors. NaN where all are zero."""
+        if reduction != "mean":
+            return self._collected(name, loss, reduction)
+        return (loss.sum() / factor.sum()).cast(dtypes.float_dtype(self.dtype))
