@@ -19,11 +19,13 @@ import struct
 import time
 from collections.abc import Callable
 
-# TIMEOUT: what a peer that is awake takes for a message, a few times over; our choice.
-LIMIT_S = 50e-6
+# TIMEOUT: what a peer takes that has to be woken for a message first, twice over; our choice.
+LIMIT_S = 100e-6
+LONGEST_REST = 128  # messages in a row that are slept for after a look in vain
 # A look that succeeds saves about a quarter of what one in vain costs.
-_SUCCESS, _FAILURE, _FULL = 1, 4, 16
-LONGEST_REST = 256  # messages in a row that are slept for
+_SUCCESS, _FAILURE = 1, 4
+_BORNE = 12  # failures less successes until one of them is followed by a rest
+_MOST_DOUBT = _BORNE + LONGEST_REST.bit_length()
 _PEER = struct.Struct("=iII")  # asm-generic/socket.h, SO_PEERCRED: process, user, group
 
 
@@ -36,9 +38,8 @@ class Attention:
         """`ready` says without waiting whether something came."""
         self._ready = ready
         self._clock = clock
-        self._credit = _FULL
-        self._rest = 1
-        self._resting = 0
+        self._doubt = 0  # grows with failures, shrinks with successes
+        self._resting = 0  # messages still to be slept for
 
     def look(self) -> None:
         """Return once something came, or when it is time to sleep until it does."""
@@ -51,22 +52,12 @@ class Attention:
         end = clock() + LIMIT_S
         while clock() < end:
             if ready():
-                self._succeeded()
+                self._doubt = max(0, self._doubt - _SUCCESS)
                 return
-        self._failed()
-
-    def _succeeded(self) -> None:
-        if self._credit < _FULL:
-            self._credit += _SUCCESS
-            if self._credit == _FULL:
-                self._rest = 1
-
-    def _failed(self) -> None:
-        self._credit -= _FAILURE
-        if self._credit <= 0:
-            self._credit = _SUCCESS  # of one look, after the rest
-            self._resting = self._rest
-            self._rest = min(2 * self._rest, LONGEST_REST)
+        self._doubt += _FAILURE
+        if self._doubt >= _BORNE:
+            self._resting = min(1 << self._doubt - _BORNE, LONGEST_REST)
+            self._doubt = min(self._doubt, _MOST_DOUBT)
 
 
 def sleep_at_once() -> None:
