@@ -312,9 +312,11 @@ class Tensor(Losses):
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> Tensor | None:
         kept = runtime_of(self.device).constants
         if name not in kept:
-            if current_recording() is not None or self.device.capturing is not None:
+            recording = current_recording()  # its first call, without a pool, runs itself
+            captured = recording is not None and recording.pool is not None
+            if captured or self.device.capturing is not None:
                 return None
-            kept[name] = _upload(self.device, make(), None)
+            kept[name] = _copied(self.device, make(), None)
         return self._new(kept[name])
 
     def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
@@ -360,19 +362,24 @@ def _as_array(data: Any) -> NDArray[Any]:
 
 
 def _upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
-    """Put an array on a device as a "buffer" node of its own type or the wanted one."""
-    kind = wanted or dtypes.from_numpy(array.dtype)
-    if kind is bfloat16:
-        stored = dtypes.encode_bfloat16(array.astype(np.float32))
-    else:
-        stored = np.ascontiguousarray(array, dtypes.to_numpy(kind))
-    node = Node("buffer", kind, tuple(array.shape))
+    """Put an array on a device as a "buffer" node of its own type or the wanted one. BadArgument in
+    a function that is recorded."""
     recording = current_recording()
     if recording is not None:
         raise BadArgument(
             f"@jit {recording.name}: an array would be copied to {device.name} in every call; "
             "pass it as an argument, or make the tensor outside"
         )
+    return _copied(device, array, wanted)
+
+
+def _copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
+    kind = wanted or dtypes.from_numpy(array.dtype)
+    if kind is bfloat16:
+        stored = dtypes.encode_bfloat16(array.astype(np.float32))
+    else:
+        stored = np.ascontiguousarray(array, dtypes.to_numpy(kind))
+    node = Node("buffer", kind, tuple(array.shape))
     storage = runtime_of(device).pool.take(stored.nbytes)
     if stored.size:
         storage.buffer.copy_from(stored)

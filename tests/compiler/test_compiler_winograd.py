@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hcq
 from compiler import Tensor, jit
 from compiler.methods import convolution
 from compiler.methods.winograd import TOLERANCE, matrices
+from compiler.runtime import use_cache
 from compiler.schedule import cost
 from hcq.config import Config
 from hcq.device import Device
@@ -107,16 +110,19 @@ def test_refused_where_it_cannot_be(cpu: Device) -> None:
         image.cast("float16").conv2d(weight.cast("float16"), winograd=True)
 
 
-def test_in_a_captured_function(cpu: Device) -> None:
-    """Its matrices are copied to the device by the first call, which is not recorded."""
-    random = np.random.default_rng(0)
-    weight = Tensor(random.standard_normal((8, 8, 3, 3)).astype(np.float32), device=cpu)
+def test_in_a_captured_function(tmp_path: Path) -> None:
+    """Its matrices are copied to the device by the first call, which runs itself; no call before
+    has done so."""
+    with hcq.open("cpu", threads=1) as device:
+        use_cache(device, tmp_path / "kernels")
+        random = np.random.default_rng(0)
+        weight = Tensor(random.standard_normal((8, 8, 3, 3)).astype(np.float32), device=device)
 
-    @jit
-    def layer(image: Tensor) -> Tensor:
-        return image.conv2d(weight, padding=1, winograd=True)
+        @jit
+        def layer(image: Tensor) -> Tensor:
+            return image.conv2d(weight, padding=1, winograd=True)
 
-    for _ in range(4):
-        image = Tensor(random.standard_normal((1, 8, 8, 8)).astype(np.float32), device=cpu)
-        expected = image.conv2d(weight, padding=1, winograd=False).numpy()
-        assert np.allclose(layer(image).numpy(), expected, atol=1e-3)
+        for _ in range(4):
+            image = Tensor(random.standard_normal((1, 8, 8, 8)).astype(np.float32), device=device)
+            expected = image.conv2d(weight, padding=1, winograd=False).numpy()
+            assert np.allclose(layer(image).numpy(), expected, atol=1e-3)
