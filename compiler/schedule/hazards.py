@@ -22,6 +22,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from compiler.graph.call import Body
 from compiler.graph.node import WRITES, Node
@@ -114,6 +115,8 @@ def _found(
     whose memory is not to be touched."""
     found = InPlace()
     asked = {id(root) for root in roots}
+    held = {key for key, count in outside.items() if count > 0 and key not in asked}
+    order = _Order(nodes, users, held)
 
     def before(old: Node, node: Node) -> list[Node] | None:
         """The reads that go before `node` writes into the memory of `old`; None if it may not."""
@@ -123,13 +126,7 @@ def _found(
             return None
         if outside.get(id(old), 0) > 0 or id(old) in asked:
             return None
-        readers = _closure(old, users, without=node)
-        later = _closure(node, _with_earlier(users, found.earlier), without=None)
-        if readers.keys() & later.keys():
-            return None
-        if any(outside.get(key, 0) > 0 and key not in asked for key in readers):
-            return None
-        return list(readers.values())
+        return order.reads(old, node)
 
     for node in nodes:
         if node.op in WRITES:
@@ -137,6 +134,7 @@ def _found(
             if readers is not None:
                 found.earlier[id(node)] = readers
                 found.moved[id(node)] = id(node.sources[0])
+                order.waits(node, readers)
         elif node.op == "call":
             for place, number in overwritten(body_of(node)).items():
                 old = node.sources[place]
@@ -145,10 +143,82 @@ def _found(
                     continue
                 found.earlier.setdefault(id(node), []).extend(readers)
                 found.granted[id(node)] = found.granted.get(id(node), frozenset()) | {place}
+                order.waits(node, readers)
                 for result in users.get(id(node), ()):
                     if result.arg == number:
                         found.moved[id(result)] = id(old)
     return found
+
+
+class _Order:
+    """What must run before what: users after their sources, writes after the reads they wait for.
+
+    A graph of layers has a write in each, so looking at all of it for every write would take time
+    that grows with the square of their number. Places are looked at in the order of the graph, so
+    that a read which the write comes before and after is met soon.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], users: Mapping[int, list[Node]], held: Set[int]
+    ) -> None:
+        """held: ids of what others hold and nobody asked for."""
+        self.nodes, self.users, self.held = nodes, users, held
+        self.places: dict[int, int] = {}
+        self.waiting: dict[int, list[Node]] = {}  # by id of a read, the writes that wait for it
+        self.forward = True  # whether all of these have places above their reads'
+
+    def reads(self, old: Node, write: Node) -> list[Node] | None:
+        """All that depends on `old`, but not by way of the write. None where some of it depends on
+        the write as well, or is held by others, who would compute it again."""
+        if all(user is write for user in self.users.get(id(old), ())):
+            return []
+        places = self._places()
+        limit = len(self.nodes)  # what lies there or behind is of no interest
+        reads: dict[int, Node] = {}  # by place
+        later: set[int] = set()
+        early = [places[id(user)] for user in self.users[id(old)] if user is not write]
+        late = [places[id(user)] for user in self._after(write)]
+        heapify(early)
+        heapify(late)
+        while early or late:
+            if early:
+                place = heappop(early)
+                node = self.nodes[place]
+                if place not in reads and node is not write:
+                    if id(node) in self.held or place in later:
+                        return None
+                    reads[place] = node
+                    for user in self.users.get(id(node), ()):
+                        heappush(early, places[id(user)])
+                if not early and self.forward:
+                    limit = max(reads) + 1
+            if late:
+                place = heappop(late)
+                if place in reads:
+                    return None
+                if place >= limit:
+                    break
+                if place not in later:
+                    later.add(place)
+                    for user in self._after(self.nodes[place]):
+                        heappush(late, places[id(user)])
+        return list(reads.values())
+
+    def waits(self, write: Node, reads: Sequence[Node]) -> None:
+        """From now on the write comes after these."""
+        for read in reads:
+            self.waiting.setdefault(id(read), []).append(write)
+            self.forward = self.forward and self.places[id(read)] < self.places[id(write)]
+
+    def _after(self, node: Node) -> list[Node]:
+        found = self.users.get(id(node), [])
+        waiting = self.waiting.get(id(node))
+        return found if waiting is None else found + waiting
+
+    def _places(self) -> dict[int, int]:
+        if not self.places:
+            self.places = {id(node): place for place, node in enumerate(self.nodes)}
+        return self.places
 
 
 def _users(nodes: Sequence[Node]) -> dict[int, list[Node]]:
@@ -174,27 +244,3 @@ def _outside(nodes: list[Node], users: Mapping[int, list[Node]]) -> dict[int, in
         known = 2 + len(users.get(key, ())) + listed.get(key, 0)
         outside[key] = sys.getrefcount(nodes[place]) - known
     return outside
-
-
-def _with_earlier(users: Mapping[int, list[Node]], found: Earlier) -> dict[int, list[Node]]:
-    """Users, and the assignments that wait for a node's reads."""
-    joined = {key: list(listed) for key, listed in users.items()}
-    by_id = {id(user): user for listed in users.values() for user in listed}
-    for key, earlier in found.items():
-        for reader in earlier:
-            if key in by_id:
-                joined.setdefault(id(reader), []).append(by_id[key])
-    return joined
-
-
-def _closure(start: Node, users: Mapping[int, list[Node]], without: Node | None) -> dict[int, Node]:
-    """All that depends on `start`, but not by way of `without`."""
-    found: dict[int, Node] = {}
-    stack = list(users.get(id(start), ()))
-    while stack:
-        node = stack.pop()
-        if node is without or id(node) in found:
-            continue
-        found[id(node)] = node
-        stack += users.get(id(node), ())
-    return found
