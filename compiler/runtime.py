@@ -29,16 +29,20 @@ from compiler.replay.recording import current_recording
 from compiler.schedule.arrange import arrange
 from compiler.schedule.attention import PartGroup
 from compiler.schedule.group import Group
-from compiler.schedule.hazards import NONE, InPlace, in_place
+from compiler.schedule.hazards import InPlace, in_place
 from compiler.schedule.packing import Derived
 from compiler.schedule.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
 from compiler.schedule.repeats import (
+    Ordered,
     Repeating,
     copied,
     find_repeats,
+    ordered,
     repeating,
     shortened,
+    shortened_order,
     stretched,
+    ways_of,
 )
 from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
@@ -166,14 +170,14 @@ class Runtime:
 
     def _planned(self, key: Structure, roots: Sequence[Node], nodes: list[Node]) -> _Ready:
         """The plan for graphs of this structure, its kernels loaded."""
-        ways = in_place(nodes, roots)
+        graph, ways = key, in_place(nodes, roots)
         if ways.earlier:
-            key = (*key, ways.places(nodes))
+            key = (*graph, ways.places(nodes))
         found = self._plans.get(key)
         if found is None or active() is not None:  # a search looks at known kernels too
             made = None
-            if active() is None and not ways.earlier:
-                made = self._repeated(key, nodes)
+            if active() is None:
+                made = self._repeated(graph, nodes, ways)
             if made is None:
                 target, groups = self.device.target, self._scheduled(roots, ways)
                 plan = make_plan(groups, nodes, target)
@@ -183,16 +187,22 @@ class Runtime:
             found = self._plans[key] = made
         return found
 
-    def _repeated(self, key: Structure, nodes: Sequence[Node]) -> _Ready | None:
+    def _repeated(self, key: Structure, nodes: Sequence[Node], ways: InPlace) -> _Ready | None:
         """The plan by way of the one for fewer layers, where the graph repeats itself."""
+        writes: Ordered | None = None
         for found in find_repeats(key):
+            writes = ordered(ways, nodes) if writes is None else writes
+            first_writes = shortened_order(writes, found)
+            if first_writes is None:
+                continue
             short = shortened(key, found)
-            name = (short, found.first, found.period)
+            name = (short, found.first, found.period, tuple(first_writes.items()))
             if name not in self._layers:
                 if len(self._layers) >= PLANS:
                     self._layers.clear()
                 copies = copied(short, nodes, found)
-                groups = self._scheduled([copies[root] for root in short[-1]], NONE)
+                kept = ways_of(first_writes, copies)
+                groups = self._scheduled([copies[root] for root in short[-1]], kept)
                 made = None
                 if not any(isinstance(group, PartGroup | Derived) for group in groups):
                     made = repeating(make_plan(groups, copies), kernels(groups), copies, found)

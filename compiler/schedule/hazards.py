@@ -54,8 +54,9 @@ NONE = InPlace()
 def in_place(nodes: list[Node], roots: Sequence[Node]) -> InPlace:
     """The assignments among `nodes` (sources first) to be done in place. The caller holds no
     references to nodes besides `nodes` and, once each, `roots`."""
-    if not _may_write(nodes):
-        return NONE
+    at_a_glance = _alone(nodes)
+    if at_a_glance is not None:
+        return at_a_glance
     users = _users(nodes)
     outside = _outside(nodes, users)
     shared = {id(node) for node in nodes if node.storage is not None and _shared(node)}
@@ -102,6 +103,28 @@ def _shared(node: Node) -> bool:
     """Whether others refer to a node's memory."""
     # the slot of the node, and the argument of getrefcount
     return sys.getrefcount(node.storage) > 2
+
+
+def _alone(nodes: list[Node]) -> InPlace | None:
+    """What is written in place, where each write replaces a value that nothing else refers to, as a
+    decoder's do; None where it takes a closer look."""
+    earlier: Earlier = {}
+    moved: dict[int, int] = {}
+    for node in nodes:
+        if node.op in WRITES:
+            old = node.sources[0]
+            # known: `nodes`, `old`, the sources (of this node alone), the argument of getrefcount
+            if sys.getrefcount(old) != 4 or sys.getrefcount(node.sources) != 2:
+                return None
+            if old.storage is None and old.op != "scatter" and id(old) not in moved:
+                return None
+            if old.storage is not None and _shared(old):
+                return None
+            earlier[id(node)] = []
+            moved[id(node)] = id(old)
+        elif node.op == "call" and _assigns(node):
+            return None
+    return InPlace(earlier, moved=moved) if earlier else NONE
 
 
 def _found(
@@ -233,14 +256,12 @@ def _users(nodes: Sequence[Node]) -> dict[int, list[Node]]:
 
 def _outside(nodes: list[Node], users: Mapping[int, list[Node]]) -> dict[int, int]:
     """By id, how many references there are besides this graph's."""
-    listed: dict[int, int] = {}
-    for entries in users.values():
-        for key in map(id, entries):
-            listed[key] = listed.get(key, 0) + 1
-    outside = {}
-    for place in range(len(nodes)):
-        key = id(nodes[place])
-        # the argument of getrefcount, `nodes`, the source slots, and the entries of `users`
-        known = 2 + len(users.get(key, ())) + listed.get(key, 0)
-        outside[key] = sys.getrefcount(nodes[place]) - known
-    return outside
+    count, none = sys.getrefcount, ()
+    # known: `nodes`, `node`, the argument of getrefcount; who has it as a source; and the entries
+    # of `users`, one for each of its own sources
+    return {
+        id(node): count(node)
+        - (3 if node.storage is not None else 3 + len(node.sources))
+        - len(users.get(id(node), none))
+        for node in nodes
+    }

@@ -61,34 +61,45 @@ def structure(
     key: list[Any] = []
     stack = list(roots[::-1])
     while stack:
-        node = stack[-1]
+        node = stack.pop()
         if id(node) in places:
-            stack.pop()
             continue
-        if node.storage is not None or id(node) in leaves:
-            key.append((node.dtype.name, node.shape))
-        else:
+        while node.storage is None and id(node) not in leaves:
             sources = node.sources
-            missing = [source for source in sources if id(source) not in places]
-            if missing:
-                stack += missing[::-1]
-                continue
-            found = tuple([places[id(source)] for source in sources])
-            if node.op == "call":
+            if len(sources) == 1:  # most have: down along the chain
+                (source,) = sources
+                place = places.get(id(source))
+                if place is None:
+                    stack.append(node)
+                    node = source
+                    continue
+                found: tuple[int, ...] = (place,)
+            else:
+                missing = [source for source in sources if id(source) not in places]
+                if missing:
+                    stack.append(node)
+                    stack += missing[:0:-1]
+                    node = missing[0]
+                    continue
+                found = tuple([places[id(source)] for source in sources])
+            op, arg = node.op, node.arg
+            if op == "call":
                 live = live_results(node)
-                key.append(("call", body_of(node), tuple([each[0] for each in live]), found))
-                places[id(node)] = len(nodes)
-                nodes.append(node)
-                for _, result in live:
-                    places[id(result)] = len(nodes)
-                    nodes.append(result)
-                    key.append(None)
-                continue
-            arg = repr(node.arg) if node.op in ("const", "pad") else node.arg
-            key.append((node.op, node.dtype.name, node.shape, arg, found))
-        stack.pop()
+                key.append((op, body_of(node), tuple([each[0] for each in live]), found))
+            else:
+                if op in ("const", "pad"):
+                    arg = repr(arg)
+                key.append((op, node.dtype.name, node.shape, arg, found))
+            break
+        else:
+            key.append((node.dtype.name, node.shape))
         places[id(node)] = len(nodes)
         nodes.append(node)
+        if node.op == "call":
+            for _, result in live:
+                places[id(result)] = len(nodes)
+                nodes.append(result)
+                key.append(None)
     key.append(tuple([places[id(root)] for root in roots]))
     return tuple(key), nodes
 

@@ -11,6 +11,12 @@ and the last layers have others. So the graph with KEPT layers is planned as any
 is taken only where its second and third layer do the same and no kernel computes more than the
 layer before its own; otherwise there is none. What decides looks no further than that: the costs
 of what a kernel computes, and who reads it.
+
+What is written into memory in place (a decoder's keys and values) is decided for the whole graph
+first (compiler.schedule.hazards), since it hangs on who holds what. It repeats where every layer
+but the first and the last writes the same, and each write waits for reads of its own layer and its
+neighbours at most; a write that waits for what the last layers compute leaves the graph without
+such a plan.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ import numpy as np
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
 from compiler.schedule.group import Group, members
+from compiler.schedule.hazards import NONE, InPlace
 from compiler.schedule.plan import Plan, Step, Structure, last_uses
 
 KEPT = 4  # layers of the graph that is planned
@@ -100,11 +107,11 @@ class _Links:
 
     def __init__(self, entries: Structure, kinds: Sequence[int]) -> None:
         lists = [entry[-1] if len(entry) > 2 else () for entry in entries]
-        self.counts = counts = np.array([len(each) for each in lists])
+        self.counts = counts = np.array(list(map(len, lists)))
         self.kinds = np.array(kinds)
         self.start = np.cumsum(counts) - counts  # by entry, the first of its sources
         self.reader = np.repeat(np.arange(len(lists)), counts)
-        self.source = np.array([place for each in lists for place in each], np.int64)
+        self.source = np.fromiter(itertools.chain.from_iterable(lists), np.int64, int(counts.sum()))
         self.shares = np.array([len(entry) == 2 or entry[0] in _FIXED for entry in entries])
 
     def run(self, period: int) -> Repeats | None:
@@ -168,6 +175,62 @@ def copied(short: Structure, nodes: Sequence[Node], found: Repeats) -> list[Node
     return made
 
 
+# ---- what is written in place ------------------------------------------------------------------
+
+Ordered = dict[int, tuple[int, ...]]  # by place of a write, the places of the reads it waits for
+
+
+def ordered(ways: InPlace, nodes: Sequence[Node]) -> Ordered:
+    """What is written in place, and what goes before."""
+    earlier = ways.earlier
+    writes = [(place, earlier[id(node)]) for place, node in enumerate(nodes) if id(node) in earlier]
+    if not any(reads for _, reads in writes):
+        return {place: () for place, _ in writes}
+    places = {id(node): place for place, node in enumerate(nodes)}
+    return {place: tuple([places[id(read)] for read in reads]) for place, reads in writes}
+
+
+def shortened_order(whole: Ordered, found: Repeats) -> Ordered | None:
+    """The same in the structure with KEPT layers; None where the layers left out do not write as
+    those that stay."""
+    first, period, last = found.first, found.period, found.count - 1
+    made: Ordered = {}
+    inner: list[Ordered] = [{} for _ in range(last - 1)]  # moved to the second layer
+    for write, reads in whole.items():
+        layer = _layer_of(write, found)
+        if any(read >= first and abs(_layer_of(read, found) - layer) > FAR for read in reads):
+            return None
+        if 0 < layer < last:
+            back = (layer - 1) * period
+            inner[layer - 1][write - back] = _moved_back(reads, first, back)
+        if layer < 2 or layer > last - 2:
+            back = 0 if layer < 2 else found.removed
+            made[write - back] = _moved_back(reads, first, back)
+    return made if all(each == inner[0] for each in inner) else None
+
+
+def _layer_of(place: int, found: Repeats) -> int:
+    """The number of the layer; -1 before all of them, their count behind."""
+    return min(max((place - found.first) // found.period, -1), found.count)
+
+
+def _moved_back(places: Sequence[int], first: int, by: int) -> tuple[int, ...]:
+    return tuple([place if place < first else place - by for place in places])
+
+
+def ways_of(made: Ordered, copies: Sequence[Node]) -> InPlace:
+    """The same for the copies of a shortened structure."""
+    if not made:
+        return NONE
+    return InPlace(
+        {id(copies[write]): [copies[read] for read in reads] for write, reads in made.items()},
+        moved={id(copies[write]): id(copies[write].sources[0]) for write in made},
+    )
+
+
+# ---- the plan ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Repeating:
     """A plan whose steps second ... third - 1 are those of the second layer, and those from there
@@ -186,21 +249,24 @@ def repeating(
     first, period = found.first, found.period
     places = {id(node): place for place, node in enumerate(nodes)}
     stored = {id(root) for group in groups for root in group.roots}
-    bounds = [first + number * period for number in range(KEPT + 1)]
+    short = Repeats(first, period, KEPT)
     numbers: list[int] = []  # of the layer a step belongs to; before and behind them the ends'
     for step, group in zip(plan.steps, groups, strict=True):
-        layers = {_layer(place, bounds) for place in step.results}
+        layers = {_layer_of(place, short) for place in step.results}
         if len(layers) > 1:
             return None
         (layer,) = layers
         numbers.append(layer)
         if layer < 1:
             continue
-        lowest = bounds[min(layer, 3) - 1]  # what a kernel computes lies there or behind
+        lowest = (
+            first + (min(layer, KEPT - 1) - 1) * period
+        )  # what a kernel computes lies there or behind
         computed = (node for root in group.roots for node in members(root, stored))
         if any(places[id(node)] < lowest and node.op not in _FIXED for node in computed):
             return None
-        if layer > 2 and any(first <= place < bounds[1] for place in step.inputs):
+        used = step.inputs if step.target is None else (*step.inputs, step.target)
+        if layer > 2 and any(first <= place < first + period for place in used):
             return None
     second, third, rest = (numbers.index(n) if n in numbers else -1 for n in (1, 2, 3))
     if plan.empty or second < 0 or numbers != sorted(numbers) or not second < third < rest:
@@ -208,10 +274,6 @@ def repeating(
     made = Repeating(plan, second, third, rest)
     one, two = plan.steps[second:third], plan.steps[third:rest]
     return made if tuple([_moved(step, first, period) for step in one]) == two else None
-
-
-def _layer(place: int, bounds: Sequence[int]) -> int:
-    return next((number - 1 for number, bound in enumerate(bounds) if place < bound), KEPT)
 
 
 def stretched(short: Repeating, found: Repeats) -> tuple[Plan, list[int]]:
