@@ -119,6 +119,18 @@ def _choose(
     return stored, fixed
 
 
+def wanted_apart(root: Node, stored: set[int], uses: int) -> bool:
+    """Whether so many uses would let a value be stored that is not. stored: ids of what is."""
+    cost: dict[int, int] = {}
+    folded: set[int] = set()
+    for node in topological([root]):
+        if _folds(node, folded):
+            folded.add(id(node))
+        own = 0 if id(node) in folded else _own_cost(node)
+        cost[id(node)] = own + sum(cost[id(source)] for source in _inlined(node, stored))
+    return _may_store(root) and costs.share(cost[id(root)], uses, _narrow(root, stored).dtype)
+
+
 def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
     """Whether nothing but the assignment uses a read of the old value."""
     return all(user is node for user in users.get(id(reader), ()))

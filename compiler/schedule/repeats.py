@@ -32,6 +32,7 @@ import numpy as np
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
 from compiler.schedule.group import Group, members
+from compiler.schedule.grouping import wanted_apart
 from compiler.schedule.hazards import NONE, InPlace
 from compiler.schedule.plan import Plan, Step, Structure, last_uses
 
@@ -39,7 +40,7 @@ KEPT = 4  # layers of the graph that is planned
 SHORTEST = 8  # entries of a layer; looking for shorter ones costs more than it saves
 TRIES = 4  # distances that are tried
 FAR = 1  # layers before, that a layer may read from
-_FIXED = ("const",)  # what layers may share besides what is stored: it is never stored
+MANY = 1 << 20  # uses of what all layers share, whatever their number
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,6 @@ class _Links:
         self.start = np.cumsum(counts) - counts  # by entry, the first of its sources
         self.reader = np.repeat(np.arange(len(lists)), counts)
         self.source = np.fromiter(itertools.chain.from_iterable(lists), np.int64, int(counts.sum()))
-        self.shares = np.array([len(entry) == 2 or entry[0] in _FIXED for entry in entries])
 
     def run(self, period: int) -> Repeats | None:
         """The longest run of entries that are as those a period later, and read the same: moved
@@ -127,8 +127,7 @@ class _Links:
         reader, source = self.reader[slots], self.source[slots]
         later = self.source[self.start[reader + period] + slots - self.start[reader]]
         moved = (later == source + period) & (reader - source <= FAR * period)
-        shared = (later == source) & self.shares[source]
-        alike[reader[~(moved | shared)]] = False
+        alike[reader[~(moved | (later == source))]] = False
         (breaks,) = np.concatenate(([True], ~alike, [True])).nonzero()
         longest = int(np.argmax(np.diff(breaks)))
         first, length = int(breaks[longest]), int(breaks[longest + 1] - breaks[longest]) - 1
@@ -250,6 +249,12 @@ def repeating(
     places = {id(node): place for place, node in enumerate(nodes)}
     stored = {id(root) for group in groups for root in group.roots}
     short = Repeats(first, period, KEPT)
+
+    def settled(source: Node) -> bool:
+        """Whether more layers that share a value do not let it be stored."""
+        own = places[id(source)] >= first or source.storage is not None
+        return own or id(source) in stored or not wanted_apart(source, stored, MANY)
+
     numbers: list[int] = []  # of the layer a step belongs to; before and behind them the ends'
     for step, group in zip(plan.steps, groups, strict=True):
         layers = {_layer_of(place, short) for place in step.results}
@@ -262,9 +267,9 @@ def repeating(
         lowest = (
             first + (min(layer, KEPT - 1) - 1) * period
         )  # what a kernel computes lies there or behind
-        computed = (node for root in group.roots for node in members(root, stored))
-        if any(places[id(node)] < lowest and node.op not in _FIXED for node in computed):
-            return None
+        for node in (node for root in group.roots for node in members(root, stored)):
+            if first <= places[id(node)] < lowest or not all(map(settled, node.sources)):
+                return None
         used = step.inputs if step.target is None else (*step.inputs, step.target)
         if layer > 2 and any(first <= place < first + period for place in used):
             return None
