@@ -264,9 +264,8 @@ def repeating(
         numbers.append(layer)
         if layer < 1:
             continue
-        lowest = (
-            first + (min(layer, KEPT - 1) - 1) * period
-        )  # what a kernel computes lies there or behind
+        # what a kernel computes lies there or behind, or before all layers
+        lowest = first + (min(layer, KEPT - 1) - 1) * period
         for node in (node for root in group.roots for node in members(root, stored)):
             if first <= places[id(node)] < lowest or not all(map(settled, node.sources)):
                 return None
