@@ -100,9 +100,11 @@ class Network:
     """What steps use. What they do must mean the same for tensors, whose parts are values, and for
     arrays, whose parts are views: parts of what is assigned later are taken by `part`."""
 
-    def __init__(self, make: Callable[[Any], Array]) -> None:
+    def __init__(self, make: Callable[..., Any]) -> None:
         random = np.random.default_rng(0)
-        self.number = lambda: make(random.random((SIZE, SIZE)).astype(np.float32) / SIZE)
+        self.number: Callable[[], Any] = lambda: make(
+            random.random((SIZE, SIZE)).astype(np.float32) / SIZE
+        )
         self.shared = self.number()
         self.place = make(np.array(2, np.int32))
         self.kept: list[Array] = []  # what somebody else holds

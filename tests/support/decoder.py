@@ -24,7 +24,8 @@ class Weights:
         random = np.random.default_rng(seed)
 
         def make(*shape: int) -> Array:
-            return (random.standard_normal(shape) * width**-0.5).astype(np.float32)
+            array: Array = random.standard_normal(shape).astype(np.float32) / np.float32(width**0.5)
+            return array
 
         self.given = make(width, 3 * width)
         self.mixed = make(width, width)
@@ -55,7 +56,8 @@ class Layer:
         scores = parts[0].reshape(heads, 1, depth) @ self.keys.transpose(-1, -2) * depth**-0.5
         seen = ((scores + mask).softmax() @ self.values).reshape(1, heads * depth)
         x = x + seen @ self.mixed
-        return x + (normed(x) @ self.up).relu() @ self.down
+        inner: Tensor = normed(x) @ self.up
+        return x + inner.relu() @ self.down
 
 
 def normed(x: Any) -> Any:
