@@ -33,16 +33,16 @@ from compiler.schedule.hazards import InPlace, in_place
 from compiler.schedule.packing import Derived
 from compiler.schedule.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
 from compiler.schedule.repeats import (
-    Ordered,
     Repeating,
+    Written,
     copied,
     find_repeats,
-    ordered,
     repeating,
     shortened,
-    shortened_order,
+    shortened_writes,
     stretched,
     ways_of,
+    written,
 )
 from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
@@ -189,20 +189,20 @@ class Runtime:
 
     def _repeated(self, key: Structure, nodes: Sequence[Node], ways: InPlace) -> _Ready | None:
         """The plan by way of the one for fewer layers, where the graph repeats itself."""
-        writes: Ordered | None = None
+        writes: Written | None = None
         for found in find_repeats(key):
-            writes = ordered(ways, nodes) if writes is None else writes
-            first_writes = shortened_order(writes, found)
-            if first_writes is None:
+            writes = written(ways, nodes) if writes is None else writes
+            fewer = shortened_writes(writes, found)
+            if fewer is None:
                 continue
             short = shortened(key, found)
-            name = (short, found.first, found.period, tuple(first_writes.items()))
+            name = (short, found.first, found.period, fewer.key)
             if name not in self._layers:
                 if len(self._layers) >= PLANS:
                     self._layers.clear()
                 copies = copied(short, nodes, found)
-                kept = ways_of(first_writes, copies)
-                groups = self._scheduled([copies[root] for root in short[-1]], kept)
+                wanted = [copies[root] for root in short[-1]]
+                groups = self._scheduled(wanted, ways_of(fewer, copies))
                 made = None
                 if not any(isinstance(group, PartGroup | Derived) for group in groups):
                     made = repeating(make_plan(groups, copies), kernels(groups), copies, found)

@@ -63,6 +63,7 @@ def _choose(
             users.setdefault(id(source), []).append(node)
     stored = {id(node) for node in roots}
     stored |= {id(node) for node in order if node.op in ("contiguous", "scatter")}
+    stored |= in_place.stored
     for node in order:
         if node.op == "call":
             stored |= {id(source) for source in node.sources if source.storage is None}

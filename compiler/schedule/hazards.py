@@ -8,6 +8,8 @@ nobody can see the old array afterwards:
   refers to it or to that memory;
 - what else reads the old value in this run can be finished before the write (those reads become
   sources in the order of the run), and none of it is held by others, who would compute it again.
+  Where results hang on both, the old value and the new one, what they need of the old one is
+  stored before the write, if that is no more than the copy would be.
 
 A call of a nested function may write into an argument's memory under the same conditions, where the
 function assigns that parameter and nothing inside is against it; the call is then *granted* the
@@ -22,11 +24,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 
 from compiler.graph.call import Body
 from compiler.graph.node import WRITES, Node
 from compiler.schedule.calls import body_of
+from compiler.schedule.precedence import Order
 
 Earlier = dict[int, list[Node]]
 
@@ -35,17 +37,20 @@ Earlier = dict[int, list[Node]]
 class InPlace:
     """What is written into memory that was there before. earlier: by id of an assignment, or of a
     call, the reads that go before it. granted: by id of a call, which arguments it may overwrite.
-    moved: by id of a value that lies in another's memory, the id of that other."""
+    moved: by id of a value that lies in another's memory, the id of that other. stored: ids of what
+    is to be stored, since what hangs on it after a write must not read the old value again."""
 
     earlier: Earlier = field(default_factory=dict)
     granted: dict[int, frozenset[int]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
+    stored: set[int] = field(default_factory=set)
 
     def places(self, nodes: Sequence[Node]) -> tuple[object, ...]:
         """The same by places, comparable."""
-        earlier, granted = self.earlier, self.granted
+        earlier, granted, stored = self.earlier, self.granted, self.stored
         found = [(place, id(node)) for place, node in enumerate(nodes) if id(node) in earlier]
-        return tuple([(place, granted.get(key)) for place, key in found])
+        kept = [place for place, node in enumerate(nodes) if id(node) in stored] if stored else ()
+        return (tuple([(place, granted.get(key)) for place, key in found]), tuple(kept))
 
 
 NONE = InPlace()
@@ -139,7 +144,8 @@ def _found(
     found = InPlace()
     asked = {id(root) for root in roots}
     held = {key for key, count in outside.items() if count > 0 and key not in asked}
-    order = _Order(nodes, users, held)
+    order = Order(nodes, users, held)
+    kept_by_others = [id(node) for node in nodes if node.op in WRITES and id(node) in held]
 
     def before(old: Node, node: Node) -> list[Node] | None:
         """The reads that go before `node` writes into the memory of `old`; None if it may not."""
@@ -149,7 +155,16 @@ def _found(
             return None
         if outside.get(id(old), 0) > 0 or id(old) in asked:
             return None
-        return order.reads(old, node)
+        reads = order.reads(old, node)
+        if reads is not None:
+            return reads
+        cut = order.cut(old, node)
+        if cut is None:
+            return None
+        # with the ends what others hold, who would compute it again
+        found.stored.update(map(id, cut.ends))
+        found.stored.update(kept_by_others)
+        return cut.reads
 
     for node in nodes:
         if node.op in WRITES:
@@ -171,77 +186,6 @@ def _found(
                     if result.arg == number:
                         found.moved[id(result)] = id(old)
     return found
-
-
-class _Order:
-    """What must run before what: users after their sources, writes after the reads they wait for.
-
-    A graph of layers has a write in each, so looking at all of it for every write would take time
-    that grows with the square of their number. Places are looked at in the order of the graph, so
-    that a read which the write comes before and after is met soon.
-    """
-
-    def __init__(
-        self, nodes: Sequence[Node], users: Mapping[int, list[Node]], held: Set[int]
-    ) -> None:
-        """held: ids of what others hold and nobody asked for."""
-        self.nodes, self.users, self.held = nodes, users, held
-        self.places: dict[int, int] = {}
-        self.waiting: dict[int, list[Node]] = {}  # by id of a read, the writes that wait for it
-        self.forward = True  # whether all of these have places above their reads'
-
-    def reads(self, old: Node, write: Node) -> list[Node] | None:
-        """All that depends on `old`, but not by way of the write. None where some of it depends on
-        the write as well, or is held by others, who would compute it again."""
-        if all(user is write for user in self.users.get(id(old), ())):
-            return []
-        places = self._places()
-        limit = len(self.nodes)  # what lies there or behind is of no interest
-        reads: dict[int, Node] = {}  # by place
-        later: set[int] = set()
-        early = [places[id(user)] for user in self.users[id(old)] if user is not write]
-        late = [places[id(user)] for user in self._after(write)]
-        heapify(early)
-        heapify(late)
-        while early or late:
-            if early:
-                place = heappop(early)
-                node = self.nodes[place]
-                if place not in reads and node is not write:
-                    if id(node) in self.held or place in later:
-                        return None
-                    reads[place] = node
-                    for user in self.users.get(id(node), ()):
-                        heappush(early, places[id(user)])
-                if not early and self.forward:
-                    limit = max(reads) + 1
-            if late:
-                place = heappop(late)
-                if place in reads:
-                    return None
-                if place >= limit:
-                    break
-                if place not in later:
-                    later.add(place)
-                    for user in self._after(self.nodes[place]):
-                        heappush(late, places[id(user)])
-        return list(reads.values())
-
-    def waits(self, write: Node, reads: Sequence[Node]) -> None:
-        """From now on the write comes after these."""
-        for read in reads:
-            self.waiting.setdefault(id(read), []).append(write)
-            self.forward = self.forward and self.places[id(read)] < self.places[id(write)]
-
-    def _after(self, node: Node) -> list[Node]:
-        found = self.users.get(id(node), [])
-        waiting = self.waiting.get(id(node))
-        return found if waiting is None else found + waiting
-
-    def _places(self) -> dict[int, int]:
-        if not self.places:
-            self.places = {id(node): place for place, node in enumerate(self.nodes)}
-        return self.places
 
 
 def _users(nodes: Sequence[Node]) -> dict[int, list[Node]]:

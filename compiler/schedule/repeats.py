@@ -33,7 +33,7 @@ from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
 from compiler.schedule.group import Group, members
 from compiler.schedule.grouping import wanted_apart
-from compiler.schedule.hazards import NONE, InPlace
+from compiler.schedule.hazards import InPlace
 from compiler.schedule.plan import Plan, Step, Structure, last_uses
 
 KEPT = 4  # layers of the graph that is planned
@@ -176,36 +176,56 @@ def copied(short: Structure, nodes: Sequence[Node], found: Repeats) -> list[Node
 
 # ---- what is written in place ------------------------------------------------------------------
 
-Ordered = dict[int, tuple[int, ...]]  # by place of a write, the places of the reads it waits for
+
+@dataclass(frozen=True)
+class Written:
+    """Where a graph writes in place. earlier: by place of a write, the places of what goes before.
+    stored: places of what is stored for that."""
+
+    earlier: dict[int, tuple[int, ...]]
+    stored: frozenset[int] = frozenset()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return tuple(self.earlier.items()), self.stored
 
 
-def ordered(ways: InPlace, nodes: Sequence[Node]) -> Ordered:
-    """What is written in place, and what goes before."""
+def written(ways: InPlace, nodes: Sequence[Node]) -> Written:
+    """What is written in place, by places."""
     earlier = ways.earlier
     writes = [(place, earlier[id(node)]) for place, node in enumerate(nodes) if id(node) in earlier]
-    if not any(reads for _, reads in writes):
-        return {place: () for place, _ in writes}
+    if not ways.stored and not any(reads for _, reads in writes):
+        return Written({place: () for place, _ in writes})
     places = {id(node): place for place, node in enumerate(nodes)}
-    return {place: tuple([places[id(read)] for read in reads]) for place, reads in writes}
+    return Written(
+        {place: tuple([places[id(read)] for read in reads]) for place, reads in writes},
+        frozenset([places[key] for key in ways.stored]),
+    )
 
 
-def shortened_order(whole: Ordered, found: Repeats) -> Ordered | None:
+def shortened_writes(whole: Written, found: Repeats) -> Written | None:
     """The same in the structure with KEPT layers; None where the layers left out do not write as
     those that stay."""
     first, period, last = found.first, found.period, found.count - 1
-    made: Ordered = {}
-    inner: list[Ordered] = [{} for _ in range(last - 1)]  # moved to the second layer
-    for write, reads in whole.items():
-        layer = _layer_of(write, found)
-        if any(read >= first and abs(_layer_of(read, found) - layer) > FAR for read in reads):
+    earlier: dict[int, tuple[int, ...]] = {}
+    stored: list[int] = []
+    inner: list[dict[int, Any]] = [{} for _ in range(last - 1)]  # moved to the second layer
+    for place in sorted({*whole.earlier, *whole.stored}):
+        reads = whole.earlier.get(place)
+        layer = _layer_of(place, found)
+        far = [read for read in reads or () if abs(_layer_of(read, found) - layer) > FAR]
+        if any(read >= first for read in far):
             return None
         if 0 < layer < last:
             back = (layer - 1) * period
-            inner[layer - 1][write - back] = _moved_back(reads, first, back)
+            moved = None if reads is None else _moved_back(reads, first, back)
+            inner[layer - 1][place - back] = moved, place in whole.stored
         if layer < 2 or layer > last - 2:
             back = 0 if layer < 2 else found.removed
-            made[write - back] = _moved_back(reads, first, back)
-    return made if all(each == inner[0] for each in inner) else None
+            stored += [place - back] if place in whole.stored else []
+            if reads is not None:
+                earlier[place - back] = _moved_back(reads, first, back)
+    return Written(earlier, frozenset(stored)) if all(e == inner[0] for e in inner) else None
 
 
 def _layer_of(place: int, found: Repeats) -> int:
@@ -217,14 +237,11 @@ def _moved_back(places: Sequence[int], first: int, by: int) -> tuple[int, ...]:
     return tuple([place if place < first else place - by for place in places])
 
 
-def ways_of(made: Ordered, copies: Sequence[Node]) -> InPlace:
+def ways_of(made: Written, copies: Sequence[Node]) -> InPlace:
     """The same for the copies of a shortened structure."""
-    if not made:
-        return NONE
-    return InPlace(
-        {id(copies[write]): [copies[read] for read in reads] for write, reads in made.items()},
-        moved={id(copies[write]): id(copies[write].sources[0]) for write in made},
-    )
+    earlier = {id(copies[w]): [copies[read] for read in reads] for w, reads in made.earlier.items()}
+    moved = {id(copies[write]): id(copies[write].sources[0]) for write in made.earlier}
+    return InPlace(earlier, moved=moved, stored={id(copies[place]) for place in made.stored})
 
 
 # ---- the plan ----------------------------------------------------------------------------------
