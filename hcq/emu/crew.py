@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
 from hcq.emu.stack import deep
@@ -41,7 +41,7 @@ class Crew(Generic[W]):
         """name: of the threads, which are made when they are first needed."""
         self.workers = workers
         self._name = name
-        self._pool: ThreadPoolExecutor | None = None
+        self._mates: list[_Mate] = []
 
     def run(self, count: int, work: Callable[[W, int], T], *, here: bool = True) -> list[T]:
         """Do `work` with each of the first `count` workers, and its number, at the same time; what
@@ -53,21 +53,100 @@ class Crew(Generic[W]):
         """
         if here and count == 1:
             return [work(self.workers[0], 0)]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self.workers), self._name)
-        with deep():  # a thread starts when work for it is submitted
-            others = [
-                self._pool.submit(work, self.workers[number], number)
-                for number in range(int(here), count)
-            ]
+        pieces = [
+            _Piece(work, worker, number) for number, worker in enumerate(self.workers[:count])
+        ]
+        asked: list[_Mate] = []
         try:
-            first = [work(self.workers[0], 0)] if here else []
+            for piece in pieces[int(here) :]:
+                mate = self._mate(len(asked))
+                mate.start(piece)
+                asked.append(mate)
+            if here:
+                pieces[0]()
         finally:
-            wait(others)
-        return [*first, *(other.result() for other in others)]
+            self._wait(asked)
+        return [piece.result() for piece in pieces]
+
+    def _wait(self, asked: list[_Mate]) -> None:
+        try:
+            for mate in asked:
+                mate.wait()
+        except BaseException:  # an interrupt: who is still at work is asked no more
+            self._mates = []
+            raise
+
+    def _mate(self, number: int) -> _Mate:
+        if number == len(self._mates):
+            with deep():
+                self._mates.append(_Mate(f"{self._name}_{number}"))
+        return self._mates[number]
 
     def close(self) -> None:
         """End the threads. May be called again; a later launch starts new ones."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        mates, self._mates = self._mates, []
+        for mate in mates:
+            mate.end()
+
+
+class _Piece(Generic[W, T]):
+    """What one thread does of a launch, and what came of it."""
+
+    def __init__(self, work: Callable[[W, int], T], worker: W, number: int) -> None:
+        self._work, self._worker, self._number = work, worker, number
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._found.append(self._work(self._worker, self._number))
+        except BaseException as error:  # raised again by `result`
+            self._error = error
+
+    def result(self) -> T:
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback holds this frame
+        return self._found[0]
+
+
+class _Mate:
+    """A host thread that does one thing at a time, asked and awaited by one other thread.
+
+    Two locks hand the work over and back: a pool's queue, futures and conditions take longer than a
+    short launch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._work: Callable[[], None] | None = None
+        self._asked, self._done = threading.Lock(), threading.Lock()
+        self._asked.acquire()
+        self._done.acquire()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begin `work`, which raises nothing."""
+        self._work = work
+        self._asked.release()
+
+    def wait(self) -> None:
+        """Wait for the end of what was started."""
+        self._done.acquire()
+
+    def end(self) -> None:
+        """End the thread, which does nothing."""
+        self._asked.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._asked.acquire()
+            work, self._work = self._work, None
+            if work is None:
+                return
+            work()
+            del work  # what it holds may be waited for to go
+            self._done.release()
