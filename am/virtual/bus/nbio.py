@@ -22,6 +22,8 @@ _GFX_PORT, _IH_PORT, _SDMA_PORT = 0, 1, 2
 # port with a bounded range comes first.
 _PAGE_DWORDS = 1024
 _TARGETS = {_SDMA_PORT: (0xE, 3), _IH_PORT: (0, 0), _GFX_PORT: (3, 3)}
+_ENTRIES = {port: f"S2A_DOORBELL_ENTRY_{port}_CTRL" for port in _TARGETS}
+MOST_ROUTES = 4096  # kept
 
 
 class Nbio(Block):
@@ -31,6 +33,7 @@ class Nbio(Block):
         super().__init__(chip, "nbio")
         self._flush_location: int | None = None
         self._doorbells: dict[int, int] = {}  # last 64-bit value by even dword
+        self._routes: dict[tuple[int, int, int], bool] = {}  # port, its register's content, dword
         self._latched: dict[str, int] = {}  # an indirect index that was read back
         self.dropped_doorbells = 0
         space = chip.space
@@ -150,7 +153,17 @@ class Nbio(Block):
         self._drop(offset, "no engine listens to it")
 
     def _routed(self, port: int, target: tuple[int, int], dword: int) -> bool:
-        entry = self.fields(f"S2A_DOORBELL_ENTRY_{port}_CTRL")
+        """Whether a port takes a doorbell: the same for the same content of its register."""
+        entry = self.get(_ENTRIES[port])
+        known = self._routes.get((port, entry, dword))
+        if known is None:
+            if len(self._routes) >= MOST_ROUTES:
+                self._routes.clear()
+            known = self._routes[port, entry, dword] = self._takes(port, target, dword)
+        return known
+
+    def _takes(self, port: int, target: tuple[int, int], dword: int) -> bool:
+        entry = self.fields(_ENTRIES[port])
         prefix = f"S2A_DOORBELL_PORT{port}_"
         if not entry[prefix + "ENABLE"]:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,16 @@ def aligned(size: int) -> NDArray[np.uint8]:
     return raw[start : start + size]
 
 
+def _place(array: NDArray[Any]) -> int:
+    """Return where an array's elements are."""
+    return int(array.ctypes.data)
+
+
 class Run:
     """What all workers of one dispatch share.
 
     counter: the next workgroup to begin. stop: set when a wave has halted, so that the others end.
+    places: where arrays are that the context points to, by the field's offset.
     """
 
     def __init__(
@@ -41,6 +48,14 @@ class Run:
         self.abort = abort
         self.counter = np.zeros(1, np.uint64)
         self.stop = np.zeros(1, np.uint32)
+        self.places = (
+            (layout.ABORT, _place(abort.flag)),
+            (layout.STOP, _place(self.stop)),
+            (layout.COUNTER, _place(self.counter)),
+            (layout.SGPR_TEMPLATE, _place(launch.scalars)),
+            (layout.VGPR_TEMPLATE, _place(launch.ids)),
+            (layout.EXEC_TEMPLATE, _place(launch.execs)),
+        )
 
 
 class Worker:
@@ -53,7 +68,7 @@ class Worker:
         self._lds = aligned(LDS_SPACE + 64)
         self._sink = aligned(2 * PAGE)
         self._states = aligned(0)
-        self._tlbs: list[tuple[ShaderMemory, NDArray[np.uint64]]] = []
+        self._tlbs: list[tuple[ShaderMemory, NDArray[np.uint64], int]] = []
         self._run: Run | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
         self._refill = REFILL(self._on_miss)
@@ -71,13 +86,13 @@ class Worker:
             self._run.stop[0] = 1
             return int(self._sink.ctypes.data) + address % PAGE
 
-    def _tlb_for(self, memory: ShaderMemory) -> NDArray[np.uint64]:
-        for known, tlb in self._tlbs:
+    def _tlb_for(self, memory: ShaderMemory) -> tuple[NDArray[np.uint64], int]:
+        for known, tlb, place in self._tlbs:
             if known is memory:
-                return tlb
+                return tlb, place
         tlb = memory.new_tlb()
-        self._tlbs = [*self._tlbs[-15:], (memory, tlb)]
-        return tlb
+        self._tlbs = [*self._tlbs[-15:], (memory, tlb, _place(tlb))]
+        return tlb, self._tlbs[-1][2]
 
     def prepare(
         self,
@@ -89,26 +104,22 @@ class Worker:
         self.error = None
         dispatch, launch = run.dispatch, run.launch
         self._run = run
-        self._tlb = tlb = self._tlb_for(run.memory)
+        self._tlb, tlb_place = self._tlb_for(run.memory)
         stride = layout.STATE_VGPR + 128 * launch.vgprs
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
+            self._quads[layout.STATES // 8] = _place(self._states)
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
         quads, words = self._quads, self._words
-        quads[layout.TLB // 8] = tlb.ctypes.data
-        quads[layout.ABORT // 8] = run.abort.flag.ctypes.data
-        quads[layout.STOP // 8] = run.stop.ctypes.data
-        quads[layout.COUNTER // 8] = run.counter.ctypes.data
+        for field, place in run.places:
+            quads[field // 8] = place
+        quads[layout.TLB // 8] = tlb_place
         quads[layout.LDS_SIZE // 8] = launch.lds_bytes
         quads[layout.SCRATCH // 8] = dispatch.scratch_base + first_wave * wave_size
         quads[layout.SCRATCH_WAVE // 8] = wave_size
         quads[layout.SHARED_HIGH // 8] = dispatch.shared_aperture >> 32
         quads[layout.PRIVATE_HIGH // 8] = dispatch.private_aperture >> 32
         quads[layout.TOTAL // 8] = launch.total_groups
-        quads[layout.SGPR_TEMPLATE // 8] = launch.scalars.ctypes.data
-        quads[layout.VGPR_TEMPLATE // 8] = launch.ids.ctypes.data
-        quads[layout.EXEC_TEMPLATE // 8] = launch.execs.ctypes.data
-        quads[layout.STATES // 8] = self._states.ctypes.data
         quads[layout.STATE_STRIDE // 8] = stride
         quads[layout.CODE_BASE // 8] = code_base
         quads[layout.RESUME_GROUP // 8] = NO_GROUP
