@@ -208,8 +208,8 @@ class Tensor(Losses):
 
     @classmethod
     def randperm(cls, count: int, *, device: Device | str | None = None) -> Self:
-        """0 .. count - 1 in random order, as int64 (see argsort for what it costs)."""
-        return cls._bits((count,), device).argsort()
+        """0 .. count - 1 in random order, as int64."""
+        return cls._bits((count,), device).cast(dtypes.uint32).argsort()
 
     def dropout(self, probability: float = 0.5, *, training: bool) -> Self:
         """While training, zero with a probability, and else divided by that of the rest; afterwards

@@ -20,7 +20,7 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.methods import winograd as winograd_tiles
 from compiler.methods.core import broadcast
-from compiler.methods.scans import Scans
+from compiler.methods.sorting import Sorting
 from compiler.schedule import cost
 from hcq.config import config
 from hcq.errors import BadArgument
@@ -28,7 +28,7 @@ from hcq.errors import BadArgument
 Pair = int | Sequence[int]
 
 
-class Convolutions(Scans):
+class Convolutions(Sorting):
     """On tensors [batch, channels, height, width]. A Pair is one number for both axes or two."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Tensor: running totals, orders, and what is made of whole rows."""
+"""Tensor: running totals, and what is made of whole rows."""
 
 from __future__ import annotations
 
@@ -77,41 +77,6 @@ class Scans(Layout):
         down = self._counted(self.shape[-2], self.ndim - 2)
         across = self._counted(self.shape[-1], self.ndim - 1)
         return (across <= down).where(self, self._filled(start))
-
-    # ---- order ---------------------------------------------------------------------------------
-
-    def argsort(self, axis: int = -1, descending: bool = False) -> Self:
-        """The places of the elements in order, as int64; equal ones stay in theirs. NaN counts as
-        largest. Compares each with each: for rows of some thousand elements."""
-        place = self._axis("argsort", axis)
-        last = self.transpose(place, -1)
-        size = last.shape[-1]
-        one, two = last.unsqueeze(-1), last.unsqueeze(-2)  # [..., which, the other]
-        less = one < two if descending else two < one
-        same = one._compare("eq", two)
-        if self.dtype.is_float:
-            nan, other = one.isnan(), two.isnan()
-            less = less | (nan & ~other if not descending else other & ~nan)
-            same = same | (nan & other)
-        here = one._counted(size, one.ndim - 2)
-        earlier = one._counted(size, one.ndim - 1) < here
-        rank = (less | (same & earlier)).sum(-1)
-        places = rank._counted(size, rank.ndim - 1).expand(rank.shape)
-        start = rank.zeros_like()
-        return start.scatter(-1, rank, places).transpose(place, -1)
-
-    def sort(self, axis: int = -1, descending: bool = False) -> tuple[Self, Self]:
-        """The elements in order, and where they were (see argsort)."""
-        order = self.argsort(axis, descending)
-        return self.gather(axis, order), order
-
-    def topk(self, count: int, axis: int = -1, largest: bool = True) -> tuple[Self, Self]:
-        """The first of `sort`, the largest (or smallest) first."""
-        place = self._axis("topk", axis)
-        if not 0 <= count <= self.shape[place]:
-            raise BadArgument(f"topk: {count} along axis {axis} of {self._shown}")
-        order = self.argsort(place, largest)[(*[slice(None)] * place, slice(count))]
-        return self.gather(place, order), order
 
     # ---- rows ----------------------------------------------------------------------------------
 

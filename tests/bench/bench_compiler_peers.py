@@ -185,6 +185,25 @@ class _Bench:
             results += _versus(f"{name}, 64 MB f32", self.ours(build), peers)
         return results
 
+    def orders(self) -> list[Any]:
+        """Rows in order, beside NumPy's sort of values alone and its stable order."""
+        results = []
+        for size in (64, 4096, 100_000, 1_000_000):
+            array = np.random.default_rng(0).random(size, np.float32)
+            tensor = Tensor(array, device=self.device)
+
+            def work(tensor: Tensor = tensor) -> None:
+                values, places = tensor.sort()
+                values.realize(places)
+                self.device.synchronize()
+
+            peers: dict[str, Work] = {
+                "NumPy sort": partial(np.sort, array),
+                "NumPy stable argsort": partial(np.argsort, array, kind="stable"),
+            }
+            results += _versus(f"sort {size} f32", work, peers, pause_s=0)
+        return results
+
     def attention(self) -> list[Any]:
         """8 heads x 1024 x 64, forward."""
         random = np.random.default_rng(0)
@@ -268,4 +287,5 @@ def measure() -> list[dict[str, object]]:
             *bench.convolutions(),
             *bench.over_memory(),
             *bench.attention(),
+            *bench.orders(),
         ]

@@ -1,5 +1,5 @@
 """Cases of the operation corpus that networks are made of: equations, images of other sizes,
-losses, pieces of many lengths."""
+losses, pieces of many lengths, long rows in order."""
 
 from __future__ import annotations
 
@@ -60,6 +60,9 @@ def network() -> Iterator[Case]:
     ]  # fmt: skip
     for name, inputs, ours, theirs in cases:
         yield Case(name, inputs, ours, in_float64(theirs), 2e-5, 2e-5)
+    long = numbers("long_row", (8192,), "int8", -100, 100)
+    yield Case("argsort_of_many", (long,), lambda t: t.argsort(),
+               lambda a: np.argsort(a, kind="stable"))  # fmt: skip
     yield Case(
         "cat_of_many_lengths",
         tuple(ragged),
