@@ -122,7 +122,7 @@ def test_bad_equations_are_named(
     assert repr(equation) in str(raised.value)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_as_numpy(cpu: Device, data: st.DataObject) -> None:
     sizes = {name: data.draw(st.sampled_from([1, 2, 3, 9])) for name in "abcd"}

@@ -46,7 +46,7 @@ def labelled(
     return losses, factors
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_cross_entropy_of_labels(cpu: Device, data: st.DataObject) -> None:
     rest = data.draw(st.sampled_from([(), (3,), (2, 3)]))

@@ -166,7 +166,7 @@ def test_padded_sequences_share_their_code(device: Device) -> None:
     assert counted(codes) == 1
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_ragged_pieces_as_numpy(cpu: Device, data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, 1))

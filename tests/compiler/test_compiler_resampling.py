@@ -50,7 +50,7 @@ def spread(
     return result[:, :, top : down - top, left : across - left]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_spread_windows(cpu: Device, data: st.DataObject) -> None:
     draw = data.draw
@@ -140,7 +140,7 @@ def resized(
     return wide
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_resized_by_size(cpu: Device, data: st.DataObject) -> None:
     sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -155,7 +155,7 @@ def test_resized_by_size(cpu: Device, data: st.DataObject) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [2, 0.5, 1.7, 1 / 3])
+@pytest.mark.parametrize("scale", [2, 1.7, 1 / 3])
 def test_resized_by_scale(cpu: Device, scale: float) -> None:
     image = numbers(2, (1, 2, 9, 13))
     step = 1 / Fraction(scale).limit_denominator(1000)
