@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from pathlib import Path
@@ -17,7 +18,9 @@ from tests.support.transport_stands import STANDS, Stand, Subject, rule
 
 LIMIT_S = 60.0
 ROUNDS = 6
-SLACK = 64 << 20  # bytes of address space that threads and allocators may take meanwhile
+# Bytes of address space that stacks of threads may take meanwhile: 4 MiB left behind twice in each
+# round are more.
+SLACK = 40 << 20
 
 
 @rule
@@ -184,13 +187,20 @@ def address_space() -> int:
 def test_nothing_is_left(stand: Stand) -> None:
     """Descriptors, mappings and address space, over many lives."""
     stand.hold(use_all)
-    descriptors, mappings, space = settled(), mapped_files(), address_space()
-    for _ in range(ROUNDS):
-        stand.hold(use_all)
+    descriptors, mappings = settled(), mapped_files()
+    # What is not given back grows each time; a thread that came first may bring an arena, once.
+    assert any(growth(stand) < SLACK for _ in range(4))
     assert not leaked(descriptors)
     assert mapped_files() <= mappings
-    # What was not given back by hand alone would be more than this (4 MiB each round, twice).
-    assert address_space() - space < SLACK
+
+
+def growth(stand: Stand) -> int:
+    """Bytes of address space that some more lives take and leave."""
+    before = address_space()
+    for _ in range(ROUNDS):
+        stand.hold(use_all)
+    gc.collect()
+    return address_space() - before
 
 
 @rule

@@ -11,6 +11,8 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
+from collections import deque
 from dataclasses import dataclass
 
 from hcq.errors import BadArgument, OutOfMemory
@@ -62,6 +64,28 @@ class _File:
     users: int = 0
 
 
+class _Places:
+    """Addresses that files had once, and that anonymous memory holds until the next file of that
+    length comes. Of the whole process, as addresses are: what a client leaves, another takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, deque[int]] = {}
+
+    def take(self, length: int) -> int:
+        """The place that was left longest ago; 0 if there is none."""
+        with self._lock:
+            places = self._free.get(length)
+            return places.popleft() if places else 0
+
+    def give(self, address: int, length: int) -> None:
+        with self._lock:
+            self._free.setdefault(length, deque()).append(address)
+
+
+_PLACES = _Places()
+
+
 class SharedFiles:
     """Files of one client, each mapped once and whole: a client that maps single pages of its
     memory (as under a virtual IOMMU) costs no mapping of ours each."""
@@ -76,7 +100,6 @@ class SharedFiles:
             ctypes.c_int64,
         )  # fmt: skip
         self._files: dict[tuple[int, int, bool], _File] = {}
-        self._retired: dict[int, list[int]] = {}  # length -> places that anonymous memory holds
 
     def map(
         self, descriptor: int, offset: int, size: int, *, writable: bool
@@ -98,10 +121,15 @@ class SharedFiles:
         length = -(-length // PAGE) * PAGE
         # Memory that the device may only read is a private copy: a stray write ends there.
         flags = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE
-        places = self._retired.get(length)
-        place = places.pop() if places else 0
-        fixed = _MAP_FIXED if place else 0
-        return _File(self._place(place, length, flags | fixed | _MAP_NORESERVE, descriptor), length)
+        place = _PLACES.take(length)
+        if place:
+            flags |= _MAP_FIXED
+        try:
+            return _File(self._place(place, length, flags | _MAP_NORESERVE, descriptor), length)
+        except BaseException:
+            if place:
+                _PLACES.give(place, length)
+            raise
 
     def _place(self, address: int, length: int, flags: int, descriptor: int) -> int:
         access = mmap.PROT_READ | mmap.PROT_WRITE
@@ -121,4 +149,4 @@ class SharedFiles:
             del self._files[key]
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
             self._place(file.address, file.length, flags, -1)
-            self._retired.setdefault(file.length, []).append(file.address)
+            _PLACES.give(file.address, file.length)
