@@ -30,7 +30,7 @@ from hcq.queue import QueueKind
 from nv import queue as queue_module
 from nv.virtual.faults import Fault
 from tests.support import ptx_kernels
-from tests.support.nv_machine import left_behind, opened, powered, work
+from tests.support.nv_machine import LIMIT_S, left_behind, opened, powered, work
 
 # Fault -> the error, and facts that it must carry.
 WHILE_RUNNING: dict[Fault, tuple[type[UgpuError], dict[str, Any]]] = {
@@ -96,13 +96,13 @@ def test_a_fault_is_named_and_work_goes_on(fault: Fault) -> None:
     error, facts = WHILE_RUNNING[fault]
     with powered() as machine, opened(machine) as device:
         work(device)
-        limit_s = facts.get("limit_s", 20.0)
+        limit_s = facts.get("limit_s", LIMIT_S)
         assert isinstance(limit_s, float)
         device.limit_s = limit_s
         machine.inject(fault)
         with pytest.raises(error) as caught:
             work(device)
-        device.limit_s = 20.0
+        device.limit_s = LIMIT_S
         assert {key: caught.value.facts.get(key) for key in facts} == facts
         if "xid" in facts or error is DeviceHang:
             assert caught.value.facts["remedy"]
@@ -158,7 +158,7 @@ def test_other_channels_go_on_while_one_hangs() -> None:
         machine.inject(Fault.HANG)
         with pytest.raises(DeviceHang):
             work(device)
-        device.limit_s = 20.0
+        device.limit_s = LIMIT_S
         work(other)
         device.reset()
         work(device)
@@ -247,7 +247,7 @@ def test_a_failed_rebuild_says_so_and_can_be_tried_again() -> None:
         machine.inject(Fault.HANG)
         with pytest.raises(DeviceHang):
             work(device)
-        device.limit_s = 20.0
+        device.limit_s = LIMIT_S
         machine.inject(Fault.NO_CHANNELS)
         with pytest.raises(OutOfMemory):
             device.reset()

@@ -16,6 +16,7 @@ from nv.virtual.options import MachineOptions
 from tests.support.kernels import contract_object
 
 COUNT = 256
+LIMIT_S = 60.0  # a bound on real threads; work beside a kernel that hangs has half a core
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def opened(machine: VirtualMachine, **options: object) -> NvDevice:
     """Our driver on the machine's first GPU, as a new program would open it."""
     device = hcq.open(f"virtual:{machine.facts.name}", chip=machine, **options)
     assert isinstance(device, NvDevice)
-    device.limit_s = 20.0
+    device.limit_s = LIMIT_S
     return device
 
 
