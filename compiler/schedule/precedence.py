@@ -37,7 +37,7 @@ class Order:
         self.places: dict[int, int] = {}
         self.spoiled: set[int] | None = None  # places of what `held` values hang on
         self.waiting: dict[int, list[Node]] = {}  # by id of a read, the writes that wait for it
-        self.forward = True  # whether all of these have places above their reads'
+        self.backward = -1  # the last place of a read that such a write has a place before
 
     def reads(self, old: Node, write: Node) -> list[Node] | None:
         """All that depends on `old`, but not by way of the write. None where some of it depends on
@@ -62,7 +62,7 @@ class Order:
                     reads[place] = node
                     for user in self.users.get(id(node), ()):
                         heappush(early, places[id(user)])
-                if not early and self.forward:
+                if not early and places[id(write)] > self.backward:
                     limit = max(reads) + 1
             if late:
                 place = heappop(late)
@@ -82,7 +82,9 @@ class Order:
         where others hold something that they would compute again."""
         places = self._places()
         direct = [user for user in self.users.get(id(old), ()) if user is not write]
-        if not self.forward or any(places[id(user)] in self._spoiled() for user in direct):
+        if places[id(write)] <= self.backward:  # what comes after it may have places before it
+            return None
+        if any(places[id(user)] in self._spoiled() for user in direct):
             return None
         hangs: dict[int, int] = {}  # by place
         queue: list[int] = []
@@ -148,7 +150,8 @@ class Order:
         """From now on the write comes after these."""
         for read in reads:
             self.waiting.setdefault(id(read), []).append(write)
-            self.forward = self.forward and self.places[id(read)] < self.places[id(write)]
+            if self.places[id(read)] > self.places[id(write)]:
+                self.backward = max(self.backward, self.places[id(read)])
 
     def _after(self, node: Node) -> list[Node]:
         found = self.users.get(id(node), [])

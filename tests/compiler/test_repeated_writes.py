@@ -31,7 +31,7 @@ from compiler.schedule.repeats import (
     written,
 )
 from hcq.device import Device
-from tests.support.decoder import Decoder
+from tests.support.decoder import Decoder, normed
 
 # ---- plans -------------------------------------------------------------------------------------
 
@@ -364,10 +364,14 @@ def test_a_decoders_step_is_planned_by_layers(cpu: Device, layers: int, known: b
     check_memory(found, nodes)
 
 
+def address(tensor: Tensor) -> int:
+    storage = tensor.node.storage
+    assert isinstance(storage, Storage)
+    return int(storage.buffer.address)
+
+
 def addresses(decoder: Decoder) -> list[int]:
-    stored = [cache.node.storage for each in decoder.layers for cache in (each.keys, each.values)]
-    assert all(isinstance(storage, Storage) for storage in stored)
-    return [storage.buffer.address for storage in stored if isinstance(storage, Storage)]
+    return [address(cache) for each in decoder.layers for cache in (each.keys, each.values)]
 
 
 @pytest.mark.parametrize("way", ["number", "tensor", "jit"])
@@ -394,3 +398,35 @@ def test_tokens_as_numpy_in_place(cpu: Device, way: str) -> None:
         assert len(runtime._plans) == 2 and 0 < compiled[1] < compiled[0]
     else:
         assert len(runtime._plans) == 1 and not any(compiled[1:])
+
+
+def test_one_array_for_the_caches_of_all_layers(cpu: Device) -> None:
+    """Each layer's write waits for what the layer before reads of the same array."""
+    layers, length, width = 5, 16, 8
+    random = np.random.default_rng(3)
+    weights = random.standard_normal((layers, width, 3 * width)).astype(np.float32) / 4
+    array = np.zeros((layers, 2, length, width), np.float32)
+    cache = Tensor(array, device=cpu)
+    row = random.standard_normal((1, width)).astype(np.float32)
+    x = Tensor(row, device=cpu)
+    given = [Tensor(each, device=cpu) for each in weights]
+    before = address(cache)
+    for place in range(2):
+        for number in range(layers):
+            parts = (normed(x) @ given[number]).reshape(3, width)
+            cache[number, 0, place], cache[number, 1, place] = parts[1], parts[2]
+            seen = (parts[0].reshape(1, width) @ cache[number, 0].transpose(-1, -2)).softmax()
+            x = x + seen @ cache[number, 1]
+            query, key, value = (normed(row) @ weights[number]).reshape(3, width)
+            array[number, 0, place], array[number, 1, place] = key, value
+            raised = np.exp(array[number, 0] @ query)
+            row = row + raised / raised.sum() @ array[number, 1]
+        del parts, seen
+        roots = [x.node]
+        _, nodes = structure(roots)
+        known = written(in_place(nodes, roots), nodes)
+        assert len(known.earlier) == 2 * layers and known.stored
+        del roots, nodes
+        np.testing.assert_allclose(x.numpy(), row, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(cache.numpy(), array, rtol=1e-3, atol=1e-4)
+    assert address(cache) == before
