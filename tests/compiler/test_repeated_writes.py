@@ -430,3 +430,21 @@ def test_one_array_for_the_caches_of_all_layers(cpu: Device) -> None:
         np.testing.assert_allclose(x.numpy(), row, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(cache.numpy(), array, rtol=1e-3, atol=1e-4)
     assert address(cache) == before
+
+
+@pytest.mark.parametrize("odd", range(9))
+def test_one_layer_whose_array_is_held(cpu: Device, odd: int) -> None:
+    """It is copied, the others' are not: no plan for all."""
+    net = Network(lambda array: Tensor(array, device=cpu))
+    x = net.number()
+    caches = [net.number() for _ in range(9)]
+    holder = caches[odd].node
+    for own in caches:
+        x = product(net, write(net, x, own), own)
+    roots = [x.node]
+    _, nodes = structure(roots)
+    ways = in_place(nodes, roots)
+    assert len(ways.earlier) == 8 and holder.storage is not None
+    found, whole = by_layers(roots, nodes, ways), plain(roots, nodes, ways)
+    check_memory(whole, nodes)
+    assert (found is None) == (0 < odd < 8) and found in (None, whole)
