@@ -294,6 +294,7 @@ def lanes_ir() -> str:
     parts = [
         "declare i32 @llvm.usub.sat.i32(i32, i32)",
         "declare i32 @llvm.uadd.sat.i32(i32, i32)",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
         f"declare {VECTOR} @llvm.masked.gather.v32i32.v32p0(<32 x ptr>, <32 x i1>, {VECTOR})",
         f"declare void @llvm.masked.scatter.v32i32.v32p0({VECTOR}, <32 x ptr>, <32 x i1>)",
     ]

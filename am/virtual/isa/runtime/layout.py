@@ -49,7 +49,9 @@ ROWS = 3328  # 32 rows of 16 bytes: one access of each lane
 ADDRESSES = 3840  # 32 u64
 PAGES = 4096  # 32 u64
 SPARE = 4352  # 16 bytes that disabled lanes may read and write
-CONTEXT_SIZE = 4416
+VISITED = 4416  # where each of some loads' rows were when it last ran: VISITS u64
+VISITS = 128
+CONTEXT_SIZE = VISITED + 8 * VISITS
 
 # Wave state: saved at barriers, read at entry.
 STATE_SGPR = 0  # 128 u32 (VCC 106, M0 125, EXEC 126)

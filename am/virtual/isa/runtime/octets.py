@@ -2,18 +2,24 @@
 
 Eight lanes then need one look at the TLB, and their row is moved at once. The rows may lie in pages
 of their own. What is not so, a page that is not in the TLB included, goes on at %plain.
+
+A load in a loop goes on by equal steps: the host is told of the rows that are next if it does. A
+load is known by where its columns are, which no other load of the wave has at that time.
 """
 
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT, field
+from am.virtual.isa.runtime.layout import VISITED, VISITS
 from am.virtual.isa.runtime.rows import Lines, load_block, store_block
 from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
 from hcq.emu.text import lanes
 
 ROW = 8  # lanes
 _VECTOR = "<32 x i32>"
+_LINE = 64  # bytes that hosts fetch at once
+_COLUMNS_SHIFT = 9  # of the columns of the widest load
 
 
 def _row(e: Lines, lane: int, size: int, tag_column: int) -> tuple[str, str]:
@@ -38,6 +44,24 @@ def _row(e: Lines, lane: int, size: int, tag_column: int) -> tuple[str, str]:
     return e.value(f"inttoptr i64 {e.value(f'add i64 {address}, {delta}')} to ptr"), wrong
 
 
+def _announce(e: Lines, hosts: list[str], size: int) -> None:
+    """Have the host fetch rows as far ahead as this load has moved since it last ran, if that is
+    where the next are; addresses that are none do no harm."""
+    columns = e.value("ptrtoint ptr %data to i64")
+    number = e.value(f"and i64 {e.value(f'lshr i64 {columns}, {_COLUMNS_SHIFT}')}, {VISITS - 1}")
+    offset = e.value(f"add i64 {e.value(f'shl i64 {number}, 3')}, {VISITED}")
+    place = e.value(f"getelementptr i8, ptr %context, i64 {offset}")
+    last = e.value(f"load i64, ptr {place}")
+    here = e.value(f"ptrtoint ptr {hosts[0]} to i64")
+    e.do(f"store i64 {here}, ptr {place}")
+    step = e.value(f"sub i64 {here}, {last}")
+    for host in hosts:
+        for line in range(0, ROW * size, _LINE):
+            ahead = e.value(f"getelementptr i8, ptr {host}, i64 {step}")
+            at = e.value(f"getelementptr i8, ptr {ahead}, i64 {line}")
+            e.do(f"call void @llvm.prefetch.p0(ptr {at}, i32 0, i32 2, i32 1)")
+
+
 def octets_ir(store: bool, size: int) -> str:
     """Return the lines that make the access, of %base + %offsets, where it is so; else %plain."""
     look, move = Lines("ol"), Lines("om")
@@ -45,7 +69,10 @@ def octets_ir(store: bool, size: int) -> str:
     wrong = found[0][1]
     for _, other in found[1:]:
         wrong = look.value(f"or i64 {wrong}, {other}")
-    (store_block if store else load_block)(move, size, [host for host, _ in found])
+    hosts = [host for host, _ in found]
+    if not store:
+        _announce(move, hosts, size)
+    (store_block if store else load_block)(move, size, hosts)
     firsts = lanes([lane // ROW * ROW for lane in range(32)])
     steps = lanes([lane % ROW * size for lane in range(32)])
     return f"""
