@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ from hcq.command import (
 from hcq.errors import BadArgument, Closed, NotSupported
 from hcq.graph import CAPTURED
 from hcq.program import Kernel, pack_arguments
+from hcq.repetition import Repetition
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -82,6 +83,16 @@ class HardwareQueue(ABC):
     ) -> None:
         """As submit, signal and parameters[slot] being the values of the symbols of these kinds."""
         self.submit(buffer, self.device.values_of(buffer, signal, parameters))
+
+    def repetition(
+        self,
+        prepared: CommandBuffer,
+        parameters: Sequence[int],
+        firsts: Collection[int],
+        seconds: Collection[int],
+    ) -> Repetition:
+        """See Repetition. Touches no hardware; anyone may call it."""
+        return Repetition(self, prepared, parameters, firsts, seconds)
 
     @abstractmethod
     def place(self, buffer: CommandBuffer) -> Resident:

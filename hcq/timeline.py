@@ -22,6 +22,7 @@ class Timeline:
     def __init__(self, device: Device, memory: Buffer, name: str) -> None:
         self.device = device
         self.memory = memory
+        self.address = int(memory.address)
         self.name = name
         self.last = 0
         assert memory.view is not None

@@ -35,6 +35,7 @@ from hcq.cpu.processor import (
     Bell,
     Pool,
     Server,
+    Words,
     native,
 )
 from hcq.cpu.queue import CpuQueue
@@ -51,6 +52,7 @@ from hcq.timeline import Timeline
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.02  # of native waiting, at most: until then an interrupt from the keyboard waits too
+PAUSE_NS = int(PAUSE_S * 1e9)
 
 # Threads inside kernels that never ended, each with all that it may reach.
 _left_behind: list[tuple[threading.Thread, list[object]]] = []
@@ -119,6 +121,11 @@ class CpuDevice(Device):
         self._compute = CpuQueue(self, QueueKind.COMPUTE, self._serve(QueueKind.COMPUTE))
         self._copy = CpuQueue(self, QueueKind.COPY, self._serve(QueueKind.COPY))
         self._queues = (self._compute, self._copy)
+        self._timelines = one, two = (self._compute.timeline, self._copy.timeline)
+        self._waiting = Words(4)
+        self._waiting.words[:] = (self.bell.state.address, one.address, two.address, PAUSE_NS)
+        self._settle, self._expect = native().settle, native().expect
+        self._server = self._compute.server.state.address
 
     def _serve(self, kind: QueueKind) -> Server:
         pool = self._pool if kind is QueueKind.COMPUTE else self._idle_pool
@@ -206,6 +213,19 @@ class CpuDevice(Device):
 
     # ---- failures ----------------------------------------------------------------------------
 
+    def synchronize(self, limit_s: float | None = None) -> None:
+        # What mostly happens takes few steps, since memory is slow after a kernel that has read
+        # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
+        resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
+        if usual and self._settled() and self.resets == resets and not self.followers.raising:
+            return
+        super().synchronize(limit_s)
+
+    def _settled(self) -> bool:
+        """Wait a while; whether the queues are idle and met no word that is no command."""
+        one, two = self._timelines
+        return bool(self._settle(self._waiting.address, one.last, two.last))
+
     def poll(self) -> UgpuError | None:
         if not self.bell.state.cells[ALARMS]:  # no word that is no command
             return None
@@ -227,7 +247,7 @@ class CpuDevice(Device):
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
     def expect(self) -> None:
-        self._compute.server.expect()
+        self._expect(self._server)
 
     def nudge(self) -> None:
         self.bell.ring()
@@ -250,6 +270,7 @@ class CpuDevice(Device):
         self._pool = Pool(self.threads - 1, self.name)
         for queue in (self._compute, self._copy):
             queue.restart(self._serve(queue.kind))
+        self._server = self._compute.server.state.address
 
     def shutdown(self) -> None:
         self._stop()

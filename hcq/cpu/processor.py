@@ -30,12 +30,13 @@ HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED = range
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
 ALARMS = 16  # of a bell, in 64-bit words: how often a queue met a word that is no command
-BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 11, 24 + 15 + 2 * 64
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 11, 24 + 15 + 2 * 64 + 4 + 16
 SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
 
 
 class Native:
-    """The compiled processor's entry points; calling one releases the interpreter lock."""
+    """The compiled processor's entry points; calling one releases the interpreter lock, except for
+    those that take no time worth it: `repeat` and `expect`."""
 
     def __init__(self, engine: llvm.ExecutionEngine) -> None:
         self.engine = engine  # owns the code
@@ -44,12 +45,18 @@ class Native:
             prototype = ctypes.CFUNCTYPE(result, *arguments)
             return prototype(engine.get_function_address(name))
 
+        def quick(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+            prototype = ctypes.PYFUNCTYPE(result, *arguments)
+            return prototype(engine.get_function_address(name))
+
         pointer, word = ctypes.c_void_p, ctypes.c_uint64
         self.ring = entry("ugpu_ring", None, pointer)
         self.wait = entry("ugpu_await", None, pointer, pointer, word, word)
+        self.settle = entry("ugpu_settle", ctypes.c_int, pointer, word, word)
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word)
         self.submit = entry("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
-        self.expect = entry("ugpu_expect", None, pointer)
+        self.repeat = quick("ugpu_repeat", ctypes.c_int, pointer, word, word, word)
+        self.expect = quick("ugpu_expect", None, pointer)
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
         self.work = entry("ugpu_work", None, pointer)
@@ -94,6 +101,7 @@ def _build() -> Native:
         "sched_getcpu",
         "sched_yield",
         "sched_setaffinity",
+        "pthread_setaffinity_np",
         "memcpy",
     ):
         if not hasattr(library, name):  # LLVM would end the process

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -34,9 +34,20 @@ from hcq.command import (
     Wait,
 )
 from hcq.cpu.memory import HostMemory
-from hcq.cpu.processor import COPY, FILL, LAUNCH, SIGNAL, TIMESTAMP, WAIT, Server, Words
+from hcq.cpu.processor import (
+    COPY,
+    FILL,
+    LAUNCH,
+    SIGNAL,
+    TIMESTAMP,
+    WAIT,
+    Server,
+    Words,
+    native,
+)
 from hcq.errors import BadArgument
 from hcq.queue import HardwareQueue, QueueKind, Resident
+from hcq.repetition import Repetition
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -193,6 +204,45 @@ class Slots:
         self.state[0], self.state[1] = self.memory.address, int(timeline.memory.address)
 
 
+class CpuRepetition(Repetition):
+    """The same in one call of the native side; for images with numbers only."""
+
+    def __init__(
+        self,
+        queue: CpuQueue,
+        image: Image,
+        parameters: Sequence[int],
+        firsts: Collection[int],
+        seconds: Collection[int],
+    ) -> None:
+        super().__init__(queue, image, parameters, firsts, seconds)
+        self.timeline = queue.timeline
+        self._queue = queue
+        self._own = own = Prepared(image)
+        own.pack(own.view, 0, *parameters)
+        self._native = native().repeat
+        self._slots, self._server = queue.slots, queue.server
+        head = (self._slots.state.address, self._server.state.address)
+        numbers = [*head, own.address, own.parameters.address, len(firsts) + len(seconds)]
+        numbers += [number for slot in firsts for number in (slot, 0)]
+        numbers += [number for slot in seconds for number in (slot, 1)]
+        self._record = Words(len(numbers))
+        self._record.words[:] = numbers
+        self._address = self._record.address
+
+    def submit(self, first: int, second: int) -> int:
+        device = self.device
+        with device.lock:
+            usable = not device.closed and device.failure is None and device.capturing is None
+            if usable and self._queue.server is self._server:  # else there was a reset
+                timeline = self.timeline
+                value = timeline.last + 1
+                if self._native(self._address, value, first, second):
+                    timeline.last = value
+                    return value
+            return super().submit(first, second)
+
+
 class CpuQueue(HardwareQueue):
     """A native thread that executes command words."""
 
@@ -248,6 +298,17 @@ class CpuQueue(HardwareQueue):
                 if self.server.submit(self.slots.state.address, prepared.address, signal):
                     return
         super().submit_prepared(buffer, signal, parameters)
+
+    def repetition(
+        self,
+        prepared: CommandBuffer,
+        parameters: Sequence[int],
+        firsts: Collection[int],
+        seconds: Collection[int],
+    ) -> Repetition:
+        if isinstance(prepared, Image) and prepared.numbers is not None:
+            return CpuRepetition(self, prepared, parameters, firsts, seconds)
+        return super().repetition(prepared, parameters, firsts, seconds)
 
     def _transient(self, count: int) -> tuple[NDArray[np.uint32], int]:
         """Memory for the next submission, until it has ended; and its address."""

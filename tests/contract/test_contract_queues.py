@@ -274,8 +274,16 @@ def test_prepared_commands_run_with_other_buffers(device: Device, program: Progr
             )
             queue.timeline.wait(value)
             assert (result.numpy(np.uint32) == 3 * (x + 1)).all()
-        with device.capture(), pytest.raises(BadArgument, match="graph records commands"):
-            device.submit_prepared(queue.hardware, prepared, [0, 0])
+        again = queue.hardware.repetition(prepared, [0, 0], [0], [1])
+        for result, source in ((buffers[0], buffers[3]), (buffers[2], buffers[1])):
+            source.copy_from(x + 2)
+            queue.timeline.wait(again.submit(result.address, source.address))
+            assert (result.numpy(np.uint32) == 3 * (x + 2)).all()
+        with device.capture():
+            with pytest.raises(BadArgument, match="graph records commands"):
+                device.submit_prepared(queue.hardware, prepared, [0, 0])
+            with pytest.raises(BadArgument, match="graph records commands"):
+                again.submit(0, 0)
     finally:
         for buffer in buffers:
             buffer.close()

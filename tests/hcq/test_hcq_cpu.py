@@ -147,18 +147,41 @@ def test_every_group_runs_exactly_once_on_all_threads(cpu: CpuDevice) -> None:
             assert (cells.numpy(np.uint32) == turn).all()
 
 
-def test_workers_that_step_aside_may_still_use_every_processor() -> None:
+@pytest.mark.parametrize("threads", [2, 3])
+def test_workers_that_step_aside_may_still_use_every_processor(threads: int) -> None:
     allowed = os.sched_getaffinity(0)
-    with hcq.open("cpu", threads=3) as device:
+    with hcq.open("cpu", threads=threads) as device:
         assert isinstance(device, CpuDevice)
-        with device.load(build(COUNT, device.target)) as program, device.alloc(4096) as cells:
-            for _ in range(20):
+        with device.load(build(COUNT, device.target)) as program, device.alloc(1 << 16) as cells:
+            for turn in range(20):
+                if turn % 3 == 0:
+                    device.expect()
                 with device.queue() as queue:
-                    queue.launch(program["count"], grid=(1024,), block=(1,), args=(cells,))
+                    queue.launch(program["count"], grid=(1 << 14,), block=(1,), args=(cells,))
                 device.synchronize()
-        for thread in device._pool.threads:
-            assert thread.native_id is not None
-            assert os.sched_getaffinity(thread.native_id) == allowed
+        numbers = [thread.native_id for thread in device._pool.threads]
+        wait_until(  # who has been sent to another processor takes them back when it gets there
+            lambda: all(os.sched_getaffinity(number or 0) == allowed for number in numbers),
+            unit="the workers", waiting_for="their processors", limit_s=30,
+        )  # fmt: skip
+
+
+def test_what_is_repeated_survives_full_slots_and_a_reset(cpu: CpuDevice) -> None:
+    count = SLOTS + 40
+    with cpu.load(build(COUNT, cpu.target)) as program, cpu.alloc(4 * count) as cells:
+        cells.fill(0)
+        queue = cpu.queue().launch(program["count"], grid=(1,), block=(1,), args=(cells,))
+        (launch,) = queue.commands
+        assert isinstance(launch, Launch)
+        opened = replace(launch, references=(Reference(0, 8, Symbol("parameter", slot=0)),))
+        prepared = cpu.prepare(queue.hardware, [opened])
+        again = queue.hardware.repetition(prepared, [0], [0], [])
+        for turn in (1, 2):
+            for number in range(count):
+                again.submit(int(cells.address) + 4 * number, 0)
+            cpu.synchronize()
+            assert (cells.numpy(np.uint32) == turn).all()
+            cpu.reset()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

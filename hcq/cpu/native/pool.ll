@@ -55,6 +55,12 @@ recall:
   %known.took.at = getelementptr %Known, ptr %known, i32 0, i32 1
   %known.took = load i64, ptr %known.took.at
   %is.known = icmp eq ptr %known.kernel, %kernel
+  %opened.at = getelementptr %Pool, ptr %pool, i32 0, i32 17
+  %opened = load ptr, ptr %opened.at
+  %is.opened = icmp eq ptr %opened, %words
+  store ptr null, ptr %opened.at
+  br i1 %is.opened, label %work, label %begin
+begin:
   %before = call i64 @now()
   br i1 %is.known, label %judge, label %probe
 probe:
@@ -66,8 +72,8 @@ probe:
   store i64 %probe.some, ptr %known.took.at
   br label %judge
 judge:
-  %first = phi i64 [ 0, %recall ], [ 1, %probe ]
-  %took = phi i64 [ %known.took, %recall ], [ %probe.some, %probe ]
+  %first = phi i64 [ 0, %begin ], [ 1, %probe ]
+  %took = phi i64 [ %known.took, %begin ], [ %probe.some, %probe ]
   %left = sub i64 %total, %first
   %estimate = mul i64 %took, %left
   %quick = icmp ult i64 %estimate, 20000
@@ -83,45 +89,21 @@ rest:
   ret void
 
 share:
-  ; A piece is what takes 30 us, but at most an eighth of a thread's share: the threads end together.
-  %enough = udiv i64 30000, %took
-  %threads = add i64 %workers, 1
-  %pieces = mul i64 %threads, 8
-  %share.size = udiv i64 %left, %pieces
-  %smaller = call i64 @llvm.umin.i64(i64 %enough, i64 %share.size)
-  %chunk = call i64 @llvm.umax.i64(i64 %smaller, i64 1)
-  %a = call i32 @pthread_mutex_lock(ptr %pool)
-  %pool.kernel = getelementptr %Pool, ptr %pool, i32 0, i32 7
-  store ptr %kernel, ptr %pool.kernel
-  %pool.kernarg = getelementptr %Pool, ptr %pool, i32 0, i32 8
-  store ptr %kernarg, ptr %pool.kernarg
-  %pool.next = getelementptr %Pool, ptr %pool, i32 0, i32 9
-  store atomic i64 %first, ptr %pool.next release, align 8
-  %pool.total = getelementptr %Pool, ptr %pool, i32 0, i32 10
-  store i64 %total, ptr %pool.total
-  %pool.chunk = getelementptr %Pool, ptr %pool, i32 0, i32 11
-  store i64 %chunk, ptr %pool.chunk
-  %pool.shape = getelementptr %Pool, ptr %pool, i32 0, i32 12
-  call void @llvm.memcpy.p0.p0.i64(ptr %pool.shape, ptr %shape, i64 24, i1 0)
-  %generation.at = getelementptr %Pool, ptr %pool, i32 0, i32 3
-  %generation = load i64, ptr %generation.at
-  %generation.next = add i64 %generation, 1
-  store atomic i64 %generation.next, ptr %generation.at release, align 8
-  %here.cpu = call i32 @sched_getcpu()
-  %home = sext i32 %here.cpu to i64
-  %home.at = getelementptr %Pool, ptr %pool, i32 0, i32 15
-  store i64 %home, ptr %home.at
-  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
-  %b = call i32 @pthread_cond_broadcast(ptr %work)
-  %c = call i32 @pthread_mutex_unlock(ptr %pool)
+  call void @open(ptr %pool, ptr %words, i64 %first, i64 %total, i64 %took)
+  br label %work
+work:
   %share.before = call i64 @now()
   %ran = call i64 @claim(ptr %pool)
   %share.after = call i64 @now()
-  %ran.some = call i64 @llvm.umax.i64(i64 %ran, i64 1)
   %share.took = sub i64 %share.after, %share.before
-  %share.each = udiv i64 %share.took, %ran.some
+  %ran.any = icmp ne i64 %ran, 0
+  br i1 %ran.any, label %learn, label %learned
+learn:
+  %share.each = udiv i64 %share.took, %ran
   %share.some = or i64 %share.each, 1
   store i64 %share.some, ptr %known.took.at
+  br label %learned
+learned:
   %stop.at = getelementptr %Queue, ptr %queue, i32 0, i32 2
   %active.at = getelementptr %Pool, ptr %pool, i32 0, i32 4
   %done = getelementptr %Pool, ptr %pool, i32 0, i32 2
@@ -159,8 +141,147 @@ sleep:
   call void @doze(ptr %done, ptr %pool, i64 50000000)
   br label %look
 leave:
+  %pool.total = getelementptr %Pool, ptr %pool, i32 0, i32 10
   store i64 0, ptr %pool.total                            ; a thread that wakes late finds nothing to do
   %e = call i32 @pthread_mutex_unlock(ptr %pool)
+  ret void
+}
+
+; Have the pool's threads work on a launch, whose first groups have run, or none. took: nanoseconds a
+; group. By the queue's thread, or before that can see the launch.
+define internal void @open(ptr %pool, ptr %words, i64 %first, i64 %total, i64 %took) {
+  %workers.at = getelementptr %Pool, ptr %pool, i32 0, i32 6
+  %workers = load i64, ptr %workers.at
+  %kernel.at = getelementptr i32, ptr %words, i64 1
+  %kernel = load ptr, ptr %kernel.at, align 4
+  %kernarg.at = getelementptr i32, ptr %words, i64 3
+  %kernarg = load ptr, ptr %kernarg.at, align 4
+  %shape = getelementptr i32, ptr %words, i64 5
+  ; A piece is what takes 30 us, but at most an eighth of a thread's share: the threads end together.
+  %left = sub i64 %total, %first
+  %enough = udiv i64 30000, %took
+  %threads = add i64 %workers, 1
+  %pieces = mul i64 %threads, 8
+  %share.size = udiv i64 %left, %pieces
+  %smaller = call i64 @llvm.umin.i64(i64 %enough, i64 %share.size)
+  %chunk = call i64 @llvm.umax.i64(i64 %smaller, i64 1)
+  %a = call i32 @pthread_mutex_lock(ptr %pool)
+  %pool.kernel = getelementptr %Pool, ptr %pool, i32 0, i32 7
+  store ptr %kernel, ptr %pool.kernel
+  %pool.kernarg = getelementptr %Pool, ptr %pool, i32 0, i32 8
+  store ptr %kernarg, ptr %pool.kernarg
+  %pool.next = getelementptr %Pool, ptr %pool, i32 0, i32 9
+  store atomic i64 %first, ptr %pool.next release, align 8
+  %pool.total = getelementptr %Pool, ptr %pool, i32 0, i32 10
+  store i64 %total, ptr %pool.total
+  %pool.chunk = getelementptr %Pool, ptr %pool, i32 0, i32 11
+  store i64 %chunk, ptr %pool.chunk
+  %pool.shape = getelementptr %Pool, ptr %pool, i32 0, i32 12
+  call void @llvm.memcpy.p0.p0.i64(ptr %pool.shape, ptr %shape, i64 24, i1 0)
+  %generation.at = getelementptr %Pool, ptr %pool, i32 0, i32 3
+  %generation = load i64, ptr %generation.at
+  %generation.next = add i64 %generation, 1
+  store atomic i64 %generation.next, ptr %generation.at release, align 8
+  %here.cpu = call i32 @sched_getcpu()
+  %home = sext i32 %here.cpu to i64
+  %home.at = getelementptr %Pool, ptr %pool, i32 0, i32 15
+  store i64 %home, ptr %home.at
+  call void @rouse(ptr %pool)
+  %c = call i32 @pthread_mutex_unlock(ptr %pool)
+  ret void
+}
+
+; Tell a pool's threads that a launch is on its way.
+define internal void @announce(ptr %pool) {
+  %a = call i32 @pthread_mutex_lock(ptr %pool)
+  %announced.at = getelementptr %Pool, ptr %pool, i32 0, i32 16
+  %old = atomicrmw add ptr %announced.at, i64 1 acq_rel
+  call void @rouse(ptr %pool)
+  %c = call i32 @pthread_mutex_unlock(ptr %pool)
+  ret void
+}
+
+; Wake a pool's threads; the pool is locked. A single one comes up on another processor than this
+; thread's, where Linux may put it, to wait until this one sleeps; it takes the set of those it may use
+; back itself. RACE: a set given from outside meanwhile is lost.
+define internal void @rouse(ptr %pool) {
+entry:
+  %others = alloca [128 x i8]                             ; as many processors as glibc's cpu_set_t
+  %asleep.at = getelementptr %Pool, ptr %pool, i32 0, i32 19
+  %asleep = load i64, ptr %asleep.at
+  %sent.at = getelementptr %Pool, ptr %pool, i32 0, i32 20
+  %sent = load i64, ptr %sent.at
+  %cpu = call i32 @sched_getcpu()
+  %here = sext i32 %cpu to i64
+  %counted = icmp ult i64 %here, 1024
+  %sleeps = icmp ne i64 %asleep, 0
+  %stays = icmp eq i64 %sent, 0
+  %may = and i1 %sleeps, %stays
+  %goes = and i1 %may, %counted
+  br i1 %goes, label %send, label %wake
+send:
+  %processors = getelementptr %Pool, ptr %pool, i32 0, i32 21
+  call void @llvm.memcpy.p0.p0.i64(ptr %others, ptr %processors, i64 128, i1 0)
+  call void @without(ptr %others, i64 %here)
+  %thread.at = getelementptr %Pool, ptr %pool, i32 0, i32 18
+  %thread = load i64, ptr %thread.at
+  %a = call i32 @pthread_setaffinity_np(i64 %thread, i64 128, ptr %others)
+  %fine = icmp eq i32 %a, 0                               ; refused where there is no other
+  %now.sent = zext i1 %fine to i64
+  store i64 %now.sent, ptr %sent.at
+  br label %wake
+wake:
+  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
+  %b = call i32 @pthread_cond_broadcast(ptr %work)
+  ret void
+}
+
+; Take a processor out of a set.
+define internal void @without(ptr %set, i64 %processor) {
+  %byte = lshr i64 %processor, 3
+  %bit = and i64 %processor, 7
+  %bit.narrow = trunc i64 %bit to i8
+  %one = shl i8 1, %bit.narrow
+  %kept = xor i8 %one, -1
+  %at = getelementptr i8, ptr %set, i64 %byte
+  %old = load i8, ptr %at
+  %new = and i8 %old, %kept
+  store i8 %new, ptr %at
+  ret void
+}
+
+; Sleep as a thread of the pool does, which is locked, until woken.
+define internal void @rest(ptr %pool) {
+entry:
+  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
+  %workers.at = getelementptr %Pool, ptr %pool, i32 0, i32 6
+  %workers = load i64, ptr %workers.at
+  %single = icmp eq i64 %workers, 1
+  br i1 %single, label %lie, label %sleep
+sleep:
+  call void @doze(ptr %work, ptr %pool, i64 1000000000)
+  ret void
+lie:
+  %processors = getelementptr %Pool, ptr %pool, i32 0, i32 21
+  %a = call i32 @sched_getaffinity(i32 0, i64 128, ptr %processors)
+  %fine = icmp eq i32 %a, 0
+  %asleep = zext i1 %fine to i64
+  %asleep.at = getelementptr %Pool, ptr %pool, i32 0, i32 19
+  store i64 %asleep, ptr %asleep.at
+  %thread = call i64 @pthread_self()
+  %thread.at = getelementptr %Pool, ptr %pool, i32 0, i32 18
+  store i64 %thread, ptr %thread.at
+  call void @doze(ptr %work, ptr %pool, i64 1000000000)
+  store i64 0, ptr %asleep.at
+  %sent.at = getelementptr %Pool, ptr %pool, i32 0, i32 20
+  %sent = load i64, ptr %sent.at
+  %was.sent = icmp ne i64 %sent, 0
+  br i1 %was.sent, label %arrive, label %up
+arrive:
+  store i64 0, ptr %sent.at
+  %b = call i32 @sched_setaffinity(i32 0, i64 128, ptr %processors)
+  br label %up
+up:
   ret void
 }
 
@@ -264,15 +385,7 @@ ask:
   br i1 %fine, label %move, label %done
 move:
   call void @llvm.memcpy.p0.p0.i64(ptr %others, ptr %all, i64 128, i1 0)
-  %byte = lshr i64 %here, 3
-  %bit = and i64 %here, 7
-  %bit.narrow = trunc i64 %bit to i8
-  %one = shl i8 1, %bit.narrow
-  %kept = xor i8 %one, -1
-  %at = getelementptr i8, ptr %others, i64 %byte
-  %old = load i8, ptr %at
-  %new = and i8 %old, %kept
-  store i8 %new, ptr %at
+  call void @without(ptr %others, i64 %here)
   %b = call i32 @sched_setaffinity(i32 0, i64 128, ptr %others)    ; refused where there is no other
   %c = call i32 @sched_setaffinity(i32 0, i64 128, ptr %all)
   br label %done
@@ -283,7 +396,6 @@ done:
 ; A thread of the pool.
 define void @ugpu_work(ptr %pool) {
 entry:
-  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
   %done = getelementptr %Pool, ptr %pool, i32 0, i32 2
   %generation.at = getelementptr %Pool, ptr %pool, i32 0, i32 3
   %active.at = getelementptr %Pool, ptr %pool, i32 0, i32 4
@@ -308,13 +420,14 @@ check:
   br i1 %same, label %sleep, label %join
 sleep:
   %announced.before = load atomic i64, ptr %announced.at acquire, align 8
-  call void @doze(ptr %work, ptr %pool, i64 1000000000)
+  call void @rest(ptr %pool)
   %announced = load atomic i64, ptr %announced.at acquire, align 8
   %now.announced = icmp ne i64 %announced, %announced.before
   br i1 %now.announced, label %expect, label %look
 expect:                                                   ; a launch is on its way to the queue's thread
   %h = call i32 @pthread_mutex_unlock(ptr %pool)
-  %came = call i1 @changes(ptr %generation.at, i64 %seen, i64 %spin)
+  %patience = mul i64 %spin, 6                            ; Python is slow where no cache has it
+  %came = call i1 @changes(ptr %generation.at, i64 %seen, i64 %patience)
   %i = call i32 @pthread_mutex_lock(ptr %pool)
   br label %look
 join:

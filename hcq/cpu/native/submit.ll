@@ -1,18 +1,30 @@
 ; How work gets into a queue's ring, called by the thread that submits.
 
-; Wake a queue's thread before something is pushed: it comes up while that is being prepared.
+; Wake those who will work before something is pushed: they come up while that is being prepared.
 define void @ugpu_expect(ptr %queue) {
+entry:
+  %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
+  %pool = load ptr, ptr %pool.at
+  %workers.at = getelementptr %Pool, ptr %pool, i32 0, i32 6
+  %workers = load i64, ptr %workers.at
+  %none = icmp eq i64 %workers, 0
+  br i1 %none, label %own, label %others
+own:
   %expected.at = getelementptr %Queue, ptr %queue, i32 0, i32 10
   %old = atomicrmw add ptr %expected.at, i64 1 acq_rel
   %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
   %door = load ptr, ptr %door.at
   call void @ugpu_ring(ptr %door)
   ret void
+others:
+  call void @announce(ptr %pool)
+  ret void
 }
 
 ; Append (words, count) to a queue's ring and wake its thread; 0 when the ring is full. Where the
-; first command is a launch that will be shared, the pool's threads are woken too: they come up while
-; the queue's does.
+; first command is a launch that is worth sharing, the pool's threads are woken too; and where nothing
+; is before it, they begin: Linux may wake the queue's thread on this thread's processor, where it has
+; to wait until this one sleeps.
 define i32 @ugpu_push(ptr %queue, ptr %words, i64 %count) {
   %tail.at = getelementptr %Queue, ptr %queue, i32 0, i32 1
   %tail = load i64, ptr %tail.at
@@ -32,38 +44,51 @@ yes:
   store ptr %words, ptr %entry
   %count.at = getelementptr { ptr, i64 }, ptr %entry, i32 0, i32 1
   store i64 %count, ptr %count.at
-  %next = add i64 %tail, 1
-  store atomic i64 %next, ptr %tail.at release, align 8
-  %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
-  %door = load ptr, ptr %door.at
-  call void @ugpu_ring(ptr %door)
   %operation = load i32, ptr %words
   %launches = icmp eq i32 %operation, 1
-  br i1 %launches, label %foresee, label %done
+  br i1 %launches, label %foresee, label %publish
 foresee:
   %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
   %pool = load ptr, ptr %pool.at
+  %workers.at = getelementptr %Pool, ptr %pool, i32 0, i32 6
+  %workers = load i64, ptr %workers.at
+  %some = icmp ne i64 %workers, 0
   %kernel.at = getelementptr i32, ptr %words, i64 1
   %kernel = load ptr, ptr %kernel.at, align 4
   %shape = getelementptr i32, ptr %words, i64 5
   %total = call i64 @count(ptr %shape)
+  %several = icmp ugt i64 %total, 1
   %known = call ptr @known(ptr %pool, ptr %kernel)
-  ; RACE: the queue's thread may write both words just now; a wrong answer costs a wake-up at most.
+  ; RACE: the queue's thread, where it is at work, may write both words just now; a wrong answer costs
+  ; a wake-up then.
   %known.kernel = load atomic ptr, ptr %known monotonic, align 8
   %is.known = icmp eq ptr %known.kernel, %kernel
   %took.at = getelementptr %Known, ptr %known, i32 0, i32 1
   %took = load atomic i64, ptr %took.at monotonic, align 8
   %estimate = mul i64 %took, %total
   %long = icmp uge i64 %estimate, 100000
-  %shared = and i1 %is.known, %long
-  br i1 %shared, label %announce, label %done
-announce:
-  %announced.at = getelementptr %Pool, ptr %pool, i32 0, i32 16
-  %old = atomicrmw add ptr %announced.at, i64 1 acq_rel
-  %work = getelementptr %Pool, ptr %pool, i32 0, i32 1
-  %woken = call i32 @pthread_cond_broadcast(ptr %work)
-  br label %done
-done:
+  %sharable = and i1 %some, %several
+  %worth = and i1 %is.known, %long
+  %shared = and i1 %sharable, %worth
+  br i1 %shared, label %look, label %publish
+look:
+  %first = icmp eq i64 %used, 0
+  br i1 %first, label %begin, label %tell
+begin:
+  ; ORDER: before the queue's thread can see the launch. Until then it touches none of this.
+  call void @open(ptr %pool, ptr %words, i64 0, i64 %total, i64 %took)
+  %opened.at = getelementptr %Pool, ptr %pool, i32 0, i32 17
+  store ptr %words, ptr %opened.at
+  br label %publish
+tell:
+  call void @announce(ptr %pool)
+  br label %publish
+publish:
+  %next = add i64 %tail, 1
+  store atomic i64 %next, ptr %tail.at release, align 8
+  %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
+  %door = load ptr, ptr %door.at
+  call void @ugpu_ring(ptr %door)
   ret i32 1
 }
 
@@ -139,4 +164,39 @@ push:
   store i64 %next.one, ptr %next.at
   %pushed = call i32 @ugpu_push(ptr %queue, ptr %place, i64 %words)
   ret i32 %pushed
+}
+
+; Submit what was prepared once more, with two numbers for those of its parameters that a %Repetition
+; lists. Otherwise as ugpu_submit.
+define i32 @ugpu_repeat(ptr %repetition, i64 %value, i64 %first, i64 %second) {
+entry:
+  %slots = load ptr, ptr %repetition
+  %queue.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 1
+  %queue = load ptr, ptr %queue.at
+  %prepared.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 2
+  %prepared = load ptr, ptr %prepared.at
+  %parameters.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 3
+  %parameters = load ptr, ptr %parameters.at
+  %count.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 4
+  %count = load i64, ptr %count.at
+  %given = getelementptr %Repetition, ptr %repetition, i32 0, i32 5
+  br label %look
+look:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %one ]
+  %more = icmp ult i64 %i, %count
+  br i1 %more, label %one, label %submit
+one:
+  %slot.at = getelementptr { i64, i64 }, ptr %given, i64 %i
+  %slot = load i64, ptr %slot.at
+  %which.at = getelementptr { i64, i64 }, ptr %slot.at, i32 0, i32 1
+  %which = load i64, ptr %which.at
+  %is.first = icmp eq i64 %which, 0
+  %number = select i1 %is.first, i64 %first, i64 %second
+  %to = getelementptr i64, ptr %parameters, i64 %slot
+  store i64 %number, ptr %to
+  %i.next = add i64 %i, 1
+  br label %look
+submit:
+  %result = call i32 @ugpu_submit(ptr %slots, ptr %queue, ptr %prepared, i64 %value)
+  ret i32 %result
 }

@@ -8,13 +8,16 @@
 ; bell: the device's, rung by signals and faults; door: the queue's own, rung by what is pushed.
 ; expected: how often its thread was told that something is about to be pushed.
 %Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32],
-               i64, [64 x %Known], i64, i64 }
+               i64, [64 x %Known], i64, i64, ptr, i64, i64, i64, [128 x i8] }
 ;              mutex      work       done       generation active stop workers kernel kernarg next total
-;              chunk grid and block, spin, known, home, announced
+;              chunk grid and block, spin, known, home, announced, opened, thread, asleep, sent,
+;              processors
 ; spin: nanoseconds that a thread looks for more work before it sleeps. known: how long a group of a
 ; kernel took when it last ran, in a place found by the kernel's address; the queue's thread only.
-; home: the processor that the queue's thread was on when it shared the launch. announced: how many
-; entries were pushed that begin with a launch to be shared.
+; home: the processor of the thread that shared the launch. announced: how often its threads were told
+; that a launch is about to be shared. opened: the command of the launch, where the thread that pushed
+; it has shared it. thread, and what follows: of the pool's only thread, where it has one: asleep; sent,
+; to be woken on another processor; processors: those that it may use.
 %Known = type { ptr, i64 }                                ; kernel, nanoseconds a group (at least 1)
 %Slots = type { ptr, ptr, i64, [256 x i64] }              ; memory timeline next, in use until
 ; 256 places of 4096 bytes for what is submitted, each in use until the timeline reaches a value.
@@ -23,6 +26,8 @@
 %Number = type { i64, i64, i64, i64 }                     ; offset kind base slot
 ; A 64-bit number in an image: base, plus by kind nothing (0), parameters[slot] (1), the image's own
 ; address (2), or the timeline's value (3).
+%Repetition = type { ptr, ptr, ptr, ptr, i64, [0 x { i64, i64 }] }
+;                    slots queue prepared parameters count (parameter, which of two numbers it is)
 %Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
 %Time = type { i64, i64 }
 
@@ -36,5 +41,7 @@ declare i32 @sched_getcpu()
 declare i32 @sched_yield()
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @sched_setaffinity(i32, i64, ptr)
+declare i64 @pthread_self()
+declare i32 @pthread_setaffinity_np(i64, i64, ptr)
 declare i64 @llvm.umin.i64(i64, i64)
 declare i64 @llvm.umax.i64(i64, i64)

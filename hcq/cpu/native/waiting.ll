@@ -118,3 +118,34 @@ leave:
   %b = call i32 @pthread_mutex_unlock(ptr %bell)
   ret void
 }
+
+; Wait as ugpu_await does until two timelines have reached their values; 1 if both have, and no alarm
+; was ever raised. waiting: bell, the timelines, and nanoseconds.
+define i32 @ugpu_settle(ptr %waiting, i64 %first, i64 %second) {
+entry:
+  %bell = load ptr, ptr %waiting
+  %one.at = getelementptr ptr, ptr %waiting, i64 1
+  %one = load ptr, ptr %one.at
+  %two.at = getelementptr ptr, ptr %waiting, i64 2
+  %two = load ptr, ptr %two.at
+  %nanoseconds.at = getelementptr i64, ptr %waiting, i64 3
+  %nanoseconds = load i64, ptr %nanoseconds.at
+  %one.now = load atomic i64, ptr %one acquire, align 8
+  %one.there = icmp uge i64 %one.now, %first
+  br i1 %one.there, label %other, label %await
+await:
+  call void @ugpu_await(ptr %bell, ptr %one, i64 %first, i64 %nanoseconds)
+  br label %other
+other:
+  %one.last = load atomic i64, ptr %one acquire, align 8
+  %one.reached = icmp uge i64 %one.last, %first
+  %two.now = load atomic i64, ptr %two acquire, align 8
+  %two.reached = icmp uge i64 %two.now, %second
+  %reached = and i1 %one.reached, %two.reached
+  %alarms.at = getelementptr %Bell, ptr %bell, i32 0, i32 2
+  %alarms = load atomic i64, ptr %alarms.at acquire, align 8
+  %calm = icmp eq i64 %alarms, 0
+  %fine = and i1 %reached, %calm
+  %result = zext i1 %fine to i32
+  ret i32 %result
+}

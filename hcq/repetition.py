@@ -1,0 +1,42 @@
+"""Prepared commands that are submitted again and again, two numbers of theirs differing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from hcq.command import CommandBuffer
+
+if TYPE_CHECKING:
+    from hcq.queue import HardwareQueue
+
+
+class Repetition:
+    """What Device.prepare made, with its parameters, but those of the slots `firsts` and `seconds`.
+
+    A driver may do better than this one (HardwareQueue.repetition).
+    """
+
+    def __init__(
+        self,
+        hardware: HardwareQueue,
+        prepared: CommandBuffer,
+        parameters: Sequence[int],
+        firsts: Collection[int],
+        seconds: Collection[int],
+    ) -> None:
+        self.device = hardware.device
+        self.hardware = hardware
+        self.prepared = prepared
+        self.parameters = list(parameters)
+        self.firsts = firsts
+        self.seconds = seconds
+
+    def submit(self, first: int, second: int) -> int:
+        """Run it with these two; otherwise as Device.submit_prepared, which see."""
+        given = self.parameters.copy()
+        for slot in self.firsts:
+            given[slot] = first
+        for slot in self.seconds:
+            given[slot] = second
+        return self.device.submit_prepared(self.hardware, self.prepared, given)
