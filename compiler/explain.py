@@ -106,18 +106,18 @@ def _numbers(places: Sequence[int]) -> str:
     return ", ".join(f"%{number}" for number in places) or "nothing"
 
 
-_watching: list[list[RunReport]] = []
+watching: list[list[RunReport]] = []
 
 
 @contextlib.contextmanager
 def watch() -> Iterator[list[RunReport]]:
     """Collect a report of every run of this process, on all devices and threads."""
     reports: list[RunReport] = []
-    _watching.append(reports)
+    watching.append(reports)
     try:
         yield reports
     finally:
-        _watching.remove(reports)
+        watching.remove(reports)
 
 
 def report(
@@ -125,7 +125,7 @@ def report(
 ) -> RunReport | None:
     """Describe a run that is about to happen, for all who watch; None if nobody does. The caller
     holds compiler.kernel.ir.interning."""
-    if not _watching:
+    if not watching:
         return None
     places = {id(node): place for place, node in enumerate(nodes)}
     made = RunReport(device, graph_text(nodes, places) + _functions(nodes))
@@ -149,7 +149,7 @@ def report(
             )
         )
     made.calls = _calls(groups, places, target)
-    for listening in _watching:
+    for listening in watching:
         listening.append(made)
     return made
 
@@ -199,7 +199,7 @@ def _functions(nodes: Sequence[Node]) -> str:
 
 
 def watched() -> bool:
-    return bool(_watching)
+    return bool(watching)
 
 
 def graph_text(nodes: Sequence[Node], places: Mapping[int, int]) -> str:

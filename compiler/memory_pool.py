@@ -18,11 +18,12 @@ KEEP = 512 << 20  # bytes of unused buffers kept per device
 class Storage:
     """The memory of one realized tensor; goes back to its pool when nobody refers to it."""
 
-    __slots__ = ("__weakref__", "buffer", "pool", "size")
+    __slots__ = ("__weakref__", "address", "buffer", "pool", "size")
 
     def __init__(self, pool: MemoryPool, buffer: Buffer, size: int) -> None:
         self.pool = pool
         self.buffer = buffer
+        self.address: int = buffer.address
         self.size = size  # bytes in use; the buffer may be larger
 
     def __del__(self) -> None:

@@ -44,12 +44,13 @@ from compiler.schedule.repeats import (
     ways_of,
     written,
 )
+from compiler.script import Script
 from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
-from hcq.queue import Queue, QueueKind
+from hcq.queue import Queue
 
 
 @dataclass
@@ -61,43 +62,8 @@ class _Ready:
     prepared: CommandBuffer | None = None
 
 
-class _Script:
-    """A plan that has run, for roots of a recipe: what submitting it again takes.
-
-    Its intermediate results have memory of their own for good: runs on one queue follow each other.
-    """
-
-    def __init__(self, ready: _Ready, pool: MemoryPool, length: int) -> None:
-        steps = ready.plan.steps
-        assert ready.prepared is not None
-        self.prepared = ready.prepared
-        self.queue = pool.device.hardware_queues(QueueKind.COMPUTE)[0]
-        self.length = length
-        self.size = steps[-1].size
-        self.scratch = {step.root: pool.take(step.size) for step in steps[:-1]}
-        self.addresses: list[int] = []
-        self.inputs: list[int] = []  # where among them the source's is
-        for step in steps:
-            for place in (step.root, *step.inputs):
-                if place == 0:
-                    self.inputs.append(len(self.addresses))
-                held = self.scratch.get(place)
-                self.addresses.append(0 if held is None else held.buffer.address)
-        self.result = len(self.addresses) - 1 - len(steps[-1].inputs)
-
-    @staticmethod
-    def fits(ready: _Ready, nodes: Sequence[Node], recipe: Recipe) -> bool:
-        """Whether there is nothing else about it: `nodes` are the source and the chain's."""
-        steps = ready.plan.steps
-        plain = all(step.target is None and not step.others for step in steps)
-        small = sum(step.size for step in steps[:-1]) <= SCRATCH
-        whole = ready.prepared is not None and not ready.plan.empty
-        return whole and plain and small and len(nodes) <= 1 + len(recipe.made)
-
-
 PLANS = 4096  # plans kept per device; beyond it all are made again
-SCRIPTS = 256  # kept per device, each with
-SCRATCH = 64 << 10  # bytes at most that a plan may keep for its intermediate results
+SCRIPTS = 256  # kept per device
 
 
 class Runtime:
@@ -110,14 +76,16 @@ class Runtime:
         self.constants: dict[str, Node] = {}  # arrays that operations need, by name
         self._plans: dict[Structure, _Ready] = {}
         self._layers: dict[Structure, tuple[Repeating | None, tuple[Loaded, ...]]] = {}
-        self._scripts: dict[Recipe, _Script] = {}
+        self._scripts: dict[Recipe, Script] = {}
         self._lock = threading.RLock()
 
     def realize(self, roots: Sequence[Node]) -> None:
         """Compute the roots and all that must be stored on the way; returns after submission."""
         with self._lock:
             recipe = roots[0].recipe if len(roots) == 1 else None
-            if recipe is not None and self._repeat(roots[0], recipe):
+            script = None if recipe is None else self._scripts.get(recipe)
+            if recipe is not None and script is not None and script.run(roots[0], self.device):
+                recipe.script = script  # it was another device's
                 return
             bases = [stored_as(root) for root in roots]
             wanted = [base for base in bases if base.storage is None]
@@ -126,37 +94,26 @@ class Runtime:
                 ready = self._planned(key, wanted, nodes)
                 told = self._explained(wanted, nodes) if explain.watched() else None
                 self._run(ready, bases, nodes, told)
-                if recipe is not None and _Script.fits(ready, nodes, recipe):
-                    if len(self._scripts) >= SCRIPTS:
-                        self._scripts.clear()
-                    self._scripts[recipe] = _Script(ready, self.pool, len(nodes) - 1)
+                if recipe is not None and script is None:
+                    self._write(ready, nodes, recipe)
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
 
-    def _repeat(self, root: Node, recipe: Recipe) -> bool:
-        """Run again what ran for a root of the same recipe; False where it takes a closer look."""
-        script = self._scripts.get(recipe)
-        if script is None or self.device.capturing is not None:
-            return False
-        if explain.watched() or active() is not None or current_recording() is not None:
-            return False
-        base = stored_as(root)
-        length, source = 0, base
-        while source.storage is None and source.sources:
-            length, source = length + 1, source.sources[0]
-        if length != script.length or source.storage is None:
-            return False  # a part of it has been computed, or lost
-        storage = self.pool.take(script.size)
-        addresses = script.addresses.copy()
-        addresses[script.result] = storage.buffer.address
-        for place in script.inputs:
-            addresses[place] = _storage(source).buffer.address
-        self.device.submit_prepared(script.queue, script.prepared, addresses)
-        base.settle(storage)
-        if root is not base:
-            root.settle(storage)
-        return True
+    def _write(self, ready: _Ready, nodes: Sequence[Node], recipe: Recipe) -> None:
+        """Have the recipe's nodes computed by a script from now on, where that is possible."""
+        if ready.prepared is not None and Script.fits(ready.plan, nodes, recipe):
+            if len(self._scripts) >= SCRIPTS:
+                self.forget()
+            script = Script(ready.plan, ready.prepared, self.pool, self._lock)
+            self._scripts[recipe] = recipe.script = script
+
+    def forget(self) -> None:
+        """Throw the scripts away: they are this device's, the recipes everybody's."""
+        for recipe, script in self._scripts.items():
+            if recipe.script is script:
+                recipe.script = None
+        self._scripts.clear()
 
     def prepare(self, roots: Sequence[Node]) -> int:
         """Plan the roots and compile what is new, without running anything; returns how many
@@ -351,7 +308,7 @@ def runtime_of(device: Device) -> Runtime:
         found = _runtimes.get(id(device))
         if found is None or found.device is not device:
             for key in [key for key, old in _runtimes.items() if old.device.closed]:
-                del _runtimes[key]
+                _runtimes.pop(key).forget()
             found = _runtimes[id(device)] = Runtime(device, config().cache_folder / "kernels")
         return found
 
@@ -359,6 +316,9 @@ def runtime_of(device: Device) -> Runtime:
 def use_cache(device: Device, folder: Path | None) -> Runtime:
     """Give a device a fresh runtime that keeps its objects in `folder`, or not on disk at all."""
     with _devices_lock:
+        old = _runtimes.get(id(device))
+        if old is not None:
+            old.forget()
         made = _runtimes[id(device)] = Runtime(device, folder)
         return made
 

@@ -54,8 +54,8 @@ class Node:
     """One operation of the tensor graph; see the module for what `arg` holds."""
 
     __slots__ = (
-        "__weakref__", "arg", "dtype", "made", "op", "origin", "recipe", "shape", "sources",
-        "storage",
+        "__weakref__", "arg", "dtype", "made", "op", "origin", "recipe", "recipes", "shape",
+        "sources", "storage",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,7 @@ class Node:
         self.origin: Origin | None = None  # the line that built it, where it became a Tensor
         self.made = _period  # see new_period
         self.recipe: Recipe | None = None  # compiler.graph.recipe's, where one made it
+        self.recipes: dict[object, Recipe] | None = None  # made of it, while it is stored
 
     @property
     def size(self) -> int:
@@ -91,6 +92,44 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.dtype.name}{list(self.shape)}>"
+
+
+class Repeated(Node):
+    """What a recipe makes of `source`, which is stored. Of the graph only this node is there, until
+    somebody asks how it is computed."""
+
+    __slots__ = ("source",)
+
+    source: Node | None
+
+    def __init__(self, recipe: Recipe, source: Node, dtype: DType, shape: Shape) -> None:
+        # op, sources and arg stay unset: see __getattr__
+        self.dtype = dtype
+        self.shape = shape
+        self.source = source
+        self.recipe = recipe
+        self.storage = self.origin = self.recipes = None
+        self.made = _period
+
+    def __getattr__(self, name: str) -> Any:  # one of three types
+        """Called for what is unset: write down the chain."""
+        recipe, node = self.recipe, self.source
+        if name not in ("op", "sources", "arg") or recipe is None:
+            raise AttributeError(name)
+        if node is not None:
+            for op, dtype, shape, arg in recipe.made[:-1]:
+                node = Node(op, dtype, shape, (node,), arg)
+                node.made = self.made
+            self.op, _, _, self.arg = recipe.made[-1]
+            self.sources, self.source = (node,), None
+        # RACE: another thread may have settled it meanwhile, which writes `storage` first.
+        if self.storage is not None:
+            self.settle(self.storage)
+        return object.__getattribute__(self, name)
+
+    def settle(self, storage: object) -> None:
+        self.storage = storage
+        self.op, self.sources, self.arg, self.source = "buffer", (), None, None
 
 
 _period = 0

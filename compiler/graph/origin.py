@@ -13,15 +13,25 @@ from types import CodeType
 Origin = tuple[CodeType, int]  # and the offset of the running instruction in it, in bytes
 
 _OURS = str(Path(__file__).parents[1]) + "/"  # the package compiler
+_last: CodeType | None = None  # the last caller: most often the next one too
 
 
-def here() -> Origin | None:
-    """The nearest caller that is not part of the compiler."""
-    frame = sys._getframe(1)
+def here(above: int = 1) -> Origin | None:
+    """The nearest caller that is not part of the compiler. above: how many calls up it is at
+    least."""
+    global _last
+    try:
+        frame = sys._getframe(above)
+    except ValueError:  # a method of ours that a thread was started with
+        return None
+    code = frame.f_code
+    if code is _last:
+        return code, frame.f_lasti
     while frame.f_code.co_filename.startswith(_OURS):
         if frame.f_back is None:
             return None
         frame = frame.f_back
+    _last = frame.f_code
     return frame.f_code, frame.f_lasti
 
 

@@ -7,10 +7,13 @@ finds the plan of a node made by a recipe without a look at the graph.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compiler.dtype import DType
-from compiler.graph.node import Node, Shape
+from compiler.graph.node import Node, Repeated, Shape
+
+if TYPE_CHECKING:
+    from compiler.script import Script
 
 LONG = 1 << 20  # elements: a run over so many is worth waking a device's thread ahead of time
 
@@ -20,19 +23,24 @@ Made = tuple[str, DType, Shape, Any]  # a node but for its source
 class Recipe:
     """A chain of operations; compared and hashed by identity. long: running it takes a while."""
 
-    __slots__ = ("long", "made")
+    __slots__ = ("dtype", "long", "made", "script", "shape")
 
     def __init__(self, made: tuple[Made, ...], long: bool) -> None:
         self.made = made
         self.long = long
+        _, self.dtype, self.shape, _ = made[-1]
+        self.script: Script | None = None  # the runtime's, of the device that ran it last
+
+    @property
+    def length(self) -> int:
+        """How many of the operations there are up to the one that is stored."""
+        places = [place for place, (op, *_) in enumerate(self.made, 1) if op != "reshape"]
+        return max(places, default=0)
 
     def apply(self, source: Node) -> Node:
-        """New nodes, which nothing but the last one refers to; returns that."""
-        node = source
-        for op, dtype, shape, arg in self.made:
-            node = Node(op, dtype, shape, (node,), arg)
-        node.recipe = self
-        return node
+        """A new node for the last of the operations; those before are made when they are asked
+        for."""
+        return Repeated(self, source, self.dtype, self.shape)
 
 
 def recipe_of(source: Node, result: Node) -> Recipe | None:

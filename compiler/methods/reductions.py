@@ -11,6 +11,7 @@ from compiler.dtype import bool_, float32, int32, int64
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.ops import is_narrow
+from compiler.graph.origin import here
 from compiler.graph.recipe import Recipe, recipe_of
 from compiler.methods.assignment import Assignment
 from compiler.methods.core import broadcast_shape
@@ -44,15 +45,20 @@ class Reductions(Functions, Assignment):
     ) -> Self:
         """What the method gives, found out once for stored arrays of a type and shape."""
         node = self.node
+        if node.recipes is not None and (axis is None or type(axis) is int):
+            recipe = node.recipes.get((name, axis, bool(keepdims)))
+            if recipe is not None:
+                return self._repeated(recipe, node)
         if node.storage is None or not (axis is None or type(axis) is int):
             return method(self, axis, keepdims)
         units = self.device.target.compute_units
         key = (name, axis, bool(keepdims), node.dtype.name, node.shape, units)
         recipe = _recipes.get(key)
         if recipe is not None:
-            if recipe.long:
-                self.device.expect()
-            return self._new(recipe.apply(node))
+            if node.recipes is None:
+                node.recipes = {}
+            node.recipes[name, axis, bool(keepdims)] = recipe
+            return self._repeated(recipe, node)
         result = method(self, axis, keepdims)
         recipe = recipe_of(node, result.node)
         if recipe is not None:
@@ -60,6 +66,17 @@ class Reductions(Functions, Assignment):
                 _recipes.clear()
             _recipes[key] = result.node.recipe = recipe
         return result
+
+    def _repeated(self, recipe: Recipe, node: Node) -> Self:
+        """Few steps, since memory is slow for a program that has just read much of it."""
+        device = self.device
+        if recipe.long:
+            device.expect()
+        made = object.__new__(type(self))
+        made.device = device
+        made.node = result = recipe.apply(node)
+        result.origin = here(4)  # beyond this, _remembered, and the method
+        return made
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Integers and bools give 64-bit integers."""

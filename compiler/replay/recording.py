@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from compiler.runtime import Runtime
 
 _thread = threading.local()
-_under_way: set[int] = set()  # ids of the recordings of all threads
+under_way: set[int] = set()  # ids of the recordings of all threads
 
 
 class Recording:
@@ -40,12 +40,12 @@ class Recording:
     def __enter__(self) -> Recording:
         self._outer = current_recording()
         _thread.recording = self
-        _under_way.add(id(self))
+        under_way.add(id(self))
         return self
 
     def __exit__(self, *_: object) -> None:
         _thread.recording = self._outer
-        _under_way.discard(id(self))
+        under_way.discard(id(self))
 
     def pool_for(self, runtime: Runtime) -> MemoryPool:
         if self.runtime is not None and self.runtime is not runtime:
@@ -92,7 +92,7 @@ class Recording:
 
 def current_recording() -> Recording | None:
     """The recording that this thread's runs belong to."""
-    if not _under_way:
+    if not under_way:
         return None
     found: Recording | None = getattr(_thread, "recording", None)
     return found

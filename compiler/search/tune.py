@@ -208,12 +208,12 @@ class _Compiling:
         )
 
 
-_active: list[Tuner] = []
+tuners: list[Tuner] = []
 
 
 def active() -> Tuner | None:
     """The tuner of the innermost `tuning` block."""
-    return _active[-1] if _active else None
+    return tuners[-1] if tuners else None
 
 
 @contextlib.contextmanager
@@ -225,11 +225,11 @@ def tuning(
     if not isinstance(beam, int) or beam < 1 or not budget_s > 0:
         raise BadArgument(f"tuning: beam={beam!r} and budget_s={budget_s!r} must be above zero")
     tuner = Tuner(beam, budget_s, clock)
-    _active.append(tuner)
+    tuners.append(tuner)
     try:
         yield tuner.report
     finally:
-        _active.remove(tuner)
+        tuners.remove(tuner)
         tuner.close()
 
 
