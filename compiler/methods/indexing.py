@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, Self
@@ -66,6 +66,12 @@ class Indexing(Movement):
         if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
             return self._gather(entries)
         return self._new(self._region(entries).read(self.node))
+
+    def __iter__(self) -> Iterator[Self]:
+        """The parts along the first axis."""
+        if not self.ndim:
+            raise TypeError("iteration over a tensor without axes")
+        return (self[place] for place in range(self.shape[0]))
 
     def take(self, indices: Any, axis: int) -> Self:
         """The elements at `indices` along one axis."""

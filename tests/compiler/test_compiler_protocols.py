@@ -30,6 +30,15 @@ def test_in_and_out(wrap) -> None:
     assert (np.from_dlpack(tensor) == array).all()
 
 
+def test_the_parts_along_the_first_axis() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    first, second = Tensor(array, device="cpu")
+    assert (first.numpy() == array[0]).all() and (second.numpy() == array[1]).all()
+    assert [part.shape for part in first] == [()] * 3
+    with pytest.raises(TypeError, match="without axes"):
+        iter(first.sum())
+
+
 @pytest.mark.parametrize("wrong", [None, object(), "text", [[1], [2, 3]], [object()]])
 def test_no_arrays(wrong: object) -> None:
     with pytest.raises(BadArgument, match="Tensor"):
