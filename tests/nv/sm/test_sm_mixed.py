@@ -35,3 +35,21 @@ def test_the_wide_operand_is_the_last(kind: str) -> None:
     for result, wanted in zip(found, (x + z, x - z, x * y + z), strict=True):
         told = np.array(result, np.uint32).view(np.float32)
         np.testing.assert_array_equal(told, wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("at", [0, 32], ids=["low", "high"])
+def test_pairs_of_floats(at: int) -> None:
+    """`.f32x2`, in registers of 64 bits (PTX ISA 8.6, "add", "mul", "fma")."""
+    tries = [
+        Try("add.rn.f32x2", 64, (64, 64)),
+        Try("mul.rn.f32x2", 64, (64, 64)),
+        Try("fma.rn.f32x2", 64, (64, 64, 64)),
+    ]
+    x = np.array([1.5, -2.0, 0.25, 1e-3], np.float32)
+    y = np.array([3.0, 0.5, -8.0, 1e3], np.float32)
+    a, b = ((v.view(np.uint32).astype(np.uint64) << np.uint64(at)).tolist() for v in (x, y))
+    found = Unit(tries, "sm_100").run([[a, b], [a, b], [a, b, a]])
+    fused = (x.astype(np.float64) * y + x).astype(np.float32)
+    for result, wanted in zip(found, (x + y, x * y, fused), strict=True):
+        told = (np.array(result, np.uint64) >> np.uint64(at)).astype(np.uint32).view(np.float32)
+        np.testing.assert_array_equal(told, wanted)
