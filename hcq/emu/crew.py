@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -73,7 +74,9 @@ class Crew(Generic[W]):
             for mate in asked:
                 mate.wait()
         except BaseException:  # an interrupt: who is still at work is asked no more
-            self._mates = []
+            left, self._mates = self._mates, []
+            for mate in left:
+                mate.leave()
             raise
 
     def _mate(self, number: int) -> _Mate:
@@ -121,6 +124,7 @@ class _Mate:
 
     def __init__(self, name: str) -> None:
         self._work: Callable[[], None] | None = None
+        self._left = False
         self._asked, self._done = threading.Lock(), threading.Lock()
         self._asked.acquire()
         self._done.acquire()
@@ -141,8 +145,14 @@ class _Mate:
         self._asked.release()
         self._thread.join()
 
+    def leave(self) -> None:
+        """Have the thread end by itself, once what it does has ended; nobody waits for it."""
+        self._left = True
+        with contextlib.suppress(RuntimeError):  # it has not yet begun what it was asked last
+            self._asked.release()
+
     def _run(self) -> None:
-        while True:
+        while not self._left:
             self._asked.acquire()
             work, self._work = self._work, None
             if work is None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hcq.emu.crew import Crew
+from hcq.emu.crew import Crew, _Mate
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -50,6 +50,27 @@ def test_an_error_comes_when_all_have_ended(failing: int) -> None:
         crew.run(3, work)
     assert len(ended) == 2
     crew.close()
+
+
+def test_an_interrupted_launch_leaves_no_thread_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew("abc", "test-crew")
+    go_on = threading.Event()
+
+    def interrupted(_: _Mate) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Mate, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            crew.run(3, lambda _, number: number and go_on.wait(60))
+    left = [one for one in threading.enumerate() if one.name.startswith("test-crew")]
+    assert len(left) == 2, "they are still at work"
+    assert crew.run(2, lambda _, number: number) == [0, 1], "by another thread"
+    crew.close()
+    go_on.set()
+    for thread in left:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_one_is_no_thread() -> None:
