@@ -11,15 +11,14 @@ from one stage to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compiler.graph import ops
-from compiler.index.algebra import Index, Range, constant
+from compiler.index.algebra import Range, constant
 from compiler.index.lookup import Lookup, atoms
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.contraction import is_product
-from compiler.kernel.ir import Memory, Value, load, rebuild, substitute, walk
+from compiler.kernel.ir import Memory, Value, load, own_indices, rebuild, substitute, walk
 from compiler.schedule import cost
 
 
@@ -113,23 +112,13 @@ def free_ranges(root: Value) -> dict[int, frozenset[Range]] | None:
     free: dict[int, frozenset[Range]] = {}
     for node in walk(root):
         used: frozenset[Range] = frozenset().union(*[free[id(source)] for source in node.sources])
-        for index in _own_indices(node):
+        for index in own_indices(node):
             used |= index.ranges()
             for atom in atoms(index):
                 if isinstance(atom, Lookup) and any(n.op == "reduce" for n in walk(atom.source)):
                     return None
         free[id(node)] = used - frozenset(node.arg[1]) if node.op == "reduce" else used
     return free
-
-
-def _own_indices(node: Value) -> Iterator[Index]:
-    if node.op == "index":
-        yield node.arg
-    elif node.op == "load":
-        yield node.arg.index
-        yield from node.arg.conditions
-    elif node.op == "gate":
-        yield from node.arg
 
 
 def alike(over: tuple[Range, ...], known: list[tuple[Range, ...]]) -> tuple[Range, ...]:
@@ -194,7 +183,7 @@ def _prices(root: Value, ranges: frozenset[Range]) -> dict[int, float]:
     included."""
     prices: dict[int, float] = {}
     for node in walk(root):
-        own = any(not ranges.isdisjoint(index.ranges()) for index in _own_indices(node))
+        own = any(not ranges.isdisjoint(index.ranges()) for index in own_indices(node))
         sources = [prices[id(s)] for s in node.sources if id(s) in prices]
         if own or sources:
             prices[id(node)] = ops.cost(node) + sum(sources)

@@ -256,13 +256,18 @@ def gate(conditions: Validity, inside: Value, outside: Value) -> Value:
 def indices_of(root: Value) -> Iterator[Index]:
     """Every index expression in a value."""
     for node in walk(root):
-        if node.op == "index":
-            yield node.arg
-        elif node.op == "load":
-            yield node.arg.index
-            yield from node.arg.conditions
-        elif node.op == "gate":
-            yield from node.arg
+        yield from own_indices(node)
+
+
+def own_indices(node: Value) -> Iterator[Index]:
+    """The index expressions of a value alone, without those of its sources."""
+    if node.op == "index":
+        yield node.arg
+    elif node.op == "load":
+        yield node.arg.index
+        yield from node.arg.conditions
+    elif node.op == "gate":
+        yield from node.arg
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from compiler.kernel.ir import (
     Value,
     binary,
     gate,
+    indices_of,
     load,
     rebuild,
     value,
@@ -43,7 +44,7 @@ NARROW = 1 << 31
 @dataclass(frozen=True)
 class Piece:
     """A computation over (row, column). form: what pieces with one code have in common; indices:
-    what may differ, in the order of `_indices`; memories: what it reads, in the order of use."""
+    what may differ, in the order of `indices_of`; memories: what it reads, in the order of use."""
 
     computation: Computation
     rows: int
@@ -60,7 +61,7 @@ def piece_of(computation: Computation) -> Piece | None:
         return None
     names = dict(zip(reversed(ranges), (COLUMN.index(), ROW.index()), strict=False))
     sizes = (*(1 for _ in range(2 - len(ranges))), *(r.size for r in ranges))
-    given = [computation.position, *_indices(computation.value)]
+    given = [computation.position, *indices_of(computation.value)]
     indices = [index.rebuild(lambda r: names[r]) for index in given]
     if not all(_plain(index) for index in indices):
         return None
@@ -224,20 +225,8 @@ def _alike(index: Index) -> Index:
     return index - ROW.index() * index.coefficient(ROW) - index.constant
 
 
-def _indices(root: Value) -> Iterator[Index]:
-    """In the order in which `_rebuilt` replaces them."""
-    for node in walk(root):
-        if node.op == "index":
-            yield node.arg
-        elif node.op == "load":
-            yield node.arg.index
-            yield from node.arg.conditions
-        elif node.op == "gate":
-            yield from node.arg
-
-
 def _rebuilt(root: Value, indices: Iterator[Index], memories: Mapping[Memory, Memory]) -> Value:
-    """The same with other indices, in order, and other memories."""
+    """The same with other indices, in the order of `indices_of`, and other memories."""
 
     def taken(conditions: Validity) -> Validity:
         return tuple([next(indices) for _ in conditions])
