@@ -1,10 +1,11 @@
 """Compiled objects on disk, by content: kernels, and what virtual shader cores translate them to.
 
-Processes may share a folder. An entry is a file named by the hash of all the object depends on; it
-starts with the hash of its own bytes. It is written beside and moved into place, so a reader sees
-all of it or nothing; one that does not match its hash is deleted. A folder beyond its limit loses
-the entries longest unused. A cache that cannot be written is no error: objects are then compiled
-again.
+Processes of a user may share a folder. An entry is a file named by the hash of all the object
+depends on; it starts with the hash of that name and of its own bytes, so an entry under another's
+name is found out. It is written beside and moved into place, so a reader sees all of it or nothing;
+one that does not match its hash is deleted. A folder beyond its limit loses the entries longest
+unused. A cache that cannot be written is no error: objects are then compiled again; nor is one that
+others can write, which is not used (hcq.ownfolder).
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ import contextlib
 import hashlib
 import logging
 import os
-import tempfile
+import re
+import secrets
 import time
 from pathlib import Path
 
+from hcq import ownfolder
+from hcq.errors import BadArgument
+
 log = logging.getLogger(__name__)
 
-MAGIC = b"ugpu-object-1\n"
+MAGIC = b"ugpu-object-2\n"
+HEAD = len(MAGIC) + hashlib.sha256().digest_size
 LIMIT = 256 << 20  # bytes the folder may hold; beyond it the oldest entries go
 CHECK_EVERY = 64  # writes between looks at the folder's size; the first write looks, too
 USED_AGAIN_S = 3600.0  # how exactly the last use of an entry is known
+_KEY = re.compile(r"[0-9a-z]{64}")
+_OURS = re.compile(r"[0-9a-z]{64}|new-[0-9a-zA-Z_]+")  # entries, and what a killed writer left
 
 
 class DiskCache:
-    """A folder of objects; `folder` None keeps nothing."""
+    """A folder of objects; `folder` None keeps nothing. Keys are those of `key`."""
 
     def __init__(self, folder: Path | None, limit: int = LIMIT) -> None:
         self.folder = folder
@@ -40,52 +48,54 @@ class DiskCache:
 
     def get(self, key: str) -> bytes | None:
         """The object, or None where there is none that can be trusted."""
-        if self.folder is None:
+        path = self._path(key)
+        if path is None:
             return None
-        path = self.folder / key
         try:
-            content = path.read_bytes()
+            with ownfolder.opened(path.parent) as folder:
+                return self._read(folder, key, path)
         except OSError:
             return None
-        head = len(MAGIC) + 32
-        data = content[head:]
-        if (
-            content[: len(MAGIC)] == MAGIC
-            and content[len(MAGIC) : head] == hashlib.sha256(data).digest()
-        ):
-            self._mark(path)
-            return data
-        log.warning("discarding a damaged cache entry: %s", path)
+
+    def _read(self, folder: int, key: str, path: Path) -> bytes | None:
+        try:
+            content = ownfolder.read(folder, key, path, self.limit)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("discarding a cache entry that cannot be read: %s", error)
+        else:
+            data = content[HEAD:]
+            if content[:HEAD] == _head(key, data):
+                self._mark(folder, key)
+                return data
+            log.warning("discarding a damaged cache entry: %s", path)
         with contextlib.suppress(OSError):
-            path.unlink()
+            os.unlink(key, dir_fd=folder)
         return None
 
     def forget(self, key: str) -> None:
         """Drop an entry that its reader cannot make sense of."""
-        if self.folder is not None:
-            with contextlib.suppress(OSError):
-                (self.folder / key).unlink()
+        path = self._path(key)
+        if path is not None:
+            with contextlib.suppress(OSError), ownfolder.opened(path.parent) as folder:
+                os.unlink(key, dir_fd=folder)
 
-    def _mark(self, path: Path) -> None:
+    def _mark(self, folder: int, key: str) -> None:
         """Remember that an entry was of use, so that `trim` takes others first."""
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > USED_AGAIN_S:
-                os.utime(path)
+            used = os.stat(key, dir_fd=folder, follow_symlinks=False).st_mtime
+            if time.time() - used > USED_AGAIN_S:
+                os.utime(key, dir_fd=folder, follow_symlinks=False)
 
     def put(self, key: str, data: bytes) -> None:
         """Keep an object; does nothing where the folder cannot be written."""
-        if self.folder is None:
+        path = self._path(key)
+        if path is None:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, beside = tempfile.mkstemp(prefix="new-", dir=self.folder)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(MAGIC + hashlib.sha256(data).digest() + data)
-                os.replace(beside, self.folder / key)
-            except OSError:
-                os.unlink(beside)
-                raise
+            with ownfolder.opened(path.parent, make=True) as folder:
+                self._write(folder, key, _head(key, data) + data)
         except OSError as error:
             log.info("the kernel cache cannot be written: %s", error)
             return
@@ -93,20 +103,47 @@ class DiskCache:
             self.trim()
         self.writes += 1
 
+    def _write(self, folder: int, key: str, content: bytes) -> None:
+        beside = f"new-{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        handle = os.open(beside, flags, 0o600, dir_fd=folder)
+        try:
+            with open(handle, "wb") as file:
+                file.write(content)
+            os.replace(beside, key, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside, dir_fd=folder)
+            raise
+
+    def _path(self, key: str) -> Path | None:
+        if not _KEY.fullmatch(key):
+            raise BadArgument("expected a key of DiskCache.key", key=key)
+        return None if self.folder is None else self.folder / key
+
     def trim(self) -> None:
-        """Delete the entries longest unused until the folder fits its limit."""
+        """Delete the entries longest unused until the folder fits its limit. Other files stay."""
         if self.folder is None:
             return
+        with contextlib.suppress(OSError), ownfolder.opened(self.folder) as folder:
+            self._trim(folder)
+
+    def _trim(self, folder: int) -> None:
         found = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.folder):
-                with contextlib.suppress(OSError):
-                    status = entry.stat()
-                    found.append((status.st_mtime, status.st_size, entry.path))
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if _OURS.fullmatch(entry.name):
+                    with contextlib.suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        found.append((status.st_mtime, status.st_size, entry.name))
         total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
+        for _, size, name in sorted(found):
             if total <= self.limit:
                 return
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                os.unlink(name, dir_fd=folder)
             total -= size
+
+
+def _head(key: str, data: bytes) -> bytes:
+    return MAGIC + hashlib.sha256(key.encode() + data).digest()

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 
 from compiler.codegen.process import Ended, Process
+from hcq import ownfolder
 from hcq.errors import CompileError, HostError
 from hcq.target import TargetSpec
 
@@ -136,7 +137,7 @@ def _kept(text: str, kernel: str, keep: Path | None) -> Path | None:
         return None
     path = keep / f"{kernel}.ll"
     try:
-        keep.mkdir(parents=True, exist_ok=True)
+        os.close(ownfolder.open_folder(keep, make=True))
         path.write_text(text)
         files = sorted(keep.glob("*.ll"), key=lambda file: file.stat().st_mtime)
         for old in files[:-KEPT]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from hcq import ownfolder
 from hcq.errors import HostError, MissingDependency
 from tools.sniff.rules import Rules
 
 SOURCES = Path(__file__).parent / "recorder"
 _COMPILERS = ("cc", "gcc", "clang")
 _BUILD_LIMIT_S = 60
+_LARGEST = 16 << 20  # bytes of a library that we built
 
 
 def compiler() -> str | None:
@@ -29,12 +32,15 @@ def library(cache: Path) -> Path:
     """
     text = b"".join(file.read_bytes() for file in sorted(SOURCES.glob("*.[ch]")))
     path = cache / "sniff" / f"recorder-{hashlib.sha256(text).hexdigest()[:16]}.so"
-    if path.exists():
-        return path
+    try:
+        with ownfolder.opened(path.parent, make=True) as opened:
+            if _usable(opened, path):
+                return path
+    except OSError as error:
+        raise HostError(f"no folder for the recorder: {error}") from None
     found = compiler()
     if found is None:
         raise MissingDependency("no C compiler (cc, gcc or clang); --backend ptrace needs none")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "recorder.so"
         source = str(SOURCES / "recorder.c")
@@ -46,6 +52,18 @@ def library(cache: Path) -> Path:
             raise HostError("the recorder does not compile", said=done.stderr.strip()[-500:])
         made.replace(path)  # whole or not at all: another process may build it too
     return path
+
+
+def _usable(folder: int, path: Path) -> bool:
+    """Whether the library is there; one that another user could have written is deleted."""
+    try:
+        ownfolder.read(folder, path.name, path, _LARGEST)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        os.unlink(path.name, dir_fd=folder)
+        return False
+    return True
 
 
 def record(

@@ -1,0 +1,87 @@
+"""Folders whose files are executed: ours, and nobody else's to write.
+
+What lies in a cache of compiled code runs with our rights. A folder or file that belongs to another
+user, or that others can write (group included), is therefore not read and not written. Checks are
+made on what has been opened, and files are opened relative to the folder, so nothing can be put in
+its place between check and use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_told: set[tuple[str, str]] = set()  # what was warned of in this process
+
+
+class Untrusted(OSError):
+    """Another user could have written it. The message names the path and the remedy."""
+
+
+def distrust(status: os.stat_result, path: Path) -> str:
+    """Why what `status` describes must not be used, and what helps; empty where nothing does."""
+    if status.st_uid != os.geteuid():
+        return (
+            f"{path} belongs to user {status.st_uid}, expected {os.geteuid()}; "
+            "set UGPU_CACHE to a folder of your own"
+        )
+    if status.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
+        return f"{path} can be written by others (mode {mode:04o}); chmod go-w {path}"
+    return ""
+
+
+def open_folder(path: Path, make: bool = False) -> int:
+    """A descriptor of the folder, which the caller closes. make: with its parents, where it is
+    missing, closed to all others. Untrusted (told as a warning too, once), OSError."""
+    if make:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    found = distrust(os.fstat(folder), path)
+    if not found:
+        return folder
+    os.close(folder)
+    if (str(path), found) not in _told:
+        _told.add((str(path), found))
+        log.warning("not used: %s", found)
+    raise Untrusted(found)
+
+
+@contextlib.contextmanager
+def opened(path: Path, make: bool = False) -> Iterator[int]:
+    """The same for a `with` block, which closes it."""
+    folder = open_folder(path, make)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def read(folder: int, name: str, path: Path, most: int) -> bytes:
+    """The content of the regular file `name` in an opened folder. path: for messages. Untrusted
+    where it is no such file, not ours, or longer than `most` bytes; FileNotFoundError, OSError.
+    Never waits for a FIFO, never follows a link."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    file = os.open(name, flags, dir_fd=folder)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise Untrusted(f"{path} is no regular file")
+        found = distrust(status, path)
+        if found:
+            raise Untrusted(found)
+        if status.st_size > most:
+            raise Untrusted(f"{path} has {status.st_size} bytes, expected at most {most}")
+        with open(file, "rb", closefd=False) as content:
+            return content.read(most + 1)
+    finally:
+        os.close(file)
