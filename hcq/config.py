@@ -8,6 +8,8 @@ UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are less precise
 UGPU_RECORD           file that receives all that is done to a device behind a PCI transport
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
+UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, by the
+                      beginning of their LLVM names, separated by commas: avx512,amx
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Config:
     wait_limit_s: float = 30.0
     winograd: bool = True
     record_file: Path | None = None
+    host_without: tuple[str, ...] = ()
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -61,6 +64,11 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         trace_file=Path(trace).expanduser() if trace else None,
         record_file=Path(record).expanduser() if record else None,
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
+        host_without=tuple(
+            name.strip()
+            for name in environment.get("UGPU_HOST_WITHOUT", "").split(",")
+            if name.strip()
+        ),
         winograd=_switch(environment, "UGPU_WINOGRAD", default.winograd),
     )
 

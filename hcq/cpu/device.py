@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import llvmlite.binding as llvm
 import numpy as np
 
+from hcq import host
 from hcq.buffer import Buffer
 from hcq.cpu import tiles
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
@@ -83,17 +84,14 @@ def open_device(
 
 def host_target(threads: int) -> TargetSpec:
     """What the compiler must know of this machine."""
-    features = llvm.get_host_cpu_features()
-    # LLVM refuses or ignores names of AVX10 that its own detection reports.
-    named = {name: on for name, on in features.items() if not name.startswith("avx10")}
-    listed = tiles.usable(named)
+    listed = tiles.usable(host.features())
     vector = next((size for name, size in (("avx512f", 64), ("avx2", 32)) if listed.get(name)), 16)
     return TargetSpec(
         name="cpu",
         abi="host",
         triple=llvm.get_process_triple(),
-        cpu=llvm.get_host_cpu_name(),
-        features=",".join(("+" if on else "-") + name for name, on in sorted(listed.items())),
+        cpu=host.cpu_name(),
+        features=host.feature_string(listed),
         wave_size=1,
         max_threads_per_group=1024,
         local_memory=64 << 10,

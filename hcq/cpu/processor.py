@@ -16,6 +16,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 
+from hcq import host
 from hcq.cpu.memory import HostMemory
 from hcq.errors import HostError
 
@@ -109,7 +110,7 @@ def _build() -> Native:
     module = llvm.parse_assembly(source(llvm.get_process_triple()), llvm.create_context())
     module.triple = llvm.get_process_triple()
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), opt=2
+        cpu=host.cpu_name(), features=host.feature_string(host.features()), opt=2
     )
     module.verify()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from hcq import host as processor
 from hcq.diskcache import DiskCache
 
 LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
@@ -21,18 +22,13 @@ _LOCK = threading.RLock()
 def host() -> tuple[str, str]:
     """Return the CPU name and feature string to generate code for.
 
-    AVX10 feature names are dropped: LLVM warns about them on CPUs that have the same instructions
-    as AVX-512. 512-bit vectors are wanted, whatever the CPU model prefers.
+    512-bit vectors are wanted, whatever the CPU model prefers.
     """
-    features = llvm.get_host_cpu_features()
-    names = [
-        ("+" if present else "-") + name
-        for name, present in sorted(features.items())
-        if not name.startswith("avx10")
-    ]
+    features = processor.features()
+    text = processor.feature_string(features)
     if features.get("avx512f"):
-        names.append("-prefer-256-bit")
-    return llvm.get_host_cpu_name(), ",".join(names)
+        text += ",-prefer-256-bit"
+    return processor.cpu_name(), text
 
 
 def on_x86() -> bool:

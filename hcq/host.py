@@ -1,0 +1,34 @@
+"""The host's processor, as LLVM names it, without the instruction sets that a setting excludes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import llvmlite.binding as llvm
+
+from hcq.config import config
+
+
+@cache
+def features(without: tuple[str, ...] | None = None) -> dict[str, bool]:
+    """Return LLVM's feature names of this processor, each with whether code may use it.
+
+    without: beginnings of names to switch off (default: UGPU_HOST_WITHOUT). AVX10 names are left
+    out: LLVM warns about them on processors that have the same instructions as AVX-512.
+    """
+    excluded = config().host_without if without is None else without
+    return {
+        name: present and not (excluded and name.startswith(excluded))
+        for name, present in llvm.get_host_cpu_features().items()
+        if not name.startswith("avx10")
+    }
+
+
+def feature_string(named: dict[str, bool]) -> str:
+    """Return features the way LLVM's target machines take them: "+avx2,-avx512f,..."."""
+    return ",".join(("+" if present else "-") + name for name, present in sorted(named.items()))
+
+
+def cpu_name() -> str:
+    """Return LLVM's name of this processor, which selects the instruction scheduling."""
+    return str(llvm.get_host_cpu_name())
