@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import threading
@@ -17,11 +18,25 @@ from dataclasses import dataclass
 
 from hcq.errors import BadArgument, OutOfMemory
 
+log = logging.getLogger(__name__)
+
 PAGE = 4096
 # linux/fcntl.h; fcntl of Python names them from 3.8 on for Linux.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # asm-generic/mman-common.h
 _FAILED = ctypes.c_void_p(-1).value
+_TMPFS = 0x01021994  # linux/magic.h, TMPFS_MAGIC
+# Of one client. The kernel lets a process have 65,530 mappings (vm.max_map_count), and we make two
+# a file; addresses end at 2^47, of which a client's files may take this much for each power of two.
+MOST_FILES = 8192
+MOST_BYTES = 1 << 41
+
+_library = ctypes.CDLL(None, use_errno=True)
+_mmap = _library.mmap64
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
 
 
 def sealed_memory(name: str, size: int) -> int:
@@ -40,7 +55,9 @@ def check_shared(descriptor: int, offset: int, size: int) -> None:
     """BadArgument unless the bytes are there and stay there.
 
     A file that its owner can shrink would end our process at the next access (SIGBUS), so only
-    memory that is sealed against it is taken: memfd_create(2), F_SEAL_SHRINK.
+    memory that is sealed against it is taken: memfd_create(2), F_SEAL_SHRINK. Nor is memory of huge
+    pages (MFD_HUGETLB): where none is free for a page that nobody has touched, touching it ends us
+    alike, and the client says how many are free.
     """
     if offset % PAGE or size % PAGE or size <= 0 or offset < 0:
         raise BadArgument("shared memory is given in pages", offset=offset, size=size)
@@ -50,9 +67,19 @@ def check_shared(descriptor: int, offset: int, size: int) -> None:
         seals = 0
     if not seals & fcntl.F_SEAL_SHRINK:
         raise BadArgument("shared memory must be a memfd that is sealed against shrinking")
+    if _file_system(descriptor) != _TMPFS:
+        raise BadArgument("shared memory must be a memfd of ordinary pages, got huge ones")
     length = os.fstat(descriptor).st_size
     if offset + size > length:
         raise BadArgument("the file is shorter than that", offset=offset, size=size, length=length)
+
+
+def _file_system(descriptor: int) -> int:
+    """What statfs(2) calls f_type, the first member of its structure on all 64-bit processors."""
+    room = (ctypes.c_ulong * 32)()
+    if _library.fstatfs(ctypes.c_int(descriptor), room):
+        raise BadArgument("the file cannot be looked at", reason=ctypes.get_errno())
+    return int(room[0])
 
 
 @dataclass
@@ -65,18 +92,21 @@ class _File:
 
 
 class _Places:
-    """Addresses that files had once, and that anonymous memory holds until the next file of that
-    length comes. Of the whole process, as addresses are: what a client leaves, another takes."""
+    """Addresses that files had once, and that anonymous memory holds until the next file comes
+    that fits. Of the whole process, as addresses are: what a client leaves, another takes. Lengths
+    are powers of two, so that what clients leave does not grow with the lengths they think of."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[int, deque[int]] = {}
 
     def take(self, length: int) -> int:
-        """The place that was left longest ago; 0 if there is none."""
+        """The place that was left longest ago, or a new one; OutOfMemory."""
         with self._lock:
             places = self._free.get(length)
-            return places.popleft() if places else 0
+            if places:
+                return places.popleft()
+        return _map(0, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
     def give(self, address: int, length: int) -> None:
         with self._lock:
@@ -86,20 +116,26 @@ class _Places:
 _PLACES = _Places()
 
 
+def _map(address: int, length: int, flags: int, descriptor: int) -> int:
+    """Map anew, or over what is at `address`."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    flags |= _MAP_NORESERVE | (_MAP_FIXED if address else 0)
+    found = _mmap(address or None, length, access, flags, descriptor, 0)
+    if found == _FAILED or found is None:
+        number = ctypes.get_errno()
+        if number == errno.EACCES:
+            raise BadArgument("the file may not be mapped for what it is offered for")
+        raise OutOfMemory("the shared file does not map", size=length, reason=number)
+    return int(found)
+
+
 class SharedFiles:
     """Files of one client, each mapped once and whole: a client that maps single pages of its
     memory (as under a virtual IOMMU) costs no mapping of ours each."""
 
     def __init__(self) -> None:
-        # Any: ctypes functions take and give what their argtypes say
-        library = ctypes.CDLL(None, use_errno=True)
-        self._mmap = library.mmap64
-        self._mmap.restype = ctypes.c_void_p
-        self._mmap.argtypes = (
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-            ctypes.c_int64,
-        )  # fmt: skip
         self._files: dict[tuple[int, int, bool], _File] = {}
+        self._bytes = 0  # of their places
 
     def map(
         self, descriptor: int, offset: int, size: int, *, writable: bool
@@ -119,34 +155,39 @@ class SharedFiles:
 
     def _map_whole(self, descriptor: int, length: int, writable: bool) -> _File:
         length = -(-length // PAGE) * PAGE
+        place = _place_for(length)
+        if len(self._files) >= MOST_FILES or self._bytes + place > MOST_BYTES:
+            raise OutOfMemory(
+                f"a client shares at most {MOST_FILES} files and {MOST_BYTES >> 40} TiB of them",
+                files=len(self._files), size=length,
+            )  # fmt: skip
+        address = _PLACES.take(place)
         # Memory that the device may only read is a private copy: a stray write ends there.
-        flags = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE
-        place = _PLACES.take(length)
-        if place:
-            flags |= _MAP_FIXED
         try:
-            return _File(self._place(place, length, flags | _MAP_NORESERVE, descriptor), length)
+            _map(address, length, mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE, descriptor)
         except BaseException:
-            if place:
-                _PLACES.give(place, length)
+            _PLACES.give(address, place)
             raise
-
-    def _place(self, address: int, length: int, flags: int, descriptor: int) -> int:
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        found = self._mmap(address or None, length, access, flags, descriptor, 0)
-        if found == _FAILED or found is None:
-            number = ctypes.get_errno()
-            if number == errno.EACCES:
-                raise BadArgument("the file may not be mapped for what it is offered for")
-            raise OutOfMemory("the shared file does not map", size=length, reason=number)
-        return int(found)
+        self._bytes += place
+        return _File(address, length)
 
     def release(self, key: tuple[int, int, bool]) -> None:
         """One region of a file is no longer used; the last one gives the file back."""
         file = self._files[key]
         file.users -= 1
-        if not file.users:
-            del self._files[key]
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
-            self._place(file.address, file.length, flags, -1)
-            _PLACES.give(file.address, file.length)
+        if file.users:
+            return
+        del self._files[key]
+        place = _place_for(file.length)
+        self._bytes -= place
+        try:
+            _map(file.address, place, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        except OutOfMemory as error:
+            # The file stays where it is, and its place is never used again.
+            log.error("a client's memory cannot be given back: %s", error)
+            return
+        _PLACES.give(file.address, place)
+
+
+def _place_for(length: int) -> int:
+    return 1 << (length - 1).bit_length()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 from dataclasses import dataclass
 
 from hcq.errors import BadArgument
@@ -48,9 +49,14 @@ class ClientMemory:
         host, key = None, None
         if descriptor is not None:
             host, key = self._files.map(descriptor, offset, size, writable=writable)
-        bisect.insort(self._starts, address)
+        try:
+            self._model.map_dma(address, size, host)
+        except BaseException:
+            if key is not None:
+                self._files.release(key)
+            raise
         self._ranges[address] = _Range(address, size, key)
-        self._model.map_dma(address, size, host)
+        bisect.insort(self._starts, address)
 
     def unmap(self, address: int, size: int) -> None:
         """Unmap all ranges inside this one; BadArgument if it would cut one in two."""
@@ -60,19 +66,19 @@ class ClientMemory:
             before = self._ranges[self._starts[count - 1]] if count else None
             if before is not None and before.address + before.size > edge:
                 raise BadArgument("an unmap would cut a range in two", address=address)
-        for start in self._starts[first:last]:
-            self._drop(self._ranges.pop(start))
-        del self._starts[first:last]
+        self._drop(first, last)
 
     def clear(self) -> None:
         """Unmap everything."""
-        for one in self._ranges.values():
-            self._drop(one)
-        self._ranges.clear()
-        self._starts.clear()
+        self._drop(0, len(self._starts))
 
-    def _drop(self, one: _Range) -> None:
-        # ORDER: the model forgets the memory before its pages go.
-        self._model.unmap_dma(one.address, one.size)
-        if one.key is not None:
-            self._files.release(one.key)
+    def _drop(self, first: int, last: int) -> None:
+        """Unmap these; an error is raised once all are gone."""
+        taken = [self._ranges.pop(start) for start in self._starts[first:last]]
+        del self._starts[first:last]
+        with contextlib.ExitStack() as left:
+            for one in reversed(taken):
+                if one.key is not None:
+                    left.callback(self._files.release, one.key)
+                # ORDER: the model forgets the memory before its pages go.
+                left.callback(self._model.unmap_dma, one.address, one.size)

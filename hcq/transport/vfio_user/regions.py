@@ -29,10 +29,10 @@ def open_window(
             return MessageWindow(connection, index, size)
         try:
             check_shared(descriptors[0], offset, shared)
-        except BadArgument:
-            # Memory that may vanish under us; by messages it is reached safely.
+            mapping = mmap.mmap(descriptors[0], shared, offset=offset)
+        except (BadArgument, OSError):
+            # Memory that may vanish under us, or does not map; by messages it is reached safely.
             return MessageWindow(connection, index, size)
-        mapping = mmap.mmap(descriptors[0], shared, offset=offset)
     finally:
         wire.close_all(descriptors)
     if shared == size:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import socket
 import struct
 import threading
@@ -26,6 +25,7 @@ from hcq.transport.base import ResetKind, Transport, Window
 from hcq.transport.vfio_user import version, wire
 from hcq.transport.vfio_user.config import SIZE as CONFIG_SIZE
 from hcq.transport.vfio_user.config import ServedConfig
+from hcq.transport.vfio_user.events import Events
 from hcq.transport.vfio_user.memory import ClientMemory
 from hcq.transport.vfio_user.model import DeviceModel, SharedMemory
 from hcq.transport.vfio_user.requests import Requests
@@ -64,8 +64,7 @@ class Session:
         self._transport: Transport | None = None
         self._windows: dict[int, Window] = {}
         self._shared: dict[int, SharedMemory | None] = {}
-        self._events: list[int | None] = [None] * model.vectors
-        self._events_lock = threading.Lock()
+        self._events = Events(model.vectors)
         self._requests = Requests(channel)
         self._commands: dict[int, Callable[[Message], Reply]] = {
             Command.VERSION: self._version,
@@ -106,36 +105,35 @@ class Session:
             log.exception("the model cannot be served")
         finally:
             self._leaving = True
-            self.channel.close()
-            self._requests.close()
-            if self._transport is not None:
-                self.model.detach()
-            if memory is not None:
-                memory.clear()
-            with self._events_lock:
-                wire.close_all(event for event in self._events if event is not None)
-                self._events = []
-            self.ended.set()
+            with contextlib.ExitStack() as left:  # all of it, whatever one of them raises
+                left.callback(self.ended.set)
+                if memory is not None:
+                    left.callback(memory.clear)
+                if self._transport is not None:
+                    left.callback(self.model.detach)
+                # ORDER: before the model, whose threads it may be holding up.
+                left.callback(self._events.close)
+                left.callback(self._requests.close)
+                left.callback(self.channel.close)
 
     def stop(self) -> None:
         """End the connection; `run` returns soon after. Any thread may call it."""
         self.channel.shut()
+        self._events.release()
 
     def gone(self, limit_s: float) -> bool:
         """Whether the client is gone, or goes within `limit_s` seconds."""
         if self.ended.wait(limit_s):
             return True
         leaves = self._leaving or self.channel.hung_up()
+        if leaves:
+            self._events.release()
         return leaves and self.ended.wait(DETACH_LIMIT_S)
 
     # ---- for the model -----------------------------------------------------------------------
 
     def interrupt(self, vector: int = 0) -> None:
-        with self._events_lock:
-            event = self._events[vector] if vector < len(self._events) else None
-            if event is not None:
-                with contextlib.suppress(BlockingIOError):  # it is signalled to the brim
-                    os.eventfd_write(event, 1)
+        self._events.signal(vector)
 
     def read_memory(self, address: int, size: int) -> bytes:
         limit = self._limit()
@@ -333,13 +331,12 @@ class Session:
             raise Refused(errno.EINVAL, f"no interrupts {start} to {start + count} of {index}")
         if flags & ~kind != names.VFIO_IRQ_SET_ACTION_TRIGGER:
             raise Refused(errno.EINVAL, f"messages know no such action, flags {flags:#x}")
-        with self._events_lock:
-            if kind == names.VFIO_IRQ_SET_DATA_EVENTFD:
-                self._assign(start, count, message.descriptors)
-            elif kind == names.VFIO_IRQ_SET_DATA_NONE and count == 0 and index == Interrupt.MSI:
-                self._assign(0, vectors, [])
-            elif kind not in (names.VFIO_IRQ_SET_DATA_NONE, names.VFIO_IRQ_SET_DATA_BOOL):
-                raise Refused(errno.EINVAL, f"interrupt flags {flags:#x}")
+        if kind == names.VFIO_IRQ_SET_DATA_EVENTFD:
+            self._events.assign(start, count, message.descriptors)
+        elif kind == names.VFIO_IRQ_SET_DATA_NONE and count == 0 and index == Interrupt.MSI:
+            self._events.assign(0, vectors, [])
+        elif kind not in (names.VFIO_IRQ_SET_DATA_NONE, names.VFIO_IRQ_SET_DATA_BOOL):
+            raise Refused(errno.EINVAL, f"interrupt flags {flags:#x}")
         if kind == names.VFIO_IRQ_SET_DATA_BOOL and len(data) != count:
             raise Refused(errno.EINVAL, f"{count} booleans are {len(data)} bytes")
         if kind != names.VFIO_IRQ_SET_DATA_EVENTFD:
@@ -347,22 +344,6 @@ class Session:
                 if kind == names.VFIO_IRQ_SET_DATA_NONE or data[vector - start]:
                     self.interrupt(vector)
         return _DONE
-
-    def _assign(self, start: int, count: int, events: list[int]) -> None:
-        """Give vectors their eventfds; without any they are taken away."""
-        if events and len(events) != count:
-            raise Refused(errno.EINVAL, f"{len(events)} descriptors for {count} interrupts")
-        for event in events:
-            # What is no eventfd could block us, or be a file to write numbers into.
-            if os.readlink(f"/proc/self/fd/{event}") != "anon_inode:[eventfd]":
-                raise Refused(errno.EINVAL, "an interrupt's descriptor is no eventfd")
-            os.set_blocking(event, False)
-        for vector in range(start, start + count):
-            former, self._events[vector] = self._events[vector], None
-            if former is not None:
-                os.close(former)
-            if events:
-                self._events[vector] = events.pop(0)
 
     def _reset(self, message: Message) -> Reply:
         self._device().reset(ResetKind.FUNCTION)

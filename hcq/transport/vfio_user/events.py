@@ -1,0 +1,86 @@
+"""Eventfds of a client, by which it hears of interrupts. It keeps them too, and may do anything to
+them, so a write must not be trusted to return: eventfd(2) blocks where the count is at its largest
+and O_NONBLOCK is off, and that flag is of the file, the client's as much as ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+
+from hcq.errors import BadArgument
+
+_EVENTFD = "anon_inode:[eventfd]"
+
+
+class Events:
+    """The eventfds of `count` vectors, owned. Thread-safe."""
+
+    def __init__(self, count: int) -> None:
+        self._events: list[int | None] = [None] * count
+        self._lock = threading.Lock()
+        self._releasing = threading.Lock()  # while a descriptor is closed, or `release` uses it
+        self._written: int | None = None  # the descriptor that is being written to
+        self._closed = False
+
+    def assign(self, start: int, count: int, events: list[int]) -> None:
+        """Give vectors their eventfds, which are taken out of `events`; without any they are taken
+        away. BadArgument for what is no eventfd, or not one for each."""
+        if events and len(events) != count:
+            raise BadArgument(f"expected {count} descriptors for interrupts, got {len(events)}")
+        for event in events:
+            # What is no eventfd could block us, or be a file to write numbers into.
+            if os.readlink(f"/proc/self/fd/{event}") != _EVENTFD:
+                raise BadArgument("expected an eventfd as an interrupt's descriptor")
+        with self._lock:
+            for vector in range(start, start + count):
+                self._forget(vector)
+                if events and not self._closed:
+                    self._events[vector] = events.pop(0)
+
+    def _forget(self, vector: int) -> None:
+        event, self._events[vector] = self._events[vector], None
+        if event is not None:
+            with self._releasing:
+                os.close(event)
+
+    def signal(self, vector: int) -> None:
+        """Raise the count, if there is one and it can be raised."""
+        with self._lock:
+            event = self._events[vector] if vector < len(self._events) else None
+            if event is None:
+                return
+            # The client may have switched it back since the last time.
+            os.set_blocking(event, False)
+            ready = select.poll()
+            ready.register(event, select.POLLOUT)
+            if ready.poll(0):
+                # RACE: a client that fills it and has it block between here and the write holds
+                # this thread up until `release`.
+                self._written = event
+                try:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_write(event, 1)
+                finally:
+                    self._written = None
+
+    def release(self) -> None:
+        """Let a thread go on that the client holds up in `signal`: the count is taken away."""
+        with self._releasing:
+            event = self._written
+            if event is not None:
+                with contextlib.suppress(OSError):  # nothing was there, or the kernel is too old
+                    os.preadv(event, [bytearray(8)], -1, os.RWF_NOWAIT)
+
+    def close(self) -> None:
+        """Give all back; nothing is signalled any more. Idempotent."""
+        self._closed = True
+        while not self._lock.acquire(timeout=0.1):
+            self.release()
+        try:
+            for vector in range(len(self._events)):
+                self._forget(vector)
+        finally:
+            self._lock.release()
