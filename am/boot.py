@@ -229,8 +229,9 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         done = len(facts.BOOT_COMPONENTS) if psp.alive() else psp.components_done()
         try:
             load_components(units, firmware, done)
-        except FirmwareError:
-            psp.forget_components()  # from the start next time: what is noted may be wrong
+        except FirmwareError as error:
+            # From the start next time: what is noted may be wrong.
+            psp.forget_components(refused=isinstance(error, FirmwareRejected))
             raise
     with stages.stage("PSP ring"):
         psp.create_ring(destroy_first=done > 0)
@@ -324,6 +325,16 @@ def mode1_reset(units: Units) -> None:
         raise FirmwareSilent("the SMU ignores the mode1 reset", **units.smu.state())
 
 
+def debug_mode1_reset(units: Units) -> None:
+    """The same through the SMU's debug mailbox, which works while its firmware is stuck."""
+    units.ih.stop()
+    _reset_chip(units, units.smu.strike_mode1)
+    if units.psp.alive():
+        raise FirmwareSilent(
+            "the SMU ignores the mode1 reset by its debug mailbox", **units.smu.state()
+        )
+
+
 def psp_mode1_reset(units: Units) -> None:
     """The same by the PSP's secure OS, for when the SMU does not answer."""
     units.ih.stop()
@@ -334,7 +345,7 @@ def psp_mode1_reset(units: Units) -> None:
 
 def reset_whole_chip(units: Units) -> None:
     """By the SMU, else by the PSP, else from the slot; raises what the slot says."""
-    for way in (mode1_reset, psp_mode1_reset):
+    for way in (mode1_reset, debug_mode1_reset, psp_mode1_reset):
         try:
             way(units)
         except (FirmwareSilent, FirmwareRejected, NotSupported) as error:

@@ -6,6 +6,7 @@ amdgpu_amdkfd_gfx_v11.c (loading and destroying a hardware queue).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from am.gmc import QUEUE_VMID
 from am.nbio import Nbio
 from hcq.errors import FirmwareSilent, UnitTimeout
 from hcq.layout import Struct
+
+log = logging.getLogger(__name__)
 
 MEC = 1  # micro engine number of the first MEC
 _UNALIGNED = 3
@@ -200,14 +203,20 @@ class Gfx:
             gc.CP_HQD_PQ_DOORBELL_CONTROL.update(DOORBELL_EN=0)
             if not gc.CP_HQD_ACTIVE.read() & 1:
                 return True
-            if reset_waves:
-                gc.SPI_COMPUTE_QUEUE_RESET.write(RESET=1)
-            return self._dequeue(DEQUEUE_RESET_WAVES if reset_waves else DEQUEUE_DRAIN)
+            if not reset_waves:
+                return self._dequeue(DEQUEUE_DRAIN)
+        with self.safe_mode(), self.select(me=MEC, pipe=pipe, queue=queue):
+            return self._dequeue(DEQUEUE_RESET_WAVES)
 
     def _dequeue(self, request: int) -> bool:
-        """With the queue selected: ask it off and wait; whether it went."""
+        """Request the selected queue off the hardware and wait; whether it left.
+
+        ORDER: the request, then the reset of its waves (mes_v11_0.c, reset_queue_mmio).
+        """
         gc = self.chip.gc
         gc.CP_HQD_DEQUEUE_REQUEST.write(DEQUEUE_REQ=request)
+        if request == DEQUEUE_RESET_WAVES:
+            gc.SPI_COMPUTE_QUEUE_RESET.write(RESET=1)
         try:
             self.chip.wait(
                 gc.CP_HQD_ACTIVE,
@@ -290,16 +299,15 @@ class Gfx:
             self._safe_mode(_SAFE_MODE_LEAVE)
 
     def _safe_mode(self, message: int) -> None:
+        """Send the RLC a message. As in the kernel an RLC that does not answer stops no reset."""
         register = self.chip.gc.RLC_SAFE_MODE
         register.write(CMD=1, MESSAGE=message)
-        self.chip.wait(register, lambda value: not value.CMD, unit="RLC", waiting_for="safe mode")
-
-    def reset_pipe(self, pipe: int) -> None:
-        """Pulse one MEC pipe's reset; its queues are gone afterwards."""
-        register = self.chip.gc.CP_MEC_RS64_CNTL
-        register.update(**{f"MEC_PIPE{pipe}_RESET": 1})
-        time.sleep(_MICRO_PAUSE_S)
-        register.update(**{f"MEC_PIPE{pipe}_RESET": 0, f"MEC_PIPE{pipe}_ACTIVE": 1})
+        try:
+            self.chip.wait(
+                register, lambda value: not value.CMD, unit="RLC", waiting_for="safe mode"
+            )
+        except UnitTimeout as error:
+            log.warning("%s", error)
 
     def soft_reset(self) -> None:
         """Reset the command processors by GRBM; every hardware queue is gone afterwards.

@@ -27,6 +27,7 @@ _ACQUIRE_INTERVAL = 0xA
 _DMA_L2, _DMA_DATA_VALUE = 3, 2  # DMA_DATA src_sel and dst_sel
 DMA_MOST = 0x3FF_FFC0  # bytes per DMA_DATA: 26 bits of count
 _DMA_SYNC = 1 << 31
+_INHERIT_VMID = 1 << 30  # of INDIRECT_BUFFER; gfx_v11_0.c has it as a bare number
 _SIZE_ALL_LOW, _SIZE_ALL_HIGH = 0xFFFF_FFFF, 0xFF_FFFF
 
 
@@ -160,10 +161,11 @@ class Pm4(Assembler):
         self.emit(header("DMA_DATA", 6), selects | _DMA_SYNC)
 
 
-def indirect_buffer(vmid: int) -> tuple[int, int]:
-    """(header, control without the size in dwords) of the packet that runs an image."""
-    nvd = constants("nvd")
-    return header("INDIRECT_BUFFER", 3), nvd.INDIRECT_BUFFER_VALID | vmid << 24
+def indirect_buffer() -> tuple[int, int]:
+    """(header, control without the size in dwords) of the packet that runs an image in the VMID of
+    its queue: user queues inherit it (gfx_v11_0.c, ring_emit_ib_compute; libdrm's tests of user
+    queues)."""
+    return header("INDIRECT_BUFFER", 3), constants("nvd").INDIRECT_BUFFER_VALID | _INHERIT_VMID
 
 
 def fence(address: int) -> list[int]:

@@ -14,7 +14,7 @@ from am.chip import ALL_ONES, Chip
 from am.memory import Carveout
 from am.nbio import Nbio
 from am.regs import constants, structs
-from hcq.errors import FirmwareRejected, FirmwareSilent, UnitTimeout
+from hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
 from hcq.fields import RegisterValue
 from hcq.layout import Struct
 from hcq.poll import wait_until
@@ -35,6 +35,7 @@ _ERROR = 0xFF
 BOOTLOADER_LIMIT_S = 5.0
 FENCE_LIMIT_S = 5.0
 _NOTE, _COUNT = 0x75470000, 0xFF
+_REFUSED = 0xFE  # in place of a count: a component was refused
 HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start something
 
 
@@ -68,15 +69,22 @@ class Psp:
         return sign not in (0, ALL_ONES)
 
     def bootloader_failed(self) -> bool:
-        """Whether the bootloader still shows that it refused a component: only a reset helps."""
-        state = int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())
-        return bool(state & _ERROR) and state != ALL_ONES
+        """Whether the bootloader has refused a component: only a reset helps.
+
+        Where its status does not tell, the note does that the process which saw it left.
+        """
+        if int(self._note.read()) == _NOTE | _REFUSED:
+            return True
+        if not self.chip.facts.BOOTLOADER_TELLS_REFUSAL:
+            return False
+        return bool(self._refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
 
     def components_done(self) -> int:
         """How many components a process of ours handed to the bootloader before it died; 0 for a
         bootloader that is fresh. The bootloader itself does not tell, and goes on from there."""
         note = int(self._note.read())
-        return note & _COUNT if note & ~_COUNT == _NOTE else 0
+        noted = note & ~_COUNT == _NOTE and note & _COUNT != _REFUSED
+        return note & _COUNT if noted else 0
 
     def _command(self, position: int, command: int) -> None:
         """Have the bootloader take component `position`. ORDER: the note first and nothing between,
@@ -84,9 +92,9 @@ class Psp:
         self._note.write(_NOTE | position + 1)
         self.chip.mp0.MP0_SMN_C2PMSG_35.write(command)
 
-    def forget_components(self) -> None:
-        """Leave word that nothing was handed over."""
-        self._note.write(0)
+    def forget_components(self, *, refused: bool = False) -> None:
+        """Note that nothing was handed over, or that the bootloader refused something."""
+        self._note.write(_NOTE | _REFUSED if refused else 0)
 
     def load_component(self, position: int, name: str, command: int, image: bytes) -> None:
         """Hand component `position` to the bootloader; FirmwareRejected or FirmwareSilent if it is
@@ -112,27 +120,23 @@ class Psp:
         """Wait for the sign of life, which was `before`, of component `name` that was started."""
         mp0 = self.chip.mp0
 
-        def done(value: RegisterValue) -> bool:
-            refusal = mp0.MP0_SMN_C2PMSG_35.read()  # at each look: recordings of boots compare
-            if value != before:
-                return True
-            self._refused(name, refusal)
-            return False
-
         try:
             self.chip.wait(
                 mp0.MP0_SMN_C2PMSG_81,
-                done,
+                lambda value: value != before,
                 unit="PSP",
                 waiting_for="sign of life of the secure OS",
                 limit_s=self.limit_s,
             )
         except UnitTimeout as error:
-            raise self._silent(name, "sign of life", error) from error
+            raise self._failed(name, "sign of life", error) from error
 
     def _wait_bootloader(self, name: str, what: str) -> None:
+        tells = self.chip.facts.BOOTLOADER_TELLS_REFUSAL
+
         def done(value: RegisterValue) -> bool:
-            self._refused(name, value)
+            if tells and self._refusal(value):
+                raise self._refused(name, self._refusal(value))
             return value == _READY  # the full word: a dead bus has bit 31 set too
 
         try:
@@ -144,18 +148,30 @@ class Psp:
                 limit_s=self.limit_s,
             )
         except UnitTimeout as error:
-            raise self._silent(name, what, error) from error
+            raise self._failed(name, what, error) from error
 
-    def _refused(self, name: str, value: int) -> None:
-        if value & _ERROR and value != ALL_ONES:
-            raise FirmwareRejected(
-                f"the PSP bootloader refused the {name}",
-                image=name,
-                stage="bootloader",
-                status=value & _ERROR,
-            )
+    @staticmethod
+    def _refusal(status: int) -> int:
+        """The error that the bootloader's status holds, 0 without one."""
+        return 0 if status == ALL_ONES else status & _ERROR
 
-    def _silent(self, name: str, what: str, error: UnitTimeout) -> FirmwareSilent:
+    @staticmethod
+    def _refused(name: str, refusal: int) -> FirmwareRejected:
+        return FirmwareRejected(
+            f"the PSP bootloader refused the {name}",
+            image=name,
+            stage="bootloader",
+            status=refusal,
+        )
+
+    def _failed(self, name: str, what: str, error: UnitTimeout) -> FirmwareError:
+        """The error for a wait that reached its limit, a refusal where the status has one by then.
+
+        Older bootloaders may have other things in those bits, so that they end no wait early.
+        """
+        refusal = self._refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read()))
+        if refusal:
+            return self._refused(name, refusal)
         return FirmwareSilent(
             f"the PSP bootloader does not answer ({name}, {what})",
             image=name,

@@ -261,7 +261,7 @@ class ComputeQueue(RingQueue):
         super().__init__(device, f"compute {pipe}.{queue}", QueueKind.COMPUTE, doorbell)
 
     def _slot_template(self) -> Sequence[int]:
-        opcode, self._control = pm4.indirect_buffer(QUEUE_VMID)
+        opcode, self._control = pm4.indirect_buffer()
         return [opcode, 0, 0, 0, *pm4.fence(self.fence_address), *pm4.filler(4)]
 
     def _fill_slot(self, slot: list[int], address: int, words: int, number: int) -> None:

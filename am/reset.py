@@ -3,7 +3,9 @@
 Policy: which rung first, when to go on to the next. Every step is recorded in
 `device.reset_report`; nothing goes down the ladder silently. A rung counts only when every queue
 has executed something afterwards. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft reset, queue
-reset), smu_v13_0_0_ppt.c (mode1).
+reset), smu_v13_0_0_ppt.c (mode1). There is no reset of single pipes: the command processor's
+firmware of gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its
+own back).
 """
 
 from __future__ import annotations
@@ -58,9 +60,9 @@ def recover(device: AmDevice) -> None:
     rungs: list[tuple[str, Callable[[AmDevice], None]]] = [
         ("take queues off", _drain),
         ("kill waves", _kill_waves),
-        ("pipe reset", _pipe_reset),
         ("soft reset", _soft_reset),
         ("mode1 reset", _mode1),
+        ("mode1 reset by the debug mailbox", _debug_mode1),
         ("mode1 reset by the PSP", _psp_mode1),
         ("bus reset", _bus_reset),
     ]
@@ -68,7 +70,7 @@ def recover(device: AmDevice) -> None:
     if device.chip.lost():  # configuration space answers, the BARs do not: it was without power
         rungs = [("boot after power loss", _after_power_loss)]
     elif firmware_broken or device.units.smu.stuck or not _hubs_answer(device):
-        rungs = rungs[-3:]  # what is broken is not a queue
+        rungs = rungs[-4:]  # what is broken is not a queue
     for position, (name, climb) in enumerate(rungs):
         start = time.monotonic()
         try:
@@ -132,15 +134,6 @@ def _kill_waves(device: AmDevice) -> None:
     _restart_queues(device)
 
 
-def _pipe_reset(device: AmDevice) -> None:
-    """Reset the MEC pipe under each queue."""
-    for queue in device.compute_queues:
-        device.units.gfx.reset_pipe(queue.pipe)
-    for copy in device.copy_queues:
-        copy.engine.reset()
-    _restart_queues(device)
-
-
 def _soft_reset(device: AmDevice) -> None:
     """Reset the command processors and copy engines."""
     gfx = device.units.gfx
@@ -157,6 +150,12 @@ def _mode1(device: AmDevice) -> None:
     """Reset the chip through its SMU and boot it again."""
     _quiet(device)
     _boot_again(device, boot.mode1_reset)
+
+
+def _debug_mode1(device: AmDevice) -> None:
+    """The same by the SMU's debug mailbox."""
+    _quiet(device)
+    _boot_again(device, boot.debug_mode1_reset)
 
 
 def _psp_mode1(device: AmDevice) -> None:

@@ -24,12 +24,14 @@ _MTYPE_UC = 3
 _DWORD_FILL = 2
 _GREATER_EQUAL = 5
 _POLL_MEMORY = 1
-# UNSURE: 0xfff retries is what the kernel and others use for waits without end; that the engine
-# takes it as "forever" would be settled by a wait of minutes on a board.
-_RETRIES = 0xFFF
+_RETRIES = 0xFFF  # retry for ever (ROCr runtime, amd_blit_sdma.cpp)
 _INTERVAL = 10
 _WRITEBACK_TIMER = 6
 _RESP_MODE, _REDO_DELAY = 3, 9
+# L2 policies of UTCL1_PAGE: reads do not allocate, writes bypass. They are the kernel's "default"
+# (sdma_common.h, CACHE_READ_POLICY_L2__DEFAULT and CACHE_WRITE_POLICY_L2__DEFAULT; sdma_v6_0.c)
+# and tinygrad's. With 0, LRU, copied data may stay in GL2, where the host's BAR does not look.
+_READ_NO_ALLOCATE, _WRITE_BYPASS = 2, 3
 _HANG_COUNT = 1  # units of 100 ms
 _HALT_LIMIT_S = 0.1
 _MICRO_PAUSE_S = 100e-6
@@ -163,7 +165,9 @@ class Engine:
         self._set_pointers(memory)
         self.register("WATCHDOG_CNTL").update(QUEUE_HANG_COUNT=_HANG_COUNT)
         self.register("UTCL1_CNTL").update(RESP_MODE=_RESP_MODE, REDO_DELAY=_REDO_DELAY)
-        self.register("UTCL1_PAGE").update(RD_L2_POLICY=0, WR_L2_POLICY=0, LLC_NOALLOC=1)
+        self.register("UTCL1_PAGE").update(
+            RD_L2_POLICY=_READ_NO_ALLOCATE, WR_L2_POLICY=_WRITE_BYPASS, LLC_NOALLOC=1
+        )
         self.register("F32_CNTL").update(HALT=0, TH1_RESET=0)
         self.register("CNTL").update(TRAP_ENABLE=1)
         control.update(RB_ENABLE=1)

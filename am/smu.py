@@ -84,6 +84,19 @@ class Smu:
         mp1.MP1_SMN_C2PMSG_82.write(argument)
         mp1.MP1_SMN_C2PMSG_66.write(number)
 
+    @batched
+    def strike_mode1(self) -> None:
+        """Ask the debug mailbox for a reset of the whole chip, without waiting.
+
+        Firmware that is stuck takes it too. Source: Linux commit 29b1b0b06def ("use debug port for
+        mode1 reset request on smu 13&14"), which waits for no response either; smu_v13_0.c for the
+        registers; tinygrad 0.14 does the same on boards.
+        """
+        mp1 = self.chip.mp1
+        mp1.MP1_SMN_C2PMSG_54.write(0)
+        mp1.MP1_SMN_C2PMSG_53.write(0)
+        mp1.MP1_SMN_C2PMSG_75.write(self.chip.facts.SMU_DEBUG_MODE1_MESSAGE)
+
     def message_number(self, message: str) -> int:
         return self._messages[f"PPSMC_MSG_{message}"]
 
@@ -116,6 +129,7 @@ class Smu:
                 "smu_message": int(self.chip.mp1.MP1_SMN_C2PMSG_66.read()),
                 "smu_argument": int(self.chip.mp1.MP1_SMN_C2PMSG_82.read()),
                 "smu_response": int(self.chip.mp1.MP1_SMN_C2PMSG_90.read()),
+                "smu_debug_response": int(self.chip.mp1.MP1_SMN_C2PMSG_54.read()),
             }
         except DeviceLost:
             return {"smu_response": ALL_ONES}

@@ -41,7 +41,8 @@ class FaultPlan:
     psp_silent: bool = False  # the ring is read, fences are never written
     psp_ring_status: int = 0  # low 16 bits of C2PMSG_64 after ring creation
     secure_os_never: bool = False
-    smu_silent: bool = False
+    smu_silent: bool = False  # its firmware is stuck; the debug mailbox still answers
+    smu_debug_silent: bool = False
     smu_responses: dict[int, int] = field(default_factory=dict)  # message -> forced response
     mode1_ignored: bool = False  # mode1 is acknowledged and does nothing
     autoload_never: bool = False
@@ -93,5 +94,6 @@ class ChipOptions:
     # Whether the secure OS obeys GFX_CTRL_CMD_ID_MODE1_RST (psp_gfx_if.h): Linux 6.12 uses it up to
     # PSP 12 only, so a board's PSP 13 may not.
     psp_mode1: bool = False
+    debug_mode1: bool = True  # the debug mailbox of the SMU knows mode1
     launch_in_order: bool = False
     shader_core: Callable[[], ShaderCore] | None = None  # None: the core that runs gfx1100 code

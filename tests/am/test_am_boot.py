@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from am import psp
 from am.device import open_device
 from am.virtual.gpu import attach, build_chip
 from am.virtual.options import ChipOptions, FaultPlan
@@ -228,8 +229,12 @@ def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
     ],
 )
 def test_a_boot_that_fails_says_why(
-    plan: dict[str, Any], error: type[UgpuError], facts: dict[str, object]
+    plan: dict[str, Any],
+    error: type[UgpuError],
+    facts: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(psp, "BOOTLOADER_LIMIT_S", 0.3)
     chip = build_chip()
     for name, value in plan.items():
         setattr(chip.faults, name, value)
@@ -243,6 +248,20 @@ def test_a_boot_that_fails_says_why(
             check_runs(device, program, device.alloc(64), 5)
     finally:
         chip.close()
+
+
+def test_status_bits_of_an_older_bootloader_are_no_refusal(chip: Any) -> None:
+    """Below PSP 13.0.6 nothing says what the low bits of C2PMSG_35 are: the boot polls on."""
+    seen: list[int] = []
+
+    def early() -> int:
+        seen.append(chip.psp.get("MP0_SMN_C2PMSG_35"))
+        return seen[-1] | 0xF if len(seen) in (2, 3) else seen[-1]
+
+    chip.psp.on_read("MP0_SMN_C2PMSG_35", early)
+    with opened(chip) as device:
+        assert not device.warm
+    assert len(seen) > 3
 
 
 @pytest.mark.parametrize("access", [1, 5, 40, 150, 300, 500, 650, 750])

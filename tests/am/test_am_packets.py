@@ -58,7 +58,7 @@ def test_shader_registers() -> None:
 
 
 def test_indirect_buffer_and_filler() -> None:
-    assert pm4.indirect_buffer(8) == (0xC0023F00, 0x08800000)
+    assert pm4.indirect_buffer() == (0xC0023F00, 0x40800000)
     assert pm4.filler(4) == [0xC0021000, 0, 0, 0]
     assert pm4.fence(0x2000_0000_1000) == [0xC0064900, 0x528, 0x40000000, 0x1000, 0x2000, 0, 0, 0]
 

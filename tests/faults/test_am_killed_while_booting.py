@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import smu
+from am import psp, smu
 from am.device import open_device
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.bus.served import ServedChip
@@ -150,11 +150,11 @@ def dead_smu(firmware: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
     def make(*, obeys: bool) -> Iterator[tuple[Chip, str]]:
         with card(2, ChipOptions(vram=256 << 20, psp_mode1=obeys)) as (chip, socket):
             kill_at(socket, firmware, "GFX")
-            chip.faults.smu_silent = True
+            chip.faults.smu_silent = chip.faults.smu_debug_silent = True
             reset = chip.mode1_reset
 
             def cured() -> None:
-                chip.faults.smu_silent = False
+                chip.faults.smu_silent = chip.faults.smu_debug_silent = False
                 reset()
 
             monkeypatch.setattr(chip, "mode1_reset", cured)
@@ -178,10 +178,13 @@ def test_where_nothing_resets_it_the_neighbour_is_named(
             open_device("card", Attachment(transport), firmware=firmware)
 
 
-def test_a_wrong_note_is_forgotten_with_the_boot_it_spoils(firmware: Path) -> None:
+def test_a_wrong_note_is_forgotten_with_the_boot_it_spoils(
+    firmware: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed between the note and the command: one boot fails and says so, the next one resets."""
     with card(1, ChipOptions(vram=256 << 20)) as (chip, socket):
         kill_at(socket, firmware, "IH")
+        monkeypatch.setattr(psp, "BOOTLOADER_LIMIT_S", 0.2)
         chip.mm.set("MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32", 0x7547_0002)
         with pytest.raises(FirmwareRejected):
             open_device("card", Attachment(VfioUserTransport(socket)), firmware=firmware)

@@ -36,9 +36,9 @@ def chip() -> Iterator[Any]:
     [
         reset._drain,
         reset._kill_waves,
-        reset._pipe_reset,
         reset._soft_reset,
         reset._mode1,
+        reset._debug_mode1,
         reset._psp_mode1,
         reset._bus_reset,
     ],
@@ -60,6 +60,25 @@ def test_rung(chip: Any, rung: Rung, warm: bool) -> None:
             device.synchronize()
             assert out.numpy(np.uint32)[5] == index + 7
     assert chip.violations == []
+    assert [note for note in chip.notes if "RESET" in note] == []
+
+
+def test_a_stuck_smu_is_reset_by_its_debug_mailbox(chip: Any) -> None:
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out = device.alloc(64)
+        device.failure = FirmwareSilent("provoked by the test")
+        mode1 = chip.mode1_reset
+
+        def cured() -> None:
+            chip.faults.smu_silent = False
+            mode1()
+
+        chip.mode1_reset = cured
+        chip.faults.smu_silent = True
+        device.reset()
+        report = [(step.name, step.worked) for step in device.reset_report]
+        assert report == [("mode1 reset", False), ("mode1 reset by the debug mailbox", True)]
+        check_runs(device, program, out, 5)
 
 
 def test_the_mildest_rung_that_works_is_taken(chip: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,6 +108,7 @@ def test_a_deaf_smu_needs_the_slot(chip: Any) -> None:
         report = [(step.name, step.worked) for step in device.reset_report]
         assert report == [
             ("mode1 reset", False),
+            ("mode1 reset by the debug mailbox", False),
             ("mode1 reset by the PSP", False),
             ("bus reset", True),
         ]

@@ -135,6 +135,9 @@ BOOT_COMPONENTS = (
     ("RAS driver", 0xE0000, 10),
     ("secure OS", 0x20000, 1),
 )
+# Whether the bootloader shows a refused component in the low bits of C2PMSG_35 at once: from PSP
+# 13.0.6 on (Linux 6.12 psp_v13_0.c, wait_for_bootloader).
+BOOTLOADER_TELLS_REFUSAL = False
 # Images sent by LOAD_IP_FW after the TMR, in order: (psp_gfx_fw_type, name of the part in our
 # parsed set). Order of a recorded transcript of an existing user-space driver; RLC_G last (Linux
 # 6.12 amdgpu_psp.c).
@@ -158,6 +161,10 @@ SMU_FIRMWARE = (18, "smu")  # before the TMR on MP0 13.0.0 (Linux 6.12 amdgpu_ps
 SMU_DRIVER_IF_VERSION = 0x3D  # Linux 6.12 smu13_driver_if_v13_0_0.h; another only warns
 SMU_MODE1_SINCE = 0x4E2900  # firmware 78.41 (smu_v13_0_0_ppt.c)
 SMU_MODE1_MESSAGE = 0x2F  # PPSMC_MSG_Mode1Reset, smu_v13_0_0_ppsmc.h
+# DEBUGSMC_MSG_Mode1Reset (Linux commit 29b1b0b06def, tinygrad 0.14); the header of Linux 6.12 calls
+# message 2 GetDebugData. UNSURE: that firmware of that age answers and does not reset; a board with
+# an SMU older than 78.100 would settle it.
+SMU_DEBUG_MODE1_MESSAGE = 2
 # SMN address of MP1_FIRMWARE_FLAGS, bit 0: the SMU's firmware listens (smu_v13_0_check_fw_status).
 SMU_FIRMWARE_FLAGS = 0x03B00000 | 0x03010024
 MODE1_QUIET_S = 0.5  # no MMIO this long after mode1 (Linux 6.12 smu_v13_0.c)

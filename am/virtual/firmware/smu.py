@@ -26,6 +26,10 @@ _TABLE_ALIGNMENT = 256
 _FIRMWARE_FLAGS, _INTERRUPTS = (0x03B0_0000 | 0x0301_0024) >> 2, 1
 _POWER_LIMITS = range(100, 340)  # watts
 
+# Message 2 of the debug mailbox: DEBUGSMC_MSG_Mode1Reset (Linux commit 29b1b0b06def, tinygrad 0.14)
+# in today's firmware, GetDebugData in the header of Linux 6.12.
+_DEBUG_MODE1 = 2
+
 # Messages that are accepted without an effect that this model shows.
 _ACCEPTED = """
     UseDefaultPPTable SetWorkloadMask AllowGfxOff DisallowGfxOff NotifyPowerSource
@@ -107,7 +111,7 @@ class Smu(Block):
         }
         self._debug_handlers: dict[int, Callable[[int], Answer]] = {
             names.DEBUGSMC_MSG_TestMessage: lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
-            names.DEBUGSMC_MSG_GetDebugData: lambda _: (_OK, 0),
+            _DEBUG_MODE1: self._mode1 if chip.options.debug_mode1 else lambda _: (_OK, 0),
             names.DEBUGSMC_MSG_DebugDumpExit: lambda _: (0xFB, None),
         }
         chip.space.on_read_at(_FIRMWARE_FLAGS, lambda: _INTERRUPTS if self.running else 0)
@@ -138,7 +142,7 @@ class Smu(Block):
         argument = self.get(box.argument)
         self.messages.append((message, argument))
         del self.messages[:-1000]
-        if not self.running or self.chip.faults.smu_silent:
+        if not self.running or self._silent(box):
             return
         if box in self._pending:
             self.chip.violation(f"SMU: message {message:#x} while another is under way; it is lost")
@@ -150,9 +154,13 @@ class Smu(Block):
             self.chip.options.delays.smu_message, lambda: self._answer(box, message, argument)
         )
 
+    def _silent(self, box: _Mailbox) -> bool:
+        faults = self.chip.faults
+        return faults.smu_debug_silent if box is _DEBUG else faults.smu_silent
+
     def _answer(self, box: _Mailbox, message: int, argument: int) -> None:
         self._pending.discard(box)
-        if self.chip.faults.smu_silent:
+        if self._silent(box):
             return
         forced = self.chip.faults.smu_responses.get(message) if box is _MAIN else None
         if forced is not None:

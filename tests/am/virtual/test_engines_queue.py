@@ -284,6 +284,25 @@ def test_a_hung_queue_leaves_only_by_resetting_waves(ready: Bench, words: list[i
     assert ready.dword(DATA) == 8
 
 
+def test_waves_are_reset_after_the_dequeue_and_in_safe_mode(ready: Bench) -> None:
+    ready.submit(FOREVER, wait=False)
+    ready.wait(ready.asleep)
+    ready.set("RLC_SAFE_MODE", 3)
+    ready.advance(1)
+    dequeue(ready, 2)
+    ready.set("SPI_COMPUTE_QUEUE_RESET", 1)
+    ready.wait(ready.gone)
+    assert [note for note in ready.chip.notes if "SPI_COMPUTE" in note] == []
+    ready.set("RLC_SAFE_MODE", 1)
+    ready.advance(1)
+    ready.activate()
+    ready.set("SPI_COMPUTE_QUEUE_RESET", 1)
+    assert [note.partition("SPI_COMPUTE_QUEUE_RESET ")[2] for note in ready.chip.notes[-2:]] == [
+        "before DEQUEUE_REQUEST 2",
+        "outside RLC safe mode",
+    ]
+
+
 def test_pipe_reset_takes_the_queues_of_that_pipe_alone(bench: Bench) -> None:
     bench.start_mec()
     bench.activate(pipe=1, doorbell=8)

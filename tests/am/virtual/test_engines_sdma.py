@@ -170,6 +170,17 @@ def test_doorbells_must_match_and_be_enabled(bench: Bench) -> None:
         assert not engine.doorbell(SDMA_DOORBELL_DWORD, 16)
 
 
+def test_caching_that_no_proven_driver_sets_is_noted(bench: Bench) -> None:
+    bench.set("SDMA0_F32_CNTL", 1)
+    bench.set("SDMA0_UTCL1_PAGE", 2 << 12 | 3 << 14)
+    bench.chip.notes.clear()
+    bench.set("SDMA0_F32_CNTL", 0)
+    assert bench.chip.notes == []
+    bench.set("SDMA0_UTCL1_PAGE", 0)
+    bench.set("SDMA0_F32_CNTL", 0)
+    assert "L2 policies 0 (read) and 0 (write)" in bench.chip.notes[-1]
+
+
 def test_a_halted_or_frozen_engine_waits(clean: Bench) -> None:
     clean.set("SDMA0_F32_CNTL", 1)
     clean.sdma(fence(DATA, 1), wait=False)

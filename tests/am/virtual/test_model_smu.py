@@ -111,11 +111,20 @@ def test_the_debug_mailbox_answers_on_its_own_registers(card: Bench) -> None:
     card.write(card.smu(75), 1)
     card.pass_time()
     assert (card.read(card.smu(54)), card.read(card.smu(53))) == (1, 7)
-    # Message 2 is GetDebugData on this chip, not a reset as on others.
-    card.write(card.smu(54), 0)
-    card.write(card.smu(75), 2)
-    card.pass_time()
-    assert card.read(card.psp(81)) != 0
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_mode1_by_the_debug_mailbox(knows: bool) -> None:
+    """Firmware that is stuck obeys; older firmware takes message 2 for GetDebugData."""
+    with bench(debug_mode1=knows) as card:
+        card.boot()
+        card.chip.faults.smu_silent = True
+        card.write(card.smu(54), 0)
+        card.write(card.smu(75), 2)
+        card.pass_time(0.0001)
+        assert card.read(card.smu(54)) == 1
+        card.pass_time(0.001)
+        assert (card.read(0xDE3) == 0xFFFFFFFF) is knows
 
 
 def test_silence_and_forced_answers(card: Bench) -> None:

@@ -231,6 +231,10 @@ class Mec(Block):
     def _reset_waves(self, value: int) -> None:
         slot = self._selected("SPI_COMPUTE_QUEUE_RESET", value)
         if value & 1 and slot is not None and slot.active is not None:
+            if slot.values.get("CP_HQD_DEQUEUE_REQUEST", 0) & 0xF != 2:  # mes_v11_0.c, gfx_v11_0.c
+                self.chip.note(f"{slot.name}: SPI_COMPUTE_QUEUE_RESET before DEQUEUE_REQUEST 2")
+            if not self.gfx.rlc.safe:
+                self.chip.note(f"{slot.name}: SPI_COMPUTE_QUEUE_RESET outside RLC safe mode")
             slot.active.abort.set()
 
     def _reset_vmids(self, value: int) -> None:

@@ -21,12 +21,16 @@ ADDRESS_CONFIG = 0x545
 
 
 class Rlc(Block):
-    """`booted` once AUTOLOAD_RLC has brought all graphics firmware up; lost with the GFX block."""
+    """`booted` once AUTOLOAD_RLC has brought all graphics firmware up; lost with the GFX block.
+
+    safe: the driver has put it into safe mode.
+    """
 
     def __init__(self, gfx: Gfx) -> None:
         super().__init__(gfx.chip, "gc")
         self.booted = False
         self.loading = False
+        self.safe = False
         self._count = 0
         self.on_read("RLC_RLCS_BOOTLOAD_STATUS", self._bootload_status)
         self.on_read("CP_STAT", self._cp_stat)
@@ -41,6 +45,7 @@ class Rlc(Block):
         """Forget the firmware: the next AUTOLOAD_RLC starts over."""
         self.booted = False
         self.loading = False
+        self.safe = False
         self.set("RLC_CNTL", 1)
 
     def autoload(self) -> None:
@@ -74,6 +79,7 @@ class Rlc(Block):
 
     def _acknowledge(self) -> None:
         mode = self.fields("RLC_SAFE_MODE")
+        self.safe = bool(mode.MESSAGE & 1)
         self.set("RLC_SAFE_MODE", CMD=0, RESPONSE=mode.MESSAGE)
 
     def _capture(self, value: int) -> None:

@@ -31,6 +31,9 @@ POWER_ON = {
     "F32_CNTL": 0x08084001,
 }
 QUEUES = 8
+# UTCL1_PAGE.RD_L2_POLICY and WR_L2_POLICY of proven drivers: NOA and BYPASS, which sdma_common.h
+# calls the defaults. There is no GL2 here whose stale lines would show.
+L2_POLICIES = (2, 3)
 
 
 class Sdma(Block):
@@ -124,6 +127,12 @@ class Sdma(Block):
     def _f32_control(self, value: int) -> None:
         self._halted = bool(value & 1)
         if not self._halted:
+            page = self.value("UTCL1_PAGE")
+            if (page.RD_L2_POLICY, page.WR_L2_POLICY) != L2_POLICIES:
+                self.chip.note(
+                    f"SDMA{self.instance} runs with L2 policies {page.RD_L2_POLICY} (read) and "
+                    f"{page.WR_L2_POLICY} (write), not {L2_POLICIES[0]} and {L2_POLICIES[1]}"
+                )
             self._wake()
 
     def _wake(self) -> None:
