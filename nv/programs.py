@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
-_ALL_SMS = 0x1FF  # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C.MAX_SM_COUNT: no limit
+# SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no limit in MAX_SM_COUNT, 0 in the GPC counts that
+# Hopper's class adds, as on boards Mesa's NVK (nvk_queue.c) and tinygrad's ops_nv.py have it.
+_ALL_SMS = 0xFF
 _TARGET = re.compile(rb"^\s*\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$%]+)\s*(\[\d*\])?\s*$")

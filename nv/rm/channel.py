@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from hcq.errors import UgpuError
 from hcq.memory import Placement
 from nv import abi
+from nv.rm.contexts import ContextRange
 from nv.rm.gpu import Gpu
 from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
 
 ENTRIES = 1024  # of the ring; a power of two
+# Newest first, the order of the driver's own clients (nvidia-push-init.c, gpFifoDmaClasses): of the
+# two of Blackwell that a GB202 offers, it takes B.
 GPFIFO_CLASSES = (
     "BLACKWELL_CHANNEL_GPFIFO_B",
     "BLACKWELL_CHANNEL_GPFIFO_A",
@@ -28,7 +31,6 @@ GPFIFO_CLASSES = (
     "AMPERE_CHANNEL_GPFIFO_A",
     "TURING_CHANNEL_GPFIFO_A",
 )
-_RESOURCES_SIZE = 64 << 20  # addresses that UVM may map a channel's context buffers to
 _NOTIFICATION = struct.Struct("<QIHH")  # timeStamp, info32, info16, status
 _ERROR_STATUS = 0xFFFF
 
@@ -95,7 +97,7 @@ class ChannelMemory:
             self.userd = self._take(
                 gpu, abi.userd().size, Placement.DEVICE, Region.DEVICE, reachable=True
             )
-            self.notifier = self._take(gpu, 4096, Placement.HOST, Region.HOST)
+            self.notifier = self._take(gpu, 4096, Placement.HOST, Region.HOST, notifier=True)
         except BaseException:
             self.close()
             raise
@@ -110,8 +112,9 @@ class ChannelMemory:
         region: Region,
         *,
         reachable: bool | None = None,
+        notifier: bool = False,
     ) -> Memory:
-        memory = allocate(gpu, size, placement, region, reachable=reachable)
+        memory = allocate(gpu, size, placement, region, reachable=reachable, notifier=notifier)
         self.parts.append(memory)
         return memory
 
@@ -175,8 +178,8 @@ class Channel:
         self.handle = client.allocate(group.handle, gpu.choose(GPFIFO_CLASSES), parameters)
         self.objects = {number: self._object(number, group) for number in objects}
         self.token = 0
-        self.resources = 0
-        self._register()
+        self.contexts: ContextRange | None = None
+        self._register(group)
 
     def start(self) -> None:
         """Learn the doorbell's token, once the group is scheduled: it names the runlist, which a
@@ -201,10 +204,11 @@ class Channel:
             )
         return client.allocate(self.handle, number, block)
 
-    def _register(self) -> None:
-        """Tell UVM, which maps the context's buffers and handles the channel's faults."""
+    def _register(self, group: Group) -> None:
+        """Register with UVM, which maps the context's buffers and handles the channel's faults."""
         gpu, uvm = self.gpu, self.gpu.session.space
-        self.resources = gpu.session.reserve(Region.DEVICE, _RESOURCES_SIZE, 2 << 20)
+        graphics = group.engine == gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        self.contexts = gpu.contexts.take(self.handle if graphics else 0)
         try:
             uvm.call(
                 "UVM_REGISTER_CHANNEL",
@@ -212,18 +216,18 @@ class Channel:
                 rmCtrlFd=gpu.client.control_file,
                 hClient=gpu.client.root,
                 hChannel=self.handle,
-                base=self.resources,
-                length=_RESOURCES_SIZE,
+                base=self.contexts.base,
+                length=self.contexts.size,
             )
         except BaseException:
-            gpu.session.give_back(Region.DEVICE, self.resources)
-            self.resources = 0
+            gpu.contexts.leave(self.contexts)
+            self.contexts = None
             raise
 
     def close(self) -> None:
         """Leave UVM; the object goes with its group. Raises nothing that the driver says."""
         gpu, uvm = self.gpu, self.gpu.session.space
-        if not self.resources:
+        if self.contexts is None:
             return
         with contextlib.suppress(UgpuError):
             uvm.call_known(  # no gpuUuid since branch 595
@@ -232,5 +236,5 @@ class Channel:
                 hClient=gpu.client.root,
                 hChannel=self.handle,
             )
-        gpu.session.give_back(Region.DEVICE, self.resources)
-        self.resources = 0
+        gpu.contexts.leave(self.contexts)
+        self.contexts = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hcq.errors import AccessDenied, DeviceNotFound, DriverRefused, NotSupported, UgpuError
 from hcq.transport.node import NodeMapping
 from nv.rm.client import address_of
+from nv.rm.contexts import ContextRanges
 from nv.rm.mig import Instance, enter_instance
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# The address space: all but the first page, as tinygrad's ops_nv.py asks for on boards of Ampere to
+# Blackwell (nvos.h: a size of 0 takes the driver's default). 49 bits are what every MMU has.
+_VA_BASE, _VA_SIZE = 0x1000, 0x1_FFFF_FB00_0000
 USERMODE_SIZE = 0x10000  # NVC361_NV_USERMODE__SIZE
 _DOORBELL, _TIME_HIGH = 0x90, 0x84  # NVC361_NOTIFY_CHANNEL_PENDING, NVC361_TIME_1
 _ALL_ONES = 0xFFFF_FFFF
@@ -43,6 +47,7 @@ class Gpu:
         self.closed = False
         self.device = self.subdevice = 0
         self.memories: dict[Memory, None] = {}  # in the order they were made: closed in it too
+        self.contexts = ContextRanges(self)
         self.file: int | None = None
         self.window: NodeMapping | None = None
         self.instance: Instance | None = None
@@ -168,7 +173,9 @@ class Gpu:
         self.address_space = client.allocate(
             self.device,
             "FERMI_VASPACE_A",
-            client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new(flags=flags),
+            client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new(
+                flags=flags, vaBase=_VA_BASE, vaSize=_VA_SIZE
+            ),
         )
         uvm.call(
             "UVM_REGISTER_GPU_VASPACE",
@@ -228,6 +235,7 @@ class Gpu:
                 uvm = self.session.space
                 uvm.call("UVM_UNREGISTER_GPU_VASPACE", gpuUuid=uvm.uuid(self.uuid))
                 uvm.call("UVM_UNREGISTER_GPU", gpu_uuid=uvm.uuid(self.uuid))
+        self.contexts.close()
         with contextlib.suppress(UgpuError):
             if self.device:
                 self.client.free(self.client.root, self.device)

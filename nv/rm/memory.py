@@ -61,12 +61,19 @@ class Memory:
 
 
 def allocate(
-    gpu: Gpu, size: int, placement: Placement, region: Region, *, reachable: bool | None = None
+    gpu: Gpu,
+    size: int,
+    placement: Placement,
+    region: Region,
+    *,
+    reachable: bool | None = None,
+    notifier: bool = False,
 ) -> Memory:
     """Allocate at least `size` bytes and map them for the GPU.
 
-    reachable: whether the host maps them too; default: HOST memory only. OutOfMemory when the GPU,
-    the host or the address space is used up; then nothing is left behind.
+    reachable: whether the host maps them too; default: HOST memory only. notifier: HOST memory that
+    the kernel driver writes errors to. OutOfMemory when the GPU, the host or the address space is
+    used up; then nothing is left behind.
     """
     session = gpu.session
     huge = placement is Placement.DEVICE and size >= HUGE_PAGE
@@ -77,7 +84,7 @@ def allocate(
     handle = 0
     mapping = None
     try:
-        handle = _allocate_object(gpu, whole, page, placement)
+        handle = _allocate_object(gpu, whole, page, placement, notifier=notifier)
         if reachable or (reachable is None and placement is Placement.HOST):
             path = CONTROL_NODE if placement is Placement.HOST else gpu.path
             mapping = session.client.map(gpu.device, handle, whole, path)
@@ -98,7 +105,9 @@ def allocate(
     return memory
 
 
-def _allocate_object(gpu: Gpu, size: int, page: int, placement: Placement) -> int:
+def _allocate_object(
+    gpu: Gpu, size: int, page: int, placement: Placement, *, notifier: bool
+) -> int:
     """The allocation alone: its handle."""
     client = gpu.session.client
     number = client.constants
@@ -125,7 +134,8 @@ def _allocate_object(gpu: Gpu, size: int, page: int, placement: Placement) -> in
             more |= field("ATTR2_PAGE_SIZE_HUGE", "2MB")
     parameters = client.structs.NV_MEMORY_ALLOCATION_PARAMS.new(
         owner=client.root,
-        type=number.NVOS32_TYPE_IMAGE,
+        # A notifier gets a mapping in the kernel (system_mem.c), which writes through it.
+        type=number.NVOS32_TYPE_NOTIFIER if notifier else number.NVOS32_TYPE_IMAGE,
         flags=flags,
         attr=attributes,
         attr2=more,

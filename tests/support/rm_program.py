@@ -282,7 +282,7 @@ class RmProgram:
         ).workSubmitToken
         self.uvm_uuid(
             "UVM_REGISTER_CHANNEL", "gpuUuid", rmCtrlFd=self.ctl, hClient=self.client,
-            hChannel=self.channel, base=0x20_0000_0000, length=32 << 20,
+            hChannel=self.channel, base=0x20_0000_0000, length=1 << 30,
         )  # fmt: skip
         usermode, _ = self.alloc(self.subdevice, self.facts.usermode_class)
         self.doorbell = self.cpu_map(usermode, 64 << 10)

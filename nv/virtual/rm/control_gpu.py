@@ -11,7 +11,9 @@ from typing import Any
 
 from hcq.layout import Struct
 from nv.virtual.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
+from nv.virtual.rm.channels import ChannelObject, ComputeObject
 from nv.virtual.rm.classes import classes_of
+from nv.virtual.rm.contexts import buffers_of
 from nv.virtual.rm.resources import Device, Subdevice, need_gpu
 from nv.virtual.rm.text import set_text
 from nv.virtual.status import RmError, Status, require
@@ -249,6 +251,15 @@ def _page_size(sub: Subdevice, params: Struct) -> None:
     params.maxSupportedPageSize = 2 << 20
 
 
+def _context_size(sub: Subdevice, params: Struct) -> None:
+    channel = sub.client.find(params.hChannel, Status.INVALID_CHANNEL)
+    if not isinstance(channel, ChannelObject):
+        raise RmError(Status.INVALID_CHANNEL, f"{channel!r} is not a channel")
+    graphics = any(isinstance(child, ComputeObject) for child in channel.children.values())
+    require(graphics, Status.INVALID_CHANNEL, "the channel has no graphics context")
+    params.totalBufferSize = sum(buffer.size for buffer in buffers_of(channel.gpu.facts))
+
+
 # Any: controls differ in the object that takes them
 HANDLERS: dict[str, Any] = {
     "NV0080_CTRL_CMD_GPU_GET_CLASSLIST": _class_list,
@@ -264,6 +275,7 @@ HANDLERS: dict[str, Any] = {
     "NV2080_CTRL_CMD_GPU_GET_ACTIVE_PARTITION_IDS": _active_partitions,
     "NV2080_CTRL_CMD_GPU_GET_MAX_SUPPORTED_PAGE_SIZE": _page_size,
     "NV2080_CTRL_CMD_MC_GET_ARCH_INFO": _architecture,
+    "NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE": _context_size,
     "NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER": _sm_order,
     "NV2080_CTRL_CMD_PERF_BOOST": _boost,
     "NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE": _flush,

@@ -19,6 +19,7 @@ from nv.virtual.rm.objects import Client, RmObject
 from nv.virtual.rm.resources import VaSpace
 from nv.virtual.status import RmError, Status, require
 from nv.virtual.uvm.calls import Calls
+from nv.virtual.uvm.contexts import ContextBuffers
 from nv.virtual.uvm.ranges import ExternalRanges
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class UvmFile:
         self.channels: dict[tuple[int, int], tuple[bytes, ChannelObject]] = {}
         self.peers: set[frozenset[bytes]] = set()
         self.ranges = ExternalRanges(self)
+        self.contexts = ContextBuffers(self.ranges)
         self.watchers: list[ToolsFile] = []
         self._file_closed = False
         handlers: dict[str, Callable[[Struct], None]] = {
@@ -203,6 +205,7 @@ class UvmFile:
     def _drop_space(self, uuid: bytes) -> None:
         for key, (owner, channel) in list(self.channels.items()):
             if owner == uuid:
+                self.contexts.unmap(channel)
                 channel.on_fault = None
                 channel.channel.stop()
                 channel.runlist.pause(channel.channel)
@@ -225,6 +228,8 @@ class UvmFile:
         require(
             known is None or known[1] is not channel, Status.INVALID_CHANNEL, "registered already"
         )
+        if known is not None:
+            self.contexts.unmap(known[1])
         graphics = any(isinstance(child, ComputeObject) for child in channel.children.values())
         if graphics:
             base, length = block.base, block.length
@@ -232,7 +237,7 @@ class UvmFile:
             require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length:#x} bytes")
             limit = 1 << gpu.form.address_bits
             require(base + length <= limit, Status.OUT_OF_RANGE, f"{base:#x}, {length:#x} bytes")
-            require(length >= 1 << 20, Status.INVALID_ADDRESS, "no room for context buffers")
+            self.contexts.map(channel, uuid, base, length)
             channel.contexts_mapped = True
         self.channels[key] = (uuid, channel)
         channel.on_fault = lambda fault: self.record(gpu, fault)
@@ -241,6 +246,7 @@ class UvmFile:
         found = self.channels.pop((block.hClient, block.hChannel), None)
         if found is None:
             raise RmError(Status.INVALID_CHANNEL, f"{block.hChannel:#x} is not registered")
+        self.contexts.unmap(found[1])
         found[1].on_fault = None
         found[1].channel.stop()
         found[1].runlist.pause(found[1].channel)

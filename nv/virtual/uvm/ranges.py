@@ -39,11 +39,13 @@ class _Mapping:
 
 @dataclass(eq=False)
 class Range:
-    """Reserved addresses. mappings: by the UUID of the GPU they are for."""
+    """Reserved addresses. mappings: by the UUID of the GPU they are for. context: holds a context
+    buffer, which no call names."""
 
     base: int
     length: int
     mappings: dict[bytes, list[_Mapping]] = field(default_factory=dict)
+    context: bool = False
 
 
 class ExternalRanges:
@@ -65,13 +67,34 @@ class ExternalRanges:
         insort(self._bases, base)
         self._ranges[base] = Range(base, length)
 
+    def place(self, base: int, end: int, length: int, align: int) -> Range:
+        """Reserve the first free place in [base, end) for a context buffer."""
+        start = -(-base // align) * align
+        for taken in self._bases:
+            found = self._ranges[taken]
+            if taken + found.length > start and taken < start + length:
+                start = -(-(taken + found.length) // align) * align
+        if start + length > end:
+            raise RmError(
+                Status.INVALID_ADDRESS,
+                f"[{base:#x}, {end:#x}) has no room for a context buffer of {length:#x} bytes",
+            )
+        insort(self._bases, start)
+        made = self._ranges[start] = Range(start, length, context=True)
+        return made
+
+    def drop(self, found: Range) -> None:
+        """The addresses are free again."""
+        self._bases.remove(found.base)
+        del self._ranges[found.base]
+
     def containing(self, base: int, length: int) -> Range:
         """The range that all of [base, base + length) lies in."""
         _check(base, length)
         index = bisect_right(self._bases, base) - 1
         if index >= 0:
             found = self._ranges[self._bases[index]]
-            if base + length <= found.base + found.length:
+            if base + length <= found.base + found.length and not found.context:
                 return found
         raise RmError(Status.INVALID_ADDRESS, f"{base:#x}, {length:#x} bytes: no external range")
 
@@ -165,7 +188,7 @@ class ExternalRanges:
     def free(self, base: int, length: int | None) -> None:
         """Give a whole range back. Branches up to 580 also name its length."""
         found = self._ranges.get(base)
-        if found is None:
+        if found is None or found.context:
             raise RmError(Status.INVALID_ADDRESS, f"no range starts at {base:#x}")
         if length is not None and length != found.length:
             raise RmError(
@@ -173,8 +196,7 @@ class ExternalRanges:
             )
         for uuid in list(found.mappings):
             self.unmap(found, uuid, found.base, found.length)
-        self._bases.remove(base)
-        del self._ranges[base]
+        self.drop(found)
 
     def unmap_gpu(self, uuid: bytes) -> None:
         """A GPU's space goes, and all its mappings."""
@@ -193,12 +215,13 @@ class ExternalRanges:
                         self.unmap(found, uuid, piece.base, piece.length)
 
     def close(self) -> None:
-        """Give everything back."""
-        for base in list(self._ranges):
-            self.free(base, None)
+        """Give everything back but context buffers, which go with their channels."""
+        for base, found in list(self._ranges.items()):
+            if not found.context:
+                self.free(base, None)
 
     def __len__(self) -> int:
-        return len(self._ranges)
+        return sum(not found.context for found in self._ranges.values())
 
 
 def _check(base: int, length: int) -> None:

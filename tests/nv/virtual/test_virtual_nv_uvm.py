@@ -225,7 +225,7 @@ def test_channels_register_after_their_objects(program: RmProgram) -> None:
     with pytest.raises(StatusError) as error:
         program.uvm_uuid(
             "UVM_REGISTER_CHANNEL", "gpuUuid", hClient=program.client, hChannel=program.channel,
-            base=0x20_0000_0000, length=32 << 20,
+            base=0x20_0000_0000, length=1 << 30,
         )  # fmt: skip
     assert refused(error) is Status.INVALID_CHANNEL, "registered already"
 
@@ -279,3 +279,32 @@ def test_peers_reach_each_others_memory() -> None:
         video = program.machine.gpus[1].memory
         offset = translated(program, base).host - video.base
         assert np.frombuffer(video.view[offset + 64 : offset + 4160], np.uint8).tobytes() == data
+
+
+def test_context_buffers_need_their_place(program: RmProgram) -> None:
+    """H100-class parts save more than 64 MiB of registers and shared memory when they preempt."""
+    program.open_channel()
+    size = program.control(
+        program.subdevice, "NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE", hChannel=program.channel
+    ).totalBufferSize
+    assert 64 << 20 < size < 1 << 30
+    names = {"hClient": program.client, "hChannel": program.channel}
+    program.uvm_uuid("UVM_UNREGISTER_CHANNEL", "gpuUuid", **names)
+    with pytest.raises(StatusError) as error:
+        program.uvm_uuid(
+            "UVM_REGISTER_CHANNEL", "gpuUuid", **names, base=0x30_0000_0000, length=64 << 20
+        )
+    assert refused(error) is Status.INVALID_ADDRESS
+    assert "context buffer" in program.machine.refused[-1]
+    program.uvm_call("UVM_CREATE_EXTERNAL_RANGE", base=0x30_0000_0000, length=TWO_MB)
+    program.uvm_uuid(
+        "UVM_REGISTER_CHANNEL", "gpuUuid", **names, base=0x30_0000_0000, length=1 << 30
+    )
+    with pytest.raises(StatusError) as error:
+        program.uvm_call("UVM_CREATE_EXTERNAL_RANGE", base=0x30_0020_0000, length=TWO_MB)
+    assert refused(error) is Status.UVM_ADDRESS_IN_USE
+    with pytest.raises(StatusError) as error:
+        program.uvm_call("UVM_FREE", base=0x30_0020_0000, length=1 << 20)
+    assert refused(error) is Status.INVALID_ADDRESS
+    program.uvm_uuid("UVM_UNREGISTER_CHANNEL", "gpuUuid", **names)
+    program.uvm_call("UVM_CREATE_EXTERNAL_RANGE", base=0x30_0020_0000, length=TWO_MB)

@@ -1,0 +1,82 @@
+"""Addresses for the context buffers that UVM maps when a channel registers.
+
+Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_user_channel.c: each buffer takes
+the first free place of [base, base + length) (INVALID_ADDRESS if there is none), a buffer that
+channels share stays in the range of the first of them until the last has gone. So a range that was
+given once holds no other memory as long as the GPU's address space lives.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hcq.errors import AccessDenied, DriverRefused, NotSupported
+from nv.rm.session import Region
+
+if TYPE_CHECKING:
+    from nv.rm.gpu import Gpu
+
+log = logging.getLogger(__name__)
+
+_ALIGN = 2 << 20
+_LEAST = 1 << 30  # addresses cost nothing
+# Preempting a kernel saves registers and shared memory of every SM: 256 KiB and up to 228 KiB
+# (CUDA C++ Programming Guide 12.9, "Compute Capabilities"); half of the estimate is reserve.
+_PER_SM = 1 << 20
+_RESERVE = 4  # times what is needed: alignment, and buffers that another channel left in the range
+
+
+@dataclass(frozen=True)
+class ContextRange:
+    """Addresses for one channel's registration. size: bytes."""
+
+    base: int
+    size: int
+
+
+class ContextRanges:
+    """The ranges of a GPU's address space. `close` gives the addresses back."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._all: list[ContextRange] = []
+        self._unused: list[ContextRange] = []
+
+    def take(self, channel: int) -> ContextRange:
+        """A range for a channel that has its objects; `leave` ends the use.
+
+        channel: its handle where it has a graphics context, else 0: it needs no buffers.
+        """
+        size = max(_LEAST, _RESERVE * (self._needed(channel) if channel else 0))
+        size = -(-size // _ALIGN) * _ALIGN
+        for found in self._unused:
+            if found.size >= size:
+                self._unused.remove(found)
+                return found
+        made = ContextRange(self._gpu.session.reserve(Region.DEVICE, size, _ALIGN), size)
+        self._all.append(made)
+        return made
+
+    def leave(self, found: ContextRange) -> None:
+        """The channel has unregistered; its range serves other channels only."""
+        self._unused.append(found)
+
+    def _needed(self, channel: int) -> int:
+        """Bytes of the channel's buffers: what the driver reports, or an estimate."""
+        gpu = self._gpu
+        try:
+            found = gpu.client.ask(
+                gpu.subdevice, "NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE", hChannel=channel
+            )
+        except (DriverRefused, AccessDenied, NotSupported) as error:
+            log.debug("%s: size of the context buffers: %s", gpu.path, error)
+            return gpu.sm_count * _PER_SM
+        return int(found.totalBufferSize)
+
+    def close(self) -> None:
+        """Give all addresses back, once the address space has gone; idempotent."""
+        for found in self._all:
+            self._gpu.session.give_back(Region.DEVICE, found.base)
+        self._all, self._unused = [], []

@@ -1,0 +1,92 @@
+"""What the driver gives a channel: addresses for context buffers, a notifier, an address space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hcq.layout import Struct
+from hcq.memory import Placement
+from hcq.queue import QueueKind
+from nv.rm.client import RmClient
+from nv.rm.memory import allocate
+from nv.rm.session import Region
+from tests.support.nv_machine import opened, powered, work
+
+
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, Struct | None]]:
+    """Every object that the driver allocates from now on: its class and block."""
+    seen: list[tuple[object, Struct | None]] = []
+    real = RmClient.allocate
+
+    # Any: as RmClient.allocate
+    def watching(self: RmClient, parent: int, kind: Any, block: Struct | None = None) -> int:
+        seen.append((kind, block))
+        return real(self, parent, kind, block)
+
+    monkeypatch.setattr(RmClient, "allocate", watching)
+    return seen
+
+
+def blocks(seen: list[tuple[object, Struct | None]], kind: str) -> list[Struct]:
+    return [block for name, block in seen if name == kind and block is not None]
+
+
+def test_the_error_notifier_is_a_notifier(allocated: list[tuple[object, Struct | None]]) -> None:
+    """The kernel driver maps system memory of this type for itself, and no other."""
+    with powered() as machine, opened(machine) as device:
+        number = device.gpu.client.constants
+        kinds = [block.type for block in blocks(allocated, "NV01_MEMORY_SYSTEM")]
+        assert kinds.count(number.NVOS32_TYPE_NOTIFIER) == len(device.all_queues)
+        assert all(
+            block.type == number.NVOS32_TYPE_IMAGE
+            for block in blocks(allocated, "NV01_MEMORY_LOCAL_USER")
+        )
+
+
+def test_the_address_space_has_its_size(allocated: list[tuple[object, Struct | None]]) -> None:
+    with powered() as machine, opened(machine):
+        (space,) = blocks(allocated, "FERMI_VASPACE_A")
+    assert (space.vaBase, space.vaSize) == (0x1000, 0x1_FFFF_FB00_0000)
+
+
+def test_addresses_of_context_buffers_hold_no_memory_after_their_channel() -> None:
+    """Buffers that two channels share stay where the first had them mapped: UVM refuses other
+    memory there."""
+    with powered() as machine, opened(machine) as device:
+        graphics = device.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        first = device.compute_queue
+        second = device._make_queue("second", QueueKind.COMPUTE, graphics)
+        assert first.channel is not None and second.channel is not None
+        base = first.channel.contexts
+        assert base is not None
+        first.channel.close()
+        taken = [
+            allocate(device.gpu, 2 << 20, Placement.DEVICE, Region.DEVICE) for _ in range(4)
+        ]
+        assert all(not base.base <= memory.address < base.base + base.size for memory in taken)
+        for memory in taken:
+            memory.close()
+
+
+def test_channels_made_anew_use_the_same_addresses() -> None:
+    with powered() as machine, opened(machine) as device:
+        used = device.session.addresses[Region.DEVICE].used
+        for _ in range(3):
+            device.compute_queue.build()
+        assert device.session.addresses[Region.DEVICE].used == used
+        work(device)
+
+
+@pytest.mark.parametrize("chip", ["tu102", "gh100", "gb202"])
+def test_the_range_has_room_for_what_the_driver_reports(chip: str) -> None:
+    with powered(chip) as machine, opened(machine) as device:
+        channel = device.compute_queue.channel
+        assert channel is not None and channel.contexts is not None
+        found = device.gpu.client.ask(
+            device.gpu.subdevice, "NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE", hChannel=channel.handle
+        )
+        assert found.totalBufferSize > 0
+        assert channel.contexts.size >= max(1 << 30, 2 * found.totalBufferSize)
