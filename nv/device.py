@@ -51,18 +51,32 @@ def open_device(
     *,
     on_stage: StageHook | None = None,
     mig: str | None = None,
+    commands: str = Placement.DEVICE.value,
 ) -> NvDevice:
     """Open the GPU behind `attachment`. The device owns the attachment's node from now on.
 
     on_stage(name, seconds) is called after each stage. mig: the instance of a divided GPU, as in
-    "3/0" (GPU instance, compute instance).
+    "3/0" (GPU instance, compute instance). commands: "device" or "host", where command images lie
+    (pushbuffers, launch descriptors, constant bank 0); the host takes what the GPU has no window
+    for. BadArgument for another word.
     """
     try:
+        placement = _placement_of(commands)
         session = Session(attachment.node)
     except BaseException:
         attachment.node.close()
         raise
-    return NvDevice(name, session, attachment.index, on_stage=on_stage, mig=mig)
+    return NvDevice(
+        name, session, attachment.index, on_stage=on_stage, mig=mig, commands=placement
+    )
+
+
+def _placement_of(commands: object) -> Placement:
+    for placement in Placement:
+        if commands == placement.value:
+            return placement
+    known = ", ".join(repr(placement.value) for placement in Placement)
+    raise BadArgument(f"commands must be one of {known}, got {commands!r}")
 
 
 class NvDevice(Device):
@@ -76,8 +90,10 @@ class NvDevice(Device):
         *,
         on_stage: StageHook | None = None,
         mig: str | None = None,
+        commands: Placement = Placement.DEVICE,
     ) -> None:
         super().__init__(name)
+        self.command_placement = commands
         self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER
         self.boot_stages: list[tuple[str, float]] = []
         self.debugger = 0
@@ -261,7 +277,9 @@ class NvDevice(Device):
 
         DriverRefused where the two cannot reach each other (no NVLink, no PCIe peer access).
         """
-        peer = NvDevice(name or f"nvrm:{index}", self.session, index)
+        peer = NvDevice(
+            name or f"nvrm:{index}", self.session, index, commands=self.command_placement
+        )
         try:
             self.gpu.enable_peer(peer.gpu)
         except BaseException:

@@ -1,12 +1,15 @@
 """Hardware queues: GPFIFO channels that run command images.
 
-Images wait in an arena in host memory; a captured graph's images have memory of their own. Every
-submission ends by signalling the queue's timeline: what it has passed frees arena and ring.
+Images wait in an arena; a captured graph's images have memory of their own. Both lie in video
+memory that the host maps (tinygrad's ops_nv.py and Mesa's NVK keep descriptors and constant banks
+there), or in host memory. Every submission ends by signalling the queue's timeline: what it has
+passed frees arena and ring.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 
 from hcq.buffer import Buffer
 from hcq.command import Command, CommandBuffer, Symbol
-from hcq.errors import DeviceHang, UgpuError
+from hcq.errors import DeviceHang, DeviceLost, UgpuError
 from hcq.memory import Placement, VirtAddr
 from hcq.poll import wait_until
 from hcq.queue import HardwareQueue, QueueKind, Resident
@@ -32,6 +35,8 @@ from nv.rm.session import Region
 
 if TYPE_CHECKING:
     from nv.device import NvDevice
+
+log = logging.getLogger(__name__)
 
 ARENA_SIZE = 1 << 20
 _IMAGE_ALIGN = 256
@@ -53,13 +58,25 @@ class Progress:
     xid: int | None
 
 
-class HostImage(Resident):
+def command_memory(device: NvDevice, size: int) -> Memory:
+    """Memory for images that the host writes: where the device's `command_placement` says. Host
+    memory where video memory or the window to it is used up."""
+    gpu = device.gpu
+    if device.command_placement is Placement.DEVICE:
+        try:
+            return allocate(gpu, size, Placement.DEVICE, Region.COMMANDS, reachable=True)
+        except DeviceLost:
+            raise
+        except UgpuError as error:
+            log.info("%s: %d bytes of commands go to host memory: %s", device.name, size, error)
+    return allocate(gpu, size, Placement.HOST, Region.COMMANDS)
+
+
+class OwnImage(Resident):
     """An image in memory of its own."""
 
     def __init__(self, queue: ChannelQueue, words: int, kernels: tuple[str, ...]) -> None:
-        self.memory: Memory | None = allocate(
-            queue.device.gpu, max(words, 1) * 4, Placement.HOST, Region.COMMANDS
-        )
+        self.memory: Memory | None = command_memory(queue.device, max(words, 1) * 4)
         self.address = self.memory.address
         self.words = np.frombuffer(self.memory.view, np.uint32)[:words]
         self.kernels = kernels
@@ -93,7 +110,7 @@ class ChannelQueue(HardwareQueue):
         self.group: Group | None = None
         self.memory: ChannelMemory | None = None
         self._parts: list[Memory] = []
-        self._pending: deque[tuple[int, int, HostImage | None, tuple[str, ...]]] = deque()
+        self._pending: deque[tuple[int, int, OwnImage | None, tuple[str, ...]]] = deque()
         self._words = np.zeros(0, np.uint32)
         try:
             self._make(device)
@@ -104,7 +121,7 @@ class ChannelQueue(HardwareQueue):
     def _make(self, device: NvDevice) -> None:
         gpu = device.gpu
         self.memory = ChannelMemory(gpu)
-        self.arena = allocate(gpu, ARENA_SIZE, Placement.HOST, Region.COMMANDS)
+        self.arena = command_memory(device, ARENA_SIZE)
         self._parts.append(self.arena)
         self._words = np.frombuffer(self.arena.view, np.uint32)
         control = allocate(gpu, TIMELINE_SIZE, Placement.HOST, Region.HOST)
@@ -200,7 +217,7 @@ class ChannelQueue(HardwareQueue):
         kernels = buffer.kernels if isinstance(buffer, Commands) else ()
         end = self.timeline.last + 1
         if size > ARENA_SIZE // 2:
-            image = HostImage(self, len(buffer.words), kernels)
+            image = OwnImage(self, len(buffer.words), kernels)
             self._set_image(buffer, values, image.address)
             buffer.patch(image.words, values)
             self._run(image.address, buffer.command_words, end, image, kernels)
@@ -220,16 +237,16 @@ class ChannelQueue(HardwareQueue):
 
     def place(self, buffer: CommandBuffer) -> Resident:
         kernels = buffer.kernels if isinstance(buffer, Commands) else ()
-        return HostImage(self, len(buffer.words), kernels)
+        return OwnImage(self, len(buffer.words), kernels)
 
     def submit_resident(self, resident: Resident, command_words: int) -> None:
-        assert isinstance(resident, HostImage)
+        assert isinstance(resident, OwnImage)
         self._run(resident.address, command_words, self.timeline.last, None, resident.kernels)
 
     # ---- ring --------------------------------------------------------------------------------
 
     def _run(
-        self, address: int, words: int, end: int, image: HostImage | None, kernels: tuple[str, ...]
+        self, address: int, words: int, end: int, image: OwnImage | None, kernels: tuple[str, ...]
     ) -> None:
         """Put an image into the next entry and ring the doorbell."""
         memory, channel = self.memory, self.channel
@@ -240,7 +257,8 @@ class ChannelQueue(HardwareQueue):
         memory.entries[self.count % ENTRIES] = address | words << _LENGTH_SHIFT
         self.count += 1
         memory.put(self.count % ENTRIES)
-        # ORDER: x86 makes stores to the ring and to GP_PUT visible before this uncached one.
+        # ORDER: x86 makes stores to image, ring and GP_PUT visible before this uncached one, which
+        # drains write-combining buffers too (Intel SDM, volume 3, "Methods of Caching Available").
         self.device.gpu.ring(channel.token)
         self.device.looks = 0
         pending.append((end, self._head, image, kernels))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hcq.command import CommandBuffer
+from hcq.errors import BadArgument
 from hcq.layout import Struct
 from hcq.memory import Placement
 from hcq.queue import QueueKind
+from nv.queue import OwnImage
 from nv.rm.client import RmClient
 from nv.rm.memory import allocate
 from nv.rm.session import Region
+from nv.virtual.faults import Fault
 from tests.support.nv_machine import opened, powered, work
 
 
@@ -90,3 +95,32 @@ def test_the_range_has_room_for_what_the_driver_reports(chip: str) -> None:
         )
         assert found.totalBufferSize > 0
         assert channel.contexts.size >= max(1 << 30, 2 * found.totalBufferSize)
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+@pytest.mark.parametrize("chip", ["ga102", "gh100", "gb202"])
+def test_commands_lie_where_the_caller_says(chip: str, placement: Placement) -> None:
+    with powered(chip) as machine, opened(machine, commands=placement.value) as device:
+        work(device)
+        assert all(queue.arena.placement is placement for queue in device.all_queues)
+        large = device.compute_queue.place(CommandBuffer(np.zeros(1 << 20, np.uint32), 1, []))
+        assert isinstance(large, OwnImage) and large.memory is not None
+        assert large.memory.placement is placement
+        large.close()
+
+
+def test_commands_go_to_the_host_where_video_memory_is_used_up() -> None:
+    with powered() as machine, opened(machine) as device:
+        machine.inject(Fault.NO_VIDEO_MEMORY)
+        image = device.compute_queue.place(CommandBuffer(np.zeros(64, np.uint32), 1, []))
+        assert isinstance(image, OwnImage) and image.memory is not None
+        assert image.memory.placement is Placement.HOST
+        image.close()
+        work(device)
+
+
+def test_commands_lie_in_one_of_two_places() -> None:
+    with powered() as machine:
+        with pytest.raises(BadArgument, match=r"commands must be one of .*'device'.* got 'gpu'"):
+            opened(machine, commands="gpu")
+        assert not machine.nodes

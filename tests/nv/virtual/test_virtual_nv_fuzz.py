@@ -31,6 +31,9 @@ def machine() -> Iterator[RmProgram]:
 
 def renew(program: RmProgram) -> None:
     """A new group and channel in the place of those that were ruined."""
+    program.uvm_uuid(
+        "UVM_UNREGISTER_CHANNEL", "gpuUuid", hClient=program.client, hChannel=program.channel
+    )
     program.free(program.group)
     program.free(program.work)
     program.work_map.close()
