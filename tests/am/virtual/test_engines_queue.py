@@ -105,6 +105,34 @@ def test_a_leaked_select_is_noticed(bench: Bench) -> None:
     assert bench.active() == 0
 
 
+def test_a_fence_frees_its_place_in_the_ring(ready: Bench) -> None:
+    """The read pointer moves packet by packet: what a driver learns by a fence is not an overrun,
+    although packets that were fetched with the fence still wait."""
+    ready.push([*WRITE, 7])
+    ready.push(FOREVER)
+    ready.ring()
+    ready.wait(ready.asleep, "the queue does not wait")
+    assert ready.dword(DATA) == 7 and ready.queue().rptr == 5 + len(FOREVER)
+    ready.push([0xC000_1000 | (RING_DWORDS - 3) << 16, *[0] * (RING_DWORDS - 2)])
+    ready.ring()  # to the end of the ring and on to the place of the first packet
+    assert ready.queue().wptr - ready.queue().rptr <= RING_DWORDS
+    assert ready.chip.violations == []
+    ready.store(DATA, struct.pack("<I", 0x5EED))
+    ready.wait(ready.idle, "the queue does not go on")
+
+
+def test_the_engine_survives_an_overrun(ready: Bench) -> None:
+    """Pointers are modular, whatever the driver does: here during a packet that waits."""
+    ready.submit(FOREVER, wait=False)
+    ready.wait(ready.asleep, "the queue does not wait")
+    with ready.chip.lock:
+        assert ready.gfx.doorbell(DOORBELL_DWORD, 3 * RING_DWORDS + 2)
+    ready.store(DATA, struct.pack("<I", 0x5EED))
+    assert "header 0x" in ready.hung()  # it goes on with what the ring's places hold: zeros
+    text = "\n".join(ready.chip.violations)
+    assert "dwords ahead of rptr" in text and "Error" not in text
+
+
 def test_doorbell_runs_the_queue_and_latches_hit(ready: Bench) -> None:
     ready.submit([*WRITE, 7])
     assert ready.dword(DATA) == 7

@@ -73,12 +73,12 @@ class FrameExecutor:
 
         Raises BadPacket with `consumed` at the frame.
         """
-        self.consumed = 0
-        while self.consumed + FRAME_DWORDS <= len(words):
-            frame = words[self.consumed : self.consumed + FRAME_DWORDS]
-            self._frame(frame)
+        at = 0
+        while at + FRAME_DWORDS <= len(words):
+            self._frame(words[at : at + FRAME_DWORDS])
+            at += FRAME_DWORDS
             self.consumed += FRAME_DWORDS
-        return self.consumed
+        return at
 
     def _frame(self, frame: Sequence[int]) -> None:
         header = frame[0]

@@ -51,7 +51,7 @@ class Hang(Exception):
 class Runner(Protocol):
     """What runs the words of a ring: PM4 packets, or what the MES takes."""
 
-    consumed: int  # dwords of the words being run that are done with
+    consumed: int  # dwords of the ring that have been read; counts for ever
     stale: str  # since when the shader caches may be behind memory
     depth: int  # 1 inside an indirect buffer
 
@@ -90,9 +90,9 @@ class ComputeQueue:
         self.may_choose_vmid = setup.kernel
         self.privileged = setup.privileged or setup.vmid == 0
         self.wptr = wptr  # dwords, counts for ever
-        self.rptr = wptr - (wptr - rptr) % setup.size
         self.hung = ""  # why, once it hangs
         self.wave: Outcome | None = None  # the halted wave, if that is why
+        self.executing = False  # the packet that was read last, perhaps
         self.draining = False
         self.done = False  # a drain was completed
         self.abort = Abort()
@@ -100,6 +100,7 @@ class ComputeQueue:
         self._pending: deque[tuple[Dispatch, int]] = deque()
         self._chip = mec.chip
         self._executor = slot.executor(self)
+        self._executor.consumed = wptr - (wptr - rptr) % setup.size
         self.worker = Worker(
             f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.violation
         )
@@ -112,9 +113,14 @@ class ComputeQueue:
         )
 
     @property
+    def rptr(self) -> int:
+        """Dwords read from the ring; counts for ever. Moves packet by packet."""
+        return self._executor.consumed
+
+    @property
     def busy(self) -> bool:
         """There is work left, or it hangs."""
-        return bool(self.hung or self._pending or self.rptr != self.wptr)
+        return bool(self.hung or self.executing or self._pending or self.rptr != self.wptr)
 
     # ---- from outside, with the chip's lock held ----------------------------------------------
 
@@ -122,13 +128,11 @@ class ComputeQueue:
         """Take a new write pointer."""
         if wptr < self.wptr:
             self._violation(f"wptr moved back from {self.wptr:#x} to {wptr:#x}")
-            self.rptr = wptr - (wptr - self.rptr) % self.setup.size
         elif wptr - self.rptr > self.setup.size:
             self._violation(
                 f"wptr {wptr:#x} is {wptr - self.rptr} dwords ahead of rptr, "
                 f"the ring has {self.setup.size}"
             )
-            self.rptr = wptr - (wptr - self.rptr) % self.setup.size
         self.wptr = wptr
         self.worker.wake()
 
@@ -179,19 +183,23 @@ class ComputeQueue:
 
     def _execute_some(self) -> bool:
         """Run what is in the ring; False if only an incomplete packet is left."""
-        setup = self.setup
-        count = min(self.wptr - self.rptr, FETCH_DWORDS)
+        setup, wptr = self.setup, self.wptr
+        if not 0 <= wptr - self.rptr <= setup.size:  # a bad wptr: the chip's pointers are modular
+            self._executor.consumed = wptr - (wptr - self.rptr) % setup.size
+        before = self.rptr
+        count = min(wptr - before, FETCH_DWORDS)
         start = self.rptr % setup.size
         first = min(count, setup.size - start)
         words = self.fetch(self.vmid, setup.base + 4 * start, first)
         if first < count:
             words += self.fetch(self.vmid, setup.base, count - first)
+        self.executing = True
         try:
             self._executor.run(words)
         finally:
-            self.rptr += self._executor.consumed
             self._report()
-        return self._executor.consumed > 0
+            self.executing = False
+        return self.rptr > before
 
     def _report(self) -> None:
         if self.setup.report_rptr and not self.worker.stopped:

@@ -148,7 +148,7 @@ class SdmaExecutor:
         self.vmid = around.vmid
         self.inside = False  # an indirect buffer
         self.skip = 0
-        self.consumed = 0
+        self.consumed = 0  # dwords of the ring that have been read; counts for ever
         self.packets = 0
         self.position = 0  # dword index in the ring of words[0]; the ring is a multiple of 8 dwords
         self._handlers: dict[int, Callable[[Sequence[int], int], int]] = {
@@ -168,11 +168,17 @@ class SdmaExecutor:
         }
 
     def run(self, words: Sequence[int]) -> int:
-        """Execute the whole packets in `words`; return how many dwords were consumed."""
+        """Execute the whole packets in `words`; return how many dwords were consumed.
+
+        `consumed` moves beyond each packet of the ring before the packet takes effect; an exception
+        leaves it at the packet.
+        """
+        in_ring, base = not self.inside, self.consumed
         end = len(words)
         at = min(self.skip, end)
         self.skip -= at
-        self.consumed = at
+        if in_ring:
+            self.consumed = base + at
         while at < end:
             header = words[at]
             if header & 0xFFFF == NOP:
@@ -184,11 +190,19 @@ class SdmaExecutor:
                 if size is None:
                     break
                 self.packets += 1
-                at += size + self._handlers[header & 0xFF](words, at)
+                if in_ring:
+                    self.consumed = base + at + size
+                try:
+                    at += size + self._handlers[header & 0xFF](words, at)
+                except BaseException:
+                    if in_ring:
+                        self.consumed = base + at
+                    raise
             if at > end:
                 self.skip = at - end
                 at = end
-            self.consumed = at
+            if in_ring:
+                self.consumed = base + at
         return at
 
     def _length(self, words: Sequence[int], at: int, end: int) -> int | None:
@@ -318,7 +332,6 @@ class SdmaExecutor:
             raise BadSdmaPacket("INDIRECT does not end on an 8-dword boundary of the ring", header)
         # Only a kernel's ring names VMIDs: a process's buffer lies where its ring does.
         vmid = header >> 16 & 0xF if self.around.privileged else self.around.vmid
-        ring_consumed = self.consumed
         self.inside, self.vmid = True, vmid
         try:
             body = self.around.fetch(vmid, words[at + 1] | words[at + 2] << 32, size)
@@ -328,7 +341,6 @@ class SdmaExecutor:
                 )
         finally:
             self.inside, self.vmid, self.skip = False, self.around.vmid, 0
-            self.consumed = ring_consumed
         return 0
 
     def _wait(self, met: Callable[[], bool], retries: int) -> bool:

@@ -38,13 +38,14 @@ class SdmaQueue:
         self.setup = setup
         self.vmid = setup.vmid
         self.privileged = setup.privileged
-        self.rptr = rptr  # bytes, counts for ever
         self.wptr = rptr
+        self.executing = False  # the packet that was read last, perhaps
         self.hung = ""
         self.bad_header = 0
         self.copied = 0  # bytes, for telemetry
         self._chip = engine.chip
         self._executor = SdmaExecutor(self)
+        self._executor.consumed = rptr // 4
         name = f"sdma-{engine.instance}.{slot.number}"
         self.worker = Worker(name, self._step, self._chip.violation)
 
@@ -55,9 +56,14 @@ class SdmaQueue:
         )
 
     @property
+    def rptr(self) -> int:
+        """Bytes read from the ring; counts for ever. Moves packet by packet."""
+        return 4 * self._executor.consumed
+
+    @property
     def busy(self) -> bool:
         """There is work left, or it hangs."""
-        return bool(self.hung or self.rptr != self.wptr)
+        return bool(self.hung or self.executing or self.rptr != self.wptr)
 
     @property
     def indirect_enabled(self) -> bool:
@@ -74,12 +80,10 @@ class SdmaQueue:
             wptr &= ~3
         if wptr < self.wptr:
             self.slot.flag(f"wptr moved back from {self.wptr:#x} to {wptr:#x}")
-            self.rptr = wptr - (wptr - self.rptr) % size
         elif wptr - self.rptr > size:
             self.slot.flag(
                 f"wptr {wptr:#x} is {wptr - self.rptr} bytes ahead of rptr, the ring has {size}"
             )
-            self.rptr = wptr - (wptr - self.rptr) % size
         self.wptr = wptr
         self.worker.wake()
 
@@ -114,8 +118,11 @@ class SdmaQueue:
             self._interrupt(SOURCE_EMPTY, self.vmid, (0, 0, 0, 0))
 
     def _execute_some(self) -> bool:
-        setup = self.setup
-        count = min(self.wptr - self.rptr, FETCH_BYTES * 8)
+        setup, wptr = self.setup, self.wptr
+        if not 0 <= wptr - self.rptr <= setup.size:  # a bad wptr: the chip's pointers are modular
+            self._executor.consumed = (wptr - (wptr - self.rptr) % setup.size) // 4
+        before = self.rptr
+        count = min(wptr - before, FETCH_BYTES * 8)
         start = self.rptr % setup.size
         first = min(count, setup.size - start)
         words = self.fetch(self.vmid, setup.base + start, first // 4)
@@ -123,13 +130,14 @@ class SdmaQueue:
             words += self.fetch(self.vmid, setup.base, (count - first) // 4)
         executor = self._executor
         executor.position = start // 4
+        self.executing = True
         try:
             executor.run(words)
         finally:
-            self.rptr += 4 * executor.consumed
             if setup.rptr_report and not self.worker.stopped:
                 self.store(self.vmid, setup.rptr_report, struct.pack("<Q", self.rptr))
-        return executor.consumed > 0
+            self.executing = False
+        return self.rptr > before
 
     # ---- SdmaSurroundings ---------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class Executor:
         self.skip = 0  # dwords still to skip, from a COND_EXEC at the end of what was fetched
         self.packets = 0
         self.stale = ""  # since when the shader caches may be behind memory
-        self.consumed = 0  # dwords of the words being run that are done with
+        self.consumed = 0  # dwords of the ring that have been read; counts for ever
         self._chained: tuple[int, int] | None = None  # address and size of the next buffer
         self._table: dict[int, tuple[int, int, tuple[tuple[int, int], ...], Handler]] = {}
         for opcode, handler in self.handlers().items():
@@ -99,14 +99,17 @@ class Executor:
     def run(self, words: Sequence[int]) -> int:
         """Execute the whole packets in `words`; return how many dwords were consumed.
 
-        The last packet may be incomplete; it is left. Raises BadPacket with `consumed` at the
-        packet.
+        The last packet may be incomplete; it is left. `consumed` moves beyond each packet of the
+        ring before the packet takes effect, so that a fence frees its place; an exception leaves it
+        at the packet.
         """
+        in_ring, base = not self.depth, self.consumed
         end = len(words)
         at = min(self.skip, end)
         self.skip -= at
         table = self._table
-        self.consumed = at
+        if in_ring:
+            self.consumed = base + at
         while at < end:
             header = words[at]
             entry = table.get(header & 0xC000_FFFD)
@@ -120,7 +123,8 @@ class Executor:
                 if header & ~packets.SHADER_TYPE != packets.ONE_DWORD_NOP:
                     raise BadPacket("count 0x3fff belongs to a one-dword NOP alone", header)
                 at += 1
-                self.consumed = at
+                if in_ring:
+                    self.consumed = base + at
                 continue
             if not minimum <= count <= maximum:
                 packets.check(header, words, at + 1, self.formats)
@@ -132,14 +136,22 @@ class Executor:
                 if words[payload + position] & mask:
                     packets.check(header, words, payload, self.formats)
             self.packets += 1
-            skip = handler(words, payload, count)
+            if in_ring:
+                self.consumed = base + after
+            try:
+                skip = handler(words, payload, count)
+            except BaseException:
+                if in_ring:
+                    self.consumed = base + at
+                raise
             at = after
             if skip:
                 at += skip
                 if at > end:
                     self.skip = at - end
                     at = end
-            self.consumed = at
+                if in_ring:
+                    self.consumed = base + at
         return at
 
     # ---- registers ----------------------------------------------------------------------------
@@ -377,7 +389,6 @@ class Executor:
         vmid = self.around.vmid
         if self.around.may_choose_vmid and not control & self.inherit_bit:
             vmid = control >> 24 & 0xF
-        ring_consumed = self.consumed
         self.depth, self.vmid = 1, vmid
         try:
             self._chained = (address, size)
@@ -387,7 +398,6 @@ class Executor:
                 self._run_buffer(self.around.fetch(vmid, address, size), header)
         finally:
             self.depth, self.vmid, self.skip = 0, self.around.vmid, 0
-            self.consumed = ring_consumed
         return 0
 
     def _run_buffer(self, words: Sequence[int], header: int) -> None:
