@@ -17,12 +17,15 @@ from compiler.index.ranges import Computation, elements
 from compiler.kernel.ir import Value, indices_of
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
+FEWEST = 2  # of one side, where the other is long
+LONGER = 16  # the depth from which on a short side pays
 SHORTEST = 4  # nor does a depth below this
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """The parts of a matrix product. columns is the faster of the two in the output.
+    """The parts of a matrix product. columns is the faster of the two in the output, or the longer
+    where one is short.
 
     batch: all other output ranges; outer: all other ranges summed over. all_rows, all_columns: the
     output ranges that only the left, or only the right factor depends on; all_depths: the ranges
@@ -44,7 +47,7 @@ class Contraction:
 
 def find_contraction(computation: Computation, joint: bool = False) -> Contraction | None:
     """The matrix product inside a computation, or None. joint: several ranges may make up a side
-    that is long enough."""
+    that is long enough, and one side may be short: rows are, where columns would be."""
     reduce = computation.reduction
     if reduce is None or reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
         return None
@@ -56,15 +59,17 @@ def find_contraction(computation: Computation, joint: bool = False) -> Contracti
     depths = [r for r in reduce.arg[1] if r in in_left and r in in_right]
     if not left_only or not right_only or not depths:
         return None
-    if outputs.index(left_only[-1]) > outputs.index(right_only[-1]):
+    short = joint and min(elements(left_only), elements(right_only)) < SMALLEST
+    swapped = outputs.index(left_only[-1]) > outputs.index(right_only[-1])
+    if short:
+        swapped = elements(left_only) > elements(right_only)
+    if swapped:
         left, right, left_only, right_only = right, left, right_only, left_only
     rows, columns = left_only[-1], right_only[-1]
     depth = max(depths, key=lambda r: r.size)
     sides = [left_only, right_only, depths] if joint else [[rows], [columns], [depth]]
-    if any(
-        elements(side) < least
-        for side, least in zip(sides, (SMALLEST, SMALLEST, SHORTEST), strict=True)
-    ):
+    leasts = (FEWEST, SMALLEST, LONGER) if short else (SMALLEST, SMALLEST, SHORTEST)
+    if any(elements(side) < least for side, least in zip(sides, leasts, strict=True)):
         return None
     batch = tuple(r for r in outputs if r not in (rows, columns))
     outer = tuple(r for r in reduce.arg[1] if r is not depth)

@@ -5,6 +5,8 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from compiler.index.algebra import Index, Range, constant, substitute_all, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity, replace
@@ -20,14 +22,19 @@ from compiler.kernel.ir import (
     group_range,
     load,
     substitute,
+    walk,
 )
-from compiler.kernel.spread import unit_stride
+from compiler.kernel.spread import loads, runs_along
 from hcq.target import TargetSpec
 
 CHUNK = 16384  # elements of work that are worth a group of their own
 STREAMS = 2  # long rows read abreast: a processor fetches several places of memory at once
 MANY = 64  # results from which on there are enough for that
-COLUMNS = 512  # results a group accumulates side by side
+STEPS = 8  # of a reduction that columns take at once, where that makes at most
+OPERATIONS = 64  # in a loop
+COLUMNS = 1024  # results of a row that a group accumulates side by side
+LINE = 64  # of them, at least
+ROWS = 3  # of them, at most, where all use what is read
 
 
 def space() -> Space:
@@ -68,8 +75,12 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     over = reduce.arg[1]
     ranges = computation.ranges
     body = reduce.sources[0]
-    if ranges and unit_stride(body, ranges[-1]) and not unit_stride(body, over[-1]):
-        columns = max(1, COLUMNS * (chosen or Chunk(CHUNK)).size // CHUNK)
+    if ranges and runs_along([body], ranges[-1], over[-1]):
+        columns = COLUMNS
+        if elements(ranges[:-1]) < 2 * target.compute_units:
+            share = -(-ranges[-1].size // (2 * target.compute_units))
+            columns = min(columns, -(-share // LINE) * LINE)
+        columns = max(1, columns * (chosen or Chunk(CHUNK)).size // CHUNK)
         return _side_by_side(computation, reduce, columns)
     count = elements(ranges)
     rows = max(1, (chosen or Chunk(CHUNK)).size // elements(over))
@@ -96,36 +107,77 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
 
 def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
     operation, over = reduce.arg
-    outer, last = computation.ranges[:-1], computation.ranges[-1]
+    body = reduce.sources[0]
+    last = computation.ranges[-1]
+    shared = _shared(computation, body)
+    outer = tuple(r for r in computation.ranges[:-1] if r is not shared)
+    rows = 1 if shared is None else shared.size
     chunk = min(most, last.size)
     grid = (-(-last.size // chunk), elements(outer), 1)
     start = group_range(0, grid[0]).index() * chunk
-    totals = Memory("totals", reduce.dtype, chunk, "local")
+    totals = Memory("totals", reduce.dtype, chunk * rows, "local")
+    Make = Callable[[Index, dict[Range, Index]], Store]
 
-    def columns(name: str, make: object) -> Loop:
+    def columns(name: str, make: Make) -> Loop:
         step = Range(name, chunk)
         places = _places(outer, group_range(1, grid[1]).index())
         places[last] = start + step.index()
-        assert callable(make)
-        return Loop(step, (make(step.index(), places),), constant(last.size) - start)
+        stores = []
+        for row in range(rows):
+            if shared is not None:
+                places[shared] = constant(row)
+            stores.append(make(step.index() + row * chunk, dict(places)))
+        return Loop(step, tuple(stores), constant(last.size) - start)
 
     def clear(at: Index, places: dict[Range, Index]) -> Store:
         return Store(totals, at, identity(operation, reduce.dtype))
 
-    def gather(at: Index, places: dict[Range, Index]) -> Store:
-        taken = substitute(reduce.sources[0], places)
-        return Store(totals, at, combine(operation, load(totals, at), taken))
+    def gather(steps: list[Index]) -> Make:
+        def add(at: Index, places: dict[Range, Index]) -> Store:
+            total = load(totals, at)
+            for step in steps:
+                one = substitute(body, {**places, over[-1]: step})
+                total = combine(operation, total, one)
+            return Store(totals, at, total)
+
+        return add
 
     def finish(at: Index, places: dict[Range, Index]) -> Store:
         root = substitute(computation.value, places)
         result = replace(root, substitute(reduce, places), load(totals, at))
         return Store(computation.output, computation.position.substitute(places), result)
 
-    inside: Statement = columns("j1", gather)
-    for counter in reversed(over):
-        inside = Loop(counter, (inside,))
-    body = (columns("j0", clear), inside, columns("j2", finish))
-    return _kernel(computation, (totals,), grid, body)
+    length = over[-1].size
+    abreast = _abreast(body, length)
+    block = Range("block", length // abreast)
+    whole = [block.index() * abreast + step for step in range(abreast)]
+    inside: tuple[Statement, ...] = (Loop(block, (columns("j1", gather(whole)),)),)
+    if length % abreast:
+        rest = [constant(step) for step in range(length - length % abreast, length)]
+        inside = (*inside, columns("j3", gather(rest)))
+    for counter in reversed(over[:-1]):
+        inside = (Loop(counter, inside),)
+    kernel = (columns("j0", clear), *inside, columns("j2", finish))
+    return _kernel(computation, (totals,), grid, kernel)
+
+
+def _shared(computation: Computation, body: Value) -> Range | None:
+    """A short range whose every step uses the same elements of a row, so that they are read once
+    for all."""
+    last = computation.ranges[-1]
+    for outer in computation.ranges[:-1]:
+        if outer.size <= ROWS and any(
+            access.index.coefficient(last) in (1, -1) and outer not in access.index.ranges()
+            for access in loads(body)
+        ):
+            return outer
+    return None
+
+
+def _abreast(body: Value, length: int) -> int:
+    """Steps of a reduction that are taken at once: totals are read and written once for all."""
+    operations = sum(1 for _ in walk(body))
+    return max(1, min(STEPS, length, OPERATIONS // operations))
 
 
 def _rows(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:

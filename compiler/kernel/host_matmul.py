@@ -17,11 +17,12 @@ from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Space
-from compiler.kernel.contraction import Contraction
+from compiler.kernel.contraction import LONGER, SMALLEST, Contraction
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.host_amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
 from compiler.kernel.host_amx import best as amx_tile
 from compiler.kernel.host_axis import Axis, Part, deep, joined
+from compiler.kernel.host_loops import ROWS
 from compiler.kernel.host_packing import Packed, Packing, along_depth, direct_height
 from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
 from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares
@@ -38,10 +39,11 @@ from compiler.kernel.ir import (
     substitute,
     value,
 )
-from compiler.kernel.spread import unit_stride
+from compiler.kernel.spread import runs_along, unit_stride
 from hcq.target import TargetSpec
 
 DEPTH = 256  # steps of a slice, about: a panel of the right factor then fits the first-level cache
+DOTS = 4  # rows up to which sums along both factors' memory are as fast as tiles
 SIDE = 384  # elements of a side from which on one range is enough
 
 
@@ -81,6 +83,18 @@ def space(computation: Computation, parts: Contraction, target: TargetSpec) -> S
         "columns": tuple(sorted({tile.columns for tile in tiles})),
     }
     return Space(asked.best(), options, fits)
+
+
+def pays(parts: Contraction) -> bool:
+    """Whether tiles pay for a side that is short: not where plain loops read long factors in order,
+    each element once for all rows (compiler.kernel.host_loops)."""
+    rows, column, depth = elements(parts.all_rows), parts.all_columns[-1], parts.all_depths[-1]
+    if rows >= SMALLEST:
+        return True
+    if runs_along([parts.right], column, depth):
+        return rows > ROWS
+    deep = depth.size >= LONGER and runs_along([parts.left], depth, parts.all_rows[-1])
+    return not deep or rows > DOTS
 
 
 class _Blocked:

@@ -23,7 +23,7 @@ from compiler.dtype import DType
 from compiler.index.algebra import Index, Range, constant
 from compiler.kernel.host_axis import Axis, Part
 from compiler.kernel.ir import Loop, Memory, Statement, Store, Value, load, substitute, value
-from compiler.kernel.spread import unit_stride
+from compiler.kernel.spread import runs_along
 
 LINE = 64  # bytes of a cache line
 SETS = 4096  # bytes from which on lines share a set of the first-level cache
@@ -178,8 +178,8 @@ class Packing:
 def along_depth(factor: Value, across: Part, depth: Part) -> bool:
     """Whether a factor's memory runs along the depth, and not along the other side."""
     step = depth.walk("step", factor)
-    runs = unit_stride(substitute(factor, step.places), step.last) and step.last.size >= SHORT
-    return runs and not unit_stride(factor, across.axis.ranges[-1])
+    walked = substitute(factor, step.places)
+    return step.last.size >= SHORT and runs_along([walked], step.last, across.axis.ranges[-1])
 
 
 def limit(part: Part, first: Index, whole: int) -> Index | None:

@@ -26,7 +26,7 @@ from compiler.kernel.ir import (
     rebuild,
     substitute,
 )
-from compiler.kernel.spread import unit_stride
+from compiler.kernel.spread import runs_along
 from compiler.schedule.cost import HELD_BYTES
 from hcq.target import TargetSpec
 
@@ -35,10 +35,10 @@ def rows(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:
     """A kernel of whole rows. Its groups are chunks of rows."""
     passes = chain.passes()
     across = chain.outer[-1:]
-    if across and any(unit_stride(root, across[0]) for _, root in passes):
-        along = [ranges[-1] for ranges, _ in passes if ranges]
-        if not any(unit_stride(root, r) for _, root in passes for r in along):
-            return _Rows(computation, chain, min(COLUMNS, across[0].size)).kernel()
+    along = {ranges[-1] for ranges, _ in passes if ranges}
+    roots = [root for _, root in passes]
+    if across and along and all(runs_along(roots, across[0], each) for each in along):
+        return _Rows(computation, chain, min(COLUMNS, across[0].size)).kernel()
     return _Rows(computation, chain, 1).kernel()
 
 

@@ -92,7 +92,8 @@ class Problem:
         """Those worth looking at: for each number of vectors the best height, and shares of the
         axes that are even."""
         for vectors in (1, 2, 3, 4):
-            heights = range(4, (self.registers - 2 - vectors) // vectors + 1)
+            least = min(4, self.rows.size)
+            heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
             if not heights:
                 continue
             height = min(heights, key=lambda h: _ceil(self.rows.size, h) * step_cost(h, vectors))

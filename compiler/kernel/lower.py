@@ -88,7 +88,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
     plain = replace(computation, value=ops.expand(computation.value))
     parts = find_contraction(plain, joint=True)
-    if parts is not None:
+    if parts is not None and host_matmul.pays(parts):
         return _Shape(
             lambda tile: host_matmul.matmul(plain, parts, target, tile),
             lambda: [host_matmul.space(plain, parts, target)],

@@ -7,7 +7,7 @@ have become one vector load and its parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from compiler.dtype import DType
 from compiler.index.algebra import Index, Range, substitute_all
@@ -86,6 +86,37 @@ def unit_stride(root: Value, variable: Range) -> bool:
     return any(
         node.op == "load" and node.arg.index.coefficient(variable) in (1, -1) for node in walk(root)
     )
+
+
+def runs_along(roots: Iterable[Value], variable: Range, other: Range) -> bool:
+    """Whether loops had better walk along `variable` than along `other`: along it, fewer loads jump
+    through memory, or as many do, and only along it a load walks element by element."""
+    strides = [
+        (_stride(access, variable), _stride(access, other))
+        for root in roots
+        for access in loads(root)
+    ]
+    if not any(here == 1 for here, _ in strides):
+        return False
+    jumps = sum(here > 1 for here, _ in strides)
+    jumps_of_other = sum(there > 1 for _, there in strides)
+    if jumps == jumps_of_other:
+        return not any(there == 1 for _, there in strides)
+    return jumps < jumps_of_other
+
+
+def loads(root: Value) -> Iterator[Load]:
+    """Every access that a value makes."""
+    for node in walk(root):
+        if node.op == "load":
+            yield node.arg
+
+
+def _stride(access: Load, variable: Range) -> int:
+    """How far a step along the range goes in memory: 0 nowhere, 1 to a neighbour, 2 farther."""
+    if variable not in access.index.ranges():
+        return 0
+    return 1 if access.index.coefficient(variable) in (1, -1) else 2
 
 
 def vector_width(dtypes: list[DType], vector_bytes: int) -> int:
