@@ -24,6 +24,7 @@ from compiler.graph.node import Node, stored_as
 from compiler.graph.recipe import Recipe
 from compiler.kernel.ir import interning
 from compiler.memory_pool import MemoryPool, Storage, round_up
+from compiler.opened import Opened
 from compiler.programs import KernelRecord, Loaded, Programs, listeners
 from compiler.replay.recording import current_recording
 from compiler.schedule.arrange import arrange
@@ -74,6 +75,7 @@ class Runtime:
         self.pool = MemoryPool(device)
         self.programs = Programs(device, cache_folder)
         self.constants: dict[str, Node] = {}  # arrays that operations need, by name
+        self.opened = Opened()
         self._plans: dict[Structure, _Ready] = {}
         self._layers: dict[Structure, tuple[Repeating | None, tuple[Loaded, ...]]] = {}
         self._scripts: dict[Recipe, Script] = {}
@@ -91,6 +93,8 @@ class Runtime:
             wanted = [base for base in bases if base.storage is None]
             if wanted:
                 key, nodes = structure(wanted)
+                if key not in self._plans and self._opens(key, nodes):
+                    key, nodes = structure(wanted)
                 ready = self._planned(key, wanted, nodes)
                 told = self._explained(wanted, nodes) if explain.watched() else None
                 self._run(ready, bases, nodes, told)
@@ -99,6 +103,15 @@ class Runtime:
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
+
+    def _opens(self, key: Structure, nodes: Sequence[Node]) -> bool:
+        """Whether numbers of the graph come from memory now; see compiler.opened."""
+        capturing = self.device.capturing
+        if current_recording() is not None or active() is not None:
+            return False  # replays keep their numbers; a search measures the graph as it is
+        if capturing is not None and capturing.is_mine:
+            return False
+        return self.opened.open(key, nodes, self.pool)
 
     def _write(self, ready: _Ready, nodes: Sequence[Node], recipe: Recipe) -> None:
         """Have the recipe's nodes computed by a script from now on, where that is possible."""
