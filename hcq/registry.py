@@ -236,10 +236,10 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
     """Hand an attachment to the driver that knows its PCI id; it is closed when that fails."""
     options = dict(options)
     path = options.pop("record", None) or _record_path()
-    if path is not None:
-        recorder = _load("hcq.transport.record:RecordingTransport")
-        attachment = replace(attachment, transport=recorder(attachment.transport, path))
     try:
+        if path is not None:
+            recorder = _load("hcq.transport.record:RecordingTransport")
+            attachment = replace(attachment, transport=recorder(attachment.transport, path))
         identity = attachment.transport.identity
         known = PCI_DRIVERS.get((identity.vendor, identity.device))
         if known is None:

@@ -9,6 +9,7 @@ ugpu record compare good.txt bad.txt                       the first difference
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections import Counter
@@ -49,13 +50,17 @@ def run(options: RecordOptions, out: Output) -> int:
     """Record, and show the summary; the command's exit code. Refused before anything is opened
     where the file cannot be written."""
     path = options.path.absolute()
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise UsageError(f"there is no folder {path.parent}")
     firmware = _images(options.device, path)
     start = time.perf_counter()
     code = 0
     if options.command:
-        path.unlink(missing_ok=True)
+        try:
+            path.open("wb").close()
+            path.unlink()
+        except OSError as error:
+            raise BadArgument(f"no recording can be written to {path}: {error.strerror}") from None
         code = _run_command(options, path)
         if not path.exists():
             raise BadArgument(

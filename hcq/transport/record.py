@@ -17,12 +17,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hcq import poll
-from hcq.errors import DeviceBusy, NotSupported
+from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported
 from hcq.transport.base import (
     DmaMemory,
     DmaSegment,
@@ -47,6 +48,13 @@ from hcq.transport.trace import Access, TracingTransport, TracingWindow
 
 _WORD = 8  # bytes; changes are told in whole words of memory
 _GAP = 64  # words: changes closer than that are told as one
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="ascii")
+    except OSError as error:
+        raise BadArgument(f"no recording can be written to {path}: {error.strerror}") from None
 
 
 def record(inner: Transport) -> tuple[RecordingTransport, Recording]:
@@ -160,7 +168,9 @@ class RecordingTransport(TransportLife):
     closes it. Accesses that raise are not recorded."""
 
     def __init__(self, inner: Transport, path: str | Path | None = None) -> None:
-        """path: a file to write the recording into when this is closed."""
+        """path: a file to write the recording into when this is closed. BadArgument where that
+        cannot be; `inner` stays the caller's then."""
+        file = _opened(Path(path)) if path is not None else None
         super().__init__(inner.name)
         self.inner = inner
         self.at_end(inner.close)
@@ -177,8 +187,8 @@ class RecordingTransport(TransportLife):
         unwatch = functools.partial(poll.unwatch, self)
         # ORDER: from the bottom. The inner transport takes all memory back at once.
         self.at_end(self._let_go)
-        if path is not None:
-            self.at_end(functools.partial(self._write, Path(path)))
+        if file is not None:
+            self.at_end(functools.partial(self._write, file), drop=file.close)
         self.at_end(self._look)
         self.at_end(unwatch, drop=unwatch)
         poll.watch(self)
@@ -272,8 +282,12 @@ class RecordingTransport(TransportLife):
             self.recording.entries.append(Presence(found))
         return found
 
-    def _write(self, path: Path) -> None:
-        path.write_text(self.recording.save(), "ascii")
+    def _write(self, file: TextIO) -> None:
+        try:
+            with file:
+                file.write(self.recording.save())
+        except OSError as error:
+            raise HostError(f"no recording in {file.name}: {error.strerror}") from error
 
     def _let_go(self) -> None:
         memories, self._memories = self._memories, {}
