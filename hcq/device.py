@@ -132,9 +132,16 @@ class Device(ABC):
             raise BadArgument("a size is a whole number of bytes", size=size) from None
         if size < 0:
             raise BadArgument("negative size", size=size)
-        with self.lock:
-            self.check_usable()
-            return self.allocate_memory(size, placement)
+        made: list[Buffer] = []
+        try:
+            with self.lock:
+                self.check_usable()
+                made.append(self.allocate_memory(size, placement))
+            return made[0]
+        except BaseException:  # also between the two
+            for buffer in made:
+                buffer.close()
+            raise
 
     def free(self, buffer: Buffer) -> None:
         """Buffer.close calls this: waits for work in flight, then releases. Raises nothing that the
@@ -151,9 +158,16 @@ class Device(ABC):
         """Load a code object of this device's target; kernels are in it by name."""
         if not isinstance(image, bytes | bytearray | memoryview):
             raise BadArgument(f"a code object is bytes, not a {type(image).__name__}")
-        with self.lock:
-            self.check_usable()
-            return self.load_program(bytes(image))
+        made: list[Program] = []
+        try:
+            with self.lock:
+                self.check_usable()
+                made.append(self.load_program(bytes(image)))
+            return made[0]
+        except BaseException:  # also between the two
+            for program in made:
+                program.close()
+            raise
 
     def queue(self, kind: QueueKind = QueueKind.COMPUTE, index: int = 0) -> Queue:
         """A recorder for hardware queue `index` of a kind."""
