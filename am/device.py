@@ -78,7 +78,7 @@ def open_device(
     return AmDevice(
         name,
         attachment,
-        FirmwareSource(images, folders),
+        FirmwareSource(images, folders, attachment.on_image),
         stages=boot.Stages(on_stage),
         leave_warm=leave == "warm",
         force_cold=force_cold,

@@ -28,6 +28,14 @@ RECORD_USAGE = """ugpu record DEVICE FILE [-- CMD [argument ...]]
        ugpu record replay FILE
        ugpu record show [--all] FILE
        ugpu record compare FILE FILE"""
+RECORD_FORMS = """DEVICE FILE           open DEVICE and close it; FILE keeps all that was done to it
+DEVICE FILE -- CMD    run CMD, and keep all that it does to DEVICE (as the default device)
+replay FILE           do the same again without the device, and say where it goes another way
+show FILE             stages, failure and most used registers; --all: every entry
+compare FILE FILE     the first difference, by the names of registers; exit code 1 if there is one
+
+DEVICE is behind a PCI transport: pci:ADDRESS, vfio-user:PATH or a virtual chip with registers.
+hcq.open(name, record=FILE) and UGPU_RECORD=FILE record without this program."""
 _DEVICE_WORDS = 2
 JSON = "--json"
 MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
@@ -83,10 +91,13 @@ def parser() -> argparse.ArgumentParser:
                        help="also what changed in mapped memory at N doorbells (32)")  # fmt: skip
     heard.add_argument("--driver", default="", help="its version; default: the running one's")
     heard.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or show, or compare")
-    kept = verbs.add_parser("record", parents=[shared], usage=RECORD_USAGE,
-                            help="record what is done to a device; show, compare")  # fmt: skip
+    kept = verbs.add_parser(
+        "record", parents=[shared], usage=RECORD_USAGE, epilog=RECORD_FORMS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="record what is done to a device; replay, show, compare",
+    )  # fmt: skip
     kept.add_argument("--all", action="store_true", help="with show: every entry, by name")
-    kept.add_argument("words", nargs=argparse.REMAINDER, help="DEVICE FILE, or show, or compare")
+    kept.add_argument("words", nargs=argparse.REMAINDER, help="one of the forms below")
     verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
     for verb, what in pci.VERBS.items():
         one = verbs.add_parser(verb, parents=[shared], help=what)

@@ -13,6 +13,7 @@ between two such looks is recorded with its last value.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +23,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq import poll
+from hcq import poll, trace
 from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported
 from hcq.transport.base import (
     DmaMemory,
@@ -37,10 +38,12 @@ from hcq.transport.life import TransportLife, close_all
 from hcq.transport.recording import (
     Allocation,
     Content,
+    Failure,
     Free,
     Presence,
     Recording,
     Reset,
+    Stage,
     Wait,
     long_write,
 )
@@ -182,6 +185,7 @@ class RecordingTransport(TransportLife):
         self._allocated = 0
         self._interrupts: RecordingInterrupts | None = None
         self._present = True
+        self._opening = False
         self._entries_lock = threading.Lock()  # waits come from threads of their own
         self.traits = inner.traits
         unwatch = functools.partial(poll.unwatch, self)
@@ -193,6 +197,34 @@ class RecordingTransport(TransportLife):
         self.at_end(unwatch, drop=unwatch)
         poll.watch(self)
         self.opened()
+
+    def image(self, name: str, data: bytes) -> None:
+        """Keep a firmware image that the driver read: a replay has no other place to get it."""
+        self.recording.firmware[name] = data
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While a driver brings the device up on this thread: its stages, and how it failed."""
+        thread = threading.get_ident()
+
+        def on_event(event: trace.Event) -> None:
+            if event.name != "boot" or threading.get_ident() != thread:
+                return
+            if event.phase == "begin":
+                self.recording.entries.append(Stage(str(event.arguments["stage"])))
+            elif event.error is not None:
+                self._fail(event.error)
+
+        self._opening = True
+        try:
+            with trace.subscribe(on_event):
+                yield
+        finally:
+            self._opening = False
+
+    def _fail(self, error: BaseException) -> None:
+        if not any(isinstance(entry, Failure) for entry in self.recording.entries):
+            self.recording.entries.append(Failure(type(error).__name__, str(error)))
 
     def _note(self, access: Access) -> None:
         self.recording.entries.append(long_write(access))
@@ -283,6 +315,9 @@ class RecordingTransport(TransportLife):
         return found
 
     def _write(self, file: TextIO) -> None:
+        error = sys.exc_info()[1]
+        if self._opening and error is not None:  # a driver gives up outside of its stages
+            self._fail(error)
         try:
             with file:
                 file.write(self.recording.save())
