@@ -215,6 +215,7 @@ class CpuDevice(Device):
         # What mostly happens takes few steps, since memory is slow after a kernel that has read
         # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
         resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
+        usual = usual and self.replaying is None
         if usual and self._settled() and self.resets == resets and not self.followers.raising:
             return
         super().synchronize(limit_s)
