@@ -78,7 +78,7 @@ def open_device(
     return AmDevice(
         name,
         attachment,
-        FirmwareSource(images, folders, attachment.on_image),
+        FirmwareSource(images, folders),
         stages=boot.Stages(on_stage),
         leave_warm=leave == "warm",
         force_cold=force_cold,
@@ -307,15 +307,9 @@ class AmDevice(Device):
         return Buffer(self, mapping.address, mapping.size, mapping.placement, view, handle=mapping)
 
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
-        mapping = None
-        try:
-            mapping = self.map(size, placement)
-            view = mapping.view[:size] if mapping.dma is not None else None
-            return Buffer(self, VirtAddr(mapping.address), size, placement, view, handle=mapping)
-        except BaseException:
-            if mapping is not None:
-                self.unmap(mapping)
-            raise
+        mapping = self.map(size, placement)
+        view = mapping.view[:size] if mapping.dma is not None else None
+        return Buffer(self, VirtAddr(mapping.address), size, placement, view, handle=mapping)
 
     def free_memory(self, buffer: Buffer) -> None:
         mapping = buffer.handle

@@ -25,6 +25,7 @@ from am.virtual.firmware.vbios import Rom
 from am.virtual.memory.gmc import Hub
 from am.virtual.memory.hdp import Hdp
 from am.virtual.memory.vram import Vram
+from am.virtual.objections import Level, Objections
 from am.virtual.options import ChipOptions
 from am.virtual.registers import ALL_ONES, RegisterSpace
 from am.virtual.scheduler import Scheduler
@@ -46,8 +47,9 @@ FRAME_BUFFER_BASE = 0x80_0000_0000
 class Chip:
     """A virtual card. `close` ends its life; `unplug` and `power_cycle` are what a hand does.
 
-    violations: what a board would punish, silently or not; tests require it to stay empty.
-    notes: writes of ones to undefined register bits. gfx, sdma: set by the engines' `install`.
+    objections: what the chip objects to, by level and counted. violations: what a board fails at
+    or forgives; tests require it to stay empty. notes: what boards accept. gfx, sdma: set by the
+    engines' `install`.
     autoload_listeners: called under the lock when RLC autoload starts; the engines then set
     BOOTLOAD_COMPLETE. dma_listeners: called when host memory is taken from the card.
     """
@@ -56,8 +58,8 @@ class Chip:
         self.options = options or ChipOptions()
         self.faults = copy.deepcopy(self.options.faults)
         self.lock = threading.RLock()
-        self.violations: list[str] = []
-        self.notes: list[str] = []
+        self.objections = Objections()
+        self.violations, self.notes = self.objections.violations, self.objections.notes
         self.accesses = 0
         self.lost = False
         self.tmr: tuple[int, int] | None = None  # offsets in VRAM: first, one past the last
@@ -73,8 +75,7 @@ class Chip:
                 block: (load(facts.REGISTER_TABLES[name]), facts.TYPICAL_BASES[name])
                 for block, name in _BLOCKS.items()
             },
-            self.violation,
-            self.notes,
+            self.objections,
         )
         self.vram = Vram(self.options.vram, shared=self.options.shared_vram)
         self.iommu = Iommu(self.options.seed)
@@ -183,15 +184,17 @@ class Chip:
         if self.scheduler.error is not None:
             raise self.scheduler.error
 
+    def fault(self, text: str, *, reported: bool = False) -> None:
+        """Record what a board fails at; the caller does the same. See Objections.record."""
+        self.objections.record(Level.FAULT, text, reported=reported)
+
     def violation(self, text: str) -> None:
-        """Record what a board would punish; each text once, and no more than a thousand."""
-        if text not in self.violations and len(self.violations) < 1000:
-            self.violations.append(text)
+        """Record what boards forgive; the caller goes on."""
+        self.objections.record(Level.VIOLATION, text)
 
     def note(self, text: str) -> None:
-        """Record what boards forgive but the kernel's driver does not do."""
-        if text not in self.notes and len(self.notes) < 1000:
-            self.notes.append(text)
+        """Record what boards accept, and the kernel's driver does not do."""
+        self.objections.record(Level.NOTE, text)
 
     # ---- the bus side: registers --------------------------------------------------------------
 
@@ -231,11 +234,11 @@ class Chip:
         if self.lost:
             return None
         if not self.config.bus_master:
-            self.violation(f"DMA to {bus:#x} with bus mastering off")
+            self.fault(f"DMA to {bus:#x} with bus mastering off")
             return None
         found = None if self.faults.dma_refused else self.iommu.translate(bus, size)
         if found is None:
-            self.violation(f"DMA to {bus:#x}: the IOMMU refuses")
+            self.fault(f"DMA to {bus:#x}: the IOMMU refuses")
         return found
 
     def dma_read(self, bus: int, size: int) -> bytes:
@@ -286,7 +289,7 @@ class Chip:
         if self.lost or self.faults.interrupts_lost:
             return
         if not self.config.bus_master:
-            self.violation("MSI with bus mastering off")
+            self.fault("MSI with bus mastering off")
         elif self.msi is not None:
             self.msi()
 

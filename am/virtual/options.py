@@ -90,7 +90,9 @@ class ChipOptions:
     # The first read of a hub's fault status after a fault may be stale on boards, which is why
     # Linux 6.12 gmc_v11_0_process_interrupt reads it twice.
     stale_fault_status: bool = False
-    config_lost_on_mode1: bool = True
+    # Memory decoding and BARs survive mode1, as tinygrad's AM driver relies on with boards: after a
+    # reset it sets bus mastering alone. True: they are lost, which Linux's and our driver survive.
+    config_lost_on_mode1: bool = False
     # Whether the secure OS obeys GFX_CTRL_CMD_ID_MODE1_RST (psp_gfx_if.h): Linux 6.12 uses it up to
     # PSP 12 only, so a board's PSP 13 may not.
     psp_mode1: bool = False

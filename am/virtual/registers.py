@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from am.virtual.objections import Level, Objections
 from hcq.fields import Register, RegisterMap
 
 ALL_ONES = 0xFFFF_FFFF
@@ -16,19 +17,18 @@ class RegisterSpace:
 
     A write latches the value and then calls the block's handler, which may latch something else
     with `poke`. A read gives the latch, or what the handler says. The caller holds the chip's lock.
-    `violation` gets accesses that a board punishes silently, `notes` writes of ones to undefined
-    bits (which the vendor's own constants contain, and boards forgive).
+    Objections: a write to a block that is not up is lost (fault), an index that no header names
+    reads zero (violation: Linux's driver reads some), ones written to undefined bits are kept
+    (note: the vendor's own constants contain them).
     """
 
     def __init__(
         self,
         blocks: Mapping[str, tuple[RegisterMap, Sequence[int]]],
-        violation: Callable[[str], None],
-        notes: list[str],
+        objections: Objections,
     ) -> None:
         self._blocks = dict(blocks)
-        self._violation = violation
-        self._notes = notes
+        self._objections = objections
         self._values: dict[int, int] = {}
         self._readers: dict[int, Reader] = {}
         self._writers: dict[int, Writer] = {}
@@ -140,7 +140,8 @@ class RegisterSpace:
                 return
             owner = self._owners.get(index)
             if owner is not None and owner[0] in self.closed:
-                self._violation(f"{owner[1].name} written with {value:#x} before {owner[0]} is up")
+                text = f"{owner[1].name} written with {value:#x} before {owner[0]} is up"
+                self._objections.record(Level.FAULT, text)
                 return
         self._values[index] = value
         writer = self._writers.get(index)
@@ -151,7 +152,8 @@ class RegisterSpace:
         """Meet a register for the first time: learn whose it is and which bits it has."""
         owner = self.owner(index)
         if owner is None:
-            self._violation(f"register {index:#x} {how}: no block has one there")
+            text = f"register {index:#x} {how}: no block has one there"
+            self._objections.record(Level.VIOLATION, text)
             self._undefined[index] = 0
             return 0
         defined = 0
@@ -163,6 +165,5 @@ class RegisterSpace:
     def _note(self, index: int, bits: int) -> None:
         owner = self._owners.get(index)
         name = owner[1].name if owner is not None else f"{index:#x}"
-        note = f"{name}: undefined bits {bits:#x} written as ones"
-        if note not in self._notes:
-            self._notes.append(note)
+        text = f"{name}: undefined bits {bits:#x} written as ones"
+        self._objections.record(Level.NOTE, text)

@@ -93,7 +93,7 @@ class Nbio(Block):
         index = self.fields("BIF_BX_PF0_MM_INDEX")
         address = int(index.MM_OFFSET) | self.get("BIF_BX_PF0_MM_INDEX_HI") << 31
         if not index.MM_APER or address & 3 or address + 4 > self.chip.vram.size:
-            self.chip.violation(f"MM_DATA with MM_INDEX {int(index):#x}: no such memory")
+            self.chip.fault(f"MM_DATA with MM_INDEX {int(index):#x}: no such memory")
             return None
         return address
 
@@ -119,7 +119,7 @@ class Nbio(Block):
             return  # where it is without any remapping
         owner = space.owner(place)
         if owner is not None:
-            self.chip.violation(f"HDP flush moved onto a register, {owner[1].name}")
+            self.chip.fault(f"HDP flush moved onto a register, {owner[1].name}")
             return
         self._flush_location = place
         space.on_write_at(place, self._flush)
@@ -187,4 +187,4 @@ class Nbio(Block):
 
     def _drop(self, offset: int, reason: str) -> None:
         self.dropped_doorbells += 1
-        self.chip.violation(f"doorbell at {offset:#x} dropped: {reason}")
+        self.chip.fault(f"doorbell at {offset:#x} dropped: {reason}")

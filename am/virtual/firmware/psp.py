@@ -103,7 +103,7 @@ class Psp(Block):
 
     def _loader_command(self, command: int) -> None:
         if self.state is not State.LOADER:
-            self.chip.violation(f"PSP: loader command {command:#x} while {self.state.value}")
+            self.chip.fault(f"PSP: loader command {command:#x} while {self.state.value}")
             return
         self.state = State.LOADER_BUSY
         address = self.get("MP0_SMN_C2PMSG_36") << 20
@@ -162,7 +162,7 @@ class Psp(Block):
     def _control(self, value: int) -> None:
         """Take a control command (bits 23:16); answer with bit 31 and a status."""
         if self.state is not State.SECURE_OS:
-            self.chip.violation(f"PSP: control command {value:#x} while {self.state.value}")
+            self.chip.fault(f"PSP: control command {value:#x} while {self.state.value}")
             return
         if value & READY:
             self.chip.violation(f"PSP: control command {value:#x} has the response bit set")
@@ -199,10 +199,10 @@ class Psp(Block):
     def _write_pointer(self, value: int) -> None:
         """Take a new write pointer, in dwords."""
         if self._ring is None:
-            self.chip.violation("PSP: ring pointer moved without a ring")
+            self.chip.fault("PSP: ring pointer moved without a ring")
             return
         if value % _FRAME_DWORDS or value * 4 >= self._ring[1]:
-            self.chip.violation(f"PSP: ring pointer {value:#x} is outside the ring or not a frame")
+            self.chip.fault(f"PSP: ring pointer {value:#x} is outside the ring or not a frame")
             return
         if not self._busy:
             self._serve()
@@ -230,7 +230,7 @@ class Psp(Block):
             self.chip.violation("PSP: reserved bytes of a ring frame are not zero")
         # The kernel leaves the size zero (Linux 6.12 amdgpu_psp.c, psp_ring_cmd_submit).
         if buffer % 4096 or buffer_size not in (0, _COMMAND_BUFFER) or fence % 4:
-            self.chip.violation(
+            self.chip.fault(
                 f"PSP: frame with buffer {buffer:#x}, {buffer_size} bytes, fence {fence:#x}"
             )
             return

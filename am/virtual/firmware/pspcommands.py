@@ -183,5 +183,7 @@ class Commands:
             return WRONG_ORDER
         if self.loaded >= _NEEDED and not chip.faults.autoload_never:
             self._autoload = True
-            chip.scheduler.after(chip.options.delays.autoload, chip.autoload)
+            # UNSURE: whether GC takes register writes from the answer on. tinygrad's AM driver
+            # writes GFXHUB right after it, with a wait that never waits, and comes up on boards.
+            chip.autoload()
         return OK

@@ -7,6 +7,7 @@ smu_v13_0.c and smu_v13_0_0_ppt.c (arguments, mode1), smu13_driver_if_v13_0_0.h 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from am.regs import constants
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 _CLIENT = 7  # MP1 in MMHUB
 _OK, _FAILED, _UNKNOWN, _PREREQUISITE, _BUSY = 1, 0xFF, 0xFE, 0xFD, 0xFC
-_MODE1_GRACE = 0.0005  # between the response to Mode1Reset and the darkness
+# Mode1Reset: the darkness comes so long after the answer was read, or after the answer itself where
+# nothing reads it. UNSURE: how long a board's answer can be read; tinygrad polls for it on boards.
+_MODE1_GRACE, _MODE1_UNREAD = 0.0005, 0.5
 _TABLE_ALIGNMENT = 256
 # MP1_FIRMWARE_FLAGS by its SMN address (smu_v13_0_check_fw_status); bit 0: the firmware listens.
 _FIRMWARE_FLAGS, _INTERRUPTS = (0x03B0_0000 | 0x0301_0024) >> 2, 1
@@ -71,6 +74,7 @@ class Smu(Block):
         self._dram = 0
         self._power_limit = _POWER_LIMITS[-1]
         self._pending: set[_Mailbox] = set()
+        self._resetting: _Mailbox | None = None  # whose answer to Mode1Reset nobody has read yet
         names = constants("smu_v13_0_0_ppsmc")
         handlers: dict[str, Callable[[int], Answer]] = {
             "TestMessage": lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
@@ -102,7 +106,7 @@ class Smu(Block):
             "SetPptLimit": self._set_power_limit,
             "GetPptLimit": lambda _: (_OK, self._power_limit),
             "PrepareMp1ForUnload": lambda _: self._enable(0),
-            "Mode1Reset": self._mode1,
+            "Mode1Reset": lambda _: self._mode1(_MAIN),
         }
         for name in _ACCEPTED.split():
             handlers[name] = lambda _: (_OK, None)
@@ -111,12 +115,15 @@ class Smu(Block):
         }
         self._debug_handlers: dict[int, Callable[[int], Answer]] = {
             names.DEBUGSMC_MSG_TestMessage: lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
-            _DEBUG_MODE1: self._mode1 if chip.options.debug_mode1 else lambda _: (_OK, 0),
+            _DEBUG_MODE1: lambda _: (
+                self._mode1(_DEBUG) if chip.options.debug_mode1 else (_OK, 0)
+            ),
             names.DEBUGSMC_MSG_DebugDumpExit: lambda _: (0xFB, None),
         }
         chip.space.on_read_at(_FIRMWARE_FLAGS, lambda: _INTERRUPTS if self.running else 0)
-        self.on_write(_MAIN.message, lambda message: self._message(_MAIN, message))
-        self.on_write(_DEBUG.message, lambda message: self._message(_DEBUG, message))
+        for box in (_MAIN, _DEBUG):
+            self.on_write(box.message, partial(self._message, box))
+            self.on_read(box.response, partial(self._response, box))
 
     def reset(self, scope: Reset) -> None:
         """Lose the firmware and all it was told."""
@@ -126,6 +133,7 @@ class Smu(Block):
         self._dram = 0
         self._power_limit = _POWER_LIMITS[-1]
         self._pending.clear()
+        self._resetting = None
         self.clocks.reset()
         self.metrics.reset()
 
@@ -145,7 +153,7 @@ class Smu(Block):
         if not self.running or self._silent(box):
             return
         if box in self._pending:
-            self.chip.violation(f"SMU: message {message:#x} while another is under way; it is lost")
+            self.chip.fault(f"SMU: message {message:#x} while another is under way; it is lost")
             return
         if self.get(box.response):
             self.chip.violation(f"SMU: message {message:#x} with the last response not cleared")
@@ -172,6 +180,14 @@ class Smu(Block):
         if value is not None:
             self.set(box.argument, value)
         self.set(box.response, response)
+
+    def _response(self, box: _Mailbox) -> int:
+        """Show a response; once that to Mode1Reset was read the reset is due."""
+        value = self.get(box.response)
+        if value and box is self._resetting:
+            self._resetting = None
+            self.chip.scheduler.after(_MODE1_GRACE, self.chip.mode1_reset)
+        return value
 
     # ---- messages -----------------------------------------------------------------------------
 
@@ -226,7 +242,8 @@ class Smu(Block):
         self._power_limit = watts
         return _OK, None
 
-    def _mode1(self, _argument: int) -> Answer:
+    def _mode1(self, box: _Mailbox) -> Answer:
         """Answer, then reset; a driver that reads late finds all ones instead of the answer."""
-        self.chip.scheduler.after(_MODE1_GRACE, self.chip.mode1_reset)
+        self._resetting = box
+        self.chip.scheduler.after(_MODE1_UNREAD, self.chip.mode1_reset)
         return _OK, None

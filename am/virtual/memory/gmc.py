@@ -80,7 +80,6 @@ class Hub(Block):
         self._random = random.Random(chip.options.seed)
         self._pending: dict[int, tuple[int, int]] = {}  # engine -> (request, polls to go)
         self._semaphores: set[int] = set()
-        self._flagged: set[str] = set()
         self._view: _View | None = None
         for name in _VIEW_REGISTERS:
             self.on_write(self.mc + name, self._forget_view)
@@ -98,7 +97,6 @@ class Hub(Block):
         self.caches.clear()
         self._pending.clear()
         self._semaphores.clear()
-        self._flagged.clear()
         self._view = None
         self.faults.reset()
 
@@ -255,13 +253,14 @@ class Hub(Block):
             if found is None:
                 return Piece(first, first + PAGE, 0, 0)
             return Piece(first, first + found[1], found[0], entry.permissions)
-        if physical >= self.chip.vram.size:
+        if not 0 <= physical < self.chip.vram.size:
             return self.faults.raise_fault(vmid, address, access, client, Refusal(mapping=True))
         end = min(end, start + self.chip.vram.size - entry.physical)
+        start = max(start, start - entry.physical)
         if self.chip.is_protected(physical & -PAGE, PAGE):
-            self._flag(f"{self.block}: access to {physical:#x} inside the TMR")
+            self._fault(f"{self.block}: access to {physical:#x} inside the TMR")
             return Piece(address & -PAGE, (address & -PAGE) + PAGE, 0, 0)
-        if self.chip.is_protected(entry.physical, end - start):
+        if self.chip.is_protected(entry.physical + start - entry.virtual, end - start):
             start = address & -PAGE
             end = start + PAGE
         host = self.chip.vram.host_address(entry.physical + start - entry.virtual)
@@ -281,13 +280,13 @@ class Hub(Block):
                 elif offset >= tmr[1]:
                     start = max(start, base + tmr[1])
                 else:
-                    self._flag(f"{self.block}: access to {address:#x} inside the TMR")
+                    self._fault(f"{self.block}: access to {address:#x} inside the TMR")
                     return Piece(first, first + PAGE, 0, 0)
             return Piece(start, end, self.chip.vram.host_address(start - base), _ALL)
         if view.agp[0] <= address < view.agp[1]:
             found = self.chip.dma_piece(first - view.agp[0] + view.agp_bus, PAGE)
             return Piece(first, first + PAGE, found[0] if found else 0, _ALL)
-        self._flag(f"{self.block}: {address:#x} is in the aperture, but there is no memory")
+        self._fault(f"{self.block}: {address:#x} is in the aperture, but there is no memory")
         return Piece(first, first + PAGE, 0, 0)
 
     def frame_buffer(self) -> tuple[int, int]:
@@ -295,9 +294,10 @@ class Hub(Block):
         return (self._view or self._look()).frame_buffer
 
     def _flag(self, text: str) -> None:
-        if text not in self._flagged:
-            self._flagged.add(text)
-            self.chip.violation(text)
+        self.chip.violation(text)
+
+    def _fault(self, text: str) -> None:
+        self.chip.fault(text)
 
     # ---- invalidation -------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Hdp(Block):
     def write(self, address: int, data: bytes) -> None:
         """Take a CPU write to VRAM."""
         if self.chip.is_protected(address, len(data)):
-            self.chip.violation(f"CPU write to {address:#x} inside the TMR")
+            self.chip.fault(f"CPU write to {address:#x} inside the TMR")
             return
         self._waiting.append((address, data))
         self._size += len(data)
@@ -40,7 +40,7 @@ class Hdp(Block):
         """Answer a CPU read of VRAM; it pushes the writes before it."""
         self._drain()
         if self.chip.is_protected(address, size):
-            self.chip.violation(f"CPU read at {address:#x} inside the TMR")
+            self.chip.fault(f"CPU read at {address:#x} inside the TMR")
             return b"\xde" * size
         return self.chip.vram.read(address, size)
 

@@ -14,7 +14,11 @@ READ, WRITE, EXECUTE = 1, 2, 4  # permission bits of an entry
 
 
 class Entry(NamedTuple):
-    """A naturally aligned block of 2^shift bytes, all of it translated by one page table entry."""
+    """A naturally aligned block of 2^shift bytes, all of it translated by one page table entry.
+
+    physical: where it begins, aligned to a page at least; negative where a fragment's claim begins
+    before memory does.
+    """
 
     virtual: int
     shift: int

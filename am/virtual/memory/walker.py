@@ -103,6 +103,7 @@ class Walker:
         physical = entry & _ADDRESS
         if physical >= _PHYSICAL_END:
             return Refusal(mapping=True)
+        leaf = address >> shift << shift
         shift = max(shift, 12 + (entry >> 7 & 0x1F))
         permissions = (
             (READ if entry & _READABLE else 0)
@@ -110,8 +111,12 @@ class Walker:
             | (EXECUTE if entry & _EXECUTABLE else 0)
         )
         start = address >> shift << shift
-        # The hardware takes the block's address from the upper bits of the one entry it looked at.
-        return Entry(start, shift, physical >> shift << shift, bool(entry & _SYSTEM), permissions)
+        # What lies below the entry is added to its address, which need not be aligned: Linux takes
+        # level and fragment from virtual address and length alone (amdgpu_vm_pt.c), and tinygrad
+        # mapped all VRAM of boards by 2 MiB entries whose memory was aligned to 4 KiB. A fragment
+        # larger than the entry's own block begins as far before it in memory as in addresses.
+        base = physical - (leaf - start)
+        return Entry(start, shift, base, bool(entry & _SYSTEM), permissions)
 
     def _load(self, table: int, slot: int) -> int | None:
         """Read one entry of a table; None where there is no memory."""

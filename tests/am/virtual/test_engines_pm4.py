@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from am.virtual.engines.cp.pm4 import packets
 from am.virtual.engines.cp.pm4.packets import BadPacket
+from am.virtual.objections import Level
 from tests.support.virtual_engines import (
     DATA,
     EOP,
@@ -294,31 +295,24 @@ REFUSED = {
     "dma engine": ([DMA_DATA, 1, 0, 0, 0, 0, 4], "PFP"),
     "type 0": ([0x00000000], "packet type 0"),
     "type 2": ([0x80000000], "packet type 2"),
-    "reserved header bits": ([0xC0001004, 0], "header bits"),
-    "predicate": ([0xC0001001, 0], "header bits"),
     "short": ([0xC0013700, 0, 0], "WRITE_DATA with 2"),
     "long": ([0xC0074900, *[0] * 8], "RELEASE_MEM with 8"),
-    "reserved control bits": ([WRITE_DATA_1, 1 << 5, 0, 0, 0], "reserved"),
     "engine": ([WRITE_DATA_1, 5 << 8 | 1 << 30, low(DATA), high(DATA), 0], "engine"),
     "destination": ([WRITE_DATA_1, 3 << 8, 0, 0, 0], "destination 3"),
     "misaligned": ([WRITE_DATA_1, 5 << 8, low(DATA) + 2, high(DATA), 0], "not 4-byte aligned"),
-    "high address": ([WRITE_DATA_1, 5 << 8, 0, 0x10000, 0], "reserved"),
     "wait function": ([WAIT_REG_MEM, 7 | 16, low(DATA), high(DATA), 0, 0, 4], "WAIT_REG_MEM"),
     "release event": ([RELEASE_MEM, 0x07 | 5 << 8, 0, 0, 0, 0, 0, 0], "event 0x7"),
     "release index": ([RELEASE_MEM, 0x14 | 6 << 8, 0, 0, 0, 0, 0, 0], "index 6"),
-    "release of nothing": (
-        [RELEASE_MEM, FENCE_EVENT, INTERRUPT, low(DATA), high(DATA), 1, 0, 0],
-        "the write of no data",
-    ),
     "release alignment": (
         [RELEASE_MEM, FENCE_EVENT, DATA_64, low(DATA) + 4, high(DATA), 0, 0, 0],
         "not 8-byte aligned",
     ),
-    "coherence size": ([ACQUIRE_MEM, 0, 0, 0xFFFFFFFF, 0, 0, 0, 0], "ACQUIRE_MEM payload dword 2"),
-    "coherence control": ([ACQUIRE_MEM, 1, 0, 0, 0, 0, 0, 0], "ACQUIRE_MEM payload dword 0"),
     "invalid buffer": ([INDIRECT_BUFFER, low(DATA), high(DATA), 4], "without VALID"),
     "empty buffer": ([INDIRECT_BUFFER, low(DATA), high(DATA), 1 << 23], "no dwords"),
-    "misaligned buffer": ([INDIRECT_BUFFER, low(DATA) + 2, high(DATA), 1 << 23 | 4], "reserved"),
+    "misaligned buffer": (
+        [INDIRECT_BUFFER, low(DATA) + 2, high(DATA), 1 << 23 | 4],
+        "not aligned to 4 bytes",
+    ),
     "chain in the ring": (
         [INDIRECT_BUFFER, low(DATA), high(DATA), 1 << 23 | 1 << 20 | 4],
         "level 0",
@@ -329,6 +323,49 @@ REFUSED = {
     "beyond SH": ([0xC0027600, 0x3FF, 0, 0], "leaves SH space"),
     "beyond uconfig": ([0xC0027900, 0x3FFF, 0, 0], "leaves its space"),
 }
+
+
+FORGIVEN = {
+    "reserved header bits": ([0xC0001004, 0], "NOP: reserved header bits 0x4"),
+    "predicate": ([0xC0001001, 0], "NOP: reserved header bits 0x1"),
+    "reserved control bits": (
+        [WRITE_DATA_1, 5 << 8 | 1 << 5, low(DATA), high(DATA), 1],
+        "WRITE_DATA payload dword 0: reserved bits 0x20",
+    ),
+    "high address": (
+        [WRITE_DATA_1, 5 << 8, low(DATA), high(DATA) | 0x10000, 1],
+        "WRITE_DATA payload dword 2: reserved bits 0x10000",
+    ),
+    "coherence control": ([ACQUIRE_MEM, 1, 0, 0, 0, 0, 0, 0], "ACQUIRE_MEM payload dword 0"),
+}
+ACCEPTED = {
+    "coherence size": (
+        [ACQUIRE_MEM, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0, 0, 0, 0],
+        "ACQUIRE_MEM payload dword 2: reserved bits 0xff000000",
+    ),
+    "release of nothing": (
+        [RELEASE_MEM, FENCE_EVENT, INTERRUPT, low(DATA), high(DATA), 1, 0, 0],
+        "the write of no data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGIVEN | ACCEPTED)
+def test_what_boards_forgive_is_counted_and_done(bench: Bench, name: str) -> None:
+    words, text = (FORGIVEN | ACCEPTED)[name]
+    bench.submit(write(DATA, 1), words, words, write(DATA + 4, 2))
+    assert (bench.dword(DATA), bench.dword(DATA + 4)) == (1, 2)
+    level = Level.NOTE if name in ACCEPTED else Level.VIOLATION
+    counts = [count for said, count in bench.chip.objections.of(level).items() if text in said]
+    assert counts == [2]
+    assert len(bench.chip.violations) == (name in FORGIVEN)
+
+
+def test_a_release_of_nothing_that_asks_for_an_interrupt_gets_it(bench: Bench) -> None:
+    bench.set("CP_ME1_PIPE0_INT_CNTL", 1 << 26)
+    bench.submit([RELEASE_MEM, FENCE_EVENT, 2 << 24, low(DATA), high(DATA), 1, 0, 0x33])
+    assert [(entry[1], entry[4][0]) for entry in bench.interrupts()] == [(181, 0x33)]
+    assert bench.dword(DATA) == 0
 
 
 @pytest.mark.parametrize("name", REFUSED)

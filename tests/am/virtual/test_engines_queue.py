@@ -204,11 +204,11 @@ def test_activation_checks(bench: Bench) -> None:
         CP_HQD_VMID=3,
     )
     text = "\n".join(bench.chip.violations)
-    for part in ("256-byte aligned", "EOP buffer", "without a ring", "not aligned", "VMID 3"):
+    for part in ("multiple of 256 bytes", "EOP buffer", "without a ring", "not aligned", "VMID 3"):
         assert part in text
 
 
-def test_mqd_is_read(bench: Bench) -> None:
+def test_mqd_is_read_when_the_first_work_comes(bench: Bench) -> None:
     bench.start_mec()
     bench.activate()
     bench.select()
@@ -217,12 +217,25 @@ def test_mqd_is_read(bench: Bench) -> None:
     bench.store(MQD, b"\0" * 4)
     bench.select()
     bench.set("CP_HQD_ACTIVE", 1)
+    assert bench.chip.violations == []
+    bench.submit([*WRITE, 7])
     assert "begins with 0x00000000" in bench.chip.violations[0]
+
+
+def test_mqd_that_is_written_after_activation_holds(bench: Bench) -> None:
+    bench.start_mec()
+    bench.activate()
+    bench.store(MQD + 4 * 22, b"\x05\0\0\0")  # COMPUTE_RESOURCE_LIMITS, v11_structs.h
+    bench.submit([*WRITE, 7])
+    bench.select()
+    assert bench.get("COMPUTE_RESOURCE_LIMITS") == 5
+    assert bench.chip.violations == []
 
 
 def test_mqd_that_cannot_be_read(bench: Bench) -> None:
     bench.start_mec()
     bench.activate(CP_MQD_BASE_ADDR=low(UNMAPPED), CP_MQD_BASE_ADDR_HI=high(UNMAPPED))
+    bench.submit([*WRITE, 7])
     assert "cannot be read" in bench.chip.violations[0]
 
 
@@ -351,6 +364,7 @@ def test_grbm_soft_reset_loses_all_queues(ready: Bench) -> None:
     ready.set("GRBM_SOFT_RESET", 0)
     assert ready.active() == 0
     assert ready.get("CP_MEC_RS64_CNTL") == 0x40000000
+    assert ready.get("CP_MEC_DOORBELL_RANGE_UPPER") == 0x450, "drivers do not write it again"
     ready.start_mec()
     ready.activate()
     ready.submit([*WRITE, 9])

@@ -10,7 +10,8 @@ import pytest
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
 from am.virtual.gpu import attach
-from am.virtual.options import FaultPlan
+from am.virtual.objections import Level
+from am.virtual.options import Delays, FaultPlan
 from hcq.errors import BadArgument, Closed, DeviceBusy, OutOfMemory
 from hcq.transport.base import ResetKind
 from tests.support.navi31_bench import SMALL, Bench, bench, options
@@ -108,7 +109,32 @@ def test_graphics_registers_are_dead_before_autoload() -> None:
         card.enable()
         card.write(0x1260 + 0x167D, 5)
         assert card.read(0x1260 + 0x167D) == 0
-        assert "before gc is up" in card.chip.violations[-1]
+        (text,) = card.chip.objections.of(Level.FAULT)
+        assert "before gc is up" in text and card.chip.violations == [text]
+
+
+def test_graphics_registers_hold_from_the_answer_to_autoload_on() -> None:
+    with bench(delays=Delays(autoload=1.0)) as card:
+        card.enable()
+        card.boot()
+        card.write(0x1260 + 0x167D, 5)
+        assert card.read(0x1260 + 0x167D) == 5
+        assert card.chip.violations == []
+
+
+def test_objections_are_counted_by_level() -> None:
+    with bench() as card:
+        card.enable()
+        for _ in range(3):
+            card.registers.read(0xDE3 * 4, 4)
+            card.write(0x1A000 + 0x740, 1 << 31)
+            card.write(0x1260 + 0x167D, 5)
+        objections = card.chip.objections
+        assert [list(objections.of(level).values()) for level in Level] == [[3], [3], [3]]
+        assert objections.summary().startswith("3 faults of 1 kinds (first: GCMC_VM_SYSTEM_AP")
+        card.chip.violations.clear()
+        card.write(0x1260 + 0x167D, 5)
+        assert len(card.chip.violations) == 1 and len(card.chip.notes) == 1
 
 
 def test_far_registers_through_both_indirect_pairs() -> None:

@@ -179,6 +179,27 @@ def test_large_pages_at_pdb0_and_pdb1(card: Memory) -> None:
     assert card.fetch(other + 0x81_2340, 13) == b"two megabytes"
 
 
+def test_a_leaf_adds_its_offset_to_memory_that_need_not_be_aligned(card: Memory) -> None:
+    """A 2 MiB entry with the fragment of 16 MiB around it, over memory aligned to 4 KiB."""
+    slot = (VA >> 21) + 3
+    place = 0x83_4000
+    card.entry(PDB0, slot, place | V | R | AS_PTE | 12 << 7)
+    card.flush_hdp()
+    card.fill(place + 0x1F_0010, b"high in the leaf")
+    card.fill(place - 0x60_0000 + 0x10, b"before the leaf!")
+    at = VA + 3 * 0x20_0000
+    assert card.fetch(at + 0x1F_0010, 16) == b"high in the leaf"
+    assert card.fetch(VA + 0x10, 16) == b"before the leaf!"  # the fragment claims it
+
+
+def test_what_a_fragment_claims_before_memory_begins_faults(card: Memory) -> None:
+    card.entry(PDB0, (VA >> 21) + 3, 0x4000 | V | R | AS_PTE | 12 << 7)
+    card.flush_hdp()
+    card.fill(0x4010, b"right")
+    assert card.fetch(VA + 0x60_0010, 5) == b"right"
+    assert card.fetch(VA + 0x10) is None
+
+
 def test_a_fragment_decides_for_its_neighbours(card: Memory) -> None:
     fragment = 2 << 7  # 16 KiB
     card.page(VA, PAGES, V | R | fragment)

@@ -107,6 +107,9 @@ class GraphicsSlot:
         """Return the dword of the doorbell, -1 without one."""
         return self._doorbell >> 2 & 0x3FF_FFFF if self._doorbell >> 30 & 1 else -1
 
+    def connect(self) -> None:
+        """Do nothing: `map` has read the descriptor."""
+
     def running(self) -> bool:
         """The engine executes its firmware."""
         return self.unit.running(0)
@@ -117,7 +120,7 @@ class GraphicsSlot:
 
     def error(self, field: str) -> None:
         """Note a fetch that failed; no register of this queue tells."""
-        self.mec.chip.notes.append(f"{self.name}: {field}")
+        self.mec.chip.fault(f"{self.name}: {field}")
 
     def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
         """Activate the queue of a descriptor in `vmid`; the addresses are of VMID 0."""
@@ -125,7 +128,9 @@ class GraphicsSlot:
         data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
         pointer, wptr_fault = hub.read(0, wptr, 8, CLIENT_CPC)
         if fault is not None or wptr_fault is not None:
-            self._flag(f"descriptor at {mqd:#x} or pointer at {wptr:#x} cannot be read")
+            self.mec.chip.fault(
+                f"{self.name}: descriptor at {mqd:#x} or pointer at {wptr:#x} cannot be read"
+            )
             return
         if self.active is not None:
             self._flag("mapped while a queue is in the slot")

@@ -115,6 +115,9 @@ class Slot:
     def _flag(self, text: str) -> None:
         self.mec.chip.violation(f"{self.name}: {text}")
 
+    def _fault(self, text: str) -> None:
+        self.mec.chip.fault(f"{self.name}: {text}")
+
     def _field(self, register: str, field: str) -> int:
         value = self.mec.chip.space.register("gc", register).decode(self.values.get(register, 0))
         return value[field]
@@ -189,13 +192,15 @@ class Slot:
     def _activate(self) -> None:
         setup = self._setup()
         if not self.mec.rlc_ready():
-            self._flag("activated before the RLC has booted the CP")
+            self._fault("activated before the RLC has booted the CP")
         context = self.mec.chip.space.register("gc", "GCVM_CONTEXT0_CNTL").decode(
             self.mec.get(f"GCVM_CONTEXT{setup.vmid}_CNTL")
         )
         if not context.ENABLE_CONTEXT:
-            self._flag(f"activated in VMID {setup.vmid}, whose context is not enabled")
-        self._load_mqd()
+            self._fault(f"activated in VMID {setup.vmid}, whose context is not enabled")
+        address = self._mqd_address()
+        if address == 0 or address & 0xFF:
+            self._fault(f"MQD at {address:#x}: expected a multiple of 256 bytes, not 0")
         rptr = self.values.get("CP_HQD_PQ_RPTR", 0)
         wptr = self._wide("CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
         self.active = ComputeQueue(self.mec, self, setup, rptr, wptr)
@@ -211,15 +216,15 @@ class Slot:
         if not 64 <= size <= 1 << 30:
             self._flag(f"activated with a ring of {size} dwords")
         if base == 0:
-            self._flag("activated without a ring")
+            self._fault("activated without a ring")
         if eop == 0 and self.unit.needs_eop:
-            self._flag("activated without an EOP buffer")
+            self._fault("activated without an EOP buffer")
         if report & 3 or poll & 7:
             self._flag(f"pointer addresses {report:#x}, {poll:#x} are not aligned")
         if self._field("CP_HQD_PQ_CONTROL", "SLOT_BASED_WPTR"):
-            self._flag("SLOT_BASED_WPTR: AQL queues are not modelled")
+            self._fault("SLOT_BASED_WPTR: AQL queues are not modelled")
         if not self._field("CP_HQD_PQ_DOORBELL_CONTROL", "DOORBELL_EN"):
-            self.mec.chip.notes.append(f"{self.name} activated without its doorbell")
+            self.mec.chip.note(f"{self.name} activated without its doorbell")
         return QueueSetup(
             vmid=self._field("CP_HQD_VMID", "VMID"),
             base=base,
@@ -242,7 +247,7 @@ class Slot:
         hub = self.mec.chip.gc
         data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
         if fault is not None:
-            self._flag(f"MQD at {mqd:#x} cannot be read")
+            self._fault(f"MQD at {mqd:#x} cannot be read")
             return
         if self.active is not None:
             self._flag("mapped while a queue is in the slot")
@@ -259,31 +264,35 @@ class Slot:
             self._flag(f"MQD at {mqd:#x} says that it is at {self._mqd_address():#x}")
         pointer, fault = hub.read(0, wptr, 8, CLIENT_CPC)
         if fault is not None:
-            self._flag(f"write pointer at {wptr:#x} cannot be read")
+            self._fault(f"write pointer at {wptr:#x} cannot be read")
             return
         self.values["CP_HQD_PQ_RPTR"] = words[MQD_RPTR]
         self.values["CP_HQD_VMID"] = vmid
         low, high = struct.unpack("<II", pointer)
         self.values["CP_HQD_PQ_WPTR_LO"], self.values["CP_HQD_PQ_WPTR_HI"] = low, high
         self._activate()
+        self.connect()
 
     def _mqd_address(self) -> int:
         return self._wide("CP_MQD_BASE_ADDR", "CP_MQD_BASE_ADDR_HI")
 
-    def _load_mqd(self) -> None:
-        """Connect: load the compute state from the MQD."""
+    def connect(self) -> None:
+        """Load the compute state from the MQD, when the queue's first work has come.
+
+        Not at the write of CP_HQD_ACTIVE: tinygrad's AM driver flushes the MQD out of the HDP after
+        that write, and its queues run on boards.
+        """
         address = self._mqd_address()
         if address == 0 or address & 0xFF:
-            self._flag(f"activated with an MQD at {address:#x}: it must be 256-byte aligned")
-            return
+            return  # said at activation
         vmid = self._field("CP_MQD_CONTROL", "VMID")
         data, fault = self.mec.chip.gc.read(vmid, address, 4 * MQD_DWORDS, CLIENT_CPC)
         if fault is not None:
-            self._flag(f"MQD at {address:#x} cannot be read")
+            self._fault(f"MQD at {address:#x} cannot be read")
             return
         mqd = struct.unpack(f"<{MQD_DWORDS}I", data)
         if mqd[0] != MQD_HEADER:
-            self._flag(f"MQD at {address:#x} begins with {mqd[0]:#010x}, not {MQD_HEADER:#010x}")
+            self._fault(f"MQD at {address:#x} begins with {mqd[0]:#010x}, not {MQD_HEADER:#010x}")
             return
         for name, dword in MQD_COMPUTE.items():
             self.sh[self.mec.sh_registers.at(name)] = mqd[dword]
@@ -316,7 +325,7 @@ class Slot:
                 queue.kill()
                 self.mec.later(lambda: self._dequeued(queue))
         else:
-            self._flag(f"DEQUEUE_REQ {request} (save for later) is not modelled")
+            self._fault(f"DEQUEUE_REQ {request} (save for later) is not modelled")
 
     def drained(self, queue: ComputeQueue) -> None:
         """The queue's thread has drained it."""

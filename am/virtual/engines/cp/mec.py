@@ -92,8 +92,11 @@ class Mec(Block):
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
         self.set("CP_MEC_RS64_CNTL", RS64_HALTED)
-        self.set("CP_MEC_DOORBELL_RANGE_LOWER", 0x110)
-        self.set("CP_MEC_DOORBELL_RANGE_UPPER", 0xFFC)
+        if scope is not Reset.GFX:
+            # GRBM_SOFT_RESET leaves the range: tinygrad's AM driver resets the MEC so at each warm
+            # start, never writes the range again, and its doorbells arrive on boards.
+            self.set("CP_MEC_DOORBELL_RANGE_LOWER", 0x110)
+            self.set("CP_MEC_DOORBELL_RANGE_UPPER", 0xFFC)
         # The header's default is 0, yet queues take doorbells on bare metal without this ever being
         # written: the CP's own firmware enables them.
         self.set("CP_PQ_STATUS", DOORBELL_ENABLE=1)
@@ -141,7 +144,7 @@ class Mec(Block):
         if select.MEID == mes.ME and select.PIPEID < mes.PIPES and select.QUEUEID == 0:
             return self.scheduler.slots[select.PIPEID]
         if value is not None:
-            self.chip.violation(
+            self.chip.fault(
                 f"{name} written with {value:#x} while GRBM_GFX_CNTL selects me {select.MEID} "
                 f"pipe {select.PIPEID} queue {select.QUEUEID}, where no compute queue is"
             )
@@ -210,21 +213,17 @@ class Mec(Block):
             if not value >> (26 + pipe) & 1 or value >> 30 & 1:
                 continue
             if not self.rlc_ready():
-                self._complain(f"MEC pipe {pipe} started before the RLC has booted the CP")
+                self.chip.fault(f"MEC pipe {pipe} started before the RLC has booted the CP")
             elif not self._was_reset[pipe]:
-                self._complain(f"MEC pipe {pipe} started without a pulse of its reset")
+                self.chip.violation(f"MEC pipe {pipe} started without a pulse of its reset")
             elif not self._starts_right(pipe):
-                self._complain(
+                self.chip.fault(
                     f"MEC pipe {pipe} started at {self._program_start[pipe]:#x}, its program "
                     f"begins at {MEC_START:#x} / 4"
                 )
             for slot in self.slots[pipe]:
                 if slot.active is not None:
                     slot.active.worker.wake()
-
-    def _complain(self, text: str) -> None:
-        if text not in self.chip.violations:
-            self.chip.violation(text)
 
     # ---- resets -------------------------------------------------------------------------------
 

@@ -104,13 +104,13 @@ class Mes(Block):
 
     def _started(self, pipe: int) -> None:
         if not self.mec.rlc_ready():
-            self.chip.violation(f"MES pipe {pipe} started before the RLC has booted the CP")
+            self.chip.fault(f"MES pipe {pipe} started before the RLC has booted the CP")
         elif FIRMWARE[pipe] not in self.chip.psp.loaded:
-            self.chip.violation(f"MES pipe {pipe} started without its firmware")
+            self.chip.fault(f"MES pipe {pipe} started without its firmware")
         elif not self._was_reset[pipe]:
             self.chip.violation(f"MES pipe {pipe} started without a pulse of its reset")
         elif self._program_start[pipe] != MEC_START >> 2:
-            self.chip.violation(
+            self.chip.fault(
                 f"MES pipe {pipe} started at {self._program_start[pipe]:#x}, its program begins "
                 f"at {MEC_START:#x} / 4"
             )

@@ -97,12 +97,13 @@ class ComputeQueue:
         self.done = False  # a drain was completed
         self.abort = Abort()
         self.eop_wptr = 0
+        self._connected = False
         self._pending: deque[tuple[Dispatch, int]] = deque()
         self._chip = mec.chip
         self._executor = slot.executor(self)
         self._executor.consumed = wptr - (wptr - rptr) % setup.size
         self.worker = Worker(
-            f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.violation
+            f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.fault
         )
 
     def __repr__(self) -> str:
@@ -160,13 +161,14 @@ class ComputeQueue:
             return self._serve()
         except Hang as hang:
             self.hung = str(hang)
-            self._chip.note(f"{self.slot.name} hangs: {self.hung}")
+            self._fault(f"hangs: {self.hung}", reported=True)
         except BadPacket as bad:
             self._bad_packet(bad)
         return None
 
     def _serve(self) -> float | None:
         if self.rptr != self.wptr:
+            self._connect()
             self._executor.stale = "the host's doorbell"
         while self.rptr != self.wptr and not self.draining:
             self.worker.check()
@@ -180,6 +182,15 @@ class ComputeQueue:
         if self.setup.wptr_poll and self.mec.polls():
             return self._poll()
         return None
+
+    def _connect(self) -> None:
+        """Take the queue's state from its descriptor, once."""
+        if self._connected:
+            return
+        with self._chip.lock:
+            self.worker.check()
+            self.slot.connect()
+        self._connected = True
 
     def _execute_some(self) -> bool:
         """Run what is in the ring; False if only an incomplete packet is left."""
@@ -216,18 +227,20 @@ class ComputeQueue:
 
     def _bad_packet(self, bad: BadPacket) -> None:
         self.hung = f"{bad.reason} (header {bad.header:#010x} at rptr {self.rptr:#x})"
-        self._chip.note(f"{self.slot.name} hangs: {self.hung}")
+        self._fault(f"hangs: {self.hung}", reported="not modelled" not in bad.reason)
         source, field = SOURCE_BAD_OPCODE, "OPCODE_ERROR_INT"
         if isinstance(bad, PrivilegedRegister):
             source, field = SOURCE_PRIVILEGED_REGISTER, "PRIV_REG_INT"
         with self._chip.lock:
             self.worker.check()
-            if "not modelled" in bad.reason:
-                self._violation(self.hung)
             self.mec.interrupt(self, source, field, bad.header)
 
     def _violation(self, text: str) -> None:
         self._chip.violation(f"{self.slot.name}: {text}")
+
+    def _fault(self, text: str, *, reported: bool = False) -> None:
+        with self._chip.lock:
+            self._chip.fault(f"{self.slot.name}: {text}", reported=reported)
 
     # ---- Surroundings: memory and registers ---------------------------------------------------
 
@@ -258,7 +271,7 @@ class ComputeQueue:
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
         """Copy; overlapping ranges leave poison, as their result is undefined."""
         if transfer.overlaps(source, destination, size):
-            self._violation(f"copy of {size} bytes at {source:#x} overlaps itself")
+            self._fault(f"copy of {size} bytes at {source:#x} overlaps itself")
             self.fill(vmid, destination, transfer.POISON, size)
             return
         hub, check = self._chip.gc, self.worker.check
@@ -293,9 +306,16 @@ class ComputeQueue:
         if known is None:
             self._violation(f"SET_SH_REG of {offset:#x} = {value:#x}: no compute register is there")
         else:
-            note = f"{known.name}: undefined bits {value & known.undefined:#x} written as ones"
-            if note not in self._chip.notes:
-                self._chip.notes.append(note)
+            bits = value & known.undefined
+            self.forgive(f"{known.name}: undefined bits {bits:#x} written as ones", True)
+
+    def forgive(self, text: str, accepted: bool) -> None:
+        """Record what the MEC ignores in a packet, as a note where proven drivers write it."""
+        with self._chip.lock:
+            if accepted:
+                self._chip.note(text)
+            else:
+                self._violation(text)
 
     def pause(self, seconds: float) -> None:
         """Wait for a change of memory, at most `seconds`. Raises Stopped."""
@@ -310,7 +330,7 @@ class ComputeQueue:
         try:
             launch = self.mec.launcher.build(self.sh, dims, initiator, shared, private)
         except BadDispatch as bad:
-            self._violation(f"dispatch that never launches: {bad}")
+            self._fault(f"dispatch that never launches: {bad}")
             raise Hang(f"dispatch never launches: {bad}") from bad
         if launch is not None:
             self._pending.append((launch, vmid))
@@ -343,7 +363,7 @@ class ComputeQueue:
     def _wave_failed(self, outcome: Outcome, vmid: int) -> None:
         self.wave = outcome
         if outcome.ending is Ending.BAD_DISPATCH:
-            self._violation(f"dispatch that never launches: {outcome.detail}")
+            self._fault(f"dispatch that never launches: {outcome.detail}")
         elif outcome.ending is Ending.ILLEGAL_INSTRUCTION:
             detail = (outcome.words[0] if outcome.words else 0) & 0x1FFFFF
             data0 = detail | SQ_ILLEGAL_INSTRUCTION | (outcome.wave & 0x1F) << 27

@@ -67,8 +67,12 @@ class Sdma(Block):
         return self.fields(self._name(name))
 
     def flag(self, text: str) -> None:
-        """Append a violation."""
+        """Record what boards forgive."""
         self.chip.violation(f"SDMA{self.instance}: {text}")
+
+    def fault(self, text: str) -> None:
+        """Record what a board fails at."""
+        self.chip.fault(f"SDMA{self.instance}: {text}")
 
     # ---- life ---------------------------------------------------------------------------------
 

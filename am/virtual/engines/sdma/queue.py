@@ -47,7 +47,7 @@ class SdmaQueue:
         self._executor = SdmaExecutor(self)
         self._executor.consumed = rptr // 4
         name = f"sdma-{engine.instance}.{slot.number}"
-        self.worker = Worker(name, self._step, self._chip.violation)
+        self.worker = Worker(name, self._step, self._chip.fault)
 
     def __repr__(self) -> str:
         return (
@@ -100,7 +100,7 @@ class SdmaQueue:
             self._serve()
         except BadSdmaPacket as bad:
             self.hung = f"{bad.reason} (header {bad.header:#010x} at rptr {self.rptr:#x})"
-            self._chip.note(f"SDMA{self.engine.instance} hangs: {self.hung}")
+            self._chip.fault(f"SDMA{self.engine.instance} hangs: {self.hung}", reported=True)
             self.bad_header = bad.header
             with self._chip.lock:
                 if not self.worker.stopped:
@@ -171,7 +171,7 @@ class SdmaQueue:
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
         """Copy; overlapping ranges leave poison, as their result is undefined."""
         if transfer.overlaps(source, destination, size):
-            self.slot.flag(
+            self.slot.fault(
                 f"copy of {size} bytes from {source:#x} to {destination:#x} overlaps itself"
             )
             self.fill(vmid, destination, transfer.POISON, size)

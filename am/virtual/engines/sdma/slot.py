@@ -64,8 +64,12 @@ class SdmaSlot:
         return self.engine.fields(self._name(name))
 
     def flag(self, text: str) -> None:
-        """Append a violation."""
+        """Record what boards forgive."""
         self.engine.flag(f"queue {self.number}: {text}" if self.number else text)
+
+    def fault(self, text: str) -> None:
+        """Record what a board fails at."""
+        self.engine.fault(f"queue {self.number}: {text}" if self.number else text)
 
     def reset(self) -> None:
         """Lose the queue; registers as at power-on (the engine has cleared them)."""
@@ -97,7 +101,7 @@ class SdmaSlot:
         data, fault = hub.read(0, mqd, 4 * DESCRIPTOR_DWORDS, self.engine.client)
         pointer, wptr_fault = hub.read(0, wptr, 8, self.engine.client)
         if fault is not None or wptr_fault is not None:
-            self.flag(f"descriptor at {mqd:#x} or pointer at {wptr:#x} cannot be read")
+            self.fault(f"descriptor at {mqd:#x} or pointer at {wptr:#x} cannot be read")
             return
         words = struct.unpack(f"<{DESCRIPTOR_DWORDS}I", data)
         for dword, name in DESCRIPTOR.items():
@@ -137,7 +141,7 @@ class SdmaSlot:
             self._enable()
         elif not value & 1 and self.queue is not None:
             if self.queue.busy and not self.queue.hung:
-                self.engine.chip.notes.append(
+                self.engine.chip.note(
                     f"SDMA{self.engine.instance}: ring disabled with work in it"
                 )
             for name, pointer in (("RPTR", self.queue.rptr), ("WPTR", self.queue.wptr)):
@@ -156,9 +160,9 @@ class SdmaSlot:
             privileged=bool(control.RB_PRIV),
         )
         if setup.base == 0 or setup.size < 256:
-            self.flag(f"ring enabled at {setup.base:#x} with {setup.size} bytes")
+            self.fault(f"ring enabled at {setup.base:#x} with {setup.size} bytes")
         if control.RB_SWAP_ENABLE or control.WPTR_POLL_SWAP_ENABLE:
-            self.flag("byte swapping is not modelled")
+            self.fault("byte swapping is not modelled")
         if report & 7:
             self.flag(f"RPTR write-back to {report:#x}, which is not 8-byte aligned")
         if self._minor_update():

@@ -1,4 +1,9 @@
-"""Decode PM4 type-3 packets strictly: what the command processor would choke on is refused.
+"""Decode PM4 type-3 packets: what the command processor would choke on is refused.
+
+The MEC's firmware looks at the fields that it knows and ignores all other bits: tinygrad's driver
+sets reserved bits of ACQUIRE_MEM in front of each kernel, and boards run it. So ones in reserved
+bits are a violation and are taken for zeros. Unknown opcodes, wrong counts and misaligned addresses
+stay faults: nothing shows that boards forgive them.
 
 The formats here are those that a compute queue takes; other queues take more (kernel.py,
 graphics.py).
@@ -10,13 +15,14 @@ given as the number of dwords after the header and, per dword, the bits that mus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 ALL = 0xFFFF_FFFF
 TYPE3 = 3
 MAXIMUM_COUNT = 0x3FFF
 SHADER_TYPE = 1 << 1  # header bit 1: compute; both values are accepted on a compute queue
+RESERVED_HEADER = 0xFF & ~SHADER_TYPE  # predicate, and what no header names
 
 SH_REGISTERS = range(0x2C00, 0x3000)
 UCONFIG_REGISTERS = range(0xC000, 0x10000)
@@ -70,7 +76,8 @@ class PrivilegedRegister(BadPacket):
 
 @dataclass(frozen=True, slots=True)
 class PacketFormat:
-    """minimum, maximum: payload dwords. reserved: bits that must be zero, per payload dword."""
+    """minimum, maximum: payload dwords. reserved: bits that must be zero, per payload dword; ones
+    are forgiven but in `ALIGNMENT`. accepted: those of them that proven drivers set, by dword."""
 
     name: str
     opcode: int
@@ -78,6 +85,7 @@ class PacketFormat:
     maximum: int
     reserved: tuple[int, ...]
     repeats: bool = False  # `reserved` names the leading dwords only; the rest is free data
+    accepted: Mapping[int, int] = field(default_factory=dict)
 
 
 def free(*allowed: tuple[int, int]) -> int:
@@ -90,6 +98,7 @@ def free(*allowed: tuple[int, int]) -> int:
 
 ADDRESS_HI = free((0, 16))  # 48-bit addresses
 LOW_4 = 0x3  # must be 4-byte aligned
+ALIGNMENT = (LOW_4, 0x7)  # masks that state an alignment, not reserved bits
 
 _FORMATS = (
     PacketFormat("NOP", NOP, 1, MAXIMUM_COUNT, (), repeats=True),
@@ -178,6 +187,8 @@ _FORMATS = (
             free((0, 16)),
             free((0, 19)),
         ),
+        # nvd.h has 8 bits, Linux writes 24, tinygrad all 32.
+        accepted={2: free((0, 24))},
     ),
     PacketFormat(
         "DMA_DATA",
@@ -215,13 +226,11 @@ ONE_DWORD_NOP = (TYPE3 << 30) | (MAXIMUM_COUNT << 16) | (NOP << 8)
 
 
 def payload_length(header: int) -> int:
-    """Return how many dwords follow `header`. Raises BadPacket unless it is a sound type 3."""
+    """Return how many dwords follow `header`. Raises BadPacket unless it is of type 3."""
     if header >> 30 != TYPE3:
         raise BadPacket(f"packet type {header >> 30}: queues take type 3", header)
     if header & ~SHADER_TYPE == ONE_DWORD_NOP:
         return 0
-    if header & 0xFD:
-        raise BadPacket(f"header bits {header & 0xFD:#x} are reserved or predicate", header)
     return ((header >> 16) & MAXIMUM_COUNT) + 1
 
 
@@ -245,10 +254,37 @@ def check(
             header,
         )
     for position, mask in enumerate(entry.reserved):
-        if mask and words[start + position] & mask:
+        if mask in ALIGNMENT and words[start + position] & mask:
             raise BadPacket(
                 f"{entry.name} payload dword {position} = {words[start + position]:#010x}: "
-                f"bits {words[start + position] & mask:#x} are reserved",
+                f"not aligned to {mask + 1} bytes",
                 header,
             )
     return entry
+
+
+def forgive(
+    formats: Mapping[int, PacketFormat],
+    words: Sequence[int],
+    at: int,
+    record: Callable[[str, bool], None],
+) -> list[int]:
+    """Return `words` with the reserved bits of the packet at words[at] cleared, as the MEC sees it.
+
+    `record` gets a text for each dword that had some, and whether proven drivers set all of them.
+    Raises BadPacket for a misaligned address. Texts name a dword's place, not its value, so that
+    one text stands for all.
+    """
+    header, cleaned = words[at], list(words)
+    entry = check(header, words, at + 1, formats)
+    if bits := header & RESERVED_HEADER:
+        record(f"{entry.name}: reserved header bits {bits:#x} are set", False)
+    for position, mask in enumerate(entry.reserved):
+        place = at + 1 + position
+        bits = words[place] & mask
+        if bits and mask not in ALIGNMENT:
+            accepted = not bits & ~entry.accepted.get(position, 0)
+            text = f"{entry.name} payload dword {position}: reserved bits {bits:#x} are set"
+            record(text, accepted)
+            cleaned[place] &= ~bits
+    return cleaned

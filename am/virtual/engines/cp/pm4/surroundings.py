@@ -46,6 +46,11 @@ class Surroundings(Protocol):
         """Queue a launch."""
         ...
 
+    def forgive(self, text: str, accepted: bool) -> None:
+        """Record what the MEC ignores in a packet: a note where proven drivers write it
+        (`accepted`), else a violation."""
+        ...
+
     def unacquired(self, since: str) -> None:
         """Note a launch whose waves may read stale caches."""
         ...
