@@ -6,6 +6,7 @@
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
 #   make test-again  what failed in either, if it was little, once more
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
+#   make test-foreign  drivers and compilers of others on the virtual devices (installs them from PyPI once)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
 #   make check       lint, types, layers, file sizes, generated files untouched
 #   make bench       measure the figures; writes build/bench.json
@@ -17,7 +18,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow test-masks test-again test-kernel hw check bench regen golden clean
+.PHONY: demo test test-slow test-masks test-again test-kernel test-foreign hw check bench regen golden clean
 
 demo:
 	@$(SETUP) demo
@@ -25,11 +26,11 @@ demo:
 
 test:
 	@$(SETUP) demo dev firmware regen nv
-	$(PYTHON) -m pytest -q -n auto -m "not slow and not hardware" tests
+	$(PYTHON) -m pytest -q -n auto -m "not slow and not hardware and not foreign" tests
 
 test-slow:
 	@$(SETUP) demo dev firmware regen nv
-	$(PYTHON) -m pytest -q -n auto -m "slow and not hardware" tests
+	$(PYTHON) -m pytest -q -n auto -m "slow and not hardware and not foreign" tests
 
 test-masks:
 	@$(SETUP) demo dev firmware regen nv
@@ -41,6 +42,10 @@ test-again:
 test-kernel:
 	@$(SETUP) demo dev firmware
 	$(PYTHON) -m tests.kernel
+
+test-foreign:
+	@$(SETUP) dev
+	$(PYTHON) -m tests.foreign
 
 # From a folder of wheels (docs/hardware.md says how to fill one) pip asks no index.
 hw: export PIP_FIND_LINKS := $(if $(WHEELS),$(abspath $(WHEELS)))

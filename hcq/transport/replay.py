@@ -38,7 +38,6 @@ from hcq.transport.recording import (
     Entry,
     Free,
     LongWrite,
-    Mark,
     Presence,
     Recording,
     Reset,
@@ -262,7 +261,7 @@ class ReplayTransport(TransportLife):
             elif isinstance(entry, Access) and self._is_clocked(entry):
                 if not entry.is_write:
                     self._clocked[entry.window, entry.offset] = entry
-            elif not isinstance(entry, Wait | Mark):
+            elif not isinstance(entry, Wait):
                 return
             self.position += 1
             if to_wait and isinstance(entry, Wait):
@@ -287,7 +286,7 @@ class ReplayTransport(TransportLife):
             if isinstance(entry, Access) and self._is_clocked(entry):
                 if (entry.window, entry.offset) == place and not entry.is_write:
                     found = entry
-            elif not isinstance(entry, Content | Wait | Presence | Mark):
+            elif not isinstance(entry, Content | Wait | Presence):
                 break
         return found
 

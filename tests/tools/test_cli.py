@@ -95,4 +95,6 @@ def test_demo_names_the_missing_package(
 
 
 def test_wrong_verb() -> None:
-    assert cli.main(["fly"]) == 2
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["fly"])
+    assert ended.value.code == 2

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from hcq import registry
 from hcq.device import Device
-from hcq.errors import BadArgument, DeviceNotFound, NotSupported
+from hcq.errors import DeviceNotFound, NotSupported
 from hcq.transport.node import Node, NodeAttachment, NodeMapping
 from nv import abi
 from tools.sniff.memory import PAGE
@@ -216,11 +216,7 @@ def record_device(
     driver: the version whose rules say which memory belongs to a call. memory: see RecordingNode.
     """
     rules = Rules.of(abi.select(driver))
-    try:
-        opened_file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise BadArgument(f"{path}: {error.strerror}") from None
-    with opened_file as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write(header(driver, "node", "/dev/nvidia", ["ugpu", "sniff", "device", name]))
         node = RecordingNode(attachment.node, file, rules, memory)
         opened: Device = _load(registry.NODE_DRIVERS[attachment.driver].entry)(

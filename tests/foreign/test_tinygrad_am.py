@@ -1,0 +1,88 @@
+"""tinygrad's AM driver boots the virtual Navi31 and computes on it; docs/foreign-drivers.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from am.virtual.bus.pci import VirtualTransport
+from am.virtual.chip import Chip
+from am.virtual.firmware.images import synthetic_set
+from am.virtual.gpu import build_chip
+from am.virtual.options import ChipOptions
+from tests.foreign.client import require, run_client
+from tests.foreign.remote_card import RemoteCard
+
+require("tinygrad")
+pytestmark = pytest.mark.foreign
+LIMIT_S = 150
+
+
+class Stand:
+    """A virtual card, reachable by tinygrad for as long as the test runs."""
+
+    def __init__(self, chip: Chip, folder: Path) -> None:
+        self.chip = chip
+        self._folder = folder
+        self._firmware = folder / "firmware"
+        self._firmware.mkdir()
+        for name, image in synthetic_set().items():
+            (self._firmware / name).write_bytes(image)
+        self.card = RemoteCard(VirtualTransport(chip))
+
+    def run(self, scenario: str, **environment: str) -> Any:  # the client's report
+        """Run a scenario of tinygrad_client in a new process."""
+        where = {
+            "REMOTE": f"127.0.0.1:{self.card.port}",
+            "DEV": "PCI+AMD:LLVM",
+            "PARALLEL": "0",  # compilers in processes of their own would not be llvmlite
+        }
+        return run_client(
+            "tests.foreign.tinygrad_client",
+            [scenario, str(self._firmware)],
+            self._folder / "result.json",
+            {**where, **environment},
+            LIMIT_S,
+        )
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    chip = build_chip(ChipOptions(vram=1 << 30))
+    try:
+        made = Stand(chip, tmp_path)
+        with made.card:
+            yield made
+    finally:
+        chip.close()
+
+
+def wrong(report: Any) -> dict[str, str]:
+    return {name: result for name, result in report["steps"].items() if result != "ok"}
+
+
+def test_it_boots_and_copies(stand: Stand) -> None:
+    report = stand.run("copies")
+    assert wrong(report) == {}
+    assert report["arch"] == "gfx1100" and not report["partial boot"]
+    assert stand.card.refused == []
+
+
+def test_its_operators_agree_with_numpy(stand: Stand) -> None:
+    """No fault and no violation: what boards take, the model takes."""
+    report = stand.run("operators")
+    assert wrong(report) == {} and len(report["steps"]) == 30
+    assert stand.chip.violations == []
+
+
+def test_it_starts_warm_takes_times_and_resets(stand: Stand) -> None:
+    """A second process finds the first one's card; a third resets it by the debug mailbox."""
+    begun = [stand.run("few")]
+    begun += [stand.run("timed"), stand.run("few", AM_RESET="1")]
+    assert [wrong(report) for report in begun] == [{}, {}, {}]
+    assert [report["partial boot"] for report in begun] == [False, True, False]
+    assert (2, 0) in stand.chip.smu.messages  # DEBUGSMC_MSG_Mode1Reset
+    assert stand.chip.violations == []
