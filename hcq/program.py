@@ -105,13 +105,31 @@ def _described(argument: Argument) -> str:
     return f"{'an address' if argument.is_address else kind} of {argument.size} bytes"
 
 
+def _structure(kernel: Kernel, position: int, value: bytes | bytearray | np.void) -> bytes:
+    """A structure's bytes; BadArgument unless the kernel declares one of this size there."""
+    data = value.tobytes() if isinstance(value, np.void) else bytes(value)
+    declared = kernel.arguments[position] if kernel.arguments is not None else None
+    if declared is None:
+        raise BadArgument(
+            f"argument {position} of {kernel.name} is a structure: its code object must declare "
+            "arguments, since their alignment is not known otherwise"
+        )
+    if declared.kind or declared.is_address:
+        raise BadArgument(
+            f"argument {position} {declared.name!r} of {kernel.name} must be "
+            f"{_described(declared)}, got a structure of {len(data)} bytes"
+        )
+    return data
+
+
 def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple[Reference, ...]]:
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
     A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole
-    that a graph's replay fills. Plain int, float and bool are refused: their width would be a
-    guess. Where the code object tells integers from floats, so must the scalars; their sign is not
-    asked for.
+    that a graph's replay fills. A structure by value is given as bytes or as a NumPy structured
+    scalar (np.void), where the code object declares the argument. Plain int, float and bool are
+    refused: their width would be a guess. Where the code object tells integers from floats, so must
+    the scalars; their sign is not asked for.
     """
     block = bytearray()
     references: list[Reference] = []
@@ -127,12 +145,17 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
         elif isinstance(value, np.generic) and value.dtype.kind in "biuf":
             data = value.tobytes()
             size = len(data)
+        elif isinstance(value, bytes | bytearray | np.void):
+            data = _structure(kernel, position, value)
+            size = len(data)
         else:
             raise BadArgument(
                 f"argument {position} of {kernel.name} is a {type(value).__name__}; pass a Buffer "
-                "or a NumPy scalar such as np.uint32(7), whose width is known"
+                "or a NumPy scalar such as np.uint32(7), whose width is known; a structure by "
+                "value as bytes or np.void"
             )
-        block += bytes(-len(block) % size)
+        if not isinstance(value, bytes | bytearray | np.void):  # those lie where they are declared
+            block += bytes(-len(block) % size)
         if kernel.arguments is not None:
             declared = kernel.arguments[position]
             expected = declared.is_address in (None, isinstance(value, Buffer))

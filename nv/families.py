@@ -51,6 +51,11 @@ class ClusterWords:
 # bank 0 %ntid, %nctaid, cvta, the stack's set-up, %is_explicit_cluster, %cluster_nctaid,
 # %clusterid, %nclusterid and %cluster_nctarank load.
 _BANK_TURING = BankLayout(block=0x0, grid=0xC, shared_window=0x18, local_window=0x20, stack=0x28)
+# Words that are read and left 0: the memory descriptor of LDG and STG (0x118 from sm_80, 0x208 on
+# sm_90, 0x358 from sm_100). It is 0 in what CUDA writes on an H100 (maxime-peim/libcuda-research,
+# "Compute kernel launch"), and tinygrad's ops_nv.py leaves it 0 on boards of sm_8x and sm_120.
+# UNSURE: 0xd0 of sm_90 (a bound that isspacep.global compares with), 0x44 and 0x48 (workspace of a
+# grid's barrier): what CUDA writes there would settle it, tests.hw.first_contact records it.
 _BANK_HOPPER = replace(
     _BANK_TURING,
     cluster=ClusterWords(
@@ -75,13 +80,17 @@ STACK_RESERVED = 0x240
 @dataclass(frozen=True)
 class Family:
     """One generation. compute_class: as the resource manager names it. qmd: the descriptor's
-    version. reserved_shared: bytes of shared memory that each group gives to the system."""
+    version. reserved_shared: bytes of shared memory that each group gives to the system. grid_type:
+    value of QMD_TYPE, where the version has it, of a launch without clusters. GRID_CTA ran on an
+    H100 (mc_compute_qmd.c of maxime-peim/libcuda-research), so did 0 (Mesa's NVK, qmd.rs Qmd4_0).
+    """
 
     name: str
     compute_class: str
     qmd: str
     bank: BankLayout
     reserved_shared: int
+    grid_type: int | str = "GRID_CTA"
 
 
 # Newest first. Reserved shared memory: CUDA C++ Programming Guide 12.9, "Shared Memory" of compute

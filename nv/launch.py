@@ -175,7 +175,7 @@ def prepare(
     major, minor = (int(part) for part in family.qmd.split("."))
     put("QMD_MAJOR_VERSION", major)
     put_any(("QMD_MINOR_VERSION", "QMD_VERSION"), minor)
-    put_any(("QMD_TYPE",), "GRID_CTA")
+    put_any(("QMD_TYPE",), family.grid_type)
     put("QMD_GROUP_ID", _GROUP_ID)
     put_any(("SM_GLOBAL_CACHING_ENABLE",), 1)
     put("API_VISIBLE_CALL_LIMIT", "NO_CHECK")

@@ -58,6 +58,11 @@ class Pushbuffer:
         # Words of blocks that hold the address of another block: (block, word, target, shift, add)
         self._links: list[tuple[int, int, int, int, int]] = []
 
+    @property
+    def blocks(self) -> list[bytes]:
+        """The data behind the commands, before relocations."""
+        return [bytes(data) for data, _ in self._blocks]
+
     def emit(self, subchannel: int, offset: int, *values: int) -> None:
         """Values for consecutive methods."""
         self.words.append(header(subchannel, offset, len(values)))

@@ -162,3 +162,17 @@ def test_declared_arguments_are_checked_one_by_one() -> None:
     ):
         with pytest.raises(BadArgument, match=reason):
             pack_arguments(takes, wrong)
+
+
+def test_a_structure_lies_where_it_is_declared() -> None:
+    """By value as bytes or a NumPy record; where nothing is declared its alignment is unknown."""
+    record = np.array((1, 2), np.dtype([("a", "<u4"), ("b", "<u8")], align=True))[()]
+    declared = (Argument(0, 4, "n"), Argument(8, 16, "s"), Argument(24, 3, "t"))
+    values = (np.uint32(7), record, b"xyz")
+    block, references = pack_arguments(kernel(32, declared), values)
+    assert block == b"\7\0\0\0" + bytes(4) + record.tobytes() + b"xyz" + bytes(5)
+    assert references == ()
+    with pytest.raises(BadArgument, match=r"argument 1 of .* is a structure: its code object must"):
+        pack_arguments(kernel(32, None), values)
+    with pytest.raises(BadArgument, match="must be a float of 16 bytes, got a structure of 16"):
+        pack_arguments(kernel(16, (Argument(0, 16, "s", kind="float"),)), (record,))

@@ -1,4 +1,5 @@
-"""A small program on CUDA's driver library, to be recorded: one launch, one copy, or one graph.
+"""A small program on CUDA's driver library, to be recorded: one launch, one copy, or one graph;
+or, with `bank`, what a kernel finds in constant bank 0.
 
     ugpu sniff -o launch.jsonl -- python -m tests.hw.cuda_program launch
 
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from tests.hw import bank
 from tests.support import ptx_kernels
 
 COUNT = 64
@@ -48,7 +50,8 @@ class Program:
         context, module, self.kernel = (ctypes.c_void_p() for _ in range(3))
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
-        cpu = f"sm_{capability[0].value}{capability[1].value}"
+        self.capability = (capability[0].value, capability[1].value)
+        cpu = "sm_{}{}".format(*self.capability)
         text = ptx_kernels.text(ptx_kernels.CONTRACT, cpu) + b"\0"
         self._call("cuModuleLoadData", ctypes.byref(module), text)
         self._call("cuModuleGetFunction", ctypes.byref(self.kernel), module, b"scale")
@@ -84,6 +87,21 @@ class Program:
         for _ in range(2):
             self._call("cuGraphLaunch", ready, stream)
 
+    def bank(self) -> None:
+        """Print constant bank 0 as CUDA fills it, read by a kernel: see tests.hw.bank."""
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), bank.text(self.capability) + b"\0")
+        self._call("cuModuleGetFunction", ctypes.byref(kernel), module, bank.KERNEL.encode())
+        count = bank.words_of(self.capability)
+        out, unused = ctypes.c_uint64(), (ctypes.c_uint8 * bank.WINDOW)()
+        self._call("cuMemAlloc_v2", ctypes.byref(out), ctypes.c_size_t(4 * count))
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(out), ctypes.addressof(unused))
+        self._call("cuLaunchKernel", kernel, 1, 1, 1, count, 1, 1, 0, None, pointers, None)
+        self._call("cuCtxSynchronize")
+        found = (ctypes.c_uint32 * count)()
+        self._call("cuMemcpyDtoH_v2", found, out, ctypes.c_size_t(4 * count))
+        sys.stdout.write(bank.dump(self.capability, list(found)) + "\n")
+
     def check(self) -> None:
         """Wait, copy back, compare."""
         self._call("cuCtxSynchronize")
@@ -95,6 +113,9 @@ class Program:
     def run(self, what: str) -> None:
         """One of the works below."""
         self.copy_in()
+        if what == "bank":
+            self.bank()
+            return
         if what == "copy":
             self._call("cuCtxSynchronize")
             return
@@ -106,12 +127,13 @@ class Program:
 
 
 WORKS = ("launch", "copy", "graph")
+_ALL = (*WORKS, "bank")
 
 
 def main(arguments: Sequence[str], library: Library | None = None) -> int:
     """Do one work; NO_CUDA without the library or without a GPU."""
-    if len(arguments) != 1 or arguments[0] not in WORKS:
-        sys.stderr.write(f"usage: python -m tests.hw.cuda_program {'|'.join(WORKS)}\n")
+    if len(arguments) != 1 or arguments[0] not in _ALL:
+        sys.stderr.write(f"usage: python -m tests.hw.cuda_program {'|'.join(_ALL)}\n")
         return 2
     try:
         Program(library or ctypes.CDLL("libcuda.so.1")).run(arguments[0])

@@ -5,15 +5,16 @@ python -m tests.hw.first_contact FOLDER [--device nvrm:0] [--minutes 9]
 In this order, each in a process of its own with a time of its own, so that one that hangs costs
 only itself: what the machine says of itself; our driver step by step (tests.hw.ladder); what CUDA
 does to launch a kernel, to copy and to replay a graph, recorded where libcuda is; what our driver
-does for the same, recorded and compared; the whole suite; and in the time that is left CUDA once
-more, with what it writes before its doorbells. FOLDER gets few files, written as things come:
+does for the same, recorded and compared; the whole suite; and in the time that is kept for it CUDA
+once more, with what it writes before its doorbells, its launch beside ours. FOLDER gets few files,
+none above 15 MiB, written as things come:
 
     summary.md            the steps, how each went, the end of what it said
     machine.json          tests.hw.machine
     ladder.json           tests.hw.ladder: each rung, what it found, where it ended
     *.json, *.md          the suite's report
-    calls.txt             the recordings, decoded, and their differences
-    recordings.tar.gz     the recordings themselves (see docs/sniff.md)
+    calls.txt             constant bank 0 of CUDA and of ours, the recordings decoded, differences
+    recordings.tar        the recordings themselves, each with gzip (see docs/sniff.md)
 
 Exit code: 0 when every step went well, 1 otherwise, 3 where there is no GPU.
 """
@@ -21,7 +22,9 @@ Exit code: 0 when every step went well, 1 otherwise, 3 where there is no GPU.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -38,10 +41,13 @@ from tools.devices import listed
 
 ROOT = suite.ROOT
 #: seconds for each kind of step; the suite takes what is left
-MACHINE_S, LADDER_S, RECORD_S, SHOW_S = 30.0, 120.0, 30.0, 20.0
+MACHINE_S, LADDER_S, RECORD_S, SHOW_S = 30.0, 300.0, 30.0, 20.0
 SUITE_S = 5 * 60.0
+#: kept for the recordings at the end
+MEMORY_S = 70.0
 #: what the suite is left at least by the steps before it, where there is as much
-SUITE_LEAST_S = 3.5 * 60.0
+SUITE_LEAST_S = 2.5 * 60.0
+MOST_ARCHIVE = 15 << 20
 MOST_TEXT = 6 << 20  # bytes of a part of calls.txt; of all of it at most twice as many
 TOLD_LINES = 12
 
@@ -83,6 +89,7 @@ class Visit:
         self.recordings.mkdir(parents=True, exist_ok=True)
         self.reserve = min(SUITE_LEAST_S, (self.end - self.now()) / 2)
         self.texts: list[str] = []
+        self.left_out: list[str] = []
 
     def step(
         self,
@@ -119,6 +126,8 @@ class Visit:
         for step in self.steps:
             if step.told:
                 lines += ["", f"## {step.name}", "", "```", *step.told, "```"]
+        if self.left_out:
+            lines += ["", "Recordings that are too large to bring home:", "", *self.left_out]
         (self.folder / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     # The steps
@@ -152,6 +161,18 @@ class Visit:
         self.write_texts()
         return path
 
+    def record_launch(self) -> Path | None:
+        """Our driver at the launch that CUDA is recorded with."""
+        path = self.recordings / "ours-launch.jsonl"
+        command = ["tests.hw.our_launch", self.device, str(path), "--driver", self.driver]
+        self.step("record ours-launch", command, RECORD_S)
+        if not path.exists():
+            return None
+        shown = self.step("decode ours-launch", ["tools.cli", "sniff", "show", str(path)], SHOW_S)
+        self.texts.append(f"==== ours-launch\n{shown.output}")
+        self.write_texts()
+        return path
+
     def compare(self, left: Path | None, right: Path | None) -> None:
         """What CUDA does and we do not, and the other way round."""
         if left is None or right is None:
@@ -166,12 +187,27 @@ class Visit:
         """Recordings as text, and as they are."""
         text = "\n".join(self.texts)[: 2 * MOST_TEXT]
         (self.folder / "calls.txt").write_text(text, encoding="utf-8")
-        with tarfile.open(self.folder / "recordings.tar.gz", "w:gz") as archive:
-            archive.add(self.recordings, "recordings")
+        packed = []
+        for path in sorted(self.recordings.glob("*.jsonl")):
+            small = path.with_suffix(".jsonl.gz")
+            if not small.exists():
+                with path.open("rb") as raw, gzip.open(small, "wb", compresslevel=6) as out:
+                    shutil.copyfileobj(raw, out)
+            packed.append(small)
+        self.left_out, total = [], 0
+        with tarfile.open(self.folder / "recordings.tar", "w") as archive:
+            for small in sorted(packed, key=lambda each: each.stat().st_size):
+                total += small.stat().st_size + tarfile.RECORDSIZE
+                if total > MOST_ARCHIVE:
+                    self.left_out.append(f"{small.name}, {small.stat().st_size} bytes")
+                else:
+                    archive.add(small, f"recordings/{small.name}")
+        self.write_summary()
 
     def examine(self) -> None:
         """The suite, whose report comes here."""
-        minutes = max(min(SUITE_S, self.end - self.now() - 10) / 60, 0.1)
+        left = self.end - self.now() - 10
+        minutes = max(min(SUITE_S, left - min(MEMORY_S, left / 4)) / 60, 0.1)
         self.reserve = 0.0
         command = ["tests.hw", "--device", self.device, "--output", str(self.folder)]
         command += ["--minutes", f"{minutes:.2f}"]
@@ -179,22 +215,39 @@ class Visit:
             command += ["--only", *self.only]
         self.step("the suite", command, SUITE_S + 90)
 
+    def banks(self) -> None:
+        """Constant bank 0 as CUDA fills it, beside what our driver writes."""
+        done = self.step("constant bank 0 of CUDA", ["tests.hw.cuda_program", "bank"], RECORD_S,
+                         NO_CUDA)  # fmt: skip
+        if done.code != 0:
+            return
+        path = self.recordings / "bank.json"
+        path.write_text(done.output, encoding="utf-8")
+        name = "compare the banks"
+        shown = self.step(name, ["tests.hw.bank", str(path)], RECORD_S, 1, "different")
+        self.texts.append(f"==== constant bank 0\n{done.output}{shown.output}")
+        self.write_texts()
+
     def all(self) -> int:
         """Everything; whether it went well."""
         self.look_around()
         ladder = ["tests.hw.ladder", str(self.folder / "ladder.json"), "--device", self.device]
         self.step("the ladder", ladder, LADDER_S)
+        self.banks()
         cuda = [self.record(f"cuda-{work}", ["-m", "tests.hw.cuda_program", work])
                 for work in WORKS]  # fmt: skip
         ours = self.record("ours", [], by="device", memory=True)
+        launch = self.record_launch()
         for each in cuda:
             self.compare(each, ours)
         self.examine()
         # At the end: a sandbox may not bear with stepping over a doorbell.
         for work, plain in zip(WORKS, cuda, strict=True):
             if plain is not None:
-                self.record(f"cuda-{work}-memory", ["-m", "tests.hw.cuda_program", work],
-                            memory=True)  # fmt: skip
+                path = self.record(f"cuda-{work}-memory", ["-m", "tests.hw.cuda_program", work],
+                                   memory=True)  # fmt: skip
+                if work == "launch":
+                    self.compare(path, launch)
         return int(any(step.outcome == "failed" for step in self.steps))
 
 

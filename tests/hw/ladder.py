@@ -4,9 +4,10 @@ not get through.
 python -m tests.hw.ladder FILE [--device nvrm:0]
 
 Each rung is a process of its own with a time of its own, makes what it needs from the start, and
-tells facts as they come; FILE (JSON) is written after each. Rungs beside each other do not need
-each other: where no compute channel can be had, each copy engine is still tried. Exit code: 0
-where all went well, 1 otherwise.
+tells facts as they come; FILE (JSON) is written after each. Of a rung that breaks or hangs FILE has
+the error with its facts, the last calls to the driver and where its threads stood. Rungs beside
+each other do not need each other: where no compute channel can be had, each copy engine is still
+tried. Exit code: 0 where all went well, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import contextlib
 import importlib
 import json
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +36,8 @@ from hcq.queue import Queue, QueueKind
 from hcq.transport.node import NodeAttachment
 from nv import abi
 from nv.abi.events import TOOLS_NODE
+from nv.assemble import find_assembler
+from nv.cubin import parse_cubin
 from nv.device import NvDevice
 from nv.queue import ChannelQueue
 from nv.rm.client import CONTROL_NODE, RmClient
@@ -41,8 +46,9 @@ from nv.rm.memory import allocate
 from nv.rm.session import Region, Session
 from nv.rm.uvm import UVM_NODE
 from nv.sensors import describe
-from tests.hw import process
+from tests.hw import calls, machine, process
 from tests.hw.section_faults import UNMAPPED
+from tests.support import ptx_kernels
 from tests.support.kernels import contract_object
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +123,19 @@ def client(device: str) -> Iterator[Fact]:
         yield "a branch we know", made.abi.exact
         for card in made.cards():
             yield "GPU", {"minor": int(card.minor_number), "id": int(card.gpu_id)}
+
+
+def assembler(device: str) -> Iterator[Fact]:
+    """What makes machine code, which needs no GPU."""
+    found = find_assembler()
+    yield "assembler", found.name
+    for target in ("sm_75", "sm_86", "sm_90", "sm_90a", "sm_120"):
+        try:
+            text = ptx_kernels.text(ptx_kernels.CONTRACT, target)
+            code = parse_cubin(found.assemble(text, target))
+            yield target, {name: each.registers for name, each in code.kernels.items()}
+        except UgpuError as error:
+            yield target, f"{type(error).__name__}: {error}"
 
 
 def memory_driver(device: str) -> Iterator[Fact]:
@@ -220,25 +239,60 @@ def _copied(made: Bare, engine: int) -> object:
 
 
 def compute(device: str) -> Iterator[Fact]:
-    """A compute channel, its first methods, a kernel."""
+    """A compute channel, its first methods, a kernel: commands in video memory."""
     with bare(device) as made:
-        number = made.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
-        queue = made.channel("compute", QueueKind.COMPUTE, number)
-        yield "channel", asdict(queue.progress())
-        program = made.load(contract_object(made.target))
-        yield "program", [repr(kernel) for kernel in program.kernels.values()]
-        numbers = np.arange(256, dtype=np.uint32)
-        with (
-            made.alloc(1024, placement=Placement.HOST) as given,
-            made.alloc(1024, placement=Placement.HOST) as out,
-        ):
-            assert given.view is not None and out.view is not None
-            np.frombuffer(given.view, np.uint32)[:] = numbers
-            args = (out, given, np.uint32(256), np.uint32(3))
-            work = Queue(queue).launch(program["scale"], grid=(4,), block=(64,), args=args)
-            queue.timeline.wait(work.submit(), limit_s=5)
-            yield "right", bool((np.frombuffer(out.view, np.uint32) == 3 * numbers).all())
-        yield "after it", asdict(queue.progress())
+        yield from _launched(made)
+
+
+def compute_host(device: str) -> Iterator[Fact]:
+    """The same with descriptor and constant bank in host memory."""
+    with bare(device) as made:
+        made.command_placement = Placement.HOST
+        yield from _launched(made)
+
+
+def compute_untyped(device: str) -> Iterator[Fact]:
+    """The same with QMD_TYPE 0, as Mesa's NVK has it on Hopper."""
+    with bare(device) as made:
+        if "QMD_TYPE" not in abi.qmd(made.family.qmd).fields:
+            yield "not for", f"descriptors of version {made.family.qmd}"
+            return
+        made.family = replace(made.family, grid_type=0)
+        yield from _launched(made)
+
+
+def compute_qmd3(device: str) -> Iterator[Fact]:
+    """The same with a descriptor of version 3.0, which Hopper's header defines beside 4.0."""
+    with bare(device) as made:
+        if made.family.qmd != "4.0":
+            yield "not for", f"descriptors of version {made.family.qmd}"
+            return
+        made.family = replace(made.family, qmd="3.0")
+        yield from _launched(made)
+
+
+def _launched(made: Bare) -> Iterator[Fact]:
+    """A kernel, and whether it computed what it should; ChipError where it did not."""
+    number = made.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+    queue = made.channel("compute", QueueKind.COMPUTE, number)
+    yield "channel", asdict(queue.progress())
+    program = made.load(contract_object(made.target))
+    yield "program", [repr(kernel) for kernel in program.kernels.values()]
+    numbers = np.arange(256, dtype=np.uint32)
+    with (
+        made.alloc(1024, placement=Placement.HOST) as given,
+        made.alloc(1024, placement=Placement.HOST) as out,
+    ):
+        assert given.view is not None and out.view is not None
+        np.frombuffer(given.view, np.uint32)[:] = numbers
+        args = (out, given, np.uint32(256), np.uint32(3))
+        work = Queue(queue).launch(program["scale"], grid=(4,), block=(64,), args=args)
+        queue.timeline.wait(work.submit(), limit_s=5)
+        right = bool((np.frombuffer(out.view, np.uint32) == 3 * numbers).all())
+        yield "right", right
+    yield "after it", asdict(queue.progress())
+    if not right:
+        raise ChipError("the kernel computed wrongly")
 
 
 def whole(device: str) -> Iterator[Fact]:
@@ -266,7 +320,8 @@ def fault(device: str) -> Iterator[Fact]:
 
 
 RUNGS: tuple[Callable[[str], Iterator[Fact]], ...] = (
-    files, client, memory_driver, identity, memory, copy_engines, compute, whole, fault, sensors,
+    files, client, assembler, memory_driver, identity, memory, copy_engines, compute, compute_host,
+    compute_untyped, compute_qmd3, whole, fault, sensors,
 )  # fmt: skip
 
 
@@ -276,18 +331,64 @@ def climb(device: str, file: Path, rungs: Sequence[str], limit_s: float = RUNG_S
     well = True
     for rung in rungs:
         begin = time.monotonic()
-        command = [sys.executable, "-m", "tests.hw.ladder", "--rung", rung, "--device", device, "-"]
-        done = process.run(command, limit_s, folder=ROOT)
-        facts = [json.loads(line) for line in done.output.splitlines() if line.startswith("[")]
-        told[rung] = {
-            "trouble": done.trouble, "seconds": round(time.monotonic() - begin, 2),
-            "facts": facts, "errors": done.errors.splitlines()[-30:] if done.trouble else [],
-        }  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            kept = Path(folder) / "last"
+            command = [sys.executable, "-m", "tests.hw.ladder", "--rung", rung]
+            done = process.run([*command, "--device", device, str(kept)], limit_s, folder=ROOT)
+            told[rung] = {
+                "trouble": done.trouble,
+                "seconds": round(time.monotonic() - begin, 2),
+                "facts": list(_facts(done.output)),
+                **(_diagnosis(done, kept) if done.trouble else {}),
+            }
         well = well and not done.trouble
+        if done.trouble:
+            told["kernel log"] = machine.kernel_log()
         file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         sys.stdout.write(f"{rung}: {done.trouble or 'well'}\n")
         sys.stdout.flush()
     return well
+
+
+def _facts(output: str) -> Iterator[object]:
+    """The facts that a rung told; the last one may be cut off."""
+    for line in output.splitlines():
+        if line.startswith("["):
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+
+def _diagnosis(done: process.Ended, kept: Path) -> dict[str, object]:
+    """What a rung that did not go well left."""
+    found: dict[str, object] = {"errors": done.errors.splitlines()[-30:], "calls": calls.told(kept)}
+    stacks = calls.stacks_of(kept)
+    if stacks.exists():
+        found["stacks"] = stacks.read_text(encoding="utf-8").splitlines()[:80]
+    return found
+
+
+def try_rung(rung: Callable[[str], Iterator[Fact]], device: str, kept: Path) -> int:
+    """One rung in this process: its facts go to standard output. kept: where its last calls go if
+    it breaks, or is asked to end."""
+    last = calls.LastCalls()
+    calls.install(last)
+    calls.tell_when_ended(last, kept)
+
+    def tell(fact: Fact) -> None:
+        sys.stdout.write(json.dumps(fact, default=str) + "\n")
+        sys.stdout.flush()
+
+    try:
+        for fact in rung(device):
+            tell(fact)
+    except Exception as error:
+        last.save(kept)
+        facts = {key: str(value) for key, value in getattr(error, "facts", {}).items()}
+        tell(("error", {"error": f"{type(error).__name__}: {error}", **facts}))
+        traceback.print_exc()
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")  # the last line names the trouble
+        return 1
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -302,11 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.rung is None:
         return 0 if climb(given.device, given.file, given.only) else 1
-    rung = RUNGS[names.index(given.rung)]
-    for fact in rung(given.device):
-        sys.stdout.write(json.dumps(fact, default=str) + "\n")
-        sys.stdout.flush()
-    return 0
+    return try_rung(RUNGS[names.index(given.rung)], given.device, given.file)
 
 
 if __name__ == "__main__":

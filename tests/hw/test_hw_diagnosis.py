@@ -17,7 +17,7 @@ import hcq
 from hcq.errors import DriverRefused
 from nv.virtual.gpu import attach_gh100
 from tests.hw import __main__ as suite
-from tests.hw import calls, first_contact, ladder, machine, section_contract
+from tests.hw import calls, first_contact, ladder, machine, process, section_contract
 from tests.hw.budget import Budget
 from tests.support.nv_machine import powered
 
@@ -154,14 +154,63 @@ def test_first_contact_brings_everything_home(
     assert "| the suite | well |" in summary
     assert "NV_ESC" not in (folder / "calls.txt").read_text()  # decoded
     assert "HOPPER_COMPUTE_A" in (folder / "calls.txt").read_text()
-    with tarfile.open(folder / "recordings.tar.gz") as archive:
-        assert "recordings/ours.jsonl" in archive.getnames()
+    assert "| record ours-launch | well |" in summary
+    with tarfile.open(folder / "recordings.tar") as archive:
+        assert "recordings/ours.jsonl.gz" in archive.getnames()
     (report,) = folder.glob("virtual-*.json")
     assert json.loads(report.read_text())["failed"] == 0
     assert "| the ladder | well |" in summary
     assert json.loads((folder / "ladder.json").read_text())["compute"]["trouble"] == ""
     found = list(folder.iterdir())
     assert len(found) <= 8 and all(path.is_file() for path in found), "few files are brought home"
+
+
+def test_recordings_fit_what_is_brought_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest ones stay behind, and the summary says so."""
+    visit = first_contact.Visit("cpu", tmp_path / "out", 100.0, tmp_path / "kept", now=lambda: 0.0)
+    (tmp_path / "kept/small.jsonl").write_text("x" * 1000)
+    (tmp_path / "kept/large.jsonl").write_bytes(os.urandom(1 << 17))
+    monkeypatch.setattr(first_contact, "MOST_ARCHIVE", 1 << 16)
+    visit.write_texts()
+    with tarfile.open(tmp_path / "out/recordings.tar") as archive:
+        assert archive.getnames() == ["recordings/small.jsonl.gz"]
+    assert (tmp_path / "out/recordings.tar").stat().st_size <= 1 << 16
+    assert "large.jsonl.gz" in (tmp_path / "out/summary.md").read_text()
+
+
+def test_a_rung_that_breaks_leaves_the_last_calls(tmp_path: Path) -> None:
+    """One that is asked to end leaves them too, with where it stood."""
+    program = """
+import signal, sys
+from pathlib import Path
+from hcq.errors import ChipError
+from tests.hw import ladder
+
+def rung(device):
+    with ladder.bare(device) as made:
+        yield "capability", made.gpu.capability
+        if sys.argv[2] == "ended":
+            signal.raise_signal(signal.SIGTERM)
+        raise ChipError("planted", register="X")
+
+sys.exit(ladder.try_rung(rung, "virtual:gh100", Path(sys.argv[1])))
+"""
+    for how in ("broken", "ended"):
+        kept = tmp_path / how
+        command = [sys.executable, "-c", program, str(kept), how]
+        done = process.run(command, 120, folder=suite.ROOT)
+        facts = list(ladder._facts(done.output))
+        assert facts[0] == ["capability", [9, 0]]
+        found = ladder._diagnosis(done, kept)
+        assert "last:" in found["calls"], found
+        if how == "broken":
+            error = "ChipError: planted (register=X)"
+            assert facts[1] == ["error", {"error": error, "register": "X"}]
+            assert done.code == 1 and "ChipError: planted" in done.trouble
+        else:
+            assert any("rung" in line for line in found["stacks"])
 
 
 def test_first_contact_says_when_time_is_over(tmp_path: Path) -> None:
@@ -180,6 +229,8 @@ def test_the_ladder_goes_on_where_a_rung_breaks(tmp_path: Path) -> None:
     assert not ladder.climb("virtual:nothing", told, ["files", "client"])
     found = json.loads(told.read_text())
     assert "KeyError" in found["files"]["trouble"] and found["client"]["errors"]
+    assert found["files"]["facts"] == [["error", {"error": "KeyError: 'nothing'"}]]
+    assert found["files"]["calls"] == [] and "kernel log" in found
     assert ladder.climb("virtual:gh100", told, ["client"])
     found = json.loads(told.read_text())
     assert ["branch", "580"] in found["client"]["facts"]

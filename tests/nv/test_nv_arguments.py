@@ -60,3 +60,36 @@ def test_kinds_and_counts_are_checked(gh100: NvDevice) -> None:
             ("", True), ("integer", False), ("float", False), ("", False), ("float", False),
             ("", False),
         ]  # fmt: skip
+
+STRUCTURE = """
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry sum(.param .u64 out, .param .b8 small[3], .param .align 8 .b8 pair[16])
+{ .reg .b64 %rd<2>; .reg .b32 %r<4>; ld.param.u64 %rd0, [out]; ld.param.u32 %r0, [pair];
+  ld.param.u64 %rd1, [pair+8]; cvt.u32.u64 %r1, %rd1; ld.param.u8 %r2, [small+2];
+  add.u32 %r0, %r0, %r1; add.u32 %r0, %r0, %r2; st.global.u32 [%rd0], %r0; ret; }
+"""
+PAIR = np.dtype([("first", np.uint32), ("second", np.uint64)], align=True)
+
+
+def test_structures_by_value(gh100: NvDevice) -> None:
+    """Given as bytes or as a NumPy structured scalar of the size that the kernel declares."""
+    pair = np.array((5, 37), PAIR)[()]
+    assert isinstance(pair, np.void)
+    with gh100.load(STRUCTURE.encode()) as program, gh100.alloc(64) as out:
+        for small, given in ((b"\0\0\1", pair), (bytearray(b"\0\0\1"), pair.tobytes())):
+            out.fill(0)
+            with gh100.queue() as queue:
+                queue.launch(
+                    program["sum"], grid=(1,), block=(1,), args=(out, small, given)
+                )
+            gh100.synchronize()
+            assert out[:4].numpy(np.uint32)[0] == 43
+        for args, reason in (
+            ((out, b"\0\0", pair), "'small' of sum is a scalar of 3 bytes; a bytes of 2"),
+            ((out, b"\0\0\0", bytes(17)), "'pair' of sum is a scalar of 16 bytes; a bytes of 17"),
+            ((bytes(8), b"\0\0\0", pair), "'out' of sum must be an .* got a structure of 8 bytes"),
+        ):
+            with pytest.raises(BadArgument, match=reason):
+                gh100.queue().launch(program["sum"], grid=(1,), block=(1,), args=args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,16 @@ def test_commands_lie_in_one_of_two_places() -> None:
         with pytest.raises(BadArgument, match=r"commands must be one of .*'device'.* got 'gpu'"):
             opened(machine, commands="gpu")
         assert not machine.nodes
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"qmd": "3.0"}, 0), ({"grid_type": 0}, 1), ({}, 0)],
+    ids=["version 3.0", "no type", "as it is"],
+)
+def test_descriptors_that_boards_of_hopper_take(changes: dict[str, Any], said: int) -> None:
+    """Mesa's NVK launches with QMD_TYPE 0: the model runs it, and counts a violation."""
+    with powered() as machine, opened(machine) as device:
+        device.family = replace(device.family, **changes)
+        work(device)
+        assert len([line for line in machine.violations if "QMD_TYPE is QUEUE" in line]) == said

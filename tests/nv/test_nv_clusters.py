@@ -164,7 +164,7 @@ WRONG = {
     "no clusters": (
         {"QMD_TYPE": "GRID_CTA", "GPC_CGA_WIDTH": 2}, "QMD_TYPE says that there are none",
     ),
-    "of the GPU": ({"QMD_TYPE": "GRID_GPU_CGA"}, "QMD_TYPE 4 is no grid of groups"),
+    "of the GPU": ({"QMD_TYPE": "GRID_GPU_CGA"}, "QMD_TYPE 4 is not a grid of groups"),
     "beyond a GPC": ({"GPU_CGA_WIDTH": 2}, "GPU_CGA_WIDTH is not modelled"),
     "not the kernel's": (
         {"GPC_CGA_WIDTH": 4}, "clusters of 4x1x1 groups; tell requires 2x1x1",

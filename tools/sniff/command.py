@@ -15,11 +15,11 @@ from hcq.device import Device
 from hcq.errors import BadArgument, ChipError, UsageError
 from nv import abi
 from tools.console import Output
-from tools.sniff import node, preload
+from tools.sniff import launches, node, preload
 from tools.sniff.compare import differences, steps
 from tools.sniff.decode import Decoded, Decoder, lines
 from tools.sniff.flags import Flags
-from tools.sniff.memory import Image
+from tools.sniff.memory import Image, Launch
 from tools.sniff.recording import Recording, header, read
 from tools.sniff.rules import Rules
 
@@ -166,11 +166,23 @@ def show(path: Path, out: Output) -> int:
     return 0
 
 
+def _launches(recording: Recording, decoded: list[Decoded]) -> list[Launch]:
+    seen = Image(decoded)
+    for call in recording.calls:
+        list(seen.take(call))
+    list(seen.end())
+    return seen.launches
+
+
 def compare(left: Path, right: Path, out: Output) -> int:
-    """Print where two recordings differ; 1 if they do."""
-    found = list(differences(steps(_decoded(left)[1]), steps(_decoded(right)[1])))
-    for line in found:
+    """Print where two recordings differ, and their last launches where memory was recorded; 1 if
+    they differ."""
+    (one, ours), (other, theirs) = _decoded(left), _decoded(right)
+    found = list(differences(steps(ours), steps(theirs)))
+    launched = list(launches.differences(_launches(one, ours), _launches(other, theirs)))
+    for line in [*found, *launched]:
         out.say(line)
+    found += [line for line in launched if line.lstrip().startswith("~")]
     if not found:
         out.say("no difference but handles, files and addresses")
     out.result({"differences": found})

@@ -41,6 +41,15 @@ class Ring:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """A launch descriptor that a doorbell was rung for. bank: constant bank 0, if it was seen."""
+
+    table: abi.Descriptor
+    raw: bytes
+    bank: bytes | None
+
+
+@dataclass(frozen=True)
 class Range:
     """Addresses of the GPU behind which an allocation lies, from `offset` on."""
 
@@ -64,6 +73,7 @@ class Image:
         self._old: dict[int, bytes] = {}  # rings as they were, by address
         self._classes: dict[int, int] = {}  # by subchannel
         self._rung = False
+        self.launches: list[Launch] = []
 
     def take(self, call: Call) -> Iterator[str]:
         """The next call; lines about the doorbell before, once all its pages are there."""
@@ -246,6 +256,7 @@ class Image:
 
     def _banks(self, table: abi.Descriptor, raw: bytes) -> Iterator[str]:
         """What lies in constant banks, row by row; rows of zeros are left out."""
+        first: bytes | None = None
         for bank in range(table.field("CONSTANT_BUFFER_VALID").count):
             if not table.get(raw, "CONSTANT_BUFFER_VALID", bank):
                 continue
@@ -256,6 +267,7 @@ class Image:
             if "CONSTANT_BUFFER_SIZE_SHIFTED4" in table.fields:
                 size = table.get(raw, "CONSTANT_BUFFER_SIZE_SHIFTED4", bank) << 4
             content = self.read(address, min(size, MOST_BANK))
+            first = content if bank == 0 else first
             if content is None:
                 yield f"    bank {bank}: {size} bytes at {address:#x}, not recorded"
                 continue
@@ -264,6 +276,7 @@ class Image:
                 row = content[at : at + 16]
                 if any(row):
                     yield f"      {at:#06x}  {row.hex(' ', 4)}"
+        self.launches.append(Launch(table, raw, first))
 
 
 def _number(values: Values | Mapping[str, object], name: str) -> int:

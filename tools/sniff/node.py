@@ -213,14 +213,16 @@ def record_device(
 ) -> None:
     """Open a device through a recording node, do `work` with it, close it.
 
-    driver: the version whose rules say which memory belongs to a call. memory: see RecordingNode.
+    driver: the version whose rules say which memory belongs to a call. memory: see RecordingNode;
+    command images are kept in host memory then, where all of it can be read at each doorbell.
     """
     rules = Rules.of(abi.select(driver))
     with path.open("w", encoding="utf-8") as file:
         file.write(header(driver, "node", "/dev/nvidia", ["ugpu", "sniff", "device", name]))
         node = RecordingNode(attachment.node, file, rules, memory)
+        options = {"commands": "host"} if memory and attachment.driver == "nvrm" else {}
         opened: Device = _load(registry.NODE_DRIVERS[attachment.driver].entry)(
-            name, replace(attachment, node=node)
+            name, replace(attachment, node=node), **options
         )
         with opened:
             work(opened)

@@ -218,6 +218,7 @@ class ComputeEngine:
             if len(self._parsed) >= 256:
                 self._parsed.clear()
             self._parsed[raw] = launch
+        self.channel.gpu.violations.extend(launch.violations)
         return launch
 
     def _release(self, launch: LaunchDescriptor) -> None:

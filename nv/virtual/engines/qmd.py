@@ -19,13 +19,13 @@ VERSIONS = {
     "turing": ((2, 2), (2, 3)),
     "ampere": ((2, 4), (3, 0)),
     "ada": ((3, 0),),
-    "hopper": ((4, 0),),
+    "hopper": ((3, 0), (4, 0)),
     "blackwell": ((5, 0),),
 }
 REGISTERS_PER_SM = 64 << 10
 LONGEST_CONSTANT_BANK = 64 << 10
 _SCHEDULE, _COPY_SCHEDULE = 1, 3  # actions on a dependent QMD
-_GRID_CTA, _GRID_GPC_CGA = 2, 3
+_UNTYPED, _GRID_CTA, _GRID_GPC_CGA = 0, 2, 3
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Release:
 @dataclass(frozen=True)
 class LaunchDescriptor:
     """What a QMD says. Addresses are GPU virtual, sizes bytes; constants: (address, size).
-    membar: CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters."""
+    membar: CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters. violations: what hardware
+    forgives."""
 
     version: tuple[int, int]
     grid: tuple[int, int, int]
@@ -65,6 +66,7 @@ class LaunchDescriptor:
     membar: int
     invalidates_banks: tuple[bool, ...]
     cluster: tuple[int, int, int] | None = None
+    violations: tuple[str, ...] = ()
 
 
 class _Reader:
@@ -123,7 +125,7 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
     read = _reader(version)
     stray = number & read.undefined
     _need(not stray, f"reserved bits are set, the first at bit {(stray & -stray).bit_length() - 1}")
-    _kind(read, number)
+    violations = _kind(read, number)
     return LaunchDescriptor(
         version=version,
         grid=_grid(read, number),
@@ -145,17 +147,26 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
             bool(read.get(number, "CONSTANT_BUFFER_INVALIDATE", bank)) for bank in range(8)
         ),
         cluster=_cluster(read, number, facts),
+        violations=violations,
     )
 
 
-def _kind(read: _Reader, number: int) -> None:
+def _kind(read: _Reader, number: int) -> tuple[str, ...]:
+    """Refuse what is not a grid. Mesa's NVK launches with QMD_TYPE 0 on boards of Hopper (qmd.rs,
+    Qmd4_0), where the header calls that a queue: a violation."""
+    violations: tuple[str, ...] = ()
     if read.has("QMD_TYPE"):
         kind = read.get(number, "QMD_TYPE")
-        _need(kind in (_GRID_CTA, _GRID_GPC_CGA), f"QMD_TYPE {kind} is no grid of groups")
+        _need(
+            kind in (_UNTYPED, _GRID_CTA, _GRID_GPC_CGA), f"QMD_TYPE {kind} is not a grid of groups"
+        )
+        if kind == _UNTYPED:
+            violations = ("launch descriptor: QMD_TYPE is QUEUE (0), expected GRID_CTA (2)",)
     else:
         _need(not read.get(number, "IS_QUEUE"), "IS_QUEUE: queues are not modelled")
     _need(read.get(number, "QMD_GROUP_ID") == 0x3F, "QMD_GROUP_ID is not 0x3f")
     _need(read.get(number, "API_VISIBLE_CALL_LIMIT") == 1, "API_VISIBLE_CALL_LIMIT is checked")
+    return violations
 
 
 def _grid(read: _Reader, number: int) -> tuple[int, int, int]:
