@@ -78,7 +78,7 @@ def open_device(
     return AmDevice(
         name,
         attachment,
-        FirmwareSource(images, folders),
+        FirmwareSource(images, folders, attachment.on_image),
         stages=boot.Stages(on_stage),
         leave_warm=leave == "warm",
         force_cold=force_cold,
@@ -307,9 +307,15 @@ class AmDevice(Device):
         return Buffer(self, mapping.address, mapping.size, mapping.placement, view, handle=mapping)
 
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
-        mapping = self.map(size, placement)
-        view = mapping.view[:size] if mapping.dma is not None else None
-        return Buffer(self, VirtAddr(mapping.address), size, placement, view, handle=mapping)
+        mapping = None
+        try:
+            mapping = self.map(size, placement)
+            view = mapping.view[:size] if mapping.dma is not None else None
+            return Buffer(self, VirtAddr(mapping.address), size, placement, view, handle=mapping)
+        except BaseException:
+            if mapping is not None:
+                self.unmap(mapping)
+            raise
 
     def free_memory(self, buffer: Buffer) -> None:
         mapping = buffer.handle

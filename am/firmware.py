@@ -48,12 +48,21 @@ class FirmwareSource:
         self,
         images: Mapping[str, bytes] | None = None,
         folders: Sequence[Path] = (),
+        on_image: Callable[[str, bytes], object] | None = None,
     ) -> None:
+        """on_image: called with name and bytes of each image that is read."""
         self.images = images
         self.folders = tuple(folders)
+        self._on_image = on_image
 
     def read(self, name: str) -> bytes:
         """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound tells where was looked."""
+        data = self._read(name)
+        if self._on_image is not None:
+            self._on_image(name, data)
+        return data
+
+    def _read(self, name: str) -> bytes:
         if self.images is not None:
             for key in (name, f"{VENDOR_FOLDER}/{name}"):
                 if key in self.images:

@@ -56,6 +56,9 @@ class Hub:
         self.prefix = prefix
         self.name = "GFXHUB" if prefix == "GC" else "MMHUB"
         self.on = False
+        # Whether the semaphore may be held on our behalf: by a process that was killed, or by a
+        # flush that was interrupted. The device's lock says that nobody else drives this engine.
+        self._held = True
         # What each flush touches, looked up once.
         self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
@@ -180,17 +183,28 @@ class Hub:
         """Invalidate everything cached for `vmid`. The caller has flushed HDP.
 
         On MMHUB a semaphore keeps the hub from power gating, which would lose the acknowledgement.
+        Whoever died or was interrupted while he held it has it taken away here: writing 0 gives it
+        back, whatever its state (gmc_v11_0.c).
         """
-        semaphore = self.prefix == "MM"
-        if semaphore:
+        if self.prefix != "MM":
+            self._invalidate(vmid)
+            return
+        if self._held:
+            self._semaphore.write(0)
+        self._held = True
+        try:
             self._wait(self._semaphore, lambda value: bool(value & 1), "TLB semaphore")
+            self._invalidate(vmid)
+        finally:
+            self._semaphore.write(0)
+        self._held = False
+        private = self.vm("L2_BANK_SELECT_RESERVED_CID2")
+        private.update(RESERVED_CACHE_PRIVATE_INVALIDATION=1)
+        private.read()  # posts the invalidation of the hub's private caches
+
+    def _invalidate(self, vmid: int) -> None:
         self._request.write(self._everything[vmid])
         self._wait(self._acknowledge, lambda value: bool(value >> vmid & 1), "TLB acknowledgement")
-        if semaphore:
-            self._semaphore.write(0)
-            private = self.vm("L2_BANK_SELECT_RESERVED_CID2")
-            private.update(RESERVED_CACHE_PRIVATE_INVALIDATION=1)
-            private.read()  # posts the invalidation of the hub's private caches
 
     def _wait(self, register: BoundRegister, done: object, what: str) -> None:
         assert callable(done)

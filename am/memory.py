@@ -7,7 +7,7 @@ the driver's own address space. All in bytes. See docs/am-bringup.md for the map
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,12 +78,17 @@ class VramTables:
         self.heap = heap
 
     def allocate(self, size: int) -> int:
-        address = self.heap.allocate(size, align=PAGE)
-        if address + size > self.chip.vram.visible:
-            self.heap.free(address)
-            raise OutOfMemory("page tables must lie in VRAM that the host reaches", size=size)
-        self.chip.vram.write(address, bytes(size))
-        return self.carveout.physical(address)
+        address = None
+        try:
+            address = self.heap.allocate(size, align=PAGE)
+            if address + size > self.chip.vram.visible:
+                raise OutOfMemory("page tables must lie in VRAM that the host reaches", size=size)
+            self.chip.vram.write(address, bytes(size))
+            return self.carveout.physical(address)
+        except BaseException:
+            if address is not None:
+                self.heap.free(address)
+            raise
 
     def free(self, physical: int) -> None:
         self.heap.free(physical - self.carveout.fb_offset)
@@ -100,7 +105,7 @@ class Mapping:
     address: VirtAddr
     size: int  # mapped bytes, whole pages
     placement: Placement
-    pieces: tuple[tuple[int, int], ...] = ()  # VRAM offsets and sizes
+    pieces: list[tuple[int, int]] = field(default_factory=list)  # VRAM offsets and sizes
     dma: DmaMemory | None = None
 
     @property
@@ -140,68 +145,58 @@ class AddressSpace:
             raise BadArgument("negative size", size=size)
         size = max(PAGE, -(-size // PAGE) * PAGE)
         align = LARGE_PAGE if size >= LARGE_PAGE else PAGE
-        address = VirtAddr(self.virtual.allocate(size + PAGE, align=align))
+        mapping = Mapping(VirtAddr(0), size, placement)
         try:
+            mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align=align))
             if placement is Placement.HOST:
-                return self._map_host(address, size, flags)
-            return self._map_device(address, size, align, flags)
+                self._map_host(mapping, flags)
+            else:
+                self._map_device(mapping, align, flags)
+            return mapping
         except BaseException:
-            self.virtual.free(address)
+            # Also after everything is mapped: the addresses will be somebody else's.
+            if mapping.address:
+                self.tables.clear(mapping.address, size)
+                self.release(mapping)
             raise
 
-    def _map_host(self, address: VirtAddr, size: int, flags: int) -> Mapping:
-        dma = self.chip.transport.allocate_dma(size)
-        try:
-            segments = [(int(segment.address), segment.size) for segment in dma.segments]
-            limit = 1 << self.chip.facts.PHYSICAL_BITS
-            if any(start + length > limit for start, length in segments):
-                raise OutOfMemory("host memory lies beyond what the chip can address", limit=limit)
-            self.tables.map(address, _cut(segments, size), flags | _HOST_FLAGS)
-        except BaseException:
-            dma.close()
-            raise
+    def _map_host(self, mapping: Mapping, flags: int) -> None:
+        dma = mapping.dma = self.chip.transport.allocate_dma(mapping.size)
+        segments = [(int(segment.address), segment.size) for segment in dma.segments]
+        limit = 1 << self.chip.facts.PHYSICAL_BITS
+        if any(start + length > limit for start, length in segments):
+            raise OutOfMemory("host memory lies beyond what the chip can address", limit=limit)
         self.stale = True
-        return Mapping(address, size, Placement.HOST, dma=dma)
+        self.tables.map(mapping.address, _cut(segments, mapping.size), flags | _HOST_FLAGS)
 
-    def _map_device(self, address: VirtAddr, size: int, align: int, flags: int) -> Mapping:
-        pieces = self._pieces(size, align)
-        physical = [(self.carveout.physical(start), length) for start, length in pieces]
-        try:
-            self.tables.map(address, physical, flags)
-        except BaseException:
-            for start, _ in pieces:
-                self.heap.free(start)
-            raise
+    def _map_device(self, mapping: Mapping, align: int, flags: int) -> None:
+        self._find(mapping, align)
+        physical = [(self.carveout.physical(start), length) for start, length in mapping.pieces]
         self.stale = True
-        return Mapping(address, size, Placement.DEVICE, pieces=tuple(pieces))
+        self.tables.map(mapping.address, physical, flags)
 
-    def _pieces(self, size: int, align: int) -> list[tuple[int, int]]:
+    def _find(self, mapping: Mapping, align: int) -> None:
         """Find VRAM: one run if there is one, else the largest pieces that fit."""
-        pieces: list[tuple[int, int]] = []
-        left, length = size, size
-        try:
-            while left:
-                length = min(length, left)
-                try:
-                    start = self.heap.allocate(length, align=min(align, LARGE_PAGE))
-                except OutOfMemory:
-                    if length <= PAGE:
-                        raise
-                    length = max(PAGE, length // 2 // PAGE * PAGE)
-                    align = PAGE if length < LARGE_PAGE else align
-                    continue
-                pieces.append((start, length))
-                left -= length
-        except OutOfMemory as error:
-            for start, _ in pieces:
-                self.heap.free(start)
-            raise OutOfMemory("device memory is used up", size=size, missing=left) from error
-        return pieces
+        left = length = mapping.size
+        while left:
+            length = min(length, left)
+            try:
+                fit = min(align, LARGE_PAGE)
+                mapping.pieces.append((self.heap.allocate(length, align=fit), length))
+            except OutOfMemory as error:
+                if length <= PAGE:
+                    raise OutOfMemory(
+                        "device memory is used up", size=mapping.size, missing=left
+                    ) from error
+                length = max(PAGE, length // 2 // PAGE * PAGE)
+                align = PAGE if length < LARGE_PAGE else align
+                continue
+            left -= length
 
     def unmap(self, mapping: Mapping) -> None:
         """Take it out of the tables; flush the TLBs, then `release`."""
-        self.tables.unmap(mapping.address, mapping.size)
         self.stale = True
+        self.tables.unmap(mapping.address, mapping.size)
 
     def release(self, mapping: Mapping) -> None:
         """Return the memory and the addresses for others to use."""

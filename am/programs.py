@@ -42,16 +42,19 @@ class Programs:
         for name, kernel in code.kernels.items():
             check_supported(name, kernel.descriptor)
         # A stray write to code faults, and so does a jump into data.
-        mapping = device.map(code.size, Placement.DEVICE, CODE_FLAGS)
+        mapping = None
         try:
+            mapping = device.map(code.size, Placement.DEVICE, CODE_FLAGS)
             program = self._program(code, mapping)
             linked = code.link(int(mapping.address))
             self._write(mapping, linked)
+            self._code.append((mapping, linked))
+            return program
         except BaseException:
-            device.unmap(mapping)
+            if mapping is not None:
+                self.forget(mapping)
+                device.unmap(mapping)
             raise
-        self._code.append((mapping, linked))
-        return program
 
     def _program(self, code: CodeObject, mapping: Mapping) -> Program:
         program = Program(self.device, self.device.wrap(mapping))

@@ -11,7 +11,7 @@ import struct
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,19 @@ class HostImage(Resident):
             self.queue.device.unmap(mapping)
 
 
+class Submission(NamedTuple):
+    """A submission that has been decided on. number: of its slot, counted from 1. words: commands
+    at `address`. head: the arena's position behind it. value: of the timeline, at its end. image:
+    its memory, where that is not the arena."""
+
+    number: int
+    address: int
+    words: int
+    head: int
+    value: int
+    image: HostImage | None = None
+
+
 class RingQueue(HardwareQueue):
     """What both kinds of queues share: ring, arena, fence, doorbell.
 
@@ -78,6 +91,7 @@ class RingQueue(HardwareQueue):
 
     device: AmDevice
     shift = 0
+    intent: Submission | None = None
 
     def __init__(self, device: AmDevice, name: str, kind: QueueKind, doorbell: int) -> None:
         self.device = device
@@ -92,18 +106,17 @@ class RingQueue(HardwareQueue):
         self._control_view = self.control.view
         memory = device.wrap(self.control)[_TIMELINE : _TIMELINE + TIMELINE_SIZE]
         self.timeline = Timeline(device, memory, f"{device.name} {name}")
-        self._large: deque[tuple[int, HostImage]] = deque()
-        self._pending: deque[tuple[int, int]] = deque()  # slot number, arena position behind it
+        self._pending: deque[Submission] = deque()
+        self._unused: HostImage | None = None  # made for a submission that did not take place
         self.restart()
 
     def restart(self) -> None:
         """Forget what was submitted: the hardware queue was set up afresh, at zero."""
+        self.intent = None
         self.count = 0  # slots submitted
         self._head = 0  # arena position that is free next; positions only rise
         self._tail = 0  # arena position up to which memory is free again
-        self._pending.clear()
-        while self._large:
-            self._large.popleft()[1].close()
+        self._close_images()
         for offset in (_READ_POINTER, _WRITE_POINTER, _FENCE):
             _QWORD.pack_into(self._control_view, offset, 0)
         self._ring_view[:] = bytes(RING_SIZE)
@@ -140,24 +153,29 @@ class RingQueue(HardwareQueue):
     # ---- HardwareQueue -----------------------------------------------------------------------
 
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        size = len(buffer.words) * 4
-        if size > ARENA_SIZE // 2:
-            self._submit_large(buffer, values)
-            return
-        offset = self._take(size)
-        address = int(self.arena.address) + offset
+        count = len(buffer.words)
+        self._await_room(count)
+        image, head = None, self._head
+        if 4 * count > ARENA_SIZE // 2:
+            image = self._new_image(count)
+            words, address = image.words, image.address
+        else:
+            start = self._find(4 * count)
+            assert start is not None
+            head = start + -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
+            first = start % ARENA_SIZE // 4
+            words = self._words[first : first + count]
+            address = int(self.arena.address) + 4 * first
         self._set_image(buffer, values, address)
-        first = offset // 4
-        buffer.patch(self._words[first : first + len(buffer.words)], values)
-        self._run(address, buffer.command_words)
-        self._pending.append((self.count, self._head))
+        buffer.patch(words, values)
+        value = self.timeline.last + 1
+        self._run(Submission(self.count + 1, address, buffer.command_words, head, value, image))
 
-    def _submit_large(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        image = HostImage(self, len(buffer.words))
-        self._set_image(buffer, values, image.address)
-        buffer.patch(image.words, values)
-        self._run(image.address, buffer.command_words)
-        self._large.append((self.count, image))
+    def _new_image(self, count: int) -> HostImage:
+        if self._unused is not None:
+            self._unused.close()
+        self._unused = HostImage(self, count)
+        return self._unused
 
     @staticmethod
     def _set_image(buffer: CommandBuffer, values: NDArray[np.uint64], address: int) -> None:
@@ -168,49 +186,83 @@ class RingQueue(HardwareQueue):
     def place(self, buffer: CommandBuffer) -> Resident:
         return HostImage(self, len(buffer.words))
 
-    def submit_resident(self, resident: Resident, command_words: int) -> None:
-        self._run(resident.address, command_words)
+    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
+        self._await_room(0)
+        address, number = resident.address, self.count + 1
+        self._run(Submission(number, address, command_words, self._head, value))
+
+    def room(self, words: int) -> bool:
+        if self.count - self.done >= SLOTS - 1:
+            return False
+        if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
+            return True
+        return self._reclaim() and self._find(4 * words) is not None
 
     # ---- ring --------------------------------------------------------------------------------
 
-    def _run(self, address: int, words: int) -> None:
+    def _run(self, submission: Submission) -> None:
         """Put an image into the next slot and ring the doorbell."""
-        device = self.device
-        if device.memory.stale:
-            device.flush_tlb()
-        if self.count - self.done >= SLOTS - 1:
-            self._wait_for(lambda: self.count - self.done < SLOTS - 1, "a slot of the ring")
-        number = self.count + 1
-        slot = self._slot
-        self._fill_slot(slot, address, words, number & 0xFFFF_FFFF)
-        _SLOT.pack_into(self._ring_view, self.count % SLOTS * SLOT_WORDS * 4, *slot)
+        if self.device.memory.stale:
+            self.device.flush_tlb()
+        self.intent = submission  # from here on it takes place
+        self.complete()
+
+    def complete(self) -> None:
+        submission = self.intent
+        if submission is None:
+            return
+        number, slot = submission.number, self._slot
+        self._fill_slot(slot, submission.address, submission.words, number & 0xFFFF_FFFF)
+        _SLOT.pack_into(self._ring_view, (number - 1) % SLOTS * SLOT_WORDS * 4, *slot)
+        holds = submission.image is not None or submission.head != self._head
+        if holds and not (self._pending and self._pending[-1] is submission):
+            self._pending.append(submission)
+        self._unused = None
+        self._head = submission.head
+        # ORDER: who waits must wait for it before the hardware may see it.
+        self.timeline.last = submission.value
         self.count = number
         pointer = number * SLOT_WORDS << self.shift
         _QWORD.pack_into(self._control_view, _WRITE_POINTER, pointer)
-        device.chip.doorbells.write64(self.doorbell * 4, pointer)
+        self.device.chip.doorbells.write64(self.doorbell * 4, pointer)
+        self.intent = None
 
-    def _take(self, size: int) -> int:
-        """Bytes of the arena, contiguous; blocks while what is in flight holds them."""
+    def _find(self, size: int) -> int | None:
+        """Where `size` contiguous bytes of the arena are free, as a position that only rises."""
         size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
-        while True:
-            start = self._head
-            if start % ARENA_SIZE + size > ARENA_SIZE:
-                start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
-            if start + size - self._tail <= ARENA_SIZE:
-                self._head = start + size
-                return start % ARENA_SIZE
-            self._wait_for(self._reclaim, "transient command memory")
+        start = self._head
+        if start % ARENA_SIZE + size > ARENA_SIZE:
+            start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
+        return start if start + size - self._tail <= ARENA_SIZE else None
 
     def _reclaim(self) -> bool:
         """Free the arena and the large images of finished slots; whether there were any."""
         done = self.done
         freed = False
-        while self._pending and self._pending[0][0] <= done:
-            self._tail = self._pending.popleft()[1]
+        while self._pending and self._pending[0].number <= done:
+            submission = self._pending[0]
+            if submission.image is not None:
+                submission.image.close()
+            self._tail = submission.head
+            self._pending.popleft()
             freed = True
-        while self._large and self._large[0][0] <= done:
-            self._large.popleft()[1].close()
         return freed
+
+    def _await_room(self, words: int) -> None:
+        """For the driver's own submissions; all others have waited without the lock
+        (Device.await_room)."""
+        if not self.room(words):
+            self._wait_for(lambda: self.room(words), "a slot of the ring, and command memory")
+
+    def _close_images(self) -> None:
+        if self._unused is not None:
+            self._unused.close()
+            self._unused = None
+        while self._pending:
+            image = self._pending[0].image
+            if image is not None:
+                image.close()
+            self._pending.popleft()
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         def probe() -> bool:
@@ -229,15 +281,9 @@ class RingQueue(HardwareQueue):
             self.device.failure = failure
             raise failure from error
 
-    def collect(self) -> None:
-        """Free large images that have finished, if there are any."""
-        if self._large:
-            self._reclaim()
-
     def close(self) -> None:
         """Free all memory; the hardware queue must be off."""
-        while self._large:
-            self._large.popleft()[1].close()
+        self._close_images()
         self._words = np.zeros(0, np.uint32)
         self._ring_view.release()
         self._control_view.release()

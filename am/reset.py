@@ -223,7 +223,7 @@ def _prove(device: AmDevice) -> None:
     """Have every queue execute one signal."""
     for queue in [*device.compute_queues, *device.copy_queues]:
         timeline = queue.timeline
-        value = timeline.advance()
+        value = timeline.last + 1
         buffer = queue.encode([Signal(timeline, Symbol.constant(value))])
         queue.submit(buffer, device.values_of(buffer, value))
         try:

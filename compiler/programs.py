@@ -22,6 +22,7 @@ from compiler.kernel import ir
 from compiler.kernel.choices import Packing, shown
 from compiler.kernel.ir import interning
 from compiler.kernel.lower import lower, spaces
+from compiler.known import Known, Record
 from compiler.schedule.group import Group
 from compiler.schedule.packing import computation_of
 from compiler.search.store import Store, key_of, packing_key
@@ -64,12 +65,12 @@ class Loaded:
 class _Pending:
     """A kernel on its way. seconds: spent on it so far."""
 
-    kernel: ir.Kernel
-    key: str
+    record: Record
     seconds: float
     image: bytes | None = None  # from disk
+    lowered: bool = True  # here; not by an earlier process
     compiled: Future[Compiled] | None = None
-    groups: list[tuple[Any, ...]] = field(default_factory=list)  # keys of groups that want it
+    groups: list[Group] = field(default_factory=list)  # that want it
 
 
 listeners: list[Callable[[KernelRecord], None]] = []  # told of each kernel made ready
@@ -83,6 +84,7 @@ class Programs:
         self.disk = DiskCache(cache_folder)
         self.failed = None if cache_folder is None else cache_folder.parent / "failed-kernels"
         self.tuned = Store(None if cache_folder is None else cache_folder.parent / "tuned")
+        self.known = Known(device.target, self.disk, self.tuned)
         self._groups: dict[tuple[Any, ...], Loaded] = {}
         self._kernels: dict[str, Loaded] = {}
 
@@ -103,6 +105,8 @@ class Programs:
     def _begin(self, group: Group, pending: dict[str, _Pending]) -> None:
         """Lower a group, and have it compiled unless it is known."""
         start = time.perf_counter()
+        if active() is None and self._recalled(group, pending, start):
+            return
         target = self.device.target
         with interning:
             computation = computation_of(group)
@@ -119,12 +123,31 @@ class Programs:
             return
         waiting = pending.get(key)
         if waiting is None:
-            waiting = pending[key] = _Pending(kernel, key, 0.0)
+            waiting = pending[key] = _Pending(Record.of(kernel, key), 0.0)
             waiting.image = self.disk.get(key)
             if waiting.image is None:
                 waiting.compiled = shared().submit(text, target, kernel.name, self.failed)
             waiting.seconds = time.perf_counter() - start
-        waiting.groups.append(group.key)
+        waiting.groups.append(group)
+
+    def _recalled(self, group: Group, pending: dict[str, _Pending], start: float) -> bool:
+        """Take a group's kernel as an earlier process has lowered and compiled it."""
+        record = self.known.get(group)
+        if record is None:
+            return False
+        loaded = self._kernels.get(record.object)
+        if loaded is not None:
+            self._groups[group.key] = loaded
+            return True
+        waiting = pending.get(record.object)
+        if waiting is None:
+            image = self.disk.get(record.object)
+            if image is None:
+                return False
+            seconds = time.perf_counter() - start
+            waiting = pending[record.object] = _Pending(record, seconds, image, lowered=False)
+        waiting.groups.append(group)
+        return True
 
     def packs(self, plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
         """Whether a product is to be replaced by `forms`, as far as a search has found out."""
@@ -152,29 +175,31 @@ class Programs:
         return lower(computation, target)
 
     def _finish(self, waiting: _Pending) -> Loaded:
-        image, kernel = waiting.image, waiting.kernel
+        image, record = waiting.image, waiting.record
         if image is None:
             assert waiting.compiled is not None
             done = waiting.compiled.result()
             image = done.image
             waiting.seconds += done.seconds
-            self.disk.put(waiting.key, image)
+            self.disk.put(record.object, image)
         start = time.perf_counter()
         program = self.device.load(image)
         loaded = Loaded(
-            program, program[kernel.name], kernel.grid, kernel.block, kernel.dynamic_local
+            program, program[record.name], record.grid, record.block, record.dynamic_local
         )
-        self._kernels[waiting.key] = loaded
+        self._kernels[record.object] = loaded
         for group in waiting.groups:
-            self._groups[group] = loaded
+            self._groups[group.key] = loaded
+            if waiting.lowered:
+                self.known.put(group, record)
         seconds = waiting.seconds + time.perf_counter() - start
         from_disk = waiting.compiled is None
-        record = KernelRecord(
-            kernel.name, self.device.name, seconds, len(image), from_disk, kernel.origin
+        told = KernelRecord(
+            record.name, self.device.name, seconds, len(image), from_disk, record.origin
         )
-        log.debug("kernel %s: %.1f ms", kernel.name, seconds * 1e3)
+        log.debug("kernel %s: %.1f ms", record.name, seconds * 1e3)
         for listener in tuple(listeners):
-            listener(record)
+            listener(told)
         return loaded
 
 

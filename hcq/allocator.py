@@ -23,10 +23,9 @@ class RangeAllocator:
         self.size = size
         self.granule = granule
         self.name = name
-        self.used = 0
-        # Free ranges by ascending address; two neighbours never touch.
-        self._starts = [base] if size else []
-        self._ends = [base + size] if size else []
+        # Free ranges (start, end) by ascending address; two neighbours never touch. They change by
+        # one assignment, so that an exception anywhere (a Ctrl-C) leaves them whole.
+        self._free = [(base, base + size)] if size else []
         self._taken: dict[int, int] = {}
 
     def allocate(self, size: int, align: int = 1) -> int:
@@ -40,11 +39,15 @@ class RangeAllocator:
             raise BadArgument("an alignment is a power of two", align=align)
         need = -(-size // self.granule) * self.granule
         align = max(align, self.granule)
-        for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+        for index, (start, end) in enumerate(self._free):
             address = -(-start // align) * align
             if address + need <= end:
-                self._take(index, address, need)
-                return address
+                try:
+                    self._take(index, address, need)
+                    return address
+                except BaseException:
+                    self._give_back(address)
+                    raise
         raise OutOfMemory(
             f"{self.name}: no free range of {need} bytes",
             align=align,
@@ -56,8 +59,8 @@ class RangeAllocator:
         """Take exactly [address, address + size), rounded outwards; BadArgument unless all free."""
         start = address // self.granule * self.granule
         end = -(-(address + size) // self.granule) * self.granule
-        index = bisect_left(self._starts, start + 1) - 1
-        if size <= 0 or index < 0 or self._ends[index] < end:
+        index = bisect_left(self._free, (start + 1, 0)) - 1
+        if size <= 0 or index < 0 or self._free[index][1] < end:
             raise BadArgument(f"{self.name}: not free", address=address, size=size)
         self._take(index, start, end - start)
 
@@ -66,21 +69,15 @@ class RangeAllocator:
         size = self._taken.pop(address, None)
         if size is None:
             raise BadArgument(f"{self.name}: nothing is allocated here", address=address)
-        self.used -= size
-        end = address + size
-        index = bisect_left(self._starts, address)
-        joins_next = index < len(self._starts) and self._starts[index] == end
-        joins_previous = index > 0 and self._ends[index - 1] == address
-        if joins_previous and joins_next:
-            self._ends[index - 1] = self._ends.pop(index)
-            self._starts.pop(index)
-        elif joins_previous:
-            self._ends[index - 1] = end
-        elif joins_next:
-            self._starts[index] = address
-        else:
-            self._starts.insert(index, address)
-            self._ends.insert(index, end)
+        start, end = address, address + size
+        first = last = bisect_left(self._free, (address, 0))
+        if first and self._free[first - 1][1] == start:
+            first -= 1
+            start = self._free[first][0]
+        if last < len(self._free) and self._free[last][0] == end:
+            end = self._free[last][1]
+            last += 1
+        self._free[first:last] = [(start, end)]
 
     def size_of(self, address: int) -> int:
         """Size of the range that starts at `address`; BadArgument if none does."""
@@ -89,24 +86,30 @@ class RangeAllocator:
         return self._taken[address]
 
     @property
+    def used(self) -> int:
+        return self.size - self.free_size
+
+    @property
     def free_size(self) -> int:
-        return self.size - self.used
+        return sum(end - start for start, end in self._free)
 
     @property
     def largest(self) -> int:
         """Size of the largest free range."""
-        return max(
-            (end - start for start, end in zip(self._starts, self._ends, strict=True)), default=0
-        )
+        return max((end - start for start, end in self._free), default=0)
 
     def _take(self, index: int, address: int, size: int) -> None:
-        start, end = self._starts[index], self._ends[index]
+        start, end = self._free[index]
         pieces = [(start, address), (address + size, end)]
-        kept = [piece for piece in pieces if piece[0] < piece[1]]
-        self._starts[index : index + 1] = [piece[0] for piece in kept]
-        self._ends[index : index + 1] = [piece[1] for piece in kept]
         self._taken[address] = size
-        self.used += size
+        self._free[index : index + 1] = [piece for piece in pieces if piece[0] < piece[1]]
+
+    def _give_back(self, address: int) -> None:
+        """Undo a `_take` of `address` that did or did not come to its end."""
+        if any(start <= address < end for start, end in self._free):
+            self._taken.pop(address, None)
+        else:
+            self.free(address)
 
     def __repr__(self) -> str:
         return f"<RangeAllocator {self.name} {self.used:#x} of {self.size:#x} used>"

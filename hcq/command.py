@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, Closed
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
-    from hcq.program import Kernel
+    from hcq.program import Kernel, Program
     from hcq.timeline import Timeline
 
 
@@ -152,13 +152,44 @@ class Relocation:
     width: int = 32
 
 
+def uses(commands: Sequence[Command]) -> tuple[Buffer | Program, ...]:
+    """The memory and the programs that `commands` reach, owners of slices included."""
+    found: list[Buffer | Program] = []
+    for command in commands:
+        symbols: Sequence[Symbol] = ()
+        if isinstance(command, Launch):
+            found.append(command.kernel.program)
+            symbols = [reference.symbol for reference in command.references]
+        elif isinstance(command, Copy):
+            symbols = (command.destination, command.source)
+        elif isinstance(command, Fill | Timestamp):
+            symbols = (command.destination,)
+        elif isinstance(command, Wait | Signal):
+            symbols = (Symbol.of(command.timeline.memory),)
+        for symbol in symbols:
+            if symbol.buffer is not None:
+                found.append(symbol.buffer)
+                if symbol.buffer.owner is not None:
+                    found.append(symbol.buffer.owner)
+    return tuple({id(each): each for each in found}.values())
+
+
+def check_open(used: Sequence[Buffer | Program]) -> None:
+    """Closed if one of `used` was closed after the commands that use it were recorded."""
+    for each in used:
+        if each.closed:
+            raise Closed(f"a {type(each).__name__.lower()} of this submission has been closed")
+
+
 class CommandBuffer:
     """An image of 32-bit words with relocations.
 
     words: the whole image; the first `command_words` are commands, the rest data.
     patch() writes the final image; its cost is a few vector operations, whatever the number of
-    commands.
+    commands. uses: what must still be open when it is submitted (Device.prepare).
     """
+
+    uses: tuple[Buffer | Program, ...] = ()
 
     def __init__(
         self, words: NDArray[np.uint32], command_words: int, relocations: Sequence[Relocation]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,26 +44,21 @@ class Config:
 def from_environment(environment: Mapping[str, str]) -> Config:
     """The settings that `environment` asks for; BadArgument names the variable that is wrong."""
     default = Config()
-    cache = environment.get("UGPU_CACHE")
-    if not cache:
-        home = environment.get("XDG_CACHE_HOME") or "~/.cache"
-        cache = str(Path(home) / "ugpu")
     level = (environment.get("UGPU_LOG") or default.log_level).lower()
     if level not in LOG_LEVELS:
         raise BadArgument(f"UGPU_LOG is one of {', '.join(LOG_LEVELS)}", value=level)
     folders = tuple(
-        Path(folder).expanduser()
+        _expanded("UGPU_FIRMWARE", folder)
         for folder in environment.get("UGPU_FIRMWARE", "").split(":")
         if folder
     )
-    trace, record = environment.get("UGPU_TRACE"), environment.get("UGPU_RECORD")
     return Config(
         device=environment.get("UGPU_DEVICE", ""),
         firmware_folders=folders or default.firmware_folders,
-        cache_folder=Path(cache).expanduser(),
+        cache_folder=_path(environment, "UGPU_CACHE") or _default_cache(environment),
         log_level=level,
-        trace_file=Path(trace).expanduser() if trace else None,
-        record_file=Path(record).expanduser() if record else None,
+        trace_file=_path(environment, "UGPU_TRACE"),
+        record_file=_path(environment, "UGPU_RECORD"),
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
         host_without=tuple(
             name.strip()
@@ -71,6 +67,30 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         ),
         winograd=_switch(environment, "UGPU_WINOGRAD", default.winograd),
     )
+
+
+def _path(environment: Mapping[str, str], name: str) -> Path | None:
+    text = environment.get(name)
+    return _expanded(name, text) if text else None
+
+
+def _expanded(name: str, text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # pathlib's way of saying so
+        message = f"{name}: the home folder of that user is not known"
+        raise BadArgument(message, value=text) from None
+
+
+def _default_cache(environment: Mapping[str, str]) -> Path:
+    """Without a home folder (a container's nameless user), in the system's temporary one."""
+    home = environment.get("XDG_CACHE_HOME")
+    if home:
+        return _expanded("XDG_CACHE_HOME", home) / "ugpu"
+    try:
+        return Path("~/.cache/ugpu").expanduser()
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"ugpu-{os.geteuid()}"
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -7,6 +7,7 @@ afterwards raises it again, until `reset` brings the device back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import threading
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from hcq import trace
 from hcq.buffer import Buffer
-from hcq.command import Command, CommandBuffer, Signal, Symbol
+from hcq.command import Command, CommandBuffer, Signal, Symbol, check_open, uses
 from hcq.errors import (
     BadArgument,
     ChipError,
@@ -31,7 +32,7 @@ from hcq.errors import (
     UgpuError,
 )
 from hcq.follow import Followers
-from hcq.graph import CAPTURED, Capture
+from hcq.graph import CAPTURED, Capture, Replay
 from hcq.memory import Placement
 from hcq.poll import looked
 from hcq.program import Program
@@ -64,6 +65,7 @@ class Device(ABC):
         self.resets = 0
         self.lock = threading.RLock()
         self.capturing: Capture | None = None
+        self.replaying: Replay | None = None  # one that has begun, see `complete`
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
         self.followers = Followers(self)
         self._transfer: Transfer | None = None
@@ -132,9 +134,16 @@ class Device(ABC):
             raise BadArgument("a size is a whole number of bytes", size=size) from None
         if size < 0:
             raise BadArgument("negative size", size=size)
-        with self.lock:
-            self.check_usable()
-            return self.allocate_memory(size, placement)
+        made: list[Buffer] = []
+        try:
+            with self.lock:
+                self.check_usable()
+                made.append(self.allocate_memory(size, placement))
+            return made[0]
+        except BaseException:  # also between the two
+            for buffer in made:
+                buffer.close()
+            raise
 
     def free(self, buffer: Buffer) -> None:
         """Buffer.close calls this: waits for work in flight, then releases. Raises nothing that the
@@ -151,9 +160,16 @@ class Device(ABC):
         """Load a code object of this device's target; kernels are in it by name."""
         if not isinstance(image, bytes | bytearray | memoryview):
             raise BadArgument(f"a code object is bytes, not a {type(image).__name__}")
-        with self.lock:
-            self.check_usable()
-            return self.load_program(bytes(image))
+        made: list[Program] = []
+        try:
+            with self.lock:
+                self.check_usable()
+                made.append(self.load_program(bytes(image)))
+            return made[0]
+        except BaseException:  # also between the two
+            for program in made:
+                program.close()
+            raise
 
     def queue(self, kind: QueueKind = QueueKind.COMPUTE, index: int = 0) -> Queue:
         """A recorder for hardware queue `index` of a kind."""
@@ -171,19 +187,55 @@ class Device(ABC):
     def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
         """Encode and run `commands`; returns the value of hardware.timeline that marks their
         end."""
-        with self.lock:
-            self.check_usable()
-            captured = self.capturing is not None and self.capturing.is_mine
-            self.followers.submitted(commands, captured)
-            if self.capturing is not None and captured:
-                return self.capturing.record(hardware, commands)
-            timeline = hardware.timeline
-            end = Signal(timeline, Symbol("signal"))
-            encoded = hardware.encode([*commands, end])
-            value = timeline.last + 1
-            hardware.submit(encoded, self.values_of(encoded, value))
-            timeline.last = value
-            return value
+        used = uses(commands)
+        encoded: CommandBuffer | None = None
+        while True:
+            with self.lock:
+                self.check_usable()
+                check_open(used)
+                if encoded is None:
+                    captured = self.capturing is not None and self.capturing.is_mine
+                    self.followers.submitted(commands, captured)
+                    if self.capturing is not None and captured:
+                        return self.capturing.record(hardware, commands)
+                    end = Signal(hardware.timeline, Symbol("signal"))
+                    encoded = hardware.encode([*commands, end])
+                self.complete()
+                if hardware.room(len(encoded.words)):
+                    value = hardware.timeline.last + 1
+                    hardware.submit(encoded, self.values_of(encoded, value))
+                    hardware.timeline.last = value
+                    return value
+            self.await_room(hardware, len(encoded.words))
+
+    def complete(self) -> None:
+        """Finish what an exception has cut off after it was decided on: submissions and replays.
+        The lock is held. See HardwareQueue."""
+        for hardware in self._all_queues():
+            if hardware.intent is not None:
+                hardware.complete()
+        if self.replaying is not None:
+            self.replaying.complete()
+
+    def await_room(self, hardware: HardwareQueue, words: int) -> None:
+        """Block until `hardware` has room for an image of so many words. DeviceHang where no work
+        of the queue ends for as long as a wait may take. The lock is not held: what the queue waits
+        for may be another thread's submission."""
+        timeline = hardware.timeline
+        start, reached = time.monotonic(), timeline.value
+        while True:
+            self.check_failures()
+            with self.lock:
+                room = hardware.room(words)
+            looked(room)
+            if room:
+                return
+            now, value = time.monotonic(), timeline.value
+            if value != reached:
+                start, reached = now, value
+            if now - start > self.limit_s:
+                self._report_hang(timeline, value + 1, self.limit_s)
+            self.pause_until(timeline, value + 1, self.limit_s)
 
     def expect(self) -> None:
         """Something that takes a while is about to be submitted: what sleeps may wake meanwhile.
@@ -194,7 +246,9 @@ class Device(ABC):
         """Encode commands once, for many submissions: what differs between them are symbols of
         kind "parameter", whose slots `submit_prepared` fills. Touches no hardware."""
         end = Signal(hardware.timeline, Symbol("signal"))
-        return hardware.encode([*commands, end])
+        prepared = hardware.encode([*commands, end])
+        prepared.uses = uses(commands)
+        return prepared
 
     def submit_prepared(
         self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
@@ -202,22 +256,29 @@ class Device(ABC):
         """Run what `prepare` made, parameters[slot] being each slot's value; returns the value of
         hardware.timeline that marks the end. BadArgument while a graph is captured by this thread:
         submit the commands then."""
-        with self.lock:
-            if self.closed or self.failure is not None:
-                self.check_usable()
-            if self.capturing is not None and self.capturing.is_mine:
-                raise BadArgument("a graph records commands, not what was prepared from them")
-            timeline = hardware.timeline
-            value = timeline.last + 1
-            hardware.submit_prepared(prepared, value, parameters)
-            timeline.last = value
-            return value
+        while True:
+            with self.lock:
+                if self.closed or self.failure is not None:
+                    self.check_usable()
+                check_open(prepared.uses)
+                if self.capturing is not None and self.capturing.is_mine:
+                    raise BadArgument("a graph records commands, not what was prepared from them")
+                self.complete()
+                if hardware.room(len(prepared.words)):
+                    value = hardware.timeline.last + 1
+                    hardware.submit_prepared(prepared, value, parameters)
+                    hardware.timeline.last = value
+                    return value
+            self.await_room(hardware, len(prepared.words))
 
     def synchronize(self, limit_s: float | None = None) -> None:
         """Wait until all queues are idle; raises what the device reported meanwhile.
 
         limit_s holds for each queue. The lock is not held while waiting.
         """
+        if self._cut_off():
+            with self.lock:
+                self.complete()
         for hardware in self._all_queues():
             timeline = hardware.timeline
             if timeline.value < timeline.last:
@@ -235,7 +296,15 @@ class Device(ABC):
     @property
     def idle(self) -> bool:
         """Whether all that was submitted has ended; costs a few reads of host memory."""
-        return all(hw.timeline.value >= hw.timeline.last for hw in self._all_queues())
+        queues = self._all_queues()
+        ended = all(hw.timeline.value >= hw.timeline.last for hw in queues)
+        return ended and not self._cut_off()
+
+    def _cut_off(self) -> bool:
+        """Whether there is something for `complete`; another thread may be at it."""
+        if self.replaying is not None:
+            return True
+        return any(hardware.intent is not None for hardware in self._all_queues())
 
     def _all_queues(self) -> Sequence[HardwareQueue]:
         return [hardware for kind in QueueKind for hardware in self.hardware_queues(kind)]
@@ -298,7 +367,11 @@ class Device(ABC):
         is."""
         with self.lock:
             if self.failure is None and not self.closed:
-                self.failure = self.poll() or self.followers.problem()
+                try:
+                    self.complete()
+                    self.failure = self.poll() or self.followers.problem()
+                except LinkError as error:
+                    self.failure = error
                 if self.failure is not None:
                     trace.point("failure", device=self.name, error=self.failure)
         self.check_usable()
@@ -317,7 +390,10 @@ class Device(ABC):
                 raise Closed(f"{self.name} is closed")
             self.last_failure = self.failure
             self.resets += 1
+            with contextlib.suppress(UgpuError):
+                self.complete()  # for queues that the driver leaves as they are
             self.recover()
+            self.replaying = None
             self.followers.forget()
             for hardware in self._all_queues():
                 hardware.timeline.restart()

@@ -57,6 +57,23 @@ class _Image:
     parameter_slots: list[int]
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A replay that has been decided on; ends: the values that the graph's timelines reach by it.
+
+    It stays in Device.replaying until all queues have been told: an exception between two of them
+    leaves the others to `Device.complete`.
+    """
+
+    graph: Capture
+    ends: Sequence[int]
+
+    def complete(self) -> None:
+        """Tell the queues that have not been told. The device's lock is held."""
+        self.graph.submit(self.ends)
+        self.graph.device.replaying = None
+
+
 Place = tuple[int, int, int]  # a replaceable buffer: id of its owner, address, bytes
 
 
@@ -88,7 +105,9 @@ class Capture:
         self.device = device
         self.closed = False
         self._serial = next(_serials)
-        self._lock = threading.Lock()  # one replay at a time
+        # One replay at a time. An RLock: the thread that an exception took away on its way to
+        # releasing it comes in again.
+        self._lock = threading.RLock()
         self._thread: int | None = None
         self._commands: dict[HardwareQueue, list[Command]] = {}
         self._submissions: dict[Timeline, int] = {}
@@ -97,7 +116,7 @@ class Capture:
         self._point_timeline = np.zeros(0, np.intp)  # per point: which timeline, and how far it
         self._point_step = np.zeros(0, np.uint64)  # rises above that timeline's value before
         self._rises: list[int] = []
-        self._ends: list[int] = []
+        self._ends: Sequence[int] = []
         self._widths: dict[int, int] = {}
         self._roots: dict[int, Buffer] = {}
         self._bindings: dict[Place, _Binding] = {}
@@ -172,28 +191,19 @@ class Capture:
             places, addresses = self._bind(inputs) if inputs else ((), [])
             scalars = self._scalars(parameters) if parameters or self._widths else []
             self._wait(None)
-            with self.device.lock:
-                self.device.check_usable()
-                self._check()
-                before = [timeline.last for timeline in self._timelines]
-                if places != self._bound:  # what was bound before gets its own address again
-                    again = [place for place in self._bound if place not in places]
-                    self._bound = places
-                    places, addresses = (*again, *places), [*[p[1] for p in again], *addresses]
-                parts = self._parts.get(places)
-                if parts is None:
-                    if len(self._parts) >= PARTS:
-                        self._parts.clear()
-                    parts = self._parts[places] = self._find_parts(places)
-                points = self._points(before)
-                values = np.array([*points, *scalars, *addresses], np.uint64)
-                for image, part in zip(self._images, parts, strict=True):
-                    part.insert(image.resident.words, values)
-                self._ends = [value + rise for value, rise in zip(before, self._rises, strict=True)]
-                for timeline, value in zip(self._timelines, self._ends, strict=True):
-                    timeline.last = value
-                for image in self._images:
-                    image.hardware.submit_resident(image.resident, image.encoded.command_words)
+            while True:
+                with self.device.lock:
+                    self.device.check_usable()
+                    self.device.complete()
+                    self._check()
+                    queues = [image.hardware for image in self._images]
+                    full = next((queue for queue in queues if not queue.room(0)), None)
+                    if full is None:
+                        ends = self._patch(places, addresses, scalars)
+                        self.device.replaying = Replay(self, ends)
+                        self.device.complete()
+                        return
+                self.device.await_room(full, 0)
 
     def wait(self, limit_s: float | None = None) -> None:
         """Block until the last replay has finished; raises as Timeline.wait does."""
@@ -221,6 +231,39 @@ class Capture:
         return f"<Graph on {self.device.name}: {len(self._images)} queues, {words} words, {state}>"
 
     # ---- how ---------------------------------------------------------------------------------
+
+    def _patch(
+        self, places: tuple[Place, ...], addresses: Sequence[int], scalars: Sequence[int]
+    ) -> list[int]:
+        """Write what differs into the images; the values that the timelines will have."""
+        before = [timeline.last for timeline in self._timelines]
+        bound = places
+        if places != self._bound:  # what was bound before gets its own address again
+            again = [place for place in self._bound if place not in places]
+            places, addresses = (*again, *places), [*[p[1] for p in again], *addresses]
+        parts = self._parts.get(places)
+        if parts is None:
+            if len(self._parts) >= PARTS:
+                self._parts.clear()
+            parts = self._parts[places] = self._find_parts(places)
+        values = np.array([*self._points(before), *scalars, *addresses], np.uint64)
+        self._bound = places  # an exception from here on leaves all of them to be written again
+        for image, part in zip(self._images, parts, strict=True):
+            part.insert(image.resident.words, values)
+        self._bound = bound
+        return [value + rise for value, rise in zip(before, self._rises, strict=True)]
+
+    def submit(self, ends: Sequence[int]) -> None:
+        """Tell the queues that have not been told; see Replay."""
+        self._ends = ends
+        for timeline, end in zip(self._timelines, ends, strict=True):
+            if not self.device.is_own(timeline):
+                timeline.last = max(timeline.last, end)
+        for image in self._images:
+            end = ends[self._timelines.index(image.hardware.timeline)]
+            if image.hardware.timeline.last < end:
+                words = image.encoded.command_words
+                image.hardware.submit_resident(image.resident, words, end)
 
     def _points(self, before: Sequence[int]) -> list[int]:
         """The values of all points."""

@@ -8,6 +8,13 @@ import llvmlite.binding as llvm
 
 from hcq.config import config
 
+# Processors for which LLVM prefers vectors of 256 bits although those of 512 are faster: two ports
+# of 256 bits work as one of 512 beside another one, and clocks do not fall as they do on Skylake.
+# Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, "Golden Cove". Names are
+# LLVM's. UNSURE: not measured by us; a run of tests/bench on one would settle it. Zen 4 and 5 are
+# not listed: LLVM uses 512 bits there already (measured on Zen 4).
+WIDE = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d"})
+
 
 @cache
 def features(without: tuple[str, ...] | None = None) -> dict[str, bool]:
@@ -27,6 +34,11 @@ def features(without: tuple[str, ...] | None = None) -> dict[str, bool]:
 def feature_string(named: dict[str, bool]) -> str:
     """Return features the way LLVM's target machines take them: "+avx2,-avx512f,..."."""
     return ",".join(("+" if present else "-") + name for name, present in sorted(named.items()))
+
+
+def tuning(cpu: str, named: dict[str, bool]) -> dict[str, bool]:
+    """Return LLVM's tuning flags for a processor that has these features."""
+    return {"prefer-256-bit": False} if cpu in WIDE and named.get("avx512f") else {}
 
 
 def cpu_name() -> str:

@@ -82,6 +82,11 @@ class _Table:
         self.used = 0
         self.linked: tuple[int, int] | None = None  # entries to be written at the end of `map`
 
+    def count(self) -> None:
+        """Count the entries in use anew: a difference would go wrong where an exception comes
+        between an entry and its count."""
+        self.used = int(np.count_nonzero(self.shadow))
+
 
 class PageTable:
     """One address space. `root` is the physical address of its root table.
@@ -107,8 +112,8 @@ class PageTable:
         """Map [va, va + total) to `segments`, (physical, size) each, as an [n, 2] array or tuples.
 
         Bytes, all multiples of the smallest page. Large pages and fragments are used wherever both
-        addresses are aligned. BadArgument if any of it is mapped already; OutOfMemory leaves
-        nothing mapped.
+        addresses are aligned. BadArgument if any of it is mapped already; any other exception
+        leaves nothing mapped.
         """
         runs = np.asarray(segments, np.uint64).reshape(-1, 2)
         sizes = runs[:, 1]
@@ -122,11 +127,10 @@ class PageTable:
                 raise BadArgument("already mapped", va=va, size=total)
         try:
             self._map_runs(va, runs, flags)
-        except BaseException:
-            self._clear(va, total)
-            raise
-        finally:
             self._flush_links()
+        except BaseException:
+            self.clear(va, total)
+            raise
 
     def unmap(self, va: int, size: int) -> None:
         """Unmap [va, va + size); BadArgument unless all of it is mapped, by leaves within it."""
@@ -139,7 +143,18 @@ class PageTable:
             inside = va <= start and start + ((high - low) << shift) <= va + size
             if not inside or not (table.shadow[low:high] != 0).all():
                 raise BadArgument("not mapped, or only in part", va=start, size=size)
-        self._clear(va, size)
+        self.clear(va, size)
+
+    def clear(self, va: int, size: int) -> None:
+        """Unmap whatever of [va, va + size) is mapped, by leaves within it; what an exception left
+        behind too."""
+        for table, low, high, _ in list(self._spans(va, size)):
+            if table.shadow[low:high].any():
+                table.shadow[low:high] = 0
+                self.memory.write(table.physical + 8 * low, table.shadow[low:high])
+            table.count()
+        self._prune(self._root, va, size, 0)
+        self._flush_links()
 
     def lookup(self, va: int) -> Translation | None:
         """Walk the shadow as the device would walk the tables; None where nothing is mapped."""
@@ -288,7 +303,7 @@ class PageTable:
             count = min(len(entries) - done, (1 << shape.bits) - low)
             part = entries[done : done + count]
             table.shadow[low : low + count] = part
-            table.used += count
+            table.count()
             self.memory.write(table.physical + 8 * low, part)
             done += count
 
@@ -300,10 +315,9 @@ class PageTable:
             index = (va >> shape.shift) & ((1 << shape.bits) - 1)
             child = table.children.get(index)
             if child is None:
-                child = self._new_table(table.level + 1)
-                table.children[index] = child
+                child = table.children[index] = self._new_table(table.level + 1)
                 table.shadow[index] = self.format.table(table.level, child.physical)
-                table.used += 1
+                table.count()
                 if table.linked is None:
                     self._linked.append(table)
                 low, high = table.linked or (index, index + 1)
@@ -316,8 +330,8 @@ class PageTable:
         for table in sorted(self._linked, key=lambda table: -table.level):
             if table.linked is not None:
                 low, high = table.linked
-                table.linked = None
                 self.memory.write(table.physical + 8 * low, table.shadow[low:high])
+                table.linked = None
         self._linked.clear()
 
     def _spans(self, va: int, size: int) -> Iterator[tuple[_Table, int, int, int]]:
@@ -342,16 +356,6 @@ class PageTable:
     def _occupied(table: _Table, low: int, high: int) -> bool:
         return bool(table.used) and bool(table.shadow[low:high].any())
 
-    def _clear(self, va: int, size: int) -> None:
-        """Zero all entries in the range, then free tables that became empty."""
-        for table, low, high, _ in list(self._spans(va, size)):
-            present = int(np.count_nonzero(table.shadow[low:high]))
-            if present:
-                table.shadow[low:high] = 0
-                table.used -= present
-                self.memory.write(table.physical + 8 * low, table.shadow[low:high])
-        self._prune(self._root, va, size, 0)
-
     def _prune(self, table: _Table, va: int, size: int, origin: int) -> None:
         shape = self.format.levels[table.level]
         low = max(0, va - origin) >> shape.shift
@@ -363,15 +367,22 @@ class PageTable:
                 continue
             del table.children[index]
             table.shadow[index] = 0
-            table.used -= 1
+            table.count()
             self.memory.write(table.physical + 8 * index, table.shadow[index : index + 1])
             self._free(child)
 
     def _new_table(self, level: int) -> _Table:
         entries = 1 << self.format.levels[level].bits
-        table = _Table(level, self.memory.allocate(8 * entries), entries)
-        self.tables += 1
-        return table
+        physical = 0
+        try:
+            physical = self.memory.allocate(8 * entries)
+            table = _Table(level, physical, entries)
+            self.tables += 1
+            return table
+        except BaseException:
+            if physical:
+                self.memory.free(physical)
+            raise
 
     def _free(self, table: _Table) -> None:
         for child in table.children.values():

@@ -57,13 +57,17 @@ class Resident(ABC):
 class HardwareQueue(ABC):
     """One hardware queue, provided by the driver. Submissions execute in order.
 
-    Only the owning device's lock holder calls these.
+    Only the owning device's lock holder calls these. An exception (a Ctrl-C, say) may come at any
+    point of a submission: it takes place with its timeline value, or not at all. A driver whose
+    hardware is told in several steps notes in `intent` what it has decided on, before the first
+    step that shows; `complete` repeats the steps, each of which may be repeated.
     """
 
     device: Device
     kind: QueueKind
     name: str
     timeline: Timeline
+    intent: object | None = None
 
     @abstractmethod
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
@@ -71,12 +75,21 @@ class HardwareQueue(ABC):
 
     @abstractmethod
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        """Place the image in transient memory, patch it and ring the doorbell.
+        """Place the image in transient memory, patch it and ring the doorbell; it ends at the
+        timeline's value `last` + 1, to which `last` rises.
 
         values[i] belongs to buffer.symbols[i], except that of kind "image", which the queue fills
-        in itself. Blocks only while the ring or the transient memory is full, looking for failures
-        (device.check_failures) meanwhile.
+        in itself. Where there is no `room`, blocks and looks for failures (device.check_failures)
+        meanwhile.
         """
+
+    def room(self, words: int) -> bool:
+        """Whether an image of so many words (0: a resident one) can be submitted without a wait."""
+        return True
+
+    def complete(self) -> None:
+        """Do the steps of `intent`, if there is one, and clear it; idempotent."""
+        return
 
     def submit_prepared(
         self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
@@ -99,8 +112,9 @@ class HardwareQueue(ABC):
         """Give a captured image memory of its own (unpatched)."""
 
     @abstractmethod
-    def submit_resident(self, resident: Resident, command_words: int) -> None:
-        """Execute a placed, patched image: one ring entry, one doorbell. Allocates nothing."""
+    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
+        """Execute a placed, patched image, whose end the timeline's `value` marks: one ring entry,
+        one doorbell. Allocates nothing. `last` rises to `value`."""
 
 
 class Queue:

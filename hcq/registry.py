@@ -12,6 +12,7 @@ recording:<path> what was recorded of a device by `open(name, record=path)`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -103,11 +104,13 @@ class Attachment:
 
     firmware: images by file name, in place of those on this machine. chip: the model behind a
     virtual transport, for those who want to look inside or plug it in again; None for hardware.
+    on_image: called with name and bytes of each image that the driver reads.
     """
 
     transport: Transport
     firmware: Mapping[str, bytes] | None = None
     chip: object = None
+    on_image: Callable[[str, bytes], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ def open(name: str = "auto", **options: object) -> Device:
     whose DMA nothing confines (see hcq.transport.attach). Every driver takes `on_stage`: called
     with the name of each step of coming up and the seconds it took. `record=PATH`, for what is
     behind a PCI transport, writes all that the driver did to the device into a file when it is
-    closed. DeviceNotFound for an unknown name, BadArgument for an unknown option.
+    closed, the firmware images that it read included. DeviceNotFound for an unknown name,
+    BadArgument for an unknown option.
     """
     if name == "auto":
         ready = [e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci"]
@@ -229,24 +233,31 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
     known = PCI_DRIVERS.get((identity.vendor, identity.device))
     replay = _load("hcq.transport.replay:ReplayTransport")
     transport = replay(recording, name, by_clock=known.by_clock if known else ())
-    return _open_attached(name, Attachment(transport), options)
+    return _open_attached(name, Attachment(transport, recording.firmware or None), options)
 
 
 def _open_attached(name: str, attachment: Attachment, options: Mapping[str, object]) -> Device:
     """Hand an attachment to the driver that knows its PCI id; it is closed when that fails."""
     options = dict(options)
     path = options.pop("record", None) or _record_path()
-    if path is not None:
-        recorder = _load("hcq.transport.record:RecordingTransport")
-        attachment = replace(attachment, transport=recorder(attachment.transport, path))
+    opening: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
+        if path is not None:
+            recorder = _load("hcq.transport.record:RecordingTransport")(attachment.transport, path)
+            attachment = replace(attachment, transport=recorder, on_image=recorder.image)
+            opening = recorder.opening()
         identity = attachment.transport.identity
         known = PCI_DRIVERS.get((identity.vendor, identity.device))
         if known is None:
             raise DeviceNotFound(f"{name}: no driver for PCI id {identity}")
         make = _load(known.entry)
         _check_options(name, make, options, given=2)
-        return _device(make(name, attachment, **options))
+        with opening:
+            try:
+                return _device(make(name, attachment, **options))
+            except BaseException:
+                attachment.transport.close()  # here, where a recording still learns why
+                raise
     except BaseException:
         attachment.transport.close()
         raise

@@ -10,6 +10,7 @@ them, in order, on the thread where it happened, before the step goes on: nothin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -19,6 +20,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+from hcq.errors import BadArgument
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +149,16 @@ class _Subscription(AbstractContextManager[None]):
 
 
 class JsonLines:
-    """A listener that writes each event as a line of JSON; closed by its owner."""
+    """A listener that writes each event as a line of JSON; closed by its owner. BadArgument where
+    the file does not open. When it takes no more, a warning says so, once."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise BadArgument(f"no trace can be written to {path}: {error.strerror}") from None
+        self._path = path
+        self._full = False
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
@@ -167,12 +176,23 @@ class JsonLines:
             line["error"] = f"{type(event.error).__name__}: {event.error}"
         text = json.dumps(line, default=str)
         with self._lock:
-            self._file.write(text + "\n")
-            self._file.flush()  # what is written before a crash is what one wants to read after it
+            if self._full:
+                return
+            try:
+                self._file.write(text + "\n")
+                self._file.flush()  # what is written before a crash is what one wants to read then
+            except OSError as error:
+                self._full = True
+                log.warning("the trace in %s ends here: %s", self._path, error.strerror)
+                self._drop()
+
+    def _drop(self) -> None:
+        with contextlib.suppress(OSError):  # what is left in its buffer cannot be written either
+            self._file.close()
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()
+            self._drop()
 
 
 bus = Bus()

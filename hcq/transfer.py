@@ -27,7 +27,7 @@ class Transfer:
     def __init__(self, device: Device, staging_size: int = STAGING_SIZE) -> None:
         self.device = device
         self.staging_size = staging_size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see Capture's
         self._staging: list[Buffer] = []
 
     def upload(self, destination: Buffer, data: memoryview) -> None:
@@ -84,9 +84,8 @@ class Transfer:
             self._staging = []
 
     def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
-        if not self._staging:
-            self._staging = [
-                self.device.alloc(self.staging_size, placement=Placement.HOST) for _ in range(2)
-            ]
+        while len(self._staging) < 2:
+            staging = self.device.alloc(self.staging_size, placement=Placement.HOST)
+            self._staging.append(staging)
         count = len(self.device.hardware_queues(QueueKind.COPY))
         return self._staging, [self.device.queue(QueueKind.COPY, lane % count) for lane in range(2)]

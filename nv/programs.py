@@ -70,6 +70,7 @@ class Programs:
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             self._write(memory, image.link(memory.address))
         except BaseException:
+            device.settle()  # the copy may still run; cut off here too, the memory stays
             memory.close()
             raise
         self._loaded.append(program)
@@ -127,6 +128,7 @@ class Programs:
         staging = allocate(device.gpu, len(data), Placement.HOST, Region.HOST)
         try:
             staging.view[: len(data)] = data
+            device.complete()
             value = queue.timeline.last + 1
             source = Symbol.constant(staging.address)
             copy = Copy(Symbol.constant(memory.address), source, len(data))
@@ -135,11 +137,12 @@ class Programs:
             for position, symbol in enumerate(encoded.symbols):
                 if symbol.buffer is not None:
                     values[position] = int(symbol.buffer.address)
-            queue.submit(encoded, values)
-            queue.timeline.last = value
+            queue.submit_keeping(encoded, values, staging)
             queue.timeline.wait(value)
-        finally:
-            staging.close()
+        except BaseException:
+            if not queue.keeps(staging):
+                staging.close()
+            raise
 
     def forget(self, memory: Memory) -> None:
         """The program in `memory` was closed."""

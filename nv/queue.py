@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,20 @@ def command_memory(device: NvDevice, size: int) -> Memory:
     return allocate(gpu, size, Placement.HOST, Region.COMMANDS)
 
 
+class Submission(NamedTuple):
+    """A submission that has been decided on. number: of its entry in the ring, counted from 1.
+    words: commands at `address`. head: the arena's position behind it. end: the timeline's value
+    then. kept: memory that is freed afterwards."""
+
+    number: int
+    address: int
+    words: int
+    head: int
+    end: int
+    kernels: tuple[str, ...]
+    kept: OwnImage | Memory | None = None
+
+
 class OwnImage(Resident):
     """An image in memory of its own."""
 
@@ -96,6 +110,7 @@ class ChannelQueue(HardwareQueue):
     """
 
     device: NvDevice
+    intent: Submission | None = None
 
     def __init__(
         self, device: NvDevice, name: str, kind: QueueKind, engine: int, classes: Classes
@@ -110,7 +125,8 @@ class ChannelQueue(HardwareQueue):
         self.group: Group | None = None
         self.memory: ChannelMemory | None = None
         self._parts: list[Memory] = []
-        self._pending: deque[tuple[int, int, OwnImage | None, tuple[str, ...]]] = deque()
+        self._pending: deque[Submission] = deque()
+        self._unused: OwnImage | None = None  # made for a submission that did not take place
         self._words = np.zeros(0, np.uint32)
         try:
             self._make(device)
@@ -158,10 +174,15 @@ class ChannelQueue(HardwareQueue):
         if self.group is not None:
             self.group.close()
             self.group = None
-        for _, _, image, _ in self._pending:
-            if image is not None:
-                image.close()
-        self._pending.clear()
+        self.intent = None
+        if self._unused is not None:
+            self._unused.close()
+            self._unused = None
+        while self._pending:
+            kept = self._pending[0].kept
+            if kept is not None:
+                kept.close()
+            self._pending.popleft()
 
     def run_setup(self, words: Sequence[int]) -> None:
         """Run methods of the driver's own when all before has ended, and wait for them."""
@@ -173,7 +194,6 @@ class ChannelQueue(HardwareQueue):
         self.encoder.signal(image, address, Symbol.constant(value))
         encoded = image.finish()
         self.submit(encoded, np.zeros(0, np.uint64))
-        self.timeline.last = value
         wait_until(
             lambda: self.timeline.value >= value or self.error() is not None,
             unit=self.name,
@@ -204,7 +224,8 @@ class ChannelQueue(HardwareQueue):
     def in_flight(self) -> tuple[str, ...]:
         """Names of kernels that were submitted and have not ended."""
         value = self.timeline.value
-        names = [name for end, _, _, kernels in self._pending if end > value for name in kernels]
+        running = [submission for submission in self._pending if submission.end > value]
+        names = [name for submission in running for name in submission.kernels]
         return tuple(dict.fromkeys(names))
 
     # ---- HardwareQueue -----------------------------------------------------------------------
@@ -213,21 +234,45 @@ class ChannelQueue(HardwareQueue):
         return self.encoder.encode(commands)
 
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        size = len(buffer.words) * 4
-        kernels = buffer.kernels if isinstance(buffer, Commands) else ()
-        end = self.timeline.last + 1
-        if size > ARENA_SIZE // 2:
-            image = OwnImage(self, len(buffer.words), kernels)
-            self._set_image(buffer, values, image.address)
-            buffer.patch(image.words, values)
-            self._run(image.address, buffer.command_words, end, image, kernels)
-            return
-        offset = self._take(size)
-        address = self.arena.address + offset
+        self.submit_keeping(buffer, values, None)
+
+    def submit_keeping(
+        self, buffer: CommandBuffer, values: NDArray[np.uint64], memory: Memory | None
+    ) -> None:
+        """As submit; `memory` is the queue's from now on, which frees it when the work has ended.
+        An exception leaves it to the caller, where `intent` and the last of what is pending do not
+        have it (`keeps`). For images of less than half the arena."""
+        count = len(buffer.words)
+        self._await_room(count)
+        kept: OwnImage | Memory | None = memory
+        head = self._head
+        if 4 * count > ARENA_SIZE // 2:
+            assert memory is None
+            kept = image = self._new_image(count)
+            words, address = image.words, image.address
+        else:
+            start = self._find(4 * count)
+            assert start is not None
+            head = start + -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
+            first = start % ARENA_SIZE // 4
+            words, address = self._words[first : first + count], self.arena.address + 4 * first
         self._set_image(buffer, values, address)
-        first = offset // 4
-        buffer.patch(self._words[first : first + len(buffer.words)], values)
-        self._run(address, buffer.command_words, end, None, kernels)
+        buffer.patch(words, values)
+        kernels = buffer.kernels if isinstance(buffer, Commands) else ()
+        number, end = self.count + 1, self.timeline.last + 1
+        self.intent = Submission(number, address, buffer.command_words, head, end, kernels, kept)
+        self.complete()  # from `intent` on it takes place
+
+    def keeps(self, memory: Memory) -> bool:
+        """Whether `submit_keeping` has taken it."""
+        pending = [*self._pending, *([self.intent] if self.intent is not None else [])]
+        return any(submission.kept is memory for submission in pending)
+
+    def _new_image(self, count: int) -> OwnImage:
+        if self._unused is not None:
+            self._unused.close()
+        self._unused = OwnImage(self, count, ())
+        return self._unused
 
     @staticmethod
     def _set_image(buffer: CommandBuffer, values: NDArray[np.uint64], address: int) -> None:
@@ -239,51 +284,72 @@ class ChannelQueue(HardwareQueue):
         kernels = buffer.kernels if isinstance(buffer, Commands) else ()
         return OwnImage(self, len(buffer.words), kernels)
 
-    def submit_resident(self, resident: Resident, command_words: int) -> None:
+    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
         assert isinstance(resident, OwnImage)
-        self._run(resident.address, command_words, self.timeline.last, None, resident.kernels)
+        self._await_room(0)
+        self.intent = Submission(
+            self.count + 1, resident.address, command_words, self._head, value, resident.kernels
+        )
+        self.complete()
+
+    def room(self, words: int) -> bool:
+        if len(self._pending) >= ENTRIES - 1 and not self._reclaim():
+            return False
+        if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
+            return True
+        return self._reclaim() and self._find(4 * words) is not None
 
     # ---- ring --------------------------------------------------------------------------------
 
-    def _run(
-        self, address: int, words: int, end: int, image: OwnImage | None, kernels: tuple[str, ...]
-    ) -> None:
-        """Put an image into the next entry and ring the doorbell."""
+    def complete(self) -> None:
+        """Put the image of `intent` into its entry and ring the doorbell."""
+        submission = self.intent
+        if submission is None:
+            return
         memory, channel = self.memory, self.channel
         assert memory is not None and channel is not None
-        pending = self._pending
-        if len(pending) >= ENTRIES - 1:
-            self._wait_for(self._reclaim, "entry of the ring")
-        memory.entries[self.count % ENTRIES] = address | words << _LENGTH_SHIFT
-        self.count += 1
-        memory.put(self.count % ENTRIES)
+        number = submission.number
+        entry = submission.address | submission.words << _LENGTH_SHIFT
+        memory.entries[(number - 1) % ENTRIES] = entry
+        if not self._pending or self._pending[-1] is not submission:
+            self._pending.append(submission)
+        self._unused = None
+        self._head = submission.head
+        # ORDER: who waits must wait for it before the hardware may see it.
+        self.timeline.last = submission.end
+        self.count = number
+        memory.put(number % ENTRIES)
         # ORDER: x86 makes stores to image, ring and GP_PUT visible before this uncached one, which
         # drains write-combining buffers too (Intel SDM, volume 3, "Methods of Caching Available").
         self.device.gpu.ring(channel.token)
         self.device.looks = 0
-        pending.append((end, self._head, image, kernels))
+        self.intent = None
 
-    def _take(self, size: int) -> int:
-        """Bytes of the arena, contiguous; blocks while what is in flight holds them."""
+    def _find(self, size: int) -> int | None:
+        """Where `size` contiguous bytes of the arena are free, as a position that only rises."""
         size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
-        while True:
-            start = self._head
-            if start % ARENA_SIZE + size > ARENA_SIZE:
-                start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
-            if start + size - self._tail <= ARENA_SIZE:
-                self._head = start + size
-                return start % ARENA_SIZE
-            self._wait_for(self._reclaim, "transient command memory")
+        start = self._head
+        if start % ARENA_SIZE + size > ARENA_SIZE:
+            start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
+        return start if start + size - self._tail <= ARENA_SIZE else None
 
     def _reclaim(self) -> bool:
         """Free what ended submissions held; whether there were any."""
         value, pending, freed = self.timeline.value, self._pending, False
-        while pending and pending[0][0] <= value:
-            _, self._tail, image, _ = pending.popleft()
-            if image is not None:
-                image.close()
+        while pending and pending[0].end <= value:
+            submission = pending[0]
+            if submission.kept is not None:
+                submission.kept.close()
+            self._tail = submission.head
+            pending.popleft()
             freed = True
         return freed
+
+    def _await_room(self, words: int) -> None:
+        """For the driver's own submissions; all others have waited without the lock
+        (Device.await_room)."""
+        if not self.room(words):
+            self._wait_for(lambda: self.room(words), "entry of the ring, and command memory")
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         start = time.monotonic()

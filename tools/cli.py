@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from hcq.config import config
-from hcq.errors import UgpuError, UsageError
+from hcq.errors import HostError, UgpuError, UsageError
 from hcq.log import configure, remove
 from tools import devices, doctor, pci, smi
 from tools.console import Output
@@ -26,14 +28,28 @@ RECORD_USAGE = """ugpu record DEVICE FILE [-- CMD [argument ...]]
        ugpu record replay FILE
        ugpu record show [--all] FILE
        ugpu record compare FILE FILE"""
+RECORD_FORMS = """DEVICE FILE           open DEVICE and close it; FILE keeps all that was done to it
+DEVICE FILE -- CMD    run CMD, and keep all that it does to DEVICE (as the default device)
+replay FILE           do the same again without the device, and say where it goes another way
+show FILE             stages, failure and most used registers; --all: every entry
+compare FILE FILE     the first difference, by the names of registers; exit code 1 if there is one
+
+DEVICE is behind a PCI transport: pci:ADDRESS, vfio-user:PATH or a virtual chip with registers.
+hcq.open(name, record=FILE) and UGPU_RECORD=FILE record without this program."""
 _DEVICE_WORDS = 2
+JSON = "--json"
 MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="ugpu", description="User-space GPU drivers in Python.")
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--json", action="store_true", help="print JSON instead of text")
+    top = _Parser(prog="ugpu", description="User-space GPU drivers in Python.")
+    shared = _Parser(add_help=False)
+    shared.add_argument(JSON, action="store_true", help="print JSON instead of text")
     shared.add_argument(
         "-v", "--verbose", action="count", default=0, help="log; up to three times for more"
     )
@@ -75,10 +91,13 @@ def parser() -> argparse.ArgumentParser:
                        help="also what changed in mapped memory at N doorbells (32)")  # fmt: skip
     heard.add_argument("--driver", default="", help="its version; default: the running one's")
     heard.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or show, or compare")
-    kept = verbs.add_parser("record", parents=[shared], usage=RECORD_USAGE,
-                            help="record what is done to a device; show, compare")  # fmt: skip
+    kept = verbs.add_parser(
+        "record", parents=[shared], usage=RECORD_USAGE, epilog=RECORD_FORMS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="record what is done to a device; replay, show, compare",
+    )  # fmt: skip
     kept.add_argument("--all", action="store_true", help="with show: every entry, by name")
-    kept.add_argument("words", nargs=argparse.REMAINDER, help="DEVICE FILE, or show, or compare")
+    kept.add_argument("words", nargs=argparse.REMAINDER, help="one of the forms below")
     verbs.add_parser("doctor", parents=[shared], help="say what is missing to reach real hardware")
     for verb, what in pci.VERBS.items():
         one = verbs.add_parser(verb, parents=[shared], help=what)
@@ -115,7 +134,7 @@ def run_serve(arguments: argparse.Namespace, out: Output) -> int:
         serve.ServeOptions(
             Path(arguments.vfio_user),
             arguments.device,
-            int(arguments.vram * 2**30),
+            serve.vram_bytes(arguments.vram),
             Path(arguments.firmware) if arguments.firmware else None,
             arguments.map_vram,
         ),
@@ -217,23 +236,44 @@ def dispatch(arguments: argparse.Namespace, out: Output) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
-    out = Output(arguments.json)
+    """Run one verb; its exit code. Nothing but an error of our own leaves by a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        print("ugpu: HostError: stdout is closed", file=sys.stderr)
+        return 1
+    out = Output(JSON in words)
+    return out.end(_run(words, out))
+
+
+def _run(words: Sequence[str], out: Output) -> int:
     handler: logging.Handler | None = None
     try:
+        arguments = parser().parse_args(words)
+        out.as_json = arguments.json  # the word may have been a script's
         levels = (config().log_level, "info", "debug", "trace")
         handler = configure(levels[min(arguments.verbose, 3)])
         return dispatch(arguments, out)
+    except SystemExit as end:  # argparse, after --help
+        return int(end.code or 0)
     except UgpuError as error:
-        print(f"ugpu: {type(error).__name__}: {error}", file=sys.stderr)
-        out.result({"error": type(error).__name__, "message": str(error), **error.facts})
-        return 2 if isinstance(error, UsageError) else 1
+        return _failed(error, out)
+    except OSError as error:  # a file that somebody named, or that the system refuses
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
+        return _failed(HostError(str(what)), out)
     except KeyboardInterrupt:
         print("ugpu: interrupted", file=sys.stderr)
         return 130
     finally:
         if handler is not None:
             remove(handler)
+
+
+def _failed(error: UgpuError, out: Output) -> int:
+    print(f"ugpu: {type(error).__name__}: {error}", file=sys.stderr)
+    out.result({"error": type(error).__name__, "message": str(error), **error.facts})
+    return 2 if isinstance(error, UsageError) else 1
 
 
 if __name__ == "__main__":

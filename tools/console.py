@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,18 +14,55 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+READER_LEFT = 141  # what a shell says of a program that SIGPIPE ended
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to Output; rich would end the program."""
+        raise
+
 
 class Output:
-    """Writes to stdout. With `as_json`, `say` and `table` are silent and `result` prints JSON."""
+    """Writes to stdout. With `as_json`, `say` and `table` are silent and `result` prints JSON.
+
+    Where stdout takes no more (a full disk, a reader that left) the work goes on and nothing more
+    is written; `end` says so.
+    """
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = _Console(highlight=False, soft_wrap=True)
+        self.lost: OSError | None = None  # why stdout takes no more
 
     def say(self, line: str = "", style: str = "") -> None:
         """Print a line for people; plain where stdout is no terminal."""
         if not self.as_json:
-            self.console.print(Text(line, style=style))
+            with self._writing():
+                self.console.print(Text(line, style=style))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.lost = self.lost or error
+            # What is buffered, and all that comes, goes nowhere; else the interpreter complains.
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, sys.stdout.fileno())
+                os.close(nowhere)
+
+    def end(self, code: int) -> int:
+        """Write out what is buffered. The program's exit code, where its work ended with `code`."""
+        with self._writing():
+            sys.stdout.flush()
+        if self.lost is None:
+            return code
+        if isinstance(self.lost, BrokenPipeError):
+            return code or READER_LEFT
+        print(f"ugpu: HostError: stdout: {self.lost.strerror}", file=sys.stderr)
+        return code or 1
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         if self.as_json:
@@ -31,13 +70,14 @@ class Output:
         table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*(Text(str(cell)) for cell in row))
-        self.console.print(table)
+        with self._writing():
+            self.console.print(table)
 
     def result(self, value: object) -> None:
         """Print the machine-readable result; only with --json."""
         if self.as_json:
-            json.dump(value, sys.stdout, indent=2, default=str)
-            sys.stdout.write("\n")
+            with self._writing():
+                sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
     @contextmanager
     def steps(self, title: str, total: int) -> Iterator[Progress | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from compiler.explain import RunReport, watch
 from compiler.runtime import set_default_device
@@ -25,7 +25,7 @@ def run(
     unknown = [part for part in show if part not in PARTS]
     if unknown:
         raise UsageError(f"--show knows {', '.join(PARTS)}, not {', '.join(unknown)}")
-    if not Path(script).is_file():
+    if not os.path.isfile(script):
         raise UsageError(f"there is no file {script}")
     if device:
         set_default_device(device)

@@ -2,13 +2,14 @@
 
 ugpu record pci:0000:03:00.0 boot.txt                      the boot, and closing again
 ugpu record virtual:navi31 work.txt -- python work.py      whatever device the program opens
-ugpu record replay boot.txt                                the driver again, without the device
+ugpu record replay boot.txt                                the same again, without the device
 ugpu record show boot.txt                                  what is in it
 ugpu record compare good.txt bad.txt                       the first difference
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections import Counter
@@ -17,21 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hcq
-from hcq.errors import BadArgument, DeviceNotFound, UsageError
-from hcq.registry import PCI_DRIVERS
+from hcq.errors import BadArgument, DeviceNotFound, TransportError, UgpuError, UsageError
+from hcq.registry import NODE_DRIVERS, PCI_DRIVERS, VIRTUAL_CHIPS
 from hcq.transport.recording import (
     Allocation,
     Content,
     Entry,
+    Failure,
     LongWrite,
+    Mark,
     Recording,
     Reset,
+    Stage,
 )
 from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access
 from tools.console import Output, human_size
 from tools.recorded import Steps, first_difference, names_of
-from tools.serve import write_firmware
 
 BUSIEST = 8  # registers in a summary
 
@@ -47,53 +50,59 @@ class RecordOptions:
 
 def run(options: RecordOptions, out: Output) -> int:
     """Record, and show the summary; the command's exit code. Refused before anything is opened
-    where the file cannot be written."""
+    where the file cannot be written. Where the device does not come up, the recording tells how far
+    it came, and the error is the caller's."""
     path = options.path.absolute()
-    if not path.parent.is_dir():
+    _check_recordable(options.device)
+    if not os.path.isdir(path.parent):
         raise UsageError(f"there is no folder {path.parent}")
-    firmware = _images(options.device, path)
     start = time.perf_counter()
     code = 0
     if options.command:
-        path.unlink(missing_ok=True)
-        code = _run_command(options, path)
-        if not path.exists():
-            raise BadArgument(
-                "the command opened no device behind a PCI transport: nothing was recorded",
-                command=" ".join(options.command),
-            )
+        code = _record_command(options, path)
     else:
-        extra: dict[str, object] = {} if firmware is None else {"firmware": firmware}
-        with hcq.open(options.device, record=path, **extra) as device:
-            out.say(f"{device.name} was opened ({device.info().get('start', 'start')})")
+        try:
+            with hcq.open(options.device, record=path) as device:
+                out.say(f"{device.name} was opened ({device.info().get('start', 'start')})")
+        except UgpuError:
+            if os.path.isfile(path) and path.stat().st_size:
+                _say_summary(summary(load(path)), out)
+                out.say(f"kept in {path}")
+            raise
     recording = load(path)
     seconds = time.perf_counter() - start
     out.say(f"recorded in {seconds:.1f} s into {path} ({human_size(path.stat().st_size)})", "bold")
     report = summary(recording)
     _say_summary(report, out)
     out.say()
-    if options.command:
-        settings = f"UGPU_DEVICE=recording:{path}"
-        if firmware is not None:
-            settings += f" UGPU_FIRMWARE={firmware}"
-        out.say(f"replay it:   {settings} {' '.join(options.command)}")
-    else:
-        out.say(f"replay it:   ugpu record replay {path}")
+    out.say(f"replay it:   ugpu record replay {path}")
     out.say(f"compare it:  ugpu record compare {path} OTHER")
     out.result({"path": str(path), "seconds": round(seconds, 3), "exit": code, **report})
     return code
 
 
 def replay(path: Path, out: Output) -> int:
-    """Open the recorded device and close it again, without the device; TransportError where the
-    driver strays from the recording."""
+    """Do again what was recorded, without the device: the program, or opening and closing.
+    TransportError where the driver strays from the recording; a program's own exit code."""
     recording = load(path)
-    images = _images_folder(path)
-    extra: dict[str, object] = {"firmware": images} if images.is_dir() else {}
-    with hcq.open(f"recording:{path}", **extra) as device:
-        transport = getattr(device, "transport", None)
+    if recording.command:
+        out.say(f"running {' '.join(recording.command)}")
+        code = _run(recording.command, {"UGPU_DEVICE": f"recording:{path.absolute()}"})
+        out.say(f"the program ended with exit code {code}, on the recording alone")
+        out.result({"entries": len(recording.entries), "exit": code})
+        return code
+    device = hcq.open(f"recording:{path}")
+    transport = getattr(device, "transport", None)
     assert isinstance(transport, ReplayTransport)
-    transport.finish()
+    try:
+        device.close()
+        transport.finish()
+    except TransportError as error:
+        raise TransportError(
+            "the device opened as recorded; what came then is a program's work, which the "
+            f"recording does not name: run it with UGPU_DEVICE=recording:{path}",
+            **error.facts,
+        ) from None
     out.say(f"replayed: all {len(recording.entries)} entries, as recorded")
     out.result({"entries": len(recording.entries)})
     return 0
@@ -105,6 +114,8 @@ def show(path: Path, out: Output, *, everything: bool = False) -> int:
     if everything:
         for line in Steps(recording).lines():
             out.say(line)
+            if out.lost:
+                break
     else:
         _say_summary(summary(recording), out)
     out.result(summary(recording))
@@ -113,21 +124,27 @@ def show(path: Path, out: Output, *, everything: bool = False) -> int:
 
 def compare(left: Path, right: Path, out: Output) -> int:
     """Say where two recordings first differ; 1 if they do."""
-    found = first_difference(Steps(load(left)), Steps(load(right)))
+    recordings = [load(left), load(right)]
+    found = first_difference(*map(Steps, recordings))
+    failures = [_failure(recording) for recording in recordings]
     if found is None:
         out.say("no difference: the same was done, and the device answered the same")
         out.result({"same": True})
         return 0
-    out.say(f"the first {found.same} steps are the same; then {found.what}:", "bold")
+    where = f", in stage {found.stage}" if found.stage else ""
+    out.say(f"the first {found.same} steps are the same; then{where}, {found.what}:", "bold")
     for line in found.before:
         out.say(f"      {line}")
     out.say(f"  <   {found.left}    ({left.name})", "red")
     out.say(f"  >   {found.right}    ({right.name})", "green")
     for line in found.fields:
         out.say(f"      {line}")
+    for path, failure in zip((left, right), failures, strict=True):
+        out.say(f"{path.name}: {failure or 'the device came up'}")
     out.result(
-        {"same": False, "steps": found.same, "what": found.what, "before": found.before,
-         "left": found.left, "right": found.right, "fields": found.fields}
+        {"same": False, "steps": found.same, "stage": found.stage, "what": found.what,
+         "before": found.before, "left": found.left, "right": found.right, "fields": found.fields,
+         "failures": failures}
     )  # fmt: skip
     return 1
 
@@ -142,10 +159,25 @@ def load(path: Path) -> Recording:
         raise BadArgument(f"{path} is no recording") from error
 
 
+def _stages(recording: Recording) -> list[str]:
+    return [entry.name for entry in recording.entries if isinstance(entry, Stage)]
+
+
+def _failure(recording: Recording) -> str | None:
+    """Where and how coming up ended; None where it did not."""
+    stage = ""
+    for entry in recording.entries:
+        if isinstance(entry, Stage):
+            stage = f"failed in stage {entry.name}: "
+        elif isinstance(entry, Failure):
+            return f"{stage or 'failed: '}{entry.kind}: {entry.message}"
+    return None
+
+
 def summary(recording: Recording) -> dict[str, object]:
     """What is in it, as numbers."""
     names = names_of(recording)
-    kinds = Counter(_kind(entry) for entry in recording.entries)
+    kinds = Counter(_kind(e) for e in recording.entries if not isinstance(e, Mark))
     used = Counter(
         names(entry.window, entry.offset)
         for entry in recording.entries
@@ -156,6 +188,10 @@ def summary(recording: Recording) -> dict[str, object]:
     return {
         "device": str(recording.identity),
         "driver": drivers.description if drivers is not None else None,
+        "command": list(recording.command),
+        "stages": _stages(recording),
+        "failure": _failure(recording),
+        "firmware": sorted(recording.firmware),
         "entries": len(recording.entries),
         "kinds": dict(kinds.most_common()),
         "shared_memory_bytes": sum(memory),
@@ -172,6 +208,14 @@ def _say_summary(report: Mapping[str, object], out: Output) -> None:
     kinds, busiest = report["kinds"], report["busiest"]
     assert isinstance(kinds, dict) and isinstance(busiest, dict)
     out.say(f"  {report['device']} ({report['driver'] or 'no driver of ours'})")
+    stages, command = report["stages"], report["command"]
+    assert isinstance(stages, list) and isinstance(command, list)
+    if command:
+        out.say(f"  of {' '.join(command)}")
+    if stages:
+        out.say(f"  stages: {', '.join(stages)}")
+    if report["failure"]:
+        out.say(f"  {report['failure']}", "red")
     out.say(f"  {report['entries']} entries: " + ", ".join(f"{n} {k}" for k, n in kinds.items()))
     size = report["shared_memory_bytes"]
     assert isinstance(size, int)
@@ -191,18 +235,41 @@ def _kind(entry: Entry) -> str:
     return f"{type(entry).__name__.lower()}s"
 
 
-def _images(device: str, path: Path) -> Path | None:
-    """A virtual chip's images, beside its recording: a replay has no chip to get them from."""
-    if not device.startswith("virtual:"):
-        return None
-    write_firmware(_images_folder(path))
-    return _images_folder(path)
+def _check_recordable(device: str) -> None:
+    """UsageError for a device that is reached by no PCI transport: there is nothing to record."""
+    virtual = {f"virtual:{chip}": entry for chip, entry in VIRTUAL_CHIPS.items()}
+    through_nodes = [name for name, entry in virtual.items() if entry.startswith("nv.")]
+    through_pci = [name for name in virtual if name not in through_nodes]
+    if device in ("cpu", "auto"):
+        why, instead = "there is no PCI device behind it", ""
+    elif device in through_nodes or device.partition(":")[0] in NODE_DRIVERS:
+        why = "it is driven through the calls of a kernel driver, not by registers"
+        instead = f"; its calls: ugpu sniff device {device}"
+    else:
+        return
+    names = ", ".join(("pci:ADDRESS", "vfio-user:PATH", *through_pci))
+    raise UsageError(f"{device} cannot be recorded: {why}{instead}; what can: {names}")
 
 
-def _images_folder(path: Path) -> Path:
-    return path.with_name(path.name + ".firmware")
+def _record_command(options: RecordOptions, path: Path) -> int:
+    """Run the program; the recording names it, so that it can be replayed."""
+    try:
+        path.open("wb").close()
+        path.unlink()
+    except OSError as error:
+        raise BadArgument(f"no recording can be written to {path}: {error.strerror}") from None
+    code = _run(options.command, {"UGPU_DEVICE": options.device, "UGPU_RECORD": str(path)})
+    if not path.exists():
+        raise BadArgument(
+            "the command opened no device behind a PCI transport: nothing was recorded",
+            command=" ".join(options.command),
+        )
+    recording = load(path)
+    recording.command = tuple(options.command)
+    path.write_text(recording.save(), "ascii")
+    return code
 
 
-def _run_command(options: RecordOptions, path: Path) -> int:
-    settings = [f"UGPU_DEVICE={options.device}", f"UGPU_RECORD={path}"]
-    return subprocess.run(["env", *settings, *options.command], check=False).returncode
+def _run(command: Sequence[str], settings: Mapping[str, str]) -> int:
+    words = [f"{name}={value}" for name, value in settings.items()]
+    return subprocess.run(["env", *words, *command], check=False).returncode

@@ -2,7 +2,8 @@
 
 Two runs of the same driver differ in how often it looked before an answer came, and in when memory
 changed. So in a run of reads each place counts once, with its last answer; what a driver does by
-the clock is left out; and memory is compared only through what the driver then did.
+the clock is left out; and memory is compared only through what the driver then did. Data that was
+read or written is compared to its last byte, however short it is shown.
 """
 
 from __future__ import annotations
@@ -13,10 +14,22 @@ from dataclasses import dataclass, field, replace
 
 from hcq.fields import Register, RegisterValue
 from hcq.registry import PCI_DRIVERS
-from hcq.transport.recording import Allocation, Content, Entry, LongWrite, Presence, Recording, Wait
+from hcq.transport.recording import (
+    Allocation,
+    Content,
+    Entry,
+    Failure,
+    LongWrite,
+    Presence,
+    Recording,
+    Stage,
+    Wait,
+)
 from hcq.transport.trace import CONFIG, Access
 
 _CONTEXT = 5  # steps shown before a difference
+_SHOWN = 32  # bytes of data that are shown whole; of longer data the half of that
+_WORDS = 8  # words of data that differ
 
 
 def _find_register(recording: Recording) -> Callable[[int, int], Register | None]:
@@ -51,12 +64,13 @@ class Step:
     place: str
     value: int | None = None
     detail: str = ""
+    data: bytes | None = None
     register: Register | None = field(default=None, compare=False)
     repeated: int = field(default=1, compare=False)
 
     def __str__(self) -> str:
         times = f" ({self.repeated} times)" if self.repeated > 1 else ""
-        what = f"{self.value:#x}" if self.value is not None else self.detail
+        what = f"{self.value:#x}" if self.value is not None else self.detail or _short(self.data)
         return f"{self.verb} {self.place} {what}".rstrip() + times
 
 
@@ -96,6 +110,10 @@ class Steps:
             return Step("write", place, detail=f"sha256 {entry.digest[:16]}")
         if isinstance(entry, Allocation):
             return Step("allocate", f"{entry.size} bytes")
+        if isinstance(entry, Stage):
+            return Step("stage", entry.name)
+        if isinstance(entry, Failure):
+            return Step("failed:", entry.kind, detail=entry.message)
         if not isinstance(entry, Access):
             return Step(type(entry).__name__.lower(), str(getattr(entry, "kind", "")))
         if (entry.window, entry.offset) in self._by_clock:
@@ -103,9 +121,7 @@ class Steps:
         verb, name = "write" if entry.is_write else "read", self._name(entry.window, entry.offset)
         if entry.value is not None:
             return Step(verb, name, entry.value, register=self._find(entry.window, entry.offset))
-        data = (entry.data or b"").hex()
-        shown = data if len(data) <= 64 else f"{data[:48]}... "
-        return Step(verb, f"{entry.width} bytes at {name}", detail=shown)
+        return Step(verb, f"{entry.width} bytes at {name}", data=entry.data or b"")
 
     def lines(self) -> Iterator[str]:
         """Each step with the fields of its register that are not zero."""
@@ -115,12 +131,20 @@ class Steps:
             yield f"{step}  [{shown}]" if shown else str(step)
 
 
+def _short(data: bytes | None) -> str:
+    """For people; comparing is done by the bytes."""
+    shown = (data or b"").hex()
+    return shown if len(shown) <= 2 * _SHOWN else f"{shown[:_SHOWN]}..."
+
+
 @dataclass(frozen=True)
 class Difference:
-    """same: steps before it that are equal. left, right: what stands in each; fields: of a register
-    with other values, those that differ."""
+    """same: steps before it that are equal. stage: of coming up, in which it is. left, right: what
+    stands in each; fields: of a register with other values, those that differ; of data, the words.
+    """
 
     same: int
+    stage: str
     what: str
     before: list[str]
     left: str
@@ -131,6 +155,7 @@ class Difference:
 def first_difference(left: Steps, right: Steps) -> Difference | None:
     """Where two recordings part; None where they do not."""
     before: list[str] = []
+    stage = ""
     ours, theirs = iter(left), iter(right)
     count = 0
     while True:
@@ -140,12 +165,15 @@ def first_difference(left: Steps, right: Steps) -> Difference | None:
         if one != two:
             return Difference(
                 count,
+                stage,
                 _what(one, two),
                 before,
                 str(one or "the end"),
                 str(two or "the end"),
                 _differing(one, two),
             )
+        assert one is not None
+        stage = one.place if one.verb == "stage" else stage
         before = [*before, str(one)][-_CONTEXT:]
         count += 1
 
@@ -167,9 +195,26 @@ def _fields(step: Step | None) -> dict[str, int]:
 def _differing(one: Step | None, two: Step | None) -> list[str]:
     if one is None or two is None or one.register != two.register:
         return []
+    if one.data is not None and two.data is not None:
+        return _words(one.data, two.data)
     ours, theirs = _fields(one), _fields(two)
     return [
         f"{name}: {ours[name]:#x} < > {theirs[name]:#x}"
         for name in ours
         if ours[name] != theirs.get(name, ours[name])
     ]
+
+
+def _words(ours: bytes, theirs: bytes) -> list[str]:
+    """Where two blocks differ, by words of four bytes."""
+    found = []
+    for offset in range(0, max(len(ours), len(theirs)), 4):
+        one, two = (block[offset : offset + 4] for block in (ours, theirs))
+        if one != two:
+            found.append(f"at {offset:#x}: {_number(one)} < > {_number(two)}")
+    more = [f"and {len(found) - _WORDS} words more"] if len(found) > _WORDS else []
+    return found[:_WORDS] + more
+
+
+def _number(word: bytes) -> str:
+    return f"{int.from_bytes(word, 'little'):#x}" if word else "nothing"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import runpy
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from hcq.errors import UgpuError, UsageError
 
 
 @contextlib.contextmanager
@@ -21,12 +24,46 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def execute(script: str) -> int:
-    """Run a file as __main__; its exit code."""
+    """Run a file as __main__; its exit code. What it raises is shown as Python shows it, from its
+    own lines on, and is exit code 1; errors of ours are the caller's. UsageError for a file that is
+    no program."""
+    try:
+        text = Path(script).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{script} cannot be read: {error.strerror}") from None
+    try:
+        compile(text, script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise UsageError(f"{script} is no Python program: {error}") from None
+    except ValueError as error:  # bytes of zero
+        raise UsageError(f"{script} is no Python program: {error}") from None
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-            return 1
-        return int(end.code or 0)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except UgpuError:
+        raise
+    except Exception as error:  # any: it is a person's script
+        if not (isinstance(error, BrokenPipeError) and _reader_left()):
+            traceback.print_exception(_from(error, script))
+        return 1
     return 0
+
+
+def _reader_left() -> bool:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
+
+
+def _from(error: Exception, script: str) -> Exception:
+    """The error without the lines of ours that led to the script."""
+    place = error.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename != script:
+        place = place.tb_next
+    return error.with_traceback(place or error.__traceback__)

@@ -20,12 +20,13 @@ from am.virtual.bus.served import ServedChip
 from am.virtual.firmware.images import synthetic_set
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
-from hcq.errors import DeviceNotFound
+from hcq.errors import DeviceNotFound, UsageError
 from hcq.transport.vfio_user.server import Server
 from tools.console import Output
 
 CHIPS = ("virtual:navi31",)
 VRAM = 24 << 30
+LEAST_GIB, MOST_GIB = 0.25, 1024  # BAR 0 has 256 MiB at least
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,22 @@ class ServeOptions:
     map_vram: bool = False
 
 
+def vram_bytes(gib: float) -> int:
+    """Bytes of `gib` GiB; UsageError for what no card of ours has."""
+    if not LEAST_GIB <= gib <= MOST_GIB:
+        raise UsageError(f"--vram: expected {LEAST_GIB} to {MOST_GIB} GiB, got {gib}")
+    return int(gib * 1024) << 20  # the card tells its size in MiB
+
+
 def write_firmware(folder: Path) -> None:
-    """Write the images that a driver of the virtual chip needs, by linux-firmware's names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, image in synthetic_set().items():
-        (folder / name).write_bytes(image)
+    """Write the images that a driver of the virtual chip needs, by linux-firmware's names.
+    UsageError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, image in synthetic_set().items():
+            (folder / name).write_bytes(image)
+    except OSError as error:
+        raise UsageError(f"no firmware can be written to {folder}: {error.strerror}") from None
 
 
 def run(options: ServeOptions, out: Output) -> int:

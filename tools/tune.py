@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from compiler.runtime import set_default_device
 from compiler.search.tune import described, tuning
@@ -29,7 +29,7 @@ class TuneOptions:
 def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output) -> int:
     """Run the script as __main__ while its kernels are searched. Returns its exit code. UsageError
     for a file that is not there."""
-    if not Path(script).is_file():
+    if not os.path.isfile(script):
         raise UsageError(f"there is no file {script}")
     if options.device:
         set_default_device(options.device)

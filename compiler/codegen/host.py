@@ -9,16 +9,27 @@ from __future__ import annotations
 from typing import ClassVar
 
 from compiler.codegen import amx
+from compiler.codegen.conversion import to_integer
 from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
-from compiler.kernel.ir import Kernel, TileStep
+from compiler.codegen.values import Values
+from compiler.dtype import DType
+from compiler.kernel.ir import Kernel, TileStep, Value
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
+
+
+class HostValues(Values):
+    """Values whose conversions LLVM turns into vector code."""
+
+    def to_integer(self, text: str, kind: str, node: Value | None, target: DType) -> str:
+        return to_integer(self, text, kind, node, target)
 
 
 class Host(Shell):
     """A kernel as a function over flat group numbers."""
 
+    values: ClassVar[type[Values]] = HostValues
     pointers: ClassVar = {"global": "ptr", "local": "ptr", "register": "ptr"}
 
     def __init__(self, kernel: Kernel, target: TargetSpec, bits: int) -> None:

@@ -170,7 +170,8 @@ class Values(Lines):
             pair = f"{given_kind} {sources[0]}, {given_kind} {sources[1]}"
             return self.new(f"shufflevector {pair}, <{node.lanes} x i32> <{mask}>")
         if op == "cast":
-            return self._cast(sources[0], node.sources[0].dtype, dtype, node.lanes)
+            (given_node,) = node.sources
+            return self._cast(sources[0], given_node.dtype, dtype, node.lanes, given_node)
         if op == "bitcast":
             source = element_type(node.sources[0].dtype, node.lanes)
             return (
@@ -293,7 +294,9 @@ class Values(Lines):
         wider = int(target[1:]) > int(source[1:])
         return self.new(f"{'sext' if wider else 'trunc'} {source} {text} to {target}")
 
-    def _cast(self, text: str, source: DType, target: DType, lanes: int) -> str:
+    def _cast(
+        self, text: str, source: DType, target: DType, lanes: int, node: Value | None = None
+    ) -> str:
         old, new = element_type(source, lanes), element_type(target, lanes)
         single = element_type(float32, lanes)
         if source is target:
@@ -319,7 +322,8 @@ class Values(Lines):
             name = "fpext" if target.itemsize > source.itemsize else "fptrunc"
             return self.new(f"{name} {old} {text} to {new}")
         if source.is_float:
-            return self._float_to_integer(text, old, new, target)
+            assert lanes == 1, "integer conversions are scalar"
+            return self.to_integer(text, old, node, target)
         if target is float16:
             return self._cast(self._cast(text, source, float32, lanes), float32, float16, lanes)
         if target.is_float:
@@ -332,11 +336,11 @@ class Values(Lines):
             name = "trunc"
         return self.new(f"{name} {old} {text} to {new}")
 
-    def _float_to_integer(self, text: str, old: str, new: str, target: DType) -> str:
-        """Towards zero; what does not fit becomes the nearest end of the range, NaN zero."""
-        assert not old.startswith("<"), "integer conversions are scalar"
-        stem = "fptosi" if target.kind == "i" else "fptoui"
-        return self.call(f"llvm.{stem}.sat.{new}.{SUFFIX[old]}", new, [(old, text)])
+    def to_integer(self, text: str, kind: str, node: Value | None, target: DType) -> str:
+        """A float (`node`, where it is known) of an LLVM type towards zero; what does not fit
+        becomes the nearest end of the range, NaN zero."""
+        stem, new = "fptosi" if target.kind == "i" else "fptoui", element_type(target)
+        return self.call(f"llvm.{stem}.sat.{new}.{SUFFIX[kind]}", new, [(kind, text)])
 
     def _to_bfloat16(self, text: str, lanes: int) -> str:
         single = element_type(float32, lanes)

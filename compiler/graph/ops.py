@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from compiler.dtype import DType, bool_, float32
-from compiler.kernel import functions
+from compiler.kernel import functions, inverse, power, remainders
 from compiler.kernel.ir import Value, binary, cast, const, rebuild, value
 
 Build = Callable[..., Value]
@@ -29,38 +29,16 @@ def _invert(source: Value) -> Value:
 
 
 def _floordiv(left: Value, right: Value) -> Value:
-    """As NumPy: floats as the rounded-down quotient left after taking the remainder away."""
-    if not left.dtype.is_float:
-        return binary("floordiv", left, right)
-    quotient = binary("div", functions.sub(left, _remainder(left, right)), right)
-    exact = value("round", left.dtype, (quotient,))
-    return functions.where(
-        functions.equal(right, 0.0),
-        value("floor", left.dtype, (binary("div", left, right),)),
-        exact,
-    )
+    if left.dtype.is_float:
+        return remainders.floor_quotient(left, right)
+    return binary("floordiv", left, right)
 
 
 def _remainder(left: Value, right: Value) -> Value:
-    """The remainder with the divisor's sign; for floats left - floor(left/right)*right, by one
-    fma."""
-    if not left.dtype.is_float:
-        return binary("mod", left, right)
-    quotient = value("floor", left.dtype, (binary("div", left, right),))
-    rest = functions.fma(functions.unary("neg", quotient), right, left)
-    # the quotient may have rounded across a whole number: bring the rest back into [0, right)
-    apart = functions.less(functions.mul(rest, right), 0.0)
-    rest = functions.where(apart, functions.add(rest, right), rest)
-    size, limit = functions.absolute(rest), functions.absolute(right)
-    past = binary("le", limit, size)
-    rest = functions.where(past, functions.sub(rest, right), rest)
-    infinite = binary(
-        "and",
-        functions.equal(limit, float("inf")),
-        functions.less(functions.absolute(left), float("inf")),
-    )
-    opposite = functions.less(functions.mul(left, right), 0.0)
-    return functions.where(infinite, functions.where(opposite, right, left), rest)
+    """The remainder with the divisor's sign."""
+    if left.dtype.is_float:
+        return remainders.remainder(left, right)
+    return binary("mod", left, right)
 
 
 def _reciprocal(source: Value) -> Value:
@@ -73,10 +51,26 @@ def _rsqrt(source: Value) -> Value:
 
 def _power(left: Value, right: Value) -> Value:
     if left.dtype.is_float:
-        return functions.power(left, right)
-    return functions.integer_power(left, right)
+        return power.power(left, right)
+    return power.integer_power(left, right)
 
 
+WHOLE_POWERS = range(3, 9)  # operations "pow_3" to "pow_8"
+_ELEMENTARY: Mapping[str, Build] = {
+    **{
+        name: getattr(functions, name)
+        for name in (
+            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
+            "sinh", "cosh", "tanh", "sigmoid",
+        )
+    },
+    **{
+        name: getattr(inverse, name)
+        for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh", "erf")
+    },
+    **{f"pow_{exponent}": partial(power.whole_power, exponent) for exponent in WHOLE_POWERS},
+    "fmod": remainders.fmod,
+}  # fmt: skip
 _SAME_NAME = (
     "add", "sub", "mul", "div", "min", "max", "and", "or", "xor", "shl", "shr",
     "lt", "le", "eq", "ne",
@@ -94,24 +88,26 @@ BUILDERS: Mapping[str, Build] = {
     "rsqrt": _rsqrt,
     "pow": _power,
     "where": functions.where,
-    "exp": functions.exp,
-    "exp2": functions.exp2,
-    "log": functions.log,
-    "log2": functions.log2,
-    "sin": functions.sin,
-    "cos": functions.cos,
-    "tanh": functions.tanh,
-    "sigmoid": functions.sigmoid,
+    **_ELEMENTARY,
 }
-FUNCTIONS = frozenset(
-    ("pow", "exp", "exp2", "log", "log2", "sin", "cos", "tanh", "sigmoid", "floordiv", "mod")
-)
+FUNCTIONS = frozenset(("pow", "floordiv", "mod", *_ELEMENTARY))
 COMPARISONS = frozenset(("lt", "le", "eq", "ne"))
 # In additions; what is not named costs one.
 COSTS: Mapping[str, int] = {
-    "exp": 12, "exp2": 12, "log": 16, "log2": 16, "sin": 40, "cos": 40, "tanh": 24, "sigmoid": 16,
-    "pow": 60, "div": 4, "mod": 8, "floordiv": 8, "sqrt": 4, "rsqrt": 6, "reciprocal": 4,
+    "exp": 12, "exp2": 12, "expm1": 14, "log": 16, "log2": 16, "log10": 16, "log1p": 24,
+    "sin": 40, "cos": 40, "tan": 44, "sinh": 24, "cosh": 16, "tanh": 24, "sigmoid": 16,
+    "asin": 16, "acos": 20, "atan": 18, "asinh": 34, "acosh": 32, "atanh": 30, "erf": 28,
+    "pow": 80, "mod": 8, "floordiv": 8, "fmod": 106,  # mod and floordiv of floats: as fmod
+    "div": 4, "sqrt": 4, "rsqrt": 6, "reciprocal": 4,
+    **{f"pow_{exponent}": 12 for exponent in WHOLE_POWERS},
 }  # fmt: skip
+
+
+def price(op: str, dtype: DType) -> int:
+    """What an operation on sources of a type costs, in additions."""
+    return (
+        COSTS["fmod" if dtype.is_float and op in ("mod", "floordiv") else op] if op in COSTS else 1
+    )
 
 
 def is_narrow(dtype: DType) -> bool:
@@ -140,4 +136,4 @@ def cost(node: Value) -> int:
     """Of one evaluation of a value's own operation, in additions (compiler.schedule.cost)."""
     if node.op in ("const", "index", "load", "bitcast", "extract", "pack", "broadcast", "results"):
         return 0
-    return COSTS.get(node.arg if node.op == "function" else node.op, 1)
+    return price(node.arg if node.op == "function" else node.op, node.dtype)

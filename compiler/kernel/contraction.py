@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from compiler.index.algebra import Range
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.ir import Value, indices_of
+from compiler.kernel.ir import Value, indices_of, walk
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
 FEWEST = 2  # of one side, where the other is long
@@ -81,10 +81,18 @@ def is_product(reduce: Value, outputs: Sequence[Range]) -> bool:
     """Whether a reduce is a matrix product worth a kernel of its own kind."""
     if reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
         return False
-    in_left, in_right = (ranges_of(factor) for factor in reduce.sources[0].sources)
+    in_left, in_right = (_walked(factor) for factor in reduce.sources[0].sources)
     left = elements([r for r in outputs if r in in_left and r not in in_right])
     right = elements([r for r in outputs if r in in_right and r not in in_left])
     return min(left, right) >= SMALLEST and any(r in in_left & in_right for r in reduce.arg[1])
+
+
+def _walked(root: Value) -> frozenset[Range]:
+    """Every range along which a value reads memory or counts; the conditions of a pad, which all
+    factors in it have alike, are not of interest."""
+    own = [node.arg for node in walk(root) if node.op == "index"]
+    read = [node.arg.index for node in walk(root) if node.op == "load"]
+    return frozenset().union(*(index.ranges() for index in (*own, *read)))
 
 
 def ranges_of(root: Value) -> frozenset[Range]:

@@ -2,10 +2,11 @@
 
 LLVM's intrinsics for these are library calls on the host and differ in accuracy between GPUs (and
 some abort the back end), so each is a range reduction and a polynomial, the same on every target.
-Errors are a few units in the last place (tests/compiler/test_compiler_functions.py holds the
-bounds). Reductions: Cody and Waite, "Software Manual for the Elementary Functions"; for large
-angles Payne and Hanek, "Radian reduction for trigonometric functions"; polynomials of log, sin,
-cos and tanh: S. Moshier, Cephes library, single precision.
+Bounds of their errors: docs/accuracy.md. They need a fused multiply-add. More functions are in
+`inverse`, `power` and `remainders`. Reductions: Cody and Waite, "Software Manual for the Elementary
+Functions"; for large angles Payne and Hanek, "Radian reduction for trigonometric functions".
+Polynomials of log, sin and cos: S. Moshier, Cephes library, single precision; of expm1, sinh and
+tanh: minimax fits.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ from compiler.dtype import bool_, float32, int32, uint32, uint64
 from compiler.kernel.ir import Value, binary, cast, const, value
 
 LOG2_E = 1.4426950408889634
+LOG2_E_LOW = LOG2_E - 1.44269502162933349609375  # beyond float32
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+LOG10_E, LOG10_E_LOW = 0.434294492006301879883, -1.01030418e-8
+LOG10_2_HIGH, LOG10_2_LOW = 0.301025390625, 4.60503898e-6  # the first has 11 bits
 # pi/2 as a sum of three float32
 HALF_PI = (1.57079637050628662109375, -4.37113882867379055824e-8, -1.71512488609214586e-15)
 # The bits of 2/pi after the binary point, 8 zero bits first.
-TWO_OVER_PI = (0x00A2F983, 0x6E4E4415, 0x29FC2757, 0xD1F534DD, 0xC0DB6295, 0x993C4390)
+TWO_OVER_PI = (
+    0x00A2F983, 0x6E4E4415, 0x29FC2757, 0xD1F534DD, 0xC0DB6295, 0x993C4390, 0x41FE5163,
+)  # fmt: skip
+SIGN = -0x80000000  # the sign bit of an int32
+SHIFTER = 12582912.0  # 1.5 * 2**23: adding it rounds to a whole number, left in the lowest bits
 HUGE_ANGLE = 131072.0  # beyond it, angles are reduced by integer arithmetic
 
 
@@ -86,6 +94,12 @@ def as_float(bits: Value) -> Value:
     return value("bitcast", float32, (bits,))
 
 
+def with_sign(size: Value, source: Value) -> Value:
+    """`size`, which is not negative, with the sign of `source`; zeros have one too."""
+    sign = binary("and", as_bits(source), const(SIGN, int32))
+    return as_float(binary("or", as_bits(size), sign))
+
+
 def _like(left: Value, right: Value | float) -> Value:
     return right if isinstance(right, Value) else const(right, left.dtype)
 
@@ -98,11 +112,11 @@ def polynomial(x: Value, coefficients: Sequence[float]) -> Value:
     return total
 
 
-def _clamp(x: Value, low: float, high: float) -> Value:
+def clamp(x: Value, low: float, high: float) -> Value:
     return binary("min", binary("max", x, real(low)), real(high))
 
 
-def _scale(x: Value, exponent: Value) -> Value:
+def scale(x: Value, exponent: Value) -> Value:
     """x * 2**exponent, |exponent| < 250: in two steps, so that results may be subnormal."""
     half = binary("shr", exponent, const(1, int32))
     for part in (half, sub(exponent, half)):
@@ -112,21 +126,22 @@ def _scale(x: Value, exponent: Value) -> Value:
 
 def exp(x: Value) -> Value:
     """e**x."""
-    x = _clamp(x, -105.0, 89.0)
+    return _exp_times(clamp(x, -105.0, 89.0), 0)
+
+
+def _exp_times(x: Value, exponent: int) -> Value:
+    """e**x * 2**exponent, for x that is bounded."""
     count = unary("round", mul(x, LOG2_E))
     rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
     series = polynomial(rest, [1 / math.factorial(k) for k in range(7, -1, -1)])
-    return _scale(series, cast(count, int32))
+    whole = cast(count, int32)
+    return scale(series, add(whole, exponent) if exponent else whole)
 
 
 def exp_below(x: Value) -> Value:
-    """e**x for x at most zero, or NaN, in fewer steps; below the normal numbers it is zero.
-
-    Adding 1.5 * 2**23 rounds to a whole number and leaves it in the lowest bits.
-    """
-    shifter = 12582912.0
-    shifted = fma(x, LOG2_E, const(shifter, float32))
-    count = sub(shifted, shifter)
+    """e**x for x at most zero, or NaN, in fewer steps; below the normal numbers it is zero."""
+    shifted = fma(x, LOG2_E, SHIFTER)
+    count = sub(shifted, SHIFTER)
     rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
     series = polynomial(rest, [1 / math.factorial(k) for k in range(7, -1, -1)])
     exponent = binary("shl", as_bits(shifted), const(23, int32))
@@ -134,28 +149,49 @@ def exp_below(x: Value) -> Value:
     return where(less(x, -87.0), const(0, float32), mul(series, power))
 
 
+def expm1(x: Value) -> Value:
+    """e**x - 1, also where e**x is close to 1."""
+    bounded = clamp(x, -18.0, 89.0)
+    shifted = fma(bounded, LOG2_E, SHIFTER)
+    count = sub(shifted, SHIFTER)
+    rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, bounded))
+    series = polynomial(
+        rest,
+        [1.98459005e-4, 1.39409152e-3, 8.33338965e-3, 4.16663587e-2, 1.66666657e-1, 0.5],
+    )
+    series = fma(mul(rest, rest), series, rest)  # e**rest - 1
+    # 2**(count - 1), since 2**count may be too large: e**x - 1 = 2**count * series + 2**count - 1
+    exponent = binary("shl", as_bits(shifted), const(23, int32))
+    half = as_float(binary("add", exponent, const(126 << 23, int32)))
+    result = mul(fma(series, half, sub(half, 0.5)), 2.0)
+    return where(less(absolute(x), 2.0**-30), x, result)
+
+
 def _exp2_of(count: Value, rest: Value) -> Value:
     """2**(count + rest), count whole and |rest| at most about 0.5."""
     powers = [math.log(2) ** k / math.factorial(k) for k in range(7, -1, -1)]
-    return _scale(polynomial(rest, powers), cast(count, int32))
+    return scale(polynomial(rest, powers), cast(count, int32))
 
 
 def exp2(x: Value) -> Value:
     """2**x; exact for whole x."""
-    x = _clamp(x, -151.0, 129.0)
+    x = clamp(x, -151.0, 129.0)
     count = unary("round", x)
     return _exp2_of(count, sub(x, count))
 
 
-def _log_parts(x: Value) -> tuple[Value, Value]:
-    """x = 2**e * m with sqrt(1/2) <= m < sqrt(2): e as a float, and log(m). For x > 0."""
+def mantissa_of(x: Value) -> tuple[Value, Value]:
+    """x = 2**e * m with sqrt(1/2) <= m < sqrt(2): e as an integer, and m. For x > 0."""
     tiny = less(x, 2.0**-126)
     bits = as_bits(where(tiny, mul(x, 2.0**24), x))
     offset = sub(bits, 0x3F3504F3)  # the bits of sqrt(1/2)
     exponent = binary("shr", offset, const(23, int32))
     mantissa = as_float(sub(bits, binary("shl", exponent, const(23, int32))))
-    exponent = sub(exponent, where(tiny, const(24, int32), const(0, int32)))
-    f = sub(mantissa, 1.0)
+    return sub(exponent, where(tiny, const(24, int32), const(0, int32))), mantissa
+
+
+def _log_of(f: Value) -> Value:
+    """log(1 + f) with sqrt(1/2) <= 1 + f < sqrt(2)."""
     square = mul(f, f)
     series = polynomial(
         f,
@@ -164,7 +200,13 @@ def _log_parts(x: Value) -> tuple[Value, Value]:
             -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
         ],
     )  # fmt: skip
-    return cast(exponent, float32), fma(mul(f, square), series, fma(square, -0.5, f))
+    return fma(mul(f, square), series, fma(square, -0.5, f))
+
+
+def _log_parts(x: Value) -> tuple[Value, Value]:
+    """x = 2**e * m: e as a float, and log(m)."""
+    exponent, mantissa = mantissa_of(x)
+    return cast(exponent, float32), _log_of(sub(mantissa, 1.0))
 
 
 def _log_specials(x: Value, result: Value) -> Value:
@@ -183,36 +225,33 @@ def log(x: Value) -> Value:
 def log2(x: Value) -> Value:
     """Logarithm to base 2; exact for powers of two."""
     exponent, rest = _log_parts(x)
-    return _log_specials(x, fma(rest, LOG2_E, exponent))
+    return _log_specials(x, fma(rest, LOG2_E, fma(rest, LOG2_E_LOW, exponent)))
 
 
-def power(x: Value, y: Value) -> Value:
-    """x**y as C's powf; the relative error grows with |y log x|, to about 1e-5."""
-    exponent, rest = _log_parts(absolute(x))
-    logarithm = mul(rest, LOG2_E)
-    bounded = _clamp(y, -1e10, 1e10)
-    product = mul(bounded, exponent)
-    product_error = fma(bounded, exponent, unary("neg", product))
-    estimate = _clamp(fma(bounded, logarithm, product), -200.0, 200.0)
-    count = unary("round", estimate)
-    near = less(absolute(estimate), 180.0)
-    fraction = add(sub(product, count), fma(bounded, logarithm, product_error))
-    result = _exp2_of(count, where(near, fraction, real(0.0)))
-    finite = unequal(absolute(x), math.inf)
-    whole = equal(y, unary("floor", y))
-    half = mul(y, 0.5)
-    odd = binary("and", whole, unequal(half, unary("floor", half)))
-    sinking, nothing, endless = less(y, 0.0), real(0.0), real(math.inf)
-    result = where(equal(x, 0.0), where(sinking, endless, nothing), result)
-    result = where(finite, result, where(sinking, nothing, endless))
-    negative = binary("lt", as_bits(x), const(0, int32))
-    result = where(binary("and", negative, odd), unary("neg", result), result)
-    root = binary("and", binary("and", less(x, 0.0), finite), unary_not(whole))
-    result = where(root, real(math.nan), result)
-    result = where(binary("or", unequal(x, x), unequal(y, y)), real(math.nan), result)
-    fixed = binary("and", equal(absolute(x), 1.0), equal(absolute(y), math.inf))
-    one = binary("or", binary("or", equal(x, 1.0), equal(y, 0.0)), fixed)
-    return where(one, real(1.0), result)
+def log10(x: Value) -> Value:
+    """Logarithm to base 10; exact for powers of ten."""
+    exponent, rest = _log_parts(x)
+    low = fma(exponent, LOG10_2_LOW, mul(rest, LOG10_E_LOW))
+    return _log_specials(x, fma(exponent, LOG10_2_HIGH, fma(rest, LOG10_E, low)))
+
+
+def log_of_sum(base: Value, more: Value) -> Value:
+    """log(base + more) of a sum that is not rounded; base = 1 or more = 0."""
+    total = add(base, more)
+    part = sub(total, base)
+    lost = add(sub(base, sub(total, part)), sub(more, part))  # Knuth's two-sum
+    exponent, mantissa = mantissa_of(total)
+    biased = binary("max", sub(const(127, int32), exponent), const(0, int32))
+    inverse = as_float(binary("shl", biased, const(23, int32)))  # 2**-e
+    rest = _log_of(fma(lost, inverse, sub(mantissa, 1.0)))
+    count = cast(exponent, float32)
+    result = fma(count, LN2_HIGH, fma(count, LN2_LOW, rest))
+    return _log_specials(total, result)
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x), also where 1 + x is close to 1."""
+    return where(equal(x, 0.0), x, log_of_sum(real(1.0), x))
 
 
 def unary_not(condition: Value) -> Value:
@@ -237,13 +276,19 @@ def _reduce_huge(x: Value) -> tuple[Value, Value]:
         return picked
 
     high = binary("or", binary("shl", chosen(0), const(32, uint64)), chosen(1))
-    low = binary("shr", chosen(2), sub(const(32, uint64), shift))
+    next_bits = binary("or", binary("shl", chosen(2), const(32, uint64)), chosen(3))
+    low = binary("shr", next_bits, sub(const(64, uint64), shift))
     window = binary("or", binary("shl", high, shift), low)
-    product = mul(cast(mantissa, uint64), window)  # in units of 2**-62, modulo 4
+    below = binary("shr", binary("shl", next_bits, shift), const(32, uint64))
+    wide = cast(mantissa, uint64)
+    # in units of 2**-62, modulo 4; near a multiple of pi/2 the bits below the window count too
+    product = add(mul(wide, window), binary("shr", mul(wide, below), const(32, uint64)))
     quadrant = binary("shr", add(product, const(1 << 61, uint64)), const(62, uint64))
     fraction = sub(product, binary("shl", quadrant, const(62, uint64)))
     upper = cast(cast(binary("shr", fraction, const(30, uint64)), uint32), int32)
+    lower = cast(binary("and", cast(fraction, uint32), const((1 << 30) - 1, uint32)), int32)
     rest = mul(cast(upper, float32), 2.0**-32 * math.pi / 2)
+    rest = fma(cast(lower, float32), 2.0**-62 * math.pi / 2, rest)
     negative = binary("lt", bits, const(0, int32))
     turned = cast(cast(quadrant, uint32), int32)
     return (
@@ -252,8 +297,8 @@ def _reduce_huge(x: Value) -> tuple[Value, Value]:
     )
 
 
-def _sine(x: Value, turn: int) -> Value:
-    """sin(x + turn * pi/2)."""
+def _turned(x: Value) -> tuple[Value, Value, Value]:
+    """Sine and cosine of what is left of x beside multiples of pi/2, and how many those are."""
     huge = less(real(HUGE_ANGLE), absolute(x))
     count = unary("round", mul(x, 2 / math.pi))
     rest = x
@@ -261,7 +306,7 @@ def _sine(x: Value, turn: int) -> Value:
         rest = fma(count, -part, rest)
     huge_quadrant, huge_rest = _reduce_huge(x)
     rest = where(huge, huge_rest, rest)
-    quadrant = add(where(huge, huge_quadrant, cast(count, int32)), turn)
+    quadrant = where(huge, huge_quadrant, cast(count, int32))
     square = mul(rest, rest)
     odd_series = polynomial(square, [-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1])
     even_series = polynomial(
@@ -269,9 +314,19 @@ def _sine(x: Value, turn: int) -> Value:
     )
     sine = fma(mul(rest, square), odd_series, rest)
     cosine = fma(mul(square, square), even_series, fma(square, -0.5, 1.0))
-    one, two = const(1, int32), const(2, int32)
-    result = where(unequal(binary("and", quadrant, one), 0), cosine, sine)
-    result = where(unequal(binary("and", quadrant, two), 0), unary("neg", result), result)
+    return sine, cosine, quadrant
+
+
+def _is_set(number: Value, bit: int) -> Value:
+    return unequal(binary("and", number, const(bit, int32)), 0)
+
+
+def _sine(x: Value, turn: int) -> Value:
+    """sin(x + turn * pi/2)."""
+    sine, cosine, quadrant = _turned(x)
+    quadrant = add(quadrant, turn)
+    result = where(_is_set(quadrant, 1), cosine, sine)
+    result = where(_is_set(quadrant, 2), unary("neg", result), result)
     return where(less(absolute(x), math.inf), result, real(math.nan))
 
 
@@ -285,40 +340,46 @@ def cos(x: Value) -> Value:
     return _sine(x, 1)
 
 
+def tan(x: Value) -> Value:
+    """Tangent, for angles of any size."""
+    sine, cosine, quadrant = _turned(x)
+    odd = _is_set(quadrant, 1)
+    result = div(where(odd, unary("neg", cosine), sine), where(odd, sine, cosine))
+    result = where(less(absolute(x), math.inf), result, real(math.nan))
+    return where(equal(x, 0.0), x, result)
+
+
+def sinh(x: Value) -> Value:
+    """Hyperbolic sine."""
+    size = absolute(x)
+    square = mul(x, x)
+    series = polynomial(square, [2.81695134e-6, 1.98361596e-4, 8.33334960e-3, 1.66666672e-1])
+    small = fma(mul(series, square), size, size)
+    half = _exp_times(clamp(size, 0.0, 90.0), -1)
+    large = sub(half, div(real(0.25), half))
+    return with_sign(where(less(size, 1.0), small, large), x)
+
+
+def cosh(x: Value) -> Value:
+    """Hyperbolic cosine."""
+    half = _exp_times(clamp(absolute(x), 0.0, 90.0), -1)
+    return add(half, div(real(0.25), half))
+
+
 def tanh(x: Value) -> Value:
     """Hyperbolic tangent."""
     size = absolute(x)
     square = mul(x, x)
     series = polynomial(
         square,
-        [
-            -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
-            -3.33332819422e-1,
-        ],
-    )  # fmt: skip
-    small = fma(mul(series, square), x, x)
+        [-6.27423916e-3, 2.10716777e-2, -5.38523085e-2, 1.33325860e-1, -3.33333164e-1],
+    )
+    small = fma(mul(series, square), size, size)
     large = sub(real(1.0), div(real(2.0), add(exp(mul(size, 2.0)), 1.0)))
-    signed = where(less(x, 0.0), unary("neg", large), large)
-    return where(less(size, 0.625), small, signed)
+    return with_sign(where(less(size, 0.55), small, large), x)
 
 
 def sigmoid(x: Value) -> Value:
     """1 / (1 + e**-x)."""
-    return div(real(1.0), add(exp(unary("neg", x)), 1.0))
-
-
-def integer_power(x: Value, y: Value) -> Value:
-    """x**y for integers by squaring, wrapping; a negative y gives zero unless x is 1 or -1."""
-    dtype = x.dtype
-    result, base = const(1, dtype), x
-    for bit in range(dtype.bits - (dtype.kind == "i")):
-        chosen = binary("and", binary("shr", y, const(bit, dtype)), const(1, dtype))
-        result = where(unequal(chosen, 0), mul(result, base), result)
-        base = mul(base, base)
-    if dtype.kind == "u":
-        return result
-    odd = unequal(binary("and", y, const(1, dtype)), 0)
-    minus = where(odd, const(-1, dtype), const(1, dtype))
-    inverse = where(equal(x, 1), const(1, dtype), const(0, dtype))
-    inverse = where(equal(x, -1), minus, inverse)
-    return where(less(y, 0), inverse, result)
+    falling = exp(unary("neg", absolute(x)))
+    return div(where(less(x, 0.0), falling, real(1.0)), add(falling, 1.0))

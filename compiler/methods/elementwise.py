@@ -7,6 +7,7 @@ from typing import Any, Self
 from compiler import dtype as dtypes
 from compiler.dtype import DType, bool_, float32
 from compiler.graph import node as graph
+from compiler.graph.ops import WHOLE_POWERS
 from compiler.methods.core import Scalar, TensorCore, broadcast
 from hcq.errors import BadArgument
 
@@ -75,19 +76,33 @@ class Elementwise(TensorCore):
         return self._binary("mod", other, "remainder")
 
     def pow(self, other: Any, reverse: bool = False) -> Self:
-        """Power. A small whole Python exponent is products; integers wrap and refuse a negative
-        one."""
-        if isinstance(other, int | float) and not isinstance(other, bool) and not reverse:
-            if self.dtype.is_float and other == 0.5:
-                return self.sqrt()
-            if not self.dtype.is_float and isinstance(other, int) and other < 0:
-                raise BadArgument("pow: integers to a negative integer power")
-            if isinstance(other, int) and abs(other) <= 8 and self.dtype is not bool_:
-                positive = self._whole_power(abs(other))
-                return positive.reciprocal() if other < 0 else positive
+        """Power. A small whole exponent that is a Python number is products, rounded once; integers
+        wrap and refuse a negative exponent."""
         if self.dtype is bool_:
             raise BadArgument("pow: not for bools; cast them")
+        if isinstance(other, int | float) and not isinstance(other, bool) and not reverse:
+            known = self._known_power(other)
+            if known is not None:
+                return known
         return self._binary("pow", other, reverse=reverse)
+
+    def _known_power(self, exponent: Scalar) -> Self | None:
+        """Where there is something faster, or more exact, than pow."""
+        if not self.dtype.is_float:
+            if isinstance(exponent, int) and exponent < 0:
+                raise BadArgument("pow: integers to a negative integer power")
+            small = isinstance(exponent, int) and exponent <= max(WHOLE_POWERS)
+            return self._whole_power(int(exponent)) if small else None
+        if exponent in (0.5, -0.5):
+            return self.sqrt() if exponent > 0 else self.rsqrt()
+        if exponent in (-1, -2):
+            inverse = self.reciprocal()
+            return inverse if exponent == -1 else inverse * inverse
+        if exponent in (0, 1, 2):
+            return self._whole_power(int(exponent))
+        if exponent in WHOLE_POWERS:
+            return self._function(f"pow_{int(exponent)}")
+        return None
 
     def _whole_power(self, exponent: int) -> Self:
         if exponent == 0:
@@ -155,7 +170,9 @@ class Elementwise(TensorCore):
         return self._function("sigmoid")
 
     def silu(self) -> Self:
-        return self * self.sigmoid()
+        """x * sigmoid(x), rounded once."""
+        real = self.cast(float32)
+        return (real * real.sigmoid()).cast(dtypes.float_dtype(self.dtype))
 
     def relu(self) -> Self:
         return self.maximum(0)

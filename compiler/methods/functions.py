@@ -1,29 +1,19 @@
 """Tensor: more functions of each element, and activations, made of those of Elementwise.
 
 They are computed in float32 and rounded once, so that a chain in float16 loses nothing on the way.
-Approximations: M. Abramowitz, I. Stegun, Handbook of Mathematical Functions (1964), by number.
+Bounds of their errors: docs/accuracy.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from compiler import dtype as dtypes
 from compiler.dtype import float32
+from compiler.graph import node as graph
 from compiler.methods.elementwise import Elementwise
 
-# 4.4.46: acos(x) / sqrt(1 - x) for 0 <= x <= 1, within 2e-8
-_ACOS = (1.5707963050, -0.2145988016, 0.0889789874, -0.0501743046, 0.0308918810, -0.0170881256,
-         0.0066700901, -0.0012624911)  # fmt: skip
-# 4.4.49: atan(x) / x by powers of x^2, for -1 <= x <= 1, within 2e-8
-_ATAN = (1.0, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393, -0.0752896400,
-         0.0429096138, -0.0161657367, 0.0028662257)  # fmt: skip
-# 7.1.26: (1 - erf(x)) * exp(x^2) by powers of 1 / (1 + p x) for x >= 0, within 1.5e-7
-_ERF = (0.0, 0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-_ERF_P = 0.3275911
-_SINH = (1.0, 1 / 6, 1 / 120, 1 / 5040, 1 / 362880)  # sinh(x) / x by powers of x^2
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # arXiv:1706.02515
 
 
@@ -38,84 +28,58 @@ class Functions(Elementwise):
     def _rounded(self, result: Self) -> Self:
         return result.cast(dtypes.float_dtype(self.dtype))
 
-    def _series(self, factors: Sequence[float]) -> Self:
-        """A polynomial, the constant first."""
-        total = self * factors[-1]
-        for factor in reversed(factors[1:-1]):
-            total = (total + factor) * self
-        return total + factors[0]
-
     # ---- mathematics ---------------------------------------------------------------------------
 
     def tan(self) -> Self:
-        real = self._real()
-        return self._rounded(real.sin() / real.cos())
+        return self._function("tan")
 
     def asin(self) -> Self:
-        """Within 4e-7; NaN outside of -1 to 1."""
-        real = self._real()
-        return self._rounded(math.pi / 2 - real.acos())
+        """NaN outside of -1 to 1."""
+        return self._function("asin")
 
     def acos(self) -> Self:
-        """Within 4e-7; NaN outside of -1 to 1."""
-        real = self._real()
-        size = real.abs()
-        found = (1 - size).sqrt() * size._series(_ACOS)
-        return self._rounded((real < 0).where(math.pi - found, found))
+        """NaN outside of -1 to 1."""
+        return self._function("acos")
 
     def atan(self) -> Self:
-        """Within 2e-7."""
-        real = self._real()
-        size = real.abs()
-        small = size <= 1
-        near = small.where(size, 1 / size.maximum(1))
-        found = near * near.square()._series(_ATAN)
-        return self._rounded(small.where(found, math.pi / 2 - found).copysign(real))
+        return self._function("atan")
 
     def sinh(self) -> Self:
-        real = self._real()
-        square = real.square()
-        near = real * square.minimum(1)._series(_SINH)
-        raised = (real.abs() - math.log(2)).exp()  # half of e^x, which overflows later
-        far = (raised - 0.25 / raised).copysign(real)
-        return self._rounded((square < 1).where(near, far))
+        return self._function("sinh")
 
     def cosh(self) -> Self:
-        raised = (self._real().abs() - math.log(2)).exp()
-        return self._rounded(raised + 0.25 / raised)
+        return self._function("cosh")
 
     def asinh(self) -> Self:
-        """Within 3e-7 up to 8, then within 1e-6 of itself."""
-        real = self._real()
-        size = real.abs()
-        large = size > 1e9
-        root = (large.where(0, size).square() + 1).sqrt() + size
-        return self._rounded((large.where(2 * size, root)).log().copysign(real))
+        return self._function("asinh")
 
     def acosh(self) -> Self:
         """NaN below 1."""
-        real = self._real()
-        return self._rounded((real + (real - 1).sqrt() * (real + 1).sqrt()).log())
+        return self._function("acosh")
 
     def atanh(self) -> Self:
-        real = self._real()
-        return self._rounded(((1 + real) / (1 - real)).log() * 0.5)
+        """NaN outside of -1 to 1."""
+        return self._function("atanh")
 
     def erf(self) -> Self:
-        """Within 4e-7."""
-        real = self._real()
-        size = real.abs()
-        rest = (1 / (size * _ERF_P + 1))._series(_ERF) * (-size.square()).exp()
-        return self._rounded((1 - rest).copysign(real))
+        return self._function("erf")
+
+    def expm1(self) -> Self:
+        """exp(x) - 1, also where exp(x) is close to 1."""
+        return self._function("expm1")
+
+    def log1p(self) -> Self:
+        """log(1 + x), also where 1 + x is close to 1."""
+        return self._function("log1p")
 
     def log10(self) -> Self:
-        return self._rounded(self._real().log2() * math.log10(2))
+        return self._function("log10")
 
     def logaddexp(self, other: Any) -> Self:
         """log(exp(self) + exp(other)), where neither would fit."""
         most, least = self.maximum(other)._real(), self.minimum(other)._real()
         apart = (least._compare("eq", most)).where(0, least - most)
-        return self._rounded(most + (apart.exp() + 1).log())
+        return self._rounded(most + apart.exp().log1p())
 
     def copysign(self, other: Any) -> Self:
         """The size of this with the sign of the other; zero counts by its sign too."""
@@ -129,9 +93,16 @@ class Functions(Elementwise):
         return self.sub(self.sub(end).mul(weight))
 
     def fmod(self, other: Any) -> Self:
-        """The remainder with this one's sign, as math.fmod."""
-        size = self.abs().remainder(abs(other))
-        return self._compare("lt", 0).where(-size, size)
+        """The remainder with this one's sign, exact; of an integer by zero it is zero."""
+        dtype, (left, right) = self._operands("fmod", other)
+        if dtype.is_float:
+            return self._new(graph.elementwise("fmod", dtype, left, right))
+        dividend, divisor = self._new(left), self._new(right)
+        rest = dividend.remainder(divisor)
+        if dtype.kind != "i":
+            return rest
+        opposite = rest._compare("ne", 0) & ((rest ^ dividend) < 0)
+        return opposite.where(rest - divisor, rest)
 
     # ---- activations ---------------------------------------------------------------------------
 
@@ -148,15 +119,15 @@ class Functions(Elementwise):
         return self._rounded(real * (real * 1.702).sigmoid())
 
     def swish(self) -> Self:
-        return self._rounded(self._real().silu())
+        return self.silu()
 
     def elu(self, alpha: float = 1.0) -> Self:
         real = self._real()
-        return self._rounded((real > 0).where(real, (real.minimum(0).exp() - 1) * alpha))
+        return self._rounded((real > 0).where(real, real.minimum(0).expm1() * alpha))
 
     def celu(self, alpha: float = 1.0) -> Self:
         real = self._real()
-        return self._rounded((real > 0).where(real, ((real.minimum(0) / alpha).exp() - 1) * alpha))
+        return self._rounded((real > 0).where(real, (real.minimum(0) / alpha).expm1() * alpha))
 
     def selu(self) -> Self:
         return self._rounded(self._real().elu(SELU_ALPHA) * SELU_SCALE)
@@ -181,7 +152,7 @@ class Functions(Elementwise):
     def softplus(self, beta: float = 1.0) -> Self:
         """log(1 + exp(x)), smooth above zero."""
         real = self._real() * beta
-        return self._rounded((real.maximum(0) + ((-real.abs()).exp() + 1).log()) / beta)
+        return self._rounded((real.maximum(0) + (-real.abs()).exp().log1p()) / beta)
 
     def logsigmoid(self) -> Self:
         return self._rounded(-(-self._real()).softplus())

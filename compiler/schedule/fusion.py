@@ -23,6 +23,7 @@ from compiler.kernel.online import find_online
 from compiler.schedule import cost
 from compiler.schedule.group import make_group, members
 
+REPEATING = ("expand", "gather")
 KNOWN = 4096  # answers kept; beyond it all are found again
 _known: dict[tuple[Any, ...], bool] = {}
 
@@ -48,13 +49,14 @@ def fuse(order: Sequence[Node], stored: set[int], fixed: set[int]) -> None:
 def _candidates(
     order: Sequence[Node], stored: set[int], fixed: set[int], readers: Mapping[int, list[Node]]
 ) -> Iterator[Node]:
-    """Stored reductions of which one kernel of more elements is the only reader, the last first."""
+    """Stored reductions of which one kernel is the only reader, and repeats their elements, the
+    last first."""
     for node in reversed(order):
         key = id(node)
         if key in stored and key not in fixed and len(readers.get(key, ())) == 1:
             (reader,) = readers[key]
             reduces = any(each.op == "reduce" for each in members(node, stored))
-            if reduces and reader.op not in WRITES and node.size < _widest(reader, stored):
+            if reduces and reader.op not in WRITES and _repeated(node, reader, stored):
                 yield node
 
 
@@ -90,9 +92,23 @@ def _readers(order: Sequence[Node], stored: set[int]) -> dict[int, list[Node]]:
     return readers
 
 
-def _widest(root: Node, stored: set[int]) -> int:
-    """The most elements that any node of a kernel has."""
-    return max(node.size for node in members(root, stored))
+def _repeated(node: Node, root: Node, stored: set[int]) -> bool:
+    """Whether a kernel uses elements of a node it reads many times: it expands or gathers them.
+    Padding and joining make arrays longer too, but read each element once."""
+    found = list(members(root, stored))
+    users: dict[int, list[Node]] = {}
+    for user in found:
+        for source in user.sources:
+            users.setdefault(id(source), []).append(user)
+    largest, stack, seen = max(each.size for each in found), [node], {id(node)}
+    while stack:
+        for user in users.get(id(stack.pop()), ()):
+            if user.op in REPEATING and node.size < largest:
+                return True
+            if id(user) not in seen:
+                seen.add(id(user))
+                stack.append(user)
+    return False
 
 
 def _pays(root: Node, stored: set[int]) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from compiler.dtype import bool_
 from compiler.graph.node import MOVEMENT, ONE_TO_ONE, WRITES, Node, stored_as, topological
-from compiler.graph.ops import BUILDERS, COSTS
+from compiler.graph.ops import BUILDERS, price
 from compiler.schedule import cost as costs
 from compiler.schedule.calls import make_call_group
 from compiler.schedule.fusion import fuse
@@ -180,7 +180,7 @@ def _inlined(node: Node, stored: set[int]) -> list[Node]:
 
 def _own_cost(node: Node) -> int:
     if node.op in BUILDERS:
-        return COSTS.get(node.op, 1)
+        return price(node.op, node.dtype)
     if node.op == "reduce":
         return costs.REDUCE
     return 1 if node.op == "cast" else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class Store:
 
     def exists(self) -> bool:
         """Whether there can be anything in it."""
-        return self.disk.folder is not None and self.disk.folder.is_dir()
+        return self.disk.folder is not None and os.path.isdir(self.disk.folder)
 
     def get(self, key: str) -> Choices | None:
         """The record, or None; one that cannot be read is none, and is deleted."""

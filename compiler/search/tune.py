@@ -10,6 +10,7 @@ What is found best is used from then on, by every process on this machine with t
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -222,8 +223,11 @@ def tuning(
 ) -> Iterator[TuningReport]:
     """Search kernels that are made ready inside, on all devices, for `budget_s` seconds in all.
     beam: how many of the best are varied further."""
-    if not isinstance(beam, int) or beam < 1 or not budget_s > 0:
-        raise BadArgument(f"tuning: beam={beam!r} and budget_s={budget_s!r} must be above zero")
+    if not isinstance(beam, int) or beam < 1 or not 0 < budget_s < math.inf:
+        raise BadArgument(
+            f"tuning: expected a beam and a number of seconds above zero, got {beam!r}, "
+            f"{budget_s!r}"
+        )
     tuner = Tuner(beam, budget_s, clock)
     tuners.append(tuner)
     try:

@@ -85,6 +85,7 @@ def open_device(
 def host_target(threads: int) -> TargetSpec:
     """What the compiler must know of this machine."""
     listed = tiles.usable(host.features())
+    listed |= host.tuning(host.cpu_name(), listed)
     vector = next((size for name, size in (("avx512f", 64), ("avx2", 32)) if listed.get(name)), 16)
     return TargetSpec(
         name="cpu",
@@ -215,6 +216,7 @@ class CpuDevice(Device):
         # What mostly happens takes few steps, since memory is slow after a kernel that has read
         # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
         resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
+        usual = usual and self.replaying is None
         if usual and self._settled() and self.resets == resets and not self.followers.raising:
             return
         super().synchronize(limit_s)

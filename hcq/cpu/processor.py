@@ -27,11 +27,11 @@ JOIN_LIMIT_S, LATE_LIMIT_S = 0.2, 20.0
 
 LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)  # operation words, see hcq.cpu.queue
 # Queue, in 64-bit words.
-HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED = range(11)
+HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED, LAST = range(12)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
 ALARMS = 16  # of a bell, in 64-bit words: how often a queue met a word that is no command
-BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 11, 24 + 15 + 2 * 64 + 4 + 16
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 12, 24 + 15 + 2 * 64 + 4 + 16
 SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
 
 
@@ -54,7 +54,7 @@ class Native:
         self.ring = entry("ugpu_ring", None, pointer)
         self.wait = entry("ugpu_await", None, pointer, pointer, word, word)
         self.settle = entry("ugpu_settle", ctypes.c_int, pointer, word, word)
-        self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word)
+        self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word, word)
         self.submit = entry("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
         self.repeat = quick("ugpu_repeat", ctypes.c_int, pointer, word, word, word)
         self.expect = quick("ugpu_expect", None, pointer)
@@ -194,9 +194,19 @@ class Server:
         self.state[DOOR] = self.door.state.address
         self.thread = _start(self.native.serve, self.state, name)
 
-    def push(self, address: int, count: int) -> bool:
-        """Queue `count` command words at `address`; False when the ring is full."""
-        return bool(self.native.push(self.state.address, address, count))
+    def note_last(self, address: int) -> None:
+        """Have each push write its timeline value to `address`; before the first one."""
+        self.state[LAST] = address
+
+    @property
+    def room(self) -> bool:
+        """Whether the ring takes another entry."""
+        return self.state[TAIL] - self.state[HEAD] < RING_ENTRIES
+
+    def push(self, address: int, count: int, value: int) -> bool:
+        """Queue `count` command words at `address`, whose end the timeline's `value` marks; False
+        when the ring is full."""
+        return bool(self.native.push(self.state.address, address, count, value))
 
     def submit(self, slots: int, prepared: int, signal: int) -> bool:
         """Submit what was prepared (hcq.cpu.queue); False when no slot is free or the ring full."""

@@ -51,6 +51,7 @@ from hcq.repetition import Repetition
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
+    from hcq.buffer import Buffer
     from hcq.cpu.device import CpuDevice
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
@@ -182,6 +183,8 @@ class Arena:
         while self._pending and self._pending[0][0] <= reached:
             self._first = self._pending.popleft()[1]
         need = -(-4 * count // KERNARG_ALIGN) * KERNARG_ALIGN
+        if not self._pending:
+            self._first = self._next
         start = self._next
         if start % ARENA_SIZE + need > ARENA_SIZE:
             start += -start % ARENA_SIZE
@@ -202,6 +205,24 @@ class Slots:
         self.memory = HostMemory(SLOTS * SLOT_SIZE)
         self.state = Words(3 + SLOTS)
         self.state[0], self.state[1] = self.memory.address, int(timeline.memory.address)
+
+
+class CpuTimeline(Timeline):
+    """A queue's timeline. `last` is a word that the native side writes together with the ring, so
+    that an exception comes between no entry and its value."""
+
+    def __init__(self, device: CpuDevice, memory: Buffer, name: str) -> None:
+        assert memory.view is not None
+        self._cells = memory.view.cast("Q")
+        super().__init__(device, memory, name)
+
+    @property
+    def last(self) -> int:
+        return self._cells[1]
+
+    @last.setter
+    def last(self, value: int) -> None:
+        self._cells[1] = value
 
 
 class CpuRepetition(Repetition):
@@ -234,11 +255,14 @@ class CpuRepetition(Repetition):
         device = self.device
         with device.lock:
             usable = not device.closed and device.failure is None and device.capturing is None
+            usable = (
+                usable
+                and device.replaying is None
+                and not any(each.closed for each in self.prepared.uses)
+            )
             if usable and self._queue.server is self._server:  # else there was a reset
-                timeline = self.timeline
-                value = timeline.last + 1
+                value = self.timeline.last + 1
                 if self._native(self._address, value, first, second):
-                    timeline.last = value
                     return value
             return super().submit(first, second)
 
@@ -250,8 +274,8 @@ class CpuQueue(HardwareQueue):
         self.device = self.cpu = device
         self.kind = kind
         self.name = f"cpu {kind.value}"
-        self.server = server
-        self.timeline = Timeline(device, device.timeline_memory(), self.name)
+        self.timeline = CpuTimeline(device, device.timeline_memory(), self.name)
+        self._serve(server)
         self._arena = Arena()
         self.slots = Slots(self.timeline)
         self._alive: deque[tuple[int, NDArray[np.uint32]]] = deque()
@@ -285,7 +309,7 @@ class CpuQueue(HardwareQueue):
             if symbol.kind == "image":
                 values[position] = address
         buffer.patch(words, values)
-        self._push(address, buffer.command_words)
+        self._push(address, buffer.command_words, self.timeline.last + 1)
 
     def submit_prepared(
         self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
@@ -324,17 +348,24 @@ class CpuQueue(HardwareQueue):
         resident.words[:] = buffer.words
         return resident
 
-    def submit_resident(self, resident: Resident, command_words: int) -> None:
-        self._push(resident.address, command_words)
+    def room(self, words: int) -> bool:
+        return self.server.room  # where the arena is full, it gives fresh memory
+
+    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
+        self._push(resident.address, command_words, value)
+
+    def _serve(self, server: Server) -> None:
+        server.note_last(self.timeline.address + 8)
+        self.server = server
 
     def restart(self, server: Server) -> None:
         """After a failure: a new thread with an empty ring."""
-        self.server = server
+        self._serve(server)
         self._arena = Arena()
         self.slots = Slots(self.timeline)
         self._alive.clear()
 
-    def _push(self, address: int, count: int) -> None:
-        while not self.server.push(address, count):
+    def _push(self, address: int, count: int, value: int) -> None:
+        while not self.server.push(address, count, value):
             self.device.check_failures()
             self.device.pause_until(self.timeline, self.timeline.value + 1, 1e-3)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from hcq.errors import BadArgument
 from hcq.transport.base import PciIdentity, Transport
 from hcq.transport.binding import Binding
+from hcq.transport.dma import REACH_BITS
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.sysfs import SysfsTransport
 from hcq.transport.system import System
-from hcq.transport.vfio import REACH_BITS, VfioTransport
+from hcq.transport.vfio import VfioTransport
 
 
 def attach_pci(
@@ -36,7 +37,7 @@ def attach_pci(
     if via == "sysfs":
         if bind or no_iommu:
             raise BadArgument("bind and no_iommu belong to via='vfio'", via=via)
-        return SysfsTransport(address, system=system, least_bars=least_bars)
+        return SysfsTransport(address, system=system, reach_bits=reach_bits, least_bars=least_bars)
     if via not in ("vfio", "iommufd"):
         raise BadArgument("a PCI function is reached via 'vfio', 'iommufd' or 'sysfs'", via=via)
     function = PciFunction.find(system, address)

@@ -21,6 +21,7 @@ from hcq.transport.system import System
 
 PAGE = 4096
 HUGE_PAGE = 2 << 20
+REACH_BITS = 47  # positive on every host; a driver whose chip reaches less says so
 # Below it nothing is placed: PC firmware tables and legacy windows, and address 0 as a caught bug.
 LOWEST_ADDRESS = 16 << 20
 

@@ -1,9 +1,11 @@
 """DMA memory at physical addresses, for a function that no IOMMU translates for.
 
 Addresses come from /proc/self/pagemap (Linux Documentation/admin-guide/mm/pagemap.rst), which shows
-them to CAP_SYS_ADMIN only. They hold as long as the kernel does not move the pages: reserved huge
-pages stay; others stay when they are locked and compaction leaves locked pages alone
-(vm.compact_unevictable_allowed = 0). Both are checked; nothing is handed out on hope.
+them to CAP_SYS_ADMIN only. Where memory lies is the kernel's choice; what the device does not reach
+is not handed out, since it would drop the upper bits and meet other memory. Addresses hold as long
+as the kernel does not move the pages: reserved huge pages stay; others stay when they are locked
+and compaction leaves locked pages alone (vm.compact_unevictable_allowed = 0). All of this is
+checked; nothing is handed out on hope.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class PhysicalMemory:
         size: int,
         *,
         contiguous: bool,
+        reach_bits: int,
         release: Callable[[PhysicalMemory], None],
     ) -> None:
         check_permitted(system)
@@ -60,6 +63,13 @@ class PhysicalMemory:
                 self.view[offset] = 0  # a page that was never touched has no address
             _lock(system, self._host.address, size)
             self.segments: Sequence[DmaSegment] = _segments(system, self._host.address, size)
+            last = max(segment.address + segment.size for segment in self.segments) - 1
+            if last >> reach_bits:
+                raise OutOfMemory(
+                    f"the memory lies at {last:#x}, where the device does not reach "
+                    f"({reach_bits} address bits)",
+                    remedy="use VFIO, whose IOMMU gives it addresses that the device reaches",
+                )
             if contiguous and len(self.segments) > 1:
                 raise OutOfMemory(
                     "no physically contiguous memory of that size",

@@ -13,16 +13,18 @@ between two such looks is recorded with its last value.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq import poll
-from hcq.errors import DeviceBusy, NotSupported
+from hcq import poll, trace
+from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported
 from hcq.transport.base import (
     DmaMemory,
     DmaSegment,
@@ -36,10 +38,12 @@ from hcq.transport.life import TransportLife, close_all
 from hcq.transport.recording import (
     Allocation,
     Content,
+    Failure,
     Free,
     Presence,
     Recording,
     Reset,
+    Stage,
     Wait,
     long_write,
 )
@@ -47,6 +51,13 @@ from hcq.transport.trace import Access, TracingTransport, TracingWindow
 
 _WORD = 8  # bytes; changes are told in whole words of memory
 _GAP = 64  # words: changes closer than that are told as one
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="ascii")
+    except OSError as error:
+        raise BadArgument(f"no recording can be written to {path}: {error.strerror}") from None
 
 
 def record(inner: Transport) -> tuple[RecordingTransport, Recording]:
@@ -160,7 +171,9 @@ class RecordingTransport(TransportLife):
     closes it. Accesses that raise are not recorded."""
 
     def __init__(self, inner: Transport, path: str | Path | None = None) -> None:
-        """path: a file to write the recording into when this is closed."""
+        """path: a file to write the recording into when this is closed. BadArgument where that
+        cannot be; `inner` stays the caller's then."""
+        file = _opened(Path(path)) if path is not None else None
         super().__init__(inner.name)
         self.inner = inner
         self.at_end(inner.close)
@@ -172,17 +185,46 @@ class RecordingTransport(TransportLife):
         self._allocated = 0
         self._interrupts: RecordingInterrupts | None = None
         self._present = True
+        self._opening = False
         self._entries_lock = threading.Lock()  # waits come from threads of their own
         self.traits = inner.traits
         unwatch = functools.partial(poll.unwatch, self)
         # ORDER: from the bottom. The inner transport takes all memory back at once.
         self.at_end(self._let_go)
-        if path is not None:
-            self.at_end(functools.partial(self._write, Path(path)))
+        if file is not None:
+            self.at_end(functools.partial(self._write, file), drop=file.close)
         self.at_end(self._look)
         self.at_end(unwatch, drop=unwatch)
         poll.watch(self)
         self.opened()
+
+    def image(self, name: str, data: bytes) -> None:
+        """Keep a firmware image that the driver read: a replay has no other place to get it."""
+        self.recording.firmware[name] = data
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While a driver brings the device up on this thread: its stages, and how it failed."""
+        thread = threading.get_ident()
+
+        def on_event(event: trace.Event) -> None:
+            if event.name != "boot" or threading.get_ident() != thread:
+                return
+            if event.phase == "begin":
+                self.recording.entries.append(Stage(str(event.arguments["stage"])))
+            elif event.error is not None:
+                self._fail(event.error)
+
+        self._opening = True
+        try:
+            with trace.subscribe(on_event):
+                yield
+        finally:
+            self._opening = False
+
+    def _fail(self, error: BaseException) -> None:
+        if not any(isinstance(entry, Failure) for entry in self.recording.entries):
+            self.recording.entries.append(Failure(type(error).__name__, str(error)))
 
     def _note(self, access: Access) -> None:
         self.recording.entries.append(long_write(access))
@@ -272,8 +314,15 @@ class RecordingTransport(TransportLife):
             self.recording.entries.append(Presence(found))
         return found
 
-    def _write(self, path: Path) -> None:
-        path.write_text(self.recording.save(), "ascii")
+    def _write(self, file: TextIO) -> None:
+        error = sys.exc_info()[1]
+        if self._opening and error is not None:  # a driver gives up outside of its stages
+            self._fail(error)
+        try:
+            with file:
+                file.write(self.recording.save())
+        except OSError as error:
+            raise HostError(f"no recording in {file.name}: {error.strerror}") from error
 
     def _let_go(self) -> None:
         memories, self._memories = self._memories, {}

@@ -13,13 +13,17 @@
     free 0
     reset bus
     present no
+    stage PSP ring
+    failed FirmwareRejected PSP refuses SOS (image=SOS, status=0xf)
 
 `memory`: what allocation number 0 holds from there on, where it changed between the entry before
 and the entry after; the device's doing or the driver's. `answer`: the same, but it was so when the
 entry before it ended, so it is the device's. `wait`: the driver waited, and what is above was there
 when it looked; what follows came later. `present`: from here on the device
-does not answer, or does again. Long data is packed (zlib, base64); of long
-writes only the digest is kept, which is enough to hold a driver to them.
+does not answer, or does again. `stage`: a step of coming up begins; `failed`: it ended so; both are
+for people. Before all entries may stand `command` (JSON), the program that was recorded, and
+`firmware NAME`, an image that the driver read, with its bytes. Long data is packed (zlib, base64);
+of long writes only the digest is kept, which is enough to hold a driver to them.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import zlib
 from dataclasses import dataclass, field
 
@@ -96,18 +101,37 @@ class Presence:
     present: bool
 
 
-Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presence
+@dataclass(frozen=True)
+class Stage:
+    """A step of coming up begins; the device has no part in it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Coming up ended with an error: its class and its text."""
+
+    kind: str
+    message: str
+
+
+Mark = Stage | Failure  # what is for people, and is not repeated
+Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presence | Mark
 
 
 @dataclass
 class Recording:
     """Entries in order, with what is needed to stand in for the device. interrupts: vectors that
-    it offers; 0 where the driver has to poll."""
+    it offers; 0 where the driver has to poll. firmware: images that the driver read, by name.
+    command: the program that was recorded, where it was one."""
 
     identity: PciIdentity
     windows: dict[int, int] = field(default_factory=dict)  # BAR index -> size in bytes
     entries: list[Entry] = field(default_factory=list)
     interrupts: int = 0
+    firmware: dict[str, bytes] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
 
     def save(self) -> str:
         """As text, see the module's docstring."""
@@ -116,6 +140,9 @@ class Recording:
             f"identity {one.vendor:04x}:{one.device:04x} {one.revision:#x} "
             f"{one.subsystem_vendor:04x}:{one.subsystem_device:04x} {one.class_code:#x}"
         ]
+        if self.command:
+            lines.append(f"command {json.dumps(self.command)}")
+        lines += [f"firmware {name} {_packed(self.firmware[name])}" for name in self.firmware]
         if self.interrupts:
             lines.append(f"interrupts {self.interrupts}")
         lines += [f"window {index} {size:#x}" for index, size in sorted(self.windows.items())]
@@ -139,6 +166,10 @@ class Recording:
                     recording.windows[int(words[1])] = int(words[2], 16)
                 elif words[0] == "interrupts":
                     recording.interrupts = int(words[1])
+                elif words[0] == "firmware":
+                    recording.firmware[words[1]] = _unpacked(words[2:])
+                elif words[0] == "command":
+                    recording.command = _command(line)
                 else:
                     recording.entries.append(_entry(words))
             except (ValueError, LookupError) as error:
@@ -177,6 +208,10 @@ def _line(entry: Entry) -> str:
         return f"free {entry.number}"
     if isinstance(entry, Wait):
         return "wait"
+    if isinstance(entry, Stage):
+        return f"stage {_ascii(entry.name)}"
+    if isinstance(entry, Failure):
+        return f"failed {entry.kind} {_ascii(entry.message)}".rstrip()
     if isinstance(entry, Presence):
         return f"present {'yes' if entry.present else 'no'}"
     return f"reset {entry.kind.value} {entry.refusal}".rstrip()
@@ -199,9 +234,20 @@ def _entry(words: list[str]) -> Entry:
         return Reset(ResetKind(words[1]), " ".join(words[2:]))
     if words[0] == "wait":
         return Wait()
+    if words[0] == "stage":
+        return Stage(" ".join(words[1:]))
+    if words[0] == "failed":
+        return Failure(words[1], " ".join(words[2:]))
     if words[0] == "present":
         return Presence({"yes": True, "no": False}[words[1]])
     return _access(words)
+
+
+def _command(line: str) -> tuple[str, ...]:
+    words = json.loads(line.partition(" ")[2])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("a command is a list of words")
+    return tuple(words)
 
 
 def _identity(words: list[str]) -> PciIdentity:
@@ -228,6 +274,10 @@ def _access(words: list[str]) -> Access | LongWrite:
             raise ValueError(f"{len(data)} bytes of data, {width} expected")
         return Access(window, offset, width, is_write, None, data)
     return Access(window, offset, width, is_write, int(words[4], 16))
+
+
+def _ascii(text: str) -> str:
+    return " ".join(text.encode("ascii", "backslashreplace").decode().split())
 
 
 def _packed(data: bytes) -> str:

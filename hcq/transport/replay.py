@@ -38,6 +38,7 @@ from hcq.transport.recording import (
     Entry,
     Free,
     LongWrite,
+    Mark,
     Presence,
     Recording,
     Reset,
@@ -261,7 +262,7 @@ class ReplayTransport(TransportLife):
             elif isinstance(entry, Access) and self._is_clocked(entry):
                 if not entry.is_write:
                     self._clocked[entry.window, entry.offset] = entry
-            elif not isinstance(entry, Wait):
+            elif not isinstance(entry, Wait | Mark):
                 return
             self.position += 1
             if to_wait and isinstance(entry, Wait):
@@ -286,7 +287,7 @@ class ReplayTransport(TransportLife):
             if isinstance(entry, Access) and self._is_clocked(entry):
                 if (entry.window, entry.offset) == place and not entry.is_write:
                     found = entry
-            elif not isinstance(entry, Content | Wait | Presence):
+            elif not isinstance(entry, Content | Wait | Presence | Mark):
                 break
         return found
 

@@ -36,7 +36,7 @@ from hcq.transport.checks import (
     check_power,
     read_identity,
 )
-from hcq.transport.dma import rounded
+from hcq.transport.dma import REACH_BITS, rounded
 from hcq.transport.life import TransportLife, close_all
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
@@ -65,14 +65,17 @@ class SysfsTransport(TransportLife):
         address: str,
         *,
         system: System | None = None,
+        reach_bits: int = REACH_BITS,
         least_bars: Mapping[int, int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Open the function at `address`; least_bars: bytes that each named BAR must have."""
+        """Open the function at `address`. reach_bits: width of the bus addresses that it can emit;
+        least_bars: bytes that each named BAR must have."""
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
         super().__init__(f"pci:{self.function.address}")
         self._sleep = sleep
+        self._reach_bits = reach_bits
         _check_free(self.function)
         check_bars(self.function, least_bars or {})
         self._windows: dict[int, MappedWindow] = {}
@@ -148,7 +151,7 @@ class SysfsTransport(TransportLife):
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> PhysicalMemory:
         """Allocate locked memory at its physical addresses; AccessDenied where an IOMMU translates
-        them, or the system keeps them secret."""
+        them, or the system keeps them secret, OutOfMemory where the device does not reach it."""
         size = rounded(size)
         with self.lock:
             self.check_open()
@@ -158,7 +161,13 @@ class SysfsTransport(TransportLife):
                     group=self.function.group,
                     remedy=f"use VFIO: sudo ugpu bind {self.name}",
                 )
-            memory = PhysicalMemory(self.system, size, contiguous=contiguous, release=self._release)
+            memory = PhysicalMemory(
+                self.system,
+                size,
+                contiguous=contiguous,
+                reach_bits=self._reach_bits,
+                release=self._release,
+            )
             self._memory.add(memory)
             return memory
 

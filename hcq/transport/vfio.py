@@ -20,7 +20,14 @@ from hcq.errors import (
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import check_bars, check_openable, read_identity
-from hcq.transport.dma import BusAddresses, HostMemory, MappedMemory, alignment, rounded
+from hcq.transport.dma import (
+    REACH_BITS,
+    BusAddresses,
+    HostMemory,
+    MappedMemory,
+    alignment,
+    rounded,
+)
 from hcq.transport.interrupts import EventInterrupts, EventWatch
 from hcq.transport.iommufd import IommufdSpace, available
 from hcq.transport.life import TransportLife, close_all
@@ -35,7 +42,6 @@ from hcq.uapi import constants
 
 log = logging.getLogger(__name__)
 
-REACH_BITS = 47  # positive on every host; a driver whose chip reaches less says so
 NO_IOMMU_WARNING = (
     "%s is opened without an IOMMU: the device can read and write all memory of this machine, and "
     "a wrong address in a driver corrupts whatever lies there, the kernel included. The kernel is "
@@ -81,6 +87,7 @@ class VfioTransport(TransportLife):
         check_openable(self.function, no_iommu=no_iommu)
         check_bars(self.function, least_bars or {})
         self._on_removal = on_removal
+        self._reach_bits = reach_bits
         self.removal_requested = False
         self.error_reported = False
         self._windows: dict[int, MappedWindow | FileWindow] = {}
@@ -171,7 +178,11 @@ class VfioTransport(TransportLife):
             memory: MappedMemory | PhysicalMemory
             if self.space.no_iommu:
                 memory = PhysicalMemory(
-                    self.system, size, contiguous=contiguous, release=self._release_physical
+                    self.system,
+                    size,
+                    contiguous=contiguous,
+                    reach_bits=self._reach_bits,
+                    release=self._release_physical,
                 )
             else:
                 memory = self._map(size)

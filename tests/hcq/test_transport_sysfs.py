@@ -265,8 +265,16 @@ class MemoryMachine(PciMachine):
         self.locked += size
 
 
-def memory(machine: MemoryMachine, pages: int, *, contiguous: bool = False) -> PhysicalMemory:
-    return PhysicalMemory(machine, 4096 * pages, contiguous=contiguous, release=lambda one: None)
+def memory(
+    machine: MemoryMachine, pages: int, *, contiguous: bool = False, reach_bits: int = 47
+) -> PhysicalMemory:
+    return PhysicalMemory(
+        machine,
+        4096 * pages,
+        contiguous=contiguous,
+        reach_bits=reach_bits,
+        release=lambda one: None,
+    )
 
 
 @pytest.fixture
@@ -289,6 +297,16 @@ def test_runs_of_pages_are_joined(permitted: MemoryMachine) -> None:
     made.close()
     with pytest.raises(OutOfMemory, match="contiguous"):
         memory(permitted, 5, contiguous=True)
+
+
+def test_memory_beyond_the_device_s_reach_is_refused(permitted: MemoryMachine) -> None:
+    """QEMU's teaching device drops address bits from 28 on, and meets another page."""
+    permitted.frames = (5, (1 << 28 >> 12) - 1)
+    assert len(memory(permitted, 2, reach_bits=28).segments) == 2
+    permitted.frames = (5, 1 << 28 >> 12)
+    with pytest.raises(OutOfMemory, match="lies at 0x10000fff, where the device does not reach"):
+        memory(permitted, 2, reach_bits=28)
+    assert len(memory(permitted, 2, reach_bits=29).segments) == 2
 
 
 def test_addresses_that_are_kept_secret_or_may_change(

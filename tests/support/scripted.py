@@ -43,7 +43,7 @@ class ScriptedQueue(HardwareQueue):
     def place(self, buffer: CommandBuffer) -> Resident:
         raise NotSupported("a scripted device replays nothing")
 
-    def submit_resident(self, resident: Resident, command_words: int) -> None:
+    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
         raise NotSupported("a scripted device replays nothing")
 
     def finish(self, value: int | None = None) -> None:

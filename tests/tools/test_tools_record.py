@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hcq
+from am.virtual.gpu import build_chip
+from am.virtual.options import ChipOptions, FaultPlan
+from hcq.errors import BadArgument, FirmwareRejected
 from hcq.poll import wait_until
-from hcq.transport.recording import Recording
+from hcq.transport.recording import Failure, Recording
 from hcq.transport.trace import Access
 from tools import cli
 from tools.recorded import Steps, first_difference
@@ -119,8 +124,98 @@ def test_a_command_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str
     command = [sys.executable, str(script)]
     assert cli.main(["record", "virtual:navi31", str(path), "--", *command]) == 0
     shown = capsys.readouterr().out
-    assert f"UGPU_DEVICE=recording:{path}" in shown and "changes of memory" in shown
+    assert f"ugpu record replay {path}" in shown and "changes of memory" in shown
     assert any("allocation" in line for line in shown.splitlines())
+    assert cli.main(["record", "--json", "replay", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["exit"] == 0
+    script.write_text(SCRIPT.format(root=str(ROOT)) + "    device.alloc(1 << 20).fill(1)\n")
+    assert cli.main(["record", "replay", str(path)]) == 1, "another program strays"
+
+
+def test_a_program_s_work_that_is_not_named_is_not_taken_for_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "work.txt"
+    with hcq.open("virtual:navi31", record=path) as device, device.alloc(64) as buffer:
+        buffer.copy_from(bytes(64))
+    assert cli.main(["record", "replay", str(path)]) == 1
+    assert f"run it with UGPU_DEVICE=recording:{path}" in capsys.readouterr().err
+    with hcq.open(f"recording:{path}") as device, device.alloc(64) as buffer:
+        buffer.copy_from(bytes(64))  # the images that the driver read are in the recording
+
+
+def test_every_byte_is_compared(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reply of the PSP is a block whose status lies behind its first 864 bytes."""
+    recording = Recording.load(boot.read_text())
+    place, reply = next(
+        (place, entry)
+        for place, entry in enumerate(recording.entries)
+        if isinstance(entry, Access) and not entry.is_write and len(entry.data or b"") > 864
+    )
+    data = bytearray(reply.data or b"")
+    data[864:868] = (0xF).to_bytes(4, "little")
+    recording.entries[place] = replace(reply, data=bytes(data))
+    other = boot.with_name("reply.txt")
+    other.write_text(recording.save())
+    assert cli.main(["record", "compare", str(boot), str(other)]) == 1
+    shown = capsys.readouterr().out
+    assert "the device answered otherwise" in shown and "at 0x360: 0x0 < > 0xf" in shown
+
+
+def test_a_failure_is_named_with_its_stage(
+    boot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "failed.txt"
+    chip = build_chip(ChipOptions(faults=FaultPlan(psp_reject={"RS64_MEC"})))
+    with pytest.raises(FirmwareRejected):
+        hcq.open("virtual:navi31", chip=chip, record=path)
+    chip.close()
+    assert cli.main(["record", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "stages: config space, board firmware," in shown
+    assert "failed in stage IP firmware: FirmwareRejected" in shown
+    assert cli.main(["record", "show", "--all", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "stage IP firmware" in lines
+    assert any(line.startswith("failed: FirmwareRejected") for line in lines)
+    assert cli.main(["record", "--json", "compare", str(boot), str(path)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["stage"] == "IP firmware" and report["failures"][0] is None
+    assert report["failures"][1].startswith("failed in stage IP firmware: FirmwareRejected")
+    assert cli.main(["record", "compare", str(boot), str(path)]) == 1
+    assert "boot.txt: the device came up" in capsys.readouterr().out
+
+
+def test_a_failure_outside_of_stages_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "failed.txt"
+    with pytest.raises(BadArgument, match="leave is warm or cold"):
+        hcq.open("virtual:navi31", record=path, leave="hot")
+    entries = Recording.load(path.read_text()).entries
+    assert entries == [Failure("BadArgument", "leave is warm or cold (leave=hot)")]
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cpu", "no PCI device behind it"),
+        ("virtual:gh100", "ugpu sniff device virtual:gh100"),
+        ("nvrm:0", "ugpu sniff device nvrm:0"),
+    ],
+)
+def test_devices_without_registers_are_refused(
+    device: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["record", device, str(tmp_path / "file")]) == 2
+    told = capsys.readouterr().err
+    assert said in told and "what can: pci:ADDRESS" in told and "option" not in told
+    assert not (tmp_path / "file").exists()
+
+
+def test_help_names_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["record", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for form in ("DEVICE FILE -- CMD", "replay FILE", "show FILE", "compare FILE FILE"):
+        assert form in shown
 
 
 def test_what_is_refused(tmp_path: Path, boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +225,7 @@ def test_what_is_refused(tmp_path: Path, boot: Path, capsys: pytest.CaptureFixtu
     assert "no folder" in capsys.readouterr().err
     assert cli.main(["record", "show", str(tmp_path / "none")]) == 2
     nothing = [sys.executable, "-c", "pass"]
-    assert cli.main(["record", "cpu", str(tmp_path / "file"), "--", *nothing]) == 2
+    assert cli.main(["record", "virtual:navi31", str(tmp_path / "file"), "--", *nothing]) == 2
     assert "nothing was recorded" in capsys.readouterr().err
     (tmp_path / "noise").write_text("noise\n")
     assert cli.main(["record", "show", str(tmp_path / "noise")]) == 2

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from hcq import registry
 from hcq.device import Device
-from hcq.errors import DeviceNotFound, NotSupported
+from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from hcq.transport.node import Node, NodeAttachment, NodeMapping
 from nv import abi
 from tools.sniff.memory import PAGE
@@ -217,7 +217,11 @@ def record_device(
     command images are kept in host memory then, where all of it can be read at each doorbell.
     """
     rules = Rules.of(abi.select(driver))
-    with path.open("w", encoding="utf-8") as file:
+    try:
+        opened_file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise BadArgument(f"{path}: {error.strerror}") from None
+    with opened_file as file:
         file.write(header(driver, "node", "/dev/nvidia", ["ugpu", "sniff", "device", name]))
         node = RecordingNode(attachment.node, file, rules, memory)
         options = {"commands": "host"} if memory and attachment.driver == "nvrm" else {}

@@ -21,11 +21,12 @@ others:
   ret void
 }
 
-; Append (words, count) to a queue's ring and wake its thread; 0 when the ring is full. Where the
+; Append (words, count) to a queue's ring and wake its thread; 0 when the ring is full. value: of the
+; timeline, that marks the end. Python sees the entry and the value of one call, or neither. Where the
 ; first command is a launch that is worth sharing, the pool's threads are woken too; and where nothing
 ; is before it, they begin: Linux may wake the queue's thread on this thread's processor, where it has
 ; to wait until this one sleeps.
-define i32 @ugpu_push(ptr %queue, ptr %words, i64 %count) {
+define i32 @ugpu_push(ptr %queue, ptr %words, i64 %count, i64 %value) {
   %tail.at = getelementptr %Queue, ptr %queue, i32 0, i32 1
   %tail = load i64, ptr %tail.at
   %head = load atomic i64, ptr %queue acquire, align 8
@@ -84,6 +85,9 @@ tell:
   call void @announce(ptr %pool)
   br label %publish
 publish:
+  %last.at = getelementptr %Queue, ptr %queue, i32 0, i32 11
+  %last = load ptr, ptr %last.at
+  store i64 %value, ptr %last
   %next = add i64 %tail, 1
   store atomic i64 %next, ptr %tail.at release, align 8
   %door.at = getelementptr %Queue, ptr %queue, i32 0, i32 9
@@ -162,7 +166,7 @@ push:
   store i64 %value, ptr %until.at
   %next.one = add i64 %next, 1
   store i64 %next.one, ptr %next.at
-  %pushed = call i32 @ugpu_push(ptr %queue, ptr %place, i64 %words)
+  %pushed = call i32 @ugpu_push(ptr %queue, ptr %place, i64 %words, i64 %value)
   ret i32 %pushed
 }
 

@@ -3,10 +3,11 @@
 ; structures in hcq/cpu/processor.py; both sides of each must agree.
 
 %Bell = type { [64 x i8], [64 x i8], i64, i64 }           ; mutex, condition, alarms, heralds
-%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr, ptr, i64 }
-;               head tail stop fault current ring mask bell pool door expected
+%Queue = type { i64, i64, i64, i64, ptr, ptr, i64, ptr, ptr, ptr, i64, ptr }
+;               head tail stop fault current ring mask bell pool door expected last
 ; bell: the device's, rung by signals and faults; door: the queue's own, rung by what is pushed.
-; expected: how often its thread was told that something is about to be pushed.
+; expected: how often its thread was told that something is about to be pushed. last: where to note the
+; value that the timeline has after all that was pushed.
 %Pool = type { [64 x i8], [64 x i8], [64 x i8], i64, i64, i64, i64, ptr, ptr, i64, i64, i64, [6 x i32],
                i64, [64 x %Known], i64, i64, ptr, i64, i64, i64, [128 x i8] }
 ;              mutex      work       done       generation active stop workers kernel kernarg next total

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import AccessDenied, Closed, DeviceBusy, HostError
+from hcq.errors import AccessDenied, Closed, DeviceBusy, HostError, OutOfMemory
 from hcq.poll import wait_until
 from hcq.transport import pci_config
 from hcq.transport.base import ResetKind
 from hcq.transport.binding import Binding
 from hcq.transport.pci_function import PciFunction
+from hcq.transport.physical import PhysicalMemory
 from hcq.transport.sysfs import SysfsTransport, rescan
 from hcq.transport.system import System
 from tests.kernel.guest import edu
@@ -21,6 +22,7 @@ from tests.kernel.guest.edu import Edu
 from tests.kernel.guest.host import within
 
 SIZE = 2048
+MOST = 400  # MiB, of the guest's 1 GiB
 
 
 @pytest.fixture
@@ -115,6 +117,30 @@ def test_memory_moves_at_physical_addresses(transport: SysfsTransport) -> None:
     assert bytes(memory.view[SIZE:]) == pattern
     scattered = transport.allocate_dma(1 << 20)
     assert sum(segment.size for segment in scattered.segments) == 1 << 20
+    high = above(transport, 1 << 28)
+    high.view[:SIZE] = pattern
+    device.store(high.segments[0].address, SIZE)
+    device.load(high.segments[0].address + SIZE, SIZE)
+    assert bytes(high.view[SIZE : 2 * SIZE]) == pattern
+
+
+def above(transport: SysfsTransport, address: int) -> PhysicalMemory:
+    """Memory that begins at `address` or further up; what lies below is held meanwhile."""
+    for _ in range(MOST):
+        memory = transport.allocate_dma(1 << 20)
+        if memory.segments[0].address >= address:
+            return memory
+    raise AssertionError("the guest has no memory there")
+
+
+@pytest.mark.usefixtures("untranslated")
+def test_memory_beyond_the_device_s_reach_is_not_handed_out() -> None:
+    Path("/proc/sys/vm/compact_unevictable_allowed").write_text("0")
+    with (
+        SysfsTransport(edu.address(), reach_bits=28) as transport,
+        pytest.raises(OutOfMemory, match="where the device does not reach"),
+    ):
+        above(transport, 1 << 28)
 
 
 @pytest.mark.usefixtures("untranslated")

@@ -1,0 +1,140 @@
+"""Powers on float32 and on integers, made of the IR's own operations (see `functions`).
+
+x**y = 2**(y * log2(x)), with the logarithm as a sum of two float32, as an error of 2**-24 in it
+would be multiplied by up to 128. Sums and products of two terms: T. Dekker, "A floating-point
+technique for extending the available precision", Numerische Mathematik 18 (1971), with a fused
+multiply-add.
+"""
+
+from __future__ import annotations
+
+import math
+
+from compiler.dtype import float32, int32
+from compiler.kernel.functions import (
+    absolute,
+    add,
+    as_bits,
+    clamp,
+    div,
+    equal,
+    fma,
+    less,
+    mantissa_of,
+    mul,
+    polynomial,
+    real,
+    scale,
+    sub,
+    unary,
+    unary_not,
+    unequal,
+    where,
+)
+from compiler.kernel.ir import Value, binary, cast, const
+
+Pair = tuple[Value, Value | None]  # a number as a sum: rounded, and the rest, if any
+# 2/3 of log2(e)
+FACTOR, FACTOR_LOW = 0.96179670095443725586, -7.02846165e-9
+
+
+def _product(one: Pair, two: Pair) -> tuple[Value, Value]:
+    """The product of two sums."""
+    rounded = mul(one[0], two[0])
+    error = fma(one[0], two[0], unary("neg", rounded))
+    for (high, _), (_, low) in ((one, two), (two, one)):
+        if low is not None:
+            error = fma(high, low, error)
+    return rounded, error
+
+
+def whole_power(exponent: int, x: Value) -> Value:
+    """x**exponent by products, rounded once; exponent at least 2."""
+    total: Pair = (x, None)
+    for bit in f"{exponent:b}"[1:]:
+        total = _product(total, total)
+        if bit == "1":
+            total = _product(total, (x, None))
+    rounded, error = total
+    assert error is not None
+    size = absolute(rounded)  # of zero and infinity the error is not known
+    usable = binary("and", less(real(0.0), size), less(size, math.inf))
+    return where(usable, add(rounded, error), rounded)
+
+
+def _log2(x: Value) -> tuple[Value, Value]:
+    """log2(x) for x > 0: an error of some 2**-35, of the logarithm and of 2**-41."""
+    exponent, mantissa = mantissa_of(x)
+    count = cast(exponent, float32)
+    # log(m) = 2 atanh(s) = 2/3 * s * (3 + s^2 + 3/5 s^4 + ...), s = (m - 1) / (m + 1)
+    below, above = sub(mantissa, 1.0), add(mantissa, 1.0)
+    above_low = sub(mantissa, sub(above, 1.0))
+    inverse = div(real(1.0), above)
+    s = mul(below, inverse)
+    minus = unary("neg", s)
+    s_low = mul(fma(minus, above_low, fma(minus, above, below)), inverse)
+    square, square_low = _product((s, s_low), (s, s_low))
+    series = polynomial(square, [3.51297289e-1, 4.28206265e-1, 6.00002289e-1])
+    total = add(square, 3.0)
+    left = fma(mul(square, square), series, square_low)
+    total_low = add(sub(square, sub(total, 3.0)), left)
+    natural = _product((s, s_low), (total, total_low))
+    part, part_low = _product(natural, (real(FACTOR), real(FACTOR_LOW)))
+    result = add(count, part)
+    return result, add(sub(part, sub(result, count)), part_low)
+
+
+def _exp2(high: Value, low: Value) -> Value:
+    """2**(high + low), for |high| below 200."""
+    count = unary("round", high)
+    whole = sub(high, count)
+    rest = add(whole, low)
+    lost = mul(sub(low, sub(rest, whole)), math.log(2))
+    series = polynomial(  # (2**r - 1 - r log(2)) / r^2
+        rest, [1.54762994e-4, 1.34002697e-3, 9.618003852e-3, 5.5503278971e-2, 2.4022650719e-1]
+    )
+    lost = fma(mul(lost, rest), math.log(2), lost)
+    more = fma(rest, math.log(2), fma(mul(rest, rest), series, lost))
+    return scale(add(more, 1.0), cast(count, int32))
+
+
+def power(x: Value, y: Value) -> Value:
+    """x**y as C's powf."""
+    high, low = _log2(absolute(x))
+    bounded = clamp(y, -1e10, 1e10)
+    product = mul(bounded, high)
+    product_low = fma(bounded, low, fma(bounded, high, unary("neg", product)))
+    near = less(absolute(product), 180.0)
+    result = _exp2(clamp(product, -180.0, 180.0), where(near, product_low, real(0.0)))
+    finite = unequal(absolute(x), math.inf)
+    whole = equal(y, unary("floor", y))
+    half = mul(y, 0.5)
+    odd = binary("and", whole, unequal(half, unary("floor", half)))
+    sinking, nothing, endless = less(y, 0.0), real(0.0), real(math.inf)
+    result = where(equal(x, 0.0), where(sinking, endless, nothing), result)
+    result = where(finite, result, where(sinking, nothing, endless))
+    negative = binary("lt", as_bits(x), const(0, int32))
+    result = where(binary("and", negative, odd), unary("neg", result), result)
+    root = binary("and", binary("and", less(x, 0.0), finite), unary_not(whole))
+    result = where(root, real(math.nan), result)
+    result = where(binary("or", unequal(x, x), unequal(y, y)), real(math.nan), result)
+    fixed = binary("and", equal(absolute(x), 1.0), equal(absolute(y), math.inf))
+    one = binary("or", binary("or", equal(x, 1.0), equal(y, 0.0)), fixed)
+    return where(one, real(1.0), result)
+
+
+def integer_power(x: Value, y: Value) -> Value:
+    """x**y for integers by squaring, wrapping; a negative y gives zero unless x is 1 or -1."""
+    dtype = x.dtype
+    result, base = const(1, dtype), x
+    for bit in range(dtype.bits - (dtype.kind == "i")):
+        chosen = binary("and", binary("shr", y, const(bit, dtype)), const(1, dtype))
+        result = where(unequal(chosen, 0), mul(result, base), result)
+        base = mul(base, base)
+    if dtype.kind == "u":
+        return result
+    odd = unequal(binary("and", y, const(1, dtype)), 0)
+    minus = where(odd, const(-1, dtype), const(1, dtype))
+    inverse = where(equal(x, 1), const(1, dtype), const(0, dtype))
+    inverse = where(equal(x, -1), minus, inverse)
+    return where(less(y, 0), inverse, result)

@@ -1,0 +1,102 @@
+"""How to launch the kernels of groups, on disk: a second process lowers nothing it knows.
+
+An object's key is the LLVM text it was made of. Finding that text means lowering the group, which
+is most of what a second process would do. A record has the result of lowering: the object's key,
+and the launch. It depends on the group's structure, the target, the compiler's sources and the
+results of searches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from compiler.codegen.children import version
+from compiler.kernel import ir
+from compiler.schedule.group import Group
+from compiler.search.store import Store
+from hcq.diskcache import DiskCache
+from hcq.target import TargetSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A lowered kernel. object: key of its object file in the cache. grid: groups; block: threads;
+    dynamic_local: bytes that the launch gives. origin: the tensor operations it computes."""
+
+    object: str
+    name: str
+    origin: str
+    grid: tuple[int, int, int]
+    block: int
+    dynamic_local: int
+
+    @classmethod
+    def of(cls, kernel: ir.Kernel, key: str) -> Record:
+        return cls(key, kernel.name, kernel.origin, kernel.grid, kernel.block, kernel.dynamic_local)
+
+
+class Known:
+    """The records of one device's target, beside the objects. tuned: what searches found, whose
+    change makes all records void."""
+
+    def __init__(self, target: TargetSpec, disk: DiskCache, tuned: Store) -> None:
+        self._target = repr(sorted(dataclasses.asdict(target).items(), key=str))
+        self._disk = disk
+        self._tuned = tuned
+
+    def get(self, group: Group) -> Record | None:
+        """Return the record of a group; one that cannot be read is deleted."""
+        key = self._key(group)
+        data = None if key is None else self._disk.get(key)
+        if key is None or data is None:
+            return None
+        try:
+            fields = json.loads(data)
+            first, second, third = fields.pop("grid")
+            return Record(grid=(first, second, third), **fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            log.warning("discarding a kernel's record that is not understood: %s", error)
+            self._disk.forget(key)
+            return None
+
+    def put(self, group: Group, record: Record) -> None:
+        """Keep a record, where the group has a structure that means the same to all processes."""
+        key = self._key(group)
+        if key is not None:
+            self._disk.put(key, json.dumps(dataclasses.asdict(record)).encode())
+
+    def _key(self, group: Group) -> str | None:
+        if self._disk.folder is None:
+            return None
+        text = repr(group.key)
+        if " at 0x" in text:  # an object that is shown by its address
+            return None
+        return DiskCache.key("launch", text, self._target, sources(), version(), self._searches())
+
+    def _searches(self) -> str:
+        """Return what changes with each new result of a search."""
+        folder = self._tuned.disk.folder
+        try:
+            return "" if folder is None else str(folder.stat().st_mtime_ns)
+        except OSError:  # no search has been run
+            return ""
+
+
+@cache
+def sources() -> str:
+    """Return a hash of the compiler's sources."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        data: Any = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)
+    return digest.hexdigest()

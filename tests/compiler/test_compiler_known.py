@@ -1,0 +1,103 @@
+"""A second process lowers nothing that the cache folder knows, and believes nothing damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hcq
+from compiler import Tensor, programs
+from compiler.kernel.choices import Packing
+from compiler.known import Known, Record
+from compiler.runtime import kernel_log, use_cache
+from compiler.schedule.group import Group
+from hcq.device import Device
+from hcq.diskcache import DiskCache
+
+VALUES = np.linspace(-1, 1, 24 * 16, dtype="f4").reshape(24, 16)
+
+
+def work(device: Device) -> np.ndarray:
+    x = Tensor(VALUES, device=device)
+    return ((x @ x.transpose(0, 1)).softmax() + x.sum()).numpy()
+
+
+def forbid(patch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a known kernel is lowered again")
+
+    patch.setattr(programs, "lower", fail)
+    patch.setattr(programs, "emit", fail)
+
+
+@pytest.mark.parametrize("name", ["cpu", "virtual:navi31", "virtual:gh100"])
+def test_a_second_process_lowers_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hcq.open(name) as device:
+        use_cache(device, tmp_path / "kernels")
+        with kernel_log() as before:
+            wanted = work(device)
+        forbid(monkeypatch)
+        use_cache(device, tmp_path / "kernels")
+        with kernel_log() as after:
+            assert np.array_equal(work(device), wanted)
+    assert [(r.name, r.origin) for r in after] == [(r.name, r.origin) for r in before]
+    assert all(record.from_disk for record in after)
+
+
+def test_other_sources_and_searches_make_records_void(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    get = Known.get
+    monkeypatch.setattr(Known, "get", lambda self, group: found.append(r := get(self, group)) or r)
+    runtime = use_cache(cpu, tmp_path / "kernels")
+    work(cpu)
+    assert not any(found)
+    found.clear()
+    runtime.programs.tuned.put(DiskCache.key("some search"), Packing(False))
+    runtime = use_cache(cpu, tmp_path / "kernels")
+    work(cpu)
+    assert found
+    assert not any(found)
+    found.clear()
+    monkeypatch.setattr("compiler.known.sources", lambda: "others")
+    use_cache(cpu, tmp_path / "kernels")
+    work(cpu)
+    assert found
+    assert not any(found)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b'{"grid": [1]}', b'{"grid": [1, 1, 1], "block": 1}']
+)
+def test_a_record_that_is_not_understood_is_made_again(
+    content: bytes, cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cache(cpu, tmp_path / "kernels")
+    with monkeypatch.context() as patch:
+
+        def put(self: Known, group: Group, record: Record) -> None:
+            key = self._key(group)
+            assert key is not None
+            self._disk.put(key, content)
+
+        patch.setattr(Known, "put", put)
+        wanted = work(cpu)
+    use_cache(cpu, tmp_path / "kernels")
+    assert np.array_equal(work(cpu), wanted)
+    forbid(monkeypatch)
+    use_cache(cpu, tmp_path / "kernels")
+    assert np.array_equal(work(cpu), wanted)
+
+
+def test_a_record_without_its_object_is_no_use(cpu: Device, tmp_path: Path) -> None:
+    runtime = use_cache(cpu, tmp_path / "kernels")
+    wanted = work(cpu)
+    for record in runtime.programs._kernels:
+        runtime.programs.disk.forget(record)
+    use_cache(cpu, tmp_path / "kernels")
+    assert np.array_equal(work(cpu), wanted)

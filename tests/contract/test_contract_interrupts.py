@@ -1,0 +1,125 @@
+"""An exception at any line of the driver leaves the device consistent: results are right, waits end
+when the work does, memory in use is not freed, and none is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+
+from hcq.device import Device
+from hcq.program import Program
+from hcq.queue import QueueKind
+from tests.support.interrupts import interrupted
+
+COUNT = 256
+
+
+class Check:
+    """A launch and a copy whose results are looked at; values differ each time."""
+
+    def __init__(self, device: Device, program: Program) -> None:
+        self.device, self.kernel = device, program["scale"]
+        self.source, self.result = device.alloc(4 * COUNT), device.alloc(4 * COUNT)
+        self.host = np.arange(COUNT, dtype=np.uint32)
+        self.source.copy_from(self.host)
+        self.factors = count(3)
+
+    def launch(self) -> int:
+        """Submit; the result is what `expected` says once it has ended."""
+        self.factor = np.uint32(next(self.factors))
+        queue = self.device.queue()
+        args = (self.result, self.source, np.uint32(COUNT), self.factor)
+        return queue.launch(self.kernel, grid=(COUNT // 64,), block=(64,), args=args).submit()
+
+    def works(self, where: object) -> None:
+        self.device.queue().timeline.wait(self.launch())
+        found = self.result.numpy(np.uint32)
+        assert (found == self.host * self.factor).all(), where
+        assert self.device.failure is None, where
+        for kind in QueueKind:
+            for hardware in self.device.hardware_queues(kind):
+                timeline = hardware.timeline
+                assert hardware.intent is None and timeline.value == timeline.last, (where, kind)
+
+    def close(self) -> None:
+        self.source.close()
+        self.result.close()
+
+
+@pytest.fixture
+def check(device: Device, program: Program) -> Iterator[Check]:
+    check = Check(device, program)
+    yield check
+    check.close()
+
+
+def test_submitting(device: Device, check: Check) -> None:
+    """What was decided on runs, with its own timeline value; what was not leaves no trace."""
+    seen: set[int] = set()
+
+    def operation() -> None:
+        seen.add(check.launch())
+
+    for place in interrupted(operation):
+        timeline = device.queue().timeline
+        before = timeline.last
+        later = check.launch()
+        assert later not in seen and later > before, place
+        timeline.wait(later)
+        assert timeline.value == later == timeline.last, place
+        check.works(place)
+    assert seen
+
+
+def test_submitting_what_was_prepared(device: Device, check: Check) -> None:
+    queue = device.queue()
+    prepared = device.prepare(queue.hardware, queue.fill(check.result, 5).barrier().commands)
+    values: list[int] = []
+    for place in interrupted(
+        lambda: values.append(device.submit_prepared(queue.hardware, prepared, []))
+    ):
+        check.works(place)
+    repetition = queue.hardware.repetition(prepared, [], (), ())
+    for place in interrupted(lambda: values.append(repetition.submit(1, 2))):
+        check.works(place)
+    assert len(set(values)) == len(values) == 2
+
+
+def test_replaying(device: Device, check: Check) -> None:
+    """A replay whose first queue was told, but not its second, ends: the second is told later."""
+    with device.alloc(4 * COUNT) as middle, device.alloc(4 * COUNT) as out, device.alloc(64) as own:
+        with device.capture() as graph:
+            compute = device.queue()
+            compute.fill(middle, 0).copy(middle, check.source).barrier()
+            value = compute.submit()
+            copies = device.queue(QueueKind.COPY).wait(compute.timeline, value)
+            copies.copy(out, middle).fill(own, 7)
+            value = copies.submit()
+            device.queue().wait(copies.timeline, value).fill(middle, 9).submit()
+        for inputs in ({}, {check.source: middle}):
+            for place in interrupted(lambda given=inputs: graph.replay(given)):  # type: ignore[misc]
+                check.works(place)
+                out.fill(0)
+                graph.replay()
+                graph.wait()
+                device.synchronize()
+                assert (out.numpy(np.uint32) == check.host).all(), place
+        graph.close()
+
+
+def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.arange(1 << 10, dtype=np.uint32)
+    other = np.zeros_like(data)
+    monkeypatch.setattr(device.transfer, "staging_size", 1024)
+    device.transfer.close()
+    with device.alloc(data.nbytes) as buffer:
+        for copy in (lambda: buffer.copy_from(data), lambda: buffer.copy_to(other)):
+            for place in interrupted(copy):
+                check.works(place)
+                buffer.copy_from(data)
+                assert (buffer.numpy(np.uint32) == data).all(), place
+    assert (other == data).all()
+    device.transfer.close()
