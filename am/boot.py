@@ -179,9 +179,6 @@ def make_fresh(units: Units, stages: Stages) -> None:
     elif units.psp.bootloader_failed():
         with stages.stage("bus reset"):
             bus_reset(units)
-    else:
-        return
-    units.memory.tables.rewrite()
 
 
 def mark(chip: Chip, state: int) -> None:
@@ -270,9 +267,28 @@ def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -
         units.gmc.gfxhub.clear_fault()
         units.gmc.flush_tlb()
         units.memory.stale = False
+    if firmware is None:
+        with stages.stage("engine resets"):
+            reset_engines(units)
     with stages.stage("GFX"):
-        units.gfx.configure()
-        units.gfx.enable_mec()
+        start_engines(units)
+
+
+def reset_engines(units: Units) -> None:
+    """Give the command processors and copy engines that a process left behind their state after
+    power-on: pointers that are written to a queue which has run do not hold (tinygrad 0.14 resets
+    both when it attaches to a running chip, for that reason)."""
+    with units.gfx.safe_mode():
+        units.gfx.soft_reset()
+    for engine in units.engines:
+        engine.reset()
+
+
+def start_engines(units: Units) -> None:
+    """Configure the graphics core after its reset and let the compute engine run."""
+    units.gfx.configure()
+    units.gfx.enable_mec()
+    units.clocks.gate()
 
 
 def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
@@ -292,7 +308,7 @@ def warm_attach(units: Units, stages: Stages) -> None:
 
 
 def prepare(transport: Transport, facts: ModuleType, stages: Stages) -> Units:
-    """First contact and the memory plan; nothing of the chip is changed beyond VRAM content."""
+    """First contact and the memory plan; nothing of the chip is changed."""
     chip = first_contact(transport, facts, stages)
     with stages.stage("memory"):
         return make_units(chip)
@@ -302,7 +318,14 @@ def prepare(transport: Transport, facts: ModuleType, stages: Stages) -> Units:
 
 
 def stop(units: Units) -> None:
-    """Switch off everything that could touch host memory; firmware stays up. Queues are off."""
+    """Switch off everything that could touch host memory; firmware stays up. Queues are off.
+
+    ORDER: the engines halt before translation goes off under them (gfx_v11_0.c and sdma_v6_0.c,
+    hw_fini, before gart_disable).
+    """
+    units.gfx.disable_mec()
+    for engine in units.engines:
+        engine.halt()
     units.ih.stop()
     units.gmc.gfxhub.stop()
     units.gmc.mmhub.stop()

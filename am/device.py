@@ -19,7 +19,7 @@ from am import boot, chips, reset
 from am.chip import Chip
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
 from am.gfx import PRIVATE_BASE, SHARED_BASE
-from am.gmc import QUEUE_VMID
+from am.gmc import QUEUE_VMID, VMIDS
 from am.memory import DATA_FLAGS, AddressSpace, Mapping
 from am.mqd import QueueMemory, build
 from am.programs import Programs
@@ -34,6 +34,7 @@ from hcq.config import config
 from hcq.device import Device
 from hcq.errors import (
     BadArgument,
+    ChipError,
     DeviceLost,
     DeviceNotFound,
     LinkError,
@@ -63,16 +64,21 @@ def open_device(
     firmware: str | Path | None = None,
     leave: str = "warm",
     force_cold: bool = False,
+    vmid: int = QUEUE_VMID,
 ) -> AmDevice:
     """Boot the chip behind `attachment`, or take it over if a process of ours left it up.
 
     on_stage(name, seconds) is called after each stage. firmware: a folder with images, in place of
     the system's and the attachment's. leave: "warm" keeps firmware running at close, "cold" resets
-    the chip. force_cold boots from scratch in any case. The device owns the attachment's transport
+    the chip. force_cold boots from scratch in any case. vmid: translation context of all work: 8,
+    or 0 for first tries on a board, as in the kernel's own queues: stray accesses to device memory
+    do not fault there. The device owns the attachment's transport
     from now on.
     """
     if leave not in ("warm", "cold"):
         raise BadArgument("leave is warm or cold", leave=leave)
+    if vmid not in VMIDS:
+        raise BadArgument(f"vmid must be {' or '.join(map(str, VMIDS))}, got {vmid!r}")
     folders = (Path(firmware),) if firmware is not None else config().firmware_folders
     images = attachment.firmware if firmware is None else None
     return AmDevice(
@@ -82,6 +88,7 @@ def open_device(
         stages=boot.Stages(on_stage),
         leave_warm=leave == "warm",
         force_cold=force_cold,
+        vmid=vmid,
     )
 
 
@@ -106,6 +113,7 @@ class AmDevice(Device):
         stages: boot.Stages,
         leave_warm: bool,
         force_cold: bool,
+        vmid: int,
     ) -> None:
         super().__init__(name)
         self.transport = attachment.transport
@@ -115,6 +123,7 @@ class AmDevice(Device):
         self.firmware: FirmwareSet | None = None
         self.stages = stages
         self.leave_warm = leave_warm
+        self.vmid = vmid
         self.warm = False
         self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
         self.reset_report: list[reset.Step] = []
@@ -148,13 +157,12 @@ class AmDevice(Device):
 
     def _bring_up(self, force_cold: bool) -> None:
         units, stages = self.units, self.stages
-        self.warm = not force_cold and boot.is_warm(units.chip, units)
-        if self.warm:
-            boot.warm_attach(units, stages)
-        else:
+        self.warm = not force_cold and boot.is_warm(units.chip, units) and self._attach()
+        if not self.warm:
             with stages.stage("firmware images"):
                 self.firmware = load_firmware(self.firmware_source, self.facts)
             boot.make_fresh(units, stages)
+            units.memory.own()
             boot.cold_boot(units, self.firmware, stages)
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()
@@ -162,6 +170,17 @@ class AmDevice(Device):
         self.metrics = Metrics(units.smu, self.lock)
         self.reporter = Reporter(self)
         self.programs = Programs(self)
+
+    def _attach(self) -> bool:
+        """Take over what a process of ours left; False if the chip does not do what a warm one
+        should."""
+        self.units.memory.own()
+        try:
+            boot.warm_attach(self.units, self.stages)
+        except ChipError as error:
+            log.warning("%s: not as warm as it looked: %s", self.name, error)
+            return False
+        return True
 
     def _make_target(self) -> TargetSpec:
         return TargetSpec(
@@ -214,7 +233,7 @@ class AmDevice(Device):
                 eop=int(self.eop.address),
                 eop_size=EOP_SIZE,
                 doorbell=queue.doorbell,
-                vmid=QUEUE_VMID,
+                vmid=self.vmid,
             )
         )
         self.chip.vram.write(carveout.mqd, bytes(descriptor))
@@ -231,7 +250,7 @@ class AmDevice(Device):
                 read_pointer=queue.read_pointer,
                 write_pointer=queue.write_pointer,
                 doorbell=queue.doorbell,
-                vmid=QUEUE_VMID,
+                vmid=self.vmid,
             )
         )
 
@@ -298,7 +317,7 @@ class AmDevice(Device):
 
     def flush_tlb(self) -> None:
         """After changes for work of ours; what firmware uses in VMID 0 was mapped at the start."""
-        self.units.gmc.flush_tlb((QUEUE_VMID,))
+        self.units.gmc.flush_tlb((self.vmid,))
         self.memory.stale = False
 
     def wrap(self, mapping: Mapping) -> Buffer:

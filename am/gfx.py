@@ -43,6 +43,13 @@ _SOFT_RESETS = (
     "SOFT_RESET_CPC",
     "SOFT_RESET_CPG",
 )
+# By these the command processor tells the RLC when it is idle (gfx_v11_0.c).
+IDLE_INTERRUPTS = (
+    "CNTX_BUSY_INT_ENABLE",
+    "CNTX_EMPTY_INT_ENABLE",
+    "CMP_BUSY_INT_ENABLE",
+    "GFX_IDLE_INT_ENABLE",
+)
 _ALL_VMIDS_BUT_0 = 0xFFFF_FFFE
 _VMID_RESET_READS = 3  # gives the queues time to go
 
@@ -317,6 +324,7 @@ class Gfx:
         """
         gc = self.chip.gc
         program = self._mec_program()
+        gc.CP_INT_CNTL.update(**dict.fromkeys(IDLE_INTERRUPTS, 0))
         for pipe in range(self.pipes):
             for queue in range(self.chip.facts.QUEUES_PER_PIPE):
                 with self.select(me=MEC, pipe=pipe, queue=queue):
@@ -334,6 +342,7 @@ class Gfx:
         self.chip.wait(
             gc.CP_VMID_RESET, lambda value: value == 0, unit="CP", waiting_for="VMID reset"
         )
+        gc.CP_INT_CNTL.update(**dict.fromkeys(IDLE_INTERRUPTS, 1))
         self.start_mec(program)
 
     def _mec_program(self) -> int:

@@ -70,12 +70,17 @@ class Carveout:
 
 
 class VramTables:
-    """Memory for page tables: 4 KiB pieces of VRAM that the host reaches through its BAR."""
+    """Memory for page tables: 4 KiB pieces of VRAM that the host reaches through its BAR.
+
+    owned: VRAM is ours. Until then it may hold another driver's tables, firmware or picture, and
+    nothing is written.
+    """
 
     def __init__(self, chip: Chip, carveout: Carveout, heap: RangeAllocator) -> None:
         self.chip = chip
         self.carveout = carveout
         self.heap = heap
+        self.owned = False
 
     def allocate(self, size: int) -> int:
         address = None
@@ -83,7 +88,8 @@ class VramTables:
             address = self.heap.allocate(size, align=PAGE)
             if address + size > self.chip.vram.visible:
                 raise OutOfMemory("page tables must lie in VRAM that the host reaches", size=size)
-            self.chip.vram.write(address, bytes(size))
+            if self.owned:
+                self.chip.vram.write(address, bytes(size))
             return self.carveout.physical(address)
         except BaseException:
             if address is not None:
@@ -94,6 +100,8 @@ class VramTables:
         self.heap.free(physical - self.carveout.fb_offset)
 
     def write(self, physical: int, entries: NDArray[np.uint64]) -> None:
+        if not self.owned:
+            return
         address = physical - self.carveout.fb_offset
         self.chip.vram.write(address, np.ascontiguousarray(entries).tobytes())
 
@@ -128,7 +136,14 @@ class AddressSpace:
         heap_size = carveout.tmr - carveout.heap
         self.heap = RangeAllocator(carveout.heap, heap_size, PAGE)
         self.virtual = RangeAllocator(VIRTUAL_BASE, VIRTUAL_END - VIRTUAL_BASE, PAGE)
-        self.tables = PageTable(Gfx11Format(), VramTables(chip, carveout, self.heap))
+        self._table_memory = VramTables(chip, carveout, self.heap)
+        self.tables = PageTable(Gfx11Format(), self._table_memory)
+        self.stale = True
+
+    def own(self) -> None:
+        """Write the tables: VRAM is ours from now on, or has lost its content."""
+        self._table_memory.owned = True
+        self.tables.rewrite()
         self.stale = True
 
     @property

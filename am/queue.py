@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from am import pm4, sdma
 from am.dispatch import ShaderRegisters, encode_launch
-from am.gmc import QUEUE_VMID
 from am.memory import Mapping
 from hcq.command import (
     Barrier,
@@ -353,7 +352,7 @@ class CopyQueue(RingQueue):
         # The packet that runs an image ends on a multiple of 8 words.
         fence = sdma.Sdma()
         fence.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
-        indirect = [sdma.indirect_header(QUEUE_VMID), 0, 0, 0, 0, 0]
+        indirect = [sdma.indirect_header(self.device.vmid), 0, 0, 0, 0, 0]
         return [sdma.NOP, sdma.NOP, *indirect, *fence.words, *([sdma.NOP] * 4)]
 
     def _fill_slot(self, slot: list[int], address: int, words: int, number: int) -> None:

@@ -136,13 +136,8 @@ def _kill_waves(device: AmDevice) -> None:
 
 def _soft_reset(device: AmDevice) -> None:
     """Reset the command processors and copy engines."""
-    gfx = device.units.gfx
-    with gfx.safe_mode():
-        gfx.soft_reset()
-    for copy in device.copy_queues:
-        copy.engine.reset()
-    gfx.configure()
-    gfx.enable_mec()
+    boot.reset_engines(device.units)
+    boot.start_engines(device.units)
     _restart_queues(device)
 
 
@@ -192,7 +187,7 @@ def _boot_again(device: AmDevice, strike: Callable[[Units], None]) -> None:
     strike(units)
     units.smu.stuck = False
     boot.read_discovery(units.chip)
-    units.memory.tables.rewrite()
+    units.memory.own()
     boot.cold_boot(units, device.firmware, boot.Stages())
     boot.mark(units.chip, boot.IN_USE)
     device.route_copy_doorbells()

@@ -161,6 +161,7 @@ class Engine:
         control.write(
             RB_SIZE=log2(memory.ring_size // 4), RB_VMID=memory.vmid, RPTR_WRITEBACK_ENABLE=1,
             RPTR_WRITEBACK_TIMER=_WRITEBACK_TIMER, F32_WPTR_POLL_ENABLE=1, WPTR_POLL_ENABLE=0,
+            RB_PRIV=int(memory.vmid == 0),  # as the kernel's own ring, which is in VMID 0
         )  # fmt: skip
         self._set_pointers(memory)
         self.register("WATCHDOG_CNTL").update(QUEUE_HANG_COUNT=_HANG_COUNT)
@@ -209,8 +210,18 @@ class Engine:
             return False
         return True
 
+    def halt(self) -> None:
+        """Halt the engine's firmware; the queue is off."""
+        self.register("F32_CNTL").update(HALT=1)
+
     def reset(self) -> None:
-        """Freeze, halt and soft-reset the engine; its queues are gone afterwards."""
+        """Freeze, halt and soft-reset the engine; its queues are gone afterwards.
+
+        A doorbell that is left on, or an offset, would reach the engine again as soon as it runs
+        (tinygrad 0.14 clears both).
+        """
+        self.queue("DOORBELL").update(ENABLE=0)
+        self.queue("DOORBELL_OFFSET").update(OFFSET=0)
         self.queue("RB_CNTL").update(RB_ENABLE=0)
         self.queue("IB_CNTL").update(IB_ENABLE=0)
         self.register("FREEZE").update(FREEZE=1)

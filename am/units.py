@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from am.chip import Chip
+from am.clocks import Clocks
 from am.gfx import Gfx
 from am.gmc import Gmc, framebuffer_location
 from am.ih import MEMORY_SIZE, Ih
@@ -35,6 +36,7 @@ class Units:
     smu: Smu
     ih: Ih
     gfx: Gfx
+    clocks: Clocks
     engines: tuple[Engine, ...]
 
     @property
@@ -49,12 +51,14 @@ class Units:
 
 
 def make_units(chip: Chip) -> Units:
-    """Make the units of a described chip. Writes page tables to VRAM, nothing else."""
+    """Make the units of a described chip; changes nothing on it: see `AddressSpace.own`."""
     facts = chip.facts
     base, offset = framebuffer_location(chip)
     carveout = Carveout(chip.vram.size, facts.RESERVED_VRAM, base, offset)
     memory = AddressSpace(chip, carveout)
     nbio = Nbio(chip)
+    gfx = Gfx(chip, nbio)
+    engines = tuple(Engine(chip, index) for index in copy_engines(chip))
     return Units(
         chip=chip,
         carveout=carveout,
@@ -65,8 +69,9 @@ def make_units(chip: Chip) -> Units:
         psp=Psp(chip, nbio, carveout),
         smu=Smu(chip, nbio, carveout),
         ih=Ih(chip, nbio, memory.allocate(MEMORY_SIZE, Placement.HOST)),
-        gfx=Gfx(chip, nbio),
-        engines=tuple(Engine(chip, index) for index in copy_engines(chip)),
+        gfx=gfx,
+        clocks=Clocks(chip, gfx, engines),
+        engines=engines,
     )
 
 

@@ -67,6 +67,77 @@ def test_second_process_finds_the_chip_warm(chip: Any) -> None:
     assert chip.violations == []
 
 
+def test_a_warm_attach_resets_the_engines(chip: Any) -> None:
+    resets: list[int] = []
+    with opened(chip):
+        reset = chip.gfx._soft_reset
+    assert chip.gfx.mec.running(0) is False and not chip.gfx.sdma[0].running()
+    chip.gfx.on_write("GRBM_SOFT_RESET", lambda value: (resets.append(value), reset(value)))
+    with opened(chip) as device:
+        assert device.warm
+        seen = {field for value in resets for field in chip.gfx.table["GRBM_SOFT_RESET"].fields
+                if chip.gfx.table["GRBM_SOFT_RESET"].decode(value)[field]}  # fmt: skip
+        assert seen >= {"SOFT_RESET_CP", "SOFT_RESET_CPC", "SOFT_RESET_SDMA0", "SOFT_RESET_SDMA1"}
+        with device.alloc(64) as buffer:
+            buffer.fill(7)
+            assert buffer.numpy(np.uint32)[1] == 7
+    assert chip.violations == []
+    assert [note for note in chip.notes if "switched off" in note] == []
+
+
+def test_what_only_looks_warm_is_booted(chip: Any) -> None:
+    with opened(chip):
+        pass
+    chip.gfx.mec.on_write("CP_VMID_RESET", lambda value: None)  # the command processor is stuck
+    with opened(chip) as device:
+        assert not device.warm
+        assert "mode1 reset" in dict(device.boot_stages)
+        with device.alloc(64) as buffer:
+            buffer.fill(7)
+            assert buffer.numpy(np.uint32)[1] == 7
+    assert chip.violations == []
+
+
+def test_memory_is_not_touched_before_it_is_ours(chip: Any) -> None:
+    """Another driver may have its TMR, its tables or its picture where ours will be."""
+    plug_in(chip).transport.close()
+    chip.tmr = (2 << 20, 40 << 20)
+    with opened(chip) as device:
+        assert "mode1 reset" in dict(device.boot_stages)
+    assert chip.violations == []
+
+
+def test_clocks_are_gated(chip: Any) -> None:
+    """Values by hand, from the comments of gfx_v11_0.c and the masks of hdp_6_0_0_sh_mask.h."""
+    with opened(chip):
+        gc = chip.gfx
+        assert gc.get("RLC_CGCG_CGLS_CTRL") == 0x0000363F
+        assert gc.get("CP_RB_WPTR_POLL_CNTL") == 0x00900100
+        assert gc.get("CP_INT_CNTL") & 0x003C0000 == 0x003C0000
+        assert gc.get("RLC_CGTT_MGCG_OVERRIDE") & 0x73E == 0
+        assert chip.hdp.get("HDP_MEM_POWER_CTRL") & 0x000F000F == 0x00090009
+        assert chip.hdp.get("HDP_CLK_CNTL") & 1 << 27 == 0
+        assert chip.mm.get("MM_ATC_L2_MISC_CG") == 0x000C0000
+    assert [note for note in chip.notes if "safe mode" in note] == []
+
+
+def test_everything_in_vmid_0(chip: Any) -> None:
+    for _ in ("cold", "warm"):
+        with opened(chip, vmid=0) as device, device.load(faulty_object()) as program:
+            out = device.alloc(4096)
+            check_runs(device, program, out, 3)
+            out.fill(9)
+            assert (out.numpy(np.uint32) == 9).all()
+            (compute,) = chip.gfx.mec.queues()
+            assert compute.vmid == 0
+            assert {engine.queue.vmid for engine in chip.gfx.sdma} == {0}
+            device.reset()
+            check_runs(device, program, out, 4)
+    assert chip.violations == []
+    with pytest.raises(BadArgument, match="vmid must be 0 or 8, got 3"):
+        plug_in(chip, vmid=3)
+
+
 def test_a_crashed_process_costs_a_reset(chip: Any) -> None:
     crashed = plug_in(chip)
     crashed.transport.close()  # as when the process dies: nothing is put in order

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from am import regs
 from am.chips.navi31 import facts
 from am.virtual.block import Block, Reset
-from am.virtual.engines.cp.mec import Mec
+from am.virtual.engines.cp.mec import PIPES, Mec
 from am.virtual.engines.cp.rlc import Rlc
 from am.virtual.engines.engine import clock_ticks
 from am.virtual.engines.sdma.engine import Sdma
@@ -68,6 +68,7 @@ class Gfx(Block):
             self.on_read(name, partial(self._read_per_vmid, name))
             self.on_write(name, partial(self._write_per_vmid, name))
         self.on_write("GRBM_SOFT_RESET", self._soft_reset)
+        self.on_write("GCVM_CONTEXT0_CNTL", self._context)
         self.on_read("GRBM_STATUS", self._status)
         self.on_read("GRBM_STATUS2", self._status2)
         self.on_read("SQ_IND_DATA", self._wave_data)
@@ -128,6 +129,16 @@ class Gfx(Block):
         for instance, engine in enumerate(self.sdma):
             if reset[f"SOFT_RESET_SDMA{instance}"]:
                 engine.reset(Reset.GFX)
+
+    def _context(self, value: int) -> None:
+        """Drivers halt the engines before they switch their translation off (gfx_v11_0.c and
+        sdma_v6_0.c, hw_fini), or leave it on."""
+        if value & 1:
+            return
+        running = [f"MEC pipe {pipe}" for pipe in range(PIPES) if self.mec.running(pipe)]
+        running += [f"SDMA{engine.instance}" for engine in self.sdma if engine.running()]
+        if running:
+            self.chip.note(f"GCVM_CONTEXT0 switched off under {', '.join(running)}")
 
     def _status(self) -> int:
         register = self.chip.space.register("gc", "GRBM_STATUS")

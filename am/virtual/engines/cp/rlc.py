@@ -5,6 +5,7 @@ Facts: Linux 6.12 gfx_v11_0.c (wait_for_rlc_autoload_complete, set_safe_mode), g
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
@@ -35,6 +36,8 @@ class Rlc(Block):
         self.on_read("RLC_RLCS_BOOTLOAD_STATUS", self._bootload_status)
         self.on_read("CP_STAT", self._cp_stat)
         self.on_write("RLC_SAFE_MODE", self._safe_mode)
+        for name in ("RLC_CGCG_CGLS_CTRL", "RLC_CGTT_MGCG_OVERRIDE"):
+            self.on_write(name, partial(self._gating, name))
         self.on_write("RLC_CAPTURE_GPU_CLOCK_COUNT", self._capture)
         self.on_read("RLC_GPU_CLOCK_COUNT_LSB", lambda: self._count & 0xFFFF_FFFF)
         self.on_read("RLC_GPU_CLOCK_COUNT_MSB", lambda: self._count >> 32)
@@ -81,6 +84,11 @@ class Rlc(Block):
         mode = self.fields("RLC_SAFE_MODE")
         self.safe = bool(mode.MESSAGE & 1)
         self.set("RLC_SAFE_MODE", CMD=0, RESPONSE=mode.MESSAGE)
+
+    def _gating(self, name: str, _value: int) -> None:
+        """Drivers change clock gating in safe mode (gfx_v11_0.c, update_gfx_clock_gating)."""
+        if not self.safe:
+            self.chip.note(f"{name} written outside RLC safe mode")
 
     def _capture(self, value: int) -> None:
         if value & 1:

@@ -1,0 +1,73 @@
+"""Clock gating of the graphics core, HDP and MMHUB: what is idle gets no clock.
+
+Without it the chip reports a busy graphics core while it does nothing, and draws the power of one.
+Registers, values and order: Linux 6.12 gfx_v11_0.c (update_gfx_clock_gating), hdp_v6_0.c,
+mmhub_v3_0.c, for the features that soc21.c has for GC 11.0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from am.chip import Chip, batched
+from am.gfx import IDLE_INTERRUPTS, Gfx
+from am.sdma import Engine
+
+_IDLE_THRESHOLD, _COMPENSATION_DELAY = 0x36, 0xF
+_POLL_FREQUENCY, _IDLE_POLLS = 0x100, 0x90
+_POWER_MODES = ("POWER_CTRL_EN", "POWER_LS_EN", "POWER_DS_EN", "POWER_SD_EN")
+
+
+class Clocks:
+    """Gate the clocks of one chip. The RLC and the engines' firmware are up."""
+
+    def __init__(self, chip: Chip, gfx: Gfx, engines: Sequence[Engine]) -> None:
+        self.chip = chip
+        self.gfx = gfx
+        self.engines = engines
+
+    def gate(self) -> None:
+        """Let every unit gate its clocks. ORDER: the graphics core's in RLC safe mode."""
+        self._gate_hdp()
+        self.chip.mmhub.MM_ATC_L2_MISC_CG.update(ENABLE=1, MEM_LS_ENABLE=1)
+        with self.gfx.safe_mode():
+            self._gate_graphics()
+
+    @batched
+    def _gate_hdp(self) -> None:
+        """Shut HDP's memories down while they are idle. ORDER: its clock is forced on and all modes
+        are off while the mode changes."""
+        hdp = self.chip.hdp
+        hdp.HDP_CLK_CNTL.update(RC_MEM_CLK_SOFT_OVERRIDE=1)
+        off = {f"{unit}_MEM_{mode}": 0 for unit in ("ATOMIC", "RC") for mode in _POWER_MODES}
+        hdp.HDP_MEM_POWER_CTRL.update(**off)
+        hdp.HDP_MEM_POWER_CTRL.update(
+            ATOMIC_MEM_POWER_SD_EN=1,
+            RC_MEM_POWER_SD_EN=1,
+            ATOMIC_MEM_POWER_CTRL_EN=1,
+            RC_MEM_POWER_CTRL_EN=1,
+        )
+        hdp.HDP_CLK_CNTL.update(RC_MEM_CLK_SOFT_OVERRIDE=0)
+
+    @batched
+    def _gate_graphics(self) -> None:
+        gc = self.chip.gc
+        gc.RLC_CGTT_MGCG_OVERRIDE.update(GFXIP_CGCG_OVERRIDE=0, GFXIP_CGLS_OVERRIDE=0)
+        gc.RLC_CGCG_CGLS_CTRL.update(
+            CGCG_GFX_IDLE_THRESHOLD=_IDLE_THRESHOLD,
+            CGCG_EN=1,
+            CGLS_REP_COMPANSAT_DELAY=_COMPENSATION_DELAY,
+            CGLS_EN=1,
+        )
+        gc.CP_RB_WPTR_POLL_CNTL.update(POLL_FREQUENCY=_POLL_FREQUENCY, IDLE_POLL_COUNT=_IDLE_POLLS)
+        gc.CP_INT_CNTL.update(**dict.fromkeys(IDLE_INTERRUPTS, 1))
+        for engine in self.engines:
+            engine.register("RLC_CGCG_CTRL").update(CGCG_INT_ENABLE=1)
+        gc.RLC_CGTT_MGCG_OVERRIDE.update(
+            GRBM_CGTT_SCLK_OVERRIDE=0,
+            RLC_CGTT_SCLK_OVERRIDE=0,
+            GFXIP_MGCG_OVERRIDE=0,
+            GFXIP_REPEATER_FGCG_OVERRIDE=0,
+            GFXIP_FGCG_OVERRIDE=0,
+            PERFMON_CLOCK_STATE=0,
+        )
