@@ -101,7 +101,8 @@ class Tensor(Losses):
         device: Device | str | None = None,
         dtype: DType | str | None = None,
     ) -> Self:
-        """start, start + step ... below stop; arange(n) counts from 0. Ints give int64."""
+        """start, start + step ... below stop; arange(n) counts from 0. Ints give int64. BadArgument
+        where an element does not fit the type."""
         first, end = (0, start) if stop is None else (start, stop)
         if step == 0:
             raise BadArgument("arange: the step is 0")
@@ -119,6 +120,8 @@ class Tensor(Losses):
         made = object.__new__(cls)
         made.device = device_of(device)
         made.node = graph.iota(count)
+        for number in (first, first + (count - 1) * step) if count else ():
+            made._constant("arange", int(number) if kind.is_integer else number, kind, ())
         if not whole:
             made = made.cast(dtypes.float32)
         return (made * step + first).cast(kind)
@@ -173,14 +176,19 @@ class Tensor(Losses):
 
     @classmethod
     def rand(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
-        """Even in [0, 1), by steps of 2^-24."""
+        """Even in [0, 1), by steps of 2^-24; of float16 2^-11, of bfloat16 2^-8."""
         bits = cls._bits(shape_of("rand", shape), device)
-        return ((bits >> 8).cast(float32) * 2.0**-24).cast(dtype)
+        kept = {dtypes.float16: 11, bfloat16: 8}.get(dtypes.as_dtype(dtype), 24)
+        return ((bits >> (32 - kept)).cast(float32) * 2.0**-kept).cast(dtype)
 
     @classmethod
     def uniform(cls, *shape: Any, low: float = 0.0, high: float = 1.0, device: Any = None) -> Self:
         """Even in [low, high)."""
-        return cls.rand(*shape, device=device) * (high - low) + low
+        if not low <= high:
+            raise BadArgument(f"uniform: low must be at most high, got {low} and {high}")
+        spread = cls.rand(*shape, device=device) * (high - low) + low
+        # the sum may round to `high`
+        return spread.minimum(float(np.nextafter(np.float32(high), np.float32(low))))
 
     @classmethod
     def randn(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
@@ -313,6 +321,9 @@ class Tensor(Losses):
     def _picked(self, mask: Tensor) -> NDArray[Any]:
         return mask.numpy()
 
+    def _whole(self, operation: str, tensor: Tensor) -> int:
+        return int(tensor)
+
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> Tensor | None:
         kept = runtime_of(self.device).constants
         if name not in kept:
@@ -327,6 +338,17 @@ class Tensor(Losses):
         if current_recording() is not None or self.device.capturing is not None:
             return None
         return preferred(self.device, what, forms)
+
+    def __copy__(self) -> Self:
+        return self._new(self.node)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Another tensor with the same elements: assigning to one leaves the other as it was."""
+        return self._new(self.node)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the elements and the names of type and device; the device is opened by name."""
+        return _restored, (type(self), self.numpy(), self.dtype.name, self.device.name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         array = self.numpy()
@@ -351,6 +373,11 @@ class Tensor(Losses):
     def __repr__(self) -> str:
         state = "stored" if self.node.storage is not None else self.node.op
         return f"<Tensor {self.dtype.name}{list(self.shape)} on {self.device.name}, {state}>"
+
+
+def _restored(kind: type[Tensor], array: NDArray[Any], dtype: str, device: str) -> Tensor:
+    """A pickled tensor."""
+    return kind(array, dtype=dtype, device=device)
 
 
 def _as_array(data: Any) -> NDArray[Any]:

@@ -4,6 +4,7 @@
     ├── UsageError            the caller: wrong argument, shape, name, format of a file handed in
     │   ├── DeviceNotFound        no device of that name
     │   ├── BadArgument           a value outside what is allowed (also a ValueError)
+    │   │   └── BadIndex              an index or axis outside of a tensor (also an IndexError)
     │   ├── BadCodeObject         a code object that is truncated, foreign or inconsistent
     │   ├── Closed                used after close()
     │   └── MissingDependency     an optional package is needed; carries the install command
@@ -71,6 +72,10 @@ class DeviceNotFound(UsageError, LookupError):
 
 class BadArgument(UsageError, ValueError):
     """A value is outside what is allowed."""
+
+
+class BadIndex(BadArgument, IndexError):
+    """An index or an axis lies outside of a tensor."""
 
 
 class BadCodeObject(UsageError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
 from compiler.graph.region import Region, Scatter
 from compiler.methods.core import TensorCore, broadcast, broadcast_shape
-from compiler.methods.indexing import Indexing, Key
+from compiler.methods.indexing import Indexing, Key, is_bool
 from hcq.errors import BadArgument, NotSupported
 
 
@@ -29,7 +30,10 @@ class Assignment(Indexing):
         stays. An index held by a tensor that is outside its axis writes nothing; one that is known
         on the host is refused. A mask that is a tensor takes one value for all that it picks along
         its axes; one that is an array also takes as many as it picks."""
-        listed = key if isinstance(key, tuple) else (key,)
+        listed = tuple(
+            self._new(graph.full(bool(entry), bool_, ())) if is_bool(entry) else entry
+            for entry in (key if isinstance(key, tuple) else (key,))
+        )
         masks = [entry for entry in listed if _is_mask(entry)]
         if masks:
             self._assign_masked(listed, value)
@@ -105,7 +109,7 @@ class Assignment(Indexing):
             raise BadArgument(f"assign: a mask of shape {mask._shown} for axes {list(own)}")
         numbers = [i for i, entry in enumerate(entries) if isinstance(entry, int)]
         chosen = sorted([*numbers, *range(start, stop)])
-        apart = chosen != list(range(chosen[0], chosen[0] + len(chosen)))
+        apart = any(later - place != 1 for place, later in pairwise(chosen))
         region = self._region(entries)
         start -= sum(number < start for number in numbers)  # from here on of the region's shape
         stop = start + mask.ndim

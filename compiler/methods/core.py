@@ -15,7 +15,7 @@ from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here, text
 from compiler.search.forms import Makes
 from hcq.device import Device
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, BadIndex
 
 Scalar = bool | int | float
 
@@ -75,6 +75,11 @@ class TensorCore:
             return self._from_array(other)
         raise BadArgument(f"{operation}: a tensor and a {type(other).__name__}")
 
+    @staticmethod
+    def _is_operand(other: object) -> bool:
+        """Whether `_lift` takes it for an operand."""
+        return isinstance(other, TensorCore | bool | int | float | np.generic | np.ndarray)
+
     def _from_array(self, array: np.ndarray[Any, Any]) -> TensorCore:
         raise NotImplementedError
 
@@ -91,7 +96,10 @@ class TensorCore:
         """A Python scalar as a node; BadArgument where the type cannot hold it."""
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             raise BadArgument(f"{operation}: {number} does not fit {dtype.name}")
-        return graph.full(float(number) if dtype.is_float else number, dtype, shape)
+        try:
+            return graph.full(float(number) if dtype.is_float else number, dtype, shape)
+        except OverflowError:
+            raise BadArgument(f"{operation}: {number} does not fit {dtype.name}") from None
 
     def _operands(
         self, operation: str, *others: Any, common: DType | None = None
@@ -124,14 +132,19 @@ class TensorCore:
         if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
             raise BadArgument(f"{operation}: an axis is an int, not {axis!r}")
         if not -count <= axis < count:
-            raise BadArgument(f"{operation}: axis {axis} of a tensor of shape {self._shown}")
+            raise BadIndex(f"{operation}: axis {axis} of a tensor of shape {self._shown}")
         return int(axis) % count
 
     def _axes(self, operation: str, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-        """None is all axes. Repeated axes are refused."""
+        """None is all axes. Repeated axes are refused. A tensor without axes counts as having one,
+        as in PyTorch."""
         if axis is None:
             return tuple(range(self.ndim))
         listed = axis if isinstance(axis, list | tuple) else (axis,)
+        if not self.ndim:
+            for each in listed:
+                self._axis(operation, each, extra=1)
+            return ()
         axes = tuple(self._axis(operation, each) for each in listed)
         if len(set(axes)) != len(axes):
             raise BadArgument(f"{operation}: axis {axis} names an axis twice")

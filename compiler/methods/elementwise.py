@@ -27,6 +27,11 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, dtype, left, right))
 
     def _compare(self, op: str, other: Any, swap: bool = False) -> Self:
+        if type(other) is int and self.dtype.is_integer:
+            above = other > dtypes.highest(self.dtype)
+            if above or other < dtypes.lowest(self.dtype):  # the answer is the same for all
+                answer = op == "ne" if op in ("eq", "ne") else above is not swap
+                return self._new(graph.full(answer, bool_, self.shape))
         _, (left, right) = self._operands(op, other)
         if swap:
             left, right = right, left
@@ -383,11 +388,12 @@ class Elementwise(TensorCore):
     def __ge__(self, other: Any) -> Self:
         return self._compare("le", other, swap=True)
 
-    # Any: tensors compare element by element, where Python expects a bool
+    # Any: tensors compare element by element, where Python expects a bool. With None, a string and
+    # the like Python itself compares: they are not equal.
     def __eq__(self, other: object) -> Any:
-        return self._compare("eq", other)
+        return self._compare("eq", other) if self._is_operand(other) else NotImplemented
 
     def __ne__(self, other: object) -> Any:
-        return self._compare("ne", other)
+        return self._compare("ne", other) if self._is_operand(other) else NotImplemented
 
     __hash__ = object.__hash__

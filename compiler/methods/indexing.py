@@ -15,7 +15,7 @@ from compiler.graph.node import Node, Shape
 from compiler.graph.region import Region
 from compiler.methods.core import TensorCore, broadcast, broadcast_shape
 from compiler.methods.movement import Movement
-from hcq.errors import BadArgument, NotSupported
+from hcq.errors import BadArgument, BadIndex, NotSupported
 
 Key = int | slice | None | TensorCore | np.ndarray[Any, Any]
 
@@ -109,7 +109,7 @@ class Indexing(Movement):
     def _place(self, index: int, axis: int) -> int:
         size = self.shape[axis]
         if not -size <= index < size:
-            raise BadArgument(f"index {index} is outside axis {axis} of shape {self._shown}")
+            raise BadIndex(f"index {index} is outside axis {axis} of shape {self._shown}")
         return index % size
 
     def _gather(self, entries: Sequence[Key]) -> Self:
@@ -152,7 +152,7 @@ class Indexing(Movement):
         array = np.asarray(self._place(entry, axis) if isinstance(entry, int) else entry)
         if array.size and not (-size <= array.min() and array.max() < size):
             worst = array.max() if array.max() >= size else array.min()
-            raise BadArgument(f"index {worst} is outside axis {axis} of shape {self._shown}")
+            raise BadIndex(f"index {worst} is outside axis {axis} of shape {self._shown}")
         wrapped = np.where(array < 0, array + size, array).astype(np.int64)
         if wrapped.ndim == 0:
             return self._constant("index", int(wrapped), int64, ()), wrapped
@@ -169,7 +169,7 @@ class Indexing(Movement):
             raise BadArgument("an index holds ... at most once")
         given = sum(1 for entry in entries if entry is not None) - len(dots)
         if given > self.ndim:
-            raise BadArgument(f"{given} indices for shape {self._shown}")
+            raise BadIndex(f"{given} indices for shape {self._shown}")
         place = dots[0] if dots else len(entries)
         rest: list[Key] = [slice(None)] * (self.ndim - given)
         full = [*entries[:place], *rest, *entries[place + len(dots) :]]
@@ -179,14 +179,16 @@ class Indexing(Movement):
 
     def _entries(self, entry: Any) -> list[Key | EllipsisType]:
         """One entry of a key; a bool array is an integer array for each of its axes."""
-        if isinstance(entry, bool):
-            raise NotSupported("indexing by a bool is not built; by arrays of bools it is")
+        if is_bool(entry):
+            if not entry:
+                raise NotSupported("indexing by False: the result is empty")
+            return [None]
         if entry is None or isinstance(entry, slice | EllipsisType | TensorCore):
             return [entry]
         if isinstance(entry, int | np.integer):
             return [int(entry)]
-        if isinstance(entry, list):
-            entry = np.asarray(entry, None if entry else np.int64)
+        if isinstance(entry, list | tuple):
+            entry = _listed(entry)
         if isinstance(entry, np.ndarray) and entry.dtype.kind in "iu":
             return [entry]
         if isinstance(entry, np.ndarray) and entry.dtype.kind == "b" and entry.ndim:
@@ -200,7 +202,9 @@ class Indexing(Movement):
         axis = 0
         dots = False
         for entry in key:
-            mask = np.asarray(entry) if isinstance(entry, list) else entry
+            mask = _listed(entry) if isinstance(entry, list | tuple) else entry
+            if is_bool(mask):
+                continue
             if isinstance(mask, np.ndarray) and mask.dtype.kind == "b":
                 stop = self.ndim if dots else axis + mask.ndim
                 own = self.shape[stop - mask.ndim : stop]
@@ -211,3 +215,18 @@ class Indexing(Movement):
                 dots = True
             elif entry is not None:
                 axis += 1
+
+
+def is_bool(entry: Any) -> bool:
+    """Whether an entry of a key is one bool: Python's, NumPy's, or an array without axes."""
+    if isinstance(entry, np.ndarray):
+        return entry.ndim == 0 and entry.dtype.kind == "b"
+    return isinstance(entry, bool | np.bool_)
+
+
+def _listed(entry: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """A list or tuple of indices as an array."""
+    try:
+        return np.asarray(entry, None if len(entry) else np.int64)
+    except ValueError:
+        raise BadArgument(f"index: expected a list of equal lengths, got {entry!r}") from None

@@ -126,10 +126,15 @@ class Layout(Scattering):
         wanted = shape_of("unflatten", [tuple(sizes)], self.shape[place])
         return self.reshape((*self.shape[:place], *wanted, *self.shape[place + 1 :]))
 
-    def one_hot(self, classes: int) -> Self:
-        """A new last axis of `classes`, 1 where it is this integer, else 0; as int64."""
+    def one_hot(self, classes: int = -1) -> Self:
+        """A new last axis of `classes`, 1 where it is this integer, else 0; as int64. -1: as many
+        as the largest integer needs, which is computed now (refused in a recorded function)."""
         if not self.dtype.is_integer:
-            raise BadArgument(f"one_hot: of integers, not {self.dtype.name}")
+            raise BadArgument(f"one_hot: expected integers, got {self.dtype.name}")
+        if type(classes) is not int or classes < -1:
+            raise BadArgument(f"one_hot: classes must be an int of at least -1, got {classes!r}")
+        if classes == -1:
+            classes = max(0, self._whole("one_hot", self.max()) + 1)
         across = self._new(graph.iota(classes))
         return self.unsqueeze(-1)._compare("eq", across).cast(int64)
 
@@ -139,6 +144,10 @@ class Layout(Scattering):
         spread = self._new(mask.node).broadcast_to(self.shape)
         picked = self._picked(spread)
         return self[picked]
+
+    def _whole(self, operation: str, tensor: Self) -> int:
+        """The only element, computed now."""
+        raise NotImplementedError
 
     def _picked(self, mask: Self) -> Any:
         """A mask as an array."""

@@ -4,12 +4,15 @@ only axis. They are computed in float32 and rounded once.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, Self
+
+import numpy as np
 
 from compiler import dtype as dtypes
 from compiler.dtype import float32
 from compiler.methods.einsum import Einsum
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, BadIndex
 
 Reduction = Literal["mean", "sum", "none"]
 IGNORED = -100  # the label that PyTorch ignores by default
@@ -70,6 +73,7 @@ class Losses(Einsum):
     ) -> Self:
         """What stands at each label, negated: self are logarithms of probabilities. Other options
         as in cross_entropy."""
+        self._check_labels("nll_loss", target, ignore_index)
         picked, factor = self._real()._at_labels("nll_loss", target, weight, ignore_index)
         return self._weighted("nll_loss", -picked * factor, factor, reduction)
 
@@ -86,7 +90,7 @@ class Losses(Einsum):
         target: integers, without the axis of classes, or floats of this shape. weight: a factor
         for each class; the mean is by the labels' factors. ignore_index: a label that counts for
         nothing. label_smoothing: the part of each label that all classes share. A label that is no
-        class has a loss as if its logit were the largest.
+        class is refused where labels are an array, and has a loss of NaN where they are a tensor.
         """
         name = "cross_entropy"
         if not 0 <= label_smoothing <= 1:
@@ -105,6 +109,7 @@ class Losses(Einsum):
             if reduction != "mean":
                 return self._collected(name, loss, reduction)
             return (loss.sum() / max(1, loss.numel())).cast(dtypes.float_dtype(self.dtype))
+        self._check_labels(name, target, ignore_index)
         picked, factor = shifted._at_labels(name, given, weight, ignore_index)
         loss = (total.squeeze(axis) - picked) * factor
         if label_smoothing:
@@ -143,6 +148,16 @@ class Losses(Einsum):
             tuple(size if place == axis else 1 for place, size in enumerate(self.shape))
         )
 
+    def _check_labels(self, name: str, target: Any, ignore_index: int) -> None:
+        """Refuse labels that are no class, where they are known."""
+        classes = self.shape[self._classes(name)]
+        if not isinstance(target, np.ndarray | np.generic) or target.dtype.kind not in "iu":
+            return
+        counted = np.asarray(target)[np.asarray(target != ignore_index)]
+        outside = counted[(counted < 0) | (counted >= classes)]
+        if outside.size:
+            raise BadIndex(f"{name}: label {outside[0]} for {classes} classes")
+
     def _at_labels(
         self, name: str, target: Any, weight: Any, ignore_index: int
     ) -> tuple[Self, Self]:
@@ -154,9 +169,14 @@ class Losses(Einsum):
             raise BadArgument(
                 f"{name}: {labels.dtype.name} labels of shape {labels._shown} for {self._shown}"
             )
+        classes = self.shape[axis]
         counted = labels._compare("ne", ignore_index)
-        known = counted.where(labels, 0)
+        valid = labels._compare("lt", classes)
+        if labels.dtype.kind == "i":
+            valid = valid & (labels >= 0)
+        known = (counted & valid).where(labels, 0)
         picked = self.gather(axis, known.unsqueeze(axis)).squeeze(axis)
+        picked = (valid | ~counted).where(picked, math.nan)
         if weight is None:
             return picked, counted.cast(float32)
         factors = self._factors(name, weight).flatten()

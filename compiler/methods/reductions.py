@@ -143,7 +143,8 @@ class Reductions(Functions, Assignment):
         return self._position("argmin", axis, keepdims)
 
     def _position(self, operation: str, axis: int | None, keepdims: bool) -> Self:
-        if axis is None:
+        if axis is None or not self.ndim:
+            self._axes(operation, axis)
             flat = self.flatten()._position(operation, 0, False)
             return flat.reshape((1,) * self.ndim) if keepdims else flat
         place = self._some(operation, self._axis(operation, axis))[0]
@@ -175,7 +176,7 @@ class Reductions(Functions, Assignment):
         return (shifted - shifted.exp().sum(axis, keepdims=True).log()).cast(dtype)
 
     def _shifted(self, operation: str, axis: int) -> Self:
-        self._axis(operation, axis)
+        self._axes(operation, axis)
         wide = self.cast(float32)
         return wide if not self.numel() else wide - wide.max(axis, keepdims=True)
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, Self
 
 from compiler import dtype as dtypes
-from compiler.dtype import bool_, float32, int32
+from compiler.dtype import bool_, float32, int32, uint8
 from compiler.graph import node as graph
 from compiler.methods.convolution import Convolutions, Pair
 from hcq.errors import BadArgument
@@ -103,7 +103,8 @@ class Resampling(Convolutions):
 
         mode: "nearest" (the element below the place), or for 3, 4, 5 axes "linear", "bilinear",
         "trilinear" (between the two nearest along each axis). align_corners: the first and last
-        elements keep their places; else elements are taken as areas, whose edges do.
+        elements keep their places; else elements are taken as areas, whose edges do. Linear modes
+        round uint8 to the nearest number; other integers give float32.
         """
         linear = mode != "nearest"
         if self.ndim < 3 or (linear and mode != LINEAR.get(self.ndim)):
@@ -117,7 +118,11 @@ class Resampling(Convolutions):
             elif count != self.shape[axis] or ratio != 1:
                 counted = self._numbered(count, 0, 1) * ratio.numerator // ratio.denominator
                 wide = wide._taken_along(axis, counted.minimum(self.shape[axis] - 1))
-        return wide.cast(dtypes.float_dtype(self.dtype)) if linear else wide
+        if not linear:
+            return wide
+        if self.dtype is uint8:
+            return (wide + 0.5).floor().cast(uint8)
+        return wide.cast(dtypes.float_dtype(self.dtype))
 
     def _wanted(
         self, size: int | Sequence[int] | None, scale: float | Sequence[float] | None

@@ -6,7 +6,7 @@ import math
 from typing import Any, Self
 
 from compiler import dtype as dtypes
-from compiler.dtype import bool_, float32, int64
+from compiler.dtype import bool_, float32
 from compiler.graph import node as graph
 from compiler.graph.ops import is_narrow
 from compiler.methods.layout import Layout
@@ -23,22 +23,30 @@ class Scans(Layout):
 
     def cumsum(self, axis: int = 0) -> Self:
         """The sum of all elements up to each one, along an axis; in the type of `sum`."""
+        if not self.ndim:
+            return self.reshape(1).cumsum(axis).reshape(())
         place = self._axis("cumsum", axis)
-        wide = self.cast(int64) if self.dtype is bool_ else self
+        wide = self.cast(dtypes.sum_dtype(self.dtype))
         return wide._running("sum", place, 0)
 
     def cumprod(self, axis: int = 0) -> Self:
-        """The product of all elements up to each one, along an axis."""
+        """The product of all elements up to each one, along an axis; in the type of `prod`."""
+        if not self.ndim:
+            return self.reshape(1).cumprod(axis).reshape(())
         place = self._axis("cumprod", axis)
-        wide = self.cast(int64) if self.dtype is bool_ else self
+        wide = self.cast(dtypes.sum_dtype(self.dtype))
         return wide._running("prod", place, 1)
 
     def cummax(self, axis: int = 0) -> Self:
         """The largest element up to each one, along an axis."""
+        if not self.ndim:
+            return self.reshape(1).cummax(axis).reshape(())
         return self._running("max", self._axis("cummax", axis), dtypes.lowest(self.dtype))
 
     def cummin(self, axis: int = 0) -> Self:
         """The smallest element up to each one, along an axis."""
+        if not self.ndim:
+            return self.reshape(1).cummin(axis).reshape(())
         return self._running("min", self._axis("cummin", axis), dtypes.highest(self.dtype))
 
     def _running(self, operation: str, place: int, start: int | float) -> Self:
@@ -118,8 +126,11 @@ class Scans(Layout):
         self, key: Self, value: Self, mask: Any = None, is_causal: bool = False
     ) -> Self:
         """softmax(self @ key^T / sqrt(depth) + mask) @ value; a mask of bools says what is seen.
-        is_causal: row i sees columns up to i."""
-        scores = self.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(self.shape[-1]))
+        is_causal: row i sees columns up to i. A row that sees nothing gives zeros."""
+        if key.ndim >= 2 and not key.shape[-2]:
+            return self.matmul(key.transpose(-2, -1)).matmul(value)  # sums over nothing
+        scores = self.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(max(1, self.shape[-1])))
+        seen: Any = None
         if is_causal:
             if mask is not None:
                 raise BadArgument("scaled_dot_product_attention: a mask besides is_causal")
@@ -127,7 +138,14 @@ class Scans(Layout):
         elif mask is not None:
             given = self._lift("scaled_dot_product_attention", mask)
             if isinstance(given, Scans) and given.dtype is bool_:
-                scores = self._new(given.node).where(scores, float("-inf"))
+                seen = self._new(given.node)
+                scores = seen.where(scores, float("-inf"))
             else:
                 scores = scores + mask
-        return scores.softmax(-1).matmul(value)
+                if isinstance(given, Scans):
+                    seen = self._new(given.node)._compare("ne", float("-inf"))
+        result = scores.softmax(-1).matmul(value)
+        if seen is None or not seen.ndim:
+            return result
+        answered: Self = seen.any(-1, keepdims=True).where(result, 0)
+        return answered

@@ -34,6 +34,8 @@ class Sorting(Scans):
     def argsort(self, axis: int = -1, descending: bool = False) -> Self:
         """The places of the elements in order, as int64; equal ones stay in theirs. NaN counts as
         largest."""
+        if not self.ndim:
+            return self.reshape(1).argsort(axis, descending).reshape(())
         place = self._axis("argsort", axis)
         last = self.transpose(place, -1)
         if not self.numel():
@@ -46,6 +48,9 @@ class Sorting(Scans):
 
     def sort(self, axis: int = -1, descending: bool = False) -> tuple[Self, Self]:
         """The elements in order, and where they were (see argsort)."""
+        if not self.ndim:
+            found, order = self.reshape(1).sort(axis, descending)
+            return found.reshape(()), order.reshape(())
         order = self.argsort(axis, descending)
         return self.gather(axis, order), order
 
