@@ -1,8 +1,9 @@
 """Images: a cubin laid out for memory, linked, with a note before each kernel and the PTX behind.
 
-Layout: for each text section 256 bytes for the note (nv.abi.note), then the code; then data and
-constants; then the PTX and where its variables lie. Relocations: the types that ptxas leaves in a
-finished cubin (R_CUDA_*), observed with CUDA 12.9 to 13.5.
+Layout: for each text section 256 bytes for the note (nv.abi.note), then the code; then constants;
+then the PTX, where its variables lie, and the kernels' names; all that kernels only read. What they
+write, variables of `.global`, starts on a page of its own. Relocations: the types that ptxas leaves
+in a finished cubin (R_CUDA_*), observed with CUDA 12.9 to 13.5.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from hcq.errors import BadCodeObject, NotSupported
 from nv.abi.note import (
     NOTE_FORMAT,
     NOTE_MAGIC,
-    NOTE_NAME_LIMIT,
     NOTE_SIZE,
     NOTE_VERSION,
     VARIABLE_FORMAT,
 )
 from nv.cubin import Cubin, Relocation, Symbol
+from nv.rm.memory import HUGE_PAGE, SMALL_PAGE
 
 CODE_ALIGN = 256
 MAX_IMAGE = 512 << 20
@@ -40,11 +41,13 @@ _RULES: dict[int, tuple[tuple[int, int, int], ...]] = {
 
 @dataclass
 class Image:
-    """A cubin's memory. offsets: section number -> offset from the base. ptx: text, or empty."""
+    """A cubin's memory. offsets: section number -> offset from the base. ptx: text, or empty.
+    fixed: bytes from the start that kernels only read, whole pages where more follows."""
 
     cubin: Cubin
     ptx: bytes
     size: int = 0
+    fixed: int = 0
     ptx_at: int = 0
     offsets: dict[int, int] = field(default_factory=dict)
 
@@ -89,8 +92,9 @@ class Image:
                 self._apply(image, base, relocation)
         table, table_at = self._table(base), self.ptx_at + len(self.ptx)
         image[table_at : table_at + len(table)] = table
+        name_at = table_at + len(table)
         for name, kernel in self.cubin.kernels.items():
-            note = self.offsets[kernel.text] - NOTE_SIZE
+            note, text = self.offsets[kernel.text] - NOTE_SIZE, name.encode()
             struct.pack_into(
                 NOTE_FORMAT,
                 image,
@@ -99,14 +103,15 @@ class Image:
                 NOTE_VERSION,
                 kernel.parameters_at,
                 kernel.parameters_size,
-                len(name.encode()),
+                len(text),
                 base + self.ptx_at if self.ptx else 0,
                 len(self.ptx),
                 base + table_at,
                 len(table),
+                base + name_at,
             )
-            start = note + struct.calcsize(NOTE_FORMAT)
-            image[start : start + len(name.encode())] = name.encode()
+            image[name_at : name_at + len(text)] = text
+            name_at += len(text)
         image[self.ptx_at : self.ptx_at + len(self.ptx)] = self.ptx
         return bytes(image)
 
@@ -137,20 +142,40 @@ def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
     for section in texts:
         image.offsets[section.index] = image.size + NOTE_SIZE
         image.size = _up(image.size + NOTE_SIZE + section.size, CODE_ALIGN)
-    for section in cubin.sections:
-        if section.name.startswith((".nv.global", ".nv.constant")):
+    _place(image, ".nv.constant")
+    written = sum(_is_written(section.name) for section in cubin.sections)
+    size = sum(section.size for section in cubin.sections if _is_written(section.name))
+    image.ptx_at = image.size
+    names = sum(len(name.encode()) for name in cubin.kernels)
+    # The table has as many bytes wherever the variables lie; their sections are placed behind it.
+    image.offsets |= {s.index: 0 for s in cubin.sections if _is_written(s.name)}
+    image.size = _up(image.size + len(ptx) + image.table_size + names + PREFETCH, CODE_ALIGN)
+    _limit(image.size + size)
+    image.fixed = image.size
+    if written:
+        image.fixed = image.size = _up(image.size, page_of(image.size + size))
+        _place(image, ".nv.global")
+    _check_relocations(image)
+    return image
+
+
+def page_of(size: int) -> int:
+    """A boundary at which the GPU's mapping of an image of about this many bytes may change."""
+    return HUGE_PAGE if size >= HUGE_PAGE - 2 * SMALL_PAGE else SMALL_PAGE
+
+
+def _is_written(name: str) -> bool:
+    return name.startswith(".nv.global")
+
+
+def _place(image: Image, prefix: str) -> None:
+    """Give the sections of a kind their offsets."""
+    for section in image.cubin.sections:
+        if section.name.startswith(prefix):
             start = _up(image.size, max(section.align, CODE_ALIGN))
             image.offsets[section.index] = start
             image.size = _up(start + section.size, CODE_ALIGN)
         _limit(image.size)
-    image.ptx_at = image.size
-    image.size = _up(image.size + len(ptx) + image.table_size + PREFETCH, CODE_ALIGN)
-    _limit(image.size)
-    for name in cubin.kernels:
-        if len(name.encode()) > NOTE_NAME_LIMIT:
-            raise BadCodeObject(f"a kernel's name has at most {NOTE_NAME_LIMIT} bytes", kernel=name)
-    _check_relocations(image)
-    return image
 
 
 def _check_relocations(image: Image) -> None:

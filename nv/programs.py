@@ -69,6 +69,7 @@ class Programs:
             for name, code in cubin.kernels.items():
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             self._write(memory, image.link(memory.address))
+            memory.protect(image.fixed if image.fixed < image.size else memory.size)
         except BaseException:
             device.settle()  # the copy may still run; cut off here too, the memory stays
             memory.close()

@@ -6,15 +6,16 @@ of 256); hardware never reads them. All numbers little endian:
 
     offset  size
     0       8     magic "UGPUNOTE"
-    8       4     version, 2
+    8       4     version, 3
     12      4     where the entry's parameters start in constant bank 0, in bytes
     16      4     size of the parameters in bytes
-    20      4     length of the entry's name in bytes, at most 200
+    20      4     length of the entry's name in bytes
     24      8     GPU address of the PTX text (UTF-8, not terminated)
     32      8     length of the PTX text in bytes; 0: no PTX was there when the program was loaded
     40      8     GPU address of the table of variables
     48      8     length of the table in bytes
-    56      200   the entry's name, UTF-8, zero-padded
+    56      8     GPU address of the entry's name (UTF-8, not terminated)
+    64      192   zero
 
 The table says where the module's variables of `.global` and `.const` lie. Its entries follow each
 other: 8 bytes the GPU address, 4 bytes the length of the name, then the name in UTF-8.
@@ -24,8 +25,6 @@ from __future__ import annotations
 
 NOTE_SIZE = 256
 NOTE_MAGIC = b"UGPUNOTE"
-NOTE_VERSION = 2
-NOTE_FORMAT = "<8sIIIIQQQQ"  # struct format of the fields before the name
-NOTE_NAME_OFFSET = 56
-NOTE_NAME_LIMIT = NOTE_SIZE - NOTE_NAME_OFFSET
+NOTE_VERSION = 3
+NOTE_FORMAT = "<8sIIIIQQQQQ"
 VARIABLE_FORMAT = "<QI"  # struct format of an entry of the table before the name

@@ -8,10 +8,11 @@ uvm_map_external.c (an external range is a multiple of the allocation's pages).
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hcq.errors import OutOfMemory, UgpuError
+from hcq.errors import AccessDenied, DriverRefused, OutOfMemory, UgpuError
 from hcq.memory import Placement
 from hcq.transport.node import NodeMapping
 from nv.rm.client import CONTROL_NODE
@@ -19,6 +20,8 @@ from nv.rm.session import Region
 
 if TYPE_CHECKING:
     from nv.rm.gpu import Gpu
+
+log = logging.getLogger(__name__)
 
 HOST_PAGE, SMALL_PAGE, HUGE_PAGE = 4 << 10, 64 << 10, 2 << 20
 _GENERIC_KIND = 6  # NV_MMU_PTE_KIND_GENERIC_MEMORY: Turing on, hwref/turing/tu102/dev_mmu.h
@@ -43,6 +46,21 @@ class Memory:
     def view(self) -> memoryview:
         assert self.mapping is not None and self.mapping.view is not None
         return self.mapping.view
+
+    def protect(self, size: int) -> None:
+        """Let the GPU only read the first `size` bytes, rounded down to whole pages. Where the
+        driver refuses that they stay writable, and a warning says so."""
+        huge = self.placement is Placement.DEVICE and self.size >= HUGE_PAGE
+        page = HUGE_PAGE if huge else SMALL_PAGE
+        length = min(size, self.size) // page * page
+        if not length:
+            return
+        space, gpus = self.gpu.session.space, [self.gpu.uuid]
+        try:
+            space.map_for(self.address, length, self.handle, gpus, read_only=True)
+        except (DriverRefused, AccessDenied) as error:
+            log.warning("%s: code stays writable for kernels: %s", self.gpu.path, error)
+            space.map_for(self.address, length, self.handle, gpus)
 
     def close(self) -> None:
         """Unmap and free; idempotent. What the driver says to it is not raised: it may be lost."""

@@ -83,8 +83,12 @@ class Uvm:
                 self.unmap(base, size)
             raise
 
-    def map_for(self, base: int, size: int, memory: int, gpus: list[bytes]) -> None:
-        """Let `gpus` reach an allocation in a range that is already there."""
+    def map_for(
+        self, base: int, size: int, memory: int, gpus: list[bytes], *, read_only: bool = False
+    ) -> None:
+        """Let `gpus` reach an allocation, from its start, in a range that is already there. What
+        was mapped there before is replaced (uvm_map_external.c)."""
+        number = self.client.constants
         block = self._block(
             "UVM_MAP_EXTERNAL_ALLOCATION",
             base=base,
@@ -97,7 +101,11 @@ class Uvm:
         for position, raw in enumerate(gpus):
             attributes = block.perGpuAttributes[position]
             attributes.gpuUuid = self.uuid(raw)
-            attributes.gpuMappingType = self.client.constants.UvmGpuMappingTypeReadWriteAtomic
+            attributes.gpuMappingType = (
+                number.UvmGpuMappingTypeReadOnly
+                if read_only
+                else number.UvmGpuMappingTypeReadWriteAtomic
+            )
         self._ioctl("UVM_MAP_EXTERNAL_ALLOCATION", block, self.file)
         if block.rmStatus:
             raise status_error(block.rmStatus, "UVM_MAP_EXTERNAL_ALLOCATION", size=size)

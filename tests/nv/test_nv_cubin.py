@@ -78,12 +78,12 @@ def test_an_image_is_linked_and_noted(target: str) -> None:
     for name in ("full", "small"):
         entry = image.entry(name)
         assert entry % 256 == 0
-        magic, version, at, size, length, where, ptx_size, *listed = struct.unpack_from(
+        magic, version, at, size, length, where, ptx_size, *listed, name_at = struct.unpack_from(
             NOTE_FORMAT, linked, entry - NOTE_SIZE
         )
-        assert (magic, version, at) == (NOTE_MAGIC, 2, PARAMETERS_AT[target])
+        assert (magic, version, at) == (NOTE_MAGIC, 3, PARAMETERS_AT[target])
         assert size == (24 if name == "full" else 8)
-        assert linked[entry - NOTE_SIZE + 56 :][:length].decode() == name
+        assert linked[name_at - BASE :][:length].decode() == name
         assert linked[where - BASE :][:ptx_size] == ptx
     # `pointer` is initialised with the address of `table`. The code has both halves of it, or
     # (ptxas) loads them from constant bank 4.
@@ -113,7 +113,7 @@ def test_the_ptx_may_be_absent() -> None:
     image = lay_out(parse_cubin(cubin("sm_90")))
     linked = image.link(BASE)
     note = image.entry("small") - NOTE_SIZE
-    *_, where, size, _, _ = struct.unpack_from(NOTE_FORMAT, linked, note)
+    *_, where, size, _, _, _ = struct.unpack_from(NOTE_FORMAT, linked, note)
     assert (where, size) == (0, 0)
 
 

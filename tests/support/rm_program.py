@@ -404,11 +404,12 @@ class RmProgram:
         view = self.work_map.view
         assert view is not None
         text = ptx.encode()
-        at, text_at = 0x30_0000, 0x31_0000
+        at, name_at, text_at = 0x30_0000, 0x30_8000, 0x31_0000
         note = struct.pack(
             NOTE_FORMAT, NOTE_MAGIC, NOTE_VERSION, start, size, len(entry),
-            self.work_address + text_at, len(text), 0, 0,
-        ) + entry.encode()  # fmt: skip
+            self.work_address + text_at, len(text), 0, 0, self.work_address + name_at,
+        )  # fmt: skip
+        view[name_at : name_at + len(entry)] = entry.encode()
         view[at : at + NOTE_SIZE] = note.ljust(NOTE_SIZE, b"\0")
         view[at + NOTE_SIZE : at + NOTE_SIZE + 128] = b"\x5a" * 128
         view[text_at : text_at + len(text)] = text

@@ -12,8 +12,6 @@ from hcq.errors import BadCodeObject, NotSupported
 from nv.abi.note import (
     NOTE_FORMAT,
     NOTE_MAGIC,
-    NOTE_NAME_LIMIT,
-    NOTE_NAME_OFFSET,
     NOTE_SIZE,
     NOTE_VERSION,
     VARIABLE_FORMAT,
@@ -194,8 +192,9 @@ class GridRunner:
         space = self._channel.space
         space.read(address, 16, Client.SM)  # the program itself must be there
         note = space.read(address - NOTE_SIZE, NOTE_SIZE, Client.SM)
-        magic, version, start, size, length, where, ptx_size, *table = _NOTE.unpack_from(note)
-        if magic != NOTE_MAGIC or version != NOTE_VERSION or length > NOTE_NAME_LIMIT:
+        magic, version, start, size, length, where, ptx_size, *rest = _NOTE.unpack_from(note)
+        *table, name_at = rest
+        if magic != NOTE_MAGIC or version != NOTE_VERSION:
             raise refuse(
                 f"no note that this model knows lies before the program at {address:#x}:"
                 " it cannot execute machine code, only PTX that our loader left there"
@@ -204,7 +203,9 @@ class GridRunner:
             raise refuse(f"the program at {address:#x} was loaded without its PTX")
         if ptx_size > _LONGEST_PTX:
             raise refuse(f"the program at {address:#x} has {ptx_size} bytes of PTX")
-        name = note[NOTE_NAME_OFFSET : NOTE_NAME_OFFSET + length]
+        if length > ptx_size:
+            raise refuse(f"the name of the program at {address:#x} is longer than its PTX")
+        name = space.read(name_at, length, Client.SM)
         raw = space.read(where, ptx_size, Client.SM)
         text = self._texts.get(raw)
         try:
