@@ -140,6 +140,7 @@ class AmDevice(Device):
         except BaseException:
             self._abandon()
             raise
+        self.opened()
 
     # ---- life --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from hcq.memory import Placement, VirtAddr
 
 if TYPE_CHECKING:
     from hcq.device import Device
+    from hcq.retired import Retired
 
 
 class Buffer:
@@ -21,8 +22,11 @@ class Buffer:
 
     view: the bytes themselves where the host can reach them (HOST placement), else None.
     handle: what the driver needs to free it; opaque to everyone else.
-    `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight.
+    `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight. The
+    memory of one that is dropped instead is freed some time after work in flight has ended.
     """
+
+    retired: Retired | None = None  # of the device, for a buffer that owns memory
 
     def __init__(
         self,
@@ -121,6 +125,14 @@ class Buffer:
             self.closed = True
             if self.owner is None:
                 self.device.free(self)
+
+    def __del__(self) -> None:
+        if self.retired is not None and not self.closed and not self.device.closed:
+            self.retired.drop(self._release)
+
+    def _release(self) -> None:
+        self.closed = True
+        self.device.free_memory(self)
 
     def _check_open(self) -> None:
         if self.closed or (self.owner is not None and self.owner.closed):

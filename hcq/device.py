@@ -2,7 +2,8 @@
 
 Life: made by hcq.open (registry) -> used -> `close`. A failure the hardware reports (ChipError,
 LinkError, FirmwareError) is raised to whoever waits and kept in `failure`: everything submitted
-afterwards raises it again, until `reset` brings the device back.
+afterwards raises it again, until `reset` brings the device back. A device that is not closed is
+kept until the process ends (hcq.life).
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
-import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hcq import trace
 from hcq.buffer import Buffer
+from hcq.closing import Closing
 from hcq.command import Command, CommandBuffer, Signal, Symbol, check_open, uses
 from hcq.errors import (
     BadArgument,
@@ -37,6 +38,7 @@ from hcq.memory import Placement
 from hcq.poll import looked
 from hcq.program import Program
 from hcq.queue import HardwareQueue, Queue, QueueKind
+from hcq.retired import Retired
 from hcq.target import TargetSpec
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
@@ -45,8 +47,11 @@ from hcq.transfer import Transfer
 log = logging.getLogger(__name__)
 
 
-class Device(ABC):
+class Device(Closing):
     """A device that runs kernels. Thread-safe: one lock serialises submissions.
+
+    A driver calls `opened` when the device works. In a forked child, and while another thread is
+    in `close`, whatever needs the device raises Closed.
 
     limit_s: how long a wait may take where its caller does not say (seconds).
     clock_hertz: rate of the ticks that Queue.timestamp writes.
@@ -58,16 +63,14 @@ class Device(ABC):
     limit_s: float = 30.0
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.closed = False
-        self.failure: UgpuError | None = None
+        super().__init__(name)
         self.last_failure: UgpuError | None = None  # what the last `reset` mended
         self.resets = 0
-        self.lock = threading.RLock()
         self.capturing: Capture | None = None
         self.replaying: Replay | None = None  # one that has begun, see `complete`
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
         self.followers = Followers(self)
+        self.retired = Retired(self)
         self._transfer: Transfer | None = None
 
     # ---- hooks a driver provides -------------------------------------------------------------
@@ -113,10 +116,6 @@ class Device(ABC):
         """Bring the hardware back after a failure, by the mildest step that works."""
 
     @abstractmethod
-    def shutdown(self) -> None:
-        """Stop the hardware and release everything; called once, also after failures."""
-
-    @abstractmethod
     def info(self) -> dict[str, object]:
         """Facts of the device for people and for --json: chip, memory, firmware, link."""
 
@@ -138,7 +137,9 @@ class Device(ABC):
         try:
             with self.lock:
                 self.check_usable()
+                self.retired.collect()
                 made.append(self.allocate_memory(size, placement))
+            made[0].retired = self.retired
             return made[0]
         except BaseException:  # also between the two
             for buffer in made:
@@ -154,7 +155,16 @@ class Device(ABC):
                 return
             for graph in list(self.graphs):
                 graph.forget(buffer)
-            self.free_memory(buffer)
+            self.release(lambda: self.free_memory(buffer))
+            self.retired.collect()
+
+    def release(self, release: Callable[[], None]) -> None:
+        """Call `release`, which frees memory whose work was waited for; where the device failed
+        and may still be at that work, after the reset that ends it. The lock is held."""
+        if self.failure is None or self.idle:
+            release()
+        else:
+            self.retired.drop(release)
 
     def load(self, image: bytes) -> Program:
         """Load a code object of this device's target; kernels are in it by name."""
@@ -164,7 +174,10 @@ class Device(ABC):
         try:
             with self.lock:
                 self.check_usable()
+                self.retired.collect()
                 made.append(self.load_program(bytes(image)))
+            if made[0].memory is not None:
+                made[0].memory.retired = self.retired
             return made[0]
         except BaseException:  # also between the two
             for program in made:
@@ -181,7 +194,9 @@ class Device(ABC):
 
     def capture(self) -> Capture:
         """Record instead of run: `with device.capture() as graph:`; then `graph.replay()`."""
-        self.check_usable()
+        with self.lock:
+            self.check_usable()
+            self.retired.collect()
         return Capture(self)
 
     def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
@@ -258,7 +273,7 @@ class Device(ABC):
         submit the commands then."""
         while True:
             with self.lock:
-                if self.closed or self.failure is not None:
+                if self.closed or self.failure is not None or self.closer is not None:
                     self.check_usable()
                 check_open(prepared.uses)
                 if self.capturing is not None and self.capturing.is_mine:
@@ -276,7 +291,7 @@ class Device(ABC):
 
         limit_s holds for each queue. The lock is not held while waiting.
         """
-        if self._cut_off():
+        if self.cut_off:
             with self.lock:
                 self.complete()
         for hardware in self._all_queues():
@@ -298,13 +313,18 @@ class Device(ABC):
         """Whether all that was submitted has ended; costs a few reads of host memory."""
         queues = self._all_queues()
         ended = all(hw.timeline.value >= hw.timeline.last for hw in queues)
-        return ended and not self._cut_off()
+        return ended and not self.cut_off
 
-    def _cut_off(self) -> bool:
+    @property
+    def cut_off(self) -> bool:
         """Whether there is something for `complete`; another thread may be at it."""
         if self.replaying is not None:
             return True
         return any(hardware.intent is not None for hardware in self._all_queues())
+
+    def submitted(self) -> list[tuple[Timeline, int]]:
+        """Each queue's timeline, and the value it reaches once all submitted so far has ended."""
+        return [(hw.timeline, hw.timeline.last) for hw in self._all_queues()]
 
     def _all_queues(self) -> Sequence[HardwareQueue]:
         return [hardware for kind in QueueKind for hardware in self.hardware_queues(kind)]
@@ -331,7 +351,7 @@ class Device(ABC):
         limit = self.limit_s if limit_s is None else limit_s
         if value >= CAPTURED:
             raise BadArgument("a captured submission has no value to wait for; use Graph.wait")
-        self.check_usable()
+        self.check_alive()
         start, resets = time.monotonic(), self.resets
         reached = timeline.value >= value
         while not reached:
@@ -351,7 +371,7 @@ class Device(ABC):
             # One last look: this thread may have overslept a limit that the device kept.
             if timeline.value >= value:
                 return
-            self.check_usable()
+            self.check_alive()
             self.failure = DeviceHang(
                 f"{self.name}: {timeline.name} did not reach {value} within {limit_s} s",
                 timeline=timeline.name,
@@ -374,20 +394,13 @@ class Device(ABC):
                     self.failure = error
                 if self.failure is not None:
                     trace.point("failure", device=self.name, error=self.failure)
-        self.check_usable()
-
-    def check_usable(self) -> None:
-        if self.closed:
-            raise Closed(f"{self.name} is closed")
-        if self.failure is not None:
-            raise self.failure
+        self.check_alive()
 
     def reset(self) -> None:
         """Bring the device back after a failure. Work in flight is lost; programs stay loaded, and
         buffers keep their addresses, and their content where the chip kept its memory."""
         with self.lock, trace.step("reset", device=self.name, failure=self.failure):
-            if self.closed:
-                raise Closed(f"{self.name} is closed")
+            self.check_open()
             self.last_failure = self.failure
             self.resets += 1
             with contextlib.suppress(UgpuError):
@@ -398,6 +411,7 @@ class Device(ABC):
             for hardware in self._all_queues():
                 hardware.timeline.restart()
             self.failure = None
+            self.retired.collect()
 
     def values_of(
         self, encoded: CommandBuffer, signal: int, parameters: Sequence[int] | None = None
@@ -447,25 +461,29 @@ class Device(ABC):
                 self._transfer = Transfer(self)
             return self._transfer
 
-    def close(self) -> None:
-        """Wait for work in flight, then shut down; idempotent. Never raises what the device reports
-        of that work, or reported before."""
-        self.settle()
+    def stop_helpers(self) -> None:
+        """See Closing."""
         self.followers.stop()
-        with self.lock:
-            if self.closed:
-                return
-            try:
-                with trace.step("close", device=self.name):
-                    self.shutdown()
-            finally:
-                self.closed = True
+        if self._transfer is not None:
+            self._transfer.stop()
+
+    def shut_down(self) -> None:
+        """See Closing."""
+        for hardware in self._all_queues():
+            hardware.timeline.detach()  # others may read it as long as they like
+        super().shut_down()
+        self.retired.forget()
+
+    def abandon(self) -> None:
+        """See Closing."""
+        super().abandon()
+        self.capturing = self.replaying = None
+        self.retired.forget()
+        for graph in self.graphs:
+            graph.abandon()
 
     def __enter__(self) -> Device:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "failed" if self.failure else "open"

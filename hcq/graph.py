@@ -98,7 +98,7 @@ class Capture:
     Submissions of other threads run as ever. A submission's value may be awaited by queues inside
     the same graph, and by nobody else. The graph keeps programs and buffers it uses referenced, not
     open: after one is closed, `replay` raises Closed. Owned by the caller: `close` frees the
-    images.
+    images; those of a graph that is dropped are freed some time after its last replay.
     """
 
     def __init__(self, device: Device) -> None:
@@ -144,6 +144,7 @@ class Capture:
                 self.closed = True
                 return
             try:
+                self.device.check_usable()
                 self._build()
             except BaseException:
                 self._release()
@@ -230,6 +231,15 @@ class Capture:
         state = "closed" if self.closed else "ready" if self._ready else "empty"
         return f"<Graph on {self.device.name}: {len(self._images)} queues, {words} words, {state}>"
 
+    def abandon(self) -> None:
+        """In a forked child: no thread of the parent goes on with what it did here."""
+        self._lock = threading.RLock()
+
+    def __del__(self) -> None:
+        if self._images and not self.device.closed:  # dropped; a replay may be under way
+            images = self._images
+            self.device.retired.drop(lambda: _close(images))
+
     # ---- how ---------------------------------------------------------------------------------
 
     def _patch(
@@ -305,10 +315,9 @@ class Capture:
 
     def _release(self) -> None:
         self.closed = True
-        for image in self._images:
-            if not self.device.closed:  # shutting down has released everything already
-                image.resident.close()
-        self._images = []
+        images, self._images = self._images, []
+        if not self.device.closed:  # shutting down has released everything already
+            self.device.release(lambda: _close(images))
         self._commands.clear()
         self._roots.clear()
         self.device.graphs.discard(self)
@@ -467,6 +476,11 @@ class Capture:
         if not found:
             raise BadArgument("the graph does not use this buffer", buffer=old)
         return _Binding(tuple(positions), tuple(offsets), size)
+
+
+def _close(images: Sequence[_Image]) -> None:
+    for image in images:
+        image.resident.close()
 
 
 def _bits(value: int | np.generic, width: int, slot: int) -> int:

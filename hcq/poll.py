@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
+from hcq import life
 from hcq.errors import UnitTimeout
 
 T = TypeVar("T")
@@ -64,19 +65,30 @@ class Player(Protocol):
         ...
 
 
-_players: weakref.WeakSet[Player] = weakref.WeakSet()
-_players_lock = threading.Lock()
+class _Players:
+    """The models of this process. A forked child has none: their threads are the parent's."""
+
+    def __init__(self) -> None:
+        self.abandon()
+        life.inherits(self)
+
+    def abandon(self) -> None:
+        self.lock = threading.Lock()
+        self.all: weakref.WeakSet[Player] = weakref.WeakSet()
+
+
+_players = _Players()
 
 
 def plays(player: Player) -> None:
     """Have no limit hold while `player` is at work, for as long as it lives."""
-    with _players_lock:
-        _players.add(player)
+    with _players.lock:
+        _players.all.add(player)
 
 
 def _at_work() -> bool:
-    with _players_lock:
-        players = list(_players)
+    with _players.lock:
+        players = list(_players.all)
     return any(player.at_work for player in players)
 
 

@@ -27,16 +27,18 @@ class Transfer:
     def __init__(self, device: Device, staging_size: int = STAGING_SIZE) -> None:
         self.device = device
         self.staging_size = staging_size
-        self._lock = threading.RLock()  # see Capture's
+        # See Capture's; also, the handler of a signal may close the device.
+        self._lock = threading.RLock()
         self._staging: list[Buffer] = []
 
     def upload(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
         self.device.synchronize()
-        if destination.view is not None:
-            destination.view[: len(data)] = data
-            return
         with self._lock:
+            self.device.check_usable()
+            if destination.view is not None:
+                destination.view[: len(data)] = data
+                return
             staging, queues = self._lanes()
             pending = [0] * len(staging)
             for number, start in enumerate(range(0, len(data), self.staging_size)):
@@ -54,10 +56,11 @@ class Transfer:
     def download(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
         self.device.synchronize()
-        if source.view is not None:
-            out[:] = source.view[: len(out)]
-            return
         with self._lock:
+            self.device.check_usable()
+            if source.view is not None:
+                out[:] = source.view[: len(out)]
+                return
             staging, queues = self._lanes()
             starts = range(0, len(out), self.staging_size)
             pending = [0] * len(starts)
@@ -82,6 +85,11 @@ class Transfer:
             for buffer in self._staging:
                 buffer.close()
             self._staging = []
+
+    def stop(self) -> None:
+        """Wait until no transfer is under way; the device, which closes, lets none begin."""
+        with self._lock:
+            return
 
     def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
         while len(self._staging) < 2:

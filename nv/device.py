@@ -66,9 +66,7 @@ def open_device(
     except BaseException:
         attachment.node.close()
         raise
-    return NvDevice(
-        name, session, attachment.index, on_stage=on_stage, mig=mig, commands=placement
-    )
+    return NvDevice(name, session, attachment.index, on_stage=on_stage, mig=mig, commands=placement)
 
 
 def _placement_of(commands: object) -> Placement:
@@ -113,6 +111,7 @@ class NvDevice(Device):
         except BaseException:
             self._release()
             raise
+        self.opened()
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:

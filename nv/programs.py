@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ class Programs:
         self.device = device
         self.local: Memory | None = None
         self.local_size = 0  # bytes per thread that `local` is for
-        self._loaded: list[Program] = []
+        self._loaded: dict[Memory, weakref.ref[Program]] = {}  # a dropped one frees its memory
 
     def load(self, data: bytes) -> Program:
         """Assemble PTX where it is text, check the cubin and place it; see Device.load."""
@@ -74,7 +75,7 @@ class Programs:
             device.settle()  # the copy may still run; cut off here too, the memory stays
             memory.close()
             raise
-        self._loaded.append(program)
+        self._loaded[memory] = weakref.ref(program)
         return program
 
     def _kernel(
@@ -147,15 +148,12 @@ class Programs:
 
     def forget(self, memory: Memory) -> None:
         """The program in `memory` was closed."""
-        self._loaded = [
-            program
-            for program in self._loaded
-            if program.memory is not None and program.memory.handle is not memory
-        ]
+        self._loaded.pop(memory, None)
 
     def find(self, address: int) -> tuple[str, int] | None:
         """The kernel whose code holds an address, and the offset in it; None if none does."""
-        for program in self._loaded:
+        loaded = [reference() for reference in self._loaded.values()]
+        for program in [program for program in loaded if program is not None]:
             for kernel in program.kernels.values():
                 details = kernel.details
                 assert isinstance(details, LaunchDetails)

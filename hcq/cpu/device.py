@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import llvmlite.binding as llvm
 import numpy as np
 
-from hcq import host
+from hcq import host, life
 from hcq.buffer import Buffer
 from hcq.cpu import tiles
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
@@ -54,9 +54,6 @@ log = logging.getLogger(__name__)
 
 PAUSE_S = 0.02  # of native waiting, at most: until then an interrupt from the keyboard waits too
 PAUSE_NS = int(PAUSE_S * 1e9)
-
-# Threads inside kernels that never ended, each with all that it may reach.
-_left_behind: list[tuple[threading.Thread, list[object]]] = []
 
 
 def open_device(
@@ -125,6 +122,7 @@ class CpuDevice(Device):
         self._waiting.words[:] = (self.bell.state.address, one.address, two.address, PAUSE_NS)
         self._settle, self._expect = native().settle, native().expect
         self._server = self._compute.server.state.address
+        self.opened()
 
     def _serve(self, kind: QueueKind) -> Server:
         pool = self._pool if kind is QueueKind.COMPUTE else self._idle_pool
@@ -247,7 +245,8 @@ class CpuDevice(Device):
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
     def expect(self) -> None:
-        self._expect(self._server)
+        if not self.closed:
+            self._expect(self._server)
 
     def nudge(self) -> None:
         self.bell.ring()
@@ -289,9 +288,9 @@ class CpuDevice(Device):
         if left:
             # RACE: the threads may outlive this device, so what they reach must too: also memory
             # that nobody refers to any more, and what is freed from now on.
-            self._abandoned += [self.bell, *self._memories]
-            _left_behind[:] = [entry for entry in _left_behind if entry[0].is_alive()]
-            _left_behind.extend((thread, self._abandoned) for thread in left)
+            self._abandoned += [self.bell, *self._memories, *self.retired.reach()]
+            for thread in left:
+                life.leave_behind(thread.is_alive, self._abandoned)
 
     # ---- facts -------------------------------------------------------------------------------
 

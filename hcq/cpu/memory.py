@@ -9,10 +9,16 @@ import platform
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hcq.errors import HostError, OutOfMemory
 
 ALIGN = 256
+
+
+def obtain(size: int) -> NDArray[np.uint8]:
+    """Memory that is freed with the last array that refers to it."""
+    return np.empty(size, np.uint8)
 
 
 class HostMemory:
@@ -23,7 +29,7 @@ class HostMemory:
         if size > total_memory():
             raise OutOfMemory("more than this machine has", size=size, machine=total_memory())
         try:
-            block = np.empty(size + ALIGN, np.uint8)
+            block = obtain(size + ALIGN)
         except (MemoryError, ValueError):
             raise OutOfMemory("the host has no memory left", size=size) from None
         start = -block.ctypes.data % ALIGN

@@ -19,6 +19,7 @@ import numpy as np
 from hcq import host
 from hcq.cpu.memory import HostMemory
 from hcq.errors import HostError
+from hcq.life import ModuleLock
 
 RING_ENTRIES = 4096
 # TIMEOUT: threads end within microseconds of being told, but one inside a kernel, which may never
@@ -74,7 +75,7 @@ define internal void @relax() {
 }
 """
 
-_build_lock = threading.Lock()
+_build_lock = ModuleLock()
 
 
 def source(triple: str) -> str:
@@ -161,19 +162,19 @@ class Pool:
     """
 
     def __init__(self, workers: int, name: str) -> None:
+        self.native = native()
         self.state = Words(POOL_WORDS)
         self.state[POOL_WORKERS] = workers
         alone = workers == 0 or workers >= len(os.sched_getaffinity(0))
         self.state[POOL_SPIN] = 0 if alone else SPIN_NS
         self.threads = [
-            _start(native().work, self.state, f"{name} worker {number}")
-            for number in range(workers)
+            _start(self, self.native.work, f"{name} worker {number}") for number in range(workers)
         ]
 
     def stop(self, server: Server) -> bool:
         """End the threads, after those of the queue they help; False if one is still inside a
         kernel."""
-        native().halt(self.state.address)
+        self.native.halt(self.state.address)
         return all(_ended(thread, server.in_kernel) for thread in self.threads)
 
 
@@ -192,7 +193,7 @@ class Server:
         self.state[BELL] = bell.state.address
         self.state[POOL] = pool.state.address
         self.state[DOOR] = self.door.state.address
-        self.thread = _start(self.native.serve, self.state, name)
+        self.thread = _start(self, self.native.serve, name)
 
     def note_last(self, address: int) -> None:
         """Have each push write its timeline value to `address`; before the first one."""
@@ -229,9 +230,12 @@ class Server:
         return current != 0 and ctypes.c_uint32.from_address(current).value == LAUNCH
 
 
-def _start(function: Callable[..., int], state: Words, name: str) -> threading.Thread:
-    # The closure keeps `state` alive for as long as the thread runs.
-    thread = threading.Thread(target=lambda: function(state.address), name=name, daemon=True)
+def _start(owner: Pool | Server, function: Callable[..., int], name: str) -> threading.Thread:
+    # The thread's frame keeps its owner, and so every structure and all code that it uses.
+    def run() -> None:
+        function(owner.state.address)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
 

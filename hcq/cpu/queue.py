@@ -258,6 +258,7 @@ class CpuRepetition(Repetition):
             usable = (
                 usable
                 and device.replaying is None
+                and device.closer is None
                 and not any(each.closed for each in self.prepared.uses)
             )
             if usable and self._queue.server is self._server:  # else there was a reset

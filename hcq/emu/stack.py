@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hcq.elf import read_object
+from hcq.life import ModuleLock
 
 USUAL = 4 << 20  # bytes of a frame that any thread has room for
 DEEPEST = 60 << 20  # the same of a thread started in `deep`
@@ -18,7 +19,7 @@ _SIZE = 64 << 20  # address space; memory is taken as it is touched
 _SUB_RSP = b"\x48\x81\xec"  # sub rsp, imm32: Intel SDM volume 2, SUB
 _PROLOGUE = 64  # bytes: pushes and the alignment of the frame come before
 
-_starting = threading.Lock()
+_starting = ModuleLock()
 
 
 def frame_of(image: bytes, name: str) -> int:

@@ -9,22 +9,16 @@ from its driver goes back to it. A process that is killed outright leaves its de
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
-import logging
-import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
-from hcq.errors import Closed, UgpuError
+from hcq import life
+from hcq.errors import Closed
 from hcq.transport.base import Traits
-
-log = logging.getLogger(__name__)
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -37,14 +31,7 @@ class Closable(Protocol):
 
 def close_all(parts: Iterable[Closable | None]) -> None:
     """Close each part that there is, the last one first; one that fails does not stop the rest."""
-    _call_all(part.close for part in parts if part is not None)
-
-
-def _call_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls, the last one first; an error of one is raised when all are made."""
-    with contextlib.ExitStack() as stack:
-        for call in calls:
-            stack.callback(call)
+    life.call_all(part.close for part in parts if part is not None)
 
 
 class TransportLife:
@@ -73,9 +60,9 @@ class TransportLife:
 
     def opened(self) -> None:
         """It works: from now on a fork drops it in the child, and the process' end closes it."""
-        _register()
         self._opened = True
-        _open.add(self)
+        life.part_opened(self)
+        life.inherits(self)
 
     def batch(self) -> contextlib.AbstractContextManager[None]:
         """Nothing to gather: each write is on its way at once. See Transport.batch."""
@@ -94,7 +81,8 @@ class TransportLife:
                 return
             self.closed = True
             ends = self._ends.pop_all()
-            _open.discard(self)  # a fork has nothing to drop of it any more
+            life.part_closed(self)
+            life.inherits_no_more(self)
         ends.close()
 
     def abandon(self) -> None:
@@ -102,7 +90,8 @@ class TransportLife:
         self.lock = threading.RLock()  # the old one may be held by a thread that is not here
         self.closed = True
         self._ends.pop_all()
-        _call_all(self._drops)
+        drops, self._drops = self._drops, []  # a grandchild has nothing left to drop
+        life.call_all(drops)
 
     def __enter__(self) -> Self:
         return self
@@ -121,25 +110,3 @@ class TransportLife:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {getattr(self, 'identity', '')}>"
-
-
-_open: weakref.WeakSet[TransportLife] = weakref.WeakSet()
-
-
-@functools.cache
-def _register() -> None:
-    os.register_at_fork(after_in_child=_abandon_all)
-    atexit.register(_close_all)
-
-
-def _abandon_all() -> None:
-    _call_all(transport.abandon for transport in list(_open))
-    _open.clear()
-
-
-def _close_all() -> None:
-    for transport in list(_open):
-        try:
-            transport.close()
-        except (UgpuError, OSError) as error:
-            log.error("%s does not close: %s", transport.name, error)

@@ -9,6 +9,7 @@ import struct
 import threading
 from pathlib import Path
 
+from hcq import life
 from hcq.errors import BadArgument, Closed
 from hcq.transport.node import NodeMapping
 from hcq.transport.system import System
@@ -70,11 +71,11 @@ class SystemNode:
         self._mappings: list[SystemMapping] = []
         self._lock = threading.Lock()
         self._closed = False
+        life.inherits(self)
 
     def open(self, path: str) -> int:
         with self._lock:
-            if self._closed:
-                raise Closed(f"{self.name} is closed")
+            self._check_open()
             handle = self.system.open(self.system.path(path.lstrip("/")))
             self._open.add(handle)
             return handle
@@ -101,6 +102,7 @@ class SystemNode:
         self.system.close(handle)
 
     def read_text(self, path: str) -> str:
+        self._check_open()
         return Path(self.system.path(path.lstrip("/"))).read_text(
             encoding="utf-8", errors="replace"
         )
@@ -115,7 +117,18 @@ class SystemNode:
         for handle in handles:
             self.system.close(handle)
 
+    def abandon(self) -> None:
+        """In a forked child: drop its copies of files and mappings, which the driver does not get
+        to know of, as the parent has them too."""
+        self._lock = threading.Lock()
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.name} is closed")
+
     def _check(self, handle: int) -> None:
+        self._check_open()
         if handle not in self._open:
             raise BadArgument(f"{self.name}: the handle is not open", handle=handle)
 

@@ -48,6 +48,11 @@ class MemoryMapping:
         assert self.view is not None
         _WORD.pack_into(self.view, offset, value)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was unmapped."""
+        return self.view is None
+
     def close(self) -> None:
         """Unmap; idempotent."""
         if self.view is None:
@@ -67,11 +72,11 @@ class DoorbellMapping:
     def __init__(self, gpu: VirtualGpu, size: int) -> None:
         self.size = size
         self._gpu = gpu
-        self._closed = False
+        self.closed = False
 
     def read32(self, offset: int) -> int:
         """Read a register: the time; all else reads zero."""
-        _check(offset, self.size, closed=self._closed)
+        _check(offset, self.size, closed=self.closed)
         if self._gpu.lost:
             return 0xFFFF_FFFF
         if offset == _TIME_0:
@@ -82,7 +87,7 @@ class DoorbellMapping:
 
     def write32(self, offset: int, value: int) -> None:
         """Write a register: the doorbell; nothing else may be written."""
-        _check(offset, self.size, closed=self._closed)
+        _check(offset, self.size, closed=self.closed)
         if offset != DOORBELL:
             self._gpu.violations.append(f"write of {value:#x} to {offset:#x} of the usermode page")
             return
@@ -90,4 +95,4 @@ class DoorbellMapping:
 
     def close(self) -> None:
         """Unmap; idempotent."""
-        self._closed = True
+        self.closed = True

@@ -13,7 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hcq.errors import BadArgument
+from hcq import life
+from hcq.errors import BadArgument, Closed
 from hcq.transport.node import NodeMapping
 from nv.abi.events import TOOLS_NODE
 from nv.virtual.faults import Fault
@@ -83,13 +84,15 @@ class VirtualNode:
         self.files: dict[int, OpenFile] = {}
         self._owns_machine = owns_machine
         self._handles = itertools.count(100)
-        self._mappings: list[NodeMapping] = []
+        self._mappings: list[MemoryMapping | DoorbellMapping] = []
         self._escapes = Escapes(self)
         self._closed = False
         machine.nodes.append(self)
+        life.inherits(self)
 
     def open(self, path: str) -> int:
         """Open a device file; FileNotFoundError or PermissionError as the system raises them."""
+        self._need_open()  # before the lock, which is the parent's in a forked child
         with self.machine.lock:
             self._need_open()
             gpu = uvm = tools = None
@@ -126,6 +129,7 @@ class VirtualNode:
 
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
         """One ioctl; OSError with the errno the kernel gives."""
+        self._need_open()
         with self.machine.lock:
             found = self._file(handle)
             if self.machine.faults.take(Fault.INTERRUPTED):
@@ -141,6 +145,7 @@ class VirtualNode:
 
     def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
         """Map what RM_MAP_MEMORY prepared on this file."""
+        self._need_open()
         with self.machine.lock:
             found = self._file(handle)
             context = found.context
@@ -163,10 +168,11 @@ class VirtualNode:
             if pages > limit:
                 raise _error(errno.ERANGE, f"{size} bytes of a mapping of {context.size}")
             mapping = self._mapping(context, size)
+            self._mappings = [old for old in self._mappings if not old.closed]
             self._mappings.append(mapping)
             return mapping
 
-    def _mapping(self, context: MapContext, size: int) -> NodeMapping:
+    def _mapping(self, context: MapContext, size: int) -> MemoryMapping | DoorbellMapping:
         if context.backing is None:
             assert context.gpu is not None
             return DoorbellMapping(context.gpu, size)
@@ -174,6 +180,7 @@ class VirtualNode:
 
     def release(self, handle: int) -> None:
         """Close one file; what it held is freed. BadArgument if it is not open."""
+        self._need_open()
         with self.machine.lock:
             found = self.files.get(handle)
             if found is None:
@@ -189,8 +196,14 @@ class VirtualNode:
         self._need_open()
         return read_text(self.machine, path)
 
+    def abandon(self) -> None:
+        """In a forked child, which has no driver: neither its threads nor who holds its locks."""
+        self._closed = True
+
     def close(self) -> None:
         """The program ends; idempotent."""
+        if self._closed:
+            return
         with self.machine.lock:
             if self._closed:
                 return
@@ -214,7 +227,7 @@ class VirtualNode:
 
     def _need_open(self) -> None:
         if self._closed:
-            raise BadArgument("the node is closed")
+            raise Closed(f"{self.name}: the program has ended")
 
     def _file(self, handle: int) -> OpenFile:
         self._need_open()

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hcq
+from hcq import life
 from hcq.command import Launch, Reference, Symbol
-from hcq.cpu import device as device_module
 from hcq.cpu.device import CpuDevice
 from hcq.cpu.object import load_object
 from hcq.cpu.queue import ARENA_SIZE, SLOTS
@@ -405,6 +405,7 @@ def test_stages_are_told() -> None:
 
 def test_a_kernel_left_behind_outlives_its_device() -> None:
     """Its code, arguments and structures stay while it runs, whatever happens to the device."""
+    before = set(threading.enumerate())
     cpu = hcq.open("cpu")
     program = cpu.load(contract_object(cpu.target))
     flag = cpu.alloc(64, placement=Placement.HOST)
@@ -416,10 +417,12 @@ def test_a_kernel_left_behind_outlives_its_device() -> None:
     address = int(flag.address)
     cpu.reset()
     cpu.close()
-    threads = [thread for thread, _ in device_module._left_behind]
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert threads and life.left_behind() == len(threads)
     del cpu, program, flag, queue
     gc.collect()
     ctypes.memset(address, 1, 64)
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+    assert life.left_behind() == 0

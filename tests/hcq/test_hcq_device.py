@@ -160,11 +160,14 @@ def test_freeing_waits_for_work_and_keeps_its_failure_for_others() -> None:
     submitted(device)
     device.problem = PageFault("no page there", address=0)
     buffer.close()
-    assert device.freed == [buffer], "freed all the same: nothing runs until a reset"
+    assert device.freed == [], "what failed may still run until a reset"
     assert isinstance(device.failure, PageFault)
+    device.problem = None
+    device.reset()
+    assert device.freed == [buffer]
     device.close()
     device.close()
-    assert device.calls == ["shutdown"]
+    assert device.calls == ["recover", "shutdown"]
 
 
 def test_freeing_when_idle_does_not_wait() -> None:

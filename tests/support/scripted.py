@@ -46,6 +46,11 @@ class ScriptedQueue(HardwareQueue):
     def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
         raise NotSupported("a scripted device replays nothing")
 
+    def forget(self) -> None:
+        """Refer to no commands any more; they go on."""
+        self.submitted.clear()
+        self.encoded = ()
+
     def finish(self, value: int | None = None) -> None:
         """The hardware reaches `value` (default: all submitted)."""
         assert self.timeline.memory.view is not None

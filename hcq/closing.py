@@ -1,0 +1,99 @@
+"""How a device comes to its end: closed, kept although dropped, or inherited by a forked child."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Self
+
+from hcq import life, trace
+from hcq.errors import Closed, UgpuError
+
+
+class Closing(ABC):
+    """What hcq.Device has for its end, and the errors of those who use it then.
+
+    closer: the thread that is in `close`. inherited: the device is that of a parent process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self.closed = False
+        self.inherited = False
+        self.closer: int | None = None
+        self.failure: UgpuError | None = None
+
+    def opened(self) -> None:
+        """Keep the device until it is closed. For a driver, at the end of its constructor."""
+        life.device_opened(self)
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until the device is idle or has failed; raises neither that nor anything later."""
+
+    @abstractmethod
+    def stop_helpers(self) -> None:
+        """End what uses the device's memory beside its hardware: no thread does afterwards."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop the hardware and release everything; called once, also after failures."""
+
+    def check_usable(self) -> None:
+        """Raise Closed or the device's failure: for whatever is about to begin."""
+        if self.closer is not None and self.closer != threading.get_ident():
+            raise Closed(f"{self.name} is being closed by another thread")
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        """The same for what waits: work in flight goes on while another thread is in `close`."""
+        self.check_open()
+        if self.failure is not None:
+            raise self.failure
+
+    def check_open(self) -> None:
+        """Raise Closed after `close`, and in a forked child."""
+        if self.inherited:
+            raise Closed(f"{self.name} is the parent process's device: open it anew in this one")
+        if self.closed:
+            raise Closed(f"{self.name} is closed")
+
+    def close(self) -> None:
+        """Wait for work in flight, then shut down; idempotent. Never raises what the device reports
+        of that work, or reported before. Other threads get Closed from now on; their waits end
+        first, if the work does."""
+        with self.lock:
+            if self.closed or self.closer == threading.get_ident():
+                return
+            self.closer = self.closer or threading.get_ident()
+        try:
+            self.settle()
+            self.stop_helpers()
+            with self.lock:
+                if not self.closed:
+                    try:
+                        self.shut_down()
+                        life.device_closed(self)
+                    finally:  # one that did not shut down is kept as it is
+                        self.closed = True
+        finally:
+            self.closer = None
+
+    def shut_down(self) -> None:
+        """Call `shutdown`; what else ends with it overrides this."""
+        with trace.step("close", device=self.name):
+            self.shutdown()
+
+    def abandon(self) -> None:
+        """Become closed in a forked child: the device, its threads and its memory are the parent's.
+        Touches none of them, and takes no lock, which a thread of the parent may have held."""
+        self.closed = self.inherited = True
+        self.lock = threading.RLock()
+        self.failure = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,106 @@
+"""Memory that is dropped, or freed after a failure, is released once no work can reach it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from hcq.errors import Closed, DeviceHang, DeviceLost
+from hcq.queue import QueueKind
+from tests.support.scripted import ScriptedDevice
+
+
+def test_a_dropped_buffer_is_freed_after_the_work_submitted_before() -> None:
+    device = ScriptedDevice()
+    buffer = device.alloc(64)
+    address = id(buffer)
+    device.queue().fill(buffer, 1).submit()
+    device.scripted().forget()
+    del buffer
+    gc.collect()
+    other = device.alloc(64)
+    assert not device.freed and len(device.retired) == 1
+    device.scripted().finish()
+    device.alloc(64).close()
+    assert [id(freed) for freed in device.freed[:1]] == [address] and device.freed[0].closed
+    assert not device.retired and other not in device.freed
+
+
+def test_all_queues_are_waited_for_and_later_work_is_not() -> None:
+    device = ScriptedDevice()
+    kept = device.alloc(64)
+    for kind in QueueKind:
+        device.queue(kind).fill(kept, 1).submit()
+    device.alloc(4)  # dropped at once
+    device.retired.collect()
+    assert len(device.retired) == 1
+    device.queue().fill(kept, 2).submit()  # after it was dropped
+    device.scripted(QueueKind.COPY).finish()
+    device.retired.collect()
+    assert not device.freed
+    device.scripted().finish(1)
+    device.retired.collect()
+    assert len(device.freed) == 1 and not device.retired
+
+
+def test_slices_and_closed_buffers_free_nothing() -> None:
+    device = ScriptedDevice()
+    buffer = device.alloc(64)
+    part = buffer[8:16]
+    del buffer
+    device.retired.collect()
+    assert not device.freed, "the slice keeps it"
+    del part
+    device.alloc(4).close()
+    assert len(device.freed) == 2
+    device.alloc(4).close()
+    assert len(device.freed) == 3 and not device.retired
+
+
+def test_a_buffer_closed_after_a_hang_is_freed_by_the_reset() -> None:
+    device = ScriptedDevice()
+    buffer = device.alloc(64)
+    value = device.queue().fill(buffer, 1).submit()
+    with pytest.raises(DeviceHang):
+        device.scripted().timeline.wait(value, limit_s=0)
+    buffer.close()
+    assert not device.freed
+    device.reset()
+    assert device.freed == [buffer]
+
+
+def test_memory_that_does_not_release_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    device = ScriptedDevice()
+
+    def fail(buffer: object) -> None:
+        raise DeviceLost("gone")
+
+    device.free_memory = fail
+    device.alloc(64)
+    device.alloc(64)
+    device.retired.collect()
+    device.retired.collect()
+    assert caplog.text.count("releasing dropped memory: gone") == 2
+    assert not device.retired
+
+
+def test_dropping_takes_no_lock() -> None:
+    """A finalizer runs wherever the collector does: also where its thread allocates just now."""
+    device = ScriptedDevice()
+    buffer = device.alloc(64)
+    with device.lock:
+        del buffer
+        assert not device.freed
+    device.close()
+    assert not device.freed and not device.retired, "shutting down frees everything"
+
+
+def test_nothing_is_dropped_of_a_closed_device() -> None:
+    device = ScriptedDevice()
+    buffer = device.alloc(64)
+    device.close()
+    with pytest.raises(Closed):
+        buffer.fill(0)
+    del buffer
+    assert not device.retired
