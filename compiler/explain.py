@@ -6,14 +6,15 @@
         print(run.graph)
         for kernel in run.kernels: print(kernel.name, kernel.seconds, kernel.ir)
 
-While watched, every kernel is submitted alone and waited for, so that it can be timed; kernels of
-a function being recorded (compiler.replay.jit) are not timed, and replays are not seen.
+While watched, every kernel is submitted alone, waited for, and run again a few times (on what it
+writes into, put back each time), so that it can be timed; kernels of a function being recorded
+(compiler.replay.jit) are not timed, and replays are not seen.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,20 +22,22 @@ from compiler.codegen.emit import emit
 from compiler.graph import origin
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
+from compiler.index.ranges import Computation
 from compiler.kernel.ir import Kernel
-from compiler.kernel.lower import lower
 from compiler.kernel.text import format_kernel
 from compiler.schedule.calls import CallGroup, body_of
 from compiler.schedule.group import Group, describe
 from compiler.schedule.packing import Derived, computation_of
 from compiler.schedule.plan import body_plan, kernels, make_plan
+from compiler.work import flops, moved
 from hcq.target import TargetSpec
 
 
 @dataclass
 class KernelReport:
     """A kernel of a run. result, inputs: numbers of nodes in the graph's text. computes: tensor
-    operations. ir: compiler.kernel.text. code: LLVM IR. seconds: None where not timed."""
+    operations. ir: compiler.kernel.text. code: LLVM IR. flops, bytes: see compiler.work. seconds:
+    the best of its runs but the first, first_seconds: of that one; None where not timed."""
 
     name: str
     computes: str
@@ -44,7 +47,11 @@ class KernelReport:
     ir: str
     code: str
     others: tuple[int, ...] = ()  # further results
+    flops: int = 0
+    bytes: int = 0
     seconds: float | None = None
+    first_seconds: float | None = None
+    runs: int = 1
 
     @property
     def line(self) -> str:
@@ -121,10 +128,15 @@ def watch() -> Iterator[list[RunReport]]:
 
 
 def report(
-    device: str, target: TargetSpec, groups: Sequence[Group], nodes: Sequence[Node]
+    device: str,
+    target: TargetSpec,
+    groups: Sequence[Group],
+    nodes: Sequence[Node],
+    lower: Callable[[Computation], Kernel],
 ) -> RunReport | None:
-    """Describe a run that is about to happen, for all who watch; None if nobody does. The caller
-    holds compiler.kernel.ir.interning."""
+    """Describe a run that is about to happen, for all who watch; None if nobody does. lower: gives
+    the kernel that will run, searches' results included. The caller holds
+    compiler.kernel.ir.interning."""
     if not watching:
         return None
     places = {id(node): place for place, node in enumerate(nodes)}
@@ -135,7 +147,8 @@ def report(
     ):
         kernel = lowered.get(id(group))
         if kernel is None:
-            kernel = lowered[id(group)] = lower(computation_of(group), target)
+            kernel = lowered[id(group)] = lower(computation_of(group))
+        computation = computation_of(group)
         made.kernels.append(
             KernelReport(
                 kernel.name,
@@ -146,6 +159,8 @@ def report(
                 format_kernel(kernel),
                 emit(kernel, target),
                 tuple(place for place, _ in step.others),
+                flops(computation),
+                moved(computation),
             )
         )
     made.calls = _calls(groups, places, target)

@@ -114,7 +114,7 @@ class Programs:
         if tuner is not None:
             tuner.tune(computation, self.device, self.tuned)
         with interning:
-            kernel = self._lowered(computation)
+            kernel = self.lowered(computation)
             text = emit(kernel, target)
         key = DiskCache.key(text, *_identity(target), version())
         known = self._kernels.get(key)
@@ -160,9 +160,9 @@ class Programs:
             found = self.tuned.get(packing_key(plain, self.device))
         return found.pays if isinstance(found, Packing) else None
 
-    def _lowered(self, computation: Computation) -> ir.Kernel:
-        """With the choices a search found, where there are some; a record that does not fit (any
-        more) is passed over."""
+    def lowered(self, computation: Computation) -> ir.Kernel:
+        """The kernel that computes it: with the choices a search found, where there are some; a
+        record that does not fit (any more) is passed over. The caller holds `interning`."""
         target = self.device.target
         choices = None
         if self.tuned.exists():
@@ -173,6 +173,10 @@ class Programs:
                     return lower(computation, target, choices)
             log.warning("a tuned kernel's record does not fit: %s", shown(choices))
         return lower(computation, target)
+
+    def renew(self) -> None:
+        """Have kernels looked for again where they are asked for next: a search found others."""
+        self._groups.clear()
 
     def _finish(self, waiting: _Pending) -> Loaded:
         image, record = waiting.image, waiting.record

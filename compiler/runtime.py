@@ -12,8 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +46,7 @@ from compiler.schedule.repeats import (
 )
 from compiler.script import Script
 from compiler.search.tune import active
+from compiler.work import measure
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
 from hcq.device import Device
@@ -190,15 +190,36 @@ class Runtime:
     def _explained(self, roots: Sequence[Node], nodes: list[Node]) -> RunReport | None:
         groups = self._scheduled(roots, in_place(nodes, roots))
         with interning:
-            return explain.report(self.device.name, self.device.target, groups, nodes)
+            return explain.report(
+                self.device.name, self.device.target, groups, nodes, self.programs.lowered
+            )
 
-    def _timed(self, queue: Queue, kernel: KernelReport) -> None:
-        """Run a kernel alone."""
-        self.device.synchronize()
-        start = time.perf_counter()
-        queue.submit()
-        self.device.synchronize()
-        kernel.seconds = time.perf_counter() - start
+    def _timed(
+        self,
+        loaded: Loaded,
+        arguments: Sequence[Storage],
+        kernel: KernelReport,
+        written: Storage | None,
+    ) -> None:
+        """Run a kernel alone, several times. written: what it writes into; is put back before each
+        run, so that the last one leaves what one would."""
+        queue, synchronize = self.device.queue(), self.device.synchronize
+        before = None if written is None else self.pool.take(written.size)
+        if written is not None and before is not None:
+            queue.copy(before.buffer, written.buffer, written.size).submit()
+
+        def run(clock: Callable[[], float]) -> float:
+            if written is not None and before is not None:
+                queue.copy(written.buffer, before.buffer, written.size).submit()
+            _launch(queue, loaded, arguments)
+            synchronize()
+            start = clock()
+            queue.submit()
+            synchronize()
+            return clock() - start
+
+        times = measure(run)
+        kernel.seconds, kernel.first_seconds, kernel.runs = times.best, times.first, times.runs
 
     def _run(
         self, ready: _Ready, roots: Sequence[Node], nodes: list[Node], told: RunReport | None
@@ -232,10 +253,11 @@ class Runtime:
                 given = [*beside, *given]
             if prepared is not None:
                 addresses += [held.buffer.address for held in (storage, *given)]
+            elif told is not None and (recording is None or recording.pool is None):
+                written = None if step.target is None else storage
+                self._timed(loaded, [storage, *given], told.kernels[number], written)
             else:
                 _launch(queue, loaded, [storage, *given])
-            if told is not None and (recording is None or recording.pool is None):
-                self._timed(queue, told.kernels[number])
             if recording is not None:
                 recording.launched(step.key, storage, given)
             for place in step.results:

@@ -67,11 +67,12 @@ def parser() -> argparse.ArgumentParser:
     offer.add_argument("--vram", type=float, default=24, metavar="GIB", help="default: %(default)s")
     offer.add_argument("--map-vram", action="store_true", help="clients map VRAM (for guests)")
     offer.add_argument("device", help="virtual:navi31")
-    told = verbs.add_parser("explain", parents=[shared], help="run a script, show what it computed")
+    told = verbs.add_parser("explain", parents=[shared], help="run a script, show its kernels")
     told.add_argument("script", help="a Python file that uses compiler.Tensor")
     told.add_argument("--device", help="the default device while it runs, e.g. virtual:navi31")
-    told.add_argument("--show", default="graph,schedule,kernels",
-                      help="of graph, schedule, kernels, code; default: %(default)s")  # fmt: skip
+    told.add_argument("--ir", action="store_true", help="also each kernel's IR")
+    told.add_argument("--show", default="", metavar="PARTS",
+                      help="also these: graph, schedule, kernels (IR), code")  # fmt: skip
     told.add_argument("arguments", nargs=argparse.REMAINDER, help="all that follows: the script's")
     search = verbs.add_parser("tune", parents=[shared], help="search faster kernels for a script")
     search.add_argument("script", help="a Python file that uses compiler.Tensor")
@@ -147,6 +148,7 @@ def run_explain(arguments: argparse.Namespace, out: Output) -> int:
     from tools import explain
 
     show = [word for word in arguments.show.split(",") if word]
+    show += ["kernels"] if arguments.ir else []
     return explain.run(arguments.script, arguments.arguments, arguments.device, show, out)
 
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+_WIDE = 1 << 12  # columns
 READER_LEFT = 141  # what a shell says of a program that SIGPIPE ended
 
 
@@ -70,8 +71,8 @@ class Output:
         table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*(Text(str(cell)) for cell in row))
-        with self._writing():
-            self.console.print(table)
+        with self._writing():  # whole lines where nobody's screen is to fit
+            self.console.print(table, width=None if self.console.is_terminal else _WIDE)
 
     def result(self, value: object) -> None:
         """Print the machine-readable result; only with --json."""
@@ -98,6 +99,12 @@ class Output:
         with Progress(*columns, console=self.console, transient=True) as progress:
             progress.add_task(title, total=total)
             yield progress
+
+
+def count(number: int, what: str) -> str:
+    """1 kernel, 2 kernels, 3 launches."""
+    several = what + ("es" if what.endswith("ch") else "s")
+    return f"{number} {what if number == 1 else several}"
 
 
 def human_size(size: float) -> str:

@@ -43,12 +43,41 @@ def test_text(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "reduce" in shown and "define void @" in shown and " us" in shown
 
 
+def test_a_screen_first(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", script]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    head = next(place for place, line in enumerate(shown) if line.startswith("1 run on cpu: 2 "))
+    assert "2 kernels, 2 launches" in shown[head]
+    assert shown[head + 1].split()[:5] == ["share", "time", "launches", "GB/s", "GFLOP/s"]
+    shares = [int(line.partition("%")[0]) for line in shown[head + 2 : head + 4]]
+    assert 99 <= sum(shares) <= 101 and shares == sorted(shares, reverse=True)
+    assert "first launches took" in "\n".join(shown) and len(shown) < 24
+    assert "global float32" not in "\n".join(shown)
+    assert cli.main(["explain", "--ir", script]) == 0
+    assert "global float32" in capsys.readouterr().out
+
+
+def test_of_many_kernels_the_longest_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "many.py"
+    script.write_text(
+        "from compiler import Tensor\n"
+        "for n in range(2, 20):\n    (Tensor([1.0] * n) * 2).realize()\n"
+    )
+    assert cli.main(["explain", str(script)]) == 0
+    shown = capsys.readouterr().out
+    assert "18 runs on cpu: 18 kernels" in shown and "and 6 kernels more: " in shown
+    assert len(shown.splitlines()) < 24
+
+
 def test_json_and_exit_codes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--json", script, "fail"]) == 3
     result = json.loads(capsys.readouterr().out)
     (run,) = result["runs"]
     assert result["exit"] == 3 and len(run["kernels"]) == 2
     assert all(kernel["seconds"] > 0 for kernel in run["kernels"])
+    assert sum(line["share"] for line in result["summary"]) == pytest.approx(1)
     assert cli.main(["explain", "/nowhere/x.py"]) == 2
     assert cli.main(["explain", "--show", "poetry", script]) == 2
 

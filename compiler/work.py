@@ -1,0 +1,67 @@
+"""What a kernel has to do at least, and how long it takes: what its rates are made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from compiler.index.ranges import Computation
+from compiler.kernel.chain import free_ranges
+from compiler.kernel.ir import walk
+
+RUNS = 10  # of a kernel that is timed, after its first
+SHARE_S = 0.05  # of all of them, about
+# Values that are no arithmetic: where they come from, and which of two it is.
+_PLACES = frozenset(
+    ("load", "const", "gate", "where", "cast", "bitcast", "index", "results", "pack", "extract")
+)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. first: with all that a first launch needs besides (translation, cold caches); best:
+    of the others; runs: all of them."""
+
+    first: float
+    best: float
+    runs: int
+
+
+def measure(
+    run: Callable[[Callable[[], float]], float], clock: Callable[[], float] = time.perf_counter
+) -> Times:
+    """Time `run` until its time is spent, twice at least. run: is given the clock, and returns the
+    seconds of what counts."""
+    first = run(clock)
+    begun = clock()
+    best = run(clock)
+    runs = 2
+    while runs <= RUNS and clock() - begun < SHARE_S:
+        best = min(best, run(clock))
+        runs += 1
+    return Times(first, best, runs)
+
+
+def flops(computation: Computation) -> int:
+    """Additions, multiplications and functions of floats, each value once in each pass over its
+    ranges: those of a product of M x K and K x N are 2 M N K. 0 where an index depends on what is
+    reduced. The caller holds compiler.kernel.ir.interning."""
+    if computation.pieces:
+        return sum(map(flops, computation.pieces))
+    free = free_ranges(computation.value)
+    if free is None:
+        return 0
+    total = 0
+    for node in walk(computation.value):
+        if node.dtype.is_float and node.op not in _PLACES:
+            source = node.sources[0] if node.op == "reduce" else node
+            total += prod(each.size for each in free[id(source)])
+    return total
+
+
+def moved(computation: Computation) -> int:
+    """Bytes of the arrays that it reads and writes, each once."""
+    memories = {*computation.outputs, *computation.inputs}
+    return sum(memory.count * memory.dtype.itemsize for memory in memories)
