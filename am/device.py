@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from am import boot, chips, reset
 from am.chip import Chip
@@ -43,12 +42,10 @@ from hcq.errors import (
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
+from hcq.registry import Attachment
 from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
-
-if TYPE_CHECKING:
-    from hcq.registry import Attachment
 
 log = logging.getLogger(__name__)
 

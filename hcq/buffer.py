@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hcq.arrays import as_array
+from hcq.checks import whole
 from hcq.errors import BadArgument, Closed
 from hcq.memory import Placement, VirtAddr
 
@@ -50,7 +51,10 @@ class Buffer:
     def __getitem__(self, part: slice) -> Buffer:
         if not isinstance(part, slice):
             raise BadArgument("a buffer is cut by slices of bytes: buffer[a:b]", index=part)
-        start, stop, step = part.indices(self.size)
+        try:
+            start, stop, step = part.indices(self.size)
+        except (TypeError, ValueError):
+            raise BadArgument(f"a slice of a buffer takes ints, got {part!r}") from None
         if step != 1:
             raise BadArgument("a buffer slice is contiguous", step=step)
         size = max(0, stop - start)
@@ -69,7 +73,9 @@ class Buffer:
 
     def copy_from(self, data: Any) -> None:  # see as_array
         """Copy an array (C order) or bytes into the start of the buffer; returns when it is
-        there."""
+        there.
+
+        Python's numbers and lists of them are refused: their width would be a guess."""
         source = _as_bytes(data)
         if len(source) > self.size:
             raise BadArgument("more data than the buffer holds", data=len(source), size=self.size)
@@ -78,6 +84,8 @@ class Buffer:
 
     def copy_to(self, out: NDArray[Any]) -> None:
         """Copy the start of the buffer into `out` (contiguous); waits for the device's work."""
+        if not isinstance(out, np.ndarray) or out.dtype.hasobject:
+            raise BadArgument(f"out must be a NumPy array of numbers, got {_described(out)}")
         if not (out.flags.c_contiguous and out.flags.writeable):
             raise BadArgument("copy_to fills contiguous, writable arrays", strides=out.strides)
         target = out.reshape(-1).view(np.uint8).data
@@ -94,7 +102,16 @@ class Buffer:
             kind = np.dtype(dtype)
         except TypeError as error:
             raise BadArgument(f"no element type: {error}") from error
-        array = np.empty(shape if shape is not None else (self.size // kind.itemsize,), kind)
+        if kind.hasobject or not kind.itemsize:
+            raise BadArgument(f"dtype must have elements of a fixed size, got {kind}")
+        try:
+            array = np.empty(shape if shape is not None else (self.size // kind.itemsize,), kind)
+        except (TypeError, ValueError) as error:
+            raise BadArgument(f"shape must be whole numbers, 0 or more, got {shape!r}") from error
+        except MemoryError:
+            raise BadArgument(
+                "more wanted than the buffer holds", shape=shape, size=self.size
+            ) from None
         if array.size:
             self.copy_to(array)
         return array
@@ -114,7 +131,8 @@ class Buffer:
         return (1, 0)  # kDLCPU of dlpack.h: what __dlpack__ hands over
 
     def fill(self, value: int = 0) -> None:
-        """Fill with a 32-bit value; the size must be a multiple of 4."""
+        """Fill with a 32-bit value, of either sign; the size must be a multiple of 4."""
+        value = whole("value", value, -(1 << 31), 1 << 32)
         self._check_open()
         if self.size % 4:
             raise BadArgument("fill works on multiples of 4 bytes", size=self.size)
@@ -148,7 +166,23 @@ class Buffer:
         return f"<Buffer {self.size} bytes at {self.address:#x} {self.placement.value}>"
 
 
+def _described(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _has_no_width(data: object) -> bool:
+    """Whether it is one of Python's numbers, or a nested sequence with one."""
+    if isinstance(data, list | tuple):
+        return any(_has_no_width(element) for element in data)
+    return isinstance(data, int | float | complex) and not isinstance(data, np.generic)
+
+
 def _as_bytes(data: Any) -> memoryview:  # see as_array
     if isinstance(data, bytes | bytearray):
         return memoryview(data)
+    if _has_no_width(data):
+        raise BadArgument(
+            f"data must be bytes or an array with a dtype, got {_described(data)} of Python; pass "
+            "np.array(data, dtype), whose element width is known"
+        )
     return np.ascontiguousarray(as_array(data)).reshape(-1).view(np.uint8).data

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import time
 import weakref
 from abc import abstractmethod
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from hcq import trace
 from hcq.buffer import Buffer
+from hcq.checks import WORD, seconds, whole
 from hcq.closing import Closing
 from hcq.command import Command, CommandBuffer, Signal, Symbol, check_open, uses
 from hcq.errors import (
@@ -45,6 +45,8 @@ from hcq.timeline import Timeline
 from hcq.transfer import Transfer
 
 log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 1.0  # in one call of a driver: kernels take no time-outs of any size
 
 
 class Device(Closing):
@@ -127,12 +129,9 @@ class Device(Closing):
 
     def alloc(self, size: int, *, placement: Placement = Placement.DEVICE) -> Buffer:
         """Allocate a buffer; its content is undefined. Owned by the caller."""
-        try:
-            size = operator.index(size)
-        except TypeError:
-            raise BadArgument("a size is a whole number of bytes", size=size) from None
-        if size < 0:
-            raise BadArgument("negative size", size=size)
+        size = whole("size", size, 0, WORD)
+        if not isinstance(placement, Placement):
+            raise BadArgument(f"placement must be a Placement, got {placement!r}")
         made: list[Buffer] = []
         try:
             with self.lock:
@@ -187,7 +186,10 @@ class Device(Closing):
     def queue(self, kind: QueueKind = QueueKind.COMPUTE, index: int = 0) -> Queue:
         """A recorder for hardware queue `index` of a kind."""
         self.check_usable()
+        if not isinstance(kind, QueueKind):
+            raise BadArgument(f"kind must be a QueueKind, got {kind!r}")
         queues = self.hardware_queues(kind)
+        index = whole("index", index, -WORD, WORD)
         if not 0 <= index < len(queues):
             raise BadArgument(f"no {kind.value} queue {index}", have=len(queues))
         return Queue(queues[index])
@@ -250,7 +252,7 @@ class Device(Closing):
                 start, reached = now, value
             if now - start > self.limit_s:
                 self._report_hang(timeline, value + 1, self.limit_s)
-            self.pause_until(timeline, value + 1, self.limit_s)
+            self.pause_until(timeline, value + 1, min(self.limit_s, _LONGEST_PAUSE_S))
 
     def expect(self) -> None:
         """Something that takes a while is about to be submitted: what sleeps may wake meanwhile.
@@ -291,6 +293,8 @@ class Device(Closing):
 
         limit_s holds for each queue. The lock is not held while waiting.
         """
+        if limit_s is not None:
+            seconds("limit_s", limit_s)
         if self.cut_off:
             with self.lock:
                 self.complete()
@@ -343,12 +347,13 @@ class Device(Closing):
 
     def wait_for(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
         """See Timeline.wait."""
+        value = whole("value", value, 0, WORD)
         self._reach(timeline, value, limit_s)
         self.check_failures()  # work that faulted may have gone on to its end
 
     def _reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
         """Wait, without a look at failures once the value is reached."""
-        limit = self.limit_s if limit_s is None else limit_s
+        limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:
             raise BadArgument("a captured submission has no value to wait for; use Graph.wait")
         self.check_alive()
@@ -360,7 +365,7 @@ class Device(Closing):
             if elapsed > limit:
                 self._report_hang(timeline, value, limit)
                 return
-            self.pause_until(timeline, value, limit - elapsed)
+            self.pause_until(timeline, value, min(limit - elapsed, _LONGEST_PAUSE_S))
             reached = timeline.value >= value
             looked(reached)
         if self.resets != resets:  # `restart` raised the timeline, not the work

@@ -4,7 +4,8 @@
     ├── UsageError            the caller: wrong argument, shape, name, format of a file handed in
     │   ├── DeviceNotFound        no device of that name
     │   ├── BadArgument           a value outside what is allowed (also a ValueError)
-    │   │   └── BadIndex              an index or axis outside of a tensor (also an IndexError)
+    │   │   ├── BadIndex              an index or axis outside of a tensor (also an IndexError)
+    │   │   └── NoKernel              a program has no kernel of that name (also a KeyError)
     │   ├── BadCodeObject         a code object that is truncated, foreign or inconsistent
     │   ├── Closed                used after close()
     │   └── MissingDependency     an optional package is needed; carries the install command
@@ -76,6 +77,12 @@ class BadArgument(UsageError, ValueError):
 
 class BadIndex(BadArgument, IndexError):
     """An index or an axis lies outside of a tensor."""
+
+
+class NoKernel(BadArgument, KeyError):
+    """A program has no kernel of that name. `in` and `get` of a Mapping expect a KeyError."""
+
+    __str__ = BadArgument.__str__
 
 
 class BadCodeObject(UsageError, ValueError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from hcq.checks import seconds
 from hcq.command import (
     Barrier,
     Command,
@@ -208,6 +209,8 @@ class Capture:
 
     def wait(self, limit_s: float | None = None) -> None:
         """Block until the last replay has finished; raises as Timeline.wait does."""
+        if limit_s is not None:
+            seconds("limit_s", limit_s)
         self._wait(limit_s)
 
     def forget(self, buffer: Buffer) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hcq.buffer import Buffer
 from hcq.command import Reference, Symbol
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, NoKernel
 
 if TYPE_CHECKING:
     from hcq.device import Device
@@ -76,9 +76,9 @@ class Program(Mapping[str, Kernel]):
     def __getitem__(self, name: str) -> Kernel:
         try:
             return self.kernels[name]
-        except KeyError:
+        except (KeyError, TypeError):
             have = ", ".join(sorted(self.kernels)) or "none"
-            raise BadArgument(f"no kernel {name!r} in this program; it has: {have}") from None
+            raise NoKernel(f"no kernel {name!r} in this program; it has: {have}") from None
 
     def __iter__(self) -> Any:  # Iterator[str]; Mapping's own signature
         return iter(self.kernels)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hcq.buffer import Buffer
+from hcq.checks import WORD, whole
 from hcq.command import (
     Barrier,
     Command,
@@ -153,6 +154,8 @@ class Queue:
         kernels that declare an array of open size. cluster: groups that run together and reach each
         other's local memory; it divides the grid. NotSupported on targets without these.
         """
+        if not isinstance(kernel, Kernel):
+            raise BadArgument(f"kernel must be a Kernel, got {kernel!r}")
         if kernel.program.device is not self.device:
             raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
         if kernel.program.closed:
@@ -165,8 +168,11 @@ class Queue:
         if threads > most or 0 in full_block:
             raise BadArgument("bad group size", block=full_block, at_most=most)
         if dynamic_local:
+            dynamic_local = whole("dynamic_local", dynamic_local, 0, 1 << 32)
             self._check_dynamic(kernel, dynamic_local)
         together = None if cluster is None else self._check_cluster(kernel, full_grid, cluster)
+        if not isinstance(args, Sequence):
+            raise BadArgument(f"args must be a sequence, got {args!r}")
         block_bytes, references = pack_arguments(kernel, args)
         for value in args:
             if isinstance(value, Buffer):
@@ -197,7 +203,7 @@ class Queue:
         most = target.dynamic_local_memory
         if not most:
             raise NotSupported("dynamic local memory", target=target.name, size=size)
-        if size < 0 or kernel.local_size + size > most:
+        if kernel.local_size + size > most:
             raise BadArgument(
                 f"{kernel.name}: a group has at most {most} bytes of local memory",
                 static=kernel.local_size,
@@ -206,9 +212,9 @@ class Queue:
 
     def copy(self, destination: Buffer, source: Buffer, size: int | None = None) -> Queue:
         """Copy `size` bytes (default: all of source). Overlapping ranges are refused."""
-        count = source.size if size is None else size
         self._check(destination)
         self._check(source)
+        count = source.size if size is None else whole("size", size, 0, WORD)
         if count > source.size or count > destination.size:
             raise BadArgument(
                 "copy beyond a buffer", size=count, source=source.size, destination=destination.size
@@ -221,8 +227,9 @@ class Queue:
         return self
 
     def fill(self, destination: Buffer, value: int = 0) -> Queue:
-        """Fill with a repeated 32-bit value; the size must be a multiple of 4."""
+        """Fill with a repeated 32-bit value, of either sign; the size must be a multiple of 4."""
         self._check(destination)
+        value = whole("value", value, -(1 << 31), 1 << 32) & 0xFFFF_FFFF
         if destination.size % 4:
             raise BadArgument("fill works on multiples of 4 bytes", size=destination.size)
         if destination.size:
@@ -232,7 +239,11 @@ class Queue:
     def wait(self, timeline: Timeline, value: int | None = None) -> Queue:
         """Stall until `timeline` reaches `value` (default: all submitted to it so far). A timeline
         of another device is watched by the host meanwhile (hcq.follow)."""
-        awaited = timeline.device.last_value(timeline) if value is None else value
+        self._check_timeline(timeline)
+        if value is None:
+            awaited = timeline.device.last_value(timeline)
+        else:
+            awaited = whole("value", value, 0, WORD)
         if timeline.device is not self.device:
             if awaited >= CAPTURED:
                 raise BadArgument("a value of a graph is awaited inside that graph alone")
@@ -243,6 +254,8 @@ class Queue:
     def signal(self, timeline: Timeline, value: int) -> Queue:
         """Raise `timeline` to `value` when all before has finished; one of another device by way of
         the host (hcq.follow)."""
+        self._check_timeline(timeline)
+        value = whole("value", value, 0, WORD)
         if timeline.device.is_own(timeline):
             raise BadArgument("a queue's own timeline is raised by its submissions alone")
         if timeline.device is not self.device:
@@ -253,6 +266,7 @@ class Queue:
     def timestamp(self, destination: Buffer, offset: int = 0) -> Queue:
         """Write the device clock's 64-bit tick count to destination[offset:] (8-byte aligned)."""
         self._check(destination)
+        offset = whole("offset", offset, 0, WORD)
         if offset % 8 or offset + 8 > destination.size:
             raise BadArgument("a timestamp takes 8 aligned bytes", offset=offset)
         self.commands.append(Timestamp(Symbol.of(destination, offset)))
@@ -280,7 +294,13 @@ class Queue:
         elif self.commands:
             self.submit()
 
+    def _check_timeline(self, timeline: Timeline) -> None:
+        if not isinstance(timeline, Timeline):
+            raise BadArgument(f"timeline must be a Timeline, got {timeline!r}")
+
     def _check(self, buffer: Buffer) -> None:
+        if not isinstance(buffer, Buffer):
+            raise BadArgument(f"a queue works on a Buffer, got {buffer!r}")
         if buffer.device is not self.device:
             raise BadArgument("the buffer lives on another device", buffer=buffer)
         buffer._check_open()
@@ -288,9 +308,10 @@ class Queue:
 
 def _three(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
     try:
-        full = (*(operator.index(size) for size in sizes), 1, 1, 1)[:3]
+        given = tuple(operator.index(size) for size in sizes)
     except TypeError:
         raise BadArgument(f"{what} is one to three whole numbers", **{what: sizes}) from None
-    if not 1 <= len(sizes) <= 3 or any(not 0 <= size < 1 << 31 for size in full):
-        raise BadArgument(f"{what} is one to three sizes below 2^31", **{what: tuple(sizes)})
+    full = (*given, 1, 1, 1)[:3]
+    if not 1 <= len(given) <= 3 or any(not 0 <= size < 1 << 31 for size in full):
+        raise BadArgument(f"{what} is one to three sizes below 2^31", **{what: given})
     return full[0], full[1], full[2]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hcq import trace
+from hcq.checks import option_types, path_like
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from hcq.transport.node import NodeAttachment
@@ -134,6 +135,8 @@ def open(name: str = "auto", **options: object) -> Device:
     closed, the firmware images that it read included. DeviceNotFound for an unknown name,
     BadArgument for an unknown option.
     """
+    if not isinstance(name, str):
+        raise BadArgument(f"name must be a str, got {name!r}")
     if name == "auto":
         ready = [e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci"]
         ready += [e.name for e in _node_devices(NODES) if e.facts["usable"]]
@@ -202,6 +205,7 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
         raise DeviceNotFound(f"no virtual chip {chip!r}; there are: {have}")
     attach = _load(VIRTUAL_CHIPS[chip])
     for_model = set(inspect.signature(attach).parameters) & set(options)
+    option_types(attach, options)
     attachment = attach(**{key: options.pop(key) for key in for_model})
     if isinstance(attachment, NodeAttachment):
         return _open_node(name, attachment, options)
@@ -239,9 +243,10 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
 def _open_attached(name: str, attachment: Attachment, options: Mapping[str, object]) -> Device:
     """Hand an attachment to the driver that knows its PCI id; it is closed when that fails."""
     options = dict(options)
-    path = options.pop("record", None) or _record_path()
     opening: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
+        wanted = options.pop("record", None)
+        path = _record_path() if wanted is None else Path(path_like("record", wanted))
         if path is not None:
             recorder = _load("hcq.transport.record:RecordingTransport")(attachment.transport, path)
             attachment = replace(attachment, transport=recorder, on_image=recorder.image)
@@ -341,6 +346,7 @@ def _check_options(
 ) -> None:
     """Raise BadArgument for options that `entry` does not take after its first `given`
     arguments. also: further options of that name, to be listed with them."""
+    option_types(entry, options)
     parameters = list(inspect.signature(entry).parameters.values())[given:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

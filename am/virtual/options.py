@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from am.virtual.shader import ShaderCore
+from hcq.errors import BadArgument
 
 DiscoveryFlaw = Literal[
     "signature", "checksum", "table signature", "table checksum", "gc checksum", "harvest", "size"
@@ -99,3 +100,7 @@ class ChipOptions:
     debug_mode1: bool = True  # the debug mailbox of the SMU knows mode1
     launch_in_order: bool = False
     shader_core: Callable[[], ShaderCore] | None = None  # None: the core that runs gfx1100 code
+
+    def __post_init__(self) -> None:
+        if self.vram < 16 << 20 or self.vram % (1 << 20):
+            raise BadArgument(f"vram must be whole MiB, at least 16, got {self.vram} bytes")

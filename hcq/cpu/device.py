@@ -23,6 +23,7 @@ import numpy as np
 
 from hcq import host, life
 from hcq.buffer import Buffer
+from hcq.checks import whole
 from hcq.cpu import tiles
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
 from hcq.cpu.object import load_object
@@ -41,7 +42,7 @@ from hcq.cpu.processor import (
 )
 from hcq.cpu.queue import CpuQueue
 from hcq.device import Device
-from hcq.errors import BadArgument, BadPacket, UgpuError
+from hcq.errors import BadPacket, UgpuError
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Kernel, Program
 from hcq.queue import HardwareQueue, QueueKind
@@ -52,6 +53,7 @@ from hcq.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
+MOST_THREADS = 1024  # each has a stack; more than a host has processors for gain nothing
 PAUSE_S = 0.02  # of native waiting, at most: until then an interrupt from the keyboard waits too
 PAUSE_NS = int(PAUSE_S * 1e9)
 
@@ -66,9 +68,9 @@ def open_device(
 
     on_stage is told each step of coming up and the seconds it took.
     """
-    count = len(os.sched_getaffinity(0)) if threads is None else threads
-    if count < 1:
-        raise BadArgument("kernels need at least one thread", threads=count)
+    count = len(os.sched_getaffinity(0))
+    if threads is not None:
+        count = whole("threads", threads, 1, MOST_THREADS + 1)
     start = time.monotonic()
     native()
     compiled = time.monotonic()
