@@ -32,6 +32,9 @@ class Interrupter:
         path = frame.f_code.co_filename
         if not path.startswith(str(ROOT)) or any(part in path for part in ELSEWHERE):
             return None
+        names = [each.f_code.co_name for each in (frame, frame.f_back) if each is not None]
+        if "__del__" in names:
+            return None  # Python reports what is raised there, and goes on
         return self._line
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
