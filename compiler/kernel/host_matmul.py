@@ -25,7 +25,7 @@ from compiler.kernel.host_axis import Axis, Part, deep, joined
 from compiler.kernel.host_loops import ROWS
 from compiler.kernel.host_packing import Packed, Packing, along_depth, direct_height
 from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
-from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares
+from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares, vector_registers
 from compiler.kernel.ir import (
     Kernel,
     Loop,
@@ -173,7 +173,7 @@ class _Blocked:
             self.slice.whole // self.group,
             self.dtype.itemsize,
             self.lanes,
-            32 if target.vector_bytes >= 64 or target.triple.startswith("aarch64") else 16,
+            vector_registers(target),
             target.compute_units,
             self.pack_cost(self.parts.left, rows),
             self.pack_cost(self.parts.right, columns),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compiler.kernel.host_axis import Axis
+from hcq.target import TargetSpec
 
 LEFT_BYTES = 256 << 10  # a packed left slice, at most: it stays in the second-level cache
 DIRECT_BYTES = 352 << 10  # a left slice that is not packed
@@ -108,6 +109,11 @@ class Problem:
         if not fitting:
             return min(tiles, key=lambda tile: (tile.rows * tile.columns, self.cost(tile)))
         return min(fitting, key=self.cost)
+
+
+def vector_registers(target: TargetSpec) -> int:
+    """How many vector registers a host has."""
+    return 32 if target.vector_bytes >= 64 or target.triple.startswith("aarch64") else 16
 
 
 def step_cost(height: int, vectors: int) -> float:

@@ -26,6 +26,7 @@ from compiler.kernel import (
     host_matmul,
     host_online,
     host_rows,
+    host_windows,
     scatter,
 )
 from compiler.kernel.chain import find_chain
@@ -93,6 +94,9 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
             lambda tile: host_matmul.matmul(plain, parts, target, tile),
             lambda: [host_matmul.space(plain, parts, target)],
         )
+    window = host_windows.find_window(plain)
+    if window is not None:
+        return _Shape(lambda _: host_windows.reduction(plain, window, target))
     loops = host_loops.elementwise if plain.reduction is None else host_loops.reduction
     return _Shape(lambda chunk: loops(plain, target, chunk), lambda: [host_loops.space()])
 

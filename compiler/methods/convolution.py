@@ -67,8 +67,12 @@ class Convolutions(Sorting):
         if tiled is not None:
             return tiled if bias is None else tiled + self._per_channel(bias, out_channels)
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        host = self.device.target.abi == "host"
+        wide = self.shape[3] + 2 * self._pair("conv2d", padding, 0)[1]
+        # what one channel reads alone is padded by the kernel that holds it
+        apart = host and out_channels == groups and cost.in_windows(height, width, wide)
         windows = self.cast(dtype)._windows(
-            "conv2d", (height, width), stride, padding, dilation, 0
+            "conv2d", (height, width), stride, padding, dilation, 0, apart
         )  # [batch, channels, out height, out width, height, width]
         rows, columns = windows.shape[2:4]
         per_group = out_channels // groups
@@ -172,9 +176,10 @@ class Convolutions(Sorting):
 
     def _windows(
         self, operation: str, size: tuple[int, int], stride: Pair, padding: Pair, dilation: Pair,
-        outside: bool | int | float,
+        outside: bool | int | float, inside: bool = False,
     ) -> Node:  # fmt: skip
-        """[batch, channels, out height, out width, height, width] of the padded source."""
+        """[batch, channels, out height, out width, height, width] of the padded source. inside:
+        whether the kernel that reads the windows pads by itself."""
         if self.ndim != 4:
             raise BadArgument(f"{operation}: shape {self._shown}, 4 axes needed")
         steps = self._pair(operation, stride, 1)
@@ -185,7 +190,7 @@ class Convolutions(Sorting):
             # stored: each element is read by many windows, and every read would test for the edge
             pairs = [(0, 0), (0, 0), *((number, number) for number in around)]
             source = graph.pad(source, pairs, outside)
-            if max(size) > 1:
+            if max(size) > 1 and not inside:
                 source = self._new(source).contiguous().node
         counts = []
         for full, length, step, gap in zip(source.shape[2:], size, steps, apart, strict=True):

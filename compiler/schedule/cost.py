@@ -29,6 +29,8 @@ KERNEL = 1 << 18  # launching one, and waiting for the one before
 PARALLEL = 64  # groups that work at the same time
 CHOICE = 3  # to choose between two pieces by position
 HELD_BYTES = 256 << 10  # that a group can hold on a host: what fits the second-level cache
+WINDOW = 64  # places of a window up to which a host's kernel writes all of them out
+WINDOW_LINES = 1 << 14  # elements of an image that one row of results reads, at most
 # A convolution of 3 x 3 as a product of windows, and by Winograd's tiles: time of a multiplication
 # that is added, of an element of the transformed image (laid out, transformed, read), of the
 # results before their transform, of the transformed weights. Zen 4, two cores, AVX-512.
@@ -88,6 +90,12 @@ def keep_inside(rows: int, length: int, cost: float, dtype: DType) -> bool:
     reread = rows * length * dtype.itemsize * MEMORY / PARALLEL
     apart = work / PARALLEL + reread + KERNEL
     return inside <= apart
+
+
+def in_windows(down: int, across: int, columns: int) -> bool:
+    """Whether a host's kernel can hold the part of an image that a row of results reads through
+    windows of `down` x `across`. columns: of the image, with its padding."""
+    return down * across <= WINDOW and down * columns <= WINDOW_LINES
 
 
 def winograd(

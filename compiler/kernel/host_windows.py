@@ -1,0 +1,307 @@
+"""Reductions over small windows on the host: depthwise convolutions and pooling.
+
+    before   out[c, y, x] = sum over i, j of w[c, i, j] * image[c, s*y + i, s*x + j]
+    after    for each c, a block of rows at a time:
+             stage    the part of the image that is needed, padding included: [phase][row][column],
+                      columns and rows that are `s` apart side by side
+             totals   total[p] = w[c, 0, 0] * stage[p] + w[c, 0, 1] * stage[p + 1] + ...
+             results  out[c, y, x] = total[y * pitch + x]
+
+Each element of the image is evaluated once, with its padding and whatever was fused into it. All
+places of a window are written out. Rows of results are computed as one: what lies between two rows
+is computed too, and not stored. Images of 7 or 14 columns thus fill vectors as large ones do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.index.algebra import Index, Range, Validity, constant, unflatten
+from compiler.index.ranges import Computation, elements
+from compiler.kernel.accumulate import combine, identity, replace
+from compiler.kernel.contraction import ranges_of
+from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.host_tiles import vector_registers
+from compiler.kernel.ir import (
+    If,
+    Kernel,
+    Loop,
+    Memory,
+    Statement,
+    Store,
+    Value,
+    const,
+    group_range,
+    load,
+    own_indices,
+    rebuild,
+    substitute,
+    walk,
+)
+from compiler.schedule import cost
+from hcq.target import TargetSpec
+
+SPARE = 4  # registers that do not hold weights
+WHOLE = 64  # elements: whole vectors, as many as loops take at once
+STAGED = 16 << 10  # bytes of an image that a group holds, about: half of a first-level cache
+
+
+@dataclass(frozen=True)
+class Window:
+    """The parts. image: the factor that differs from result to result, or all that is reduced;
+    weight: the other one. last, row: the output's ranges along the image; across, down: the ranges
+    reduced along them; stride: steps of `across` and `down` to the next result."""
+
+    reduce: Value
+    image: Value
+    weight: Value | None
+    last: Range
+    across: Range
+    row: Range | None
+    down: Range | None
+    stride: int
+
+
+def find_window(computation: Computation) -> Window | None:
+    """The window of a computation's one reduction, or None where it is another kind or large."""
+    reduce = computation.reduction
+    if reduce is None or not computation.ranges or elements(reduce.arg[1]) > cost.WINDOW:
+        return None
+    over, body = reduce.arg[1], reduce.sources[0]
+    last = computation.ranges[-1]
+    row = computation.ranges[-2] if len(computation.ranges) > 1 else None
+    image, weight = body, None
+    if reduce.arg[0] == "sum" and body.op == "mul":
+        moving = [last in ranges_of(factor) for factor in body.sources]
+        if moving.count(True) == 1:
+            image, weight = body.sources if moving[0] else body.sources[::-1]
+    if weight is not None and row is not None and row in ranges_of(weight):
+        row = None
+    found = _coupled(image, last, over)
+    if found is None:
+        return None
+    across, stride = found
+    below = None if row is None else _coupled(image, row, over)
+    if below is None or below[0] is across or below[1] != stride:
+        window = Window(reduce, image, weight, last, across, None, None, stride)
+    else:
+        window = Window(reduce, image, weight, last, across, row, below[0], stride)
+    down = 1 if window.down is None else window.down.size
+    columns = (last.size - 1) * stride + across.size
+    return window if cost.in_windows(down, across.size, columns) else None
+
+
+def _coupled(image: Value, out: Range, over: tuple[Range, ...]) -> tuple[Range, int] | None:
+    """The range reduced over that a value depends on in a sum with an output's range alone, and how
+    many steps of it are one of the output's."""
+    for each in reversed(over):
+        steps = {_step(index, out, each) for node in walk(image) for index in own_indices(node)}
+        steps.discard(0)
+        if len(steps) == 1 and (step := steps.pop()) > 0:
+            return each, step
+    return None
+
+
+def _step(index: Index, out: Range, over: Range) -> int:
+    """How many steps of one range are one of the other: 0 where the index has neither, -1 where it
+    has them otherwise than in such a sum."""
+    one, other = index.coefficient(out), index.coefficient(over)
+    rest = index - out.index() * one - over.index() * other
+    if not rest.ranges().isdisjoint((out, over)):
+        return -1
+    if not one and not other:
+        return 0
+    return one // other if other and one % other == 0 and one // other > 0 else -1
+
+
+def reduction(computation: Computation, window: Window, target: TargetSpec) -> Kernel:
+    """A kernel whose groups compute blocks of rows of an image."""
+    return _Windows(computation, window, vector_registers(target)).kernel()
+
+
+class _Windows:
+    """Sizes and memories of one kernel."""
+
+    def __init__(self, computation: Computation, window: Window, registers: int) -> None:
+        self.abreast = registers - SPARE
+        self.computation, self.window = computation, window
+        reduce, row, down = window.reduce, window.row, window.down
+        stride = window.stride
+        self.tall = 1 if down is None else down.size
+        self.height = 1 if row is None else row.size
+        self.pitch = window.last.size + -(-window.across.size // stride) - 1
+        phases = stride * (1 if row is None else stride)
+        line = self.pitch * phases * window.image.dtype.itemsize
+        most = max(1, STAGED // line - self.tall // stride)
+        self.rows = -(-self.height // -(-self.height // most))
+        outer = tuple(r for r in computation.ranges if r not in (window.last, row))
+        self.grid = (-(-self.height // self.rows), elements(outer), 1)
+        self.start = group_range(0, self.grid[0]).index() * self.rows
+        self.bound = constant(self.height) - self.start
+        places = unflatten(group_range(1, self.grid[1]).index(), tuple(r.size for r in outer))
+        self.around = dict(zip(outer, places, strict=True))
+        self.lines = self.rows - 1 + -(-self.tall // stride)
+        self.plane = self.lines * self.pitch
+        # behind the last line is read for results that are not stored
+        spare = -(-window.across.size // stride) + WHOLE
+        dtype = window.image.dtype
+        self.stage = Memory("stage", dtype, self.plane * phases + spare, "local")
+        count = (self.rows - 1) * self.pitch + window.last.size
+        count = -(-count // WHOLE) * WHOLE
+        self.totals = Memory("totals", reduce.dtype, count, "local")
+
+    def kernel(self) -> Kernel:
+        window = self.window
+        others = tuple(
+            r for r in window.reduce.arg[1] if r not in (window.across, window.down)
+        )  # fmt: skip
+        if others:
+            body = [self.clear(), *self.accumulated(others)]
+        else:
+            body = [*self.fill({}), *self.add({}, True)]
+        parameters = (self.computation.output, *self.computation.inputs)
+        memories = (self.stage, self.totals)
+        return Kernel(
+            "kernel", parameters, memories, self.grid, 1, (*body, self.finish())
+        )  # fmt: skip
+
+    def accumulated(self, others: tuple[Range, ...]) -> list[Statement]:
+        """One image after the other, where several are summed."""
+        at = {r: r.index() for r in others}
+        body: tuple[Statement, ...] = (*self.fill(at), *self.add(at, False))
+        for counter in reversed(others):
+            body = (Loop(counter, body),)
+        return list(body)
+
+    def clear(self) -> Statement:
+        counter = Range("clear", self.totals.count)
+        first = identity(self.window.reduce.arg[0], self.totals.dtype)
+        return Loop(counter, (Store(self.totals, counter.index(), first),))
+
+    def fill(self, at: dict[Range, Index]) -> list[Statement]:
+        """Bring the part of the image, each phase of rows and columns apart."""
+        window, stride = self.window, self.window.stride
+        statements: list[Statement] = []
+        for vertical in range(stride if window.row is not None else 1):
+            for phase in range(stride):
+                lines = self.rows - 1 + -(-(self.tall - vertical) // stride)
+                columns = window.last.size - 1 + -(-(window.across.size - phase) // stride)
+                if self.tall <= vertical or window.across.size <= phase:
+                    continue
+                suffix = f"{vertical}{phase}"
+                line, column = Range("line" + suffix, lines), Range("column" + suffix, columns)
+                here = {**self.around, **at, window.last: constant(0)}
+                here[window.across] = column.index() * stride + phase
+                if window.row is not None and window.down is not None:
+                    here[window.row] = self.start
+                    here[window.down] = line.index() * stride + vertical
+                place = line.index() * self.pitch + column.index() + self.first(vertical, phase)
+                body = self.copied(substitute(window.image, here), place, column)
+                statements.append(Loop(line, body, self.bound + (lines - self.rows)))
+        return statements
+
+    def copied(self, image: Value, place: Index, column: Range) -> tuple[Statement, ...]:
+        """A line of the image. Padding is written first, then what lies inside without a test for
+        each element."""
+        conditions = _conditions(image, column)
+        if not conditions:
+            return (Loop(column, (Store(self.stage, place, image),)),)
+        inside, outside = _parted(image, conditions)
+        low, high, others = 0, column.size, []
+        for condition in conditions:
+            step = condition.coefficient(column)
+            rest = condition - column.index() * step
+            if not rest.is_constant:
+                others.append(condition)
+            elif step > 0:
+                low = max(low, -(rest.constant // step))
+            else:
+                high = min(high, rest.constant // -step + 1)
+        around = Loop(column, (Store(self.stage, place, outside),))
+        if low >= high:
+            return (around,)
+        middle = Range(column.name + "in", high - low)
+        at = {column: middle.index() + low}
+        store = Store(self.stage, place.substitute(at), substitute(inside, at))
+        copy: Statement = Loop(middle, (store,))
+        return around, If(tuple(others), (copy,)) if others else copy
+
+    def first(self, vertical: int, phase: int) -> int:
+        """Where the plane of a phase begins."""
+        return (vertical * self.window.stride + phase) * self.plane
+
+    def add(self, at: dict[Range, Index], fresh: bool) -> list[Statement]:
+        """All places of a window, for each result of the block: as many at a time as there are
+        registers for their weights. fresh: totals start from nothing."""
+        window, stride = self.window, self.window.stride
+        operation = window.reduce.arg[0]
+        places = [(y, x) for y in range(self.tall) for x in range(window.across.size)]
+        loops: list[Statement] = []
+        for first in range(0, len(places), self.abreast):
+            step = Range(f"j{first}", self.totals.count)
+            total = load(self.totals, step.index())
+            if fresh and first == 0:
+                total = identity(operation, self.totals.dtype)
+            for down, across in places[first : first + self.abreast]:
+                place = down // stride * self.pitch + across // stride
+                place += self.first(down % stride, across % stride)
+                term = load(self.stage, step.index() + place)
+                if window.weight is None:
+                    total = combine(operation, total, term)
+                    continue
+                here = {**self.around, **at, window.across: constant(across)}
+                if window.down is not None:
+                    here[window.down] = constant(down)
+                total = multiply_add(substitute(window.weight, here), term, total)
+            loops.append(Loop(step, (Store(self.totals, step.index(), total),)))
+        return loops
+
+    def finish(self) -> Statement:
+        """Epilogue and stores."""
+        window, computation = self.window, self.computation
+        line, column = Range("r", self.rows), Range("c", window.last.size)
+        here = {**self.around, window.last: column.index()}
+        if window.row is not None:
+            here[window.row] = self.start + line.index()
+        known = load(self.totals, line.index() * self.pitch + column.index())
+        root = substitute(computation.value, here)
+        result = replace(root, substitute(window.reduce, here), known)
+        store = Store(computation.output, computation.position.substitute(here), result)
+        return Loop(line, (Loop(column, (store,)),), self.bound)
+
+
+def _conditions(image: Value, column: Range) -> Validity:
+    """The conditions that decide between an image and its padding; () where there are none, or
+    several sets of them."""
+    found = {node.arg if node.op == "gate" else node.arg.conditions
+             for node in walk(image) if node.op in ("gate", "load")}  # fmt: skip
+    found.discard(())
+    if len(found) != 1:
+        return ()
+    (conditions,) = found
+    apart = all(
+        column not in (c - column.index() * c.coefficient(column)).ranges()
+        and (not c.coefficient(column) or (c - column.index() * c.coefficient(column)).is_constant)
+        for c in conditions
+    )
+    return conditions if apart else ()
+
+
+def _parted(image: Value, conditions: Validity) -> tuple[Value, Value]:
+    """What an image is where its conditions hold, and where they do not."""
+
+    def held(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node.op == "gate" and node.arg == conditions:
+            return sources[0]
+        if node.op == "load" and node.arg.conditions == conditions:
+            return load(node.arg.memory, node.arg.index, (), node.lanes)
+        return None
+
+    def failed(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node.op == "gate" and node.arg == conditions:
+            return sources[1]
+        if node.op == "load" and node.arg.conditions == conditions:
+            return const(0, node.dtype)
+        return None
+
+    return rebuild(image, held), rebuild(image, failed)
