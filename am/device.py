@@ -189,6 +189,7 @@ class AmDevice(Device):
             wave_size=self.facts.WAVE_SIZE,
             max_threads_per_group=self.facts.MAX_THREADS_PER_GROUP,
             local_memory=self.facts.LDS_BYTES,
+            dynamic_local_memory=self.facts.LDS_BYTES,
             compute_units=self.units.gfx.compute_units(),
             vector_bytes=16,
             matrix=matrix_family(self.facts.ISA),

@@ -76,8 +76,9 @@ class ShaderRegisters:
         self.user_data = offset("COMPUTE_USER_DATA_0")
 
 
-def check_supported(name: str, descriptor: Descriptor) -> None:
+def check_supported(image: KernelImage) -> None:
     """NotSupported for a kernel that wants what this driver does not provide."""
+    name, descriptor = image.name, image.descriptor
     wanted = descriptor.user_sgprs
     for what in _NOT_PROVIDED:
         if wanted[what]:
@@ -91,6 +92,12 @@ def check_supported(name: str, descriptor: Descriptor) -> None:
         raise NotSupported(f"kernel {name} needs a stack of unknown size", kernel=name)
     if descriptor.preload:
         raise NotSupported(f"kernel {name} preloads arguments", kernel=name)
+    if any(hidden.kind == "hidden_printf_buffer" for hidden in image.hidden):
+        raise NotSupported(
+            f"kernel {name} prints (hidden_printf_buffer), which this driver has no buffer for; "
+            "compile it without printf",
+            kernel=name,
+        )
 
 
 def encode_launch(pm4: Pm4, launch: Launch, registers: ShaderRegisters) -> None:
@@ -102,6 +109,10 @@ def encode_launch(pm4: Pm4, launch: Launch, registers: ShaderRegisters) -> None:
         return
     kernarg = _place_arguments(pm4, launch, details)
     pm4.emit(*details.setup)
+    if launch.dynamic_local:
+        descriptor = details.image.descriptor
+        size = descriptor.local_size + launch.dynamic_local
+        pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor, size))
     _user_data(pm4, launch, details, registers, kernarg)
     # START_X..Z, NUM_THREAD_X..Z, PIPELINESTAT_ENABLE, PERFCOUNT_ENABLE are consecutive.
     pm4.set_sh(registers.start, 0, 0, 0, *launch.block, 0, 0)
@@ -114,7 +125,7 @@ def encode_setup(
     """The packets of a launch that depend on the kernel alone."""
     pm4 = Pm4()
     pm4.set_sh(registers.pgm_lo, *_split(code >> 8))
-    pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor))
+    pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor, descriptor.local_size))
     pm4.set_sh(registers.pgm_rsrc3, descriptor.rsrc3)
     pm4.set_sh(registers.tmpring_size, _tmpring(scratch))
     if scratch is not None:
@@ -152,6 +163,8 @@ def _place_arguments(pm4: Pm4, launch: Launch, details: LaunchDetails) -> int | 
 
 
 def _hidden_value(kind: str, launch: Launch) -> int | None:
+    if kind == "hidden_dynamic_lds_size":
+        return launch.dynamic_local
     if kind == "hidden_grid_dims":
         return max((n + 1 for n in range(3) if launch.grid[n] * launch.block[n] > 1), default=1)
     if kind not in _HIDDEN:
@@ -194,7 +207,7 @@ def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int
         raise BadArgument("the grid has more threads than a dispatch packet counts", grid=threads)
     packet = _AQL.pack(
         _AQL_KERNEL_DISPATCH, 3, *launch.block, 0, *threads, descriptor.private_size,
-        descriptor.local_size, details.descriptor, 0, 0, 0,
+        descriptor.local_size + launch.dynamic_local, details.descriptor, 0, 0, 0,
     )  # fmt: skip
     offset = pm4.add_data(packet)
     if kernarg is not None:
@@ -202,8 +215,8 @@ def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int
     return offset
 
 
-def _rsrc2(descriptor: Descriptor) -> int:
-    granules = -(-descriptor.local_size // LDS_GRANULE)
+def _rsrc2(descriptor: Descriptor, local_size: int) -> int:
+    granules = -(-local_size // LDS_GRANULE)
     return int(_register("COMPUTE_PGM_RSRC2").insert(descriptor.rsrc2, {"LDS_SIZE": granules}))
 
 

@@ -39,8 +39,8 @@ class Programs:
                 found=code.target,
                 expected=device.facts.ISA,
             )
-        for name, kernel in code.kernels.items():
-            check_supported(name, kernel.descriptor)
+        for kernel in code.kernels.values():
+            check_supported(kernel)
         # A stray write to code faults, and so does a jump into data.
         mapping = None
         try:

@@ -1,8 +1,9 @@
 """AMD code objects as LLVM emits them: kernels, their descriptors and arguments; linking.
 
 Facts: LLVM "User Guide for AMDGPU Backend" (AMDGPUUsage), sections "ELF Code Object", "Relocation
-Records", "Kernel Descriptor", "Code Object V3 to V5 Metadata". Input is a relocatable object;
-linking is laying out its sections and applying its relocations, no linker is needed.
+Records", "Kernel Descriptor", "Code Object V3 to V5 Metadata". Input is a relocatable object, or
+a linked one (.hsaco); linking is laying out its sections, unless a linker has done that, and
+applying its relocations: no linker is needed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,21 @@ from typing import Any, ClassVar
 
 import msgpack
 
-from hcq.elf import SHF_EXECINSTR, ElfObject, ElfSymbol, Layout, Rule, lay_out, link, read_object
+from hcq.elf import (
+    ET_REL,
+    SHF_EXECINSTR,
+    ElfObject,
+    ElfSymbol,
+    Layout,
+    Rule,
+    lay_out,
+    link,
+    read_header,
+    read_object,
+)
 from hcq.errors import BadCodeObject, NotSupported
 from hcq.program import Argument
+from hcq.sharedobject import read_shared
 
 EM_AMDGPU = 224
 ELFOSABI_AMDGPU_HSA = 64
@@ -40,6 +53,7 @@ RELOCATIONS = {
     10: Rule(4, minus="place"),  # R_AMDGPU_REL32_LO
     11: Rule(4, minus="place", shift=32),  # R_AMDGPU_REL32_HI
 }
+SHARED_RELOCATIONS = RELOCATIONS | {13: Rule(8, through="origin")}  # R_AMDGPU_RELATIVE64
 # EF_AMDGPU_MACH (e_flags bits 7:0) of the processors we know.
 MACHINES = {
     0x3F: "gfx90a",
@@ -145,7 +159,9 @@ class CodeObject:
 
 def parse_amdhsa(image: bytes) -> CodeObject:
     """Read and check a code object; BadCodeObject says what is wrong with it."""
-    elf = read_object(image)
+    relocatable = read_header(image).kind == ET_REL
+    shared = None if relocatable else read_shared(image, SHARED_RELOCATIONS)
+    elf = read_object(image) if shared is None else shared.elf
     if elf.machine != EM_AMDGPU or elf.os_abi != ELFOSABI_AMDGPU_HSA:
         raise BadCodeObject("not an AMD HSA code object", machine=elf.machine, os_abi=elf.os_abi)
     if elf.abi_version not in ABI_VERSIONS:
@@ -155,9 +171,11 @@ def parse_amdhsa(image: bytes) -> CodeObject:
         raise NotSupported("a code object for a processor we do not know", flags=elf.flags)
     metadata = _metadata(elf)
     declared = metadata.get("amdhsa.target")
-    if not isinstance(declared, str) or declared.partition("--")[2].partition(":")[0] != target:
-        raise BadCodeObject("metadata and header name different targets", metadata=declared)
-    layout = lay_out(elf, RELOCATIONS)
+    if not isinstance(declared, str) or _processor(declared) != target:
+        raise BadCodeObject(
+            "metadata and header name different targets", metadata=declared, header=target
+        )
+    layout = lay_out(elf, RELOCATIONS) if shared is None else shared
     layout.align = max(layout.align, CODE_ALIGN)
     linked = link(layout, 0)
     kernels: dict[str, KernelImage] = {}
@@ -165,6 +183,13 @@ def parse_amdhsa(image: bytes) -> CodeObject:
         kernel = _kernel(elf, layout, linked, entry)
         kernels[kernel.name] = kernel
     return CodeObject(target, kernels, layout.size, layout.align, layout)
+
+
+def _processor(target: str) -> str:
+    """The processor of "amdhsa.target": a triple of four parts, the last often empty, and the
+    target id, which is the processor and its features."""
+    parts = target.split("-", 4)
+    return parts[4].partition(":")[0] if len(parts) == 5 else ""
 
 
 def _metadata(elf: ElfObject) -> dict[str, Any]:
@@ -239,14 +264,18 @@ def _arguments(
         explicit.append(
             Argument(
                 offset, size, title if isinstance(title, str) else "", is_address,
-                "" if is_address else _kind_of(argument.get(".type_name")),
+                "" if is_address else _kind_of(argument),
             )
         )  # fmt: skip
     return tuple(explicit), tuple(hidden)
 
 
-def _kind_of(type_name: object) -> str:
-    """ "integer" or "float" from a scalar's type in the source, as OpenCL C names it; or empty."""
+def _kind_of(argument: Mapping[str, object]) -> str:
+    """ "integer" or "float" from a scalar's type in the source, as OpenCL C names it, or from
+    .value_type, which LLVM wrote up to version 9; empty where neither tells."""
+    value_type, type_name = argument.get(".value_type"), argument.get(".type_name")
+    if isinstance(value_type, str) and value_type[:1] in "fiu" and value_type[1:].isdigit():
+        return "float" if value_type[0] == "f" else "integer"
     known = {"half": "float", "float": "float", "double": "float", "bool": "integer"}
     for integer in ("char", "short", "int", "long"):
         known[integer] = known[f"u{integer}"] = known[f"unsigned {integer}"] = "integer"

@@ -1,7 +1,8 @@
 """Relocatable ELF objects, as compilers emit them: read with every bound checked, laid out, linked.
 
-Only 64-bit little-endian ET_REL files; whatever is wrong with one is a BadCodeObject. Facts: the
-System V ABI (gABI), chapter 4 "Object Files"; processor specifics are given by the caller.
+Only 64-bit little-endian files, ET_REL here, ET_DYN in hcq.sharedobject; whatever is wrong with
+one is a BadCodeObject. Facts: the System V ABI (gABI), chapter 4 "Object Files"; processor
+specifics are given by the caller.
 
 Why our own reader: objects come from outside, and must be refused with one class of error whatever
 is wrong with them. General readers raise many kinds, or follow a size that a flipped bit made;
@@ -112,8 +113,25 @@ class ElfObject:
         return found
 
 
-def read_object(image: bytes) -> ElfObject:
-    """Read and check an object; BadCodeObject says what is wrong with it."""
+@dataclass(frozen=True)
+class Header:
+    """What the file's header says. kind: ET_REL and so on. Tables are file offsets."""
+
+    kind: int
+    machine: int
+    os_abi: int
+    abi_version: int
+    flags: int
+    segments: int
+    segment_size: int
+    segment_count: int
+    sections: int
+    section_count: int
+    names: int
+
+
+def read_header(image: bytes) -> Header:
+    """Read the header of an ELF file of any kind; BadCodeObject says what is wrong with it."""
     if len(image) < _HEADER.size or len(image) > MAX_SIZE:
         raise BadCodeObject("not an ELF object", size=len(image))
     (
@@ -122,12 +140,12 @@ def read_object(image: bytes) -> ElfObject:
         machine,
         version,
         _,
-        _,
+        segments,
         table,
         flags,
         header_size,
-        _,
-        _,
+        segment_size,
+        segment_count,
         entry_size,
         count,
         names,
@@ -136,19 +154,33 @@ def read_object(image: bytes) -> ElfObject:
         raise BadCodeObject("not an ELF object: wrong magic", magic=ident[:4].hex())
     if ident[4:7] != b"\x02\x01\x01" or version != 1:
         raise BadCodeObject("not a 64-bit little-endian ELF of version 1", ident=ident[:8].hex())
-    if kind != ET_REL:
-        raise BadCodeObject("not a relocatable object (ET_REL)", type=kind)
     if header_size != _HEADER.size or entry_size != _SECTION.size or not count:
         raise BadCodeObject("odd header sizes", header=header_size, section=entry_size, count=count)
     if table % 8 or table + count * _SECTION.size > len(image):
         raise BadCodeObject("the section table reaches beyond the file", offset=table, count=count)
-    sections = _read_sections(image, table, count, names)
+    return Header(
+        kind, machine, ident[7], ident[8], flags, segments, segment_size, segment_count,
+        table, count, names,
+    )  # fmt: skip
+
+
+def read_object(image: bytes) -> ElfObject:
+    """Read and check a relocatable object; BadCodeObject says what is wrong with it."""
+    header = read_header(image)
+    if header.kind != ET_REL:
+        raise BadCodeObject("not a relocatable object (ET_REL)", type=header.kind)
+    sections = read_sections(image, header)
     symbols = _read_symbols(sections)
     relocations = _read_relocations(sections, len(symbols))
-    return ElfObject(machine, ident[7], ident[8], flags, sections, symbols, relocations)
+    return ElfObject(
+        header.machine, header.os_abi, header.abi_version, header.flags,
+        sections, symbols, relocations,
+    )  # fmt: skip
 
 
-def _read_sections(image: bytes, table: int, count: int, names: int) -> tuple[Section, ...]:
+def read_sections(image: bytes, header: Header) -> tuple[Section, ...]:
+    """Read the sections of a file; BadCodeObject says what is wrong with them."""
+    table, count, names = header.sections, header.section_count, header.names
     raw = [_SECTION.unpack_from(image, table + number * _SECTION.size) for number in range(count)]
     contents = []
     for number, (_, kind, flags, _, offset, size, _, _, align, _) in enumerate(raw):
@@ -167,7 +199,7 @@ def _read_sections(image: bytes, table: int, count: int, names: int) -> tuple[Se
     return tuple(
         Section(
             number,
-            _string(contents[names], row[0], "section name"),
+            read_string(contents[names], row[0], "section name"),
             row[1],
             row[2],
             row[5],
@@ -192,7 +224,7 @@ def _read_symbols(sections: tuple[Section, ...]) -> tuple[ElfSymbol, ...]:
     names = sections[table.link].data
     symbols = []
     for name, info, _, index, value, size in _SYMBOL.iter_unpack(table.data):
-        text = _string(names, name, "symbol name")
+        text = read_string(names, name, "symbol name")
         section = None
         if SHN_UNDEF < index < SHN_LORESERVE:
             if index >= len(sections):
@@ -229,7 +261,8 @@ def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfR
     return tuple(found)
 
 
-def _string(table: bytes, at: int, what: str) -> str:
+def read_string(table: bytes, at: int, what: str) -> str:
+    """The name that begins at `at` of a table of names."""
     end = table.find(b"\0", at)
     if at >= len(table) or end < 0:
         raise BadCodeObject(f"a {what} lies outside its table", offset=at)

@@ -105,6 +105,16 @@ def _described(argument: Argument) -> str:
     return f"{'an address' if argument.is_address else kind} of {argument.size} bytes"
 
 
+def _is_null(kernel: Kernel, position: int, value: object) -> bool:
+    """Whether `value` is a null pointer: None anywhere, 0 where an address is declared."""
+    if value is None:
+        return True
+    declared = kernel.arguments[position] if kernel.arguments is not None else None
+    if declared is None or not declared.is_address or isinstance(value, bool | np.bool_):
+        return False
+    return isinstance(value, int | np.integer) and value == 0
+
+
 def _structure(kernel: Kernel, position: int, value: bytes | bytearray | np.void) -> bytes:
     """A structure's bytes; BadArgument unless the kernel declares one of this size there."""
     data = value.tobytes() if isinstance(value, np.void) else bytes(value)
@@ -126,10 +136,11 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
     A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole
-    that a graph's replay fills. A structure by value is given as bytes or as a NumPy structured
-    scalar (np.void), where the code object declares the argument. Plain int, float and bool are
-    refused: their width would be a guess. Where the code object tells integers from floats, so must
-    the scalars; their sign is not asked for.
+    that a graph's replay fills. None is a null pointer, and so is 0 where an address is declared. A
+    structure by value is given as bytes or as a NumPy structured scalar (np.void), where the code
+    object declares the argument. Other int, float and bool are refused: their width would be a
+    guess. Where the code object tells integers from floats, so must the scalars; their sign is not
+    asked for.
     """
     block = bytearray()
     references: list[Reference] = []
@@ -138,7 +149,8 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
             f"{kernel.name} takes {len(kernel.arguments)} arguments, {len(args)} given"
         )
     for position, value in enumerate(args):
-        if isinstance(value, Buffer):
+        null = _is_null(kernel, position, value)
+        if isinstance(value, Buffer) or null:
             size, data = 8, bytes(8)
         elif isinstance(value, Parameter):
             size, data = value.width, bytes(value.width)
@@ -158,8 +170,8 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
             block += bytes(-len(block) % size)
         if kernel.arguments is not None:
             declared = kernel.arguments[position]
-            expected = declared.is_address in (None, isinstance(value, Buffer))
-            if isinstance(value, np.generic) and declared.kind:
+            expected = declared.is_address in (None, null or isinstance(value, Buffer))
+            if not null and isinstance(value, np.generic) and declared.kind:
                 expected &= declared.kind == ("float" if value.dtype.kind == "f" else "integer")
             if declared.size != size or not expected:
                 raise BadArgument(

@@ -87,9 +87,11 @@ def operators() -> Iterator[Step]:
     yield "remainder", lambda: (Tensor(whole) % 7).numpy(), whole % 7
     yield "shift and mask", lambda: (Tensor(whole).bitwise_and(12) << 3).numpy(), (whole & 12) << 3
     yield "bytes", lambda: Tensor(whole).cast(dtypes.uint8).numpy(), whole.astype(np.uint8)
-    yield "short integers", lambda: (
-        (Tensor(whole).cast(dtypes.int16) * Tensor(whole).cast(dtypes.int16) + 5).numpy()
-    ), (whole.astype(np.int16) * whole.astype(np.int16) + 5)
+    yield (
+        "short integers",
+        lambda: (Tensor(whole).cast(dtypes.int16) * Tensor(whole).cast(dtypes.int16) + 5).numpy(),
+        (whole.astype(np.int16) * whole.astype(np.int16) + 5),
+    )
     yield "doubles", lambda: (Tensor(x).cast(dtypes.float64) * 3).numpy(), x.astype(np.float64) * 3
     yield "cumsum", lambda: Tensor(x).cumsum(axis=1).numpy(), x.cumsum(axis=1)
     yield "sort", lambda: Tensor(x[0]).sort()[0].numpy(), np.sort(x[0])

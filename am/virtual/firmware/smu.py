@@ -115,9 +115,7 @@ class Smu(Block):
         }
         self._debug_handlers: dict[int, Callable[[int], Answer]] = {
             names.DEBUGSMC_MSG_TestMessage: lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
-            _DEBUG_MODE1: lambda _: (
-                self._mode1(_DEBUG) if chip.options.debug_mode1 else (_OK, 0)
-            ),
+            _DEBUG_MODE1: lambda _: self._mode1(_DEBUG) if chip.options.debug_mode1 else (_OK, 0),
             names.DEBUGSMC_MSG_DebugDumpExit: lambda _: (0xFB, None),
         }
         chip.space.on_read_at(_FIRMWARE_FLAGS, lambda: _INTERRUPTS if self.running else 0)

@@ -102,9 +102,7 @@ class ComputeQueue:
         self._chip = mec.chip
         self._executor = slot.executor(self)
         self._executor.consumed = wptr - (wptr - rptr) % setup.size
-        self.worker = Worker(
-            f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.fault
-        )
+        self.worker = Worker(f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.fault)
 
     def __repr__(self) -> str:
         state = self.hung or ("draining" if self.draining else "active")

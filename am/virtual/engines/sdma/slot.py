@@ -141,9 +141,7 @@ class SdmaSlot:
             self._enable()
         elif not value & 1 and self.queue is not None:
             if self.queue.busy and not self.queue.hung:
-                self.engine.chip.note(
-                    f"SDMA{self.engine.instance}: ring disabled with work in it"
-                )
+                self.engine.chip.note(f"SDMA{self.engine.instance}: ring disabled with work in it")
             for name, pointer in (("RPTR", self.queue.rptr), ("WPTR", self.queue.wptr)):
                 self._set(f"RB_{name}", pointer & 0xFFFF_FFFF)
                 self._set(f"RB_{name}_HI", pointer >> 32)
