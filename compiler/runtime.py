@@ -80,6 +80,15 @@ class Runtime:
         self._layers: dict[Structure, tuple[Repeating | None, tuple[Loaded, ...]]] = {}
         self._scripts: dict[Recipe, Script] = {}
         self._lock = threading.RLock()
+        self.programs.tuned.listener = self.renew
+
+    def renew(self) -> None:
+        """Plan anew what is asked for next: a search found better kernels."""
+        with self._lock:
+            self._plans.clear()
+            self._layers.clear()
+            self.forget()
+            self.programs.renew()
 
     def realize(self, roots: Sequence[Node]) -> None:
         """Compute the roots and all that must be stored on the way; returns after submission."""

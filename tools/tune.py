@@ -41,7 +41,19 @@ def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output
         out.say(kernel.summary())
         for line in kernel.details() if options.details else ():
             out.say(f"    {line}")
-    better = sum(k.found is not None and k.found.best is not None for k in report.kernels)
-    out.say(f"{better} of {len(report.kernels)} kernels have better choices than the default now")
-    out.result({"exit": code, "kernels": described(report)})
+    better, searched, without = report.counts()
+    line = f"{better} of {searched} kernels have better choices than the default now"
+    out.say(line + (f"; {without} without choices" if without else ""))
+    out.say(f"ended after {report.seconds:.1f} of {report.budget_s:g} s: {report.ended}")
+    out.result(
+        {
+            "exit": code,
+            "better": better,
+            "searched": searched,
+            "without_choices": without,
+            "seconds": report.seconds,
+            "ended": report.ended,
+            "kernels": described(report),
+        }
+    )
     return code

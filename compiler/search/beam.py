@@ -39,10 +39,13 @@ def search(
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
     ahead: Callable[[Sequence[Choices]], None] = lambda _: None,
+    starts: Sequence[Choices] = (),
+    known: Sequence[Trial] = (),
 ) -> Found:
     """Try the starts of all spaces, then neighbours of the `width` best. measure: is given a record
-    and the best seconds so far (0 at first). The winner is measured again beside the default.
-    ahead: is told which records come next."""
+    and the best seconds so far (0 at first); the default comes first, also where it is known. The
+    winner is measured again beside the default. ahead: is told which records come next. starts: to
+    be tried early too. known: what an earlier part of the same search tried."""
     end = clock() + budget_s
     trials: dict[Choices, Trial] = {}
     home: dict[Choices, Space] = {}
@@ -57,9 +60,15 @@ def search(
     default = spaces[0].start
     attempt(default, spaces[0])
     finished = trials[default].outcome.seconds is not None
-    for space in spaces[1:] if finished else ():
-        if space.fits(space.start):
-            attempt(space.start, space)
+    for trial in known if finished else ():
+        former = _home(trial.choices, spaces)
+        if former is not None and trial.choices not in trials:
+            trials[trial.choices], home[trial.choices] = trial, former
+    early = [(space.start, space) for space in spaces[1:] if space.fits(space.start)]
+    early += [(each, space) for each in starts if (space := _home(each, spaces)) is not None]
+    for choices, space in early if finished else ():
+        if choices not in trials:
+            attempt(choices, space)
     improving = finished
     while improving:
         before = best()
@@ -73,6 +82,10 @@ def search(
         improving = improving and best() < before
     found = tuple(trials.values())
     return Found(found, _winner(found, measure), finished)
+
+
+def _home(choices: Choices, spaces: Sequence[Space]) -> Space | None:
+    return next((space for space in spaces if space.contains(choices)), None)
 
 
 def _next(

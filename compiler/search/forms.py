@@ -15,7 +15,8 @@ from compiler.codegen.children import version
 from compiler.graph.node import Node
 from compiler.kernel.choices import Form
 from compiler.runtime import runtime_of
-from compiler.search.tune import KernelTuning, active
+from compiler.search.measurer import OUT_OF_TIME
+from compiler.search.tune import FORMS, KernelTuning, active
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 
@@ -47,13 +48,13 @@ def preferred(
         return found
     tuner.done[key] = None
     if tuner.clock() >= tuner.end:
-        tuner.report.kernels.append(KernelTuning(what, "forms", None, "the time was used up"))
+        tuner.report.kernels.append(KernelTuning(what, FORMS, None, OUT_OF_TIME))
         return found
     times = _times(device, forms, clock)
     best = min(times, key=lambda name: times[name])
     store.put(key, Form(best))
     shown = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in times.items())
-    tuner.report.kernels.append(KernelTuning(what, "forms", None, f"{best} ({shown})"))
+    tuner.report.kernels.append(KernelTuning(what, FORMS, None, f"{best} ({shown})"))
     return best
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +24,12 @@ class Store:
 
     def __init__(self, folder: Path | None) -> None:
         self.disk = DiskCache(folder)
+        self.listener: Callable[[], object] | None = None  # whoever holds kernels made from it
+
+    def tell(self) -> None:
+        """There are new records of kernels that may be in use."""
+        if self.listener is not None:
+            self.listener()
 
     def exists(self) -> bool:
         """Whether there can be anything in it."""

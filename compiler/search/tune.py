@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.codegen.children import Compiled, shared
@@ -25,7 +25,7 @@ from compiler.kernel.choices import Choices, Packing, shown
 from compiler.kernel.gpu_bulk import packed_layouts
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel
-from compiler.search.beam import Found, search
+from compiler.search.beam import Found, Trial, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
 from compiler.search.store import Store, key_of, packing_key
@@ -33,18 +33,29 @@ from hcq.device import Device
 from hcq.errors import BadArgument, CompileError, NotSupported
 from hcq.target import TargetSpec
 
-SHARE = 0.25  # of the time that is left, for one kernel
+SHARE = 0.25  # of the time that is left, for one kernel when it is met; the rest in the end
+FORMS = "forms"  # what entries of compiler.search.forms compute
+NO_CHOICES = "this kind of kernel has no choices"
+FINISHED = "no record near the best is faster"
 
 
 @dataclass(frozen=True)
 class KernelTuning:
     """What a search did for one kernel. found: None where nothing was tried; note: why not, or why
-    the default stays."""
+    the default stays; kept: what an earlier search had found; ended: why this one went no further.
+    """
 
     name: str
     computes: str
     found: Found | None
     note: str
+    kept: Choices | None = None
+    ended: str = ""
+
+    @property
+    def better(self) -> bool:
+        """Whether it has better choices than the default now."""
+        return self.kept is not None or (self.found is not None and self.found.best is not None)
 
     def summary(self) -> str:
         """One line: the times and the choices, or that the default stays and why."""
@@ -52,10 +63,10 @@ class KernelTuning:
         if self.found is None:
             return f"{head}: {self.note}"
         default, best = self.found.trials[0].outcome.seconds, self.found.best
-        tried = f"{len(self.found.trials)} tried"
-        if not self.found.finished:
-            tried += ", the time was used up"
+        tried = f"{len(self.found.trials)} tried, {self.ended}"
         if best is None or best.outcome.seconds is None or default is None:
+            if self.kept is not None:
+                return f"{head}: {shown(self.kept)} stays, found earlier: {self.note} ({tried})"
             return f"{head}: the default stays: {self.note} ({tried})"
         gain = default / best.outcome.seconds
         return (
@@ -75,9 +86,36 @@ class KernelTuning:
 
 @dataclass
 class TuningReport:
-    """The kernels of a `tuning` block, in the order they were met."""
+    """The kernels of a `tuning` block, in the order they were met. seconds: what it took of the
+    `budget_s`, in all; ended: why no more."""
 
     kernels: list[KernelTuning] = field(default_factory=list)
+    budget_s: float = 0.0
+    seconds: float = 0.0
+    ended: str = ""
+
+    def counts(self) -> tuple[int, int, int]:
+        """Kernels with better choices than the default, of those with choices, and those without.
+        Forms of whole graphs are none."""
+        kernels = [each for each in self.kernels if each.computes != FORMS]
+        without = sum(each.note == NO_CHOICES for each in kernels)
+        return sum(each.better for each in kernels), len(kernels) - without, without
+
+
+@dataclass
+class _Search:
+    """The search for one kernel, which may go on later. place: in the report. met: records by the
+    kernel's name, which is that of its content."""
+
+    computation: Computation
+    device: Device
+    store: Store
+    key: str
+    name: str
+    place: int
+    kept: Choices | None
+    trials: tuple[Trial, ...] = ()
+    met: dict[str, Choices] = field(default_factory=dict)
 
 
 class Tuner:
@@ -86,10 +124,12 @@ class Tuner:
     def __init__(self, beam: int, budget_s: float, clock: Callable[[], float]) -> None:
         self.beam = beam
         self.clock = clock
-        self.end = clock() + budget_s
-        self.report = TuningReport()
+        self.start = clock()
+        self.end = self.start + budget_s
+        self.report = TuningReport(budget_s=budget_s)
         self.done: dict[str, float | None] = {}  # seconds of the best, by key
         self.measurers: dict[int, Apart | Here] = {}
+        self.unfinished: list[_Search] = []  # ended by their share of the time
 
     def compare(
         self, plain: Computation, forms: Sequence[Computation], device: Device, store: Store
@@ -116,37 +156,79 @@ class Tuner:
             name = lower(computation, device.target).name
         left = self.end - self.clock()
         if not found:
-            self._note(name, computation, None, "this kind of kernel has no choices")
+            self._note(name, computation, NO_CHOICES)
             return None
         if left <= 0:
-            self._note(name, computation, None, "not searched: the time was used up")
+            self._note(name, computation, "not searched: the time was used up")
             return None
+        place = len(self.report.kernels)
+        self._note(name, computation, "")
+        self._search(
+            _Search(computation, device, store, key, name, place, store.get(key)), left * SHARE
+        )
+        return self.done[key]
+
+    def _search(self, work: _Search, budget_s: float) -> bool:
+        """Search, or go on with it, and store what is best; whether that is new."""
+        computation, device = work.computation, work.device
+        with ir.interning:
+            found = spaces(computation, device.target)
         measuring = self._measurer(device)
         measuring.prepare(problem_of(computation, device.target))
         compiling = _Compiling(computation, device)
-        met: dict[str, Choices] = {}  # by the kernel's name, which is that of its content
 
         def measure(choices: Choices, best_s: float) -> Outcome:
             ready = compiling.result(choices, best_s, self.end - self.clock())
             if isinstance(ready, Outcome):
                 return ready
-            if met.setdefault(ready.kernel, choices) != choices:
+            if work.met.setdefault(ready.kernel, choices) != choices:
                 return Outcome(None, "the same kernel as another record's")
             return measuring.run(ready, self.end - self.clock())
 
-        result = search(found, measure, self.beam, left * SHARE, self.clock, compiling.ahead)
-        if result.best is not None:
-            store.put(key, result.best.choices)
-            self._note(name, computation, result, "")
-            self.done[key] = result.best.outcome.seconds
-            return self.done[key]
-        reason = result.trials[0].outcome.reason or "nothing was faster"
-        self._note(name, computation, result, reason)
-        self.done[key] = result.trials[0].outcome.seconds
-        return self.done[key]
+        kept = () if work.kept is None else (work.kept,)
+        result = search(
+            found, measure, self.beam, budget_s, self.clock, compiling.ahead, kept, work.trials
+        )
+        work.trials = result.trials
+        default = result.trials[0].outcome
+        ended = FINISHED
+        if default.seconds is None:
+            ended = "the default does not run"
+        elif not result.finished:
+            ended = OUT_OF_TIME
+            self.unfinished.append(work)
+        best, note = result.best, ""
+        if best is not None:
+            work.store.put(work.key, best.choices)
+        else:
+            note = default.reason or "nothing was faster"
+        known = [trial for trial in result.trials if trial.choices == work.kept]
+        chosen = best or next(iter(known), result.trials[0])
+        self.done[work.key] = chosen.outcome.seconds
+        self.report.kernels[work.place] = KernelTuning(
+            work.name, computation.origin, result, note, work.kept, ended
+        )
+        return best is not None
 
-    def _note(self, name: str, computed: Computation, found: Found | None, note: str) -> None:
-        self.report.kernels.append(KernelTuning(name, computed.origin, found, note))
+    def go_on(self) -> None:
+        """Spend the time that is left on searches that their share of it ended."""
+        changed: list[Store] = []
+        while self.unfinished and self.clock() < self.end:
+            work = self.unfinished.pop(0)
+            if work.device.closed:
+                told = self.report.kernels[work.place]
+                self.report.kernels[work.place] = replace(told, ended="its device was closed")
+                continue
+            share = (self.end - self.clock()) / (len(self.unfinished) + 1)
+            if self._search(work, share):
+                changed.append(work.store)
+        for store in {id(each): each for each in changed}.values():
+            store.tell()
+        self.report.seconds = self.clock() - self.start
+        self.report.ended = OUT_OF_TIME if self.clock() >= self.end else "nothing was left to try"
+
+    def _note(self, name: str, computed: Computation, note: str) -> None:
+        self.report.kernels.append(KernelTuning(name, computed.origin, None, note))
 
     def _measurer(self, device: Device) -> Apart | Here:
         made = self.measurers.get(id(device))
@@ -221,8 +303,9 @@ def active() -> Tuner | None:
 def tuning(
     beam: int = 4, budget_s: float = 60.0, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[TuningReport]:
-    """Search kernels that are made ready inside, on all devices, for `budget_s` seconds in all.
-    beam: how many of the best are varied further."""
+    """Search kernels that are made ready inside, on all devices, for `budget_s` seconds in all:
+    each for a share when it is met, those that want more in the end. beam: how many of the best are
+    varied further."""
     if not isinstance(beam, int) or beam < 1 or not 0 < budget_s < math.inf:
         raise BadArgument(
             f"tuning: expected a beam and a number of seconds above zero, got {beam!r}, "
@@ -231,9 +314,12 @@ def tuning(
     tuner = Tuner(beam, budget_s, clock)
     tuners.append(tuner)
     try:
-        yield tuner.report
+        try:
+            yield tuner.report
+        finally:
+            tuners.remove(tuner)
+        tuner.go_on()
     finally:
-        tuners.remove(tuner)
         tuner.close()
 
 
