@@ -67,8 +67,8 @@ def test_what_is_no_null_pointer_is_refused(device: AmDevice) -> None:
 def test_local_memory_has_its_limit(device: AmDevice) -> None:
     with device.load(linked()) as program, device.alloc(4096) as out:
         args = (out, None, np.uint32(0))
-        for size in (65537, -4):
-            with pytest.raises(BadArgument, match="at most 65536 bytes"):
+        for size, reason in ((65537, "at most 65536 bytes"), (-4, "got -4")):
+            with pytest.raises(BadArgument, match=reason):
                 device.queue().launch(
                     program["linked"], grid=(1,), block=(32,), args=args, dynamic_local=size
                 )

@@ -172,7 +172,7 @@ def test_recording_is_dropped_when_the_block_raises(device: Device) -> None:
         (lambda b: (b, b, count, np.uint64(1)), "bytes"),
         (lambda b: (b, b, count, 3), "width"),
         (lambda b: (b, b, count, True), "width"),
-        (lambda b: (b, b, count, None), "NoneType"),
+        (lambda b: (b, b, count, None), "NoneType|32 given"),  # a null pointer, 8 bytes
     ],
 )
 def test_wrong_arguments(device: Device, program: Program, arguments, reason: str) -> None:
