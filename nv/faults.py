@@ -18,11 +18,13 @@ from hcq.errors import (
     DeviceHang,
     DeviceLost,
     IllegalInstruction,
+    NotSupported,
     PageFault,
     UgpuError,
 )
 from hcq.queue import QueueKind
 from hcq.timeline import Timeline
+from hcq.transport.node import take_gap
 from nv import abi
 from nv.rm.channel import ChannelError
 
@@ -119,6 +121,10 @@ class Faults:
     def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError:
         """The error for a channel that the resource manager stopped, with all facts there are."""
         kernels = queue.in_flight
+        gap = take_gap(self.device.session.node)
+        if gap is not None:
+            remedy = {"queue": queue.name, "remedy": _RESET}
+            return NotSupported(f"{self.device.name}: {gap.message}", **gap.facts, **remedy)
         facts: dict[str, object] = {"xid": error.xid, "xid_name": error.name, "queue": queue.name}
         advice = _ADVICE.get(error.xid)
         if advice is not None:

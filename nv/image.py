@@ -155,6 +155,10 @@ def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
     if written:
         image.fixed = image.size = _up(image.size, page_of(image.size + size))
         _place(image, ".nv.global")
+    for name, kernel in cubin.kernels.items():
+        for index in (kernel.text, *(index for bank, index in kernel.constants.items() if bank)):
+            if index not in image.offsets:
+                raise BadCodeObject(f"{name}: its section {index} is not one that is loaded")
     _check_relocations(image)
     return image
 

@@ -32,7 +32,7 @@ _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp an
 # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no limit in MAX_SM_COUNT, 0 in the GPC counts that
 # Hopper's class adds, as on boards Mesa's NVK (nvk_queue.c) and tinygrad's ops_nv.py have it.
 _ALL_SMS = 0xFF
-_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d+)([af]?)", re.MULTILINE)
+_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$%]+)\s*(\[\d*\])?\s*$")
 _SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")

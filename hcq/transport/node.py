@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from hcq.errors import NotSupported
+
 
 class NodeMapping(Protocol):
     """Part of a node's memory in this process, until `close` (idempotent).
@@ -68,6 +70,13 @@ class Node(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def take_gap(node: Node) -> NotSupported | None:
+    """What the model behind a node could not do, which ended work that hardware would have done;
+    None where there is nothing, as always on a real driver. Each is told once."""
+    gaps: list[NotSupported] = getattr(node, "gaps", [])
+    return gaps.pop(0) if gaps else None
 
 
 @dataclass(frozen=True)

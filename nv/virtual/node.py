@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hcq import life
-from hcq.errors import BadArgument, Closed
+from hcq.errors import BadArgument, Closed, NotSupported
 from hcq.transport.node import NodeMapping
 from nv.abi.events import TOOLS_NODE
 from nv.virtual.faults import Fault
@@ -83,6 +83,7 @@ class VirtualNode:
         self.machine = machine
         self.files: dict[int, OpenFile] = {}
         self._owns_machine = owns_machine
+        self.gaps: list[NotSupported] = []
         self._handles = itertools.count(100)
         self._mappings: list[MemoryMapping | DoorbellMapping] = []
         self._escapes = Escapes(self)

@@ -149,6 +149,39 @@ def test_an_unknown_relocation_is_an_honest_gap() -> None:
         lay_out(parse_cubin(bytes(data)))
 
 
+@pytest.mark.parametrize("target", ["sm_75", "sm_90", "sm_120"])
+def test_a_kernel_whose_code_is_not_loaded_is_named(target: str) -> None:
+    """The section's name says that it is code; without it the kernel's symbol leads nowhere."""
+    data = cubin(target).replace(b"\0.text.full\0", b"\0.texx.full\0")
+    with pytest.raises(BadCodeObject, match="full"):
+        lay_out(parse_cubin(data)).link(BASE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damaged_tables_end_in_an_error_of_ours(data: st.DataObject) -> None:
+    """Fields of section headers, symbols, relocations and attributes, and letters of names."""
+    target = data.draw(st.sampled_from(("sm_75", "sm_90", "sm_120")))
+    image = bytearray(cubin(target))
+    elf = ELFFile(io.BytesIO(bytes(image)))
+    start, count = elf.header.e_shoff, elf.header.e_shnum
+    tables = [(start, 64 * count)]
+    for section in elf.iter_sections():
+        if section.name.startswith((".rel", ".nv.info", ".symtab", ".strtab", ".shstrtab")):
+            tables.append((section.header.sh_offset, section.header.sh_size))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at, size = data.draw(st.sampled_from([table for table in tables if table[1] >= 8]))
+        place = at + data.draw(st.integers(0, size - 8))
+        width = data.draw(st.sampled_from((1, 2, 4, 8)))
+        value = data.draw(
+            st.sampled_from((0, 1, count - 1, count, 0xFFF1, len(image), (1 << 64) - 1))
+            | st.integers(0, count)
+        )
+        image[place : place + width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
+    with contextlib.suppress(UgpuError):
+        lay_out(parse_cubin(bytes(image)), b"ptx").link(BASE)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_damage_ends_in_an_error_of_ours(data: st.DataObject) -> None:

@@ -105,6 +105,12 @@ class RecordingNode:
     def read_text(self, path: str) -> str:
         return self._node.read_text(path)
 
+    @property
+    def gaps(self) -> list[NotSupported]:
+        """See hcq.transport.node.take_gap."""
+        found: list[NotSupported] = getattr(self._node, "gaps", [])
+        return found
+
     def close(self) -> None:
         self._node.close()
 

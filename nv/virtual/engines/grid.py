@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 import time
 import zlib
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from nv.virtual.engines.compute import ComputeEngine
 
 _NOTE = struct.Struct(NOTE_FORMAT)
+_LINE = re.compile(r"PTX line (\d{1,9})\b")
 _VARIABLE = struct.Struct(VARIABLE_FORMAT)
 _LONGEST_TABLE = 1 << 20
 _LONGEST_PTX = 16 << 20
@@ -88,7 +90,9 @@ class GridRunner:
         try:
             outcome = self._gpu.multiprocessors.run(grid, memory, attention)
         except (BadCodeObject, NotSupported) as error:
-            raise refuse(f"{grid.entry}: {error}") from error
+            gap = NotSupported(f"{grid.entry}: {error}", **_line_of(grid.ptx, str(error)))
+            text = f"{grid.entry}: {error}"
+            raise ChannelError(Xid.GR_EXCEPTION, text, gap=gap) from error
         if self._coherence is not None and isinstance(memory, WatchedMemory):
             scope = GRID_SCOPES[launch.membar]
             self._coherence.wrote(self._engine, self._gpu.index, grid.entry, memory.written, scope)
@@ -272,3 +276,12 @@ class GridRunner:
                     attention.wait_aside()
                 time.sleep(1e-3)
             raise Aborted
+
+
+def _line_of(ptx: str, message: str) -> dict[str, object]:
+    """The line of PTX that a message names, as facts of an error."""
+    found = _LINE.search(message)
+    lines = ptx.splitlines()
+    if found is None or not 0 < int(found[1]) <= len(lines):
+        return {}
+    return {"ptx": lines[int(found[1]) - 1].strip()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hcq.errors import NotSupported
 from nv.virtual.faults import Xid
 from nv.virtual.memory.faults import MmuFault
 
@@ -9,11 +10,19 @@ from nv.virtual.memory.faults import MmuFault
 class ChannelError(Exception):
     """Ends a channel, and with it all channels of its group (robust channel recovery).
 
-    fault: what the MMU reported, with Xid 31.
+    fault: what the MMU reported, with Xid 31. gap: what the model lacks, where hardware would not
+    have failed.
     """
 
-    def __init__(self, xid: Xid, text: str, fault: MmuFault | None = None) -> None:
+    def __init__(
+        self,
+        xid: Xid,
+        text: str,
+        fault: MmuFault | None = None,
+        gap: NotSupported | None = None,
+    ) -> None:
         super().__init__(text)
+        self.gap = gap
         self.xid = xid
         self.text = text
         self.fault = fault

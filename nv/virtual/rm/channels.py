@@ -244,6 +244,9 @@ class ChannelObject(RmObject):
     def _recover(self, error: ChannelError) -> None:
         """Robust channel recovery: the whole group ends, each notifier says why."""
         self.gpu.report(error.xid, error.text, self.channel.number)
+        gaps = getattr(self.client.owner, "gaps", None)  # of the node, see hcq.transport.node
+        if error.gap is not None and gaps is not None:
+            gaps.append(error.gap)
         if error.fault is not None and self.on_fault is not None:
             self.on_fault(error.fault)  # ORDER: before the notifiers say that it happened
         victims = [self] if self.group is None else self.group.channels()

@@ -6,6 +6,7 @@ import re
 from random import Random
 
 import llvmlite.binding as llvm
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,12 +51,17 @@ TABLE: .branchtargets ELSE, LOOP, OUT;
 OUT: selp.b32 %r11, %r10, %r9, %p5; st.global.b32 [%rd3], %r11;
 """
 _TEXT = HEAD.format(target="sm_90a") + body(1, _WORK, ".shared .align 16 .b8 part[256];")
+_EXTREME = [
+    "9" * 5000, "0x" + "f" * 5000, "0" * 5000, "0b" + "1" * 5000, "%r" + "9" * 5000, "1e99999",
+    "-1", "18446744073709551616", ".param .b8 x[99999999999999]", ".shared .b8 y[999999999999999];",
+    ".b" + "1" * 5000, ".align 0", "/*", "\0", "\xe9", "wmma.load", "<", "|", "~",
+]  # fmt: skip
 _PART = re.compile(r"(%\w+|\.\w+|\b\d+\b|[{}\[\];,])")
 
 
 def _damaged(seed: int) -> str:
     draw = Random(seed)
-    pool = _PART.findall(_TEXT)
+    pool = _PART.findall(_TEXT) + 2 * _EXTREME
     lines = _TEXT.split("\n")
     for _ in range(draw.randrange(1, 4)):
         number = draw.randrange(4, len(lines))
@@ -80,6 +86,19 @@ def _translate(text: str) -> None:
 
 def test_the_whole_kernel_is_translated() -> None:
     _translate(_TEXT)
+
+
+@pytest.mark.parametrize("number", [text for text in _EXTREME if len(text) > 1000])
+@pytest.mark.parametrize(
+    "line", ["mov.u32 %r1, {};", "add.u32 %r{0}, %r1, %r1;", ".reg .b32 %q<{}>;", ".align {}"]
+)
+def test_numbers_of_thousands_of_digits_are_refused(number: str, line: str) -> None:
+    """Python's own limit of digits is not what a caller hears of."""
+    text = _TEXT.replace("bar.sync 0;", f"bar.sync 0; {line.format(number)}")
+    with pytest.raises(BadCodeObject, match="PTX line"):
+        _translate(text)
+    with pytest.raises(BadCodeObject, match="PTX line"):
+        parse(_TEXT.replace(".version ", f".version {number}.", 1))
 
 
 @settings(max_examples=150, deadline=None)

@@ -69,9 +69,28 @@ class Cursor:
             self.next()
 
 
+_MOST_DIGITS = 66  # "0b" and 64 bits
+
+
 def integer_of(token: Token) -> int:
-    """Return the value of an integer constant."""
+    """Return the value of an integer constant, which has 64 bits."""
+    value = _value(token)
+    if value >> 64:
+        raise bad(token.line, "an integer of more than 64 bits")
+    return value
+
+
+def count_of(text: str, line: int) -> int:
+    """Return the value of a decimal number within a word, such as 12 of %r12."""
+    if len(text) > _MOST_DIGITS:
+        raise bad(line, f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _value(token: Token) -> int:
     text = token.text.rstrip("U")
+    if len(text) > _MOST_DIGITS:
+        raise bad(token.line, "an integer of more than 64 bits")
     if text[:2].lower() in ("0f", "0d") or not text.isalnum():
         raise bad(token.line, f"expected an integer, not {token.text!r}")
     if text[:2].lower() == "0x":
@@ -84,6 +103,4 @@ def integer_of(token: Token) -> int:
         return int(text, 8)
     if not text.isdigit():
         raise bad(token.line, f"expected an integer, not {token.text!r}")
-    if len(text) > 40:
-        raise bad(token.line, "an integer of more than 64 bits")
     return int(text)

@@ -8,7 +8,7 @@ Source: PTX ISA 8.x, chapters "Syntax", "State Spaces, Types, and Variables" and
 
 from __future__ import annotations
 
-from nv.virtual.sm.ptx.cursor import Cursor
+from nv.virtual.sm.ptx.cursor import Cursor, count_of
 from nv.virtual.sm.ptx.lexer import bad, tokens_of
 from nv.virtual.sm.ptx.module import Function, Module, Variable
 from nv.virtual.sm.ptx.statements import Body
@@ -45,7 +45,7 @@ def _directive(cursor: Cursor, module: Module) -> None:
         major, _, minor = cursor.next().text.partition(".")
         if not (major.isdigit() and minor.isdigit()):
             raise bad(token.line, ".version takes a number such as 8.0")
-        module.version = int(major), int(minor)
+        module.version = count_of(major, token.line), count_of(minor, token.line)
     elif word == ".target":
         cursor.next()
         module.target = cursor.name()

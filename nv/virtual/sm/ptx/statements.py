@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 from hcq.errors import NotSupported
-from nv.virtual.sm.ptx.cursor import Cursor, integer_of
+from nv.virtual.sm.ptx.cursor import Cursor, count_of, integer_of
 from nv.virtual.sm.ptx.lexer import Token, bad
 from nv.virtual.sm.ptx.module import (
     SIZES,
@@ -272,7 +272,9 @@ class Body:
                 return Name(known)
             for stem, count, kind in ranges:
                 number = text[len(stem) :]
-                if text.startswith(stem) and number.isdigit() and int(number) < count:
+                if not (text.startswith(stem) and number.isdigit()):
+                    continue
+                if count_of(number, token.line) < count:
                     return self._declare_in(scope, text, kind)
         if text == "_":
             return Sink()
