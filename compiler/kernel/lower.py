@@ -26,6 +26,7 @@ from compiler.kernel import (
     host_matmul,
     host_online,
     host_rows,
+    host_turned,
     host_windows,
     scatter,
 )
@@ -97,6 +98,9 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
     window = host_windows.find_window(plain)
     if window is not None:
         return _Shape(lambda _: host_windows.reduction(plain, window, target))
+    turned = host_turned.find_turned(plain) if plain.reduction is None else None
+    if turned is not None:
+        return _Shape(lambda _: host_turned.elementwise(plain, turned, target))
     loops = host_loops.elementwise if plain.reduction is None else host_loops.reduction
     return _Shape(lambda chunk: loops(plain, target, chunk), lambda: [host_loops.space()])
 
