@@ -114,7 +114,9 @@ def _add_case(add: Callable[[asm.Encoded], None], case: Case) -> None:
         add(asm.global_access("store_b128", addr=1, saddr=2, data=20, offset=place))
 
 
-def run_core(core: GfxCore, cases: Sequence[Case], inputs: Sequence[Registers]) -> list[Registers]:
+def run_core(
+    core: GfxCore, cases: Sequence[Case], inputs: Sequence[Registers], rsrc1: int = _RSRC1
+) -> list[Registers]:
     """Run the cases on the translating core; raises NotTranslated for one it does not execute."""
     groups = len(inputs[0].vectors)
     block = np.zeros((groups, len(cases), BLOCK // 4), np.uint32)
@@ -129,7 +131,7 @@ def run_core(core: GfxCore, cases: Sequence[Case], inputs: Sequence[Registers]) 
     out = memory.map(OUTPUT, np.zeros((groups, len(cases), OUT_BLOCK // 4), np.uint32))
     pointers = [INPUT & 0xFFFFFFFF, INPUT >> 32, OUTPUT & 0xFFFFFFFF, OUTPUT >> 32]
     dispatch = Dispatch(
-        code_address=CODE, groups=(groups, 1, 1), threads=(LANES, 1, 1), rsrc1=_RSRC1,
+        code_address=CODE, groups=(groups, 1, 1), threads=(LANES, 1, 1), rsrc1=rsrc1,
         rsrc2=_RSRC2, rsrc3=0, user_data=pointers + [0] * 12, wave32=True,
     )  # fmt: skip
     outcome = core.run(dispatch, memory, Abort())
@@ -165,8 +167,8 @@ class _Window:
         self.data[address - OUTPUT : address - OUTPUT + len(data)] = data
 
 
-def run_oracle(case: Case, registers: Registers) -> Registers:
-    """Execute the case once for each group on the oracle."""
+def run_oracle(case: Case, registers: Registers, mode: Mode | None = None) -> Registers:
+    """Execute the case once for each group on the oracle; by default as `run_core` does."""
     instructions = decode_all(np.array(case.words, np.uint32).tobytes())
     vectors, scalars = registers.vectors.copy(), registers.scalars.copy()
     for group in range(len(vectors)):
@@ -175,7 +177,7 @@ def run_oracle(case: Case, registers: Registers) -> Registers:
             vcc=int(scalars[group, _VCC]),
             scc=bool(scalars[group, _SCC]),
             m0=int(scalars[group, _M0]),
-            mode=Mode(ieee=False),
+            mode=mode or Mode(ieee=False),
             lds=np.zeros(512, np.uint8),
             memory=_Window(),
         )

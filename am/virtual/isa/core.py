@@ -20,7 +20,7 @@ from am.virtual.isa.runtime import runs as runtime_runs
 from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
-from am.virtual.isa.translator.translate import translate
+from am.virtual.isa.translator.translate import translate, uses_output_modifiers
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
 from hcq.emu import jit
 from hcq.emu import math as emu_math
@@ -34,6 +34,7 @@ _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer: to wake threads takes 100 us
 _MOST_KERNELS = 1024  # kept translated
+_Key = tuple[int, int, bool, int]  # address, vector registers, whole waves, output modifiers
 
 _PROFILES = (
     '\n!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
@@ -91,8 +92,8 @@ class GfxCore:
         self._crew = Crew([Worker() for _ in range(count)], "shader-core")
         self._folder = cache
         self._objects = jit.ObjectCache(cache)
-        self._kernels: dict[tuple[int, int, bool], Kernel] = {}
-        self._compiled: dict[tuple[str, int, bool], Kernel] = {}
+        self._kernels: dict[_Key, Kernel] = {}
+        self._compiled: dict[tuple[str, int, bool, int], Kernel] = {}
         self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
         self._lock = threading.Lock()
         self._launch = LAUNCH(_runtime(cache).address(runtime.PREFIX + "launch"))
@@ -170,7 +171,7 @@ class GfxCore:
         return _halted(worker, kernel.program, code, run.dispatch)
 
     def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
-        key = (address, launch.vgprs, launch.full)
+        key = (address, launch.vgprs, launch.full, launch.omod)
         known = self._kernels.get(key)
         if known is not None and known.program.unchanged(memory):
             return known
@@ -178,7 +179,7 @@ class GfxCore:
         self._remember(key, kernel)
         return kernel
 
-    def _remember(self, key: tuple[int, int, bool], kernel: Kernel) -> None:
+    def _remember(self, key: _Key, kernel: Kernel) -> None:
         whole = all(block.stop is not Stop.NO_CODE for block in kernel.program.blocks.values())
         if whole:
             while len(self._kernels) >= _MOST_KERNELS:
@@ -192,18 +193,21 @@ class GfxCore:
             roots = frozenset({root, *(program.base + offset for offset in program.roots)})
             address = program.base + program.entry
             longer = self._translated(load(memory, address, roots), launch)
-            self._remember((address, launch.vgprs, launch.full), longer)
+            self._remember((address, launch.vgprs, launch.full, launch.omod), longer)
             return longer
 
     def _translated(self, program: Program, launch: Launch) -> Kernel:
-        mark = (program.digest, launch.vgprs, launch.full)
+        omod = launch.omod if uses_output_modifiers(program) else 0
+        mark = (program.digest, launch.vgprs, launch.full, omod)
         known = self._compiled.get(mark)
         if known is None:
-            key = jit.key_of(_PACKAGE, "kernel", program.digest, launch.vgprs, int(launch.full))
+            key = jit.key_of(
+                _PACKAGE, "kernel", program.digest, launch.vgprs, int(launch.full), omod
+            )
             image = self._objects.get(key)
             if image is None:
                 mark_full_blocks(program, launch.full)
-                ir = translate(program, launch.vgprs, _KERNEL)
+                ir = translate(program, launch.vgprs, _KERNEL, omod)
                 image = jit.compile_object(ir, jit.LIMITED, 1)
                 self._objects.put(key, image)
             code = jit.Loaded(image)
@@ -215,9 +219,12 @@ class GfxCore:
 
 
 _SEVERITY = (
-    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.ABORTED, Ending.BAD_DISPATCH,
-    Ending.DONE,
+    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.HALTED, Ending.ABORTED,
+    Ending.BAD_DISPATCH, Ending.DONE,
 )  # fmt: skip
+
+
+_ENDINGS = {layout.NO_CODE: Ending.FETCH_FAULT, layout.SET_HALT: Ending.HALTED}
 
 
 def _signed(value: int) -> int:
@@ -233,6 +240,8 @@ def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> 
     words, detail = program.words_at(offset)
     if code == layout.FAR_CODE:
         detail = "code more than 2 GB away from its kernel is not executed by these cores"
-    ending = Ending.FETCH_FAULT if code == layout.NO_CODE else Ending.ILLEGAL_INSTRUCTION
+    ending = _ENDINGS.get(code, Ending.ILLEGAL_INSTRUCTION)
+    if ending is Ending.HALTED:
+        detail = "by s_sethalt"
     wave_number = worker.word(layout.HALT_WAVE)
     return Outcome(ending, program.base + offset, words, detail, where, wave_number)

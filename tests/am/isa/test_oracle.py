@@ -345,8 +345,8 @@ def test_a_loop_that_does_not_end_is_reported() -> None:
 
 
 def test_what_is_not_modelled_says_so() -> None:
-    with pytest.raises(NotSupported, match="v_trig_preop_f64"):
-        one(asm.vop3("v_trig_preop_f64", 2, [asm.v(4), asm.v(6)]), WaveState())
+    with pytest.raises(NotSupported, match="s_setkill"):
+        one(asm.sopp("s_setkill", 0), WaveState())
     with pytest.raises(NotSupported, match="rounding"):
         state = WaveState()
         one(asm.sopp("s_round_mode", 3), state)

@@ -11,6 +11,7 @@ from am.virtual.isa.decoder.formats import Format, Instruction, UnknownInstructi
 from am.virtual.isa.decoder.memory import decode_buffer, decode_ds, decode_flat, decode_smem
 from am.virtual.isa.decoder.operands import Kind, Operand, Type
 from am.virtual.isa.decoder.vector import (
+    decode_vinterp,
     decode_vop1,
     decode_vop2,
     decode_vop3,
@@ -40,6 +41,8 @@ def decode(code: bytes, offset: int = 0) -> Instruction:
         return decode_vopd(words)
     if first >> 24 == 0xCC:
         return decode_vop3p(words)
+    if first >> 24 == 0xCD:
+        return decode_vinterp(words)
     if top == 0b110110:
         return decode_ds(words)
     if top == 0b110111:

@@ -108,6 +108,12 @@ def vopc() -> dict[int, Shape]:
 
 
 @cache
+def vinterp() -> dict[int, Shape]:
+    """Return the opcodes of VINTERP."""
+    return _shapes(opcodes_vector.VINTERP)
+
+
+@cache
 def vop3() -> dict[int, Shape]:
     """Return the opcodes of VOP3 and VOP3SD, those shared with VOPC, VOP2 and VOP1 included."""
     return {

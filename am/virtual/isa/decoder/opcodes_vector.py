@@ -332,6 +332,15 @@ VOPD = """
 18 v_dual_and_b32 b32 b32 b32
 """
 
+VINTERP = """
+0 v_interp_p10_f32 f32 f32 f32 f32
+1 v_interp_p2_f32 f32 f32 f32 f32
+2 v_interp_p10_f16_f32 f32 f16 f32 f16
+3 v_interp_p2_f16_f32 f16 f16 f32 f32
+4 v_interp_p10_rtz_f16_f32 f32 f16 f32 f16
+5 v_interp_p2_rtz_f16_f32 f16 f16 f32 f32
+"""
+
 # VOPC: base opcode, operand type, suffix, conditions in order from the base ("." where none is).
 # v_cmpx is the same plus 128.
 VOPC = """

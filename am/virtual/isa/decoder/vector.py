@@ -258,6 +258,36 @@ def decode_vop3p(words: Words) -> Instruction:
     )
 
 
+def decode_vinterp(words: Words) -> Instruction:
+    """Decode the interpolation of a pixel's attributes. All sources are vector registers."""
+    first = words.first
+    second = words.next()
+    opcode = first >> 16 & 0x7F
+    shape = words.look_up(opcodes.vinterp(), opcode)
+    selected = first >> 11 & 0xF
+    sources = []
+    for number, name in enumerate(shape.srcs):
+        code = second >> 9 * number & 0x1FF
+        if code < 256:
+            raise words.unknown("a source that is not a vector register")
+        operand = words.vector(code - 256, 1, sized(name))
+        if operand.type is Type.F16 and selected >> number & 1:
+            operand = replace(operand, high=True)
+        sources.append(_modified(operand, 0, second >> (29 + number) & 1))
+    dst = words.vector(first & 0xFF, 1, sized(shape.dst))
+    if dst.type is Type.F16 and selected & 8:
+        dst = replace(dst, high=True)
+    return words.finish(
+        Format.VINTERP,
+        shape,
+        opcode,
+        dst=dst,
+        srcs=tuple(sources),
+        clamp=bool(first >> 15 & 1),
+        op_sel=tuple(selected >> bit & 1 for bit in range(4)),
+    )
+
+
 def decode_vopd(words: Words) -> Instruction:
     """Decode a pair of operations that execute together."""
     first = words.first

@@ -6,6 +6,8 @@ in double precision and rounded: the hardware's are within 1 ulp of that (LLVM A
 
 from __future__ import annotations
 
+import decimal
+import math
 from collections.abc import Callable
 from functools import cache
 
@@ -55,6 +57,37 @@ def _cosine(turns: Lanes) -> Lanes:
 def _dx9_product(first: Lanes, second: Lanes) -> Lanes:
     zero = (first == 0) | (second == 0)
     return np.where(zero, first.dtype.type(0), fp.multiply(first, second))
+
+
+def _mullit(first: Lanes, second: Lanes, third: Lanes) -> Lanes:
+    lowest = np.finfo(np.float32).min
+    refused = (second == lowest) | np.isneginf(second) | np.isnan(second)
+    refused |= (third <= 0) | np.isnan(third)
+    return np.where(refused, lowest, _dx9_product(first, second))
+
+
+# 2/pi to 1201 bits, by decimal digits; pi from Gauss's and Legendre's iteration.
+@cache
+def _two_over_pi() -> int:
+    with decimal.localcontext(prec=420):
+        a, b = decimal.Decimal(1), 1 / decimal.Decimal(2).sqrt()
+        t, p = decimal.Decimal("0.25"), decimal.Decimal(1)
+        for _ in range(10):
+            a, b, t, p = (a + b) / 2, (a * b).sqrt(), t - p * ((a - b) / 2) ** 2, 2 * p
+        return int(2 * 4 * t / (a + b) ** 2 * 2**1216)
+
+
+def _trig_preop(angle: Lanes, segment: Lanes) -> Lanes:
+    """Return 53 bits of 2/pi by lane; see RDNA3 ISA document, V_TRIG_PREOP_F64."""
+    results = []
+    for bits, number in zip(angle.view(np.uint64).tolist(), segment.tolist(), strict=True):
+        exponent = bits >> 52 & 0x7FF
+        shift = (number & 31) * 53 + max(0, exponent - 1077)
+        scale = -53 - shift + (128 if exponent >= 1968 else 0)
+        # The table has 37 words, and three are taken at a time: behind, hardware reads zero.
+        found = 0 if shift // 32 + 2 >= 37 else _two_over_pi() >> 1216 - 53 - shift & (1 << 53) - 1
+        results.append(math.ldexp(found, scale))
+    return np.array(results)
 
 
 def _dx9_fma(first: Lanes, second: Lanes, third: Lanes) -> Lanes:
@@ -182,6 +215,8 @@ def operations(ieee: bool = True) -> dict[str, Operation]:
     """Return the floating-point operations by name. ieee: MODE.IEEE, minima quiet NaNs."""
     table: dict[str, Operation] = {
         "v_mul_dx9_zero_f32": _dx9_product,
+        "v_mullit_f32": _mullit,
+        "v_trig_preop_f64": _trig_preop,
         "v_fma_dx9_zero_f32": _dx9_fma,
         "v_rcp_iflag_f32": _flushing(_double(np.reciprocal)),
         "v_cubeid_f32": _cube_id,

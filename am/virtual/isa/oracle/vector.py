@@ -186,7 +186,7 @@ def _finished(instruction: Instruction, state: WaveState, values: Lanes) -> Lane
     if dst is None or dst.type not in _FLOAT_TYPES:
         return values
     keeps = state.mode.denormals(dst.type) & 2
-    if instruction.omod and not keeps:  # with denormals the output modifier is ignored
+    if instruction.omod and not keeps and not state.mode.ieee:  # else it is ignored
         factor = (1, 2, 4, 0.5)[instruction.omod]
         values = fp.multiply(values, np.full(LANES, factor, values.dtype))
     if instruction.clamp:

@@ -21,6 +21,7 @@ VGPR_GRANULE = 8
 MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest even, denormals kept
 _FLUSH_RESULTS = 0x8000
 _FLUSH_SOURCES = 0x0040
+OMOD_F32, OMOD_OTHERS = 1, 2  # bits of Launch.omod
 
 
 class BadDispatch(Exception):
@@ -36,7 +37,8 @@ class Launch:
     """A checked dispatch.
 
     vgprs, lds_bytes: allocation of a wave and of a workgroup. full: every wave has 32 threads.
-    slots: scalar register of each workgroup id, and of the group information.
+    slots: scalar register of each workgroup id, and of the group information. omod: of which
+    results the output modifier OMOD takes effect, OMOD_F32 or OMOD_OTHERS (f16 and f64) or both.
     """
 
     vgprs: int
@@ -46,6 +48,7 @@ class Launch:
     full: bool
     slots: tuple[int, int, int, int]
     mxcsr: int
+    omod: int
     scalars: NDArray[np.uint32]
     ids: NDArray[np.uint32]
     execs: NDArray[np.uint32]
@@ -72,6 +75,9 @@ class Launch:
             full=threads % layout.LANES == 0,
             slots=slots,
             mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
+            omod=output_modifiers(
+                _bits(dispatch.rsrc1, 16, 4), ieee=bool(_bits(dispatch.rsrc1, 23, 1))
+            ),
             scalars=scalars,
             ids=_thread_ids(*dispatch.threads[:2], waves, _bits(dispatch.rsrc2, 11, 2)),
             execs=_exec_masks(threads, waves),
@@ -107,10 +113,22 @@ def _check_scratch(dispatch: Dispatch, waves: int) -> None:
 def denormal_control(denormals: int) -> int:
     """Return the host's floating-point control for the denormal setting of 32-bit floats.
 
-    denormals: bit 0 keeps those of results, bit 1 those of sources.
+    denormals: bit 0 keeps those of sources, bit 1 those of results (LLVM AMDGPUUsage, "Floating
+    Point Denorm Mode Enumeration Values").
     """
-    results = 0 if denormals & 1 else _FLUSH_RESULTS
-    return MXCSR_DEFAULT | results | (0 if denormals & 2 else _FLUSH_SOURCES)
+    results = 0 if denormals & 2 else _FLUSH_RESULTS
+    return MXCSR_DEFAULT | results | (0 if denormals & 1 else _FLUSH_SOURCES)
+
+
+def output_modifiers(denormals: int, *, ieee: bool) -> int:
+    """Return Launch.omod for MODE's four denormal bits: those of f32, then those of f16 and f64.
+
+    OMOD is ignored in IEEE mode, and where denormal results are kept (RDNA3 ISA document, "Output
+    modifiers").
+    """
+    if ieee:
+        return 0
+    return (0 if denormals & 2 else OMOD_F32) | (0 if denormals & 8 else OMOD_OTHERS)
 
 
 def _float_mode(mode: int) -> int:

@@ -75,4 +75,5 @@ ABORTED = 3
 NO_CODE = 4  # instruction fetch at HALT_PC failed
 JUMPED = 5  # indirect jump: resume at the byte offset in STATE_RESUME
 UNKNOWN_CODE = 6  # indirect jump to code not yet translated, at HALT_PC
+SET_HALT = 8  # s_sethalt at HALT_PC
 FAR_CODE = 7  # indirect jump to HALT_PC, further away than offsets of code reach

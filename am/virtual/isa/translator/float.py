@@ -108,6 +108,15 @@ def _legacy_product(e: Registers, kind: str, v: tuple[str, ...]) -> str:
     return e.select(_either_zero(e, kind, v[0], v[1]), kind, constant(kind, 0), product)
 
 
+def _mullit(e: Registers, kind: str, v: tuple[str, ...]) -> str:
+    """Multiply for specular lighting: the lowest float unless exponent and base make sense."""
+    lowest = constant(kind, 0xFF7FFFFF)
+    sound = e.compare("ogt", kind, v[1], lowest)  # neither -infinity nor NaN
+    positive = e.compare("ogt", kind, v[2], constant(kind, 0))
+    both = e.value(f"and <32 x i1> {sound}, {positive}")
+    return e.select(both, kind, _legacy_product(e, kind, v), lowest)
+
+
 def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
     """Return the larger or smaller; of a number and a NaN the number; -0 is below +0.
 
@@ -329,6 +338,7 @@ def handlers() -> dict[str, Handler]:
         found[f"v_frexp_exp_i{bits}_{suffix}"] = _frexp_exponent(kind)
         found[f"v_ldexp_{suffix}"] = _ldexp(kind)
     found["v_rcp_iflag_f32"] = found["v_rcp_f32"]
+    found["v_mullit_f32"] = computed("float", 3, _mullit)
     found["v_mul_dx9_zero_f32"] = computed("float", 2, _legacy_product)
     found["v_fma_dx9_zero_f32"] = fused("float", legacy=True)
     found["v_fmac_dx9_zero_f32"] = fused("float", accumulates=True, legacy=True)

@@ -138,6 +138,7 @@ def _set_register(e: Registers, i: Instruction) -> None:
         raise Unsupported("a rounding mode other than nearest even")
     if written & 0x30 == 0x30:
         _set_denormals(e, value >> 4 & 3)
+        e.limit_omod(value >> 4)
     elif written & 0x30:
         raise Unsupported("half of the denormal mode")
 
@@ -156,6 +157,13 @@ def _set_denormals(e: Registers, denormals: int) -> None:
         e.begin(label)
 
 
+def _set_halt(e: Registers, i: Instruction) -> None:
+    """Halt the wave for good, by HALT or FATAL_HALT: bit 0 sets the status bit, else clears it."""
+    if i.simm16 & 1 or i.name == "s_sendmsghalt":
+        halt(e, i.pc, layout.SET_HALT)
+        e.begin(e.new_label("halted"))
+
+
 def _round_mode(e: Registers, i: Instruction) -> None:
     if i.simm16 & 0xF:
         raise Unsupported("a rounding mode other than nearest even")
@@ -163,6 +171,7 @@ def _round_mode(e: Registers, i: Instruction) -> None:
 
 def _denormal_mode(e: Registers, i: Instruction) -> None:
     _set_denormals(e, i.simm16 & 3)
+    e.limit_omod(i.simm16)
 
 
 def _message(e: Registers, i: Instruction) -> None:
@@ -183,6 +192,7 @@ def handlers() -> dict[str, Handler]:
     found["s_setreg_b32"] = _set_register
     found["s_setreg_imm32_b32"] = _set_register
     found["s_round_mode"] = _round_mode
+    found["s_sethalt"] = found["s_sendmsghalt"] = _set_halt
     found["s_denorm_mode"] = _denormal_mode
     found["s_sendmsg_rtn_b32"] = _message
     found["s_sendmsg_rtn_b64"] = _message

@@ -232,13 +232,26 @@ def _extended(source: str, extension: str) -> Handler:
 
 def _multiply_add(kind: str, source: str, extension: str) -> Handler:
     """d = a * b + c, with the factors extended to the width of d; saturating when CLAMP is set."""
+    bits = int(kind[1:])
+    wide = f"i{2 * bits}"
+    signed = extension == "sext"
+    low, high = (-1 << bits - 1, (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
-    def function(e: Registers, v: tuple[str, ...]) -> str:
-        a = e.convert(extension, source, kind, v[0])
-        b = e.convert(extension, source, kind, v[1])
-        return e.binary("add", kind, e.binary("mul", kind, a, b), v[2])
+    def emit(e: Registers, i: Instruction) -> None:
+        a, b, c = (e.source(*given) for given in zip(i.srcs, (source, source, kind), strict=True))
+        if not i.clamp:
+            a, b = e.convert(extension, source, kind, a), e.convert(extension, source, kind, b)
+            e.set_result(i, kind, e.binary("add", kind, e.binary("mul", kind, a, b), c))
+            return
+        a, b = e.convert(extension, source, wide, a), e.convert(extension, source, wide, b)
+        total = e.binary("mul", wide, a, b)  # with c it fits twice the bits
+        total = e.binary("add", wide, total, e.convert(extension, kind, wide, c))
+        if signed:
+            total = e.intrinsic("smax", wide, total, constant(wide, low))
+        total = e.intrinsic("smin" if signed else "umin", wide, total, constant(wide, high))
+        e.set_result(i, kind, e.convert("trunc", wide, kind, total))
 
-    return lanewise((source, source, kind), kind, function)
+    return emit
 
 
 def _saturated_pack(signed: bool) -> Function:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand
 from am.virtual.isa.runtime import layout
+from am.virtual.isa.runtime.launch import OMOD_F32, OMOD_OTHERS, output_modifiers
 from hcq.emu.text import ELEMENT_BITS, VECTOR, Text, constant, integer_of
 
 _BASE = {
@@ -35,11 +36,15 @@ class Registers(Text):
 
     full: EXEC is known to be all ones here, so that writes need no mask.
     vector_limit: vector registers that the dispatch allocated; a use beyond it is illegal.
-    pinned: vector registers that stay in the wave state.
+    pinned: vector registers that stay in the wave state. omod: see Launch.omod; a block that
+    switches the treatment of denormals changes it from there to its end.
     """
 
-    def __init__(self, vector_limit: int, pinned: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, vector_limit: int, pinned: frozenset[int] = frozenset(), omod: int = 0
+    ) -> None:
         super().__init__()
+        self._launched_omod = self.omod = omod
         self.vector_limit = vector_limit
         self.pinned = pinned
         self.used_scalars: set[int] = set()
@@ -53,9 +58,18 @@ class Registers(Text):
         self.switches_mode = False  # of denormals, within the kernel
 
     def start_block(self, full: bool) -> None:
-        """Forget what was known about EXEC."""
+        """Forget what was known about EXEC and the mode."""
         self.full = full
         self._exec_mask = None
+        self.omod = self._launched_omod
+
+    def limit_omod(self, denormals: int) -> None:
+        """Ignore OMOD from here on where denormal results are kept by now.
+
+        Where they were kept before, the launch did not say whether IEEE mode is off too: then OMOD
+        stays ignored. No compiler emits it behind such a switch.
+        """
+        self.omod = self._launched_omod & output_modifiers(denormals, ieee=False)
 
     # -- scalar registers -----------------------------------------------------------------------
 
@@ -315,8 +329,8 @@ class Registers(Text):
         self.set_vector(instruction.dst, element, value)
 
     def output_modified(self, instruction: Instruction, element: str, value: str) -> str:
-        """Apply OMOD and CLAMP (to 0..1, NaN becomes 0) to a float result."""
-        if instruction.omod:
+        """Apply OMOD, where the mode lets it, and CLAMP (to 0..1, NaN becomes 0) to a result."""
+        if instruction.omod and self.omod & (OMOD_F32 if element == "float" else OMOD_OTHERS):
             factor = constant(element, _OMOD[element][instruction.omod])
             value = self.binary("fmul", element, value, factor)
         if instruction.clamp:

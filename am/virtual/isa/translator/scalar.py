@@ -323,9 +323,32 @@ def _sign_extended(ty: str) -> Callable[[Registers, str], str]:
     return lambda e, a: e.value(f"sext {ty} {e.value(f'trunc i32 {a} to {ty}')} to i32")
 
 
+def _quads(bits: int, whole: bool) -> Callable[[Registers, str], str]:
+    """Tell which groups of four bits have one set: a bit for each, or (`whole`) all four of it."""
+
+    def function(e: Registers, a: str) -> str:
+        ty = f"i{bits}"
+        for shift in (1, 2):
+            a = e.value(f"or {ty} {a}, {e.value(f'lshr {ty} {a}, {shift}')}")
+        a = e.value(f"and {ty} {a}, {int('1' * (bits // 4), 16)}")
+        if whole:
+            return e.value(f"mul {ty} {a}, 15")
+        ones, apart = 1, 4  # runs of so many bits, so far from each other
+        while ones < bits // 4:
+            a = e.value(f"or {ty} {a}, {e.value(f'lshr {ty} {a}, {apart - ones}')}")
+            ones, apart = 2 * ones, 2 * apart
+            kept = sum(((1 << ones) - 1) << at for at in range(0, bits, apart))
+            a = e.value(f"and {ty} {a}, {kept}")
+        return a
+
+    return function
+
+
 def _define_unary() -> None:
     for bits in (32, 64):
         ty = f"i{bits}"
+        HANDLERS[f"s_quadmask_b{bits}"] = _unary(bits, _quads(bits, False), bits, True)
+        HANDLERS[f"s_wqm_b{bits}"] = _unary(bits, _quads(bits, True), bits, True)
         HANDLERS[f"s_mov_b{bits}"] = _move(bits)
         HANDLERS[f"s_cmov_b{bits}"] = _conditional_move(bits)
         HANDLERS[f"s_cselect_b{bits}"] = _select(bits)

@@ -26,6 +26,7 @@ from am.virtual.isa.translator import memory as emit_memory
 from am.virtual.isa.translator import packed as emit_packed
 from am.virtual.isa.translator import relative as emit_relative
 from am.virtual.isa.translator import scalar as emit_scalar
+from am.virtual.isa.translator import trig as emit_trig
 from am.virtual.isa.translator.flow import emit_end, halt
 from am.virtual.isa.translator.lanes import apply_dpp
 from am.virtual.isa.translator.liveness import ALL, read_after
@@ -43,7 +44,7 @@ _PROFILES = (
 _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
     emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
-    emit_flow,
+    emit_trig, emit_flow,
 )  # fmt: skip
 
 
@@ -56,9 +57,17 @@ def handlers() -> dict[str, Handler]:
     return found
 
 
-def translate(program: Program, vector_limit: int, name: str) -> str:
-    """Return the IR module of a program that has `vector_limit` vector registers."""
-    e = Registers(vector_limit, pinned_registers(program, vector_limit))
+def uses_output_modifiers(program: Program) -> bool:
+    """Whether OMOD stands in some instruction: the code then depends on the floating-point mode."""
+    return any(i.omod for block in program.blocks.values() for i in block.instructions)
+
+
+def translate(program: Program, vector_limit: int, name: str, omod: int = 0) -> str:
+    """Return the IR module of a program that has `vector_limit` vector registers.
+
+    omod: see Launch.omod.
+    """
+    e = Registers(vector_limit, pinned_registers(program, vector_limit), omod)
     resumes: set[int] = set(program.roots)
     jumps = False
     live = read_after(program)

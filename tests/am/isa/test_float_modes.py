@@ -1,0 +1,119 @@
+"""What MODE does to results on the core and on the oracle; 53 bits of 2/pi."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from am.virtual.isa.core import GfxCore
+from am.virtual.isa.oracle.execute import Mode
+from am.virtual.isa.runtime.launch import MXCSR_DEFAULT, denormal_control
+from am.virtual.isa.translator.trig import two_over_pi
+from tests.support import gfx_encode as asm
+from tests.support.gfx_case_makers import registers
+from tests.support.gfx_cases import Case, Registers, run_core, run_oracle
+
+IEEE, KEEPS_RESULTS = 1 << 23, 0b10
+NUMBERS = {"f16": 0x4000, "f32": 0x4000_0000, "f64": 0x4000_0000_0000_0000}  # 2.0
+RESULTS = {
+    "f16": (0x4400, 0x4800, 0x4C00, 0x4000),
+    "f32": (0x4080_0000, 0x4100_0000, 0x4180_0000, 0x4000_0000),
+    "f64": (4 << 60 | 1 << 52, 4 << 60 | 2 << 52, 4 << 60 | 3 << 52, 4 << 60),
+}  # 4.0, and it times 2, times 4, divided by 2
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[GfxCore]:
+    made = GfxCore(workers=1)
+    yield made
+    made.close()
+
+
+def filled(kind: str) -> Registers:
+    """Make registers that all hold 2.0."""
+    given = registers(1, groups=1)
+    words = (NUMBERS[kind] & 0xFFFFFFFF, NUMBERS[kind] >> 32)
+    given.vectors[:, 0::2], given.vectors[:, 1::2] = words if kind == "f64" else words[:1] * 2
+    given.scalars[0, 9] = 0xFFFF_FFFF  # EXEC
+    return given
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("ieee", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_omod_is_ignored_in_ieee_mode_and_where_denormals_are_kept(
+    core: GfxCore, kind: str, ieee: bool, keeps: bool
+) -> None:
+    cases = [
+        Case(
+            f"v_add_{kind} omod {omod}",
+            asm.vop3(f"v_add_{kind}", 16, [asm.v(8), asm.v(10)], omod=omod),
+        )
+        for omod in range(4)
+    ]
+    denormals = (3 if keeps else 0) << (0 if kind == "f32" else 2)
+    rsrc1 = 3 | denormals << 16 | 1 << 21 | (IEEE if ieee else 0)
+    data = [filled(kind)] * 4
+    for number, found in enumerate(run_core(core, cases, data, rsrc1)):
+        expected = RESULTS[kind][0 if ieee or keeps else number]
+        oracle = run_oracle(cases[number], data[number], Mode(denormals << 4, ieee=ieee))
+        for result in (found, oracle):
+            low, high = (int(result.vectors[0, k, 0]) for k in (8, 9))
+            got = low | high << 32 if kind == "f64" else low & (0xFFFF if kind == "f16" else -1)
+            assert got == expected, (cases[number].label, hex(got), hex(expected))
+
+
+def test_omod_is_ignored_behind_a_switch_that_keeps_denormals(core: GfxCore) -> None:
+    add = asm.vop3("v_add_f32", 16, [asm.v(8), asm.v(10)], omod=1)
+    switched = (*asm.sopp("s_denorm_mode", 0xF), *add, *asm.sopp("s_denorm_mode", 0))
+    cases = [Case("switched", switched), Case("plain", add)]
+    found = run_core(core, cases, [filled("f32")] * 2, 3 | 1 << 21)
+    assert [int(result.vectors[0, 8, 0]) for result in found] == list(RESULTS["f32"][:2])
+
+
+def test_denormal_fields_name_sources_and_results() -> None:
+    """LLVM AMDGPUUsage: 0 flushes both, 1 results, 2 sources, 3 none. MXCSR: FTZ 15, DAZ 6."""
+    flushes = [denormal_control(mode) & ~MXCSR_DEFAULT for mode in range(4)]
+    assert flushes == [1 << 15 | 1 << 6, 1 << 15, 1 << 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "lowest"),
+    [("v_mad_u16", 0xFFFF, 0), ("v_mad_i16", 0x7FFF, 0x8000)],
+)
+def test_products_saturate_with_clamp(core: GfxCore, name: str, largest: int, lowest: int) -> None:
+    given = filled("f16")
+    given.vectors[0, 0:3, 0] = (0x1234, 0x7FFF, 0x10)
+    given.vectors[0, 0:3, 1] = (0x8000, 0x7FFF, 0x10)
+    given.vectors[0, 0:3, 2] = (3, 5, 7)
+    words = asm.vop3(name, 16, [asm.v(8), asm.v(9), asm.v(10)], clamp=True)
+    (found,) = run_core(core, [Case(name, words)], [given])
+    expected = run_oracle(Case(name, words), given)
+    assert np.array_equal(found.vectors, expected.vectors)
+    row = [int(value) & 0xFFFF for value in found.vectors[0, 8, :3]]
+    assert row == [largest, largest if name == "v_mad_u16" else lowest, 22]
+
+
+def test_two_over_pi() -> None:
+    words = two_over_pi()
+    assert len(words) == 37
+    assert words[:3] == (0xA2F9836E, 0x4E441529, 0xFC2757D1) and words[-1] == 0x56033046
+
+
+def test_trig_preop_gives_pieces_of_two_over_pi(core: GfxCore) -> None:
+    """The first three segments of a small angle add up to 2/pi; a huge angle's are raised."""
+    given = filled("f64")
+    angle = np.array([1.0, 1.0, 1.0, 2.0**1000, 2.0**1000, 2.0**60], np.float64).view(np.uint32)
+    given.vectors[0, 0, :6], given.vectors[0, 1, :6] = angle[0::2], angle[1::2]
+    given.vectors[0, 2, :6] = (0, 1, 2, 0, 31, 0)
+    words = asm.vop3("v_trig_preop_f64", 16, [asm.v(8), asm.v(10)])
+    (found,) = run_core(core, [Case("v_trig_preop_f64", words)], [given])
+    pairs = np.ascontiguousarray(found.vectors[0, 8:10].T).view(np.float64)[:, 0]
+    assert pairs[0] == (0xA2F9836E4E441529 >> 11) / 2**53
+    assert pairs[0] + pairs[1] == float.fromhex("0x1.45f306dc9c883p-1")
+    assert 0 < pairs[2] < pairs[1] * 2.0**-50
+    assert 2.0**-850 < pairs[3] < 2.0**-780  # 946 bits further on, raised by 128
+    assert pairs[4] == 0, "behind the table"
+    assert 0 < pairs[5] < 2.0**-4
