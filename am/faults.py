@@ -7,10 +7,12 @@ soc15_ih_clientid.h (clients; SDMA shares GFX's).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hcq.errors import BadPacket, ChipError, DeviceHang, IllegalInstruction, PageFault, UgpuError
+from hcq.places import Region, place_of
 
 if TYPE_CHECKING:
     from am.ih import Interrupt
@@ -59,6 +61,9 @@ _GFX_CLIENTS = {
 }  # fmt: skip
 _MM_CLIENTS = {0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 15: "OSSSYS", 16: "HDP", 17: "LSDMA"}
 _INSTRUCTION_FETCH = 9
+_WAVES = ("TCP", "SQC (inst)", "SQC (data)", "SQG")  # clients that act for a kernel
+_ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
+REMEDY = "device.reset() sets the queues up anew; programs and buffers stay"
 
 _SQ_ERRORS = {0: "EDC FUE", 1: "illegal instruction", 2: "memory violation", 3: "EDC FED"}
 _SQ_ENCODING_ERROR = 2
@@ -118,8 +123,18 @@ class HubFault:
         }
 
 
-def page_fault(interrupt: Interrupt | None, latched: HubFault | None) -> PageFault:
-    """The error for a page fault, from its interrupt, the latched registers, or both."""
+def page_fault(
+    interrupt: Interrupt | None,
+    latched: HubFault | None,
+    *,
+    device: str,
+    kernels: Sequence[str],
+    regions: Iterable[Region],
+) -> PageFault:
+    """The error for a page fault, from its interrupt, the latched registers, or both.
+
+    kernels: names of those that may have caused it. regions: what is mapped.
+    """
     if interrupt is not None:
         address = interrupt.data[0] << 12 | (interrupt.data[1] & _ADDRESS_HIGH) << 44
         access = "write" if interrupt.data[1] & _WRITE_FAULT else "read"
@@ -131,8 +146,12 @@ def page_fault(interrupt: Interrupt | None, latched: HubFault | None) -> PageFau
     # The latch keeps the first fault; it tells about this one only where page and VMID agree.
     if latched is not None and latched.address >> 12 == address >> 12 and latched.vmid == vmid:
         access, client, details = latched.access, latched.client, latched.facts()
+    names = ", ".join(kernels) if client in _WAVES or client == "unknown" else ""
     return PageFault(
-        f"{hub}: page fault, {access} of {address:#x} by {client}",
+        f"{device}: {names or client}: {_ACCESSES[access]} {address:#x} faulted: "
+        f"{place_of(address, regions)}",
+        kernel=names or None,
+        remedy=REMEDY,
         address=address,
         access=access,
         client=client,
@@ -184,8 +203,11 @@ class SqWord:
             **wave_state,
         }
         kind = IllegalInstruction if self.error == 1 else ChipError
+        name = f"{wave_state['kernel']}: " if wave_state.get("kernel") else ""
         at = f" at {wave_state['pc']:#x}" if "pc" in wave_state else ""
-        return kind(f"a wave stopped: {what}{at}", **facts)
+        if "offset" in wave_state:
+            at = f" at byte {wave_state['offset']} of the kernel"
+        return kind(f"{name}a wave stopped: {what}{at}", remedy=REMEDY, **facts)
 
 
 def is_packet_error(interrupt: Interrupt) -> bool:

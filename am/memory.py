@@ -18,6 +18,7 @@ from hcq.allocator import RangeAllocator
 from hcq.errors import BadArgument, OutOfMemory
 from hcq.memory import Placement, VirtAddr
 from hcq.pagetable import PageTable
+from hcq.places import Region
 from hcq.transport.base import DmaMemory
 
 MIB = 1 << 20
@@ -113,6 +114,8 @@ class Mapping:
     address: VirtAddr
     size: int  # mapped bytes, whole pages
     placement: Placement
+    asked: int = 0  # bytes that were asked for
+    kind: str = ""  # what lies there, for reports
     pieces: list[tuple[int, int]] = field(default_factory=list)  # VRAM offsets and sizes
     dma: DmaMemory | None = None
 
@@ -139,6 +142,14 @@ class AddressSpace:
         self._table_memory = VramTables(chip, carveout, self.heap)
         self.tables = PageTable(Gfx11Format(), self._table_memory)
         self.stale = True
+        self.mappings: dict[int, Mapping] = {}  # by address
+
+    def regions(self) -> list[Region]:
+        """What is mapped, for reports."""
+        return [
+            Region(mapping.address, mapping.asked or mapping.size, mapping.kind)
+            for mapping in list(self.mappings.values())
+        ]
 
     def own(self) -> None:
         """Write the tables: VRAM is ours from now on, or has lost its content."""
@@ -158,15 +169,18 @@ class AddressSpace:
         """
         if size < 0:
             raise BadArgument("negative size", size=size)
+        asked = size
         size = max(PAGE, -(-size // PAGE) * PAGE)
         align = LARGE_PAGE if size >= LARGE_PAGE else PAGE
-        mapping = Mapping(VirtAddr(0), size, placement)
+        kind = "code" if flags == CODE_FLAGS else f"{placement.value} memory"
+        mapping = Mapping(VirtAddr(0), size, placement, asked, kind)
         try:
             mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align=align))
             if placement is Placement.HOST:
                 self._map_host(mapping, flags)
             else:
                 self._map_device(mapping, align, flags)
+            self.mappings[mapping.address] = mapping
             return mapping
         except BaseException:
             # Also after everything is mapped: the addresses will be somebody else's.
@@ -215,6 +229,7 @@ class AddressSpace:
 
     def release(self, mapping: Mapping) -> None:
         """Return the memory and the addresses for others to use."""
+        self.mappings.pop(mapping.address, None)
         for start, _ in mapping.pieces:
             self.heap.free(start)
         if mapping.dma is not None:

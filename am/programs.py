@@ -27,6 +27,7 @@ class Programs:
         self.device = device
         self.registers = ShaderRegisters(device.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []
+        self._entries: dict[int, dict[int, str]] = {}  # mapping's address -> entry point -> kernel
         self._scratch: dict[int, Scratch] = {}
 
     def load(self, image: bytes) -> Program:
@@ -49,6 +50,9 @@ class Programs:
             linked = code.link(int(mapping.address))
             self._write(mapping, linked)
             self._code.append((mapping, linked))
+            self._entries[mapping.address] = {
+                kernel.address: name for name, kernel in program.kernels.items()
+            }
             return program
         except BaseException:
             if mapping is not None:
@@ -85,7 +89,18 @@ class Programs:
 
     def forget(self, mapping: Mapping) -> None:
         """The program in `mapping` was closed."""
+        self._entries.pop(mapping.address, None)
         self._code = [entry for entry in self._code if entry[0] is not mapping]
+
+    def find(self, pc: int) -> tuple[str, int] | None:
+        """The kernel whose code `pc` lies in, and the offset from its entry; functions that it
+        calls count to the kernel before them. None outside all programs."""
+        for mapping, _ in self._code:
+            if mapping.address <= pc < mapping.address + mapping.size:
+                entries = self._entries.get(mapping.address, {})
+                start = max((entry for entry in entries if entry <= pc), default=None)
+                return None if start is None else (entries[start], pc - start)
+        return None
 
     def rewrite(self) -> None:
         """Write all code again: the chip has lost its memory."""

@@ -56,8 +56,9 @@ _QWORD = struct.Struct("<Q")
 class HostImage(Resident):
     """An image in memory of its own."""
 
-    def __init__(self, queue: RingQueue, words: int) -> None:
+    def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
         self.queue = queue
+        self.kernels = kernels
         self.mapping: Mapping | None = queue.device.map(max(words, 1) * 4, Placement.HOST)
         self.address = int(self.mapping.address)
         self.words = np.frombuffer(self.mapping.view, np.uint32)[:words]
@@ -72,7 +73,7 @@ class HostImage(Resident):
 class Submission(NamedTuple):
     """A submission that has been decided on. number: of its slot, counted from 1. words: commands
     at `address`. head: the arena's position behind it. value: of the timeline, at its end. image:
-    its memory, where that is not the arena."""
+    its memory, where that is not the arena. kernels: names of those it launches."""
 
     number: int
     address: int
@@ -80,6 +81,7 @@ class Submission(NamedTuple):
     head: int
     value: int
     image: HostImage | None = None
+    kernels: tuple[str, ...] = ()
 
 
 class RingQueue(HardwareQueue):
@@ -113,6 +115,8 @@ class RingQueue(HardwareQueue):
         """Forget what was submitted: the hardware queue was set up afresh, at zero."""
         self.intent = None
         self.count = 0  # slots submitted
+        self.innocent = 0  # slots that had ended when no failure had been reported
+        self._kernels: list[tuple[str, ...]] = [()] * SLOTS  # by slot
         self._head = 0  # arena position that is free next; positions only rise
         self._tail = 0  # arena position up to which memory is free again
         self._close_images()
@@ -132,6 +136,14 @@ class RingQueue(HardwareQueue):
     @property
     def fence_address(self) -> int:
         return int(self.control.address) + _FENCE
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Names of the kernels that may have caused a failure reported now: a page fault does not
+        stop its kernel, so that it may have ended."""
+        numbers = range(max(self.innocent, self.count - SLOTS) + 1, self.count + 1)
+        names = [name for number in numbers for name in self._kernels[(number - 1) % SLOTS]]
+        return tuple(dict.fromkeys(names))
 
     @property
     def done(self) -> int:
@@ -168,7 +180,8 @@ class RingQueue(HardwareQueue):
         self._set_image(buffer, values, address)
         buffer.patch(words, values)
         value = self.timeline.last + 1
-        self._run(Submission(self.count + 1, address, buffer.command_words, head, value, image))
+        number, count = self.count + 1, buffer.command_words
+        self._run(Submission(number, address, count, head, value, image, buffer.kernels))
 
     def _new_image(self, count: int) -> HostImage:
         if self._unused is not None:
@@ -183,12 +196,13 @@ class RingQueue(HardwareQueue):
                 values[position] = address
 
     def place(self, buffer: CommandBuffer) -> Resident:
-        return HostImage(self, len(buffer.words))
+        return HostImage(self, len(buffer.words), buffer.kernels)
 
     def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
         self._await_room(0)
-        address, number = resident.address, self.count + 1
-        self._run(Submission(number, address, command_words, self._head, value))
+        assert isinstance(resident, HostImage)
+        address, number, kernels = resident.address, self.count + 1, resident.kernels
+        self._run(Submission(number, address, command_words, self._head, value, None, kernels))
 
     def room(self, words: int) -> bool:
         if self.count - self.done >= SLOTS - 1:
@@ -217,6 +231,7 @@ class RingQueue(HardwareQueue):
         if holds and not (self._pending and self._pending[-1] is submission):
             self._pending.append(submission)
         self._unused = None
+        self._kernels[(number - 1) % SLOTS] = submission.kernels
         self._head = submission.head
         # ORDER: who waits must wait for it before the hardware may see it.
         self.timeline.last = submission.value
@@ -336,7 +351,10 @@ class ComputeQueue(RingQueue):
             elif isinstance(command, Fill):
                 image.wait_idle()
                 image.fill(command.destination, command.value, command.size)
-        return image.finish(align_words=1, filler=0)
+        encoded = image.finish(align_words=1, filler=0)
+        names = [command.kernel.name for command in commands if isinstance(command, Launch)]
+        encoded.kernels = tuple(dict.fromkeys(names))
+        return encoded
 
 
 class CopyQueue(RingQueue):

@@ -31,7 +31,13 @@ class Reporter:
             faults.CLIENT_VMC,
         ):
             hub = units.gmc.mmhub if entry.client == faults.CLIENT_VMC else units.gmc.gfxhub
-            return faults.page_fault(entry, hub.take_fault())
+            return faults.page_fault(
+                entry,
+                hub.take_fault(),
+                device=self.device.name,
+                kernels=self.suspects(),
+                regions=self.device.memory.regions(),
+            )
         if entry.source == faults.SOURCE_SQ:
             return self._wave(entry)
         if entry.client == faults.CLIENT_GRBM_CP:
@@ -44,12 +50,24 @@ class Reporter:
             return faults.sdma_error(entry, {})
         return None
 
+    def suspects(self) -> tuple[str, ...]:
+        """Names of the kernels that may have caused what is reported now."""
+        return tuple(name for queue in self.device.compute_queues for name in queue.suspects)
+
     def _wave(self, entry: Interrupt) -> UgpuError | None:
         word = SqWord.decode(entry.data)
         if not word.is_error:
             return None
         state = self.device.units.gfx.wave_state(word.array, word.wgp, word.simd, word.wave)
-        return word.to_error(entry.vmid, state)
+        return word.to_error(entry.vmid, self._named(state))
+
+    def _named(self, state: dict[str, object]) -> dict[str, object]:
+        """A wave's state with its kernel and the offset in it, where its program is known."""
+        pc = state.get("pc")
+        found = self.device.programs.find(pc) if isinstance(pc, int) else None
+        if found is None:
+            return {"kernel": ", ".join(self.suspects()) or None, **state}
+        return {"kernel": found[0], "offset": found[1], **state}
 
     def _compute_state(self, entry: Interrupt) -> dict[str, object]:
         if not faults.is_packet_error(entry):

@@ -58,9 +58,7 @@ class ClusterFields:
         width, height, depth = (
             Bits.of(table, f"GPC_CGA_{axis}") for axis in ("WIDTH", "HEIGHT", "DEPTH")
         )
-        return cls(
-            Bits(kind.lsb, kind.width), kind.values["GRID_GPC_CGA"], (width, height, depth)
-        )
+        return cls(Bits(kind.lsb, kind.width), kind.values["GRID_GPC_CGA"], (width, height, depth))
 
     def insert(self, qmd: bytearray, cluster: tuple[int, int, int]) -> None:
         """Make the grid one of clusters."""

@@ -22,6 +22,7 @@ from hcq.errors import (
     PageFault,
     UgpuError,
 )
+from hcq.places import Region, place_of
 from hcq.queue import QueueKind
 from hcq.timeline import Timeline
 from hcq.transport.node import take_gap
@@ -80,7 +81,6 @@ _WHOLE_GPU = frozenset((48, 62, 64, 95, 119, 120, 140))  # Xids after which a ch
 _OF_AN_ACCESS = frozenset((0x07, 0x0C, 0x0E, 0x0F, 0x10, 0x12))
 _WARP_ERROR_MASK = 0xFFFF
 _WARP_SHIFT, _WARP_MASK = 16, 0xFF  # UNSURE: bits 23:16 of the warp's error word name the warp
-_NEAR = 1 << 20  # bytes behind an allocation that an overrun may reach
 _SMS_AT_ONCE = 100  # of NV83DE_CTRL_DEBUG_READ_ALL_SM_ERROR_STATES_PARAMS
 
 _GRAPHICS, _MMU, _PBDMA, _HANG, _FELL_OFF = 13, 31, 32, 109, 79
@@ -177,17 +177,13 @@ class Faults:
 
     def place_of(self, address: int) -> str:
         """Where the page of a fault lies beside the memory of this device, for people."""
-        below = [memory for memory in self.device.gpu.memories if memory.address <= address]
-        if not below:
-            return "below all memory of this device"
-        memory = max(below, key=lambda memory: memory.address)
-        offset = address - memory.address
-        what = f"{memory.size} bytes of {memory.placement.value} memory at {memory.address:#x}"
-        if offset < memory.size:
-            return f"in the page at byte {offset} of {what}"
-        if offset - memory.size < _NEAR:
-            return f"in the page {offset - memory.size} bytes behind the end of {what}"
-        return "nothing of this device is mapped near it"
+        return place_of(
+            address,
+            (
+                Region(memory.address, memory.size, f"{memory.placement.value} memory")
+                for memory in self.device.gpu.memories
+            ),
+        )
 
     def _page_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
         """The page, access and kind of a fault: what the driver keeps for the debugger of compute

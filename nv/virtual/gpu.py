@@ -54,7 +54,10 @@ def attach(
         node = VirtualNode(chip)
     else:
         options = machine or MachineOptions(
-            driver=driver, gpus=gpus, memory=memory, coherence=coherence,
+            driver=driver,
+            gpus=gpus,
+            memory=memory,
+            coherence=coherence,
             multiprocessors=multiprocessors,
         )
         chip = build_machine(name, options)

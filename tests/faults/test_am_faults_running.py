@@ -82,6 +82,43 @@ def test_beyond_the_end_of_a_buffer(device: AmDevice, program: Program, out: Buf
     with device.alloc(4096) as small, pytest.raises(PageFault) as caught:
         run(device, program, "read_at", out, np.uint64(small.address + 4096))
     assert caught.value.facts["address"] == small.address + 4096
+    assert caught.value.facts["kernel"] == "read_at"
+    assert "device.reset()" in str(caught.value.facts["remedy"])
+    assert str(caught.value).startswith(
+        f"virtual:navi31: read_at: a read of {small.address + 4096:#x} faulted: in the page 0 "
+        f"bytes behind the end of 4096 bytes of device memory at {small.address:#x}"
+    )
+
+
+def test_the_kernel_that_faulted_is_told_from_those_before_it(
+    device: AmDevice, program: Program, out: Buffer
+) -> None:
+    """The fault is reported after its kernel has ended; what ended well before is not suspected."""
+    run(device, program, "good", out, np.uint32(1))
+    with device.capture() as graph, device.queue() as queue:
+        queue.launch(
+            program["write_at"], grid=(1,), block=(32,),
+            args=(out, np.uint64(program["good"].address)),
+        )  # fmt: skip
+    graph.replay()
+    with pytest.raises(PageFault, match=r"write_at: a write to .* of code at") as caught:
+        device.synchronize()
+    assert caught.value.facts["kernel"] == "write_at"
+
+
+def test_a_copy_that_faults_names_its_engine(
+    device: AmDevice, program: Program, out: Buffer
+) -> None:
+    victim = device.alloc(4096)
+    queue = device.queue(QueueKind.COPY)
+    queue.fill(victim, 1)
+    device.memory.tables.clear(int(victim.address), 4096)
+    device.memory.stale = True
+    with pytest.raises(PageFault, match=r"SDMA0: a write to .* of device memory") as caught:
+        queue.timeline.wait(queue.submit())
+    assert caught.value.facts["kernel"] is None
+    device.memory.release(victim.handle)
+    victim.closed = True
 
 
 def test_freed_memory_faults(device: AmDevice, program: Program, out: Buffer) -> None:

@@ -34,6 +34,4 @@ def buffers_of(facts: ChipFacts) -> tuple[Buffer, ...]:
         ("BUFFER_BUNDLE_CB", _CIRCULAR, True), ("PAGEPOOL", _PAGE_POOL, True),
         ("ATTRIBUTE_CB", _ATTRIBUTES, True), ("PRIV_ACCESS_MAP", _ACCESS_MAP, True),
     )  # fmt: skip
-    return tuple(
-        Buffer(name, -(-size // ALIGN) * ALIGN, shared) for name, size, shared in sizes
-    )
+    return tuple(Buffer(name, -(-size // ALIGN) * ALIGN, shared) for name, size, shared in sizes)

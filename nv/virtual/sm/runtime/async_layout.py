@@ -36,6 +36,7 @@ def combined(operation: int, size: int) -> int:
     operations of `atomics`."""
     return (size << 8) | operation
 
+
 # Of each warp: copies of lanes, and what is counted for them.
 WARP = BULK + BULK_ENTRIES * BULK_SIZE
 COPY_GROUP = 0  # 32 u32: groups of cp.async that each lane has committed

@@ -134,9 +134,7 @@ class Native:
         self, name: str, result: str, *parameters: tuple[str, str], part: bool = False
     ) -> None:
         self.name, self.result = name, result
-        self._linkage, self._inlined = (
-            ("internal ", "alwaysinline") if part else ("", "noinline")
-        )
+        self._linkage, self._inlined = ("internal ", "alwaysinline") if part else ("", "noinline")
         self.declarations: set[str] = set()
         self._listed = ", ".join(f"{kind} %{n}" for kind, n in parameters)
         self._slots: list[str] = []
