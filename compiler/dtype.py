@@ -17,6 +17,7 @@ There is no float64 and no complex type: arrays of float64 are stored as float32
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -59,6 +60,10 @@ ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32,
 )  # fmt: skip
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
+_TO_NUMPY: dict[str, np.dtype[np.generic]] = {
+    dtype.name: np.dtype(np.uint16 if dtype is bfloat16 else dtype.name) for dtype in ALL
+}
+_FROM_NUMPY: dict[np.dtype[Any], DType] = {}
 _SIGNED = {dtype.itemsize: dtype for dtype in (int8, int16, int32, int64)}
 _UNSIGNED = {dtype.itemsize: dtype for dtype in (uint8, uint16, uint32, uint64)}
 
@@ -75,8 +80,15 @@ def as_dtype(given: DType | DTypeLike) -> DType:
         raise BadArgument(f"{given!r} is no element type; we have {', '.join(_BY_NAME)}") from None
 
 
-def from_numpy(given: np.dtype[np.generic]) -> DType:
+def from_numpy(given: np.dtype[Any]) -> DType:
     """The type that stores a NumPy array: its own, or float32 for float64."""
+    found = _FROM_NUMPY.get(given)  # a dtype's name takes NumPy four microseconds
+    if found is None:
+        found = _FROM_NUMPY[given] = _named(given)
+    return found
+
+
+def _named(given: np.dtype[Any]) -> DType:
     name = "float32" if given == np.float64 else given.name
     if name not in _BY_NAME:
         raise BadArgument(f"no element type for {given.name} arrays; we have {', '.join(_BY_NAME)}")
@@ -85,7 +97,7 @@ def from_numpy(given: np.dtype[np.generic]) -> DType:
 
 def to_numpy(dtype: DType) -> np.dtype[np.generic]:
     """The NumPy type whose bytes are the tensor's. bfloat16 has none: its bits are uint16."""
-    return np.dtype(np.uint16 if dtype is bfloat16 else dtype.name)
+    return _TO_NUMPY[dtype.name]
 
 
 def promote(left: DType, right: DType) -> DType:

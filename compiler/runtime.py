@@ -19,7 +19,7 @@ from pathlib import Path
 import hcq
 from compiler import explain
 from compiler.explain import KernelReport, RunReport
-from compiler.graph.node import Node, stored_as
+from compiler.graph.node import Node, Repeated, stored_as
 from compiler.graph.recipe import Recipe
 from compiler.kernel.ir import interning
 from compiler.memory_pool import MemoryPool, Storage, round_up
@@ -98,6 +98,7 @@ class Runtime:
             if recipe is not None and script is not None and script.run(roots[0], self.device):
                 recipe.script = script  # it was another device's
                 return
+            given = roots[0].given if roots and isinstance(roots[0], Repeated) else ()
             bases = [stored_as(root) for root in roots]
             wanted = [base for base in bases if base.storage is None]
             if wanted:
@@ -107,8 +108,8 @@ class Runtime:
                 ready = self._planned(key, wanted, nodes)
                 told = self._explained(wanted, nodes) if explain.watched() else None
                 self._run(ready, bases, nodes, told)
-                if recipe is not None and script is None:
-                    self._write(ready, nodes, recipe)
+                if given and recipe is not None and script is None:
+                    self._write(ready, nodes, recipe, given)
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
@@ -122,12 +123,19 @@ class Runtime:
             return False
         return self.opened.open(key, nodes, self.pool)
 
-    def _write(self, ready: _Ready, nodes: Sequence[Node], recipe: Recipe) -> None:
-        """Have the recipe's nodes computed by a script from now on, where that is possible."""
-        if ready.prepared is not None and Script.fits(ready.plan, nodes, recipe):
+    def _write(
+        self, ready: _Ready, nodes: Sequence[Node], recipe: Recipe, given: Sequence[Node]
+    ) -> None:
+        """Have the recipe's nodes computed by a script from now on, where that is possible. given:
+        the sources of the node that was computed."""
+        places = {id(node): place for place, node in enumerate(nodes)}
+        sources = [places.get(id(node), -1) for node in given]
+        if ready.prepared is None or min(sources) < 0 or len(given) != recipe.sources:
+            return
+        if Script.fits(ready.plan, nodes, recipe):
             if len(self._scripts) >= SCRIPTS:
                 self.forget()
-            script = Script(ready.plan, ready.prepared, self.pool, self._lock)
+            script = Script(ready.plan, ready.prepared, sources, self.pool, self._lock)
             self._scripts[recipe] = recipe.script = script
 
     def forget(self) -> None:
@@ -375,6 +383,9 @@ def device_of(given: Device | str | None) -> Device:
     if given is not None and not isinstance(given, str):
         raise BadArgument(f"a device is a Device or a name, not a {type(given).__name__}")
     name = given or _default or config().device or "cpu"
+    found = _opened.get(name)
+    if found is not None and not found.closed:
+        return found
     with _devices_lock:
         found = _opened.get(name)
         if found is None or found.closed:

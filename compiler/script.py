@@ -24,13 +24,19 @@ SCRATCH = 64 << 10  # bytes at most that a plan may keep for its intermediate re
 
 
 class Script:
-    """What submitting a plan again takes. lock: of the runtime whose plan it is.
+    """What submitting a plan again takes. sources: places of the recipe's sources in the plan.
+    lock: of the runtime whose plan it is.
 
     Its intermediate results have memory of their own for good: runs on one queue follow each other.
     """
 
     def __init__(
-        self, plan: Plan, prepared: CommandBuffer, pool: MemoryPool, lock: threading.RLock
+        self,
+        plan: Plan,
+        prepared: CommandBuffer,
+        sources: Sequence[int],
+        pool: MemoryPool,
+        lock: threading.RLock,
     ) -> None:
         steps = plan.steps
         self.device = pool.device
@@ -40,23 +46,29 @@ class Script:
         self.scratch = {step.root: pool.take(step.size) for step in steps[:-1]}
         self.next: Storage | None = None  # memory for the next result
         addresses: list[int] = []
-        sources: list[int] = []  # where among them the source's is
+        slots: list[list[int]] = [[] for _ in sources]  # where each source's address is
         for step in steps:
             for place in (step.root, *step.inputs):
-                if place == 0:
-                    sources.append(len(addresses))
+                if place in sources:
+                    slots[sources.index(place)].append(len(addresses))
                 held = self.scratch.get(place)
                 addresses.append(0 if held is None else held.address)
-        results = [len(addresses) - 1 - len(steps[-1].inputs)]
-        queue = pool.device.hardware_queues(QueueKind.COMPUTE)[0]
-        self.repetition = queue.repetition(prepared, addresses, results, sources)
+        result = len(addresses) - 1 - len(steps[-1].inputs)
+        self.queue = pool.device.hardware_queues(QueueKind.COMPUTE)[0]
+        self.prepared = prepared
+        self.addresses = addresses
+        self.slots = [(result,), *map(tuple, slots)]
+        self.repetition = None
+        if len(sources) == 1:
+            self.repetition = self.queue.repetition(prepared, addresses, [result], slots[0])
 
     @staticmethod
     def fits(plan: Plan, nodes: Sequence[Node], recipe: Recipe) -> bool:
-        """Whether there is nothing else about a plan: `nodes` are the source and the chain's."""
+        """Whether there is nothing else about a plan: `nodes` are the sources and the recipe's."""
         plain = all(step.target is None and not step.others for step in plan.steps)
         small = sum(step.size for step in plan.steps[:-1]) <= SCRATCH
-        return plain and small and not plan.empty and len(nodes) == 1 + recipe.length
+        alone = len(nodes) == recipe.sources + recipe.length
+        return plain and small and alone and bool(plan.steps) and not plan.empty
 
     def run(self, root: Node, device: Device) -> bool:
         """Compute a root that its recipe made; False where that takes a closer look."""
@@ -65,12 +77,24 @@ class Script:
         if watching or tuners or under_way:
             return False
         with self.lock:
-            source = root.source
-            stored = None if source is None else source.storage
-            if not isinstance(stored, Storage) or device.capturing is not None:
-                return False  # computed; or somebody asked how it is; or the source is lost
+            given = root.given
+            if not given or device.capturing is not None:
+                return False  # it is computed, or its graph has been written down
+            numbers = []
+            for source in given:
+                stored = source.storage
+                if not isinstance(stored, Storage):
+                    return False
+                numbers.append(stored.address)
             result, self.next = self.next or self.pool.take(self.size), None
-            self.repetition.submit(result.address, stored.address)
+            if self.repetition is not None:
+                self.repetition.submit(result.address, numbers[0])
+            else:
+                addresses = self.addresses.copy()
+                for slots, number in zip(self.slots, (result.address, *numbers), strict=True):
+                    for slot in slots:
+                        addresses[slot] = number
+                device.submit_prepared(self.queue, self.prepared, addresses)
             root.settle(result)
             if self.size <= SCRATCH:  # the next one's, while the device is at work
                 self.next = self.pool.take(self.size)

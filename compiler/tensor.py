@@ -54,7 +54,9 @@ class Tensor(Losses):
     ) -> None:
         self.device = device_of(device)
         wanted = None if dtype is None else dtypes.as_dtype(dtype)
-        if isinstance(data, Tensor):
+        if type(data) is np.ndarray:  # by far the most
+            self.node = _upload(self.device, data, wanted)
+        elif isinstance(data, Tensor):
             self.node = graph.cast(data.to(self.device).node, wanted or data.dtype)
         elif isinstance(data, bool | int | float):
             kind = wanted or dtypes.of_scalar(data)
@@ -286,12 +288,13 @@ class Tensor(Losses):
                 f"@jit {recording.name}: the elements of {self._shown} are asked for while the "
                 "function is recorded; return the tensor instead"
             )
-        self.realize()
+        if self.node.storage is None:
+            self.realize()
         storage = self.node.storage
         assert isinstance(storage, Storage)
         array = np.empty(self.shape, dtypes.to_numpy(self.dtype))
         if array.size:
-            storage.buffer.copy_to(array.reshape(-1))
+            self.device.copy_out(storage.buffer, memoryview(array).cast("B"))
         return dtypes.decode_bfloat16(array) if self.dtype is bfloat16 else array
 
     def item(self) -> Scalar:
@@ -410,9 +413,10 @@ def _copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
         stored = dtypes.encode_bfloat16(array.astype(np.float32))
     else:
         stored = np.ascontiguousarray(array, dtypes.to_numpy(kind))
-    node = Node("buffer", kind, tuple(array.shape))
-    storage = runtime_of(device).pool.take(stored.nbytes)
-    if stored.size:
-        storage.buffer.copy_from(stored)
+    node = Node("buffer", kind, array.shape)
+    size = stored.nbytes
+    storage = runtime_of(device).pool.take(size)
+    if size:
+        device.copy_in(storage.buffer, memoryview(stored).cast("B"))
     node.storage = storage
     return node

@@ -95,33 +95,37 @@ class Node:
 
 
 class Repeated(Node):
-    """What a recipe makes of `source`, which is stored. Of the graph only this node is there, until
-    somebody asks how it is computed."""
+    """What a recipe makes of the `given` nodes, which are stored. This node stands for the whole
+    graph of the recipe, until its operation is read."""
 
-    __slots__ = ("source",)
+    __slots__ = ("given",)
 
-    source: Node | None
+    given: tuple[Node, ...]  # nothing once the graph is there, or the result
 
-    def __init__(self, recipe: Recipe, source: Node, dtype: DType, shape: Shape) -> None:
+    def __init__(
+        self, recipe: Recipe, given: tuple[Node, ...], dtype: DType, shape: Shape
+    ) -> None:
         # op, sources and arg stay unset: see __getattr__
         self.dtype = dtype
         self.shape = shape
-        self.source = source
+        self.given = given
         self.recipe = recipe
         self.storage = self.origin = self.recipes = None
         self.made = _period
 
     def __getattr__(self, name: str) -> Any:  # one of three types
-        """Called for what is unset: write down the chain."""
-        recipe, node = self.recipe, self.source
+        """Called for what is unset: write down the graph."""
+        recipe, given = self.recipe, self.given
         if name not in ("op", "sources", "arg") or recipe is None:
             raise AttributeError(name)
-        if node is not None:
-            for op, dtype, shape, arg in recipe.made[:-1]:
-                node = Node(op, dtype, shape, (node,), arg)
+        if given:
+            nodes = list(given)
+            for op, dtype, shape, arg, places in recipe.made[:-1]:
+                node = Node(op, dtype, shape, tuple([nodes[place] for place in places]), arg)
                 node.made = self.made
-            self.op, _, _, self.arg = recipe.made[-1]
-            self.sources, self.source = (node,), None
+                nodes.append(node)
+            self.op, _, _, self.arg, places = recipe.made[-1]
+            self.sources, self.given = tuple([nodes[place] for place in places]), ()
         # RACE: another thread may have settled it meanwhile, which writes `storage` first.
         if self.storage is not None:
             self.settle(self.storage)
@@ -129,7 +133,7 @@ class Repeated(Node):
 
     def settle(self, storage: object) -> None:
         self.storage = storage
-        self.op, self.sources, self.arg, self.source = "buffer", (), None, None
+        self.op, self.sources, self.arg, self.given = "buffer", (), None, ()
 
 
 _period = 0

@@ -1,12 +1,13 @@
 """Methods that make the same operations of every array of a type and shape: built once, repeated.
 
-A Recipe is a chain of operations, each on the result of the one before, the first on an array that
-is stored. Repeating it takes a fraction of the Python that finding it out takes, and the runtime
-finds the plan of a node made by a recipe without a look at the graph.
+A Recipe is a list of operations on arrays that are stored, its sources. Repeating it takes a
+fraction of the Python that finding it out takes, and the runtime finds the plan of a node made by a
+recipe without looking at the graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from compiler.dtype import DType
@@ -17,39 +18,64 @@ if TYPE_CHECKING:
 
 LONG = 1 << 20  # elements: a run over so many is worth waking a device's thread ahead of time
 
-Made = tuple[str, DType, Shape, Any]  # a node but for its source
+MOST = 48  # operations of a recipe
+
+# A node with its sources by number: first those of the recipe, then what it made before.
+Made = tuple[str, DType, Shape, Any, tuple[int, ...]]
 
 
 class Recipe:
-    """A chain of operations; compared and hashed by identity. long: running it takes a while."""
+    """Operations on `sources` arrays; compared and hashed by identity. long: running it takes a
+    while."""
 
-    __slots__ = ("dtype", "long", "made", "script", "shape")
+    __slots__ = ("dtype", "long", "made", "script", "shape", "sources")
 
-    def __init__(self, made: tuple[Made, ...], long: bool) -> None:
+    def __init__(self, sources: int, made: tuple[Made, ...], long: bool) -> None:
+        self.sources = sources
         self.made = made
         self.long = long
-        _, self.dtype, self.shape, _ = made[-1]
+        _, self.dtype, self.shape, *_ = made[-1]
         self.script: Script | None = None  # the runtime's, of the device that ran it last
 
     @property
     def length(self) -> int:
         """How many of the operations there are up to the one that is stored."""
-        places = [place for place, (op, *_) in enumerate(self.made, 1) if op != "reshape"]
-        return max(places, default=0)
+        count = len(self.made)
+        while count and self.made[count - 1][0] == "reshape":
+            count -= 1
+        return count
 
-    def apply(self, source: Node) -> Node:
+    def apply(self, *sources: Node) -> Node:
         """A new node for the last of the operations; those before are made when they are asked
         for."""
-        return Repeated(self, source, self.dtype, self.shape)
+        return Repeated(self, sources, self.dtype, self.shape)
 
 
-def recipe_of(source: Node, result: Node) -> Recipe | None:
-    """How the result was made of the source, where that is a chain."""
+def recipe_of(sources: Sequence[Node], result: Node) -> Recipe | None:
+    """How the result was made of the sources, each of which it needs, and of nothing else that is
+    stored; None where that is not so, or takes too many operations."""
+    places = {id(source): number for number, source in enumerate(sources)}
+    if id(result) in places or len(places) < len(sources):
+        return None
     made: list[Made] = []
-    node = result
-    while node is not source:
-        if len(node.sources) != 1 or node.storage is not None:
+    used: set[int] = set()
+    stack = [result]
+    while stack:
+        node = stack[-1]
+        if id(node) in places:
+            stack.pop()
+            continue
+        if node.storage is not None or len(places) > MOST + len(sources):
             return None
-        made.append((node.op, node.dtype, node.shape, node.arg))
-        node = node.sources[0]
-    return Recipe(tuple(reversed(made)), source.size >= LONG) if made else None
+        missing = [source for source in node.sources if id(source) not in places]
+        if missing:
+            stack.append(missing[0])
+            continue
+        found = tuple([places[id(source)] for source in node.sources])
+        used.update(found)
+        made.append((node.op, node.dtype, node.shape, node.arg, found))
+        places[id(node)] = len(sources) + len(made) - 1
+        stack.pop()
+    if not used.issuperset(range(len(sources))):
+        return None
+    return Recipe(len(sources), tuple(made), max(each.size for each in sources) >= LONG)

@@ -13,11 +13,15 @@ from compiler.dtype import DType
 from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here, text
+from compiler.graph.recipe import Recipe, recipe_of
 from compiler.search.forms import Makes
 from hcq.device import Device
 from hcq.errors import BadArgument, BadIndex
 
 Scalar = bool | int | float
+RECIPES = 1024  # kept
+
+_recipes: dict[tuple[object, ...], Recipe] = {}
 
 
 class TensorCore:
@@ -50,6 +54,52 @@ class TensorCore:
         made.device = self.device
         if node.origin is None:
             node.origin = here()
+        return made
+
+    def _again(
+        self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
+    ) -> Self:
+        """What `method` makes of this and the others, found out once for stored arrays of a type
+        and shape. name: what else it depends on. The method must be a function of these alone.
+
+        Called by what the user calls: the line that is remembered is three calls up."""
+        device, node = self.device, self.node
+        key: tuple[object, ...]
+        given: tuple[Node, ...]
+        if not others:
+            if node.storage is None:
+                return method()
+            given = (node,)
+            key = (name, node.dtype.name, node.shape, device.target.compute_units)
+        else:
+            other = others[0].node
+            if node.storage is None or other.storage is None or others[0].device is not device:
+                return method()
+            given = (node,) if other is node else (node, other)
+            key = (
+                name, node.dtype.name, node.shape, other.dtype.name, other.shape, len(given),
+                device.target.compute_units,
+            )  # fmt: skip
+        recipe = _recipes.get(key)
+        if recipe is None:
+            result = method()
+            recipe = recipe_of(given, result.node)
+            if recipe is None:
+                return result
+            if len(_recipes) >= RECIPES:
+                _recipes.clear()
+            _recipes[key] = recipe
+        return self._repeated(recipe, given)
+
+    def _repeated(self, recipe: Recipe, given: tuple[Node, ...]) -> Self:
+        """Few steps, since memory is slow for a program that has just read much of it."""
+        device = self.device
+        if recipe.long:
+            device.expect()
+        made = object.__new__(type(self))
+        made.device = device
+        made.node = result = recipe.apply(*given)
+        result.origin = here(4)  # beyond this, what called it, and the method
         return made
 
     @property

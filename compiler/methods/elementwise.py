@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 from compiler import dtype as dtypes
@@ -19,6 +20,15 @@ class Elementwise(TensorCore):
     __slots__ = ()
 
     def _binary(self, op: str, other: Any, name: str = "", reverse: bool = False) -> Self:
+        combined = partial(self._combined, op, other, name, reverse)
+        if isinstance(other, TensorCore):
+            return self._again((op, reverse), (other,), combined)
+        kind = type(other)
+        if (kind is float or kind is int) and other:  # 0.0 and -0.0 are equal
+            return self._again((op, reverse, kind, other), (), combined)
+        return combined()
+
+    def _combined(self, op: str, other: Any, name: str, reverse: bool) -> Self:
         dtype, (left, right) = self._operands(name or op, other)
         if dtype is bool_ and op in ("sub", "floordiv", "mod"):
             raise BadArgument(f"{name or op}: not for bools; cast them, or use logical operations")

@@ -11,8 +11,6 @@ from compiler.dtype import bool_, float32, int32, int64
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.ops import is_narrow
-from compiler.graph.origin import here
-from compiler.graph.recipe import Recipe, recipe_of
 from compiler.methods.assignment import Assignment
 from compiler.methods.core import broadcast_shape
 from compiler.methods.functions import Functions
@@ -20,10 +18,6 @@ from compiler.schedule import split
 from hcq.errors import BadArgument
 
 Axis = int | Sequence[int] | None
-RECIPES = 1024  # kept
-
-_recipes: dict[tuple[object, ...], Recipe] = {}
-
 
 class Reductions(Functions, Assignment):
     """axis: an axis, several, or None for all; reduced axes vanish unless keepdims."""
@@ -45,37 +39,19 @@ class Reductions(Functions, Assignment):
     ) -> Self:
         """What the method gives, found out once for stored arrays of a type and shape."""
         node = self.node
-        if node.recipes is not None and (axis is None or type(axis) is int):
-            recipe = node.recipes.get((name, axis, bool(keepdims)))
-            if recipe is not None:
-                return self._repeated(recipe, node)
-        if node.storage is None or not (axis is None or type(axis) is int):
+        if not (axis is None or type(axis) is int):
             return method(self, axis, keepdims)
-        units = self.device.target.compute_units
-        key = (name, axis, bool(keepdims), node.dtype.name, node.shape, units)
-        recipe = _recipes.get(key)
-        if recipe is not None:
+        whole = bool(keepdims)
+        if node.recipes is not None:
+            recipe = node.recipes.get((name, axis, whole))
+            if recipe is not None:
+                return self._repeated(recipe, (node,))
+        made = self._again((name, axis, whole), (), lambda: method(self, axis, whole))
+        recipe = made.node.recipe
+        if recipe is not None and node.storage is not None:
             if node.recipes is None:
                 node.recipes = {}
-            node.recipes[name, axis, bool(keepdims)] = recipe
-            return self._repeated(recipe, node)
-        result = method(self, axis, keepdims)
-        recipe = recipe_of(node, result.node)
-        if recipe is not None:
-            if len(_recipes) >= RECIPES:
-                _recipes.clear()
-            _recipes[key] = result.node.recipe = recipe
-        return result
-
-    def _repeated(self, recipe: Recipe, node: Node) -> Self:
-        """Few steps, since memory is slow for a program that has just read much of it."""
-        device = self.device
-        if recipe.long:
-            device.expect()
-        made = object.__new__(type(self))
-        made.device = device
-        made.node = result = recipe.apply(node)
-        result.origin = here(4)  # beyond this, _remembered, and the method
+            node.recipes[name, axis, whole] = recipe
         return made
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
@@ -166,6 +142,11 @@ class Reductions(Functions, Assignment):
         return axes
 
     def softmax(self, axis: int = -1) -> Self:
+        if type(axis) is not int:
+            return self._softmax(axis)
+        return self._again(("softmax", axis), (), lambda: self._softmax(axis))
+
+    def _softmax(self, axis: int) -> Self:
         dtype = dtypes.float_dtype(self.dtype)
         raised = self._shifted("softmax", axis).exp()
         return (raised / raised.sum(axis, keepdims=True)).cast(dtype)
@@ -184,7 +165,12 @@ class Reductions(Functions, Assignment):
         """Matrix product as numpy.matmul: 1-D operands are vectors, leading axes broadcast. 16-bit
         floats are summed in float32; bools give whether any pair is true."""
         right = self._lift("matmul", other)
-        if not isinstance(right, Reductions) or not self.ndim or not right.ndim:
+        if not isinstance(right, Reductions):
+            raise BadArgument("matmul: an operand has no axes")
+        return self._again(("matmul",), (right,), lambda: self._matmul(right))
+
+    def _matmul(self, right: Reductions) -> Self:
+        if not self.ndim or not right.ndim:
             raise BadArgument("matmul: an operand has no axes")
         left: Reductions = self
         dtype = dtypes.promote(left.dtype, right.dtype)

@@ -201,12 +201,20 @@ class CpuDevice(Device):
     def copy_in(self, buffer: Buffer, data: memoryview) -> None:
         self._refuse_in_capture("copy_from")
         self.synchronize()
+        memory = buffer.handle
+        if isinstance(memory, HostMemory):  # no slice of a buffer
+            memory.view[: len(data)] = data
+            return
         source = np.frombuffer(data, np.uint8)
         ctypes.memmove(int(buffer.address), source.ctypes.data, len(source))
 
     def copy_out(self, buffer: Buffer, out: memoryview) -> None:
         self._refuse_in_capture("copy_to")
         self.synchronize()
+        memory = buffer.handle
+        if isinstance(memory, HostMemory):
+            out[:] = memory.view[: len(out)]
+            return
         target = np.frombuffer(out, np.uint8)
         ctypes.memmove(target.ctypes.data, int(buffer.address), len(target))
 

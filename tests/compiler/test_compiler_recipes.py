@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,61 @@ def test_the_second_run_looks_at_no_graph(cpu: Device, planned: list[int], count
     assert all(result.node.op == "buffer" and result.node.sources == () for result in results)
 
 
+WORKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda x, y: x + y,
+    "with itself": lambda x, y: x * x,
+    "number": lambda x, y: x * 2.5,
+    "number first": lambda x, y: 1 - x,
+    "softmax": lambda x, y: x.softmax(),
+    "product": lambda x, y: x @ y,
+    "square": lambda x, y: x @ x,
+}
+
+
+@pytest.mark.parametrize("name", sorted(WORKS))
+@pytest.mark.parametrize("where", ["cpu", "virtual:navi31", "virtual:gh100"])
+def test_operations_on_stored_arrays_look_at_no_graph(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = WORKS[name]
+    rng = np.random.default_rng(1)
+    arrays = [rng.random((8, 8)).astype("f4") for _ in range(4)]
+    with hcq.open(where) as device:
+        use_cache(device, None)
+        tensors = [Tensor(array, device=device) for array in arrays]
+        pairs = [(0, 1), (2, 3), (1, 0), (3, 3)]
+        first = work(tensors[0], tensors[1]).numpy()
+        with monkeypatch.context() as patch:
+            if name in ("add", "product"):  # pairs of the same array are another structure
+                pairs = pairs[:3]
+            patch.setattr(runtime_of(device), "_planned", None)
+            found = [work(tensors[a], tensors[b]).realize() for a, b in pairs]
+        for (a, b), result in zip(pairs, found, strict=True):
+            chained = work(tensors[a] + 0, tensors[b] + 0)  # built anew
+            assert np.allclose(result.numpy(), chained.numpy(), rtol=1e-6)
+        assert np.array_equal(found[0].numpy(), first)
+
+
+def test_equal_numbers_of_other_kinds_are_other_recipes(cpu: Device) -> None:
+    x = Tensor(np.array([3, 4], np.int32), device=cpu)
+    assert (x * 1).dtype.name == "int32"
+    assert (x * 1.0).dtype.name == "float32"
+    assert (x * True).dtype.name == "int32"
+    y = Tensor(np.array([1.0], "f4"), device=cpu)
+    for _ in range(2):
+        assert np.signbit((y * -0.0).numpy())[0] and not np.signbit((y * 0.0).numpy())[0]
+
+
+def test_a_result_in_use_keeps_what_it_is_made_of(cpu: Device) -> None:
+    """An assignment to a source leaves what was built before as it was."""
+    x, y = (Tensor(np.full(16, n, np.float32), device=cpu) for n in (1, 2))
+    (x + y).realize()
+    waiting = x + y
+    x[:4] = 10.0
+    assert waiting.tolist() == [3.0] * 16
+    assert (x + y).tolist() == [12.0] * 4 + [3.0] * 12
+
+
 def test_runs_use_what_is_stored_now(cpu: Device) -> None:
     tensor = Tensor(np.ones(LONG, np.float32), device=cpu)
     assert tensor.sum().item() == tensor.sum().item() == LONG
@@ -113,16 +169,22 @@ def test_recordings_and_reports_see_every_run(cpu: Device) -> None:
     assert kept.item() == LONG
 
 
-def test_a_chain_is_told_from_what_is_none(cpu: Device) -> None:
+def test_what_a_recipe_can_repeat(cpu: Device) -> None:
     source = Node("buffer", Tensor(1.0, device=cpu).dtype, (4,))
     once = Node("neg", source.dtype, (4,), (source,))
-    recipe = recipe_of(source, Node("exp", source.dtype, (4,), (once,)))
+    recipe = recipe_of([source], Node("exp", source.dtype, (4,), (once,)))
     assert recipe is not None and not recipe.long
     made = recipe.apply(source)
     assert (made.op, made.sources[0].op, made.sources[0].sources) == ("exp", "neg", (source,))
     assert made.recipe is recipe and made.sources[0].recipe is None
-    assert recipe_of(source, source) is None
-    assert recipe_of(source, Node("add", source.dtype, (4,), (once, source))) is None
+    assert recipe_of([source], source) is None
+    other = Tensor(np.ones(4, "f4"), device=cpu).node
+    assert recipe_of([source], Node("add", source.dtype, (4,), (once, other))) is None
+    assert recipe_of([source, other], once) is None
+    both = recipe_of([source, other], Node("add", source.dtype, (4,), (once, other)))
+    assert both is not None and both.sources == 2
+    left, right = both.apply(source, other).sources
+    assert (left.op, left.sources, right) == ("neg", (source,), other)
 
 
 def test_each_device_runs_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
