@@ -209,7 +209,7 @@ class RingQueue(HardwareQueue):
             return False
         if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
             return True
-        return self._reclaim() and self._find(4 * words) is not None
+        return self.reclaim() and self._find(4 * words) is not None
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class RingQueue(HardwareQueue):
             start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
         return start if start + size - self._tail <= ARENA_SIZE else None
 
-    def _reclaim(self) -> bool:
+    def reclaim(self) -> bool:
         """Free the arena and the large images of finished slots; whether there were any."""
         done = self.done
         freed = False

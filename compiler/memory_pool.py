@@ -51,12 +51,14 @@ class MemoryPool:
         self.keep = keep
         self.kept = 0
         self._free: dict[int, list[Buffer]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see give_back
 
     def take(self, size: int) -> Storage:
         """Memory of `size` bytes, content undefined. OutOfMemory after giving up all unused
         buffers."""
         rounded = round_up(size)
+        if self.device.inherited:  # the lock is the parent's
+            self.device.check_open()
         with self._lock:
             waiting = self._free.get(rounded)
             if waiting:
@@ -69,7 +71,8 @@ class MemoryPool:
             return Storage(self, self.device.alloc(rounded), size)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Called when a Storage dies. Never raises: the device may be closed or broken."""
+        """Called when a Storage dies, wherever the collector runs: also inside `take`, and inside
+        the driver. Never raises."""
         if self.device.closed:
             return
         with self._lock:
@@ -77,7 +80,7 @@ class MemoryPool:
                 self.kept += buffer.size
                 self._free.setdefault(buffer.size, []).append(buffer)
                 return
-        self._close(buffer)
+        buffer.drop()
 
     def clear(self) -> None:
         """Free all unused buffers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,13 +145,24 @@ class Buffer:
             if self.owner is None:
                 self.device.free(self)
 
+    def drop(self) -> None:
+        """Close it without a wait: it is freed some time after work in flight has ended. Takes no
+        lock: for finalizers."""
+        if not self.closed and self.retired is not None:
+            self.closed = True
+            self.retired.drop(lambda: self.device.free_memory(self))
+
     def __del__(self) -> None:
         if self.retired is not None and not self.closed and not self.device.closed:
-            self.retired.drop(self._release)
+            self.retired.drop(self._release_unless_used)
 
-    def _release(self) -> None:
-        self.closed = True
-        self.device.free_memory(self)
+    def _release_unless_used(self) -> None:
+        """After `__del__`. The finalizer of what referred to it, in the same garbage, may have put
+        it into use again: then it lasts until `close`, since `__del__` is called once."""
+        mine = 3  # the caller's method, this call's argument, getrefcount's
+        if sys.getrefcount(self) <= mine and not self.closed:
+            self.closed = True
+            self.device.free_memory(self)
 
     def _check_open(self) -> None:
         if self.closed or (self.owner is not None and self.owner.closed):

@@ -13,7 +13,7 @@ import logging
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,16 +154,8 @@ class Device(Closing):
                 return
             for graph in list(self.graphs):
                 graph.forget(buffer)
-            self.release(lambda: self.free_memory(buffer))
+            self.retired.release(lambda: self.free_memory(buffer))
             self.retired.collect()
-
-    def release(self, release: Callable[[], None]) -> None:
-        """Call `release`, which frees memory whose work was waited for; where the device failed
-        and may still be at that work, after the reset that ends it. The lock is held."""
-        if self.failure is None or self.idle:
-            release()
-        else:
-            self.retired.drop(release)
 
     def load(self, image: bytes) -> Program:
         """Load a code object of this device's target; kernels are in it by name."""
@@ -325,10 +317,6 @@ class Device(Closing):
         if self.replaying is not None:
             return True
         return any(hardware.intent is not None for hardware in self._all_queues())
-
-    def submitted(self) -> list[tuple[Timeline, int]]:
-        """Each queue's timeline, and the value it reaches once all submitted so far has ended."""
-        return [(hw.timeline, hw.timeline.last) for hw in self._all_queues()]
 
     def _all_queues(self) -> Sequence[HardwareQueue]:
         return [hardware for kind in QueueKind for hardware in self.hardware_queues(kind)]

@@ -240,7 +240,8 @@ class Capture:
 
     def __del__(self) -> None:
         if self._images and not self.device.closed:  # dropped; a replay may be under way
-            images = self._images
+            self.closed = True  # also for the finalizer of what referred to it
+            images, self._images = self._images, []
             self.device.retired.drop(lambda: _close(images))
 
     # ---- how ---------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ class Capture:
         self.closed = True
         images, self._images = self._images, []
         if not self.device.closed:  # shutting down has released everything already
-            self.device.release(lambda: _close(images))
+            self.device.retired.release(lambda: _close(images))
         self._commands.clear()
         self._roots.clear()
         self.device.graphs.discard(self)

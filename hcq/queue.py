@@ -88,6 +88,10 @@ class HardwareQueue(ABC):
         """Whether an image of so many words (0: a resident one) can be submitted without a wait."""
         return True
 
+    def reclaim(self) -> bool:
+        """Free what submissions that have ended held; whether there were any."""
+        return False
+
     def complete(self) -> None:
         """Do the steps of `intent`, if there is one, and clear it; idempotent."""
         return

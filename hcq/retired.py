@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hcq.errors import UgpuError
+from hcq.queue import QueueKind
 
 if TYPE_CHECKING:
     from hcq.device import Device
@@ -37,13 +38,27 @@ class Retired:
         Finalizers may call it: these run in any thread, at any point, whatever locks it holds."""
         self._dropped.append(release)
 
+    def release(self, release: Callable[[], None]) -> None:
+        """Call `release`, which frees memory whose work was waited for; where the device has failed
+        and may still be at that work, after the reset that ends it."""
+        if self._device.failure is None or self._device.idle:
+            release()
+        else:
+            self.drop(release)
+
     def collect(self) -> None:
-        """Release what no work can reach any more; errors are logged. Nothing while the device has
-        failed, or a submission is cut off: what it has begun is not known then."""
-        if self._device.failure is not None or self._device.cut_off:
+        """Free what no work can reach any more: of submissions that have ended, and what was
+        dropped; errors of the latter are logged. Nothing while the device has failed, or a
+        submission is cut off: what has begun is not known then."""
+        device = self._device
+        if device.failure is not None or device.cut_off:
             return
+        queues = [queue for kind in QueueKind for queue in device.hardware_queues(kind)]
+        for queue in queues:
+            queue.reclaim()
+        points = [(queue.timeline, queue.timeline.last) for queue in queues]
         while self._dropped:
-            self._waiting.append((self._device.submitted(), self._dropped.popleft()))
+            self._waiting.append((points, self._dropped.popleft()))
         while self._waiting:  # values only rise: the first is the first to be reached
             points, release = self._waiting[0]
             if any(timeline.value < value for timeline, value in points):
@@ -52,7 +67,7 @@ class Retired:
             try:
                 release()
             except UgpuError as error:
-                log.warning("%s: releasing dropped memory: %s", self._device.name, str(error))
+                log.warning("%s: releasing dropped memory: %s", device.name, str(error))
 
     def reach(self) -> list[object]:
         """All that keeps the memory."""

@@ -293,11 +293,11 @@ class ChannelQueue(HardwareQueue):
         self.complete()
 
     def room(self, words: int) -> bool:
-        if len(self._pending) >= ENTRIES - 1 and not self._reclaim():
+        if len(self._pending) >= ENTRIES - 1 and not self.reclaim():
             return False
         if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
             return True
-        return self._reclaim() and self._find(4 * words) is not None
+        return self.reclaim() and self._find(4 * words) is not None
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class ChannelQueue(HardwareQueue):
             start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
         return start if start + size - self._tail <= ARENA_SIZE else None
 
-    def _reclaim(self) -> bool:
+    def reclaim(self) -> bool:
         """Free what ended submissions held; whether there were any."""
         value, pending, freed = self.timeline.value, self._pending, False
         while pending and pending[0].end <= value:

@@ -143,7 +143,8 @@ class Jit(Generic[Given, Result]):
 
 
 class _Replay:
-    """A captured graph, the memory it owns, and how its inputs and results are bound."""
+    """A captured graph, the memory it owns, and how its inputs and results are bound. One that is
+    dropped needs no `close`: the device frees graphs and buffers that nothing refers to."""
 
     def __init__(self, name: str, runtime: Runtime) -> None:
         self.name = name
@@ -264,10 +265,6 @@ class _Replay:
         self.graph.close()
         self.pool.keep = 0
         self.pool.clear()
-
-    def __del__(self) -> None:
-        if not self.graph.closed and not self.runtime.device.closed:
-            self.close()
 
 
 # ---- arguments and results ---------------------------------------------------------------------

@@ -337,12 +337,17 @@ class CpuQueue(HardwareQueue):
 
     def _transient(self, count: int) -> tuple[NDArray[np.uint32], int]:
         """Memory for the next submission, until it has ended; and its address."""
+        self.reclaim()
         value, reached = self.timeline.last + 1, self.timeline.value
-        while self._alive and self._alive[0][0] <= reached:
-            self._alive.popleft()
         words, address = self._arena.take(count, value, reached)
         self._alive.append((value, words))
         return words, address
+
+    def reclaim(self) -> bool:
+        reached, before = self.timeline.value, len(self._alive)
+        while self._alive and self._alive[0][0] <= reached:
+            self._alive.popleft()
+        return len(self._alive) < before
 
     def place(self, buffer: CommandBuffer) -> Resident:
         resident = CpuResident(self.cpu, len(buffer.words))

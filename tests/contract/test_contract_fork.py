@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -15,9 +12,8 @@ import hcq
 from hcq.device import Device
 from hcq.memory import Placement
 from hcq.queue import QueueKind
+from tests.support.forked import in_child
 from tests.support.kernels import contract_object
-
-LIMIT_S = 120  # TIMEOUT: of a child, whose calls block on nothing; ends it where one does
 
 
 @pytest.fixture
@@ -31,30 +27,6 @@ def opener(request: pytest.FixtureRequest) -> Iterator[Callable[[], Device]]:
     yield open_one
     for device in opened:
         device.close()
-
-
-def in_child(uses: dict[str, Callable[[], object]]) -> dict[str, str]:
-    """Fork; what each use does in the child: the class of its error, or `accepted`. The child then
-    ends as a program does: with its finalizers and its calls at exit."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(LIMIT_S)
-        found = {}
-        for name, use in uses.items():
-            try:
-                use()
-                found[name] = "accepted"
-            except BaseException as error:
-                found[name] = type(error).__name__
-        os.write(writer, json.dumps(found).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        text = pipe.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    result: dict[str, str] = json.loads(text)
-    return result
 
 
 def test_every_use_in_a_child_is_refused(opener: Callable[[], Device]) -> None:

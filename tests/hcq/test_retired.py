@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from hcq.buffer import Buffer
 from hcq.errors import Closed, DeviceHang, DeviceLost
 from hcq.queue import QueueKind
 from tests.support.scripted import ScriptedDevice
@@ -104,3 +105,49 @@ def test_nothing_is_dropped_of_a_closed_device() -> None:
         buffer.fill(0)
     del buffer
     assert not device.retired
+
+
+class Owner:
+    """Hands its buffer on when it dies, as the compiler's pool of buffers does."""
+
+    def __init__(self, buffer: Buffer, heirs: list[Buffer]) -> None:
+        self.buffer = buffer
+        self.heirs = heirs
+        self.itself = self  # garbage for the collector, together with its buffer
+
+    def __del__(self) -> None:
+        self.heirs.append(self.buffer)
+
+
+def test_what_a_finalizer_puts_into_use_again_is_not_freed() -> None:
+    device = ScriptedDevice()
+    heirs: list[Buffer] = []
+    owner = Owner(device.alloc(64), heirs)
+    del owner
+    gc.collect()
+    device.retired.collect()
+    (buffer,) = heirs
+    assert not device.freed and not buffer.closed
+    device.queue().fill(buffer, 1)
+    buffer.close()
+    assert device.freed == [buffer]
+
+
+def test_a_buffer_that_is_closed_by_a_finalizer_is_freed_once() -> None:
+    device = ScriptedDevice()
+    buffer = device.alloc(64)
+    device.queue().fill(buffer, 1).submit()
+    device.scripted().forget()
+    buffer.drop()
+    buffer.drop()
+    buffer.close()
+    with pytest.raises(Closed):
+        buffer.fill(1)
+    device.retired.collect()
+    assert not device.freed
+    device.scripted().finish()
+    device.retired.collect()
+    assert device.freed == [buffer]
+    del buffer
+    device.retired.collect()
+    assert len(device.freed) == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,4 +104,59 @@ def test_an_ioctl_writes_its_argument_in_place(root: Path) -> None:
     assert struct.unpack("<2I", block) == (0, 7)
     with pytest.raises(OSError, match="Invalid argument"):
         node.ioctl(handle, 9, block)
+    node.close()
+
+
+def test_a_forked_child_asks_the_driver_nothing(root: Path) -> None:
+    """Nor does it unmap what the parent has mapped; its own copies of descriptors are closed."""
+    asked: list[int] = []
+
+    class Kernel(System):
+        def ioctl(
+            self, descriptor: int, request: int, argument: bytearray | memoryview | int
+        ) -> int:
+            asked.append(request)
+            return 0
+
+    node = SystemNode("thing", Kernel(root))
+    handle = node.open("/dev/thing0")
+    mapping = node.map(handle, 4096)
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:  # a thread of the parent is inside the node
+        with node._lock:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        refused = 0
+        for use in (
+            lambda: node.ioctl(handle, 7, bytearray(8)),
+            lambda: node.open("/dev/thing0"),
+            lambda: node.map(handle, 4096),
+            lambda: node.release(handle),
+            lambda: node.read_text("/proc/version"),
+            lambda: mapping.read32(0),
+        ):
+            try:
+                use()
+            except Closed:
+                refused += 1
+        node.close()
+        try:
+            os.fstat(handle)
+        except OSError:
+            refused += 1
+        os._exit(refused if not asked else 99)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert mapping.read32(4) == 0x07060504
+    node.ioctl(handle, 7, bytearray(8))
+    assert asked == [7]
     node.close()

@@ -8,6 +8,7 @@ code is through; what happens after that is the interpreter's exit.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 
@@ -119,6 +120,23 @@ def dropped_devices(device: Device) -> None:
         gc.collect()
 
 
+def forked(device: Device) -> None:
+    """A child is forked while work is in flight, drops all and ends as programs do: the parent's
+    work and device go on."""
+    flag = _spin(device, device.load(contract_object(device.target)))
+    filled = device.alloc(_SIZE)
+    device.queue(QueueKind.COPY).fill(filled, 3).submit()
+    child = os.fork()
+    if not child:
+        del flag, filled, device
+        gc.collect()
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    _release(flag)
+    assert filled.numpy(np.uint32)[-1] == 3
+    device.close()
+
+
 def tensors(device: Device) -> None:
     """The process ends while products of tensors are under way; nothing is closed."""
     ones = Tensor(np.ones((500, 500), "f4"), device=device)
@@ -129,7 +147,7 @@ def tensors(device: Device) -> None:
 
 SCENES: dict[str, Callable[[Device], None]] = {
     scene.__name__: scene
-    for scene in (drop, exit_in_flight, endless, endless_reset, dropped_devices, tensors)
+    for scene in (drop, exit_in_flight, endless, endless_reset, dropped_devices, forked, tensors)
 }
 
 

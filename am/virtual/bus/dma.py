@@ -109,6 +109,7 @@ class HostMemory:
         self.segments = segments
         self.memory = memory
         self.view = memoryview(memory)
+        self.owners: dict[HostMemory, None] = {}  # a transport's, which closes it in the end
         self._release: Callable[[HostMemory], None] | None = release
 
     @property
@@ -120,6 +121,7 @@ class HostMemory:
         """Take the memory from the device; idempotent."""
         release, self._release = self._release, None
         if release is not None:
+            self.owners.pop(self, None)
             release(self)
 
     def __repr__(self) -> str:

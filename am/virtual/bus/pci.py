@@ -242,8 +242,7 @@ class VirtualTransport(TransportLife):
             raise DeviceBusy(f"{name} is already attached", holder="this process")
         super().__init__(name)
         self._chip = chip
-        self._memory: list[HostMemory] = []
-        self._sweep = 64
+        self._memory: dict[HostMemory, None] = {}
         self._windows: dict[int, _BarWindow] = {
             0: VramWindow(chip, 0),
             2: DoorbellWindow(chip, 2),
@@ -299,10 +298,8 @@ class VirtualTransport(TransportLife):
         """Allocate host memory; unless contiguous it comes in runs of 2 MiB at most."""
         self.check_open()
         memory = self._chip.dma.allocate(size, contiguous=contiguous)
-        self._memory.append(memory)
-        if len(self._memory) > self._sweep:
-            self._memory = [kept for kept in self._memory if not kept.closed]
-            self._sweep = 2 * len(self._memory) + 64
+        self._memory[memory] = None
+        memory.owners = self._memory
         return memory
 
     @property
@@ -338,5 +335,5 @@ class VirtualTransport(TransportLife):
         close_all(self._windows.values())
 
     def _free_memory(self) -> None:
-        close_all(self._memory)
+        close_all(list(self._memory))
         self._memory.clear()

@@ -19,6 +19,8 @@ from hcq.errors import BadArgument, DeviceLost
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 from hcq.transport.vfio_user.server import Server
+from tests.support.forked import in_child
+from tests.support.inflight import drop
 from tests.support.vfio_user_served import served
 from tools.serve import write_firmware
 
@@ -84,3 +86,24 @@ def test_vram_is_mapped_only_where_it_can_be() -> None:
     with pytest.raises(BadArgument, match="shared_vram"):
         ServedChip(chip, map_vram=True)
     chip.close()
+
+
+def test_memory_that_is_dropped_while_work_uses_it(device: Device, chip: Chip) -> None:
+    drop(device)
+    assert not chip.violations
+
+
+def test_a_forked_child_leaves_the_server_alone(device: Device, chip: Chip) -> None:
+    with device.alloc(1 << 16) as buffer, device.alloc(64, placement=Placement.HOST) as host:
+        uses = {
+            "copy": lambda: buffer.copy_from(bytes(1 << 16)),
+            "submit": lambda: device.queue().fill(buffer, 1).submit(),
+            "host": lambda: host.numpy(),
+            "reset": device.reset,
+            "sensors": lambda: [sensor.read() for sensor in device.sensors()],
+        }
+        found = in_child({**uses, "close": device.close, "free": buffer.close})
+        assert found == {**dict.fromkeys(uses, "Closed"), "close": "accepted", "free": "accepted"}
+        buffer.fill(3)
+        assert buffer.numpy(np.uint32)[-1] == 3
+    assert not chip.violations

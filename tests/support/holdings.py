@@ -1,0 +1,77 @@
+"""What this process holds: descriptors, mappings, threads, Python objects and memory of a device.
+
+Two counts tell what an operation left behind, once what ends by itself has ended: threads and
+garbage of what came before go in their own time, so `settled` counts until nothing changes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from hcq.device import Device
+
+LIMIT_S = 60.0  # TIMEOUT: for threads that were told to end, on a busy host
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """One count. mappings: entries of /proc/self/maps but anonymous ones, which the allocator of
+    the C library splits and merges as it likes; kinds: Python objects by type."""
+
+    descriptors: int
+    mappings: int
+    threads: int
+    device_bytes: int
+    kinds: Counter[str]
+
+    def beyond(self, before: Holdings) -> dict[str, int]:
+        """What there is more of than before; Python objects by type."""
+        names = ("descriptors", "mappings", "threads", "device_bytes")
+        more = {name: getattr(self, name) - getattr(before, name) for name in names}
+        found = {name: count for name, count in more.items() if count > 0}
+        return found | dict(self.kinds - before.kinds)
+
+
+def count(device: Device | None = None) -> Holdings:
+    """Count now. device: whose memory is counted too."""
+    gc.collect()
+    used = 0
+    if device is not None:
+        used = sum(
+            int(sensor.read()) for sensor in device.sensors() if sensor.name == "memory_used_bytes"
+        )
+    kinds = Counter(type(each).__qualname__ for each in gc.get_objects())
+    return Holdings(_descriptors(), _mappings(), threading.active_count(), used, kinds)
+
+
+def settled(device: Device | None = None) -> Holdings:
+    """Count once nothing changes any more."""
+    end = time.monotonic() + LIMIT_S
+    last = count(device)
+    while time.monotonic() < end:
+        time.sleep(0.005)
+        now = count(device)
+        if (now.descriptors, now.threads) == (last.descriptors, last.threads):
+            return now
+        last = now
+    return last
+
+
+def resident() -> int:
+    """Bytes of memory that the process has in RAM."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _mappings() -> int:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum(len(line.split(None, 5)) == 6 for line in lines)
