@@ -294,7 +294,7 @@ class Tensor(Losses):
         assert isinstance(storage, Storage)
         array = np.empty(self.shape, dtypes.to_numpy(self.dtype))
         if array.size:
-            self.device.copy_out(storage.buffer, memoryview(array).cast("B"))
+            self.device.copy_out(storage.buffer, array.data.cast("B"))
         return dtypes.decode_bfloat16(array) if self.dtype is bfloat16 else array
 
     def item(self) -> Scalar:
@@ -417,6 +417,6 @@ def _copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     size = stored.nbytes
     storage = runtime_of(device).pool.take(size)
     if size:
-        device.copy_in(storage.buffer, memoryview(stored).cast("B"))
+        device.copy_in(storage.buffer, stored.data.cast("B"))
     node.storage = storage
     return node
