@@ -151,6 +151,8 @@ class Values(Lines):
             return self.new(f"select i1 {allowed}, {kind} {sources[0]}, {kind} {sources[1]}")
         if op == "dot2":
             return self._dot2(sources, kind)
+        if op == "dot4":
+            return self._dot4(sources, kind)
         if op == "matrix":
             return matrix_product(self, node.arg, *sources)
         if op == "exchange":
@@ -190,6 +192,12 @@ class Values(Lines):
         pairs = [self.new(f"bitcast <32 x i16> {text} to {wide}") for text in sources[:2]]
         arguments = [(kind, sources[2]), (wide, pairs[0]), (wide, pairs[1])]
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", kind, arguments)
+
+    def _dot4(self, sources: list[str], kind: str) -> str:
+        """VPDPBUSD (LLVM IntrinsicsX86.td, int_x86_avx512_vpdpbusd_512)."""
+        wide = "<64 x i8>"
+        arguments = [(kind, sources[2]), (wide, sources[0]), (wide, sources[1])]
+        return self.call("llvm.x86.avx512.vpdpbusd.512", kind, arguments)
 
     def _vector(self, node: Value, sources: list[str], kind: str) -> str:
         scalar = element_type(node.dtype)

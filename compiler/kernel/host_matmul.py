@@ -13,6 +13,7 @@ sizes of tiles and panels come from a cost model (compiler.kernel.host_tiles).
 
 from __future__ import annotations
 
+from compiler.dtype import int8
 from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
@@ -25,6 +26,7 @@ from compiler.kernel.host_axis import Axis, Part, deep, joined
 from compiler.kernel.host_loops import ROWS
 from compiler.kernel.host_packing import Packed, Packing, along_depth, direct_height
 from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
+from compiler.kernel.host_quads import QUAD, Correction, QuadPacking, in_quads
 from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares, vector_registers
 from compiler.kernel.ir import (
     Kernel,
@@ -114,14 +116,15 @@ class _Blocked:
         rows, columns = joined(parts.all_rows, SIDE), joined(parts.all_columns, SIDE)
         self.depth = deep(parts.all_depths, DEPTH)
         # steps of the depth that are multiplied at once
-        self.group = PAIR if in_pairs(parts, self.depth, target) else 1
         plain = is_plain(parts, rows, columns)
+        quads = in_quads(parts, self.depth, plain, target)
+        self.group = QUAD if quads else PAIR if in_pairs(parts, self.depth, target) else 1
         if self.group > 1:
             self.parts = parts = narrowed(parts)
         joint = {*rows.ranges, *columns.ranges}
         batch = tuple(r for r in computation.ranges if r not in joint)
         self.outer = tuple(r for r in parts.reduce.arg[1] if r not in self.depth.ranges)
-        self.tiles = self.group > 1 and plain and in_tiles(self.depth.size, target)
+        self.tiles = self.group == PAIR and plain and in_tiles(self.depth.size, target)
         most = max(1, DEPTH * self.group // self.depth.unit)
         multiple = STEPS if self.tiles else self.group
         slice_count = -(-_share(self.depth.main.size, most) // multiple) * multiple
@@ -150,14 +153,21 @@ class _Blocked:
         group = group_range(2, self.grid[2]).index()
         sizes = tuple(r.size for r in batch)
         self.batch = dict(zip(batch, unflatten(group, sizes), strict=True))
-        packing: Packing | PairPacking = Packing(self.dtype, self.lanes, self.slice, self.batch)
-        if self.group > 1:
-            last = (self.slices - 1) * slice_count
+        packing: Packing | PairPacking | QuadPacking
+        packing = Packing(self.dtype, self.lanes, self.slice, self.batch)
+        last, total = (self.slices - 1) * slice_count, self.depth.main.size
+        if self.group == PAIR:
             kind = TilePacking if self.tiles else PairPacking
-            total = self.depth.main.size
             packing = kind(self.lanes, self.slice, total, last, self.batch, plain)
+        elif self.group == QUAD:
+            packing = QuadPacking(self.slice, total, last, self.batch)
         self.left = packing.left(parts.left, self.rows, self.height)
         self.right = packing.right(parts.right, self.columns, self.width)
+        self.excess: Correction | None = None
+        if self.group == QUAD and parts.left.dtype is int8:
+            count, bound = self.slice.whole // QUAD, self.steps_bound()
+            assert isinstance(self.right, Packed)
+            self.excess = Correction(self.right, self.column_panels, self.vectors, count, bound)
         tall = self.row_panels * self.height
         self.tile = Memory("tile", self.dtype, tall * self.pitch, "local")
         self.totals = Memory(
@@ -189,12 +199,17 @@ class _Blocked:
         return PACK if along or along_depth(factor, across, self.slice) else PACK_ONE
 
     def kernel(self) -> Kernel:
-        body = (*self.left.statements, *self.right.statements, self.multiply())
+        packed = (*self.left.statements, *self.right.statements)
+        if self.excess is not None:
+            packed = (*packed, self.excess.statement())
+        body = (*packed, self.multiply())
         accumulate: Statement = Loop(Range("slice", self.slices), body)
         for counter in reversed(self.outer):
             accumulate = Loop(counter, (accumulate,))
         memories = (*self.left.memories, *self.right.memories, self.tile)
         memories = memories if self.tiles else (*memories, self.totals)
+        if self.excess is not None:
+            memories = (*memories, self.excess.sums, self.excess.registers)
         cleared = () if self.once else (self.clear(),)
         return Kernel(
             "kernel",
@@ -243,6 +258,8 @@ class _Blocked:
                 place = (rows.index() * height + row) * self.pitch
                 place = place + columns.index() * self.width + v * lanes
                 start = self.zero() if self.once else load(self.tile, place, lanes=lanes)
+                if self.excess is not None:
+                    start = self.excess.taken_off(start, columns.index(), v)
                 before.append(Store(self.totals, at, start))
                 after.append(Store(self.tile, place, load(self.totals, at, lanes=lanes)))
         panel = (*before, Loop(step, tuple(inner), self.steps_bound()), *after)
@@ -274,7 +291,8 @@ class _Blocked:
     def product(self, left: Value, right: Value, total: Value) -> Value:
         if self.group == 1:
             return multiply_add(left, right, total)
-        return value("dot2", self.dtype, (left, right, total), lanes=self.lanes)
+        kind = "dot2" if self.group == PAIR else "dot4"
+        return value(kind, self.dtype, (left, right, total), lanes=self.lanes)
 
     def steps_bound(self) -> Index | None:
         if self.group == 1:

@@ -80,6 +80,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "max": (2, "same"),
     "fma": (3, "float"),
     "dot2": (3, "dot2"),  # total + a0 * b0 + a1 * b1 for neighbouring pairs of bfloat16
+    "dot4": (3, "dot4"),  # total + a0 * b0 + .. + a3 * b3: neighbouring bytes, of a unsigned
     "exchange": (1, "same"),  # arg: a power of two; that of the wave's lane whose number is xor arg
     "matrix": (3, "matrix"),  # arg: a unit of matrix_units; the wave's left x right + total
     "matrices": (0, "free"),  # arg: (Load, turned); four 8 x 16-byte matrices, spread over a wave

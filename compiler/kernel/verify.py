@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.dtype import bfloat16, bool_, float16, float32, uint32, uint64
+from compiler.dtype import bfloat16, bool_, float16, float32, int8, int32, uint8, uint32, uint64
 from compiler.index.algebra import Index, Range, Validity
 from compiler.index.lookup import Lookup, atoms
 from compiler.kernel.ir import (
@@ -37,7 +37,7 @@ from compiler.kernel.ir import (
 from compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
-               "shuffle", "dot2", "matrix", "exchange", "matrices")  # fmt: skip
+               "shuffle", "dot2", "dot4", "matrix", "exchange", "matrices")  # fmt: skip
 WHOLE_WAVES = ("matrix", "exchange", "matrices")  # what all threads of a wave do together
 GROUP = 128  # threads that share a GroupProduct
 EVERY, GROUPS, SOME = 2, 1, 0  # which threads come to a statement together: all, whole groups
@@ -307,7 +307,7 @@ class _Checker:
             known = len(node.arg) == node.lanes and all(0 <= lane < among for lane in node.arg)
             known = known and node.sources[0].lanes == node.sources[1].lanes
             _require(known, "a shuffle chooses among its sources' lanes", node)
-        if node.op not in ("extract", "pack", "broadcast", "shuffle", "dot2", "matrix"):
+        if node.op not in ("extract", "pack", "broadcast", "shuffle", "dot2", "dot4", "matrix"):
             same = all(s.lanes == node.lanes for s in node.sources)
             _require(same, "sources have the result's lanes", node)
         self.types(node, rule)
@@ -325,6 +325,11 @@ class _Checker:
             _require([*lanes, node.lanes] == [32, 32, 16, 16], "lanes of products of pairs", node)
             alike = kinds[0] is kinds[1] is bfloat16 and kinds[2] is node.dtype is float32
             _require(alike, "types of products of pairs", node)
+        elif rule == "dot4":
+            lanes = [source.lanes for source in node.sources]
+            _require([*lanes, node.lanes] == [64, 64, 16, 16], "lanes of products of quads", node)
+            alike = kinds == [uint8, int8, int32] and node.dtype is int32
+            _require(alike, "types of products of quads", node)
         elif rule == "matrix":
             unit = UNITS.get(node.arg)
             _require(unit is not None, "a matrix unit we know", node.arg)
