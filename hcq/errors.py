@@ -29,6 +29,7 @@
     │   ├── UnitTimeout           a block did not reach the awaited state in its limit
     │   ├── PageFault             an access that the page tables do not permit
     │   ├── IllegalInstruction    a wave met an instruction it cannot execute
+    │   ├── AssertionFailed       an assert of a kernel; carries file, line, block and thread
     │   ├── BadPacket             a queue met a packet its command processor refuses
     │   └── DeviceHang            work did not end within its limit
     └── FirmwareError         the chip's firmware, or its images
@@ -176,6 +177,10 @@ class PageFault(ChipError):
 
 class IllegalInstruction(ChipError):
     """A wave met an instruction it cannot execute."""
+
+
+class AssertionFailed(ChipError):
+    """An assert of a kernel failed; carries condition, file, line, function, block, thread."""
 
 
 class BadPacket(ChipError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -228,7 +229,21 @@ class NvDevice(Device):
             words += self.programs.setup_words()
         return [*words, header(COPY, 0, 1), classes.copy]
 
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """See hcq.Device; what kernels have printed goes to `on_print`."""
+        super().synchronize(limit_s)
+        self.programs.output.drain()
+
+    def on_print(self, text: str) -> None:
+        """Take what a kernel printed, one call of printf at a time: to standard output. Assign
+        another function to have it elsewhere."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
     def shutdown(self) -> None:
+        if self.failure is None:
+            with contextlib.suppress(UgpuError):
+                self.programs.output.drain()
         self._release()
 
     def _release(self) -> None:
@@ -247,6 +262,8 @@ class NvDevice(Device):
         if self.gpu.lost():
             raise DeviceLost(f"{self.name} has fallen off the bus: open it again when it is back")
         self.session.events.forget()
+        self.programs.output.drain()
+        self.programs.output.clear()
         for queue in self.all_queues:
             if queue.error() is None and queue.timeline.value >= queue.timeline.last:
                 continue

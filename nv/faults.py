@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hcq.errors import (
+    AssertionFailed,
     BadPacket,
     ChipError,
     DeviceHang,
@@ -125,6 +127,14 @@ class Faults:
         if gap is not None:
             remedy = {"queue": queue.name, "remedy": _RESET}
             return NotSupported(f"{self.device.name}: {gap.message}", **gap.facts, **remedy)
+        failed = self.device.programs.output.assertion()
+        if failed is not None:
+            return AssertionFailed(
+                f"{self.device.name}: {', '.join(kernels)}: {failed.file}:{failed.line}: "
+                f"{failed.function}: block {failed.block}, thread {failed.thread}: assertion "
+                f"`{failed.condition}` failed",
+                **asdict(failed), queue=queue.name, remedy=_RESET,
+            )  # fmt: skip
         facts: dict[str, object] = {"xid": error.xid, "xid_name": error.name, "queue": queue.name}
         advice = _ADVICE.get(error.xid)
         if advice is not None:

@@ -39,6 +39,16 @@ _RULES: dict[int, tuple[tuple[int, int, int], ...]] = {
 }
 
 
+# Routines that CUDA's driver links in at load, and what a caller can do without them.
+_SYSTEM = {
+    "malloc": "there is no heap on the device; allocate before the launch",
+    "free": "there is no heap on the device; allocate before the launch",
+    "vprintf": "printf needs the program as PTX, in which the loader puts its own routine",
+    "__assertfail": "assert needs the program as PTX, in which the loader puts its own routine",
+    "__cuda_syscall_cp_async_bulk_unicast": "cp.async.bulk is made of it for sm_120; use cp.async",
+}
+
+
 @dataclass
 class Image:
     """A cubin's memory. offsets: section number -> offset from the base. ptx: text, or empty.
@@ -193,6 +203,12 @@ def _check_relocations(image: Image) -> None:
             raise NotSupported(f"relocation type {relocation.kind:#x} of {symbol.name!r}")
         if relocation.offset + _size(rule) > len(cubin.sections[relocation.section].data):
             raise BadCodeObject("a relocation reaches beyond its section", symbol=symbol.name)
+        missing = _SYSTEM.get(symbol.name) if symbol.section is None else None
+        if missing is not None:
+            raise NotSupported(
+                f"the code calls {symbol.name}, a routine of CUDA's own driver: {missing}",
+                symbol=symbol.name,
+            )
         if symbol.section is None or symbol.section not in image.offsets:
             raise BadCodeObject(f"the symbol {symbol.name!r} is not defined", symbol=symbol.name)
 

@@ -20,6 +20,8 @@ from nv.cubin import Cubin, KernelCode, parse_cubin
 from nv.families import STACK_RESERVED
 from nv.image import Image, lay_out
 from nv.launch import LaunchDetails, prepare, shared_size
+from nv.output import Output
+from nv.output_routines import with_routines
 from nv.pushbuffer import COMPUTE, header, method
 from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
@@ -44,6 +46,7 @@ class Programs:
 
     def __init__(self, device: NvDevice) -> None:
         self.device = device
+        self.output = Output(device)
         self.local: Memory | None = None
         self.local_size = 0  # bytes per thread that `local` is for
         self._loaded: dict[Memory, weakref.ref[Program]] = {}  # a dropped one frees its memory
@@ -55,6 +58,7 @@ class Programs:
         if not data.startswith(b"\x7fELF"):
             ptx = data.rstrip(b"\0")
             target = _check_text(ptx, device.gpu.capability)
+            ptx = with_routines(ptx)
             data = assemble(ptx, target, config().cache_folder / "cubins")
         cubin = parse_cubin(data)
         _check_target(cubin, device.gpu.capability)
@@ -69,7 +73,7 @@ class Programs:
             program = Program(device, buffer)
             for name, code in cubin.kernels.items():
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
-            self._write(memory, image.link(memory.address))
+            self._write(memory, self.output.connect(image, memory, image.link(memory.address)))
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
         except BaseException:
             device.settle()  # the copy may still run; cut off here too, the memory stays
@@ -149,6 +153,7 @@ class Programs:
     def forget(self, memory: Memory) -> None:
         """The program in `memory` was closed."""
         self._loaded.pop(memory, None)
+        self.output.forget(memory)
 
     def find(self, address: int) -> tuple[str, int] | None:
         """The kernel whose code holds an address, and the offset in it; None if none does."""
