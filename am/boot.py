@@ -26,6 +26,7 @@ from hcq.errors import (
     FirmwareSilent,
     NotSupported,
     OutOfMemory,
+    UgpuError,
     UnitTimeout,
 )
 from hcq.poll import wait_until
@@ -47,7 +48,11 @@ _TMR_ALIGN = 1 << 20
 
 
 class Stages:
-    """Runs stages, measures them, tells whoever listens. done: (name, seconds) in order."""
+    """Runs stages, measures them, tells whoever listens. done: (name, seconds) in order.
+
+    An error that leaves a stage gets its name as the fact `stage`: errors, the demo, the ladder of
+    first contact and recordings use the same words (docs/am-bringup.md lists them).
+    """
 
     def __init__(self, hook: StageHook | None = None) -> None:
         self.done: list[tuple[str, float]] = []
@@ -58,7 +63,11 @@ class Stages:
         start = time.perf_counter()
         log.debug("stage %s", name)
         with trace.step("boot", stage=name):
-            yield
+            try:
+                yield
+            except UgpuError as error:
+                error.add_facts(stage=name)
+                raise
         seconds = time.perf_counter() - start
         self.done.append((name, seconds))
         if self.hook is not None:
@@ -112,7 +121,6 @@ def wait_ifwi(chip: Chip) -> None:
         chip.check_present("waiting for the board's firmware")
         raise FirmwareSilent(
             "the board's own firmware does not finish; a power cycle may help",
-            stage="IFWI",
             limit_s=limit_s,
             **seen,
         ) from error

@@ -94,7 +94,6 @@ class Gfx:
         except UnitTimeout as error:
             raise FirmwareSilent(
                 "the RLC does not finish loading the graphics core's firmware",
-                stage="RLC autoload",
                 limit_s=AUTOLOAD_LIMIT_S,
                 bootload_status=int(gc.RLC_RLCS_BOOTLOAD_STATUS.read()),
                 cp_stat=int(gc.CP_STAT.read()),

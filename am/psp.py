@@ -160,7 +160,6 @@ class Psp:
         return FirmwareRejected(
             f"the PSP bootloader refused the {name}",
             image=name,
-            stage="bootloader",
             status=refusal,
         )
 
@@ -175,7 +174,6 @@ class Psp:
         return FirmwareSilent(
             f"the PSP bootloader does not answer ({name}, {what})",
             image=name,
-            stage="bootloader",
             limit_s=self.limit_s,
             state=error.facts.get("state"),
         )
@@ -217,7 +215,10 @@ class Psp:
         def done(value: RegisterValue) -> bool:
             if value & _READY and value & mask & 0xFFFF:
                 raise FirmwareRejected(
-                    f"the PSP refused: {what}", image="ring", stage=what, status=value & 0xFFFF
+                    f"the PSP refused: {what}",
+                    image="ring",
+                    waiting_for=what,
+                    status=value & 0xFFFF,
                 )
             return value & mask == _READY
 
@@ -232,7 +233,7 @@ class Psp:
         except UnitTimeout as error:
             raise FirmwareSilent(
                 f"the PSP does not answer ({what})",
-                stage=what,
+                waiting_for=what,
                 limit_s=self.limit_s,
                 state=error.facts.get("state"),
             ) from error
@@ -269,7 +270,7 @@ class Psp:
             # The kernel only warns here, since some PSP versions leave a status behind; a refused
             # image is worse found later, as a hang.
             raise FirmwareRejected(
-                f"the PSP refused {what}", image=what, stage="ring", status=response.status
+                f"the PSP refused {what}", image=what, status=response.status
             )
         return response
 
@@ -298,7 +299,6 @@ class Psp:
             raise FirmwareSilent(
                 f"the PSP does not finish {what}",
                 image=what,
-                stage="ring",
                 limit_s=FENCE_LIMIT_S,
                 mailbox=int(self.chip.mp0.MP0_SMN_C2PMSG_64.read()),
             ) from error

@@ -70,7 +70,7 @@ class Smu:
             raise FirmwareRejected(
                 f"the SMU answers {message} with {response:#x} ({meaning})",
                 image="SMU",
-                stage=message,
+                request=message,
                 status=response,
                 argument=argument,
             )

@@ -56,12 +56,18 @@ class UgpuError(Exception):
     """Base of the tree. `facts` holds the keywords; each is an attribute too."""
 
     def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
         self.message = message
-        self.facts = facts
+        self.facts: dict[str, object] = {}
+        self.add_facts(**facts)
+
+    def add_facts(self, **facts: object) -> None:
+        """Add what only a caller knows, such as the stage of a boot; facts may be replaced."""
+        self.facts |= facts
         for name, value in facts.items():
             setattr(self, name, value)
-        shown = ", ".join(f"{name}={_show(value)}" for name, value in facts.items())
-        super().__init__(f"{message} ({shown})" if shown else message)
+        shown = ", ".join(f"{name}={_show(value)}" for name, value in self.facts.items())
+        self.args = (f"{self.message} ({shown})" if shown else self.message,)
 
 
 class UsageError(UgpuError):

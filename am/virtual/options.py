@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Literal, NoReturn, Self
 
+from am.virtual.firmware.images import FIRMWARE_KINDS
 from am.virtual.shader import ShaderCore
 from hcq.errors import BadArgument
 
@@ -29,11 +30,39 @@ class Delays:
     blackout: float = 0.03  # registers read all ones after mode1; a board needs 0.5 to 1 s
 
 
+class Names(set[str]):
+    """A set of names out of those that are known; BadArgument, which lists them, for any other."""
+
+    def __init__(self, what: str, known: frozenset[str], names: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._what, self._known = what, known
+        self.update(names)
+
+    def add(self, name: str) -> None:
+        """Add a known name."""
+        self.update((name,))
+
+    def update(self, *others: Iterable[str]) -> None:
+        """Add known names."""
+        names = set().union(*others)
+        for name in sorted(names - self._known):
+            _refuse(self._what, name, self._known)
+        super().update(names)
+
+    def __deepcopy__(self, memo: object) -> Names:
+        return Names(self._what, self._known, self)
+
+
+def _refuse(what: str, name: str, known: Iterable[str]) -> NoReturn:
+    raise BadArgument(f"unknown {what} {name!r}; known: {', '.join(sorted(known))}")
+
+
 @dataclass
 class FaultPlan:
     """Faults to provoke. Mutable: `chip.faults` is the chip's own copy, changed at any time.
 
-    Refusals name what firmware.py calls a kind, such as "RS64_MEC" or "SOS".
+    Refusals name what firmware.py calls a kind, such as "RS64_MEC" or "SOS". BadArgument for a
+    fault, a kind or a hub that is not known.
     """
 
     ifwi_never: bool = False
@@ -52,6 +81,31 @@ class FaultPlan:
     interrupts_lost: bool = False  # entries are written, the MSI never arrives
     lost_at_access: int | None = None  # the card drops off the bus at this register access
     dma_refused: bool = False  # the IOMMU rejects every access
+
+    def __new__(cls, *_: object, **plan: object) -> Self:
+        for name in plan:
+            cls._check(name)
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._check(name)
+        if name in _NAMES and not isinstance(value, Names):
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise BadArgument(f"{name} must be a set of names, got {value!r}")
+            value = Names(*_NAMES[name], value)
+        super().__setattr__(name, value)
+
+    @classmethod
+    def _check(cls, name: str) -> None:
+        known = [field.name for field in fields(cls)]
+        if name not in known:
+            _refuse("fault", name, known)
+
+
+_NAMES = {
+    "psp_reject": ("kind of firmware", FIRMWARE_KINDS),
+    "tlb_no_ack": ("hub", frozenset({"gc", "mmhub"})),
+}
 
 
 @dataclass(frozen=True)

@@ -290,9 +290,9 @@ def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
 @pytest.mark.parametrize(
     ("plan", "error", "facts"),
     [
-        ({"psp_reject": {"SOS"}}, FirmwareRejected, {"stage": "bootloader", "status": 15}),
+        ({"psp_reject": {"SOS"}}, FirmwareRejected, {"stage": "PSP bootloader", "status": 15}),
         ({"psp_reject": {"RS64_MEC"}}, FirmwareRejected, {"image": "rs64_mec", "status": 15}),
-        ({"psp_reject": {"SMU"}}, FirmwareRejected, {"image": "smu", "stage": "ring"}),
+        ({"psp_reject": {"SMU"}}, FirmwareRejected, {"image": "smu", "stage": "TMR"}),
         ({"psp_ring_status": 7}, FirmwareRejected, {"image": "ring", "status": 7}),
         ({"autoload_never": True}, FirmwareSilent, {"stage": "RLC autoload"}),
         ({"smu_responses": {6: 0xFD}}, FirmwareRejected, {"image": "SMU", "status": 0xFD}),
@@ -313,6 +313,8 @@ def test_a_boot_that_fails_says_why(
         with pytest.raises(error) as caught:
             plug_in(chip)
         assert facts.items() <= caught.value.facts.items()
+        stage = caught.value.facts["stage"]  # in the words of the demo and of the ladder
+        assert stage in COLD_STAGES and f"stage={stage}" in str(caught.value)
         for name in plan:
             setattr(chip.faults, name, getattr(FaultPlan(), name))
         with opened(chip) as device, device.load(faulty_object()) as program:

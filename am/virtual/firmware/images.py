@@ -31,6 +31,39 @@ BOOT_PARTS = (
     ("SOS", 1, 0xD500),
 )
 
+# psp_gfx_fw_type -> kind of image.
+FIRMWARE_TYPES = {
+    7: "RLC_V",
+    8: "RLC_G",
+    18: "SMU",
+    25: "RLC_P",
+    26: "RLC_IRAM",
+    33: "MES",
+    34: "MES_STACK",
+    48: "RLC_DRAM",
+    68: "IMU_I",
+    69: "IMU_D",
+    71: "SDMA_TH0",
+    72: "SDMA_TH1",
+    81: "MES_KIQ",
+    82: "MES_KIQ_STACK",
+    87: "RS64_PFP",
+    88: "RS64_ME",
+    89: "RS64_MEC",
+    90: "RS64_PFP_STACK",
+    91: "RS64_PFP_STACK",
+    92: "RS64_ME_STACK",
+    93: "RS64_ME_STACK",
+    94: "RS64_MEC_STACK",
+    95: "RS64_MEC_STACK",
+    96: "RS64_MEC_STACK",
+    97: "RS64_MEC_STACK",
+}
+# All kinds that the PSP can be told to refuse.
+FIRMWARE_KINDS = frozenset(
+    {"ASD", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS)}
+)
+
 
 def _digest(kind: str, signed: bytes) -> bytes:
     return hashlib.blake2b(signed, key=_KEY, person=kind.encode()[:16]).digest()

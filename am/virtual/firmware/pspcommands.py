@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from am.virtual.firmware.images import verify
+from am.virtual.firmware.images import FIRMWARE_TYPES, verify
 
 if TYPE_CHECKING:
     from am.virtual.firmware.psp import Psp
@@ -27,34 +27,6 @@ _UNSUPPORTED = frozenset({1, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
 _ALIGNMENT = 1 << 20
-# psp_gfx_fw_type -> kind of image.
-FIRMWARE_KINDS = {
-    7: "RLC_V",
-    8: "RLC_G",
-    18: "SMU",
-    25: "RLC_P",
-    26: "RLC_IRAM",
-    33: "MES",
-    34: "MES_STACK",
-    48: "RLC_DRAM",
-    68: "IMU_I",
-    69: "IMU_D",
-    71: "SDMA_TH0",
-    72: "SDMA_TH1",
-    81: "MES_KIQ",
-    82: "MES_KIQ_STACK",
-    87: "RS64_PFP",
-    88: "RS64_ME",
-    89: "RS64_MEC",
-    90: "RS64_PFP_STACK",
-    91: "RS64_PFP_STACK",
-    92: "RS64_ME_STACK",
-    93: "RS64_ME_STACK",
-    94: "RS64_MEC_STACK",
-    95: "RS64_MEC_STACK",
-    96: "RS64_MEC_STACK",
-    97: "RS64_MEC_STACK",
-}
 # What RLC waits for before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
 _NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I", "IMU_D"} | {
     "RLC_IRAM",
@@ -146,7 +118,7 @@ class Commands:
 
     def _load_firmware(self, address: int, size: int, number: int) -> tuple[int, int]:
         chip = self._psp.chip
-        kind = FIRMWARE_KINDS.get(number)
+        kind = FIRMWARE_TYPES.get(number)
         if kind is None:
             return NOT_SUPPORTED, 0
         if kind == "SMU":

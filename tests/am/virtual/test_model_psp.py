@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 
 import pytest
 
 from am.virtual.options import FaultPlan
+from hcq.errors import BadArgument
 from tests.support.navi31_bench import COMMAND, FRAME_BUFFER, RING, STAGING, TMR, Bench, bench
 
 
@@ -240,3 +242,21 @@ def test_firmware_and_secure_os_outlive_an_attachment_but_not_mode1() -> None:
         assert again.read(again.psp(81)) == 0
         assert again.read(again.psp(35)) == 0x80000000
         again.transport.close()
+
+
+def test_a_fault_plan_takes_known_names_only() -> None:
+    plan = FaultPlan(psp_reject={"SOS"})
+    plan.tlb_no_ack = {"gc"}
+    plan.tlb_no_ack.add("mmhub")
+    assert copy.deepcopy(plan) == plan and plan.psp_reject == {"SOS"}
+    for wrong, match in (
+        (lambda: FaultPlan(smu_quiet=True), "unknown fault 'smu_quiet'; known: .*smu_silent"),
+        (lambda: setattr(plan, "tlb_dead", True), "unknown fault 'tlb_dead'; known: autoload_n"),
+        (lambda: FaultPlan(psp_reject={"MEC"}), "unknown kind of firmware 'MEC'; known: .*RS64_"),
+        (lambda: plan.psp_reject.add("sos"), "unknown kind of firmware 'sos'"),
+        (lambda: plan.tlb_no_ack.update({"gfx"}), "unknown hub 'gfx'; known: gc, mmhub"),
+        (lambda: setattr(plan, "tlb_no_ack", "gc"), "must be a set of names, got 'gc'"),
+    ):
+        with pytest.raises(BadArgument, match=match):
+            wrong()
+    assert plan.psp_reject == {"SOS"} and plan.tlb_no_ack == {"gc", "mmhub"}
