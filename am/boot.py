@@ -148,10 +148,15 @@ def first_contact(transport: Transport, facts: ModuleType, stages: Stages) -> Ch
     with stages.stage("config space"):
         enable_function(transport)
         chip = Chip(transport, facts)
-    with stages.stage("board firmware"):
-        wait_ifwi(chip)
-    with stages.stage("discovery"):
-        read_discovery(chip)
+        chip.link.keep_awake()
+    try:
+        with stages.stage("board firmware"):
+            wait_ifwi(chip)
+        with stages.stage("discovery"):
+            read_discovery(chip)
+    except BaseException:
+        chip.link.restore()
+        raise
     return chip
 
 
@@ -318,8 +323,12 @@ def warm_attach(units: Units, stages: Stages) -> None:
 def prepare(transport: Transport, facts: ModuleType, stages: Stages) -> Units:
     """First contact and the memory plan; nothing of the chip is changed."""
     chip = first_contact(transport, facts, stages)
-    with stages.stage("memory"):
-        return make_units(chip)
+    try:
+        with stages.stage("memory"):
+            return make_units(chip)
+    except BaseException:
+        chip.link.restore()
+        raise
 
 
 # ---- leaving -----------------------------------------------------------------------------------
@@ -409,6 +418,7 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     for index, value in enumerate(bars):
         transport.config_write(_FIRST_BAR + 4 * index, value)
     transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
+    chip.link.keep_awake()
     _wait_bootloader(units)
 
 
@@ -416,6 +426,7 @@ def after_power_loss(units: Units) -> None:
     """Take up a chip that lost its power, or was pulled out and plugged in again."""
     units.gmc.forget()
     enable_function(units.chip.transport)
+    units.chip.link.keep_awake()
     _wait_bootloader(units)
 
 

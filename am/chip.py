@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 from am.discovery import Discovery
+from am.link import Link
 from am.regs import load
 from hcq.errors import BadArgument, DeviceLost, DiscoveryError
 from hcq.fields import BoundRegister, RegisterBlock, RegisterMap, RegisterValue
@@ -146,6 +147,7 @@ class Chip:
     def __init__(self, transport: Transport, facts: ModuleType) -> None:
         self.transport = transport
         self.facts = facts
+        self.link = Link(transport)
         self.bus = RegisterBus(transport.window(facts.REGISTER_BAR))
         self.doorbells = transport.window(facts.DOORBELL_BAR)
         self.vram = Vram(transport.window(facts.VRAM_BAR), self.bus, 0)

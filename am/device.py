@@ -296,6 +296,7 @@ class AmDevice(Device):
             for queue in queues:
                 queue.close()
         self.units.close()
+        self.chip.link.restore()
         self.transport.close()
 
     def recover(self) -> None:

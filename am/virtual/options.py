@@ -147,6 +147,7 @@ class ChipOptions:
     stale_fault_status: bool = False
     # Memory decoding and BARs survive mode1, as tinygrad's AM driver relies on with boards: after a
     # reset it sets bus mastering alone. True: they are lost, which Linux's and our driver survive.
+    aspm: int = 2  # Link Control [1:0] as platforms leave it: 1 is L0s, 2 is L1
     config_lost_on_mode1: bool = False
     # Whether the secure OS obeys GFX_CTRL_CMD_ID_MODE1_RST (psp_gfx_if.h): Linux 6.12 uses it up to
     # PSP 12 only, so a board's PSP 13 may not.

@@ -38,6 +38,7 @@ from hcq.transport.checks import (
 )
 from hcq.transport.dma import REACH_BITS, rounded
 from hcq.transport.life import TransportLife, close_all
+from hcq.transport.link_power import keep_awake
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.system import System
@@ -83,6 +84,7 @@ class SysfsTransport(TransportLife):
         descriptor = self._open_file("config")
         give_back = functools.partial(self.system.close, descriptor)
         self.at_end(give_back, drop=give_back)
+        self.at_end(keep_awake(self.system, self.function))
         try:
             self._config = pci_config.ConfigFile(self.system, descriptor)
             self.identity: PciIdentity = read_identity(self.name, self._config.read)

@@ -31,6 +31,7 @@ from hcq.transport.dma import (
 from hcq.transport.interrupts import EventInterrupts, EventWatch
 from hcq.transport.iommufd import IommufdSpace, available
 from hcq.transport.life import TransportLife, close_all
+from hcq.transport.link_power import keep_awake
 from hcq.transport.pci_config import ConfigFile
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
@@ -100,6 +101,7 @@ class VfioTransport(TransportLife):
         # and the former driver comes back when nothing of ours is open.
         if on_close is not None:
             self.at_end(on_close)
+        self.at_end(keep_awake(self.system, self.function))
         self.at_end(self.space.close, drop=self.space.close)
         try:
             self._device = VfioDevice(self.system, self.space.device(self.function), self.function)

@@ -18,6 +18,7 @@ SIZE = 4096
 _COMMAND, _BARS, _CAPABILITIES = 0x04, 0x10, 0x34
 _PM, _PCIE, _MSI = 0x50, 0x64, 0xA0
 _DEVICE_CONTROL = _PCIE + 0x08
+_LINK_CONTROL = _PCIE + 0x10
 _VENDOR_SPECIFIC, _AER, _REBAR = 0x100, 0x150, 0x200
 _REBAR_CONTROL = _REBAR + 8
 _MEMORY, _MASTER = 1 << 1, 1 << 2
@@ -91,7 +92,9 @@ class ConfigSpace:
         return sum(1 << (4 + power) for power in range(8, largest + 1))
 
     def assign_bars(self) -> None:
-        """Do what the platform's firmware does at power-on: give each BAR an address."""
+        """Do what the platform's firmware does at power-on: give each BAR an address, and let the
+        link sleep."""
+        self._put(_LINK_CONTROL, "<H", self._chip.options.aspm)
         for index, flags, address in _PLACES:
             self._put(_BARS + 4 * index, "<I", address & 0xFFFF_FFFF | flags)
             if flags == 0xC:
@@ -145,7 +148,7 @@ class ConfigSpace:
             keep = 0x0080_FFFF & ~0x0001_0000 if offset == _MSI else 0
             old = int.from_bytes(self._bytes[offset : offset + 4], "little")
             self._put(offset, "<I", old & keep | value & 0xFFFF_FFFF & ~keep)
-        elif offset in (0x3C, _PM + 4, _DEVICE_CONTROL, _PCIE + 0x10):
+        elif offset in (0x3C, _PM + 4, _DEVICE_CONTROL, _LINK_CONTROL):
             self._put(offset, "<H", value & 0xFFFF)
 
     def _write_bar(self, slot: int, value: int) -> None:

@@ -1,0 +1,64 @@
+"""The PCI Express link of the card: kept out of its low-power states while we drive it.
+
+Registers read as ones while a link comes out of L1, which looks like a card that was pulled out
+(tinygrad 0.14 clears the same bits for that reason; seen behind retimers). Source: PCI Express Base
+Specification 5.0, 5.4.1.3 (the component at the lower end asks for L1, so that its bits suffice)
+and 7.5.3.7 (Link Control).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from hcq.errors import UgpuError
+from hcq.transport.base import Transport
+from hcq.transport.pci_config import capability
+from hcq.uapi import constants
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """Link Control of one function. `transport` is the caller's."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._found: int | None = None  # ASPM control as we found it
+
+    def _control(self) -> int | None:
+        """Where Link Control lies in configuration space."""
+        regs = constants("pci_regs")
+        place = capability(self.transport.config_read, regs.PCI_CAP_ID_EXP)
+        return None if place is None else place + regs.PCI_EXP_LNKCTL
+
+    def keep_awake(self) -> None:
+        """Switch ASPM off at the card's end; again after each reset of configuration space."""
+        at, mask = self._control(), constants("pci_regs").PCI_EXP_LNKCTL_ASPMC
+        if at is None:
+            return
+        control = self.transport.config_read(at, 2)
+        if self._found is None:
+            self._found = control & mask
+        if not control & mask or control == 0xFFFF:
+            return
+        self.transport.config_write(at, control & ~mask, 2)
+        if self.transport.config_read(at, 2) & mask:
+            log.info(
+                "%s: the link keeps its low-power states (ASPM); if reads give all ones, write 0 "
+                "to the device's link/l1_aspm in sysfs, or boot with pcie_aspm=off",
+                self.transport.name,
+            )
+
+    def restore(self) -> None:
+        """Put ASPM back as it was found. Never raises what the link or the card reports."""
+        found, self._found = self._found, None
+        if not found:
+            return
+        try:
+            at = self._control()
+            if at is not None:
+                control = self.transport.config_read(at, 2)
+                mask = constants("pci_regs").PCI_EXP_LNKCTL_ASPMC
+                self.transport.config_write(at, control & ~mask | found, 2)
+        except UgpuError as error:
+            log.debug("%s: link control is not restored: %s", self.transport.name, error)

@@ -1,0 +1,47 @@
+"""Low-power states of a function's link (ASPM), by way of the kernel: both ends at once.
+
+Source: Linux Documentation/ABI/testing/sysfs-bus-pci (link/l0s_aspm, link/l1_aspm, since 5.5) and
+drivers/pci/pcie/aspm.c. VFIO keeps a driver's own writes to Link Control back, and the upper end of
+the link belongs to a bridge, so that this is the one way that reaches everything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.system import System
+
+log = logging.getLogger(__name__)
+
+# L1 first: leaving it is what takes long enough to look like a device that is gone.
+_STATES = ("l1_aspm", "l0s_aspm")
+
+
+def keep_awake(system: System, function: PciFunction) -> Callable[[], None]:
+    """Switch the link's low-power states off; returns what switches those back on that were.
+
+    Where the kernel has no such files, or this user may not write them, the link stays as it is: a
+    line in the log says so.
+    """
+    changed: list[str] = []
+    for name in _STATES:
+        if function.attribute(f"link/{name}") == "1" and _write(system, function, name, "0"):
+            changed.append(name)
+
+    def restore() -> None:
+        while changed:
+            _write(system, function, changed.pop(), "1")
+
+    return restore
+
+
+def _write(system: System, function: PciFunction, name: str, value: str) -> bool:
+    path = function.folder / "link" / name
+    try:
+        system.write_text(path, value)
+    except OSError as error:
+        log.info("pci:%s: %s of the link stays as it is: %s", function.address, name, error)
+        return False
+    return True
