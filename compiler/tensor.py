@@ -22,7 +22,7 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
 from compiler.memory_pool import Storage
-from compiler.methods.core import Scalar, shape_of
+from compiler.methods.core import Scalar, integer_of, number_of, shape_of
 from compiler.methods.losses import Losses
 from compiler.methods.randomness import squares
 from compiler.replay.recording import current_recording
@@ -106,6 +106,10 @@ class Tensor(Losses):
         """start, start + step ... below stop; arange(n) counts from 0. Ints give int64. BadArgument
         where an element does not fit the type."""
         first, end = (0, start) if stop is None else (start, stop)
+        first = number_of("arange", "start", first)
+        end, step = number_of("arange", "stop", end), number_of("arange", "step", step)
+        if not all(math.isfinite(number) for number in (first, end, step)):
+            raise BadArgument(f"arange: expected finite numbers, got {first}, {end}, {step}")
         if step == 0:
             raise BadArgument("arange: the step is 0")
         whole = all(isinstance(number, int) for number in (first, end, step))
@@ -186,6 +190,7 @@ class Tensor(Losses):
     @classmethod
     def uniform(cls, *shape: Any, low: float = 0.0, high: float = 1.0, device: Any = None) -> Self:
         """Even in [low, high)."""
+        low, high = number_of("uniform", "low", low), number_of("uniform", "high", high)
         if not low <= high:
             raise BadArgument(f"uniform: low must be at most high, got {low} and {high}")
         spread = cls.rand(*shape, device=device) * (high - low) + low
@@ -211,6 +216,7 @@ class Tensor(Losses):
         cls, *shape: Any, low: int = 0, high: int, device: Any = None, dtype: Any = dtypes.int64
     ) -> Self:
         """Whole numbers in [low, high), at most 2^31 of them."""
+        low, high = integer_of("randint", "low", low), integer_of("randint", "high", high)
         if not 0 < high - low <= 1 << 31:
             raise BadArgument(f"randint: from {low} to {high}")
         bits = cls._bits(shape_of("randint", shape), device)
@@ -219,12 +225,13 @@ class Tensor(Losses):
     @classmethod
     def randperm(cls, count: int, *, device: Device | str | None = None) -> Self:
         """0 .. count - 1 in random order, as int64."""
-        return cls._bits((count,), device).cast(dtypes.uint32).argsort()
+        wanted = shape_of("randperm", [integer_of("randperm", "count", count)])
+        return cls._bits(wanted, device).cast(dtypes.uint32).argsort()
 
     def dropout(self, probability: float = 0.5, *, training: bool) -> Self:
         """While training, zero with a probability, and else divided by that of the rest; afterwards
         as it is. Takes as many random numbers as there are elements."""
-        if not 0 <= probability <= 1:
+        if not 0 <= number_of("dropout", "probability", probability) <= 1:
             raise BadArgument(f"dropout: a probability of {probability}")
         if not training or not probability:
             return self
@@ -234,9 +241,7 @@ class Tensor(Losses):
     @staticmethod
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """One after the other along an axis; the other sizes must be equal."""
-        if not tensors:
-            raise BadArgument("cat: no tensors")
-        first = tensors[0]
+        first = _tensors("cat", tensors)[0]
         place = first._axis("cat", axis)
         kind = first.dtype
         for other in tensors[1:]:
@@ -252,7 +257,7 @@ class Tensor(Losses):
     @staticmethod
     def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Along a new axis; the shapes must be equal."""
-        if len({tensor.shape for tensor in tensors}) > 1:
+        if len({tensor.shape for tensor in _tensors("stack", tensors)}) > 1:
             listed = " and ".join(tensor._shown for tensor in tensors)
             raise BadArgument(f"stack: shapes {listed}")
         return Tensor.cat([tensor.unsqueeze(axis) for tensor in tensors], axis)
@@ -277,6 +282,9 @@ class Tensor(Losses):
         """What realizing this (and others of the same device) would take, without doing it."""
         for other in others:
             self._lift("memory_plan", other)
+        for other in others:
+            if not isinstance(other, Tensor):
+                raise BadArgument(f"memory_plan: expected Tensors, got {other!r}")
         roots = [self.node, *(other.node for other in others)]
         return memory_plan(roots, self.device.target)
 
@@ -376,6 +384,15 @@ class Tensor(Losses):
     def __repr__(self) -> str:
         state = "stored" if self.node.storage is not None else self.node.op
         return f"<Tensor {self.dtype.name}{list(self.shape)} on {self.device.name}, {state}>"
+
+
+def _tensors(operation: str, given: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A sequence of tensors, not an empty one."""
+    if not isinstance(given, list | tuple) or not all(isinstance(each, Tensor) for each in given):
+        raise BadArgument(f"{operation}: expected a sequence of Tensors, got {given!r}")
+    if not given:
+        raise BadArgument(f"{operation}: expected at least one Tensor, got none")
+    return given
 
 
 def _restored(kind: type[Tensor], array: NDArray[Any], dtype: str, device: str) -> Tensor:

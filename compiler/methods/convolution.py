@@ -208,7 +208,7 @@ class Convolutions(Sorting):
         return graph.permute(source, (4, 5, 2, 0, 3, 1))
 
     def _pair(self, operation: str, given: Pair, least: int) -> tuple[int, int]:
-        listed = (given, given) if isinstance(given, int) else tuple(given)
+        listed = given if isinstance(given, list | tuple) else (given, given)
         if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
             raise BadArgument(f"{operation}: {given!r} is no pair of numbers from {least} on")
         return listed[0], listed[1]

@@ -144,6 +144,8 @@ class TensorCore:
 
     def _constant(self, operation: str, number: Scalar, dtype: DType, shape: Shape) -> Node:
         """A Python scalar as a node; BadArgument where the type cannot hold it."""
+        if not isinstance(number, bool | int | float):
+            raise BadArgument(f"{operation}: expected a number, got {number!r}")
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             raise BadArgument(f"{operation}: {number} does not fit {dtype.name}")
         try:
@@ -246,3 +248,26 @@ def shape_of(operation: str, given: Sequence[Any], size: int | None = None) -> S
     if any(entry < 0 for entry in shape):
         raise BadArgument(f"{operation}: {shape} is no shape")
     return tuple(shape)
+
+
+def integer_of(operation: str, name: str, given: Any) -> int:  # Any: checked here
+    """A parameter that is a whole number, Python's or NumPy's."""
+    if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
+        raise BadArgument(f"{operation}: {name} must be an int, got {given!r}")
+    return int(given)
+
+
+def number_of(operation: str, name: str, given: Any) -> int | float:  # Any: checked here
+    """A parameter that is a number, Python's or NumPy's; not NaN."""
+    if isinstance(given, np.generic):
+        given = given.item()
+    if isinstance(given, bool) or not isinstance(given, int | float) or given != given:
+        raise BadArgument(f"{operation}: {name} must be a number, got {given!r}")
+    return given
+
+
+def integers_of(operation: str, name: str, given: Any) -> list[int]:  # Any: checked here
+    """A parameter that is a sequence of whole numbers."""
+    if not isinstance(given, list | tuple):
+        raise BadArgument(f"{operation}: {name} must be a sequence of ints, got {given!r}")
+    return [integer_of(operation, name, each) for each in given]

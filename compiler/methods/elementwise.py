@@ -199,8 +199,9 @@ class Elementwise(TensorCore):
         """-1, 0 or 1; NaN stays NaN."""
         if self.dtype.kind in "bu":
             return self._compare("ne", 0).cast(self.dtype)
-        one, zero = self._new(graph.full(1, self.dtype, self.shape)), self * 0
-        return (self > 0).where(one, (self < 0).where(-one, zero))
+        one, zero = (self._new(graph.full(number, self.dtype, self.shape)) for number in (1, 0))
+        signs = (self > 0).where(one, (self < 0).where(-one, zero))
+        return self.isnan().where(self, signs) if self.dtype.is_float else signs
 
     def floor(self) -> Self:
         return self._rounding("floor")

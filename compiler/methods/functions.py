@@ -82,8 +82,10 @@ class Functions(Elementwise):
         return self._rounded(most + apart.exp().log1p())
 
     def copysign(self, other: Any) -> Self:
-        """The size of this with the sign of the other; zero counts by its sign too."""
-        _, (left, right) = self._operands("copysign", other)
+        """The size of this with the sign of the other; zero counts by its sign too. Integers give
+        float32."""
+        common, _ = self._operands("copysign", other)
+        _, (left, right) = self._operands("copysign", other, common=dtypes.float_dtype(common))
         size = self._new(left).abs()
         negative = self._new(right)._real().bitcast("int32")._compare("lt", 0)
         return negative.where(-size, size)
@@ -155,7 +157,8 @@ class Functions(Elementwise):
         return self._rounded((real.maximum(0) + (-real.abs()).exp().log1p()) / beta)
 
     def logsigmoid(self) -> Self:
-        return self._rounded(-(-self._real()).softplus())
+        real = self._real()
+        return self._rounded(real.minimum(0) - (-real.abs()).exp().log1p())
 
     def softsign(self) -> Self:
         real = self._real()

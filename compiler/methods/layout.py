@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from compiler.dtype import int64
 from compiler.graph import node as graph
-from compiler.methods.core import Scalar, TensorCore, shape_of
+from compiler.methods.core import Scalar, TensorCore, integer_of, integers_of, shape_of
 from compiler.methods.scattering import Scattering
 from hcq.errors import BadArgument
 
@@ -71,10 +71,12 @@ class Layout(Scattering):
         """Parts of a size (the last may be shorter), or of given sizes that fill the axis."""
         place = self._axis("split", axis)
         whole = self.shape[place]
-        if isinstance(sizes, int):
+        if not isinstance(sizes, list | tuple):
+            sizes = integer_of("split", "sizes", sizes)
             if sizes <= 0:
                 raise BadArgument(f"split: into parts of {sizes}")
             sizes = [min(sizes, whole - start) for start in range(0, whole, sizes)]
+        sizes = integers_of("split", "sizes", sizes)
         if sum(sizes) != whole or any(size < 0 for size in sizes):
             raise BadArgument(f"split: {list(sizes)} along axis {axis} of {self._shown}")
         parts, start = [], 0
@@ -86,7 +88,7 @@ class Layout(Scattering):
     def chunk(self, count: int, axis: int = 0) -> tuple[Self, ...]:
         """At most `count` parts of equal size (the last may be shorter)."""
         place = self._axis("chunk", axis)
-        if count <= 0:
+        if integer_of("chunk", "count", count) <= 0:
             raise BadArgument(f"chunk: into {count} parts")
         return self.split(max(1, -(-self.shape[place] // count)), place)
 
@@ -97,7 +99,8 @@ class Layout(Scattering):
                 raise BadArgument("roll: several shifts need as many axes")
             return self.flatten().roll(shifts, 0).reshape(self.shape)
         axes = self._axes("roll", axis)
-        moves = (shifts,) * len(axes) if isinstance(shifts, int) else tuple(shifts)
+        listed = shifts if isinstance(shifts, list | tuple) else [shifts] * len(axes)
+        moves = integers_of("roll", "shifts", listed)
         if len(moves) != len(axes):
             raise BadArgument(f"roll: {len(moves)} shifts for {len(axes)} axes")
         result = self
@@ -112,6 +115,8 @@ class Layout(Scattering):
 
     def repeat_interleave(self, count: int, axis: int | None = None) -> Self:
         """Each element (of an axis; None: of the flat array) `count` times, side by side."""
+        if integer_of("repeat_interleave", "count", count) < 0:
+            raise BadArgument(f"repeat_interleave: count must not be negative, got {count}")
         if axis is None:
             return self.flatten().repeat_interleave(count, 0)
         place = self._axis("repeat_interleave", axis)
@@ -123,7 +128,8 @@ class Layout(Scattering):
     def unflatten(self, axis: int, sizes: Sequence[int]) -> Self:
         """An axis as several; one size may be -1."""
         place = self._axis("unflatten", axis)
-        wanted = shape_of("unflatten", [tuple(sizes)], self.shape[place])
+        listed = tuple(integers_of("unflatten", "sizes", sizes))
+        wanted = shape_of("unflatten", [listed], self.shape[place])
         return self.reshape((*self.shape[:place], *wanted, *self.shape[place + 1 :]))
 
     def one_hot(self, classes: int = -1) -> Self:
@@ -141,7 +147,10 @@ class Layout(Scattering):
     def masked_select(self, mask: TensorCore) -> Self:
         """What a mask picks, in order. How much that is depends on data: the mask is computed now
         (refused in a recorded function)."""
-        spread = self._new(mask.node).broadcast_to(self.shape)
+        lifted = self._lift("masked_select", mask)
+        if not isinstance(lifted, TensorCore):
+            raise BadArgument(f"masked_select: mask must be a Tensor, got {mask!r}")
+        spread = self._new(lifted.node).broadcast_to(self.shape)
         picked = self._picked(spread)
         return self[picked]
 

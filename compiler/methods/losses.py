@@ -11,6 +11,7 @@ import numpy as np
 
 from compiler import dtype as dtypes
 from compiler.dtype import float32
+from compiler.methods.core import number_of
 from compiler.methods.einsum import Einsum
 from hcq.errors import BadArgument, BadIndex
 
@@ -93,7 +94,7 @@ class Losses(Einsum):
         class is refused where labels are an array, and has a loss of NaN where they are a tensor.
         """
         name = "cross_entropy"
-        if not 0 <= label_smoothing <= 1:
+        if not 0 <= number_of(name, "label_smoothing", label_smoothing) <= 1:
             raise BadArgument(f"{name}: label_smoothing {label_smoothing}")
         axis = self._classes(name)
         shifted = self._shifted(name, axis)

@@ -12,7 +12,7 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.ops import is_narrow
 from compiler.methods.assignment import Assignment
-from compiler.methods.core import broadcast_shape
+from compiler.methods.core import broadcast_shape, integer_of
 from compiler.methods.functions import Functions
 from compiler.schedule import split
 from hcq.errors import BadArgument
@@ -102,6 +102,7 @@ class Reductions(Functions, Assignment):
         """Variance with divisor n - correction."""
         axes = self._axes("var", axis)
         count = prod(self.shape[i] for i in axes)
+        correction = integer_of("var", "correction", correction)
         wide = self.cast(float32)
         apart = wide - wide.mean(axes, keepdims=True)
         total = (apart * apart).sum(axes, keepdims)

@@ -104,7 +104,8 @@ class Resampling(Convolutions):
         mode: "nearest" (the element below the place), or for 3, 4, 5 axes "linear", "bilinear",
         "trilinear" (between the two nearest along each axis). align_corners: the first and last
         elements keep their places; else elements are taken as areas, whose edges do. Linear modes
-        round uint8 to the nearest number; other integers give float32.
+        round uint8 to the nearest number (PyTorch after each axis, so that it may differ by one);
+        other integers give float32.
         """
         linear = mode != "nearest"
         if self.ndim < 3 or (linear and mode != LINEAR.get(self.ndim)):

@@ -89,9 +89,11 @@ class Scans(Layout):
     # ---- rows ----------------------------------------------------------------------------------
 
     def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """log(sum(exp(x))) without overflow."""
-        axes = self._some("logsumexp", axis)
+        """log(sum(exp(x))) without overflow; over nothing it is minus infinity."""
+        axes = self._axes("logsumexp", axis)
         wide = self.cast(float32)
+        if any(not self.shape[place] for place in axes):
+            return wide.sum(axes, keepdims).log().cast(dtypes.float_dtype(self.dtype))
         most = wide.max(axes, keepdims=True)
         most = most.isinf().where(0, most)
         found = (wide - most).exp().sum(axes, keepdims=True).log() + most
@@ -127,23 +129,27 @@ class Scans(Layout):
     ) -> Self:
         """softmax(self @ key^T / sqrt(depth) + mask) @ value; a mask of bools says what is seen.
         is_causal: row i sees columns up to i. A row that sees nothing gives zeros."""
-        if key.ndim >= 2 and not key.shape[-2]:
+        name = "scaled_dot_product_attention"
+        for given in (self, key, value):
+            if not isinstance(given, Scans) or given.ndim < 2:
+                raise BadArgument(f"{name}: expected Tensors of two axes or more, got {given!r}")
+        if not key.shape[-2]:
             return self.matmul(key.transpose(-2, -1)).matmul(value)  # sums over nothing
         scores = self.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(max(1, self.shape[-1])))
         seen: Any = None
         if is_causal:
             if mask is not None:
-                raise BadArgument("scaled_dot_product_attention: a mask besides is_causal")
+                raise BadArgument(f"{name}: a mask besides is_causal")
             scores = scores._triangle_or(float("-inf"))
         elif mask is not None:
-            given = self._lift("scaled_dot_product_attention", mask)
-            if isinstance(given, Scans) and given.dtype is bool_:
-                seen = self._new(given.node)
+            lifted = self._lift(name, mask)
+            if isinstance(lifted, Scans) and lifted.dtype is bool_:
+                seen = self._new(lifted.node)
                 scores = seen.where(scores, float("-inf"))
             else:
                 scores = scores + mask
-                if isinstance(given, Scans):
-                    seen = self._new(given.node)._compare("ne", float("-inf"))
+                if isinstance(lifted, Scans):
+                    seen = self._new(lifted.node)._compare("ne", float("-inf"))
         result = scores.softmax(-1).matmul(value)
         if seen is None or not seen.ndim:
             return result

@@ -15,6 +15,7 @@ from compiler.dtype import DType, bool_, float32, int32, int64, uint32, uint64
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.region import Region, Scatter
+from compiler.methods.core import integer_of
 from compiler.methods.scans import Scans
 from hcq.errors import BadArgument
 
@@ -57,7 +58,7 @@ class Sorting(Scans):
     def topk(self, count: int, axis: int = -1, largest: bool = True) -> tuple[Self, Self]:
         """The first of `sort`, the largest (or smallest) first."""
         place = self._axis("topk", axis)
-        if not 0 <= count <= self.shape[place]:
+        if not 0 <= integer_of("topk", "count", count) <= self.shape[place]:
             raise BadArgument(f"topk: {count} along axis {axis} of {self._shown}")
         order = self.argsort(place, largest)[(*[slice(None)] * place, slice(count))]
         return self.gather(place, order), order

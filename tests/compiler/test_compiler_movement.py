@@ -158,7 +158,7 @@ def test_made_of_nothing(cpu: Device) -> None:
         (lambda t: t["x"], "indexed by int"),
         (lambda t: Tensor.cat([t, t[:, :2]], 0), "cat: shapes"),
         (lambda t: Tensor.stack([t, t.T]), "stack: shapes"),
-        (lambda t: Tensor.cat([]), "no tensors"),
+        (lambda t: Tensor.cat([]), "cat: expected at least one Tensor"),
     ],
 )
 def test_errors_name_the_operation_and_shapes(
@@ -170,6 +170,6 @@ def test_errors_name_the_operation_and_shapes(
 
 def test_indexing_by_bools_is_an_honest_gap(cpu: Device) -> None:
     tensor = Tensor(np.zeros((2, 3)), device=cpu)
-    for key in (tensor, tensor > 0, True):
+    for key in (tensor, tensor > 0, False):
         with pytest.raises(NotSupported):
             tensor[key]

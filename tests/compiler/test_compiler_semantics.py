@@ -157,6 +157,13 @@ def test_a_tensor_without_axes_has_axis_zero(cpu: Device, axis: int) -> None:
             getattr(one, method)(1)
 
 
+def test_logsumexp_of_nothing(cpu: Device) -> None:
+    nothing = Tensor(np.zeros((3, 0)), device=cpu)
+    assert nothing.logsumexp(1).tolist() == [-INF] * 3
+    assert nothing.logsumexp(0).tolist() == []
+    assert nothing.logsumexp(1, keepdims=True).shape == (3, 1)
+
+
 # ---- making --------------------------------------------------------------------------------------
 
 
@@ -263,3 +270,53 @@ def test_labels_that_are_no_class(cpu: Device, name: str, label: int) -> None:
     ignored = loss(Tensor(np.array([0, -100]), device=cpu), reduction="none").tolist()
     assert ignored == [found[0], 0]
     assert np.isnan(loss(Tensor(labels, device=cpu), weight=Tensor.ones(3, device=cpu)).item())
+
+
+# ---- wrong kinds ---------------------------------------------------------------------------------
+
+WRONG = [None, "x", 1j, object(), slice(None), {}, [[1], [2, 3]]]
+CALLS: list[Callable[[Tensor, Any], object]] = [
+    lambda t, wrong: Tensor.arange(wrong, device=t.device),
+    lambda t, wrong: Tensor.eye(wrong, device=t.device),
+    lambda t, wrong: Tensor.randperm(wrong, device=t.device),
+    lambda t, wrong: Tensor.randint(3, high=wrong, device=t.device),
+    lambda t, wrong: Tensor.uniform(3, low=wrong, device=t.device),
+    lambda t, wrong: Tensor.cat(wrong),
+    lambda t, wrong: Tensor.stack([t, wrong]),
+    lambda t, wrong: t.full_like(wrong),
+    lambda t, wrong: t.avg_pool2d(wrong),
+    lambda t, wrong: t.split(wrong),
+    lambda t, wrong: t.chunk(wrong),
+    lambda t, wrong: t.roll(wrong, 0),
+    lambda t, wrong: t.repeat_interleave(wrong),
+    lambda t, wrong: t.unflatten(0, wrong),
+    lambda t, wrong: t.topk(wrong),
+    lambda t, wrong: t.var(correction=wrong),
+    lambda t, wrong: t.masked_select(wrong),
+    lambda t, wrong: t.memory_plan(wrong),
+    lambda t, wrong: t.dropout(wrong, training=True),
+    lambda t, wrong: t.cross_entropy(t, label_smoothing=wrong),
+    lambda t, wrong: t.scaled_dot_product_attention(wrong, t),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_of_wrong_kinds_are_refused(cpu: Device, call: Callable[..., object]) -> None:
+    values = Tensor(np.zeros((3, 4)), device=cpu)
+    for wrong in WRONG:
+        with pytest.raises(BadArgument):
+            call(values, wrong)
+
+
+def test_signs_of_zeros(cpu: Device) -> None:
+    values = Tensor(np.array([0.0, -0.0, INF, -2.0, NAN], np.float32), device=cpu)
+    signs = values.sign().numpy()
+    assert signs[:4].tolist() == [0, 0, 1, -1]
+    assert not np.signbit(signs[:2]).any()
+    assert np.isnan(signs[4])
+    large = values[2:3].logsigmoid().numpy()
+    assert large.tolist() == [0.0]
+    assert not np.signbit(large).any()
+    whole = Tensor(np.array([-128, 3], np.int8), device=cpu)
+    assert whole.copysign(1).dtype.name == "float32"
+    assert whole.copysign(1).tolist() == [128, 3]
