@@ -45,11 +45,23 @@ Every error carries its facts as attributes (given as keywords) and shows them i
 
 from __future__ import annotations
 
+# Facts that are counted: bytes, elements, places in a file. All other large integers are shown in
+# hexadecimal, as addresses, registers and status words are written.
+_COUNTED = frozenset(
+    (
+        "size", "length", "count", "width", "align", "granule", "limit", "need", "needs", "needed",
+        "have", "has", "most", "at_most", "largest", "free", "available", "missing", "stack",
+        "static", "dynamic", "source", "destination", "window", "vectors", "enabled", "entries",
+        "number", "index", "position", "line", "column", "ordinal", "files", "areas", "regions",
+        "slot", "grid", "block", "stated", "memory", "vram", "registers", "reach_bits", "pid",
+    )
+)  # fmt: skip
 
-def _show(value: object) -> str:
+
+def _show(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int):
         return str(value)
-    return str(value) if -1000 < value < 1000 else f"{value:#x}"
+    return str(value) if -1000 < value < 1000 or name in _COUNTED else f"{value:#x}"
 
 
 class UgpuError(Exception):
@@ -66,7 +78,7 @@ class UgpuError(Exception):
         self.facts |= facts
         for name, value in facts.items():
             setattr(self, name, value)
-        shown = ", ".join(f"{name}={_show(value)}" for name, value in self.facts.items())
+        shown = ", ".join(f"{name}={_show(name, value)}" for name, value in self.facts.items())
         self.args = (f"{self.message} ({shown})" if shown else self.message,)
 
 

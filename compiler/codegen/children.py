@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from compiler.codegen.complaints import brief, locate
 from compiler.codegen.process import Ended, Process
 from hcq import ownfolder
 from hcq.errors import CompileError, HostError
@@ -70,14 +71,16 @@ class Child:
         except TimeoutError:
             raise CompileError("LLVM did not end in time", limit_s=self.limit_s) from None
         except Ended as ended:
-            raise CompileError(f"LLVM ended its process ({ended})") from None
+            where = locate(text, ended.said)
+            raise CompileError(f"LLVM ended its process ({ended})", **where) from None
         except HostError as error:
             raise CompileError(f"no process to compile in: {error}") from None
         status, seconds = ANSWER.unpack_from(message)
         rest = message[ANSWER.size :]
         if status == DONE:
             return Compiled(rest, seconds)
-        raise CompileError(f"LLVM refuses the code: {rest.decode(errors='replace')}")
+        said = rest.decode(errors="replace")
+        raise CompileError(f"LLVM refuses the code: {brief(said)}", **locate(text, said))
 
     def _answer(self, request: bytes) -> bytes:
         try:

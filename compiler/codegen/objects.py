@@ -1,23 +1,40 @@
 """LLVM IR text to an object file, or to PTX, by llvmlite.
 
-Only IR that compiler.codegen.emit wrote may come here: LLVM's back ends end the process on IR they
-cannot handle, so `emit` uses nothing but operations tested on each target.
+LLVM's back ends end the process on IR they cannot handle, so it is compiled in a child process:
+`compile_text` is for anybody's IR, `compile_here` for that process (compiler.codegen.worker).
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from functools import lru_cache
 
 import llvmlite.binding as llvm
 
+from compiler.codegen.children import shared
 from hcq.target import TargetSpec
 
+_DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
 _lock = threading.Lock()  # llvmlite's global context is shared by all modules
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
-    """Optimise and assemble a module; returns a relocatable ELF object, or PTX as UTF-8 text."""
+    """Optimise and assemble a module of LLVM IR in a child process; returns a relocatable ELF
+    object, which `Device.load` takes, or PTX as UTF-8 text. CompileError says what LLVM has against
+    it, and in which line where LLVM says so."""
+    return shared().submit(text, target, _name(text)).result().image
+
+
+def _name(text: str) -> str:
+    """The first function that is defined."""
+    found = _DEFINED.search(text)
+    return found[1] if found else "module"
+
+
+def compile_here(text: str, target: TargetSpec) -> bytes:
+    """The same in this process, which LLVM may end. RuntimeError for what its parser, verifier or
+    target lookup refuse."""
     with _lock:
         machine = _machine(target.triple, target.cpu, target.features)
         module = llvm.parse_assembly(text)

@@ -15,7 +15,7 @@ import sys
 import time
 
 from compiler.codegen.children import ANSWER, DONE, REFUSED
-from compiler.codegen.objects import compile_text
+from compiler.codegen.objects import compile_here
 from compiler.codegen.process import receive, send
 from hcq.target import TargetSpec
 
@@ -27,7 +27,7 @@ def answer(message: bytes) -> bytes:
     asked = json.loads(message)
     start = time.perf_counter()
     try:
-        image = compile_text(asked["text"], TargetSpec(**asked["target"]))
+        image = compile_here(asked["text"], TargetSpec(**asked["target"]))
     except RuntimeError as error:  # LLVM's parser, verifier or target lookup refuses
         return ANSWER.pack(REFUSED, time.perf_counter() - start) + str(error).encode()
     return ANSWER.pack(DONE, time.perf_counter() - start) + image

@@ -110,7 +110,7 @@ class MappedMemory:
             self._release(self)
 
     def __repr__(self) -> str:
-        return f"<MappedMemory {self.size:#x} bytes at bus {self.segments[0].address:#x}>"
+        return f"<MappedMemory {self.size} bytes at bus {self.segments[0].address:#x}>"
 
 
 def rounded(size: int) -> int:

@@ -116,7 +116,7 @@ class MappedWindow:
         _refuse(self.index, self.size, offset, width)
 
     def __repr__(self) -> str:
-        return f"<MappedWindow BAR {self.index}, {self.size:#x} bytes>"
+        return f"<MappedWindow BAR {self.index}, {self.size} bytes>"
 
 
 class FileWindow:
@@ -223,4 +223,4 @@ class FileWindow:
         return DeviceLost(f"BAR {self.index} no longer answers", offset=offset)
 
     def __repr__(self) -> str:
-        return f"<FileWindow BAR {self.index}, {self.size:#x} bytes>"
+        return f"<FileWindow BAR {self.index}, {self.size} bytes>"

@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hcq
 from compiler import Tensor
 from compiler.codegen import children, process, worker
 from compiler.codegen.children import Child, Children, shared
+from compiler.codegen.complaints import brief, locate
+from compiler.codegen.objects import compile_text
 from compiler.runtime import use_cache
+from hcq.device import Device
 from hcq.errors import CompileError
 from hcq.target import ptx_target
 from tests.support import descriptors
@@ -199,3 +204,66 @@ def test_kernels_of_a_run_are_compiled_side_by_side() -> None:
         assert len(threads) == 2
     finally:
         pool.close()
+
+
+# ---- anybody's IR ------------------------------------------------------------------------------
+
+OTHERS_INTRINSIC = """define void @k(ptr %p) {
+ %r = call i32 @llvm.amdgcn.workitem.id.x()
+ store i32 %r, ptr %p
+ ret void
+}
+declare i32 @llvm.amdgcn.workitem.id.x()
+"""
+NOT_DOMINATED = """define i32 @f(i1 %c) {
+entry:
+ br i1 %c, label %a, label %b
+a:
+ %x = add i32 1, 2
+ br label %b
+b:
+ ret i32 %x
+}
+"""
+ASSEMBLY = """define void @f() {
+ call void asm sideeffect "nop", "{r99}"(i32 1)
+ ret void
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "code", "says"),
+    [
+        (OTHERS_INTRINSIC, 2, "%r = call i32 @llvm.amdgcn.workitem.id.x()", "Cannot select"),
+        ("define void @f() {\n ret i32 %x\n}\n", 2, "ret i32 %x", "result type 'void'"),
+        ("define i32 @f() {\n %x = add i32 1, 2.0\n}", 2, "%x = add i32 1, 2.0", "constant"),
+        (NOT_DOMINATED, 5, "%x = add i32 1, 2", "does not dominate"),
+        (ASSEMBLY, 2, 'call void asm sideeffect "nop", "{r99}"(i32 1)', "allocate input reg"),
+        ("words", 1, "words", "top-level entity"),
+    ],
+)
+def test_ir_that_llvm_cannot_take_is_an_error_with_its_line(
+    text: str, line: int, code: str, says: str, cpu: Device
+) -> None:
+    with pytest.raises(CompileError, match=says) as caught:
+        compile_text(text, cpu.target)
+    assert (caught.value.facts["line"], caught.value.facts["code"]) == (line, code)
+    assert caught.value.ir == text and "\n" not in str(caught.value)
+    assert b"fine" in compile_text(GOOD_HERE, cpu.target), "the process goes on"
+
+
+GOOD_HERE = "define void @fine(ptr %p) {\n store i32 1, ptr %p\n ret void\n}\n"
+
+
+def test_words_that_point_nowhere_name_no_line() -> None:
+    assert locate("define void @f() {\n ret void\n}", "LLVM ERROR: out of memory") == {}
+    assert locate("", "<string>:9:1: error: gone") == {}
+    assert brief("") == "it says no more"
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_any_words_are_borne(text: str, said: str) -> None:
+    found = locate(text, said)
+    assert not found or 1 <= int(str(found["line"])) <= len(text.splitlines())
+    brief(said)

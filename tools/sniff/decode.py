@@ -202,7 +202,7 @@ def lines(decoded: Decoded, start: float, flags: Flags | None = None) -> Iterato
         result = f"{call.result:#x}" if call.kind == "mmap" else f"fd {call.result}"
     detail = ""
     if call.kind == "mmap":
-        detail = f" {call.length:#x} bytes at {call.offset:#x}"
+        detail = f" {call.length} bytes at {call.offset:#x}"
     yield f"{call.time - start:10.6f} {call.pid} {node}: {decoded.title}{detail} -> {result}"
     for remark in decoded.remarks:
         yield f"           ! {remark}"

@@ -125,7 +125,7 @@ class HostMemory:
             release(self)
 
     def __repr__(self) -> str:
-        return f"<HostMemory {self.size:#x} bytes in {len(self.segments)} runs>"
+        return f"<HostMemory {self.size} bytes in {len(self.segments)} runs>"
 
 
 class DmaPool:

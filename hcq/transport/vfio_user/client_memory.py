@@ -52,7 +52,7 @@ class ClientAllocation:
             self._map.close()
 
     def __repr__(self) -> str:
-        return f"<ClientAllocation {self.size:#x} bytes at bus {self.segments[0].address:#x}>"
+        return f"<ClientAllocation {self.size} bytes at bus {self.segments[0].address:#x}>"
 
 
 class Memories:

@@ -163,7 +163,7 @@ class MessageWindow:
         """Nothing of its own to release; the connection ends with the transport."""
 
     def __repr__(self) -> str:
-        return f"<MessageWindow BAR {self.index}, {self.size:#x} bytes>"
+        return f"<MessageWindow BAR {self.index}, {self.size} bytes>"
 
 
 class SharedWindow:
@@ -207,4 +207,4 @@ class SharedWindow:
         self._shared.close()
 
     def __repr__(self) -> str:
-        return f"<SharedWindow BAR {self.index}, {self._shared.size:#x} of {self.size:#x} bytes>"
+        return f"<SharedWindow BAR {self.index}, {self._shared.size} of {self.size} bytes>"

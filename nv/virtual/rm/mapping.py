@@ -125,5 +125,5 @@ def _check_range(params: Struct, size: int) -> None:
     require(
         params.offset + params.length <= -(-size // PAGE) * PAGE,
         Status.INVALID_LIMIT,
-        f"{params.length:#x} bytes from {params.offset:#x} of {size:#x}",
+        f"{params.length} bytes from {params.offset:#x} of {size}",
     )

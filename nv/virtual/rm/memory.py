@@ -165,7 +165,7 @@ def prepare(file: OpenFile, memory: Memory, offset: int, size: int) -> None:
 def _checked_size(params: Struct) -> int:
     size: int = params.size
     require(size > 0, Status.INVALID_ARGUMENT, "no size")
-    require(size < _NOTHING_PINNED, Status.NO_MEMORY, f"{size:#x} bytes")
+    require(size < _NOTHING_PINNED, Status.NO_MEMORY, f"{size} bytes")
     require(params.type <= 17, Status.INVALID_ARGUMENT, f"type {params.type}")
     require(not params.flags & _VIRTUAL, Status.INVALID_ARGUMENT, "VIRTUAL on physical memory")
     require(params.internalflags == 0, Status.INVALID_ARGUMENT, "internalflags is reserved")

@@ -234,9 +234,9 @@ class UvmFile:
         if graphics:
             base, length = block.base, block.length
             bad = not length or base % 4096 or length % 4096 or not base
-            require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length:#x} bytes")
+            require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length} bytes")
             limit = 1 << gpu.form.address_bits
-            require(base + length <= limit, Status.OUT_OF_RANGE, f"{base:#x}, {length:#x} bytes")
+            require(base + length <= limit, Status.OUT_OF_RANGE, f"{base:#x}, {length} bytes")
             self.contexts.map(channel, uuid, base, length)
             channel.contexts_mapped = True
         self.channels[key] = (uuid, channel)

@@ -77,7 +77,7 @@ class ExternalRanges:
         if start + length > end:
             raise RmError(
                 Status.INVALID_ADDRESS,
-                f"[{base:#x}, {end:#x}) has no room for a context buffer of {length:#x} bytes",
+                f"[{base:#x}, {end:#x}) has no room for a context buffer of {length} bytes",
             )
         insort(self._bases, start)
         made = self._ranges[start] = Range(start, length, context=True)
@@ -96,7 +96,7 @@ class ExternalRanges:
             found = self._ranges[self._bases[index]]
             if base + length <= found.base + found.length and not found.context:
                 return found
-        raise RmError(Status.INVALID_ADDRESS, f"{base:#x}, {length:#x} bytes: no external range")
+        raise RmError(Status.INVALID_ADDRESS, f"{base:#x}, {length} bytes: no external range")
 
     def map(
         self,
@@ -165,7 +165,7 @@ class ExternalRanges:
                 if piece.base < edge < piece.end and edge % piece.page_size:
                     raise RmError(
                         Status.INVALID_ADDRESS,
-                        f"{edge:#x} splits a page of {piece.page_size:#x} bytes",
+                        f"{edge:#x} splits a page of {piece.page_size} bytes",
                     )
         space = self._owner.spaces[uuid].space
         for piece in found:
@@ -192,7 +192,7 @@ class ExternalRanges:
             raise RmError(Status.INVALID_ADDRESS, f"no range starts at {base:#x}")
         if length is not None and length != found.length:
             raise RmError(
-                Status.INVALID_ADDRESS, f"{length:#x} bytes of a range of {found.length:#x}"
+                Status.INVALID_ADDRESS, f"{length} bytes of a range of {found.length}"
             )
         for uuid in list(found.mappings):
             self.unmap(found, uuid, found.base, found.length)
@@ -226,4 +226,4 @@ class ExternalRanges:
 
 def _check(base: int, length: int) -> None:
     bad = not base or not length or base % PAGE or length % PAGE or base + length >= 1 << 64
-    require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length:#x} bytes: multiples of 4 KiB")
+    require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length} bytes: multiples of 4 KiB")
