@@ -121,5 +121,5 @@ def _function(cursor: Cursor, module: Module) -> None:
     for parameter in (*function.results, *function.parameters):
         if parameter.space == "reg":
             raise bad(line, "parameters in registers are of PTX before 2.0")
-    Body(cursor, function).parse()
+    Body(cursor, function, module.variables).parse()
     module.functions[function.name] = function

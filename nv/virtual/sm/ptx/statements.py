@@ -6,6 +6,7 @@ Source: PTX ISA 8.x, chapters "Syntax" and "Instruction Operands".
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.cursor import Cursor, count_of, integer_of
@@ -41,11 +42,15 @@ _SPECIALS = frozenset((
 
 
 class Body:
-    """Parse one body; the cursor stands behind its opening brace."""
+    """Parse one body; the cursor stands behind its opening brace. shared: the module's
+    variables."""
 
-    def __init__(self, cursor: Cursor, function: Function) -> None:
+    def __init__(
+        self, cursor: Cursor, function: Function, shared: Mapping[str, Variable]
+    ) -> None:
         self._cursor = cursor
         self._function = function
+        self._shared = shared
         self._scopes: list[dict[str, Register | str]] = [{}]
         self._ranges: list[list[tuple[str, int, str]]] = [[]]
         self._pending: list[str] = []
@@ -205,8 +210,25 @@ class Body:
             named = self._named(token, token.text)
             if isinstance(named, Name) and cursor.peek.text in ("+", "-"):
                 return Address(named, cursor.integer())
+            if isinstance(named, Name) and cursor.take("["):
+                return self._element(token, named)
             return named
         return self._constant()
+
+    def _element(self, token: Token, array: Name) -> Address:
+        """Return the address of `array[n]` ("Arrays as Operands"); the cursor is behind `[`."""
+        line = token.line
+        place = self._cursor.integer()
+        self._cursor.expect("]")
+        own = (*self._function.variables, *self._function.parameters, *self._function.results)
+        known = next((each for each in own if each.name == array.name), None)
+        known = known or self._shared.get(array.name)
+        if known is None or known.type not in SIZES:
+            raise bad(line, f"{token.text} is not an array")
+        size = SIZES[known.type]
+        if place < 0 or (known.size is not None and (place + 1) * size > known.size):
+            raise bad(line, f"{token.text}[{place}] lies outside of the array")
+        return Address(array, place * size)
 
     def _items(self, end: str) -> tuple[Operand, ...]:
         cursor = self._cursor

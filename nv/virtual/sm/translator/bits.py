@@ -206,6 +206,34 @@ def _sign_extend(k: Kernel, i: Instruction) -> None:
     k.write(i.operands[0], k.choose(zero, number("i32", 0), result))
 
 
+def _find_nth(k: Kernel, i: Instruction) -> None:
+    """fns: the place of the n-th set bit of a mask, counted from a base upwards, or downwards for a
+    negative n; n = 0 asks for the base itself. All ones where there is none."""
+    mask, base, count = sources(k, i, "b32", 3)
+    zero, one = number("i32", 0), number("i32", 1)
+    down = k.cmp("slt", count, zero)
+    wanted = k.op("sub", k.choose(down, k.op("sub", zero, count), count), one)
+    itself = k.cmp("eq", count, zero)
+    result: Value = number("i32", -1)
+    seen = {True: zero, False: zero}
+    for place in range(32):
+        for upwards, here in ((True, place), (False, 31 - place)):
+            inside = k.cmp("ule" if upwards else "uge", base, number("i32", here))
+            inside = k.op("and", inside, k.cmp("ult", base, number("i32", 32)) if not upwards
+                          else inside)  # fmt: skip
+            bit = k.op("and", k.op("lshr", mask, number("i32", here)), one)
+            some = k.op("and", inside, k.cmp("ne", bit, zero))
+            found = k.op("and", some, k.cmp("eq", seen[upwards], wanted))
+            alike = k.negate(down) if upwards else down
+            found = k.op("and", k.op("and", found, alike), k.negate(itself))
+            if upwards:  # n = 0
+                same = k.op("and", itself, k.cmp("eq", base, number("i32", here)))
+                found = k.op("or", found, k.op("and", same, k.cmp("ne", bit, zero)))
+            result = k.choose(found, number("i32", here), result)
+            seen[upwards] = k.op("add", seen[upwards], k.cast("zext", some, "i32"))
+    k.write(i.operands[0], result)
+
+
 _MODES = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
 
 
@@ -258,5 +286,5 @@ def handlers() -> dict[str, Handler]:
         "lop3": _lop3, "shl": _shift(True), "shr": _shift(False), "shf": _funnel,
         "popc": _count("ctpop"), "clz": _count("ctlz"), "bfind": _find, "brev": _reverse,
         "bfe": _extract, "bfi": _insert, "bmsk": _bit_mask, "szext": _sign_extend,
-        "prmt": _permute,
+        "prmt": _permute, "fns": _find_nth,
     }  # fmt: skip

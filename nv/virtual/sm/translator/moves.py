@@ -75,13 +75,27 @@ def _boolean(k: Kernel, operation: str, a: Value, b: Value) -> Value:
     return k.op(operation, a, b)
 
 
-def _compared(k: Kernel, i: Instruction, comparison: str, kind: str) -> Value:
+_PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+
+
+def _compared(k: Kernel, i: Instruction, kind: str) -> list[Value]:
+    """Compare the second operand with the third: one predicate, or one for each half of a pair."""
+    if kind not in _PAIRS:
+        return [_one(k, i, kind, *(k.source(operand, kind) for operand in i.operands[1:3]))]
+    pairs = [k.source(operand, "b32") for operand in i.operands[1:3]]
+    found = []
+    for shift in (0, 16):
+        halves = [k.cast("trunc", k.op("lshr", v, number("i32", shift)), "i16") for v in pairs]
+        found.append(_one(k, i, _PAIRS[kind], *halves))
+    return found
+
+
+def _one(k: Kernel, i: Instruction, kind: str, a: Value, b: Value) -> Value:
+    comparison = i.modifiers[0]
     if kind in FLOAT_TYPES:
-        a, b = (as_float(k, k.source(operand, kind), kind, "ftz" in i.modifiers)
-                for operand in i.operands[1:3])  # fmt: skip
+        a, b = (as_float(k, each, kind, "ftz" in i.modifiers) for each in (a, b))
         predicates = _ORDERED
     else:
-        a, b = k.source(i.operands[1], kind), k.source(i.operands[2], kind)
         predicates = _SIGNED if is_signed(kind) else _UNSIGNED
     if comparison not in predicates:
         raise k.bad(f".{comparison} is no comparison of .{kind}")
@@ -90,16 +104,18 @@ def _compared(k: Kernel, i: Instruction, comparison: str, kind: str) -> Value:
 
 def _set_predicate(k: Kernel, i: Instruction) -> None:
     kind = type_of(k, i)
-    if kind in ("f16x2", "bf16x2", "pred") or len(i.operands) not in (3, 4):
+    target = i.operands[0]
+    if kind == "pred" or len(i.operands) not in (3, 4):
         raise k.unsupported()
-    result = _compared(k, i, i.modifiers[0], kind)
-    inverse = k.negate(result)
+    if kind in _PAIRS and not isinstance(target, Pair):
+        raise k.bad(f".{kind} wants two predicates, p|q")
+    found = _compared(k, i, kind)
+    result, inverse = found if kind in _PAIRS else (found[0], k.negate(found[0]))
     if len(i.operands) == 4:
         operation = i.modifiers[1]
         c = k.source(i.operands[3], "pred")
         result = _boolean(k, operation, result, c)
         inverse = _boolean(k, operation, inverse, c)
-    target = i.operands[0]
     if isinstance(target, Pair):
         k.write(target.first, result)
         k.write(target.second, inverse)
@@ -107,19 +123,32 @@ def _set_predicate(k: Kernel, i: Instruction) -> None:
         k.write(target, result)
 
 
+_ONE = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}
+_TARGETS = {
+    "f16": ("u16", "s16", "u32", "s32", "f16"), "bf16": ("u16", "s16", "u32", "s32", "bf16"),
+    "f16x2": ("u32", "s32", "f16x2"), "bf16x2": ("u32", "s32", "bf16x2"),
+}  # fmt: skip
+_USUAL_TARGETS = ("u32", "s32", "f32", "f16", "bf16")
+
+
 def _set(k: Kernel, i: Instruction) -> None:
-    """Compare to a number: all ones or 1.0 for true."""
+    """Compare to a number: all ones or 1.0 for true; of a pair, each half by itself."""
     kind = type_of(k, i)
     target = i.modifiers[-2]
-    if kind in ("f16x2", "bf16x2") or target not in ("u32", "s32", "f32", "u16", "s16"):
+    if target not in _TARGETS.get(kind, _USUAL_TARGETS):
         raise k.unsupported()
-    result = _compared(k, i, i.modifiers[0], kind)
+    found = _compared(k, i, kind)
     if len(i.operands) == 4:
-        result = _boolean(k, i.modifiers[1], result, k.source(i.operands[3], "pred"))
-    if target == "f32":
-        k.write(i.operands[0], k.choose(result, number("i32", 0x3F800000), number("i32", 0)))
+        c = k.source(i.operands[3], "pred")
+        found = [_boolean(k, i.modifiers[1], each, c) for each in found]
+    bits = 8 * SIZES[target] // len(found)
+    true = _ONE.get(_PAIRS.get(target, target), -1)
+    parts = [k.choose(each, number(f"i{bits}", true), number(f"i{bits}", 0)) for each in found]
+    if len(parts) == 1:
+        k.write(i.operands[0], parts[0])
         return
-    k.write(i.operands[0], k.cast("sext", result, f"i{8 * SIZES[target]}"))
+    low, high = (k.cast("zext", part, "i32") for part in parts)
+    k.write(i.operands[0], k.op("or", low, k.op("shl", high, number("i32", 16))))
 
 
 def _select(k: Kernel, i: Instruction) -> None:

@@ -25,6 +25,7 @@ from nv.virtual.sm.translator import (
     moves,
     special,
     transcendental,
+    video,
     warp,
     wgmma,
 )
@@ -44,7 +45,7 @@ _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
-            wgmma, cluster)  # fmt: skip
+            wgmma, cluster, video)  # fmt: skip
 
 
 @dataclass(frozen=True)
