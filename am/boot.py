@@ -288,11 +288,11 @@ def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -
 
 
 def reset_engines(units: Units) -> None:
-    """Give the command processors and copy engines that a process left behind their state after
+    """Give the compute engine and copy engines that a process left behind their state after
     power-on: pointers that are written to a queue which has run do not hold (tinygrad 0.14 resets
     both when it attaches to a running chip, for that reason)."""
     with units.gfx.safe_mode():
-        units.gfx.soft_reset()
+        units.gfx.reset_compute()
     for engine in units.engines:
         engine.reset()
 

@@ -168,6 +168,18 @@ class AmDevice(Device):
         self.metrics = Metrics(units.smu, self.lock)
         self.reporter = Reporter(self)
         self.programs = Programs(self)
+        if self.warm:
+            self._check_warm()
+
+    def _check_warm(self) -> None:
+        """Have every queue of a chip that was taken over execute something; reset it if one does
+        not."""
+        try:
+            reset.prove(self)
+        except ChipError as error:
+            log.warning("%s: not as warm as it looked: %s", self.name, error)
+            reset.recover(self)
+            self.vram_lost = False  # nothing was in it yet
 
     def _attach(self) -> bool:
         """Take over what a process of ours left; False if the chip does not do what a warm one

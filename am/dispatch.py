@@ -25,6 +25,15 @@ _NOT_PROVIDED = ("private_segment_buffer", "queue_ptr", "dispatch_id", "flat_scr
 _AQL = struct.Struct("<HHHHHHIIIIIQQQQ")
 _AQL_KERNARG = 40
 _AQL_KERNEL_DISPATCH = 2
+# Hidden pointers that stay null: compilers list them also where the kernel does not use them.
+_NULL_POINTERS = (
+    "hidden_hostcall_buffer",
+    "hidden_multigrid_sync_arg",
+    "hidden_heap_v1",
+    "hidden_default_queue",
+    "hidden_completion_action",
+    "hidden_queue_ptr",
+)
 # hidden argument -> (axis, what): the values that depend on the launch; all others stay zero
 _HIDDEN = {
     f"hidden_{what}_{axis}": (number, what)
@@ -74,6 +83,11 @@ class ShaderRegisters:
         self.restart = offset("COMPUTE_RESTART_X")
         self.start = offset("COMPUTE_START_X")
         self.user_data = offset("COMPUTE_USER_DATA_0")
+
+
+def null_pointers(image: KernelImage) -> tuple[str, ...]:
+    """The pointers that a kernel declares and that this driver leaves null."""
+    return tuple(hidden.kind for hidden in image.hidden if hidden.kind in _NULL_POINTERS)
 
 
 def check_supported(image: KernelImage) -> None:

@@ -63,6 +63,7 @@ _MM_CLIENTS = {0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 15: "OSSSYS", 16: "HDP",
 _INSTRUCTION_FETCH = 9
 _WAVES = ("TCP", "SQC (inst)", "SQC (data)", "SQG")  # clients that act for a kernel
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
+_NULL_ZONE = 1 << 16  # what is reached through a null pointer to a structure
 REMEDY = "device.reset() sets the queues up anew; programs and buffers stay"
 
 _SQ_ERRORS = {0: "EDC FUE", 1: "illegal instruction", 2: "memory violation", 3: "EDC FED"}
@@ -129,11 +130,13 @@ def page_fault(
     *,
     device: str,
     kernels: Sequence[str],
+    null: Sequence[str],
     regions: Iterable[Region],
 ) -> PageFault:
     """The error for a page fault, from its interrupt, the latched registers, or both.
 
-    kernels: names of those that may have caused it. regions: what is mapped.
+    kernels: names of those that may have caused it. null: pointers that these declare and that are
+    null. regions: what is mapped.
     """
     if interrupt is not None:
         address = interrupt.data[0] << 12 | (interrupt.data[1] & _ADDRESS_HIGH) << 44
@@ -146,10 +149,12 @@ def page_fault(
     # The latch keeps the first fault; it tells about this one only where page and VMID agree.
     if latched is not None and latched.address >> 12 == address >> 12 and latched.vmid == vmid:
         access, client, details = latched.access, latched.client, latched.facts()
+    place = place_of(address, regions)
+    if address < _NULL_ZONE and null:
+        place += f"; this driver does not provide {', '.join(null)}, which the kernel declares"
     names = ", ".join(kernels) if client in _WAVES or client == "unknown" else ""
     return PageFault(
-        f"{device}: {names or client}: {_ACCESSES[access]} {address:#x} faulted: "
-        f"{place_of(address, regions)}",
+        f"{device}: {names or client}: {_ACCESSES[access]} {address:#x} faulted: {place}",
         kernel=names or None,
         remedy=REMEDY,
         address=address,

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from am.dispatch import LaunchDetails, Scratch, ShaderRegisters, check_supported, encode_setup
+from am.dispatch import (
+    LaunchDetails,
+    Scratch,
+    ShaderRegisters,
+    check_supported,
+    encode_setup,
+    null_pointers,
+)
 from am.memory import CODE_FLAGS, Mapping
 from hcq.codeobject import CodeObject, KernelImage, parse_amdhsa
 from hcq.errors import BadCodeObject
@@ -27,7 +35,8 @@ class Programs:
         self.device = device
         self.registers = ShaderRegisters(device.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []
-        self._entries: dict[int, dict[int, str]] = {}  # mapping's address -> entry point -> kernel
+        # mapping's address -> entry point -> kernel
+        self._entries: dict[int, dict[int, Kernel]] = {}
         self._scratch: dict[int, Scratch] = {}
 
     def load(self, image: bytes) -> Program:
@@ -51,7 +60,7 @@ class Programs:
             self._write(mapping, linked)
             self._code.append((mapping, linked))
             self._entries[mapping.address] = {
-                kernel.address: name for name, kernel in program.kernels.items()
+                kernel.address: kernel for kernel in program.kernels.values()
             }
             return program
         except BaseException:
@@ -99,8 +108,14 @@ class Programs:
             if mapping.address <= pc < mapping.address + mapping.size:
                 entries = self._entries.get(mapping.address, {})
                 start = max((entry for entry in entries if entry <= pc), default=None)
-                return None if start is None else (entries[start], pc - start)
+                return None if start is None else (entries[start].name, pc - start)
         return None
+
+    def null_pointers(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Pointers that the kernels of these names declare and that are null."""
+        kernels = [kernel for entries in self._entries.values() for kernel in entries.values()]
+        found = [kernel.details.image for kernel in kernels if kernel.name in names]
+        return tuple(dict.fromkeys(what for image in found for what in null_pointers(image)))
 
     def rewrite(self) -> None:
         """Write all code again: the chip has lost its memory."""

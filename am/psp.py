@@ -269,9 +269,7 @@ class Psp:
         if response.status:
             # The kernel only warns here, since some PSP versions leave a status behind; a refused
             # image is worse found later, as a hang.
-            raise FirmwareRejected(
-                f"the PSP refused {what}", image=what, status=response.status
-            )
+            raise FirmwareRejected(f"the PSP refused {what}", image=what, status=response.status)
         return response
 
     def _push_frame(self) -> None:

@@ -31,11 +31,13 @@ class Reporter:
             faults.CLIENT_VMC,
         ):
             hub = units.gmc.mmhub if entry.client == faults.CLIENT_VMC else units.gmc.gfxhub
+            kernels = self.suspects()
             return faults.page_fault(
                 entry,
                 hub.take_fault(),
                 device=self.device.name,
-                kernels=self.suspects(),
+                kernels=kernels,
+                null=self.device.programs.null_pointers(kernels),
                 regions=self.device.memory.regions(),
             )
         if entry.source == faults.SOURCE_SQ:

@@ -76,7 +76,7 @@ def recover(device: AmDevice) -> None:
         try:
             with trace.step("am.reset", rung=name):
                 climb(device)
-                _prove(device)
+                prove(device)
         except (ChipError, FirmwareError, LinkError, NotSupported) as error:
             _record(device, Step(name, False, time.monotonic() - start, str(error)))
             if position == len(rungs) - 1:
@@ -136,7 +136,10 @@ def _kill_waves(device: AmDevice) -> None:
 
 def _soft_reset(device: AmDevice) -> None:
     """Reset the command processors and copy engines."""
-    boot.reset_engines(device.units)
+    with device.units.gfx.safe_mode():
+        device.units.gfx.soft_reset()
+    for engine in device.units.engines:
+        engine.reset()
     boot.start_engines(device.units)
     _restart_queues(device)
 
@@ -214,7 +217,7 @@ def _restart_queues(device: AmDevice) -> None:
     device.units.ih.drain()
 
 
-def _prove(device: AmDevice) -> None:
+def prove(device: AmDevice) -> None:
     """Have every queue execute one signal."""
     for queue in [*device.compute_queues, *device.copy_queues]:
         timeline = queue.timeline

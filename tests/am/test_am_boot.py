@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import psp
+from am import psp, reset
 from am.device import open_device
 from am.virtual.gpu import attach, build_chip
 from am.virtual.options import ChipOptions, FaultPlan
@@ -86,9 +86,17 @@ def test_a_warm_attach_resets_the_engines(chip: Any) -> None:
 
 
 def test_what_only_looks_warm_is_booted(chip: Any) -> None:
+    """A hub that acknowledges nothing more, until the chip is reset."""
     with opened(chip):
         pass
-    chip.gfx.mec.on_write("CP_VMID_RESET", lambda value: None)  # the command processor is stuck
+    mode1 = chip.mode1_reset
+
+    def cured() -> None:
+        chip.faults.tlb_no_ack = set()
+        mode1()
+
+    chip.mode1_reset = cured
+    chip.faults.tlb_no_ack = {"gc"}
     with opened(chip) as device:
         assert not device.warm
         assert "mode1 reset" in dict(device.boot_stages)
@@ -96,6 +104,26 @@ def test_what_only_looks_warm_is_booted(chip: Any) -> None:
             buffer.fill(7)
             assert buffer.numpy(np.uint32)[1] == 7
     assert chip.violations == []
+
+
+def test_a_warm_chip_whose_queues_stand_still_is_reset(
+    chip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reset, "PROOF_LIMIT_S", 0.1)
+    with opened(chip):
+        pass
+    mode1, running = chip.mode1_reset, chip.gfx.mec.running
+    stuck = [True]
+
+    def cured() -> None:
+        stuck.clear()
+        mode1()
+
+    chip.mode1_reset = cured
+    chip.gfx.mec.running = lambda pipe: not stuck and running(pipe)
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        assert device.warm and device.reset_report[-1].name == "mode1 reset"
+        check_runs(device, program, device.alloc(64), 3)
 
 
 def test_memory_is_not_touched_before_it_is_ours(chip: Any) -> None:

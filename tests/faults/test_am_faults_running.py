@@ -18,8 +18,26 @@ from hcq.program import Program
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import check_runs, opened, run, start_forever
+from tests.support.kernels import compile_ir
 
 NULL, UNMAPPED, LAST_LOW, NOT_CANONICAL = 0, 0x1234_5678_9000, 0x7FFF_FFFF_F000, 0x8000_0000_0000
+
+# The host call buffer is at byte 80 of the implicit arguments (code object version 5).
+CALLS_HOST = """
+target triple = "amdgcn-amd-amdhsa"
+declare ptr addrspace(4) @llvm.amdgcn.implicitarg.ptr()
+define amdgpu_kernel void @calls_host(ptr addrspace(1) %out) #0 {
+  %implicit = call ptr addrspace(4) @llvm.amdgcn.implicitarg.ptr()
+  %at = getelementptr i8, ptr addrspace(4) %implicit, i64 80
+  %buffer = load ptr addrspace(1), ptr addrspace(4) %at
+  %value = load volatile i32, ptr addrspace(1) %buffer
+  store i32 %value, ptr addrspace(1) %out
+  ret void
+}
+attributes #0 = { "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id" "amdgpu-no-dispatch-ptr"
+  "amdgpu-no-heap-ptr" "amdgpu-no-default-queue" "amdgpu-no-completion-action"
+  "amdgpu-no-multigrid-sync-arg" "amdgpu-flat-work-group-size"="64,64" }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +122,16 @@ def test_the_kernel_that_faulted_is_told_from_those_before_it(
     with pytest.raises(PageFault, match=r"write_at: a write to .* of code at") as caught:
         device.synchronize()
     assert caught.value.facts["kernel"] == "write_at"
+
+
+def test_a_pointer_that_the_driver_does_not_provide(
+    device: AmDevice, program: Program, out: Buffer
+) -> None:
+    with device.load(compile_ir(CALLS_HOST, "amdgcn-amd-amdhsa", "gfx1100")) as other:
+        with pytest.raises(PageFault, match="does not provide hidden_hostcall_buffer") as caught:
+            run(device, other, "calls_host", out)
+        assert caught.value.facts["kernel"] == "calls_host"
+        assert caught.value.facts["address"] == 0
 
 
 def test_a_copy_that_faults_names_its_engine(

@@ -52,7 +52,7 @@ def test_rung(chip: Any, rung: Rung, warm: bool) -> None:
         out = device.alloc(64)
         check_runs(device, program, out, 1)
         rung(device)
-        reset._prove(device)
+        reset.prove(device)
         check_runs(device, program, out, 2)
         for index in range(2):
             with device.queue(QueueKind.COPY, index) as queue:

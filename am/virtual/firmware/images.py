@@ -60,9 +60,7 @@ FIRMWARE_TYPES = {
     97: "RS64_MEC_STACK",
 }
 # All kinds that the PSP can be told to refuse.
-FIRMWARE_KINDS = frozenset(
-    {"ASD", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS)}
-)
+FIRMWARE_KINDS = frozenset({"ASD", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS)})
 
 
 def _digest(kind: str, signed: bytes) -> bytes:
