@@ -1,7 +1,9 @@
 """The `ugpu` command. Verbs: ls, info, smi, demo, record, serve, explain, tune, sniff, doctor,
 bind, unbind, eject; all take --json.
 
-Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage.
+Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage;
+130 interrupted; 141 the reader of stdout left. Errors are one line on stderr, and JSON on stdout
+with --json.
 """
 
 from __future__ import annotations
