@@ -79,7 +79,8 @@ class UgpuError(Exception):
         for name, value in facts.items():
             setattr(self, name, value)
         shown = ", ".join(f"{name}={_show(name, value)}" for name, value in self.facts.items())
-        self.args = (f"{self.message} ({shown})" if shown else self.message,)
+        # Not `args` alone: ImportError keeps its text apart.
+        super().__init__(f"{self.message} ({shown})" if shown else self.message)
 
 
 class UsageError(UgpuError):

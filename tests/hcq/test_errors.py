@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hcq
+from hcq import errors
 from hcq.errors import BadArgument
 
 
@@ -28,3 +29,13 @@ def test_a_copy_beyond_a_buffer() -> None:
     ):
         device.queue().copy(buffer, buffer, 131072)
     assert "size=131072, source=65536, destination=65536" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.MissingDependency, errors.AccessDenied, errors.NoKernel, errors.UnitTimeout]
+)
+def test_facts_are_shown_whatever_the_error_is_besides(kind: type[errors.UgpuError]) -> None:
+    """ImportError, OSError and KeyError have ideas of their own of what their text is."""
+    error = kind("it fails", remedy="do that")
+    error.add_facts(stage="SMU")
+    assert str(error) == "it fails (remedy=do that, stage=SMU)"

@@ -154,7 +154,7 @@ def test_declared_arguments_are_checked_one_by_one() -> None:
     takes = kernel(16, (Argument(0, 8, "out", True), Argument(8, 4, "count"), Argument(12, 4, "x")))
     pack_arguments(takes, (buffer(0), np.uint32(1), Parameter(0, 4)))
     for wrong, reason in (
-        ((np.uint64(0), np.uint32(1), np.uint32(1)), "'out'"),
+        ((np.uint64(5), np.uint32(1), np.uint32(1)), "'out'"),  # 0 is a null pointer
         ((buffer(0), np.uint64(1), np.uint32(1)), "'count'"),
         ((buffer(0), buffer(0), np.uint32(1)), "'count'"),
         ((buffer(0), np.uint32(1), Parameter(0, 8)), "'x'"),
