@@ -14,7 +14,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from hcq.fields import Field
+from hcq.fields import Field, bits
+from hcq.malformed import Line
 
 
 class Constants:
@@ -41,7 +42,9 @@ class Constants:
             row = self._rows.get(name)
             if row is None:
                 return None
-            value = self._values[name] = int(row.split(" ", 2)[1], 0)
+            with Line(self.name, name):
+                value = int(row.split(" ", 2)[1], 0)
+            self._values[name] = value
         return value
 
     def __getattr__(self, name: str) -> int:
@@ -62,8 +65,10 @@ class Constants:
 
     def field(self, name: str) -> Field:
         """The bits in which the macro `name(x)` places its argument; KeyError if there is none."""
-        _, lsb, width = self._placing[name].split()
-        return Field(name, int(lsb), int(width))
+        row = self._placing[name]
+        with Line(self.name, name):
+            _, lsb, width = row.split()
+            return Field(name, bits(lsb, 0), bits(width, 1))
 
     def fields(self) -> Iterator[Field]:
         """Every macro that places its argument."""
@@ -74,7 +79,7 @@ class Constants:
         if self._groups is None:
             groups: dict[str, dict[str, int]] = {}
             for name, row in self._rows.items():
-                _, _, *tags = row.split()
+                tags = row.split()[2:]
                 if tags:
                     groups.setdefault(tags[0], {})[name] = self[name]
             self._groups = groups

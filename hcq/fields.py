@@ -25,9 +25,11 @@ from operator import index
 from typing import Protocol
 
 from hcq.errors import BadArgument
+from hcq.malformed import Line
 
 REGISTER_BITS = 32
 _ALL_ONES = (1 << REGISTER_BITS) - 1
+_MOST_BITS = 4096  # of a field's place or width in any table
 
 
 class Bus(Protocol):
@@ -74,6 +76,14 @@ class Field:
         return (value & ~self.mask) | (field << self.lsb)
 
 
+def bits(text: str, least: int) -> int:
+    """A number of bits in a table; ValueError for what cannot be one."""
+    found = int(text)
+    if not least <= found <= _MOST_BITS:
+        raise ValueError(f"{found} is not a number of bits")
+    return found
+
+
 class Register:
     """One register of a block: where it is and what its bits mean."""
 
@@ -92,7 +102,7 @@ class Register:
         parsed = []
         for text in fields:
             field, lsb, width = text.split(":")
-            parsed.append(Field(field, int(lsb), int(width)))
+            parsed.append(Field(field, bits(lsb, 0), bits(width, 1)))
         return cls(name, int(offset, 16), int(segment), parsed)
 
     def field(self, name: str) -> Field:
@@ -208,7 +218,8 @@ class RegisterMap:
         line = None if not name or name.startswith("#") else self._line(name)
         if line is None:
             return None
-        register = Register.parse(line)
+        with Line(self.name, name):
+            register = Register.parse(line)
         self.__dict__[name] = register
         return register
 
@@ -260,8 +271,9 @@ class RegisterMap:
             places: dict[tuple[int, int], str] = {}
             for line in self._text.splitlines():
                 if line and not line.startswith("#"):
-                    name, at, within = line.split(" ", 3)[:3]
-                    places.setdefault((int(within), int(at, 16)), name)
+                    with Line(self.name, line.partition(" ")[0]):
+                        name, at, within = line.split(" ", 3)[:3]
+                        places.setdefault((int(within), int(at, 16)), name)
             self._by_place = places
         name = self._by_place.get((segment, offset), "")
         return self.get(name)

@@ -25,6 +25,7 @@ from operator import index
 from typing import Any, Generic, TypeVar, cast
 
 from hcq.errors import BadArgument
+from hcq.malformed import Line
 
 _SCALARS = {
     "u8": struct.Struct("<B"),
@@ -332,8 +333,9 @@ class Layouts:
         row = self._rows.get(name)
         if row is None:
             return None
-        _, size, *members = row.split()
-        made = self[members[0]] if size == "=" else self._parse(name, int(size), members)
+        with Line(self.name, name):
+            _, size, *members = row.split()
+            made = self[members[0]] if size == "=" else self._parse(name, int(size), members)
         self.__dict__[name] = made
         return made
 

@@ -22,6 +22,7 @@ from operator import index as whole
 from typing import TypeVar
 
 from hcq.errors import BadArgument
+from hcq.malformed import Line
 
 Raw = bytearray | memoryview
 _T = TypeVar("_T")
@@ -211,13 +212,15 @@ class BitTable:
     def _entry(self, name: str) -> Method | Descriptor:
         found = self._parsed.get(name)
         if found is None:
-            _, head, *words = _found(self._rows, name, self.name, "entry").split(" ")
-            fields = {field.name: field for field in map(BitField.parse, words)}
-            if head.startswith(":"):
-                found = Descriptor(name, int(head[1:]), fields)
-            else:
-                offset, _, stride = head.partition("+")
-                found = Method(name, int(offset, 16), int(stride or 0), fields)
+            row = _found(self._rows, name, self.name, "entry")
+            with Line(self.name, name):
+                _, head, *words = row.split(" ")
+                fields = {field.name: field for field in map(BitField.parse, words)}
+                if head.startswith(":"):
+                    found = Descriptor(name, int(head[1:]), fields)
+                else:
+                    offset, _, stride = head.partition("+")
+                    found = Method(name, int(offset, 16), int(stride or 0), fields)
             self._parsed[name] = found
         return found
 
@@ -243,10 +246,11 @@ class BitTable:
         if not self._offsets:
             rows = []
             for name, row in self._rows.items():
-                head = row.split(" ", 2)[1]
-                if not head.startswith(":"):
-                    place, _, step = head.partition("+")
-                    rows.append((int(place, 16), int(step or 0), name))
+                with Line(self.name, name):
+                    head = row.split(" ", 2)[1]
+                    if not head.startswith(":"):
+                        place, _, step = head.partition("+")
+                        rows.append((int(place, 16), int(step or 0), name))
             self._offsets = sorted(rows)
         end = bisect_right(self._offsets, (offset, 1 << 32, ""))
         for start, stride, name in reversed(self._offsets[:end]):

@@ -1,0 +1,35 @@
+"""Lines of tables that are not what a table's format says: one error for all of them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from hcq.errors import BadArgument, UgpuError
+
+_DAMAGE = (ValueError, IndexError, KeyError, TypeError, RecursionError)
+
+
+class Line:
+    """`with Line(table, name):` around the parsing of a line; BadArgument names both where the line
+    is damaged. A name that the line refers to and the table lacks counts as damage."""
+
+    __slots__ = ("entry", "table")
+
+    def __init__(self, table: str, entry: str) -> None:
+        self.table = table
+        self.entry = entry
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, _DAMAGE) and not isinstance(error, UgpuError):
+            raise BadArgument(
+                f"{self.table}: the line of {self.entry} is malformed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
