@@ -409,3 +409,15 @@ def test_a_silent_smu_needs_a_reset(chip: Any) -> None:
         out.copy_from(data)
         assert (out.numpy(np.uint32) == data).all()
     assert chip.violations == []
+
+
+def test_an_unknown_interface_of_the_smu_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """As boards with firmware 78.133 have it: 0x41, where Linux too knows 0x3D and goes on."""
+    chip = build_chip(ChipOptions(smu_driver_if=0x41, smu_version=0x004E8500))
+    try:
+        with opened(chip) as device:
+            (line,) = [line for line in caplog.messages if "interface" in line]
+            assert "78.133.0" in line and "0x41" in line and "0x3d" in line
+            assert all(sensor.read() >= 0 for sensor in device.sensors())
+    finally:
+        chip.close()
