@@ -113,8 +113,9 @@ class Functions(Elementwise):
         real = self._real()
         if approximate == "none":
             return self._rounded(real * 0.5 * ((real * math.sqrt(0.5)).erf() + 1))
-        inner = (real + real * real * real * 0.044715) * math.sqrt(2 / math.pi)
-        return self._rounded(real * 0.5 * (inner.tanh() + 1))
+        # (tanh(u) + 1) / 2 is sigmoid(2 u), which does not cancel below zero
+        twice = (real + real * real * real * 0.044715) * math.sqrt(8 / math.pi)
+        return self._rounded(real * twice.sigmoid())
 
     def quick_gelu(self) -> Self:
         real = self._real()

@@ -220,6 +220,14 @@ def test_gpus_compute_the_same_bits(cpu: Device, gpu: Device) -> None:
         ), name
 
 
+def test_gelu_keeps_its_digits_below_zero(cpu: Device) -> None:
+    values = np.linspace(-6, 6, 1001).astype(np.float32)
+    exact = values.astype(np.float64)
+    bent = (exact + 0.044715 * exact**3) * math.sqrt(8 / math.pi)
+    found = Tensor(values, device=cpu).gelu().numpy()
+    np.testing.assert_allclose(found, exact / (1 + np.exp(-bent)), rtol=4e-6)
+
+
 # ---- functions of two numbers --------------------------------------------------------------------
 
 
