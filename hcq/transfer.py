@@ -34,11 +34,13 @@ class Transfer:
     def upload(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
         self.device.synchronize()
+        view = destination.view
+        if view is not None:
+            self.device.check_usable()
+            view[: len(data)] = data
+            return
         with self._lock:
             self.device.check_usable()
-            if destination.view is not None:
-                destination.view[: len(data)] = data
-                return
             staging, queues = self._lanes()
             pending = [0] * len(staging)
             for number, start in enumerate(range(0, len(data), self.staging_size)):
@@ -56,11 +58,13 @@ class Transfer:
     def download(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
         self.device.synchronize()
+        view = source.view
+        if view is not None:
+            self.device.check_usable()
+            out[:] = view[: len(out)]
+            return
         with self._lock:
             self.device.check_usable()
-            if source.view is not None:
-                out[:] = source.view[: len(out)]
-                return
             staging, queues = self._lanes()
             starts = range(0, len(out), self.staging_size)
             pending = [0] * len(starts)

@@ -35,6 +35,10 @@ class Held:
         self.threads = threading.active_count()
         self.memory = device.memory.used
 
+    def __repr__(self) -> str:
+        names = [thread.name for thread in threading.enumerate()]
+        return f"{self.threads} threads, {self.memory} bytes (threads by now: {names})"
+
     def still(self) -> bool:
         """No more than that, though others may hold less by now."""
         assert descriptors.leaked(self.descriptors) == 0
@@ -67,7 +71,7 @@ def test_nothing_is_left_behind(
                 device.reset()
                 check_runs(device, program, out, turn)
                 first = first or Held(device)
-                assert first.still()
+                assert first.still(), f"{first} then, {Held(device)} now"
         assert chip.violations == []
     finally:
         chip.close()
