@@ -107,7 +107,7 @@ class VramTables:
         self.chip.vram.write(address, np.ascontiguousarray(entries).tobytes())
 
 
-@dataclass
+@dataclass(eq=False)
 class Mapping:
     """One allocation: where it is mapped and what backs it. `view` for HOST placement."""
 
@@ -175,7 +175,7 @@ class AddressSpace:
         kind = "code" if flags == CODE_FLAGS else f"{placement.value} memory"
         mapping = Mapping(VirtAddr(0), size, placement, asked, kind)
         try:
-            mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align=align))
+            mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align, mapping))
             if placement is Placement.HOST:
                 self._map_host(mapping, flags)
             else:
@@ -211,7 +211,7 @@ class AddressSpace:
             length = min(length, left)
             try:
                 fit = min(align, LARGE_PAGE)
-                mapping.pieces.append((self.heap.allocate(length, align=fit), length))
+                mapping.pieces.append((self.heap.allocate(length, fit, mapping), length))
             except OutOfMemory as error:
                 if length <= PAGE:
                     raise OutOfMemory(
@@ -223,18 +223,21 @@ class AddressSpace:
             left -= length
 
     def unmap(self, mapping: Mapping) -> None:
-        """Take it out of the tables; flush the TLBs, then `release`."""
+        """Take it out of the tables; flush the TLBs, then `release`. Can be repeated, as long as
+        `release` has not returned."""
         self.stale = True
-        self.tables.unmap(mapping.address, mapping.size)
+        if self.virtual.owns(mapping.address, mapping):
+            self.tables.clear(mapping.address, mapping.size)
 
     def release(self, mapping: Mapping) -> None:
-        """Return the memory and the addresses for others to use."""
-        self.mappings.pop(mapping.address, None)
+        """Return the memory and the addresses for others to use. Can be repeated."""
+        if self.mappings.get(mapping.address) is mapping:
+            self.mappings.pop(mapping.address)
         for start, _ in mapping.pieces:
-            self.heap.free(start)
+            self.heap.free(start, mapping)
         if mapping.dma is not None:
             mapping.dma.close()
-        self.virtual.free(mapping.address)
+        self.virtual.free(mapping.address, mapping)
 
 
 def _cut(segments: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -59,15 +59,20 @@ class HostImage(Resident):
     def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
         self.queue = queue
         self.kernels = kernels
-        self.mapping: Mapping | None = queue.device.map(max(words, 1) * 4, Placement.HOST)
-        self.address = int(self.mapping.address)
-        self.words = np.frombuffer(self.mapping.view, np.uint32)[:words]
+        self.mapping: Mapping | None = None
+        try:
+            self.mapping = queue.device.map(max(words, 1) * 4, Placement.HOST)
+            self.address = int(self.mapping.address)
+            self.words = np.frombuffer(self.mapping.view, np.uint32)[:words]
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self.mapping is not None:
-            mapping, self.mapping = self.mapping, None
             self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
-            self.queue.device.unmap(mapping)
+            self.queue.device.unmap(self.mapping)
+            self.mapping = None
 
 
 class Submission(NamedTuple):

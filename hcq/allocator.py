@@ -26,12 +26,12 @@ class RangeAllocator:
         # Free ranges (start, end) by ascending address; two neighbours never touch. They change by
         # one assignment, so that an exception anywhere (a Ctrl-C) leaves them whole.
         self._free = [(base, base + size)] if size else []
-        self._taken: dict[int, int] = {}
+        self._taken: dict[int, tuple[int, object]] = {}  # size and owner by address
 
-    def allocate(self, size: int, align: int = 1) -> int:
+    def allocate(self, size: int, align: int = 1, owner: object = None) -> int:
         """Take `size` (rounded up to the granule) at a multiple of `align`, a power of two.
 
-        Returns the address; OutOfMemory when no free range fits.
+        Returns the address; OutOfMemory when no free range fits. owner: see `free`.
         """
         if size <= 0:
             raise BadArgument("a range has a positive size", size=size)
@@ -43,7 +43,7 @@ class RangeAllocator:
             address = -(-start // align) * align
             if address + need <= end:
                 try:
-                    self._take(index, address, need)
+                    self._take(index, address, need, owner)
                     return address
                 except BaseException:
                     self._give_back(address)
@@ -62,14 +62,32 @@ class RangeAllocator:
         index = bisect_left(self._free, (start + 1, 0)) - 1
         if size <= 0 or index < 0 or self._free[index][1] < end:
             raise BadArgument(f"{self.name}: not free", address=address, size=size)
-        self._take(index, start, end - start)
+        self._take(index, start, end - start, None)
 
-    def free(self, address: int) -> None:
-        """Give back the range that starts at `address`; BadArgument if none does."""
-        size = self._taken.pop(address, None)
-        if size is None:
+    def free(self, address: int, owner: object = None) -> None:
+        """Give back the range that starts at `address`; BadArgument if none does.
+
+        owner: what allocated it. Giving back twice has no effect then, even where another owner has
+        taken the range meanwhile: a release that an exception cut off can be repeated.
+        """
+        if owner is not None and not self.owns(address, owner):
+            return
+        if address not in self._taken:
             raise BadArgument(f"{self.name}: nothing is allocated here", address=address)
-        start, end = address, address + size
+        if not self._is_free(address):
+            self._join(address, address + self._taken[address][0])
+        self._taken.pop(address)
+
+    def owns(self, address: int, owner: object) -> bool:
+        """Whether `owner` has allocated the range that starts at `address`."""
+        return address in self._taken and self._taken[address][1] is owner
+
+    def _is_free(self, address: int) -> bool:
+        before = bisect_left(self._free, (address + 1, 0)) - 1
+        return before >= 0 and self._free[before][1] > address
+
+    def _join(self, address: int, end: int) -> None:
+        start = address
         first = last = bisect_left(self._free, (address, 0))
         if first and self._free[first - 1][1] == start:
             first -= 1
@@ -83,7 +101,7 @@ class RangeAllocator:
         """Size of the range that starts at `address`; BadArgument if none does."""
         if address not in self._taken:
             raise BadArgument(f"{self.name}: nothing is allocated here", address=address)
-        return self._taken[address]
+        return self._taken[address][0]
 
     @property
     def used(self) -> int:
@@ -98,17 +116,15 @@ class RangeAllocator:
         """Size of the largest free range."""
         return max((end - start for start, end in self._free), default=0)
 
-    def _take(self, index: int, address: int, size: int) -> None:
+    def _take(self, index: int, address: int, size: int, owner: object) -> None:
         start, end = self._free[index]
         pieces = [(start, address), (address + size, end)]
-        self._taken[address] = size
+        self._taken[address] = size, owner
         self._free[index : index + 1] = [piece for piece in pieces if piece[0] < piece[1]]
 
     def _give_back(self, address: int) -> None:
         """Undo a `_take` of `address` that did or did not come to its end."""
-        if any(start <= address < end for start, end in self._free):
-            self._taken.pop(address, None)
-        else:
+        if address in self._taken:
             self.free(address)
 
     def __repr__(self) -> str:

@@ -141,9 +141,9 @@ class Buffer:
 
     def close(self) -> None:
         if not self.closed:
-            self.closed = True
             if self.owner is None:
                 self.device.free(self)
+            self.closed = True
 
     def drop(self) -> None:
         """Close it without a wait: it is freed some time after work in flight has ended. Takes no

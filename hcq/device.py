@@ -83,7 +83,8 @@ class Device(Closing):
 
     @abstractmethod
     def free_memory(self, buffer: Buffer) -> None:
-        """Unmap and release; called once per buffer, with no work in flight on it."""
+        """Unmap and release; with no work in flight on it. Called again after an exception, and
+        perhaps after it has returned: what has been done is not done to other memory."""
 
     @abstractmethod
     def load_program(self, image: bytes) -> Program:
@@ -148,13 +149,14 @@ class Device(Closing):
     def free(self, buffer: Buffer) -> None:
         """Buffer.close calls this: waits for work in flight, then releases. Raises nothing that the
         device reports meanwhile: that is kept for those who wait for the work."""
+        self.retired.closing.append(buffer)  # a later call frees it, where this is cut off
+        buffer.closed = True
         self.settle()
         with self.lock:
             if self.closed:
                 return
-            for graph in list(self.graphs):
-                graph.forget(buffer)
-            self.retired.release(lambda: self.free_memory(buffer))
+            if buffer in self.retired.closing:
+                self.retired.finish(buffer)
             self.retired.collect()
 
     def load(self, image: bytes) -> Program:
@@ -385,6 +387,8 @@ class Device(Closing):
                     self.failure = self.poll() or self.followers.problem()
                 except LinkError as error:
                     self.failure = error
+                if self.retired.closing:
+                    self.retired.collect()
                 if self.failure is not None:
                     trace.point("failure", device=self.name, error=self.failure)
         self.check_alive()

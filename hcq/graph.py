@@ -319,9 +319,10 @@ class Capture:
 
     def _release(self) -> None:
         self.closed = True
-        images, self._images = self._images, []
+        images = self._images
         if not self.device.closed:  # shutting down has released everything already
             self.device.retired.release(lambda: _close(images))
+        self._images = []  # after it: what is cut off is released when the graph is dropped
         self._commands.clear()
         self._roots.clear()
         self.device.graphs.discard(self)

@@ -16,6 +16,7 @@ from hcq.errors import UgpuError
 from hcq.queue import QueueKind
 
 if TYPE_CHECKING:
+    from hcq.buffer import Buffer
     from hcq.device import Device
     from hcq.timeline import Timeline
 
@@ -29,6 +30,7 @@ class Retired:
         self._device = device
         self._dropped: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[list[tuple[Timeline, int]], Callable[[], None]]] = deque()
+        self.closing: list[Buffer] = []  # being closed; what an exception cut off, see `finish`
 
     def __len__(self) -> int:
         return len(self._dropped) + len(self._waiting)
@@ -58,22 +60,36 @@ class Retired:
             queue.reclaim()
         points = [(queue.timeline, queue.timeline.last) for queue in queues]
         while self._dropped:
-            self._waiting.append((points, self._dropped.popleft()))
+            self._waiting.append((points, self._dropped[0]))
+            self._dropped.popleft()
         while self._waiting:  # values only rise: the first is the first to be reached
             points, release = self._waiting[0]
             if any(timeline.value < value for timeline, value in points):
                 return
-            self._waiting.popleft()
             try:
                 release()
             except UgpuError as error:
                 log.warning("%s: releasing dropped memory: %s", device.name, str(error))
+            self._waiting.popleft()  # after it: releases can be repeated
+        if self.closing and device.idle:
+            for buffer in self.closing[:]:
+                self.finish(buffer)
+
+    def finish(self, buffer: Buffer) -> None:
+        """Free a buffer of `closing`, whose work has ended."""
+        device = self._device
+        buffer.closed = True
+        for graph in list(device.graphs):
+            graph.forget(buffer)
+        self.release(lambda: device.free_memory(buffer))
+        self.closing.remove(buffer)
 
     def reach(self) -> list[object]:
         """All that keeps the memory."""
-        return [*self._dropped, *(release for _, release in self._waiting)]
+        return [*self._dropped, *(release for _, release in self._waiting), *self.closing]
 
     def forget(self) -> None:
         """The device has shut down, and released everything."""
         self._dropped.clear()
         self._waiting.clear()
+        self.closing.clear()

@@ -324,9 +324,15 @@ class NvDevice(Device):
 
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
         region = Region.HOST if placement is Placement.HOST else Region.DEVICE
-        memory = allocate(self.gpu, size, placement, region)
-        view = memory.view[:size] if placement is Placement.HOST else None
-        return Buffer(self, VirtAddr(memory.address), size, placement, view, handle=memory)
+        memory = None
+        try:
+            memory = allocate(self.gpu, size, placement, region)
+            view = memory.view[:size] if placement is Placement.HOST else None
+            return Buffer(self, VirtAddr(memory.address), size, placement, view, handle=memory)
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
 
     def free_memory(self, buffer: Buffer) -> None:
         memory = buffer.handle

@@ -64,8 +64,9 @@ class Programs:
         _check_target(cubin, device.gpu.capability)
         names = _parameters(ptx)
         image = lay_out(cubin, ptx)
-        memory = allocate(device.gpu, image.size, Placement.DEVICE, Region.DEVICE)
+        memory = None
         try:
+            memory = allocate(device.gpu, image.size, Placement.DEVICE, Region.DEVICE)
             self._make_room(cubin)
             buffer = Buffer(
                 device, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
@@ -75,12 +76,14 @@ class Programs:
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             self._write(memory, self.output.connect(image, memory, image.link(memory.address)))
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
+            self._loaded[memory] = weakref.ref(program)
+            return program
         except BaseException:
             device.settle()  # the copy may still run; cut off here too, the memory stays
-            memory.close()
+            if memory is not None:
+                self.forget(memory)
+                memory.close()
             raise
-        self._loaded[memory] = weakref.ref(program)
-        return program
 
     def _kernel(
         self,
@@ -131,8 +134,9 @@ class Programs:
         recorded."""
         device = self.device
         queue = device.copy_queue
-        staging = allocate(device.gpu, len(data), Placement.HOST, Region.HOST)
+        staging = None
         try:
+            staging = allocate(device.gpu, len(data), Placement.HOST, Region.HOST)
             staging.view[: len(data)] = data
             device.complete()
             value = queue.timeline.last + 1
@@ -145,8 +149,9 @@ class Programs:
                     values[position] = int(symbol.buffer.address)
             queue.submit_keeping(encoded, values, staging)
             queue.timeline.wait(value)
+            queue.reclaim()
         except BaseException:
-            if not queue.keeps(staging):
+            if staging is not None and not queue.keeps(staging):
                 staging.close()
             raise
 
@@ -175,14 +180,20 @@ class Programs:
             return
         device, gpu = self.device, self.device.gpu
         total = self._per_tpc(need) * gpu.tpcs_per_gpc * gpu.gpcs
-        fresh = allocate(gpu, total, Placement.DEVICE, Region.DEVICE)
-        old, old_size = self.local, self.local_size
-        self.local, self.local_size = fresh, need
+        queue, old, old_size = device.compute_queue, self.local, self.local_size
+        device.complete()
+        before, fresh = queue.timeline.last, None
         try:
-            device.compute_queue.run_setup(self.setup_words())
+            fresh = allocate(gpu, total, Placement.DEVICE, Region.DEVICE)
+            self.local, self.local_size = fresh, need
+            queue.run_setup(self.setup_words())
         except BaseException:
-            self.local, self.local_size = old, old_size
-            fresh.close()
+            device.complete()
+            if queue.timeline.last == before:  # the engine has not been told, and will not be
+                self.local, self.local_size = old, old_size
+                old = fresh
+            if old is not None:
+                device.retired.drop(old.close)
             raise
         if old is not None:
             old.close()

@@ -90,16 +90,21 @@ class OwnImage(Resident):
     """An image in memory of its own."""
 
     def __init__(self, queue: ChannelQueue, words: int, kernels: tuple[str, ...]) -> None:
-        self.memory: Memory | None = command_memory(queue.device, max(words, 1) * 4)
-        self.address = self.memory.address
-        self.words = np.frombuffer(self.memory.view, np.uint32)[:words]
         self.kernels = kernels
+        self.memory: Memory | None = None
+        try:
+            self.memory = command_memory(queue.device, max(words, 1) * 4)
+            self.address = self.memory.address
+            self.words = np.frombuffer(self.memory.view, np.uint32)[:words]
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self.memory is not None:
-            memory, self.memory = self.memory, None
             self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
-            memory.close()
+            self.memory.close()
+            self.memory = None
 
 
 class ChannelQueue(HardwareQueue):
@@ -239,9 +244,8 @@ class ChannelQueue(HardwareQueue):
     def submit_keeping(
         self, buffer: CommandBuffer, values: NDArray[np.uint64], memory: Memory | None
     ) -> None:
-        """As submit; `memory` is the queue's from now on, which frees it when the work has ended.
-        An exception leaves it to the caller, where `intent` and the last of what is pending do not
-        have it (`keeps`). For images of less than half the arena."""
+        """As submit; `memory` is the queue's from then on: `reclaim` frees it once the work has
+        ended. After an exception `keeps` tells whether it is. For small images."""
         count = len(buffer.words)
         self._await_room(count)
         kept: OwnImage | Memory | None = memory

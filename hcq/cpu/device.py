@@ -109,7 +109,8 @@ class CpuDevice(Device):
         super().__init__(name)
         self.threads = threads
         self.target = host_target(threads)
-        self.used = 0
+        self._sizes: weakref.WeakKeyDictionary[HostMemory | CodeMemory, int]
+        self._sizes = weakref.WeakKeyDictionary()  # of what is allocated
         self.kernel_names: dict[int, str] = {}
         self._memories: weakref.WeakSet[HostMemory | CodeMemory] = weakref.WeakSet()
         self._abandoned: list[object] = []  # what threads that never ended may reach
@@ -148,11 +149,16 @@ class CpuDevice(Device):
     def take_memory(self, size: int) -> HostMemory:
         memory = HostMemory(size)
         self._memories.add(memory)
-        self.used += size
+        self._sizes[memory] = size
         return memory
 
+    @property
+    def used(self) -> int:
+        """Bytes of memory that buffers, graphs and programs have."""
+        return sum(list(self._sizes.values()))
+
     def drop_memory(self, memory: HostMemory) -> None:
-        self.used -= memory.size
+        self._sizes.pop(memory, None)
         if self._abandoned:
             self._abandoned.append(memory)
         else:
@@ -168,7 +174,7 @@ class CpuDevice(Device):
     def _release_code(self, memory: CodeMemory) -> None:
         for address in [address for address in self.kernel_names if memory.holds(address)]:
             del self.kernel_names[address]
-        self.used -= memory.size
+        self._sizes.pop(memory, None)
         if self._abandoned:
             self._abandoned.append(memory)
         else:
@@ -178,17 +184,21 @@ class CpuDevice(Device):
 
     def load_program(self, image: bytes) -> Program:
         memory, kernels = load_object(image)
-        self._memories.add(memory)
-        self.used += memory.size
-        address = VirtAddr(memory.address)
-        owner = Buffer(self, address, memory.size, Placement.DEVICE, None, memory)
-        program = Program(self, owner)
-        for found in kernels.values():
-            self.kernel_names[found.address] = found.name
-            program.kernels[found.name] = Kernel(
-                found.name, program, found.address, found.kernarg_size, None
-            )
-        return program
+        try:
+            self._memories.add(memory)
+            self._sizes[memory] = memory.size
+            address = VirtAddr(memory.address)
+            owner = Buffer(self, address, memory.size, Placement.DEVICE, None, memory)
+            program = Program(self, owner)
+            for found in kernels.values():
+                self.kernel_names[found.address] = found.name
+                program.kernels[found.name] = Kernel(
+                    found.name, program, found.address, found.kernarg_size, None
+                )
+            return program
+        except BaseException:
+            self._release_code(memory)
+            raise
 
     def _all_queues(self) -> Sequence[HardwareQueue]:
         return self._queues
@@ -224,7 +234,7 @@ class CpuDevice(Device):
         # What mostly happens takes few steps, since memory is slow after a kernel that has read
         # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
         resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
-        usual = usual and self.replaying is None
+        usual = usual and self.replaying is None and not self.retired.closing
         if usual and self._settled() and self.resets == resets and not self.followers.raising:
             return
         super().synchronize(limit_s)

@@ -49,8 +49,9 @@ class CodeMemory:
     def __init__(self, size: int) -> None:
         self.size = -(-max(1, size) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._anchor = ctypes.c_char.from_buffer(self._map)
-        self.address = ctypes.addressof(self._anchor)
+        anchor = ctypes.c_char.from_buffer(self._map)
+        self._anchor: ctypes.c_char | None = anchor
+        self.address = ctypes.addressof(anchor)
 
     def fill(self, image: bytes) -> None:
         """Write the image and make it executable; once."""
@@ -67,10 +68,9 @@ class CodeMemory:
 
     def close(self) -> None:
         """Unmap; nothing may run in it."""
-        if self._map.closed:
-            return
-        del self._anchor
-        self._map.close()
+        if not self._map.closed:
+            self._anchor = None
+            self._map.close()
 
 
 def flush_instructions(

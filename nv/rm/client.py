@@ -146,13 +146,19 @@ class RmClient:
             block.pAllocParms = address_of(parameters.raw)
             block.paramsSize = len(parameters)
         name = kind if isinstance(kind, str) else self.class_name(number)
-        for _ in range(_BUSY_TRIES):
-            self._ask("NV_ESC_RM_ALLOC", block, f"allocate {name}")
-            if not block.status:
-                return int(block.hObjectNew)
-            if abi.status_name(block.status) not in _BUSY:
-                break
-            time.sleep(_BUSY_PAUSE_S)
+        try:
+            for _ in range(_BUSY_TRIES):
+                self._ask("NV_ESC_RM_ALLOC", block, f"allocate {name}")
+                if not block.status:
+                    return int(block.hObjectNew)
+                if abi.status_name(block.status) not in _BUSY:
+                    break
+                time.sleep(_BUSY_PAUSE_S)
+        except BaseException:
+            if block.hObjectNew:  # made, and nobody has its handle
+                with contextlib.suppress(UgpuError):
+                    self.free(parent, int(block.hObjectNew))
+            raise
         raise status_error(block.status, f"allocate {name}")
 
     def class_name(self, number: int) -> str:

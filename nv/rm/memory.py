@@ -66,16 +66,20 @@ class Memory:
         """Unmap and free; idempotent. What the driver says to it is not raised: it may be lost."""
         if self.closed:
             return
-        self.closed = True
+        # Each step can be repeated after an exception: the addresses stay this memory's until the
+        # last one, and the resource manager gives no handle twice (clientGenResourceHandle).
         session = self.gpu.session
         if self.mapping is not None:
             self.mapping.close()
-        with contextlib.suppress(UgpuError):
-            session.space.unmap(self.address, self.size)
-        with contextlib.suppress(UgpuError):
-            session.client.free(self.gpu.device, self.handle)
-        session.give_back(self.region, self.address)
+        if self.address and session.owns(self.region, self.address, self):
+            with contextlib.suppress(UgpuError):
+                session.space.unmap(self.address, self.size)
+        if self.handle:
+            with contextlib.suppress(UgpuError):
+                session.client.free(self.gpu.device, self.handle)
+        session.give_back(self.region, self.address, self)
         self.gpu.memories.pop(self, None)
+        self.closed = True
 
 
 def allocate(
@@ -98,29 +102,22 @@ def allocate(
     small = HOST_PAGE if placement is Placement.HOST else SMALL_PAGE
     page = HUGE_PAGE if huge else small
     whole = max(page, -(-size // page) * page)
-    address = session.reserve(region, whole + _GUARD, page)
-    handle = 0
-    mapping = None
+    memory = Memory(gpu, 0, 0, whole, region, placement)
     try:
-        handle = _allocate_object(gpu, whole, page, placement, notifier=notifier)
+        memory.address = session.reserve(region, whole + _GUARD, page, memory)
+        memory.handle = _allocate_object(gpu, whole, page, placement, notifier=notifier)
         if reachable or (reachable is None and placement is Placement.HOST):
             path = CONTROL_NODE if placement is Placement.HOST else gpu.path
-            mapping = session.client.map(gpu.device, handle, whole, path)
-        session.space.map_external(address, whole, handle, [gpu.uuid])
+            memory.mapping = session.client.map(gpu.device, memory.handle, whole, path)
+        session.space.map_external(memory.address, whole, memory.handle, [gpu.uuid])
+        gpu.memories[memory] = None
+        return memory
     except BaseException as error:
-        if mapping is not None:
-            mapping.close()
-        if handle:
-            with contextlib.suppress(UgpuError):
-                session.client.free(gpu.device, handle)
-        session.give_back(region, address)
+        memory.close()
         if isinstance(error, OutOfMemory):
             facts = {**error.facts, "size": size}
             raise OutOfMemory(f"no {placement.value} memory for {size} bytes", **facts) from error
         raise
-    memory = Memory(gpu, handle, address, whole, region, placement, mapping)
-    gpu.memories[memory] = None
-    return memory
 
 
 def _allocate_object(

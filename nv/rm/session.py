@@ -61,14 +61,18 @@ class Session:
         assert self.uvm is not None
         return self.uvm
 
-    def reserve(self, region: Region, size: int, align: int) -> int:
-        """Take addresses; OutOfMemory when a region is used up."""
+    def reserve(self, region: Region, size: int, align: int, owner: object = None) -> int:
+        """Take addresses; OutOfMemory when a region is used up. owner: see RangeAllocator.free."""
         with self.lock:
-            return self.addresses[region].allocate(size, align)
+            return self.addresses[region].allocate(size, align, owner)
 
-    def give_back(self, region: Region, address: int) -> None:
+    def give_back(self, region: Region, address: int, owner: object = None) -> None:
         with self.lock:
-            self.addresses[region].free(address)
+            self.addresses[region].free(address, owner)
+
+    def owns(self, region: Region, address: int, owner: object) -> bool:
+        with self.lock:
+            return self.addresses[region].owns(address, owner)
 
     def take(self) -> Session:
         """Count one more GPU that uses the session."""

@@ -3,16 +3,21 @@ when the work does, memory in use is not freed, and none is lost."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from itertools import count
 
 import numpy as np
 import pytest
 
+from hcq.buffer import Buffer
 from hcq.device import Device
+from hcq.memory import Placement
 from hcq.program import Program
 from hcq.queue import QueueKind
+from tests.contract.conftest import memory_used
 from tests.support.interrupts import interrupted
+from tests.support.kernels import contract_object
 
 COUNT = 256
 
@@ -123,3 +128,44 @@ def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) 
                 assert (buffer.numpy(np.uint32) == data).all(), place
     assert (other == data).all()
     device.transfer.close()
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+def test_allocating(device: Device, check: Check, placement: Placement) -> None:
+    kept: list[Buffer] = []
+    before = memory_used(device)
+    for place in interrupted(lambda: kept.append(device.alloc(8192, placement=placement))):
+        check.works(place)
+        gc.collect(0)
+        device.alloc(64).close()
+        assert memory_used(device) == before, place
+    kept[0].close()
+    assert len(kept) == 1 and memory_used(device) == before
+
+
+def test_freeing(device: Device, check: Check) -> None:
+    """A close that was cut off is finished by whatever comes next, and can be called again."""
+    made: list[Buffer] = []
+    before = memory_used(device)
+    for place in interrupted(
+        lambda: made[-1].close(), prepare=lambda: made.append(device.alloc(8192))
+    ):
+        if len(made) % 2 or not made[-1].closed:
+            made[-1].close()
+        check.works(place)
+        assert memory_used(device) == before, place
+        assert made[-1].closed, place
+
+
+def test_loading(device: Device, check: Check) -> None:
+    image = contract_object(device.target)
+    kept: list[Program] = []
+    before = memory_used(device)
+    for place in interrupted(lambda: kept.append(device.load(image))):
+        check.works(place)
+        if not kept:
+            gc.collect(0)
+            device.alloc(64).close()
+            assert memory_used(device) == before, place
+    kept[0].close()
+    assert len(kept) == 1 and memory_used(device) == before

@@ -11,8 +11,11 @@ from typing import Any
 from hcq.errors import UgpuError
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Models stand for hardware, which no exception stops; the compiler of kernels is not the driver.
-ELSEWHERE = ("/virtual/", "/hcq/emu/", "/tests/", "/compiler/", "/nv/assemble", "/hcq/diskcache")
+#: Models stand for hardware, which no exception stops; what they call does too.
+ELSEWHERE = ("/virtual/", "/hcq/emu/", "/compiler/", "/nv/assemble", "/hcq/diskcache")
+#: Functions without effects: an exception in them is one at the line that calls them.
+PURE = ("/nv/abi/", "/nv/cubin", "/nv/image", "/nv/launch", "/hcq/elf", "/hcq/codeobject",
+        "/hcq/layout", "/hcq/fields", "/am/dispatch", "/hcq/checks")  # fmt: skip
 
 
 class Interrupted(BaseException):
@@ -23,19 +26,28 @@ class Interrupter:
     """Raises Interrupted at the n-th line, of those not seen before, that this thread executes in
     the driver. A line counts once, however often it is executed."""
 
-    def __init__(self, number: int, skip: set[tuple[str, int]]) -> None:
+    def __init__(self, number: int) -> None:
         self.left = number
-        self.seen: set[tuple[str, int]] = set(skip)
+        self.seen: set[tuple[str, int]] = set()
         self.place: tuple[str, int] | None = None
+        self.blocked: FrameType | None = None  # in a model, until it returns
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        path = frame.f_code.co_filename
-        if not path.startswith(str(ROOT)) or any(part in path for part in ELSEWHERE):
+        if self.blocked is not None:
             return None
-        names = [each.f_code.co_name for each in (frame, frame.f_back) if each is not None]
-        if "__del__" in names:
-            return None  # Python reports what is raised there, and goes on
-        return self._line
+        path = frame.f_code.co_filename
+        # Python reports what a finalizer raises, and goes on.
+        if frame.f_code.co_name == "__del__" or any(part in path for part in (*ELSEWHERE, *PURE)):
+            self.blocked = frame
+            frame.f_trace_lines = False
+            return self._elsewhere
+        in_driver = path.removeprefix(str(ROOT)).startswith(("/am/", "/hcq/", "/nv/"))
+        return self._line if in_driver else None
+
+    def _elsewhere(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "return" and frame is self.blocked:
+            self.blocked = None
+        return self._elsewhere
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
         if event != "line":
@@ -52,13 +64,16 @@ class Interrupter:
 
 
 def interrupted(
-    operation: Callable[[], object], skip: set[tuple[str, int]] | None = None, step: int = 1
+    operation: Callable[[], object],
+    *,
+    prepare: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[str, int]]:
     """Run `operation` again and again, cut off at one line more each time; yields the place. Ends
-    when it is no longer cut off. step: 1 takes every line. skip: lines not to cut off at."""
+    when it is no longer cut off. prepare is called before each, and not cut off."""
     number = 0
     while True:
-        interrupter = Interrupter(number, skip or set())
+        prepare()
+        interrupter = Interrupter(number)
         before = sys.gettrace()
         sys.settrace(interrupter)
         try:
@@ -72,4 +87,4 @@ def interrupted(
         if interrupter.place is None:
             return
         yield interrupter.place
-        number += step
+        number += 1
