@@ -276,8 +276,7 @@ class Capture:
         for image in self._images:
             end = ends[self._timelines.index(image.hardware.timeline)]
             if image.hardware.timeline.last < end:
-                words = image.encoded.command_words
-                image.hardware.submit_resident(image.resident, words, end)
+                image.hardware.submit_resident(image.resident, image.encoded.command_words, end)
 
     def _points(self, before: Sequence[int]) -> list[int]:
         """The values of all points."""
@@ -319,10 +318,9 @@ class Capture:
 
     def _release(self) -> None:
         self.closed = True
-        images = self._images
         if not self.device.closed:  # shutting down has released everything already
-            self.device.retired.release(lambda: _close(images))
-        self._images = []  # after it: what is cut off is released when the graph is dropped
+            self.device.retired.release(lambda images=self._images: _close(images))
+        self._images = []  # ORDER: `__del__` releases what is cut off
         self._commands.clear()
         self._roots.clear()
         self.device.graphs.discard(self)
