@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from hcq.fields import Field, bits
+from hcq.fields import Field
 from hcq.malformed import Line
 
 
@@ -68,7 +68,7 @@ class Constants:
         row = self._placing[name]
         with Line(self.name, name):
             _, lsb, width = row.split()
-            return Field(name, bits(lsb, 0), bits(width, 1))
+            return Field(name, int(lsb), int(width))
 
     def fields(self) -> Iterator[Field]:
         """Every macro that places its argument."""

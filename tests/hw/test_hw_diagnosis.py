@@ -180,6 +180,35 @@ def test_recordings_fit_what_is_brought_home(
     assert "large.jsonl.gz" in (tmp_path / "out/summary.md").read_text()
 
 
+def test_a_ladder_without_time_says_so(tmp_path: Path) -> None:
+    told = tmp_path / "ladder.json"
+    assert not ladder.climb("virtual:gh100", told, ["files", "client"], all_s=0.0)
+    found = json.loads(told.read_text())
+    assert [found[rung]["trouble"] for rung in ("files", "client")] == ["no time was left"] * 2
+
+
+def test_banks_are_compared_and_brought_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the program on CUDA prints goes to the comparison, and both go home."""
+    real = process.run
+    printed = json.dumps({"capability": [9, 0], "words": list(range(132))}) + "\n"
+
+    def run(command: list[str], limit: float, **options: object) -> process.Ended:
+        if "tests.hw.cuda_program" in command:
+            return process.Ended(0, printed, "", "")
+        return real(command, limit, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(process, "run", run)
+    end = time.monotonic() + 120
+    visit = first_contact.Visit("virtual:gh100", tmp_path / "out", end, tmp_path / "kept")
+    visit.banks()
+    text = (tmp_path / "out/calls.txt").read_text()
+    assert printed in text
+    assert "~ 0x028: 0x0000000a | 0x00fffdc0  stack" in text
+    assert [step.outcome for step in visit.steps] == ["well", "different"]
+
+
 def test_a_rung_that_breaks_leaves_the_last_calls(tmp_path: Path) -> None:
     """One that is asked to end leaves them too, with where it stood."""
     program = """
