@@ -45,7 +45,8 @@ WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
     0x108,
     0x109,
 )
-STATUS_HALTED = 1 << 13 | 1 << 16 | 1 << 23  # HALT, VALID, FATAL_HALT
+STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
+STATUS_FATAL_HALT = 1 << 23
 TRAPSTS_ILLEGAL = 1 << 11
 
 
@@ -174,9 +175,10 @@ class Gfx(Block):
         if index.INDEX != WAVE_VALID_AND_IDLE and wave.wave & 0x1F != index.WAVE_ID:
             return 0
         illegal = wave.ending is Ending.ILLEGAL_INSTRUCTION
+        asked = wave.ending is Ending.HALTED  # by s_sethalt
         values = {
             WAVE_VALID_AND_IDLE: 1 << (wave.wave & 0x1F) & 0xFFFFF,
-            WAVE_STATUS: STATUS_HALTED,
+            WAVE_STATUS: STATUS_HALT | (0 if asked else STATUS_FATAL_HALT),
             WAVE_TRAPSTS: TRAPSTS_ILLEGAL if illegal else 0,
             WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
             WAVE_PC_HI: wave.pc >> 32,

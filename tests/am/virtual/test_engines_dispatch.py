@@ -194,6 +194,20 @@ def test_other_bad_endings_hang_without_an_interrupt_of_the_queue(
     assert bench.interrupts() == []
 
 
+def test_a_wave_that_halts_itself_hangs_the_queue_and_shows_halt_alone(bench: Bench) -> None:
+    bench.core.outcomes.append(Outcome(Ending.HALTED, pc=CODE + 4, detail="by s_sethalt", wave=2))
+    bench.submit(dispatch(), RELEASE, wait=False)
+    assert "wave halted at pc 0x800012345604 by s_sethalt" in bench.hung()
+    assert bench.interrupts() == []
+    bench.set("GRBM_GFX_INDEX", 0)
+    values = {}
+    for index in (0x102, 0x103, 0x108):
+        bench.set("SQ_IND_INDEX", index << 16 | 2)
+        values[index] = bench.get("SQ_IND_DATA")
+    assert values[0x102] == 1 << 13 | 1 << 16  # HALT, VALID; not FATAL_HALT
+    assert values[0x103] == 0 and values[0x108] == (CODE + 4) & 0xFFFFFFFF
+
+
 def test_an_infinite_loop_ends_with_the_reset_of_its_waves(bench: Bench) -> None:
     bench.core.body = spin_until_aborted
     bench.submit(dispatch(), RELEASE, wait=False)
