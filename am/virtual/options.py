@@ -24,8 +24,8 @@ class Delays:
     secure_os: float = 0.003  # from SOSDRV to the sign of life; boards: over 20 ms, Linux relies
     psp_control: float = 0.0003  # ring creation and destruction
     psp_command: float = 0.0002  # each frame of the ring
-    smu_message: float = 0.0001
-    autoload: float = 0.003  # AUTOLOAD_RLC to BOOTLOAD_COMPLETE
+    smu_message: float = 0.0001  # 0: answered before the write of the message returns
+    autoload: float = 0.003  # AUTOLOAD_RLC to BOOTLOAD_COMPLETE; 0: with the PSP's answer
     tlb: float = 0.00002  # an INVALIDATE_ENG REQ to its ACK
     blackout: float = 0.03  # registers read all ones after mode1; a board needs 0.5 to 1 s
 

@@ -12,7 +12,7 @@ from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
 from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions
+from am.virtual.options import ChipOptions, Delays
 from tests.foreign.client import require, run_client
 from tests.foreign.remote_card import RemoteCard
 
@@ -51,7 +51,9 @@ class Stand:
 
 @pytest.fixture
 def stand(tmp_path: Path) -> Iterator[Stand]:
-    chip = build_chip(ChipOptions(vram=1 << 30))
+    # tinygrad gives some messages of the SMU 20 ms and goes on, and its wait for the autoload never
+    # waits: boards are in time, a busy host may not be.
+    chip = build_chip(ChipOptions(vram=1 << 30, delays=Delays(smu_message=0, autoload=0)))
     try:
         made = Stand(chip, tmp_path)
         with made.card:

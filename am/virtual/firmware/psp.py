@@ -204,6 +204,11 @@ class Psp(Block):
         if value % _FRAME_DWORDS or value * 4 >= self._ring[1]:
             self.chip.fault(f"PSP: ring pointer {value:#x} is outside the ring or not a frame")
             return
+        if self.chip.hdp.waits:
+            # Linux flushes the HDP here, tinygrad's AM driver does not, and boards take its frames:
+            # what waits there drains by itself before the secure OS looks.
+            self.chip.note("PSP: ring pointer moved while writes wait in the HDP")
+            self.chip.hdp.drain()
         if not self._busy:
             self._serve()
 

@@ -156,9 +156,11 @@ class Smu(Block):
         if self.get(box.response):
             self.chip.violation(f"SMU: message {message:#x} with the last response not cleared")
         self._pending.add(box)
-        self.chip.scheduler.after(
-            self.chip.options.delays.smu_message, lambda: self._answer(box, message, argument)
-        )
+        delay = self.chip.options.delays.smu_message
+        if delay:
+            self.chip.scheduler.after(delay, lambda: self._answer(box, message, argument))
+        else:
+            self._answer(box, message, argument)
 
     def _silent(self, box: _Mailbox) -> bool:
         faults = self.chip.faults

@@ -38,7 +38,7 @@ class Hdp(Block):
 
     def read(self, address: int, size: int) -> bytes:
         """Answer a CPU read of VRAM; it pushes the writes before it."""
-        self._drain()
+        self.drain()
         if self.chip.is_protected(address, size):
             self.chip.fault(f"CPU read at {address:#x} inside the TMR")
             return b"\xde" * size
@@ -47,9 +47,15 @@ class Hdp(Block):
     def flush(self) -> None:
         """Make all CPU writes visible."""
         self.flushes += 1
-        self._drain()
+        self.drain()
 
-    def _drain(self) -> None:
+    @property
+    def waits(self) -> bool:
+        """Some write has not reached VRAM."""
+        return bool(self._waiting)
+
+    def drain(self) -> None:
+        """Let what waits reach VRAM."""
         while self._waiting:
             self._drain_one()
 

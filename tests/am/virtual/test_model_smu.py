@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from am.virtual.options import Delays
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench
 
 TABLE = 0x40_0000
@@ -144,6 +145,15 @@ def test_configuration_space_may_be_lost_with_a_mode1_reset() -> None:
         assert card.read(0xDE3) == 0xFFFFFFFF
         card.transport.config_write(4, 6, 2)
         assert card.read(0xDE3) == 256
+
+
+def test_without_a_delay_the_answer_is_there_at_once() -> None:
+    with bench(delays=Delays(smu_message=0)) as card:
+        card.boot()
+        card.write(card.smu(90), 0)
+        card.write(card.smu(82), 41)
+        card.write(card.smu(66), 1)
+        assert (card.read(card.smu(90)), card.read(card.smu(82))) == (1, 42)
 
 
 def test_silence_and_forced_answers(card: Bench) -> None:

@@ -213,7 +213,7 @@ class Mec(Block):
             if not value >> (26 + pipe) & 1 or value >> 30 & 1:
                 continue
             if not self.rlc_ready():
-                self.chip.fault(f"MEC pipe {pipe} started before the RLC has booted the CP")
+                self.chip.violation(f"MEC pipe {pipe} started before the RLC has booted the CP")
             elif not self._was_reset[pipe]:
                 self.chip.violation(f"MEC pipe {pipe} started without a pulse of its reset")
             elif not self._starts_right(pipe):

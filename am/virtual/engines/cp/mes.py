@@ -104,7 +104,7 @@ class Mes(Block):
 
     def _started(self, pipe: int) -> None:
         if not self.mec.rlc_ready():
-            self.chip.fault(f"MES pipe {pipe} started before the RLC has booted the CP")
+            self.chip.violation(f"MES pipe {pipe} started before the RLC has booted the CP")
         elif FIRMWARE[pipe] not in self.chip.psp.loaded:
             self.chip.fault(f"MES pipe {pipe} started without its firmware")
         elif not self._was_reset[pipe]:

@@ -55,8 +55,13 @@ class Rlc(Block):
         """Begin the autoload (PSP command AUTOLOAD_RLC); it takes a while."""
         self.loading = True
         self.booted = False
-        if not self.chip.faults.autoload_never:
-            self.chip.scheduler.after(self.chip.options.delays.autoload, self._loaded)
+        delay = self.chip.options.delays.autoload
+        if self.chip.faults.autoload_never:
+            return
+        if delay:
+            self.chip.scheduler.after(delay, self._loaded)
+        else:
+            self._loaded()
 
     def _loaded(self) -> None:
         if self.loading:
