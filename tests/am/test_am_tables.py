@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
 
 from am import faults
-from am.faults import HubFault, SqWord, command_processor_error, page_fault, sdma_error
+from am.faults import HubFault, SqWord, command_processor_error, sdma_error
 from am.ih import Interrupt
 from am.mqd import QueueMemory, build, mirrored
 from am.pagetable import EXECUTABLE, READABLE, SNOOPED, SYSTEM, UNCACHED, WRITABLE, Gfx11Format
@@ -101,6 +102,9 @@ def entry(
         "<8I", client | source << 8 | ring << 16 | vmid << 24, 0x11, 0x22, 0x33, *data
     )
     return Interrupt.decode(raw)
+
+
+page_fault = partial(faults.page_fault, device="card", kernels=(), null=(), regions=())
 
 
 def test_interrupt_entry() -> None:
