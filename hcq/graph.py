@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -198,8 +199,7 @@ class Capture:
                     self.device.check_usable()
                     self.device.complete()
                     self._check()
-                    queues = [image.hardware for image in self._images]
-                    full = next((queue for queue in queues if not queue.room(0)), None)
+                    full = next((i.hardware for i in self._images if not i.hardware.room(0)), None)
                     if full is None:
                         ends = self._patch(places, addresses, scalars)
                         self.device.replaying = Replay(self, ends)
@@ -319,7 +319,7 @@ class Capture:
     def _release(self) -> None:
         self.closed = True
         if not self.device.closed:  # shutting down has released everything already
-            self.device.retired.release(lambda images=self._images: _close(images))
+            self.device.retired.release(partial(_close, self._images))
         self._images = []  # ORDER: `__del__` releases what is cut off
         self._commands.clear()
         self._roots.clear()
