@@ -152,14 +152,17 @@ def test_lowering_is_reproducible() -> None:
 # ---- beyond 2^31 -------------------------------------------------------------------------------
 
 
-def loads(kernel: Kernel) -> list[Index]:
-    found: list[Index] = []
+def loads(kernel: Kernel) -> list[tuple[Index, int]]:
+    """The index of each load's first element, and how many it loads."""
+    found: list[tuple[Index, int]] = []
 
     def visit(body: tuple[Statement, ...]) -> None:
         for statement in body:
             if isinstance(statement, Store):
-                accesses = [node.arg for node in walk(statement.value) if node.op == "load"]
-                found.extend(a.index for a in accesses if a.memory.space == "global")
+                accesses = [node for node in walk(statement.value) if node.op == "load"]
+                found.extend(
+                    (a.arg.index, a.lanes) for a in accesses if a.arg.memory.space == "global"
+                )
             elif isinstance(statement, If | Loop):
                 visit(statement.body)
 
@@ -189,13 +192,13 @@ def test_elements_beyond_2_31_are_addressed_right(target: TargetSpec) -> None:
     (kernel,) = kernels_of(root, target)
     assert index_bits(kernel, target) == 64
     reached = set()
-    for index in loads(kernel):
+    for index, lanes in loads(kernel):
         used = sorted(index.ranges(), key=lambda r: r.name)
         for corner in range(1 << len(used)):
             values = {r.name: (r.size - 1) * (corner >> i & 1) for i, r in enumerate(used)}
             position = index.evaluate(values)
             assert index.low <= position <= index.high
-            reached.add(position)
+            reached |= {position, position + lanes - 1}
     assert min(reached) == 0 and max(reached) == rows * columns - 1 > 1 << 33
 
 
@@ -215,8 +218,8 @@ def test_fused_kernels_reach_beyond_2_31(
 ) -> None:
     (kernel,) = kernels_of(build(), target)
     assert index_bits(kernel, target) == 64
-    assert max(index.high for index in loads(kernel)) >= last - 3  # of a vector, the first
-    assert min(index.low for index in loads(kernel)) == 0
+    assert max(index.high + lanes - 1 for index, lanes in loads(kernel)) >= last
+    assert min(index.low for index, _ in loads(kernel)) == 0
     assert "i64" in emit(kernel, target)
 
 
@@ -332,7 +335,7 @@ def test_matrix_units_need_whole_waves() -> None:
     fragment, total = load(half, constant(0), lanes=16), load(single, constant(0), lanes=8)
     product = value("matrix", float32, (fragment, fragment, total), "gfx11.float16", 8)
     inside = at_least_zero(constant(3) - thread_range(32).index())
-    body = (If(inside, (Store(single, constant(0), product),)),)
+    body: tuple[Statement, ...] = (If(inside, (Store(single, constant(0), product),)),)
     with pytest.raises(BrokenKernel, match="whole waves"):
         verify(Kernel("kernel", (parameter,), (half, single), (1, 1, 1), 32, body))
     wrong = value("matrix", float32, (total, fragment, total), "gfx11.float16", 8)
