@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hcq import host
 from hcq.config import Config, from_environment
 from tests import masks
 
+ROOT = Path(__file__).resolve().parents[2]
 SAPPHIRE_RAPIDS = dict.fromkeys(
     ("avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512bf16", "avx512fp16", "amx-tile"), True
 )
@@ -48,3 +51,7 @@ def test_masks_that_change_a_processor_are_run_once_each(
     found = masks.to_run(processor)
     assert list(found) == list(masks.MASKS)
     assert [mask for mask, reason in found.items() if not reason] == runs
+
+
+def test_the_tests_to_run_are_there() -> None:
+    assert all((ROOT / name).exists() for name in masks.TESTS)
