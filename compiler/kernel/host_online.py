@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 from compiler.dtype import float32, int64
 from compiler.graph import ops
-from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.index.lookup import guard, lookup
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, replace
 from compiler.kernel.functions import exp
 from compiler.kernel.gpu_matmul import multiply_add
 from compiler.kernel.ir import (
+    If,
     Kernel,
     Loop,
     Memory,
@@ -33,16 +34,22 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.online import FINITE_LOWEST, Online
+from compiler.kernel.spread import runs_along
 from compiler.kernel.visible import bounded, loop_over, seen
 from hcq.target import TargetSpec
 
 VECTORS = 2  # of rows in a block
+FEW = 4  # rows up to which each is computed alone, and vectors run along keys and columns
+ABREAST = 8  # keys whose values are added to the output at once
 KEYS = 128  # of a block, about: its scores then stay in the first cache
 
 
 def attention(computation: Computation, parts: Online, target: TargetSpec) -> Kernel:
     """The kernel; its grid is (row blocks, batch)."""
-    return _Blocked(computation, parts, target).kernel()
+    if parts.rows.size <= FEW and all(extra is None for _, extra in parts.sums):
+        return _Row(computation, parts, target, 1).kernel()
+    lanes = max(2, target.vector_bytes // float32.itemsize)
+    return _Blocked(computation, parts, target, VECTORS * lanes).kernel()
 
 
 def _panel(size: int, most: int) -> int:
@@ -51,18 +58,22 @@ def _panel(size: int, most: int) -> int:
 
 
 class _Blocked:
-    """Sizes and memories of one kernel. Tiles are [key or column or depth][row]."""
+    """Sizes and memories of one kernel. Tiles are [key or column or depth][row]; wide: rows."""
 
-    def __init__(self, computation: Computation, parts: Online, target: TargetSpec) -> None:
+    def __init__(
+        self, computation: Computation, parts: Online, target: TargetSpec, wide: int
+    ) -> None:
         self.computation = computation
         self.parts = parts
         self.lanes = max(2, target.vector_bytes // float32.itemsize)
-        self.wide = VECTORS * self.lanes
+        self.wide = wide
         most = 12 if target.vector_bytes >= 64 else 5
         self.key_panel = _panel(parts.keys.size, most)
         self.column_panel = _panel(parts.columns.size, most)
         self.key_panels = -(-min(KEYS, parts.keys.size) // self.key_panel)
         self.tall = self.key_panels * self.key_panel
+        if wide == 1:
+            self.tall = -(-min(KEYS, parts.keys.size) // ABREAST) * ABREAST
         self.grid = (-(-parts.rows.size // self.wide), elements(parts.batch), 1)
         self.start = group_range(0, self.grid[0]).index() * self.wide
         batch = unflatten(group_range(1, self.grid[1]).index(), tuple(r.size for r in parts.batch))
@@ -80,6 +91,8 @@ class _Blocked:
         self.sums = [Memory(f"sum{i}", float32, self.wide, "local") for i in range(len(parts.sums))]
         count = max(self.key_panel, self.column_panel) * VECTORS
         self.totals = Memory("totals", float32, count, "register", self.lanes)
+        if wide == 1:
+            self.totals = Memory("totals", float32, 1, "register")
         block = Range("block", -(-parts.keys.size // self.tall))
         self.block = block
         self.first_key = block.index() * self.tall
@@ -214,14 +227,19 @@ class _Blocked:
                 if extra is not None:
                     term = binary("mul", term, self.value(extra, places))
                 made.append(Store(memory, at, binary("add", load(memory, at), term)))
-            return made
+            return made if self.wide > 1 else made[:1]
 
         return [
             *self.across(remember),
             Loop(key, tuple(self.across(raise_maximum)), bound),
             *self.across(rescale),
             Loop(key, tuple(self.across(weights)), bound),
+            *self.added_up(),
         ]
+
+    def added_up(self) -> list[Statement]:
+        """The sums of weights, where `weigh` leaves them out."""
+        return []
 
     def multiply_values(self) -> Statement:
         """output = output rescaled + values * weights, panel by panel."""
@@ -265,3 +283,74 @@ class _Blocked:
         position = computation.position.substitute(places)
         inner = Loop(column, (Store(computation.output, position, result),))
         return Loop(self.lane, (inner,), self.row_bound)
+
+
+class _Row(_Blocked):
+    """A row alone: sums along whatever memory runs along.
+
+    Weights are added in vectors, in an order that must not depend on how many keys are seen: all
+    of a block are, those that are not seen being zero.
+    """
+
+    def added_up(self) -> list[Statement]:
+        key, first = Range("weight", self.tall), constant(0)
+        here = load(self.scores, key.index())
+        return [
+            Loop(key, (Store(memory, first, combine("sum", load(memory, first), here)),))
+            for memory in self.sums
+        ]
+
+    def multiply_keys(self) -> Statement:
+        """scores = keys * the row; zero for those that are not seen."""
+        clear = self.fill(self.scores, const(0, float32))
+        return Loop(Range("once", 1), (clear, self.scored()))
+
+    def scored(self) -> Statement:
+        parts, key = self.parts, Range("key", self.tall)
+        step = Range("d", parts.depth.size)
+        places = {parts.keys: self.first_key + key.index(), parts.depth: step.index()}
+        factor = self.value(parts.right, {**self.places, **places})
+        left = load(self.turned, step.index())
+        if runs_along([parts.right], parts.keys, parts.depth):
+            score = load(self.scores, key.index())
+            more = Store(self.scores, key.index(), multiply_add(factor, left, score))
+            return Loop(step, (Loop(key, (more,), self.key_bound),))
+        first = constant(0)
+        total = load(self.totals, first)
+        product = combine("sum", total, binary("mul", factor, left))
+        body = (
+            Store(self.totals, first, const(0, float32)),
+            Loop(step, (Store(self.totals, first, product),)),
+            Store(self.scores, key.index(), total),
+        )
+        return Loop(key, body, self.key_bound)
+
+    def multiply_values(self) -> Statement:
+        """output = output rescaled + weights * values."""
+        parts, column = self.parts, Range("column", self.parts.columns.size)
+        at = column.index()
+        scaled = binary("mul", load(self.output, at), load(self.before, constant(0)))
+
+        def added(keys: list[Index]) -> Statement:
+            total = load(self.output, at)
+            for key in keys:
+                places = {**self.places, parts.keys: self.first_key + key, parts.columns: at}
+                factor = self.value(parts.factor, places)
+                total = multiply_add(factor, load(self.scores, key), total)
+            return Loop(column, (Store(self.output, at, total),))
+
+        block, rest = Range("abreast", self.tall // ABREAST), Range("rest", ABREAST)
+        bound = self.key_bound
+        whole = None if bound is None else bound // ABREAST
+        keys = [block.index() * ABREAST + number for number in range(ABREAST)]
+        body: list[Statement] = [
+            Loop(column, (Store(self.output, at, scaled),)),
+            Loop(block, (added(keys),), whole),
+        ]
+        if bound is not None and whole is not None:
+            # the same as `whole`, where the condition holds; and inside the block in any case
+            first = bound % self.tall // ABREAST * ABREAST
+            loop = Loop(rest, (added([first + rest.index()]),), bound % ABREAST)
+            inside = both(at_least_zero(constant(self.tall - 1) - bound), at_least_zero(bound))
+            body.append(If(inside, (loop,)) if inside else loop)
+        return Loop(Range("once", 1), tuple(body))
