@@ -176,6 +176,20 @@ def test_a_crashed_process_costs_a_reset(chip: Any) -> None:
     assert chip.violations == []
 
 
+def test_a_reset_that_loses_configuration_space_is_survived() -> None:
+    """Boards keep BARs and command register through mode1; the kernel restores them anyway."""
+    chip = build_chip(ChipOptions(config_lost_on_mode1=True))
+    try:
+        crashed = plug_in(chip)
+        crashed.transport.close()
+        with opened(chip) as device, device.load(faulty_object()) as program:
+            assert "mode1 reset" in dict(device.boot_stages)
+            check_runs(device, program, device.alloc(64), 4)
+        assert chip.violations == []
+    finally:
+        chip.close()
+
+
 def test_leaving_cold(chip: Any) -> None:
     with opened(chip, leave="cold"):
         pass
