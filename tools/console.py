@@ -34,6 +34,8 @@ class Output:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.console = _Console(highlight=False, soft_wrap=True)
+        if not self.console.is_terminal:
+            self.console.width = _WIDE  # whole lines, where there is no screen to fit
         self.lost: OSError | None = None  # why stdout takes no more
 
     def say(self, line: str = "", style: str = "") -> None:
@@ -71,8 +73,8 @@ class Output:
         table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*(Text(str(cell)) for cell in row))
-        with self._writing():  # whole lines where nobody's screen is to fit
-            self.console.print(table, width=None if self.console.is_terminal else _WIDE)
+        with self._writing():
+            self.console.print(table)
 
     def result(self, value: object) -> None:
         """Print the machine-readable result; only with --json."""
