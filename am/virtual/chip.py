@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ from am.virtual.options import ChipOptions
 from am.virtual.registers import ALL_ONES, RegisterSpace
 from am.virtual.scheduler import Scheduler
 
+log = logging.getLogger(__name__)
 _BLOCKS = {
     "mp": "MP0",
     "osssys": "OSSSYS",
@@ -68,6 +70,7 @@ class Chip:
         self.sdma: list[DoorbellTarget] = []
         self.autoload_listeners: list[Callable[[], None]] = []
         self._blackout = False
+        self._closed = False
         self._power_ons = 0
         self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)
         self.space = RegisterSpace(
@@ -175,7 +178,11 @@ class Chip:
             listener()
 
     def close(self) -> None:
-        """Stop all threads; idempotent. Raises what went wrong in the chip's firmware thread."""
+        """Stop all threads and log how many objections there were; idempotent. Raises what went
+        wrong in the chip's firmware thread."""
+        if not self._closed and (summary := self.objections.summary()):
+            log.info("the virtual card recorded %s", summary)
+        self._closed = True
         self.unplug()
         self.scheduler.close()
         for block in self.blocks:

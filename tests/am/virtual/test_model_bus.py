@@ -122,7 +122,8 @@ def test_graphics_registers_hold_from_the_answer_to_autoload_on() -> None:
         assert card.chip.violations == []
 
 
-def test_objections_are_counted_by_level() -> None:
+def test_objections_are_counted_by_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with bench() as card:
         card.enable()
         for _ in range(3):
@@ -135,6 +136,9 @@ def test_objections_are_counted_by_level() -> None:
         card.chip.violations.clear()
         card.write(0x1260 + 0x167D, 5)
         assert len(card.chip.violations) == 1 and len(card.chip.notes) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in said[:2]] == ["violation", "fault"], "once each"
+    assert said[2:] == [f"the virtual card recorded {objections.summary()}"]
 
 
 def test_far_registers_through_both_indirect_pairs() -> None:
