@@ -35,8 +35,9 @@ class Programs:
         self.device = device
         self.registers = ShaderRegisters(device.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []
-        # mapping's address -> entry point -> kernel
-        self._entries: dict[int, dict[int, Kernel]] = {}
+        # mapping's address -> entry point -> name and image: not the kernel, which has a program
+        # that frees its memory when the caller drops it
+        self._entries: dict[int, dict[int, tuple[str, KernelImage]]] = {}
         self._scratch: dict[int, Scratch] = {}
 
     def load(self, image: bytes) -> Program:
@@ -60,7 +61,8 @@ class Programs:
             self._write(mapping, linked)
             self._code.append((mapping, linked))
             self._entries[mapping.address] = {
-                kernel.address: kernel for kernel in program.kernels.values()
+                kernel.address: (kernel.name, kernel.details.image)
+                for kernel in program.kernels.values()
             }
             return program
         except BaseException:
@@ -108,13 +110,13 @@ class Programs:
             if mapping.address <= pc < mapping.address + mapping.size:
                 entries = self._entries.get(mapping.address, {})
                 start = max((entry for entry in entries if entry <= pc), default=None)
-                return None if start is None else (entries[start].name, pc - start)
+                return None if start is None else (entries[start][0], pc - start)
         return None
 
     def null_pointers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Pointers that the kernels of these names declare and that are null."""
         kernels = [kernel for entries in self._entries.values() for kernel in entries.values()]
-        found = [kernel.details.image for kernel in kernels if kernel.name in names]
+        found = [image for name, image in kernels if name in names]
         return tuple(dict.fromkeys(what for image in found for what in null_pointers(image)))
 
     def rewrite(self) -> None:

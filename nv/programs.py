@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from nv.assemble import assemble
 from nv.cubin import Cubin, KernelCode, parse_cubin
 from nv.families import STACK_RESERVED
 from nv.image import Image, lay_out
-from nv.launch import LaunchDetails, prepare, shared_size
+from nv.launch import prepare, shared_size
 from nv.output import Output
 from nv.output_routines import with_routines
 from nv.pushbuffer import COMPUTE, header, method
@@ -49,7 +49,9 @@ class Programs:
         self.output = Output(device)
         self.local: Memory | None = None
         self.local_size = 0  # bytes per thread that `local` is for
-        self._loaded: dict[Memory, weakref.ref[Program]] = {}  # a dropped one frees its memory
+        # Name, entry and bytes of each kernel: not the program, which frees its memory when the
+        # caller drops it.
+        self._loaded: dict[Memory, list[tuple[str, int, int]]] = {}
 
     def load(self, data: bytes) -> Program:
         """Assemble PTX where it is text, check the cubin and place it; see Device.load."""
@@ -76,7 +78,10 @@ class Programs:
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             self._write(memory, self.output.connect(image, memory, image.link(memory.address)))
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
-            self._loaded[memory] = weakref.ref(program)
+            self._loaded[memory] = [
+            (kernel.name, kernel.address, kernel.details.code.code_size)
+            for kernel in program.kernels.values()
+        ]
             return program
         except BaseException:
             device.settle()  # the copy may still run; cut off here too, the memory stays
@@ -162,13 +167,9 @@ class Programs:
 
     def find(self, address: int) -> tuple[str, int] | None:
         """The kernel whose code holds an address, and the offset in it; None if none does."""
-        loaded = [reference() for reference in self._loaded.values()]
-        for program in [program for program in loaded if program is not None]:
-            for kernel in program.kernels.values():
-                details = kernel.details
-                assert isinstance(details, LaunchDetails)
-                if kernel.address <= address < kernel.address + details.code.code_size:
-                    return kernel.name, address - kernel.address
+        for name, start, size in itertools.chain.from_iterable(self._loaded.values()):
+            if start <= address < start + size:
+                return name, address - start
         return None
 
     # ---- local memory ------------------------------------------------------------------------
