@@ -364,13 +364,13 @@ class AmDevice(Device):
         return self._queues[kind]
 
     def poll(self) -> UgpuError | None:
-        ended = [(queue, queue.done) for queue in self.compute_queues]
+        ended = [(queue, queue.ended) for queue in self.compute_queues]
         for entry in self.units.ih.drain():
             failure = self.reporter.explain(entry)
             if failure is not None:
                 return failure
-        for queue, done in ended:
-            queue.innocent = done  # what they reported was in the ring
+        for queue, number in ended:
+            queue.innocent = number  # what they reported was in the ring
         now = time.monotonic()
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now

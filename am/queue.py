@@ -122,6 +122,7 @@ class RingQueue(HardwareQueue):
         self.count = 0  # slots submitted
         self.innocent = 0  # slots that had ended when no failure had been reported
         self._kernels: list[tuple[str, ...]] = [()] * SLOTS  # by slot
+        self._ends = [0] * SLOTS  # by slot: the timeline's value at its end
         self._head = 0  # arena position that is free next; positions only rise
         self._tail = 0  # arena position up to which memory is free again
         self._close_images()
@@ -141,6 +142,15 @@ class RingQueue(HardwareQueue):
     @property
     def fence_address(self) -> int:
         return int(self.control.address) + _FENCE
+
+    @property
+    def ended(self) -> int:
+        """Slots that have ended by the timeline, which whoever waits looks at; the fence of a slot
+        follows a moment later."""
+        number, value = max(self.innocent, self.count - SLOTS), self.timeline.value
+        while number < self.count and self._ends[number % SLOTS] <= value:
+            number += 1
+        return number
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -237,6 +247,7 @@ class RingQueue(HardwareQueue):
             self._pending.append(submission)
         self._unused = None
         self._kernels[(number - 1) % SLOTS] = submission.kernels
+        self._ends[(number - 1) % SLOTS] = submission.value
         self._head = submission.head
         # ORDER: who waits must wait for it before the hardware may see it.
         self.timeline.last = submission.value
