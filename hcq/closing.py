@@ -20,6 +20,7 @@ class Closing(ABC):
         self.name = name
         self.lock = threading.RLock()
         self.closed = False
+        self.ended = False  # `shutdown` came to its end
         self.inherited = False
         self.closer: int | None = None
         self.failure: UgpuError | None = None
@@ -63,22 +64,34 @@ class Closing(ABC):
         """Wait for work in flight, then shut down; idempotent. Never raises what the device reports
         of that work, or reported before. Other threads get Closed from now on; their waits end
         first, if the work does."""
-        with self.lock:
-            if self.closed or self.closer == threading.get_ident():
-                return
-            self.closer = self.closer or threading.get_ident()
+        mine = False
         try:
+            with self.lock:
+                if self.ended or self.inherited or self.closer == threading.get_ident():
+                    return
+                mine = True
+                self.closer = self.closer or threading.get_ident()
             self.settle()
             self.stop_helpers()
             with self.lock:
-                if not self.closed:
-                    try:
-                        self.shut_down()
-                        life.device_closed(self)
-                    finally:  # one that did not shut down is kept as it is
-                        self.closed = True
+                if not self.ended:
+                    self._end()
         finally:
-            self.closer = None
+            if mine:
+                self.closer = None
+
+    def _end(self) -> None:
+        try:
+            self.shut_down()
+            life.device_closed(self)
+        except UgpuError:  # one that did not shut down is kept as it is
+            self.closed = self.ended = True
+            raise
+        except BaseException:  # a Ctrl-C: `close` can be called again
+            self.closed = True
+            raise
+        self.closed = True
+        self.ended = True
 
     def shut_down(self) -> None:
         """Call `shutdown`; what else ends with it overrides this."""

@@ -52,10 +52,10 @@ class OpenDevice(Closable, Inherited, Protocol):
 
 class ModuleLock:
     """A lock of a module, which a thread of the parent may hold when a process forks: the child
-    has one that is free. Not reentrant."""
+    has one that is free. Reentrant, for a thread that an exception kept from releasing it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         inherits(self)
 
     def __enter__(self) -> None:
@@ -66,7 +66,7 @@ class ModuleLock:
 
     def abandon(self) -> None:
         """See Inherited."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 _devices: dict[int, OpenDevice] = {}  # open, by id; in the order they were opened

@@ -4,18 +4,22 @@ when the work does, memory in use is not freed, and none is lost."""
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from itertools import count
 
 import numpy as np
 import pytest
 
+import hcq
 from hcq.buffer import Buffer
 from hcq.device import Device
+from hcq.errors import Closed
 from hcq.memory import Placement
 from hcq.program import Program
 from hcq.queue import QueueKind
 from tests.contract.conftest import memory_used
+from tests.support.devices import DEVICES
 from tests.support.interrupts import interrupted
 from tests.support.kernels import contract_object
 
@@ -169,3 +173,35 @@ def test_loading(device: Device, check: Check) -> None:
             assert memory_used(device) == before, place
     kept[0].close()
     assert len(kept) == 1 and memory_used(device) == before
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in DEVICES if name != "cpu"]
+
+
+@pytest.mark.parametrize("name", ["cpu", *SLOW])
+def test_resetting(name: str) -> None:
+    """A reset that was cut off is done again; the device works then."""
+    with hcq.open(name) as device, device.load(contract_object(device.target)) as program:
+        check = Check(device, program)
+        for place in interrupted(device.reset):
+            device.reset()
+            check.works(place)
+
+
+@pytest.mark.parametrize("name", ["cpu", *SLOW])
+def test_closing(name: str) -> None:
+    """A close that was cut off is done by the next one; no thread of the device stays."""
+    options = {"threads": 2} if name == "cpu" else {}
+    opened: list[Device] = []
+
+    def prepare() -> None:
+        opened[:] = [hcq.open(name, **options)]
+        with opened[0].alloc(64) as buffer:
+            buffer.fill(1)
+
+    threads = threading.active_count()
+    for place in interrupted(lambda: opened[0].close(), prepare=prepare):
+        opened[0].close()
+        assert opened[0].closed and threading.active_count() == threads, place
+        with pytest.raises(Closed):
+            opened[0].alloc(64)
