@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the files under tests/golden instead of comparing with them",
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The collector need not look at thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _note_the_end(config: pytest.Config, status: int | None) -> None:

@@ -99,14 +99,15 @@ def check(
     """Fail where each of some runs of `cycles` leaves more than there was: what other tests and
     caches add, they add once. slack: of Python objects of a type for each cycle."""
     once()
-    for _ in range(RUNS):
-        once()
-        before = holdings.settled(device)
-        for _ in range(cycles):
+    with holdings.apart():
+        for _ in range(RUNS):
             once()
-        grown = _grown(holdings.settled(device).beyond(before), slack * cycles)
-        if not grown:
-            return
+            before = holdings.settled(device)
+            for _ in range(cycles):
+                once()
+            grown = _grown(holdings.settled(device).beyond(before), slack * cycles)
+            if not grown:
+                return
     raise AssertionError(f"more after {cycles} cycles: {grown}")
 
 
