@@ -19,7 +19,7 @@ from nv.virtual.rm.objects import Allocation, Builder, RmObject
 from nv.virtual.rm.resources import Device, Event, Subdevice, UserMode, VaSpace
 from nv.virtual.rm.shared_data import UserSharedData
 
-# Classes without an engine that every GPU has, and usermode and copy classes of older chips that
+# Classes without an engine that every GPU has, and usermode and channel classes of older chips that
 # newer ones keep (open-gpu-kernel-modules 580.142 src/nvidia/generated/g_gpu_class_list.c).
 _COMMON = frozenset(
     (0x0005, 0x00DE, 0x003E, 0x0040, 0x0070, 0x0071, 0x0079, 0x0080, 0x2080, 0x50A0, 0x83DE, 0x9067,
@@ -32,13 +32,20 @@ _OLDER = {
     "hopper": (0xC361, 0xC461),
     "blackwell": (0xC361, 0xC461, 0xC661),
 }
+#: GPFIFO classes, oldest first: a chip has its own and all before it
+_CHANNELS = (0xC36F, 0xC46F, 0xC56F, 0xC86F, 0xC96F, 0xCA6F)
 
 
 @cache
 def classes_of(facts: ChipFacts) -> frozenset[int]:
     """Every class that an object can be made of on the chip."""
     own = (facts.usermode_class, facts.gpfifo_class, facts.compute_class, facts.copy_class)
-    return _COMMON | frozenset(own) | frozenset(_OLDER[facts.family])
+    return _COMMON | frozenset(own) | frozenset(_OLDER[facts.family]) | channels_of(facts)
+
+
+def channels_of(facts: ChipFacts) -> frozenset[int]:
+    """The classes of channels: those of older chips work on newer ones."""
+    return frozenset(_CHANNELS[: _CHANNELS.index(facts.gpfifo_class) + 1])
 
 
 def _os_descriptor(request: Allocation) -> RmObject:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hcq.errors import BadArgument, OutOfMemory
+from hcq.errors import OutOfMemory
 from hcq.layout import Struct
 from nv.virtual.memory.formats import ATOMIC, READ, SYSTEM, VIDEO, WRITE, Pte
 from nv.virtual.memory.physical import PAGE
 from nv.virtual.memory.tables import page_size_for
 from nv.virtual.rm.memory import Memory, VirtualRange, prepare
 from nv.virtual.rm.objects import Client
-from nv.virtual.rm.resources import USERMODE_SIZE, UserMode, VaSpace, gpu_of
+from nv.virtual.rm.resources import USERMODE_SIZE, UserMode, gpu_of
 from nv.virtual.status import RmError, Status, require
 
 if TYPE_CHECKING:
@@ -67,10 +67,7 @@ def map_memory_dma(client: Client, params: Struct) -> None:
     range_object, memory = client.find(params.hDma), client.find(params.hMemory)
     if not isinstance(range_object, VirtualRange) or not isinstance(memory, Memory):
         raise RmError(Status.INVALID_OBJECT, f"{range_object!r}, {memory!r}")
-    space = client.find(range_object.space_handle)
-    if not isinstance(space, VaSpace):
-        raise RmError(Status.INVALID_OBJECT, repr(space))
-    require(not space.external, Status.NOT_SUPPORTED, "UVM maps in spaces that are its own")
+    space = range_object.space
     require(params.flags & _FIXED, Status.NOT_SUPPORTED, "an address that the driver chooses")
     _check_range(params, memory.size)
     at = params.dmaOffset
@@ -92,11 +89,11 @@ def map_memory_dma(client: Client, params: Struct) -> None:
         0,
     )
     try:
-        with space.space.lock:
-            space.space.tables.map(at, params.length, size, pte)
+        with space.lock:
+            space.tables.map(at, params.length, size, pte)
     except OutOfMemory as error:
         raise RmError(Status.NO_MEMORY, str(error)) from error
-    space.space.invalidate()
+    space.invalidate()
     backing.users += 1
     range_object.mappings[at] = (params.length, size, memory)
 
@@ -106,17 +103,7 @@ def unmap_memory_dma(client: Client, params: Struct) -> None:
     range_object = client.find(params.hDma)
     if not isinstance(range_object, VirtualRange):
         raise RmError(Status.INVALID_OBJECT, repr(range_object))
-    found = range_object.mappings.pop(params.dmaOffset, None)
-    if found is None:
-        raise RmError(Status.INVALID_ADDRESS, f"nothing is mapped at {params.dmaOffset:#x}")
-    length, size, memory = found
-    space = client.find(range_object.space_handle)
-    if not isinstance(space, VaSpace):
-        raise BadArgument("the space of a range went before it", space=repr(space))
-    with space.space.lock:
-        space.space.tables.unmap(params.dmaOffset, length, size)
-    space.space.invalidate()
-    range_object.gpu.free_backing(memory.backing)
+    range_object.unmap(params.dmaOffset)
 
 
 def _check_range(params: Struct, size: int) -> None:

@@ -14,11 +14,12 @@ from nv.virtual.faults import Fault
 from nv.virtual.memory.formats import KIND_GENERIC, SIZE_2M, SIZE_4K, SIZE_64K
 from nv.virtual.memory.physical import PAGE, Backing, SystemPages
 from nv.virtual.rm.objects import Allocation, RmObject
-from nv.virtual.rm.resources import need_gpu
+from nv.virtual.rm.resources import Device, VaSpace, need_gpu
 from nv.virtual.status import RmError, Status, require
 from nv.virtual.userspace import copy_in, copy_out
 
 if TYPE_CHECKING:
+    from nv.virtual.memory.space import AddressSpace
     from nv.virtual.node import OpenFile
 
 _VIDEO, _PCI, _ANY = 0, 1, 3  # NVOS32_ATTR_LOCATION
@@ -146,14 +147,45 @@ class VirtualRange(RmObject):
     """NV01_MEMORY_VIRTUAL and NV50_MEMORY_VIRTUAL: addresses to map memory at."""
 
     internal = "VirtualMemoryRange"
+    _held: VaSpace | None = None  # the space that was named
 
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
         params = request.block
         self.gpu = need_gpu(request.parent)
-        self.space_handle = params.hVASpace
         self.mappings: dict[int, tuple[int, int, Memory]] = {}  # address: size, page size, memory
-        require(self.space_handle, Status.NOT_SUPPORTED, "the device's own address space")
+        self.space = self._space(params.hVASpace)
+
+    def _space(self, handle: int) -> AddressSpace:
+        """The space that is named, or the device's own."""
+        if not handle:
+            device = self.ancestor(Device)
+            assert isinstance(device, Device)  # `need_gpu` found the GPU by it
+            return device.default_space()
+        named = self.client.find(handle, Status.INVALID_OBJECT_HANDLE)
+        if not isinstance(named, VaSpace):
+            raise RmError(Status.INVALID_OBJECT, repr(named))
+        require(not named.external, Status.NOT_SUPPORTED, "UVM maps in spaces that are its own")
+        self._held = named
+        named.hold()
+        return named.space
+
+    def unmap(self, address: int) -> None:
+        """Take a mapping of RM_MAP_MEMORY_DMA away."""
+        found = self.mappings.pop(address, None)
+        if found is None:
+            raise RmError(Status.INVALID_ADDRESS, f"nothing is mapped at {address:#x}")
+        length, size, memory = found
+        with self.space.lock:
+            self.space.tables.unmap(address, length, size)
+        self.space.invalidate()
+        self.gpu.free_backing(memory.backing)
+
+    def release(self) -> None:
+        for address in list(self.mappings):
+            self.unmap(address)
+        if self._held is not None:
+            self._held.drop()
 
 
 def prepare(file: OpenFile, memory: Memory, offset: int, size: int) -> None:

@@ -13,6 +13,7 @@ from nv.virtual.status import RmError, Status, require
 
 if TYPE_CHECKING:
     from nv.virtual.chip import VirtualGpu
+    from nv.virtual.memory.space import AddressSpace
     from nv.virtual.node import VirtualNode
 
 USERMODE_SIZE = 64 << 10  # NVC361_NV_USERMODE__SIZE
@@ -47,7 +48,17 @@ class Device(RmObject):
             share = params.hClientShare
             if share not in (0, request.client.handle) and share not in request.machine.clients:
                 raise RmError(Status.INVALID_CLIENT, f"hClientShare {share:#x}")
-        self._default_space: VaSpace | None = None
+        self._default_space: AddressSpace | None = None
+
+    def default_space(self) -> AddressSpace:
+        """The device's own address space, for objects that name none; made on first use."""
+        if self._default_space is None:
+            self._default_space = self.gpu.new_space()
+        return self._default_space
+
+    def release(self) -> None:
+        if self._default_space is not None:
+            self._default_space.close()
 
 
 class Subdevice(RmObject):
