@@ -23,7 +23,7 @@ from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.errors import Aborted, ChannelError
 from nv.virtual.host.semaphore import reduce, store
 from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
-from nv.virtual.memory.space import GridMemory
+from nv.virtual.memory.space import FaultError, GridMemory
 from nv.virtual.memory.watched import PAGE, WatchedMemory
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
@@ -175,7 +175,8 @@ class GridRunner:
         )
 
     def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> None:
-        """Code and banks go through caches, and a bank is fetched whole: all of it is mapped."""
+        """Code and banks go through caches. A bank is fetched where it is read: one that ends
+        beyond mapped memory is no error by itself."""
         gpu, space = self._gpu, self._channel.space
         if launch.invalidates_code:
             gpu.instruction_cache.invalidate()
@@ -185,10 +186,25 @@ class GridRunner:
         for bank, invalidated in zip(launch.constants, launch.invalidates_banks, strict=True):
             if bank is None:
                 continue
-            content = space.read(*bank, Client.SM)
+            content = self._mapped(*bank)
             if invalidated:
                 gpu.constant_cache.forget(space.serial, bank[0])
             gpu.constant_cache.fetch(space.serial, bank[0], content, entry)
+
+    def _mapped(self, address: int, size: int) -> bytes:
+        """Return the bytes of a bank up to the first page that is not mapped."""
+        space = self._channel.space
+        try:
+            return space.read(address, size, Client.SM)
+        except FaultError:
+            content = b""
+        while len(content) < size:
+            at = address + len(content)
+            try:
+                content += space.read(at, min(PAGE - at % PAGE, size - len(content)), Client.SM)
+            except FaultError:
+                break
+        return content
 
     def _program(self, address: int) -> tuple[str, str, int, int, tuple[tuple[str, int], ...]]:
         """Entry, PTX, where its parameters lie in bank 0 and its variables in memory, from the note

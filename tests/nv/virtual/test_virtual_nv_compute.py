@@ -211,6 +211,18 @@ def test_a_bank_that_is_not_mapped(program: RmProgram) -> None:
     fails(program, Xid.MMU_FAULT, "GPC T1")
 
 
+def test_a_bank_may_end_beyond_mapped_memory(program: RmProgram) -> None:
+    """Boards read what a kernel reads of a bank: drivers that give it too large a size work."""
+    last = program.gpu_map(program.system_memory(4096), 4096)  # nothing is mapped behind it
+    bank = last + 4096 - 0x240  # parameters from 0x210 on are inside
+    low, high = "CONSTANT_BUFFER_ADDR_LOWER_SHIFTED6", "CONSTANT_BUFFER_ADDR_UPPER_SHIFTED6"
+    run(program, **{low: bank >> 6 & 0xFFFF_FFFF, high: bank >> 38})
+    program.wait(SEMAPHORE, 1)
+    assert program.machine.log == []
+    run(program, size=64, **{low: bank >> 6 & 0xFFFF_FFFF, high: bank >> 38})
+    fails(program, Xid.MMU_FAULT, "GPC T1")
+
+
 def test_local_memory_must_be_there(program: RmProgram) -> None:
     run(program, SHADER_LOCAL_MEMORY_HIGH_SIZE=64)
     fails(program, Xid.GR_EXCEPTION, "64 bytes of local memory a thread need 262144 a TPC")
