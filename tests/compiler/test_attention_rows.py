@@ -48,7 +48,7 @@ def _exact(query: Array, key: Array, value: Array, seen: int | None) -> Array:
     st.sampled_from(["float32", "float16"]),
 )  # fmt: skip
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_few_rows_equal_numpys(
     cpu: Device, seed: int, rows: int, keys: int, depth: int, columns: int, seen: int | None,

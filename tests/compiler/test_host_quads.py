@@ -50,7 +50,7 @@ def test_processors_with_vnni_multiply_four_bytes(left: DType, right: DType, fou
     st.booleans(), st.booleans(), st.sampled_from(["any", "lowest", "highest"]),
 )  # fmt: skip
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_products_of_bytes_are_exact(
     cpu: Device, seed: int, rows: int, depth: int, columns: int, one: str, other: str,

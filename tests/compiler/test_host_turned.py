@@ -25,7 +25,7 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...], name: str) -> np.n
     st.sampled_from(NUMPY_TYPES), st.permutations(range(3)), st.sampled_from(["", "add", "wide"]),
 )  # fmt: skip
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_order_of_axes(
     cpu: Device, seed: int, outer: int, rows: int, columns: int, name: str, order: list[int],

@@ -36,7 +36,7 @@ def _windows(
     st.tuples(st.integers(1, 7), st.integers(1, 7)), st.integers(1, 3), st.integers(0, 3),
 )  # fmt: skip
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_depthwise_convolutions_equal_numpys(
     cpu: Device, seed: int, name: str, batch: int, channels: int, image: tuple[int, int],
@@ -60,7 +60,7 @@ def test_depthwise_convolutions_equal_numpys(
     st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.booleans(),
 )  # fmt: skip
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_pools_equal_numpys(
     cpu: Device, seed: int, name: str, image: tuple[int, int], size: int, stride: int, around: int,

@@ -63,7 +63,7 @@ def test_a_row_maximum_that_is_padded_stays_in_its_kernel() -> None:
     st.sampled_from(["pad", "cat", "repeat"]), st.sampled_from(["float32", "int32", "uint8"]),
 )  # fmt: skip
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_readers_of_sums_of_products_equal_numpys(
     cpu: Device, seed: int, rows: int, depth: int, columns: int, how: str, name: str

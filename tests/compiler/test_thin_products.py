@@ -81,7 +81,7 @@ def test_few_places_of_many_channels_are_a_product(places: int) -> None:
     st.booleans(), st.booleans(), st.sampled_from(NUMPY_TYPES),
 )  # fmt: skip
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_thin_products_equal_numpys(
     cpu: Device, seed: int, rows: int, depth: int, columns: int, turn: bool, swap: bool, name: str
@@ -103,7 +103,7 @@ def test_thin_products_equal_numpys(
     st.sampled_from(["sum", "max", "min", "prod"]), st.sampled_from(["int32", "float32"]),
 )  # fmt: skip
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_columns_are_reduced_with_weights_along_them(
     cpu: Device, seed: int, depth: int, columns: int, operation: str, name: str
