@@ -35,7 +35,7 @@ def main(chip: str, driver: str, result: str) -> None:
     """Run the scenario and write what came of it."""
     begun = time.monotonic()
     share_memory()
-    machine = build_machine(chip, MachineOptions(driver=driver, memory=MEMORY))
+    machine = build_machine(chip, MachineOptions(driver=driver, memory=MEMORY, coherence=True))
     node = VirtualNode(machine)
     install(node, ops_nv)
     compiler: Any = compiler_cuda.NVPTXCompiler

@@ -123,8 +123,8 @@ class CopyEngine:
         if flags & 3:
             self._transfer(flags)
             self.copies += 1
-            if flags >> 2 & 1:  # FLUSH_ENABLE, of FLUSH_TYPE SYS or GL
-                self.channel.barrier(self, Scope.GPU if flags >> 25 & 1 else Scope.SYSTEM)
+        if flags >> 2 & 1:  # FLUSH_ENABLE, of FLUSH_TYPE SYS or GL; of earlier copies too
+            self.channel.barrier(self, Scope.GPU if flags >> 25 & 1 else Scope.SYSTEM)
         kind = flags >> 3 & 3
         if kind:
             self._semaphore(flags, kind)

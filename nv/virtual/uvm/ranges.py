@@ -191,9 +191,7 @@ class ExternalRanges:
         if found is None or found.context:
             raise RmError(Status.INVALID_ADDRESS, f"no range starts at {base:#x}")
         if length is not None and length != found.length:
-            raise RmError(
-                Status.INVALID_ADDRESS, f"{length} bytes of a range of {found.length}"
-            )
+            raise RmError(Status.INVALID_ADDRESS, f"{length} bytes of a range of {found.length}")
         for uuid in list(found.mappings):
             self.unmap(found, uuid, found.base, found.length)
         self.drop(found)

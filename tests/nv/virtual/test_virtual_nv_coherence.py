@@ -128,6 +128,23 @@ def test_the_flush_of_a_copy(program: RmProgram, flags: int, alone: int) -> None
     assert all("empty reads 1 pages that a copy wrote" in text for text in said)
 
 
+@pytest.mark.parametrize(("flags", "alone"), [(0, 1), (FLUSH_GPU, 1), (FLUSH, 0)])
+def test_a_release_without_a_copy_flushes_the_copies_before_it(
+    program: RmProgram, flags: int, alone: int
+) -> None:
+    """As UVM releases (uvm_turing_ce.c): LAUNCH_DMA with DATA_TRANSFER_TYPE NONE and a flush."""
+    copy(program, SOURCE, TARGET, COPY)
+    address = program.work_address + SEMAPHORE
+    program.method(4, 0x240, address >> 32, address & 0xFFFF_FFFF, 1)
+    program.method(4, 0x300, 1 << 3 | flags)
+    program.submit()
+    assert program.machine.gpu.wait_idle()
+    assert len(found(program)) == alone
+    touches(program, (Access.READ, TARGET, 0))
+    run(program)
+    assert len(found(program)) == (0 if flags else 1)
+
+
 def test_a_grid_s_own_release_has_a_barrier_of_its_own(program: RmProgram) -> None:
     address = program.work_address + SEMAPHORE
     version = program.facts.qmd

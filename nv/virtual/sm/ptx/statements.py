@@ -45,9 +45,7 @@ class Body:
     """Parse one body; the cursor stands behind its opening brace. shared: the module's
     variables."""
 
-    def __init__(
-        self, cursor: Cursor, function: Function, shared: Mapping[str, Variable]
-    ) -> None:
+    def __init__(self, cursor: Cursor, function: Function, shared: Mapping[str, Variable]) -> None:
         self._cursor = cursor
         self._function = function
         self._shared = shared
