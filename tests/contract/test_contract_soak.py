@@ -57,4 +57,4 @@ def test_two_threads_on_one_queue(device: Device) -> None:
 def test_a_hundred_thousand(device: Device) -> None:
     for kind, index in queues(device):
         soak(device, kind, index, 1, 100_000)
-        soak(device, kind, index, 2, 50_000)
+        soak(device, kind, index, 2, 10_000)
