@@ -46,6 +46,7 @@ class TransportLife:
         self.lock = threading.RLock()
         self.closed = False
         self._ends = contextlib.ExitStack()
+        self._closer: int | None = None  # the thread that makes the ends' calls
         self._drops: list[Callable[[], object]] = []
         self._opened = False
 
@@ -75,19 +76,24 @@ class TransportLife:
 
     def close(self) -> None:
         """Stop the device's DMA, then free windows, memory and descriptors. Idempotent, from any
-        thread; the first caller does it."""
+        thread; the first caller does it, and a later one what an exception kept it from doing."""
+        me = threading.get_ident()
         with self.lock:
-            if self.closed:
-                return
             self.closed = True
-            ends = self._ends.pop_all()
             life.part_closed(self)
             life.inherits_no_more(self)
-        ends.close()
+            if self._closer not in (None, me):
+                return
+            self._closer = me
+        try:
+            self._ends.close()  # each end is taken off before it is called
+        finally:
+            self._closer = None
 
     def abandon(self) -> None:
         """Become closed in a forked child, where the parent's device is not to be touched."""
         self.lock = threading.RLock()  # the old one may be held by a thread that is not here
+        self._closer = None
         self.closed = True
         self._ends.pop_all()
         drops, self._drops = self._drops, []  # a grandchild has nothing left to drop

@@ -55,7 +55,7 @@ class ContextRanges:
             if found.size >= size:
                 self._unused.remove(found)
                 return found
-        made = ContextRange(self._gpu.session.reserve(Region.DEVICE, size, _ALIGN), size)
+        made = ContextRange(self._gpu.session.reserve(Region.DEVICE, size, _ALIGN, self), size)
         self._all.append(made)
         return made
 
@@ -77,6 +77,6 @@ class ContextRanges:
 
     def close(self) -> None:
         """Give all addresses back, once the address space has gone; idempotent."""
-        for found in self._all:
-            self._gpu.session.give_back(Region.DEVICE, found.base)
+        for found in self._all:  # those that are given back are this object's no more
+            self._gpu.session.give_back(Region.DEVICE, found.base, self)
         self._all, self._unused = [], []

@@ -40,11 +40,12 @@ class Gpu:
     """See the module. `close` frees its objects; idempotent."""
 
     def __init__(self, session: Session, index: int, mig: str | None = None) -> None:
-        self.session = session.take()
+        self.session = session.take(self)
         self.client = session.client
         self.index = index
         self.path = f"/dev/nvidia{index}"
         self.closed = False
+        self._ended = False
         self.device = self.subdevice = 0
         self.memories: dict[Memory, None] = {}  # in the order they were made: closed in it too
         self.contexts = ContextRanges(self)
@@ -223,7 +224,9 @@ class Gpu:
         return self.window is not None and self.window.read32(_TIME_HIGH) == _ALL_ONES
 
     def close(self) -> None:
-        if self.closed:
+        """Release everything; idempotent. A close that an exception cut off goes on: each step can
+        be repeated."""
+        if self._ended:
             return
         self.closed = True
         for memory in list(self.memories):
@@ -242,7 +245,9 @@ class Gpu:
         if self.file is not None:
             with contextlib.suppress(UgpuError):
                 self.client.node.release(self.file)
-        self.session.leave()
+            self.file = None
+        self.session.leave(self)
+        self._ended = True
 
     def __repr__(self) -> str:
         return f"<Gpu {self.path}>"

@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.users = 0
+        self.users: list[object] = []
         self.lock = threading.Lock()
         self.uvm: Uvm | None = None
         self.client = RmClient(node)
@@ -74,18 +74,17 @@ class Session:
         with self.lock:
             return self.addresses[region].owns(address, owner)
 
-    def take(self) -> Session:
-        """Count one more GPU that uses the session."""
+    def take(self, user: object) -> Session:
+        """Enter a GPU that uses the session."""
         with self.lock:
-            self.users += 1
+            self.users.append(user)
         return self
 
-    def leave(self) -> None:
-        """Count one less; the last closes everything, the node too."""
+    def leave(self, user: object) -> None:
+        """A GPU uses it no more; the last closes everything, the node too. Can be repeated."""
         with self.lock:
-            self.users -= 1
-            last = self.users <= 0
-        if last:
+            self.users[:] = [each for each in self.users if each is not user]
+        if not self.users:
             self.close()
 
     def close(self) -> None:

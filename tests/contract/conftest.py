@@ -18,8 +18,11 @@ DRIVERS_OWN = 32 << 20
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on every device, or on those that --device names."""
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW_DEVICES]
+    """Run each test on every device, or on those that --device names. Tests of the driver's own
+    code, marked `each_driver`, are not run on more chips of the same driver."""
+    each = metafunc.definition.get_closest_marker("each_driver") is not None
+    more = () if each else SLOW_DEVICES
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in more]
     names = metafunc.config.getoption("--device") or [*DEVICES, *slow]
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", names, indirect=True, scope="module")

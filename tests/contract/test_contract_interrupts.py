@@ -23,6 +23,8 @@ from tests.support.devices import DEVICES
 from tests.support.interrupts import interrupted
 from tests.support.kernels import contract_object
 
+pytestmark = pytest.mark.each_driver
+
 COUNT = 256
 
 

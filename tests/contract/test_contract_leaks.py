@@ -17,6 +17,8 @@ from tests.support import holdings
 from tests.support.devices import DEVICES
 from tests.support.kernels import contract_object
 
+pytestmark = pytest.mark.each_driver
+
 CYCLES, MANY = 8, 100
 RUNS = 3
 # Caches with a bound of their own: of the virtual NVIDIA chips' launches, 256. pytest's records of

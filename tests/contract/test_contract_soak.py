@@ -11,6 +11,8 @@ import pytest
 from hcq.device import Device
 from hcq.queue import QueueKind
 
+pytestmark = pytest.mark.each_driver
+
 
 def soak(device: Device, kind: QueueKind, index: int, threads: int, count: int) -> None:
     """Each thread fills a buffer of its own, `count` times, with rising numbers."""
