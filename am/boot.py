@@ -48,7 +48,7 @@ _TMR_ALIGN = 1 << 20
 
 
 class Stages:
-    """Runs stages, measures them, tells whoever listens. done: (name, seconds) in order.
+    """Runs stages, measures them, reports them to subscribers. done: (name, seconds) in order.
 
     An error that leaves a stage gets its name as the fact `stage`: errors, the demo, the ladder of
     first contact and recordings use the same words (docs/am-bringup.md lists them).

@@ -57,7 +57,7 @@ class Hub:
         self.name = "GFXHUB" if prefix == "GC" else "MMHUB"
         self.on = False
         # Whether the semaphore may be held on our behalf: by a process that was killed, or by a
-        # flush that was interrupted. The device's lock says that nobody else drives this engine.
+        # flush that was interrupted. The device's lock excludes other users of this engine.
         self._held = True
         # What each flush touches, looked up once.
         self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")

@@ -183,7 +183,7 @@ class AddressSpace:
             self.mappings[mapping.address] = mapping
             return mapping
         except BaseException:
-            # Also after everything is mapped: the addresses will be somebody else's.
+            # Also after everything is mapped: the addresses will be allocated again.
             if mapping.address:
                 self.tables.clear(mapping.address, size)
                 self.release(mapping)

@@ -145,7 +145,7 @@ class RingQueue(HardwareQueue):
 
     @property
     def ended(self) -> int:
-        """Slots that have ended by the timeline, which whoever waits looks at; the fence of a slot
+        """Slots that have ended by the timeline, which waits read; the fence of a slot
         follows a moment later."""
         number, value = max(self.innocent, self.count - SLOTS), self.timeline.value
         while number < self.count and self._ends[number % SLOTS] <= value:
