@@ -46,7 +46,7 @@ def descriptor(turned: bool, length: int) -> int:
     return _SWIZZLE_128 | ALIGNED // _UNIT << _STRIDE | leading << _LEADING
 
 
-# The same for core matrices of 128 bytes side by side (compiler.kernel.packed), which nothing
+# The same for core matrices of 128 bytes side by side (kernel.nvidia.packed), which nothing
 # exchanges: neighbours along a row of 128 bytes follow each other, eight rows are 1024 bytes.
 PACKED = ALIGNED // _UNIT << _STRIDE | CORE // _UNIT << _LEADING
 

@@ -2,7 +2,7 @@
 
 Lowering a computation with the same record gives the same kernel, so a search can try records and
 keep the best, and a record can be written down and read back. The host's products have theirs in
-compiler.kernel.host_tiles.
+compiler.kernel.host.tiles.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
-from compiler.kernel.host_tiles import Tile
+from compiler.kernel.host.tiles import Tile
 
 
 @dataclass(frozen=True)

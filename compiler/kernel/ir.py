@@ -307,7 +307,7 @@ class Barrier:
 
 @dataclass(frozen=True)
 class TileStep:
-    """One operation on a host's tile registers (compiler.kernel.host_amx), of 16 rows of 64 bytes.
+    """One operation on a host's tile registers (compiler.kernel.host.amx), of 16 rows of 64 bytes.
 
     operation: "zero"; "load" and "store", rows being `pitch` elements of a local memory apart, the
     first at `index`; "multiply", which adds to a tile of float32 the product of two of bfloat16,
@@ -355,7 +355,7 @@ class GroupProduct:
     """Four waves begin to add left x right to their totals, for each (tile, left index, right
     index): 64 rows by `columns`, as deep as the unit is. turned: whether rows of the swizzled
     memory run across rather than along the depth. totals: of a tile, columns / 2 after another.
-    Factors in a ring that is not swizzled lie as compiler.kernel.packed says."""
+    Factors in a ring that is not swizzled lie as compiler.kernel.nvidia.packed says."""
 
     unit: str
     totals: Memory

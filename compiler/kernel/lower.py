@@ -13,30 +13,28 @@ from typing import Any
 
 from compiler.graph import ops
 from compiler.index.ranges import Computation
-from compiler.kernel import (
-    gpu_attention,
-    gpu_bulk,
-    gpu_loops,
-    gpu_matmul,
-    gpu_matrix,
-    gpu_reduction,
-    gpu_ring,
-    gpu_rows,
-    host_loops,
-    host_matmul,
-    host_online,
-    host_rows,
-    host_turned,
-    host_windows,
-    scatter,
-)
+from compiler.kernel import scatter
+from compiler.kernel.attention import gpu as gpu_attention
+from compiler.kernel.attention import host as host_online
 from compiler.kernel.chain import find_chain
 from compiler.kernel.choices import BulkTiles, Choices, MatrixTiles, RingTiles, Space, Tiles
 from compiler.kernel.contraction import Contraction, find_contraction
-from compiler.kernel.grid import within_limits
+from compiler.kernel.gpu import loops as gpu_loops
+from compiler.kernel.gpu import matmul as gpu_matmul
+from compiler.kernel.gpu import matrix as gpu_matrix
+from compiler.kernel.gpu import reduction as gpu_reduction
+from compiler.kernel.gpu import rows as gpu_rows
+from compiler.kernel.host import loops as host_loops
+from compiler.kernel.host import matmul as host_matmul
+from compiler.kernel.host import rows as host_rows
+from compiler.kernel.host import turned as host_turned
+from compiler.kernel.host import windows as host_windows
 from compiler.kernel.ir import Kernel
+from compiler.kernel.nvidia import bulk as gpu_bulk
+from compiler.kernel.nvidia import ring as gpu_ring
 from compiler.kernel.online import find_online
-from compiler.kernel.pieces import side_by_side
+from compiler.kernel.shared.grid import within_limits
+from compiler.kernel.shared.pieces import side_by_side
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
 from hcq.errors import NotSupported

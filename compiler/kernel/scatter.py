@@ -22,8 +22,9 @@ from compiler.index.algebra import (
     unflatten,
 )
 from compiler.index.ranges import Chosen, Computation, elements
-from compiler.kernel import gpu_loops, host_loops
-from compiler.kernel.gpu_loops import kernel_of, threads_along
+from compiler.kernel.gpu import loops as gpu_loops
+from compiler.kernel.gpu.loops import kernel_of, threads_along
+from compiler.kernel.host import loops as host_loops
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, substitute
 from hcq.target import TargetSpec
 

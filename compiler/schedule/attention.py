@@ -11,7 +11,7 @@ from typing import Any
 from compiler.dtype import float32
 from compiler.graph.node import Node
 from compiler.index.ranges import Computation, express
-from compiler.kernel.gpu_attention import pieces_of
+from compiler.kernel.attention.gpu import pieces_of
 from compiler.kernel.ir import interning
 from compiler.kernel.online import find_online
 from compiler.kernel.online_parts import InParts, in_parts

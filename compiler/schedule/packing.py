@@ -1,8 +1,8 @@
 """Products whose factors are packed by kernels of their own first (NVIDIA, sm_90a).
 
 before: a group that is a matrix product.
-after: a kernel that packs each factor (compiler.kernel.packed), and the product of what they made,
-which copies in bulk feed (compiler.kernel.gpu_bulk). What several products of a run take of one
+after: a kernel that packs each factor (kernel.nvidia.packed), and the product of what they made,
+which copies in bulk feed (kernel.nvidia.bulk). What several products of a run take of one
 array in one way is packed once. A product whose results are one factor of one product, and asked
 for by nobody else, stores them packed: then that factor costs no kernel and no passes.
 
@@ -26,8 +26,7 @@ from compiler.index.lookup import atoms, guard
 from compiler.index.ranges import Computation, elements, express
 from compiler.kernel.chain import find_chain
 from compiler.kernel.contraction import Contraction, find_contraction, ranges_of
-from compiler.kernel.gpu_matrix import narrow
-from compiler.kernel.gpu_totals import RUN
+from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.ir import (
     Load,
     Memory,
@@ -43,9 +42,10 @@ from compiler.kernel.ir import (
     walk,
 )
 from compiler.kernel.matrix_units import GroupUnit, find_group_unit
+from compiler.kernel.nvidia.packed import BLOCK, Packed
+from compiler.kernel.nvidia.totals import RUN
 from compiler.kernel.online import find_online
-from compiler.kernel.packed import BLOCK, Packed
-from compiler.kernel.spread import unit_stride
+from compiler.kernel.shared.spread import unit_stride
 from compiler.kernel.text import format_value
 from compiler.schedule.attention import computed
 from compiler.schedule.group import Group

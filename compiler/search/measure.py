@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.kernel.packed import Packed
+from compiler.kernel.nvidia.packed import Packed
 from hcq.buffer import Buffer
 from hcq.device import Device
 

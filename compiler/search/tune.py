@@ -22,8 +22,8 @@ from compiler.codegen.emit import emit
 from compiler.index.ranges import Computation
 from compiler.kernel import ir
 from compiler.kernel.choices import Choices, Packing, shown
-from compiler.kernel.gpu_bulk import packed_layouts
 from compiler.kernel.lower import lower, spaces
+from compiler.kernel.nvidia.bulk import packed_layouts
 from compiler.kernel.verify import BrokenKernel
 from compiler.search.beam import Found, Trial, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem

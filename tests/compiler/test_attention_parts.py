@@ -15,8 +15,8 @@ import hcq
 from compiler import Tensor
 from compiler.explain import watch
 from compiler.index.ranges import express
-from compiler.kernel import gpu_attention
-from compiler.kernel.gpu_attention import default_attention, groups_of
+from compiler.kernel.attention import gpu as gpu_attention
+from compiler.kernel.attention.gpu import default_attention, groups_of
 from compiler.kernel.lower import lower
 from compiler.kernel.online import find_online
 from compiler.schedule.attention import PartGroup, computed, share_out

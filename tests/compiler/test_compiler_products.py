@@ -16,8 +16,8 @@ from compiler.dtype import DType, bfloat16, float32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.index.algebra import Range, constant
-from compiler.kernel.host_axis import Axis, Part
-from compiler.kernel.host_packing import Direct, Packing, direct_height
+from compiler.kernel.host.axis import Axis, Part
+from compiler.kernel.host.packing import Direct, Packing, direct_height
 from compiler.kernel.ir import Memory, load, value
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of

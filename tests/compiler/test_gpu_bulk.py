@@ -17,12 +17,14 @@ from compiler.codegen.objects import compile_text
 from compiler.dtype import bfloat16, float16, float32, int8
 from compiler.graph import node as graph
 from compiler.index.algebra import Range, constant
-from compiler.kernel import gpu_bulk, gpu_ring, ir
+from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
 from compiler.kernel.contraction import find_contraction
 from compiler.kernel.ir import If, Kernel, Memory, Signal, load
 from compiler.kernel.lower import lower, spaces
-from compiler.kernel.packed import Packed, recognise
+from compiler.kernel.nvidia import bulk as gpu_bulk
+from compiler.kernel.nvidia import ring as gpu_ring
+from compiler.kernel.nvidia.packed import Packed, recognise
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import BrokenKernel, verify
 from compiler.schedule import packing

@@ -19,7 +19,7 @@ from compiler.graph.node import Node
 from compiler.index.algebra import at_least_zero, constant
 from compiler.index.ranges import Computation, express
 from compiler.kernel.choices import Rows, Sharing, Tiles
-from compiler.kernel.gpu_join import exchange, join
+from compiler.kernel.gpu.join import exchange, join
 from compiler.kernel.ir import If, Kernel, Memory, Store, load, thread_range
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel, verify

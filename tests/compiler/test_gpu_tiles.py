@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.kernel.gpu_tiles import Product, best_tiles, cost, tiles_fit
+from compiler.kernel.gpu.tiles import Product, best_tiles, cost, tiles_fit
 from hcq.target import ptx_target
 from tests.support.compiler_cases import GFX1100
 

@@ -18,9 +18,9 @@ from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.index.ranges import express
-from compiler.kernel import gpu_matrix
 from compiler.kernel.choices import MatrixTiles
 from compiler.kernel.contraction import find_contraction
+from compiler.kernel.gpu import matrix as gpu_matrix
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
 from compiler.kernel.matrix_units import UNITS, MatrixUnit

@@ -19,8 +19,9 @@ from compiler.explain import watch
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.index.ranges import Computation
-from compiler.kernel import gpu_bulk, ir
+from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles, Packing
+from compiler.kernel.nvidia import bulk as gpu_bulk
 from compiler.runtime import runtime_of, use_cache
 from compiler.schedule import packing
 from compiler.schedule.grouping import schedule

@@ -12,8 +12,8 @@ from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
 from compiler.dtype import float32
 from compiler.graph import node as graph
-from compiler.kernel.grid import within_limits
 from compiler.kernel.ir import Kernel, Store
+from compiler.kernel.shared.grid import within_limits
 from compiler.kernel.verify import verify
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec, ptx_target

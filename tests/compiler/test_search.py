@@ -31,7 +31,7 @@ from compiler.kernel.choices import (
     Threads,
     Tiles,
 )
-from compiler.kernel.host_tiles import Tile
+from compiler.kernel.host.tiles import Tile
 from compiler.kernel.lower import lower, spaces
 from compiler.runtime import kernel_log, use_cache
 from compiler.schedule.grouping import schedule

@@ -20,8 +20,8 @@ from compiler.index.algebra import Index, Range, Validity, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity, replace
 from compiler.kernel.contraction import ranges_of
-from compiler.kernel.gpu_matmul import multiply_add
-from compiler.kernel.host_tiles import vector_registers
+from compiler.kernel.gpu.matmul import multiply_add
+from compiler.kernel.host.tiles import vector_registers
 from compiler.kernel.ir import (
     If,
     Kernel,

@@ -31,7 +31,7 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
-from compiler.kernel.spread import spread, store, vector_width
+from compiler.kernel.shared.spread import spread, store, vector_width
 from hcq.target import TargetSpec
 
 ROW, COLUMN = Range("row", 1 << 40), Range("column", 1 << 40)

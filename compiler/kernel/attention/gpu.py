@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.index.ranges import Computation, elements
-from compiler.kernel import gpu_online, gpu_online_group, gpu_online_matrix, gpu_online_tiles
+from compiler.kernel.attention import group as gpu_online_group
+from compiler.kernel.attention import matrix as gpu_online_matrix
+from compiler.kernel.attention import threads as gpu_online
+from compiler.kernel.attention import tiles as gpu_online_tiles
 from compiler.kernel.choices import Attention, Space
 from compiler.kernel.ir import Kernel, Value, walk
 from compiler.kernel.online import Online

@@ -23,7 +23,7 @@ from functools import cached_property
 from compiler.index.algebra import Index, Range, Validity, constant, substitute_all
 from compiler.kernel.ir import Fetch, Load, Memory, Value, substitute, thread_range, value, walk
 from compiler.kernel.matrix_units import MATRICES, ROW
-from compiler.kernel.spread import pack, spread
+from compiler.kernel.shared.spread import pack, spread
 
 CHUNK = 16  # bytes that move at once
 CHUNKS = ROW // CHUNK

@@ -20,11 +20,12 @@ from compiler.graph import ops
 from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
+from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp_below
-from compiler.kernel.gpu_join import join, join_lanes, larger, waves_memory
-from compiler.kernel.gpu_loops import kernel_of
-from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
+from compiler.kernel.gpu.loops import kernel_of
+from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import (
     Barrier,
     If,
@@ -43,8 +44,7 @@ from compiler.kernel.ir import (
     thread_range,
 )
 from compiler.kernel.online import FINITE_LOWEST, Online, widened
-from compiler.kernel.spread import spread
-from compiler.kernel.visible import loop_over, seen
+from compiler.kernel.shared.spread import spread
 from hcq.target import TargetSpec
 
 TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once

@@ -3,7 +3,7 @@
 before: computations that store where their elements go in one output, of other inputs each.
 after: groups for all of them, so that no element looks at other pieces. Pieces that differ in what
 they read and where they write alone share their code: a group chooses the arrays by its number.
-Where many differ in their lengths too, see compiler.kernel.ragged.
+Where many differ in their lengths too, see compiler.kernel.shared.ragged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from compiler.index.algebra import (
 )
 from compiler.index.lookup import atoms
 from compiler.index.ranges import Computation
-from compiler.kernel.grid import moved
 from compiler.kernel.ir import (
     If,
     Kernel,
@@ -37,7 +36,8 @@ from compiler.kernel.ir import (
     rebuild,
     thread_range,
 )
-from compiler.kernel.ragged import Family, Piece, among, families, piece_of
+from compiler.kernel.shared.grid import moved
+from compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
 from hcq.target import TargetSpec
 
 FEW_CODES = 4  # pieces with code of their own that a kernel may have without harm

@@ -24,7 +24,7 @@ from compiler.kernel.ir import (
     substitute,
     walk,
 )
-from compiler.kernel.spread import loads, runs_along
+from compiler.kernel.shared.spread import loads, runs_along
 from hcq.target import TargetSpec
 
 CHUNK = 16384  # elements of work that are worth a group of their own

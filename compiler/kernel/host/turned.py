@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from compiler.dtype import bool_
 from compiler.index.algebra import Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.host_packing import transpose
+from compiler.kernel.host.packing import transpose
 from compiler.kernel.ir import (
     If,
     Kernel,

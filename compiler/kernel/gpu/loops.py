@@ -26,7 +26,7 @@ from compiler.kernel.ir import (
     substitute,
     thread_range,
 )
-from compiler.kernel.spread import spread, store, vector_width
+from compiler.kernel.shared.spread import spread, store, vector_width
 from hcq.target import TargetSpec
 
 BLOCK = 256  # threads per group where there is enough to do

@@ -13,7 +13,7 @@ from compiler.index.algebra import Index, Range, constant, flatten, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity
 from compiler.kernel.chain import Chain, held_values
-from compiler.kernel.host_loops import CHUNK, COLUMNS
+from compiler.kernel.host.loops import CHUNK, COLUMNS
 from compiler.kernel.ir import (
     Kernel,
     Loop,
@@ -26,7 +26,7 @@ from compiler.kernel.ir import (
     rebuild,
     substitute,
 )
-from compiler.kernel.spread import runs_along
+from compiler.kernel.shared.spread import runs_along
 from compiler.schedule.cost import HELD_BYTES
 from hcq.target import TargetSpec
 

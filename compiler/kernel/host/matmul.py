@@ -1,14 +1,14 @@
 """Blocked matrix product for the host.
 
 A group computes a tile of the output. Slices of both factors are packed so that the inner loop
-reads memory in order (compiler.kernel.host_packing), which evaluates whatever was fused into a
+reads memory in order (compiler.kernel.host.packing), which evaluates whatever was fused into a
 factor once per element and tile; a left factor that lies well is read where it is. The inner loop
 multiplies a panel of a few rows by one of a few vectors of columns into totals that stay in
 registers. What lies outside of a factor is not written; the totals made of it are not stored.
 
-Rows, columns and depth may each be several ranges walked as one (compiler.kernel.host_axis): a
+Rows, columns and depth may each be several ranges walked as one (compiler.kernel.host.axis): a
 convolution is the product of its weights and of windows that are laid out as they are packed. The
-sizes of tiles and panels come from a cost model (compiler.kernel.host_tiles).
+sizes of tiles and panels come from a cost model (compiler.kernel.host.tiles).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Space
 from compiler.kernel.contraction import LONGER, SMALLEST, Contraction
-from compiler.kernel.gpu_matmul import multiply_add
-from compiler.kernel.host_amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
-from compiler.kernel.host_amx import best as amx_tile
-from compiler.kernel.host_axis import Axis, Part, deep, joined
-from compiler.kernel.host_loops import ROWS
-from compiler.kernel.host_packing import Packed, Packing, along_depth, direct_height
-from compiler.kernel.host_pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
-from compiler.kernel.host_quads import QUAD, Correction, QuadPacking, in_quads
-from compiler.kernel.host_tiles import PACK, PACK_ONE, Problem, Tile, shares, vector_registers
+from compiler.kernel.gpu.matmul import multiply_add
+from compiler.kernel.host.amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
+from compiler.kernel.host.amx import best as amx_tile
+from compiler.kernel.host.axis import Axis, Part, deep, joined
+from compiler.kernel.host.loops import ROWS
+from compiler.kernel.host.packing import Packed, Packing, along_depth, direct_height
+from compiler.kernel.host.pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
+from compiler.kernel.host.quads import QUAD, Correction, QuadPacking, in_quads
+from compiler.kernel.host.tiles import PACK, PACK_ONE, Problem, Tile, shares, vector_registers
 from compiler.kernel.ir import (
     Kernel,
     Loop,
@@ -41,7 +41,7 @@ from compiler.kernel.ir import (
     substitute,
     value,
 )
-from compiler.kernel.spread import runs_along, unit_stride
+from compiler.kernel.shared.spread import runs_along, unit_stride
 from hcq.target import TargetSpec
 
 DEPTH = 256  # steps of a slice, about: a panel of the right factor then fits the first-level cache
@@ -89,7 +89,7 @@ def space(computation: Computation, parts: Contraction, target: TargetSpec) -> S
 
 def pays(parts: Contraction) -> bool:
     """Whether tiles pay for a side that is short: not where plain loops read long factors in order,
-    each element once for all rows (compiler.kernel.host_loops)."""
+    each element once for all rows (compiler.kernel.host.loops)."""
     rows, column, depth = elements(parts.all_rows), parts.all_columns[-1], parts.all_depths[-1]
     if rows >= SMALLEST:
         return True

@@ -16,11 +16,12 @@ from compiler.graph import ops
 from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
+from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp_below
-from compiler.kernel.gpu_join import larger
-from compiler.kernel.gpu_loops import kernel_of, threads_along
-from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.gpu.join import larger
+from compiler.kernel.gpu.loops import kernel_of, threads_along
+from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import (
     If,
     Kernel,
@@ -37,8 +38,7 @@ from compiler.kernel.ir import (
     thread_range,
 )
 from compiler.kernel.online import FINITE_LOWEST, Online, widened
-from compiler.kernel.spread import spread
-from compiler.kernel.visible import loop_over, seen
+from compiler.kernel.shared.spread import spread
 from hcq.target import TargetSpec
 
 KEYS = 16  # taken together, at most: the output is read and written once for them

@@ -1,6 +1,6 @@
 """Matrix product of packed factors on Hopper: copies in bulk feed `wgmma`.
 
-Both factors lie packed in memory (compiler.kernel.packed): what a tile takes of a slice is one
+Both factors lie packed in memory (kernel.nvidia.packed): what a tile takes of a slice is one
 piece, which one instruction of one thread brings. So one wave of the group does nothing but ask
 for slices, as long as the ring has room, and groups of four waves do nothing but multiply. They
 meet at barrier objects, two for each stage of the ring:
@@ -31,19 +31,8 @@ from compiler.index.algebra import Index, Range, at_least_zero, constant, unflat
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import BulkTiles, Space
 from compiler.kernel.contraction import Contraction, find_contraction
-from compiler.kernel.gpu_matmul import finish_run
-from compiler.kernel.gpu_matrix import narrow
-from compiler.kernel.gpu_ring import (
-    BESIDE_TOTALS,
-    GROUP_TILES,
-    MOST_TOTALS,
-    REGISTERS,
-    WAVE,
-    local_bytes,
-    sides_of,
-    threads_of,
-)
-from compiler.kernel.gpu_totals import finish_group, room_for
+from compiler.kernel.gpu.matmul import finish_run
+from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.ir import (
     Barrier,
     Bulk,
@@ -62,7 +51,18 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.ir import Value as IrValue
 from compiler.kernel.matrix_units import ROW, GroupUnit, find_group_unit
-from compiler.kernel.packed import BLOCK, Packed, recognise
+from compiler.kernel.nvidia.packed import BLOCK, Packed, recognise
+from compiler.kernel.nvidia.ring import (
+    BESIDE_TOTALS,
+    GROUP_TILES,
+    MOST_TOTALS,
+    REGISTERS,
+    WAVE,
+    local_bytes,
+    sides_of,
+    threads_of,
+)
+from compiler.kernel.nvidia.totals import finish_group, room_for
 from hcq.target import TargetSpec
 
 BANDS = (16, 8, 4, 2, 1)  # tiles down before the next ones across: near tiles share what they read

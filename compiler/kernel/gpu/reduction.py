@@ -8,8 +8,8 @@ from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity, replace
 from compiler.kernel.chain import Chain, Stage
 from compiler.kernel.choices import Rows, Sharing, Space
-from compiler.kernel.gpu_loops import BLOCK, blocks, kernel_of, positions, threads_along
-from compiler.kernel.gpu_rows import default_rows, lane_counts, rows
+from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
+from compiler.kernel.gpu.rows import default_rows, lane_counts, rows
 from compiler.kernel.ir import (
     Barrier,
     If,
@@ -24,7 +24,7 @@ from compiler.kernel.ir import (
     substitute,
     thread_range,
 )
-from compiler.kernel.spread import unit_stride
+from compiler.kernel.shared.spread import unit_stride
 from hcq.target import TargetSpec
 
 SHORT = 8  # reductions below this are a thread's

@@ -25,11 +25,12 @@ from compiler.graph import ops
 from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import replace
+from compiler.kernel.attention.tiles import VECTOR, deep_size, vector_of, wide_size
+from compiler.kernel.attention.visible import bounded, loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.functions import exp_below
-from compiler.kernel.gpu_join import exchange, join_lanes, larger
-from compiler.kernel.gpu_loops import kernel_of
-from compiler.kernel.gpu_online_tiles import VECTOR, deep_size, vector_of, wide_size
+from compiler.kernel.gpu.join import exchange, join_lanes, larger
+from compiler.kernel.gpu.loops import kernel_of
 from compiler.kernel.ir import (
     Barrier,
     If,
@@ -51,8 +52,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.matrix_units import MatrixUnit
 from compiler.kernel.online import FINITE_LOWEST, Online, widened
-from compiler.kernel.spread import pack, spread, store
-from compiler.kernel.visible import bounded, loop_over, seen
+from compiler.kernel.shared.spread import pack, spread, store
 
 TURNED = 4  # keys that a thread joins where values' memory runs across
 KEPT = 128  # of the depth: what a lane keeps of its row

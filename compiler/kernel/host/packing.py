@@ -21,9 +21,9 @@ from math import gcd
 
 from compiler.dtype import DType
 from compiler.index.algebra import Index, Range, constant
-from compiler.kernel.host_axis import Axis, Part
+from compiler.kernel.host.axis import Axis, Part
 from compiler.kernel.ir import Loop, Memory, Statement, Store, Value, load, substitute, value
-from compiler.kernel.spread import runs_along
+from compiler.kernel.shared.spread import runs_along
 
 LINE = 64  # bytes of a cache line
 SETS = 4096  # bytes from which on lines share a set of the first-level cache

@@ -28,7 +28,7 @@ from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import MatrixTiles, Space
 from compiler.kernel.contraction import Contraction
-from compiler.kernel.gpu_matmul import finish_run, padded_factor
+from compiler.kernel.gpu.matmul import finish_run, padded_factor
 from compiler.kernel.ir import (
     Barrier,
     Kernel,
@@ -45,7 +45,7 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.matrix_units import MatrixUnit, find_unit
-from compiler.kernel.spread import pack, spread, unit_stride
+from compiler.kernel.shared.spread import pack, spread, unit_stride
 from hcq.target import TargetSpec
 
 VECTOR = 16  # bytes that a thread moves at once

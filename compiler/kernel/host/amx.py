@@ -2,7 +2,7 @@
 
 A panel is 32 rows by 32 columns of totals, four tiles. Sixteen pairs of steps of the depth are
 multiplied at once: two tiles of the left factor, whose rows run along the depth, by two of the
-right, whose rows are pairs of steps ([pair][column][2], as in compiler.kernel.host_pairs):
+right, whose rows are pairs of steps ([pair][column][2], as in compiler.kernel.host.pairs):
 
     for each 32 steps:    4, 5 = left    6, 7 = right
                           0 += 4 x 6     1 += 4 x 7      2 += 5 x 6      3 += 5 x 7
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from compiler.dtype import bfloat16
 from compiler.index.algebra import Index, Range
-from compiler.kernel.host_axis import Part
-from compiler.kernel.host_packing import Packed, Packing
-from compiler.kernel.host_pairs import PAIR, PairPacking
-from compiler.kernel.host_tiles import Problem, Tile, shares
+from compiler.kernel.host.axis import Part
+from compiler.kernel.host.packing import Packed, Packing
+from compiler.kernel.host.pairs import PAIR, PairPacking
+from compiler.kernel.host.tiles import Problem, Tile, shares
 from compiler.kernel.ir import TILE_ROWS, Loop, Memory, Statement, TileStep
 from compiler.kernel.ir import Value as Expression
 from hcq.target import TargetSpec

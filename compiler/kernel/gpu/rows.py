@@ -3,7 +3,7 @@ per row, or a thread per row where memory runs across rows.
 
 The threads of a row take every n-th piece of it. Where a thread's share is small it stays in
 registers from one pass to the next; else it is read and computed again. Totals are joined by
-compiler.kernel.gpu_join.
+compiler.kernel.gpu.join.
 
 Where a row's length is no multiple of a vector, rows start anywhere: its vectors are those that lie
 aligned in memory, and what is left at both ends is taken one element a thread.
@@ -19,8 +19,8 @@ from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, identity
 from compiler.kernel.chain import Chain, held_values
 from compiler.kernel.choices import Rows, Space
-from compiler.kernel.gpu_join import join, waves_memory
-from compiler.kernel.gpu_loops import BLOCK, blocks, kernel_of, positions, threads_along
+from compiler.kernel.gpu.join import join, waves_memory
+from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
 from compiler.kernel.ir import (
     If,
     Kernel,
@@ -36,7 +36,7 @@ from compiler.kernel.ir import (
     thread_range,
     walk,
 )
-from compiler.kernel.spread import spread, store, unit_stride, vector_width
+from compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from hcq.target import TargetSpec
 
 HELD = 32  # elements of a row that a thread holds, at most

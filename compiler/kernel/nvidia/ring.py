@@ -30,10 +30,8 @@ from compiler.index.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import RingTiles, Space
 from compiler.kernel.contraction import Contraction
-from compiler.kernel.gpu_matmul import finish_run, padded_factor
-from compiler.kernel.gpu_matrix import narrow
-from compiler.kernel.gpu_slices import CHUNKS, Slices, element, part
-from compiler.kernel.gpu_totals import Finish, finish_group, room_for
+from compiler.kernel.gpu.matmul import finish_run, padded_factor
+from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.ir import (
     Await,
     Barrier,
@@ -61,7 +59,9 @@ from compiler.kernel.matrix_units import (
     find_group_unit,
     find_unit,
 )
-from compiler.kernel.spread import unit_stride
+from compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
+from compiler.kernel.nvidia.totals import Finish, finish_group, room_for
+from compiler.kernel.shared.spread import unit_stride
 from hcq.target import TargetSpec
 
 WAVE = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.kernel.host_axis import Axis
+from compiler.kernel.host.axis import Axis
 from hcq.target import TargetSpec
 
 LEFT_BYTES = 256 << 10  # a packed left slice, at most: it stays in the second-level cache

@@ -23,7 +23,7 @@ from compiler.index.lookup import guard
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space, Tiles
 from compiler.kernel.contraction import Contraction
-from compiler.kernel.gpu_tiles import (
+from compiler.kernel.gpu.tiles import (
     BLOCKS,
     MOVED,
     PADDING,
@@ -49,12 +49,12 @@ from compiler.kernel.ir import (
     thread_range,
     value,
 )
-from compiler.kernel.spread import spread, store, unit_stride
+from compiler.kernel.shared.spread import spread, store, unit_stride
 from hcq.target import TargetSpec
 
 
 def default_tiles(parts: Contraction, target: TargetSpec) -> Tiles:
-    """The tiles that compiler.kernel.gpu_tiles expects to be fastest."""
+    """The tiles that compiler.kernel.gpu.tiles expects to be fastest."""
     problem = Product(
         parts.rows.size, parts.columns.size, parts.depth.size * elements(parts.outer),
         elements(parts.batch), parts.reduce.dtype.itemsize,

@@ -15,8 +15,9 @@ from compiler.index.algebra import Index, Range, at_least_zero, both, constant, 
 from compiler.index.lookup import guard, lookup
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.accumulate import combine, replace
+from compiler.kernel.attention.visible import bounded, loop_over, seen
 from compiler.kernel.functions import exp
-from compiler.kernel.gpu_matmul import multiply_add
+from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import (
     If,
     Kernel,
@@ -34,8 +35,7 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.online import FINITE_LOWEST, Online
-from compiler.kernel.spread import runs_along
-from compiler.kernel.visible import bounded, loop_over, seen
+from compiler.kernel.shared.spread import runs_along
 from hcq.target import TargetSpec
 
 VECTORS = 2  # of rows in a block

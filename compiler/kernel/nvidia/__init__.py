@@ -1,0 +1,1 @@
+"""Products by what NVIDIA's units do beside the threads."""

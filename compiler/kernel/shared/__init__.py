@@ -1,0 +1,1 @@
+"""What kernels for processors and GPUs share."""
