@@ -13,7 +13,7 @@ from compiler.codegen.gpu import Amd
 from compiler.codegen.host import Host
 from compiler.codegen.nvptx import Nvidia
 from compiler.codegen.shell import Shell
-from compiler.index.algebra import Index
+from compiler.expression.algebra import Index
 from compiler.kernel.ir import (
     Bulk,
     Fetch,

@@ -13,7 +13,7 @@ from compiler.codegen.exchange import Word, amd
 from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
 from compiler.codegen.values import Values
-from compiler.index.algebra import Index
+from compiler.expression.algebra import Index
 from compiler.kernel.ir import Kernel, Memory
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compiler.dtype import DType, bool_
-from compiler.index.algebra import Atom, Div, Index, Opaque, Range, Validity
-from compiler.index.table import Table
+from compiler.expression.algebra import Atom, Div, Index, Opaque, Range, Validity
+from compiler.expression.table import Table
 from compiler.kernel.ir import Memory, Value
 
 _SWIZZLED = 1024  # bytes of eight rows of swizzled memory

@@ -14,7 +14,7 @@ from compiler.codegen.gpu import Gpu
 from compiler.codegen.lines import element_type
 from compiler.codegen.values import Values
 from compiler.dtype import float32
-from compiler.index.algebra import Index, constant
+from compiler.expression.algebra import Index, constant
 from compiler.kernel.ir import (
     Asynchronous,
     Await,

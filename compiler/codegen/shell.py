@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from compiler.codegen.lines import stored_type
 from compiler.codegen.values import Values
-from compiler.index.algebra import Index, Range
+from compiler.expression.algebra import Index, Range
 from compiler.kernel.ir import (
     Asynchronous,
     Barrier,

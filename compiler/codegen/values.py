@@ -12,9 +12,9 @@ from compiler.codegen.exchange import Word, exchange
 from compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
 from compiler.codegen.matrix import matrix_product, shared_matrices
 from compiler.dtype import DType, bfloat16, bool_, float16, float32
-from compiler.index.algebra import Index, Opaque
-from compiler.index.lookup import Lookup
-from compiler.index.table import Table
+from compiler.expression.algebra import Index, Opaque
+from compiler.expression.lookup import Lookup
+from compiler.expression.table import Table
 from compiler.kernel.ir import Load, Memory, Value, walk
 
 _COMPARE = {

@@ -14,9 +14,8 @@ from functools import partial, reduce
 from math import prod
 
 from compiler.dtype import DType, int32
-from compiler.graph import ops
-from compiler.graph.node import Node
-from compiler.index.algebra import (
+from compiler.expression import elementary as ops
+from compiler.expression.algebra import (
     NEVER,
     Index,
     Range,
@@ -28,9 +27,10 @@ from compiler.index.algebra import (
     unflatten,
     within,
 )
-from compiler.index.lookup import looked_up, lookup
-from compiler.index.merging import merge_ranges
-from compiler.index.onehot import pick
+from compiler.expression.lookup import looked_up, lookup
+from compiler.expression.merging import merge_ranges
+from compiler.expression.onehot import pick
+from compiler.graph.node import Node
 from compiler.kernel.ir import (
     Memory,
     Value,

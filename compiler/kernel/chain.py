@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.graph import ops
-from compiler.index.algebra import Range, constant
-from compiler.index.lookup import Lookup, atoms
+from compiler.expression import elementary as ops
+from compiler.expression.algebra import Range, constant
+from compiler.expression.lookup import Lookup, atoms
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.contraction import is_product
 from compiler.kernel.ir import Memory, Value, load, own_indices, rebuild, substitute, walk

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.index.algebra import Range
+from compiler.expression.algebra import Range
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.ir import Value, indices_of, walk
 

@@ -6,7 +6,7 @@
                | Fetch | Close | Await | GroupProduct | Settle      what NVIDIA's units do meanwhile
                | Bulk | Signal
     value      = op(dtype, lanes; sources; arg)       pure but for loads; see OPS
-    index      = compiler.index.algebra.Index                 integers that are functions of ranges
+    index      = compiler.expression.algebra.Index            integers that are functions of ranges
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
 lanes > 1 is a short vector. "reduce", "function" and "results" exist only before lowering;
@@ -23,7 +23,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from compiler.dtype import DType, bool_, float32
-from compiler.index.algebra import Index, Range, Validity, substitute_all
+from compiler.expression.algebra import Index, Range, Validity, substitute_all
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.graph import ops
+from compiler.expression import elementary as ops
 from compiler.index.ranges import Computation
 from compiler.kernel import scatter
 from compiler.kernel.attention import gpu as gpu_attention

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
-from compiler.index.algebra import Index
+from compiler.expression.algebra import Index
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.dtype import DType, float32
-from compiler.graph.ops import is_narrow
-from compiler.index.algebra import Range, at_least_zero, constant
-from compiler.index.lookup import guard
+from compiler.expression.accumulate import replace
+from compiler.expression.algebra import Range, at_least_zero, constant
+from compiler.expression.elementary import is_narrow
+from compiler.expression.lookup import guard
 from compiler.index.ranges import Computation
-from compiler.kernel.accumulate import replace
 from compiler.kernel.chain import Stage, alike, free_ranges
 from compiler.kernel.contraction import ranges_of
 from compiler.kernel.ir import (

@@ -17,8 +17,16 @@ import dataclasses
 from collections.abc import Callable
 
 from compiler.dtype import float32
-from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, flatten
-from compiler.index.lookup import guarded
+from compiler.expression.algebra import (
+    Index,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    flatten,
+)
+from compiler.expression.lookup import guarded
 from compiler.index.ranges import Computation
 from compiler.kernel.ir import (
     Memory,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.graph import ops
-from compiler.index.algebra import (
+from compiler.expression import elementary as ops
+from compiler.expression.algebra import (
     Index,
     Range,
     Validity,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.index.algebra import Validity
+from compiler.expression.algebra import Validity
 from compiler.kernel.ir import (
     Asynchronous,
     Await,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compiler.dtype import bfloat16, bool_, float16, float32, int8, int32, uint8, uint32, uint64
-from compiler.index.algebra import Index, Range, Validity
-from compiler.index.lookup import Lookup, atoms
+from compiler.expression.algebra import Index, Range, Validity
+from compiler.expression.lookup import Lookup, atoms
 from compiler.kernel.ir import (
     OPS,
     TILE_BYTES,

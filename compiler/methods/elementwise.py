@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from compiler import dtype as dtypes
 from compiler.dtype import DType, bool_, float32
+from compiler.expression.elementary import WHOLE_POWERS
 from compiler.graph import node as graph
-from compiler.graph.ops import WHOLE_POWERS
 from compiler.methods.core import Scalar, TensorCore, broadcast
 from hcq.errors import BadArgument
 

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from compiler import dtype as dtypes
 from compiler.dtype import bool_, float32, int32, int64
+from compiler.expression.elementary import is_narrow
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.graph.ops import is_narrow
 from compiler.methods.assignment import Assignment
 from compiler.methods.core import broadcast_shape, integer_of
 from compiler.methods.functions import Functions

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from compiler import dtype as dtypes
 from compiler.dtype import bool_, float32
+from compiler.expression.elementary import is_narrow
 from compiler.graph import node as graph
-from compiler.graph.ops import is_narrow
 from compiler.methods.layout import Layout
 from compiler.methods.reductions import Axis
 from hcq.errors import BadArgument

@@ -15,9 +15,9 @@ import sys
 from collections import Counter
 from collections.abc import Container, Sequence
 
+from compiler.expression.elementary import BUILDERS, COSTS
 from compiler.graph.call import PARAMETER, Body, Call, connect
 from compiler.graph.node import MOVEMENT, Node
-from compiler.graph.ops import BUILDERS, COSTS
 from compiler.methods.core import TensorCore
 from compiler.schedule.calls import live_results
 from compiler.schedule.plan import Structure, structure

@@ -4,7 +4,7 @@ decides between storing a value and computing it again.
 The unit is one addition of float32 numbers that are in registers already. Everything else is
 measured in it:
 
-- compute   what an operation costs per element (compiler.graph.ops.COSTS), once per evaluation;
+- compute   what an operation costs per element (expression.elementary.COSTS), once per evaluation;
 - storage   MEMORY per byte written to and read back from device memory, NEAR per byte where the
             reader finds it in a cache, since many neighbours read the same element;
 - locality  a value kept inside a group (registers, local memory, stack) costs HELD per element,

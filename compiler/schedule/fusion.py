@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compiler.graph import ops
+from compiler.expression import elementary as ops
 from compiler.graph.node import WRITES, Node
 from compiler.index.ranges import Computation, elements, in_pieces, trace
 from compiler.kernel.chain import find_chain, in_step

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from compiler.dtype import bool_
+from compiler.expression.elementary import BUILDERS, price
 from compiler.graph.node import MOVEMENT, ONE_TO_ONE, WRITES, Node, stored_as, topological
-from compiler.graph.ops import BUILDERS, price
 from compiler.schedule import cost as costs
 from compiler.schedule.calls import make_call_group
 from compiler.schedule.fusion import fuse

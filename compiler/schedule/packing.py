@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from compiler.graph import ops
+from compiler.expression import elementary as ops
+from compiler.expression.algebra import Opaque, Range, flatten, unflatten
+from compiler.expression.lookup import atoms, guard
 from compiler.graph.node import Node
-from compiler.index.algebra import Opaque, Range, flatten, unflatten
-from compiler.index.lookup import atoms, guard
 from compiler.index.ranges import Computation, elements, express
 from compiler.kernel.chain import find_chain
 from compiler.kernel.contraction import Contraction, find_contraction, ranges_of

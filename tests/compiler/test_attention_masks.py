@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler import Tensor
-from compiler.index.algebra import Range, constant
+from compiler.expression.algebra import Range, constant
 from compiler.index.ranges import express
 from compiler.kernel.attention.visible import most, needed
 from compiler.kernel.ir import If, Kernel, Loop, Statement

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiler import Tensor
 from compiler.dtype import bfloat16
-from compiler.index.algebra import Range
+from compiler.expression.algebra import Range
 from compiler.kernel.host.axis import Axis, deep, joined
 from compiler.kernel.host.tiles import LEFT_BYTES, RIGHT_BYTES, TILE_BYTES, Problem
 from hcq.device import Device

@@ -14,9 +14,9 @@ from compiler import dtype as dtypes
 from compiler.codegen import objects as codegen
 from compiler.codegen.emit import emit, index_bits
 from compiler.dtype import DType, bfloat16, float16, float32, int32
+from compiler.expression.algebra import Index, Range, at_least_zero, constant
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.algebra import Index, Range, at_least_zero, constant
 from compiler.kernel.ir import (
     Barrier,
     If,

@@ -13,9 +13,9 @@ from compiler import Tensor
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, bfloat16, float32
+from compiler.expression.algebra import Range, constant
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.algebra import Range, constant
 from compiler.kernel.host.axis import Axis, Part
 from compiler.kernel.host.packing import Direct, Packing, direct_height
 from compiler.kernel.ir import Memory, load, value

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 import hcq
 from compiler import Tensor
 from compiler.dtype import bfloat16, float16, float32
+from compiler.expression.functions import exp_below
 from compiler.index.ranges import Computation, express
 from compiler.kernel.choices import Attention
-from compiler.kernel.functions import exp_below
 from compiler.kernel.ir import Kernel, Memory, Store, group_range, load, thread_range
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.text import format_kernel

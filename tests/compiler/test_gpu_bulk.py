@@ -15,8 +15,8 @@ from compiler.codegen.emit import emit
 from compiler.codegen.nvptx import PACKED
 from compiler.codegen.objects import compile_text
 from compiler.dtype import bfloat16, float16, float32, int8
+from compiler.expression.algebra import Range, constant
 from compiler.graph import node as graph
-from compiler.index.algebra import Range, constant
 from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
 from compiler.kernel.contraction import find_contraction

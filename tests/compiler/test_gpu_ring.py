@@ -17,9 +17,9 @@ from compiler.codegen.emit import emit
 from compiler.codegen.nvptx import descriptor
 from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, bfloat16, float16, float32, int8
+from compiler.expression.algebra import Range, constant
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.algebra import Range, constant
 from compiler.index.ranges import express
 from compiler.kernel.choices import RingTiles, from_text, to_text
 from compiler.kernel.contraction import Contraction, find_contraction

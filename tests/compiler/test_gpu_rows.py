@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from compiler import Tensor
 from compiler.dtype import DType, bool_, float16, float32, int64, uint8
+from compiler.expression.algebra import at_least_zero, constant
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.algebra import at_least_zero, constant
 from compiler.index.ranges import Computation, express
 from compiler.kernel.choices import Rows, Sharing, Tiles
 from compiler.kernel.gpu.join import exchange, join

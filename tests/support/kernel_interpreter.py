@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.index.algebra import Index, Validity
+from compiler.expression.algebra import Index, Validity
 from compiler.kernel.ir import (
     Await,
     Barrier,

@@ -16,13 +16,13 @@ after the last key. No score leaves the group; only weights of the keys at hand 
 from __future__ import annotations
 
 from compiler.dtype import float32
-from compiler.graph import ops
-from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.expression import elementary as ops
+from compiler.expression.accumulate import replace
+from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.expression.functions import exp_below
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import replace
 from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
-from compiler.kernel.functions import exp_below
 from compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
 from compiler.kernel.gpu.loops import kernel_of
 from compiler.kernel.gpu.matmul import multiply_add

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.dtype import float32, int64
-from compiler.graph import ops
-from compiler.index.algebra import Index, Range, at_least_zero, both, constant, unflatten
-from compiler.index.lookup import guard, lookup
+from compiler.expression import elementary as ops
+from compiler.expression.accumulate import combine, replace
+from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.expression.functions import exp
+from compiler.expression.lookup import guard, lookup
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, replace
 from compiler.kernel.attention.visible import bounded, loop_over, seen
-from compiler.kernel.functions import exp
 from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import (
     If,

@@ -21,14 +21,22 @@ the other buffer behind it: one barrier a tile. (T. Dao, "FlashAttention-2", arX
 from __future__ import annotations
 
 from compiler.dtype import float32
-from compiler.graph import ops
-from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
+from compiler.expression import elementary as ops
+from compiler.expression.accumulate import replace
+from compiler.expression.algebra import (
+    Index,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    unflatten,
+)
+from compiler.expression.functions import exp_below
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import replace
 from compiler.kernel.attention.tiles import VECTOR, deep_size, vector_of, wide_size
 from compiler.kernel.attention.visible import bounded, loop_over, seen
 from compiler.kernel.choices import Attention
-from compiler.kernel.functions import exp_below
 from compiler.kernel.gpu.join import exchange, join_lanes, larger
 from compiler.kernel.gpu.loops import kernel_of
 from compiler.kernel.ir import (

@@ -12,13 +12,13 @@ from __future__ import annotations
 from math import gcd
 
 from compiler.dtype import float32
-from compiler.graph import ops
-from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.expression import elementary as ops
+from compiler.expression.accumulate import replace
+from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.expression.functions import exp_below
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import replace
 from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
-from compiler.kernel.functions import exp_below
 from compiler.kernel.gpu.join import larger
 from compiler.kernel.gpu.loops import kernel_of, threads_along
 from compiler.kernel.gpu.matmul import multiply_add

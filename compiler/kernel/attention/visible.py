@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from compiler.index.algebra import (
+from compiler.expression.algebra import (
     Div,
     Index,
     Mod,

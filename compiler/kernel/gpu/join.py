@@ -7,8 +7,8 @@ memory, and after one barrier all threads read them all.
 
 from __future__ import annotations
 
-from compiler.index.algebra import at_least_zero, constant
-from compiler.kernel.accumulate import combine
+from compiler.expression.accumulate import combine
+from compiler.expression.algebra import at_least_zero, constant
 from compiler.kernel.ir import (
     Barrier,
     If,

@@ -6,7 +6,7 @@ whole lines; what would run past the end is switched off only where the sizes do
 
 from __future__ import annotations
 
-from compiler.index.algebra import (
+from compiler.expression.algebra import (
     Index,
     Range,
     at_least_zero,

@@ -18,8 +18,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
-from compiler.index.lookup import guard
+from compiler.expression.algebra import (
+    Index,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    unflatten,
+)
+from compiler.expression.lookup import guard
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space, Tiles
 from compiler.kernel.contraction import Contraction

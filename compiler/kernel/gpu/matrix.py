@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.dtype import float32
-from compiler.index.algebra import Index, Range, constant, unflatten
+from compiler.expression.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import MatrixTiles, Space
 from compiler.kernel.contraction import Contraction

@@ -3,9 +3,9 @@ of neighbouring results where memory runs along them."""
 
 from __future__ import annotations
 
-from compiler.index.algebra import Range, at_least_zero, both, constant
+from compiler.expression.accumulate import combine, identity, replace
+from compiler.expression.algebra import Range, at_least_zero, both, constant
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, identity, replace
 from compiler.kernel.chain import Chain, Stage
 from compiler.kernel.choices import Rows, Sharing, Space
 from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along

@@ -13,10 +13,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.graph import ops
-from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
+from compiler.expression import elementary as ops
+from compiler.expression.accumulate import combine, identity
+from compiler.expression.algebra import (
+    Index,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    unflatten,
+)
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, identity
 from compiler.kernel.chain import Chain, held_values
 from compiler.kernel.choices import Rows, Space
 from compiler.kernel.gpu.join import join, waves_memory

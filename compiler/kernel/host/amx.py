@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.dtype import bfloat16
-from compiler.index.algebra import Index, Range
+from compiler.expression.algebra import Index, Range
 from compiler.kernel.host.axis import Part
 from compiler.kernel.host.packing import Packed, Packing
 from compiler.kernel.host.pairs import PAIR, PairPacking

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from compiler.index.algebra import Div, Index, Mod, Opaque, Range, constant, flatten, unflatten
+from compiler.expression.algebra import Div, Index, Mod, Opaque, Range, constant, flatten, unflatten
 from compiler.kernel.ir import Loop, Statement, Value, indices_of, substitute
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.index.algebra import Index, Range, constant, substitute_all, unflatten
+from compiler.expression.accumulate import combine, identity, replace
+from compiler.expression.algebra import Index, Range, constant, substitute_all, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, identity, replace
 from compiler.kernel.choices import Chunk, Space
 from compiler.kernel.ir import (
     If,

@@ -14,9 +14,9 @@ sizes of tiles and panels come from a cost model (compiler.kernel.host.tiles).
 from __future__ import annotations
 
 from compiler.dtype import int8
-from compiler.index.algebra import Index, Range, constant, unflatten
+from compiler.expression.accumulate import replace
+from compiler.expression.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import replace
 from compiler.kernel.choices import Space
 from compiler.kernel.contraction import LONGER, SMALLEST, Contraction
 from compiler.kernel.gpu.matmul import multiply_add

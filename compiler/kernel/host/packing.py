@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from compiler.dtype import DType
-from compiler.index.algebra import Index, Range, constant
+from compiler.expression.algebra import Index, Range, constant
 from compiler.kernel.host.axis import Axis, Part
 from compiler.kernel.ir import Loop, Memory, Statement, Store, Value, load, substitute, value
 from compiler.kernel.shared.spread import runs_along

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compiler.dtype import bfloat16, float32
-from compiler.index.algebra import Index, Range, constant, flatten
+from compiler.expression.algebra import Index, Range, constant, flatten
 from compiler.kernel.contraction import Contraction
 from compiler.kernel.host.axis import Axis, Part, Walk
 from compiler.kernel.host.packing import Packed, Packing, along_depth, limit, round_up, transpose

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compiler.dtype import int8, int32, uint8
-from compiler.index.algebra import Index, Range, constant
+from compiler.expression.algebra import Index, Range, constant
 from compiler.kernel.contraction import Contraction
 from compiler.kernel.host.axis import Axis, Part
 from compiler.kernel.host.packing import Packed, Packing, along_depth, limit, round_up

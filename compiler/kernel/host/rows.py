@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.graph import ops
-from compiler.index.algebra import Index, Range, constant, flatten, unflatten
+from compiler.expression import elementary as ops
+from compiler.expression.accumulate import combine, identity
+from compiler.expression.algebra import Index, Range, constant, flatten, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, identity
 from compiler.kernel.chain import Chain, held_values
 from compiler.kernel.host.loops import CHUNK, COLUMNS
 from compiler.kernel.ir import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.dtype import bool_
-from compiler.index.algebra import Range, constant, unflatten
+from compiler.expression.algebra import Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.host.packing import transpose
 from compiler.kernel.ir import (

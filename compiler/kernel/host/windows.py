@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.index.algebra import Index, Range, Validity, constant, unflatten
+from compiler.expression.accumulate import combine, identity, replace
+from compiler.expression.algebra import Index, Range, Validity, constant, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.accumulate import combine, identity, replace
 from compiler.kernel.contraction import ranges_of
 from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.host.tiles import vector_registers

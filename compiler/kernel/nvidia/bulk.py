@@ -26,8 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compiler.dtype import uint64
-from compiler.graph import ops
-from compiler.index.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.expression import elementary as ops
+from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import BulkTiles, Space
 from compiler.kernel.contraction import Contraction, find_contraction

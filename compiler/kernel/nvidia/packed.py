@@ -26,7 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.dtype import DType
-from compiler.index.algebra import Index, Range, Validity, at_least_zero, both, constant, unflatten
+from compiler.expression.algebra import (
+    Index,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    unflatten,
+)
 from compiler.kernel.ir import Load, Value
 from compiler.kernel.matrix_units import ROW
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.index.algebra import Index, Range, constant, unflatten
+from compiler.expression.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import RingTiles, Space
 from compiler.kernel.contraction import Contraction

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiler.index.algebra import Index, Range, Validity, constant, substitute_all
+from compiler.expression.algebra import Index, Range, Validity, constant, substitute_all
 from compiler.kernel.ir import Fetch, Load, Memory, Value, substitute, thread_range, value, walk
 from compiler.kernel.matrix_units import MATRICES, ROW
 from compiler.kernel.shared.spread import pack, spread

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from compiler.dtype import DType, int32
-from compiler.index.algebra import Index, constant
+from compiler.expression.algebra import Index, constant
 from compiler.kernel.ir import Memory, Statement, Store, Value, binary, const, load, value
 
 JOINED = 4  # fragments, and lanes of a row

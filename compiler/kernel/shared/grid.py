@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from compiler.index.algebra import Index, Range, substitute_all, unflatten
+from compiler.expression.algebra import Index, Range, substitute_all, unflatten
 from compiler.kernel.ir import (
     Await,
     Barrier,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.index.algebra import (
+from compiler.expression.algebra import (
     Index,
     Opaque,
     at_least_zero,
@@ -20,7 +20,7 @@ from compiler.index.algebra import (
     unflatten,
     within,
 )
-from compiler.index.lookup import atoms
+from compiler.expression.lookup import atoms
 from compiler.index.ranges import Computation
 from compiler.kernel.ir import (
     If,

@@ -13,10 +13,18 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from compiler.dtype import int32, int64
-from compiler.index.algebra import Index, Opaque, Range, Validity, at_least_zero, both, constant
-from compiler.index.lookup import atoms, lookup
+from compiler.expression.algebra import (
+    Index,
+    Opaque,
+    Range,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+)
+from compiler.expression.lookup import atoms, lookup
+from compiler.expression.table import table
 from compiler.index.ranges import Computation
-from compiler.index.table import table
 from compiler.kernel.ir import (
     If,
     Loop,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from compiler.dtype import DType
-from compiler.index.algebra import Index, Range, substitute_all
+from compiler.expression.algebra import Index, Range, substitute_all
 from compiler.kernel.ir import Load, Memory, Store, Value, gate, load, value, walk
 
 

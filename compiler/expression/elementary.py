@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from compiler.dtype import DType, bool_, float32
-from compiler.kernel import functions, inverse, power, remainders
+from compiler.expression import functions, inverse, power, remainders
 from compiler.kernel.ir import Value, binary, cast, const, rebuild, value
 
 Build = Callable[..., Value]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from compiler.dtype import float16, int32, uint32
-from compiler.kernel.functions import (
+from compiler.expression.functions import (
     absolute,
     add,
     as_bits,

@@ -1,7 +1,7 @@
 """Sums that pick one term: a one-hot factor becomes an index.
 
 before: sum over k of (k == v) * f(k), with v the same for all k: n terms, all but one of them zero.
-after: f(v) where 0 <= v < n, else zero: one term, read where v says (compiler.index.lookup).
+after: f(v) where 0 <= v < n, else zero: one term, read where v says (compiler.expression.lookup).
 
 So a table times one-hot rows is a gather, and a comparison of two ranges under a sum is a plain
 index. Terms that are not picked count as zero, whatever f is there (also infinite or NaN).
@@ -12,9 +12,9 @@ from __future__ import annotations
 from functools import partial, reduce
 
 from compiler.dtype import int64
-from compiler.graph.ops import expand
-from compiler.index.algebra import NEVER, Index, Range, within
-from compiler.index.lookup import guard, lookup
+from compiler.expression.algebra import NEVER, Index, Range, within
+from compiler.expression.elementary import expand
+from compiler.expression.lookup import guard, lookup
 from compiler.kernel.ir import Value, binary, cast, const, gate, indices_of, substitute, value, walk
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.index.algebra import Div, Index, Mod, Opaque, Range
+from compiler.expression.algebra import Div, Index, Mod, Opaque, Range
 from compiler.kernel.ir import Value, indices_of, substitute
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from compiler.dtype import int64
-from compiler.graph import ops
-from compiler.index.algebra import Index, Opaque, Range, Validity, both
+from compiler.expression import elementary as ops
+from compiler.expression.algebra import Index, Opaque, Range, Validity, both
 from compiler.kernel.ir import (
     Value,
     binary,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from compiler.dtype import float32, int32
-from compiler.kernel.functions import (
+from compiler.expression.functions import (
     absolute,
     add,
     as_bits,

@@ -98,7 +98,7 @@ class Mod(_Quotient):
 
 
 class Opaque(ABC):
-    """A bounded integer that other parts know how to compute (compiler.index.lookup)."""
+    """A bounded integer that other parts know how to compute (compiler.expression.lookup)."""
 
     __slots__ = ()
 

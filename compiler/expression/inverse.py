@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from compiler.dtype import float32
-from compiler.kernel.functions import (
+from compiler.expression.functions import (
     absolute,
     add,
     clamp,

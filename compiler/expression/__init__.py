@@ -1,0 +1,1 @@
+"""Values as functions of ranges: indices, operations, elementary functions."""
