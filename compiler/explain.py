@@ -25,18 +25,18 @@ from compiler.graph.node import Node
 from compiler.index.ranges import Computation
 from compiler.kernel.ir import Kernel
 from compiler.kernel.text import format_kernel
+from compiler.pattern.work import flops, moved
 from compiler.schedule.calls import CallGroup, body_of
 from compiler.schedule.group import Group, describe
 from compiler.schedule.packing import Derived, computation_of
 from compiler.schedule.plan import body_plan, kernels, make_plan
-from compiler.work import flops, moved
 from hcq.target import TargetSpec
 
 
 @dataclass
 class KernelReport:
     """A kernel of a run. result, inputs: numbers of nodes in the graph's text. computes: tensor
-    operations. ir: compiler.kernel.text. code: LLVM IR. flops, bytes: see compiler.work. seconds:
+    operations. ir: compiler.kernel.text. code: LLVM IR. flops, bytes: see pattern.work. seconds:
     the best of its runs but the first, first_seconds: of that one; None where not timed."""
 
     name: str

@@ -24,6 +24,7 @@ from compiler.graph.recipe import Recipe
 from compiler.kernel.ir import interning
 from compiler.memory_pool import MemoryPool, Storage, round_up
 from compiler.opened import Opened
+from compiler.pattern.work import measure
 from compiler.programs import KernelRecord, Loaded, Programs, listeners
 from compiler.replay.recording import current_recording
 from compiler.schedule.arrange import arrange
@@ -46,7 +47,6 @@ from compiler.schedule.repeats import (
 )
 from compiler.script import Script
 from compiler.search.tune import active
-from compiler.work import measure
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
 from hcq.device import Device

@@ -133,7 +133,7 @@ def expand(root: Value) -> Value:
 
 
 def cost(node: Value) -> int:
-    """Of one evaluation of a value's own operation, in additions (compiler.schedule.cost)."""
+    """Of one evaluation of a value's own operation, in additions (compiler.pattern.cost)."""
     if node.op in ("const", "index", "load", "bitcast", "extract", "pack", "broadcast", "results"):
         return 0
     return price(node.arg if node.op == "function" else node.op, node.dtype)

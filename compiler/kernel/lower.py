@@ -16,9 +16,7 @@ from compiler.index.ranges import Computation
 from compiler.kernel import scatter
 from compiler.kernel.attention import gpu as gpu_attention
 from compiler.kernel.attention import host as host_online
-from compiler.kernel.chain import find_chain
 from compiler.kernel.choices import BulkTiles, Choices, MatrixTiles, RingTiles, Space, Tiles
-from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.gpu import loops as gpu_loops
 from compiler.kernel.gpu import matmul as gpu_matmul
 from compiler.kernel.gpu import matrix as gpu_matrix
@@ -32,11 +30,13 @@ from compiler.kernel.host import windows as host_windows
 from compiler.kernel.ir import Kernel
 from compiler.kernel.nvidia import bulk as gpu_bulk
 from compiler.kernel.nvidia import ring as gpu_ring
-from compiler.kernel.online import find_online
 from compiler.kernel.shared.grid import within_limits
 from compiler.kernel.shared.pieces import side_by_side
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
+from compiler.pattern.chain import find_chain
+from compiler.pattern.contraction import Contraction, find_contraction
+from compiler.pattern.online import find_online
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 

@@ -41,7 +41,7 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
-from compiler.kernel.online import Online
+from compiler.pattern.online import Online
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from compiler.graph.node import Node
 from compiler.methods import winograd as winograd_tiles
 from compiler.methods.core import broadcast
 from compiler.methods.sorting import Sorting
-from compiler.schedule import cost
+from compiler.pattern import cost
 from hcq.config import config
 from hcq.errors import BadArgument
 

@@ -13,8 +13,8 @@ from compiler.graph.node import Node
 from compiler.index.ranges import Computation, express
 from compiler.kernel.attention.gpu import pieces_of
 from compiler.kernel.ir import interning
-from compiler.kernel.online import find_online
 from compiler.kernel.online_parts import InParts, in_parts
+from compiler.pattern.online import find_online
 from compiler.schedule.calls import CallGroup
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec

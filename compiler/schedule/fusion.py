@@ -1,8 +1,8 @@
 """Chains become one kernel: a reduction that one kernel alone uses, row by row, is made part of it.
 
 before: every reduction, with what follows it element for element, is a kernel.
-after: softmax, layer norm, argmax and the like are one kernel each (compiler.kernel.chain), and so
-is attention from scores to output (compiler.kernel.online), whose scores are never stored.
+after: softmax, layer norm, argmax and the like are one kernel each (compiler.pattern.chain), and so
+is attention from scores to output (compiler.pattern.online), whose scores are never stored.
 
 Whether a kernel can take a reduction in is seen from its ranges, so it does not matter by which
 operations it was written: the two are traced together, and must be a chain. What was found is kept
@@ -17,10 +17,10 @@ from typing import Any
 from compiler.expression import elementary as ops
 from compiler.graph.node import WRITES, Node
 from compiler.index.ranges import Computation, elements, in_pieces, trace
-from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
-from compiler.kernel.online import find_online
-from compiler.schedule import cost
+from compiler.pattern import cost
+from compiler.pattern.chain import find_chain, in_step
+from compiler.pattern.online import find_online
 from compiler.schedule.group import make_group, members
 
 REPEATING = ("expand", "gather")

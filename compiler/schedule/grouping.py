@@ -6,7 +6,7 @@ The rules, in order:
 2. A reduction takes in everything element-wise below it. Above it, it takes in what follows as long
    as each result is used once, element for element (its epilogue); the end of that is stored.
 3. A value used more than once is stored where computing it again costs more; so is one whose
-   elements an expand repeats, and what joins many pieces (compiler.schedule.cost decides).
+   elements an expand repeats, and what joins many pieces (compiler.pattern.cost decides).
 4. A reduction used by one kernel alone, row by row, becomes part of it (compiler.schedule.fusion).
 5. Kernels over the same ranges that read the same become one with several outputs
    (compiler.schedule.siblings).
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence, Set
 from compiler.dtype import bool_
 from compiler.expression.elementary import BUILDERS, price
 from compiler.graph.node import MOVEMENT, ONE_TO_ONE, WRITES, Node, stored_as, topological
-from compiler.schedule import cost as costs
+from compiler.pattern import cost as costs
 from compiler.schedule.calls import make_call_group
 from compiler.schedule.fusion import fuse
 from compiler.schedule.group import Group, make_group

@@ -24,8 +24,6 @@ from compiler.expression.algebra import Opaque, Range, flatten, unflatten
 from compiler.expression.lookup import atoms, guard
 from compiler.graph.node import Node
 from compiler.index.ranges import Computation, elements, express
-from compiler.kernel.chain import find_chain
-from compiler.kernel.contraction import Contraction, find_contraction, ranges_of
 from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.ir import (
     Load,
@@ -44,9 +42,11 @@ from compiler.kernel.ir import (
 from compiler.kernel.matrix_units import GroupUnit, find_group_unit
 from compiler.kernel.nvidia.packed import BLOCK, Packed
 from compiler.kernel.nvidia.totals import RUN
-from compiler.kernel.online import find_online
 from compiler.kernel.shared.spread import unit_stride
 from compiler.kernel.text import format_value
+from compiler.pattern.chain import find_chain
+from compiler.pattern.contraction import Contraction, find_contraction, ranges_of
+from compiler.pattern.online import find_online
 from compiler.schedule.attention import computed
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from compiler.index.ranges import Computation, in_pieces, trace_aligned
-from compiler.kernel.chain import find_chain, in_step
 from compiler.kernel.ir import interning, walk
-from compiler.schedule import cost
+from compiler.pattern import cost
+from compiler.pattern.chain import find_chain, in_step
 from compiler.schedule.calls import CallGroup
 from compiler.schedule.group import Group, make_group, members
 

@@ -18,7 +18,7 @@ from compiler.index.ranges import express
 from compiler.kernel.attention.visible import most, needed
 from compiler.kernel.ir import If, Kernel, Loop, Statement
 from compiler.kernel.lower import lower, spaces
-from compiler.kernel.online import find_online
+from compiler.pattern.online import find_online
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import TargetSpec, ptx_target

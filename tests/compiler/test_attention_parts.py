@@ -18,7 +18,7 @@ from compiler.index.ranges import express
 from compiler.kernel.attention import gpu as gpu_attention
 from compiler.kernel.attention.gpu import default_attention, groups_of
 from compiler.kernel.lower import lower
-from compiler.kernel.online import find_online
+from compiler.pattern.online import find_online
 from compiler.schedule.attention import PartGroup, computed, share_out
 from compiler.schedule.grouping import schedule
 from hcq.device import Device

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from compiler import Tensor
 from compiler.dtype import float16, float32
 from compiler.graph import node as graph
-from compiler.schedule import cost
+from compiler.pattern import cost
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from tests.support.compiler_cases import buffer

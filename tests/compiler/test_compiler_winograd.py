@@ -12,8 +12,8 @@ import hcq
 from compiler import Tensor, jit
 from compiler.methods import convolution
 from compiler.methods.winograd import TOLERANCE, matrices
+from compiler.pattern import cost
 from compiler.runtime import use_cache
-from compiler.schedule import cost
 from hcq.config import Config
 from hcq.device import Device
 from hcq.errors import BadArgument

@@ -15,10 +15,10 @@ from compiler.index.ranges import Computation
 from compiler.kernel.choices import Choices
 from compiler.kernel.ir import interning
 from compiler.kernel.lower import spaces
+from compiler.pattern.work import RUNS, SHARE_S, measure
 from compiler.programs import Programs
 from compiler.runtime import kernel_log, use_cache
 from compiler.search.store import key_of
-from compiler.work import RUNS, SHARE_S, measure
 from hcq.device import Device
 
 Run = Callable[[Callable[[], float]], float]

@@ -19,7 +19,6 @@ from compiler.expression.algebra import Range, constant
 from compiler.graph import node as graph
 from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
-from compiler.kernel.contraction import find_contraction
 from compiler.kernel.ir import If, Kernel, Memory, Signal, load
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.nvidia import bulk as gpu_bulk
@@ -27,6 +26,7 @@ from compiler.kernel.nvidia import ring as gpu_ring
 from compiler.kernel.nvidia.packed import Packed, recognise
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import BrokenKernel, verify
+from compiler.pattern.contraction import find_contraction
 from compiler.schedule import packing
 from compiler.schedule.grouping import schedule
 from compiler.schedule.packing import computation_of, packed

@@ -22,13 +22,13 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.index.ranges import express
 from compiler.kernel.choices import RingTiles, from_text, to_text
-from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.ir import Fetch, Kernel, Memory, const
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.matrix_units import GROUP_UNITS, UNITS
 from compiler.kernel.nvidia import ring as gpu_ring
 from compiler.kernel.nvidia.slices import Slices
 from compiler.kernel.text import format_kernel
+from compiler.pattern.contraction import Contraction, find_contraction
 from compiler.schedule.grouping import schedule
 from hcq.target import TargetSpec, ptx_target
 from nv.cubin import parse_cubin

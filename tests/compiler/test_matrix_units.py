@@ -19,13 +19,13 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.index.ranges import express
 from compiler.kernel.choices import MatrixTiles
-from compiler.kernel.contraction import find_contraction
 from compiler.kernel.gpu import matrix as gpu_matrix
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
 from compiler.kernel.matrix_units import UNITS, MatrixUnit
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
+from compiler.pattern.contraction import find_contraction
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import TargetSpec, matrix_family, ptx_target

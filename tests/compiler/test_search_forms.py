@@ -14,8 +14,8 @@ from compiler.dtype import float32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.methods import convolution
+from compiler.pattern import cost
 from compiler.runtime import use_cache
-from compiler.schedule import cost
 from compiler.search import forms
 from compiler.search.forms import Makes, preferred
 from compiler.search.tune import tuning

@@ -11,7 +11,7 @@ from compiler.kernel.attention import threads as gpu_online
 from compiler.kernel.attention import tiles as gpu_online_tiles
 from compiler.kernel.choices import Attention, Space
 from compiler.kernel.ir import Kernel, Value, walk
-from compiler.kernel.online import Online
+from compiler.pattern.online import Online
 from hcq.target import TargetSpec
 
 FEW = 16  # rows for which a thread each would leave most of a wave idle

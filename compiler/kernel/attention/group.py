@@ -43,8 +43,8 @@ from compiler.kernel.ir import (
     substitute,
     thread_range,
 )
-from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.shared.spread import spread
+from compiler.pattern.online import FINITE_LOWEST, Online, widened
 from hcq.target import TargetSpec
 
 TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once

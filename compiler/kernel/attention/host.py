@@ -34,8 +34,8 @@ from compiler.kernel.ir import (
     substitute,
     value,
 )
-from compiler.kernel.online import FINITE_LOWEST, Online
 from compiler.kernel.shared.spread import runs_along
+from compiler.pattern.online import FINITE_LOWEST, Online
 from hcq.target import TargetSpec
 
 VECTORS = 2  # of rows in a block

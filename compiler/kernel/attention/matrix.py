@@ -59,8 +59,8 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.matrix_units import MatrixUnit
-from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.shared.spread import pack, spread, store
+from compiler.pattern.online import FINITE_LOWEST, Online, widened
 
 TURNED = 4  # keys that a thread joins where values' memory runs across
 KEPT = 128  # of the depth: what a lane keeps of its row

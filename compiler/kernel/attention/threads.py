@@ -37,8 +37,8 @@ from compiler.kernel.ir import (
     substitute,
     thread_range,
 )
-from compiler.kernel.online import FINITE_LOWEST, Online, widened
 from compiler.kernel.shared.spread import spread
+from compiler.pattern.online import FINITE_LOWEST, Online, widened
 from hcq.target import TargetSpec
 
 KEYS = 16  # taken together, at most: the output is read and written once for them

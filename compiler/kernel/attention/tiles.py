@@ -6,7 +6,7 @@ from compiler.dtype import DType, float32
 from compiler.kernel.choices import Attention
 from compiler.kernel.ir import Value
 from compiler.kernel.matrix_units import MatrixUnit, find_unit
-from compiler.kernel.online import Online
+from compiler.pattern.online import Online
 from hcq.target import TargetSpec
 
 VECTOR = 8  # 16-bit elements that a thread moves at once

@@ -30,7 +30,6 @@ from compiler.expression.algebra import (
 from compiler.expression.lookup import guard
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space, Tiles
-from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu.tiles import (
     BLOCKS,
     MOVED,
@@ -58,6 +57,7 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.shared.spread import spread, store, unit_stride
+from compiler.pattern.contraction import Contraction
 from hcq.target import TargetSpec
 
 

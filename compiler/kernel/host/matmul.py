@@ -18,7 +18,6 @@ from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space
-from compiler.kernel.contraction import LONGER, SMALLEST, Contraction
 from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.host.amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
 from compiler.kernel.host.amx import best as amx_tile
@@ -42,6 +41,7 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.shared.spread import runs_along, unit_stride
+from compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from hcq.target import TargetSpec
 
 DEPTH = 256  # steps of a slice, about: a panel of the right factor then fits the first-level cache

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from compiler.dtype import int8, int32, uint8
 from compiler.expression.algebra import Index, Range, constant
-from compiler.kernel.contraction import Contraction
 from compiler.kernel.host.axis import Axis, Part
 from compiler.kernel.host.packing import Packed, Packing, along_depth, limit, round_up
 from compiler.kernel.ir import (
@@ -35,6 +34,7 @@ from compiler.kernel.ir import (
     substitute,
     value,
 )
+from compiler.pattern.contraction import Contraction
 from hcq.target import TargetSpec
 
 QUAD = 4

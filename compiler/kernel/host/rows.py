@@ -12,7 +12,6 @@ from compiler.expression import elementary as ops
 from compiler.expression.accumulate import combine, identity
 from compiler.expression.algebra import Index, Range, constant, flatten, unflatten
 from compiler.index.ranges import Computation, elements
-from compiler.kernel.chain import Chain, held_values
 from compiler.kernel.host.loops import CHUNK, COLUMNS
 from compiler.kernel.ir import (
     Kernel,
@@ -27,7 +26,8 @@ from compiler.kernel.ir import (
     substitute,
 )
 from compiler.kernel.shared.spread import runs_along
-from compiler.schedule.cost import HELD_BYTES
+from compiler.pattern.chain import Chain, held_values
+from compiler.pattern.cost import HELD_BYTES
 from hcq.target import TargetSpec
 
 

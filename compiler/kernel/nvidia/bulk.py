@@ -30,7 +30,6 @@ from compiler.expression import elementary as ops
 from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import BulkTiles, Space
-from compiler.kernel.contraction import Contraction, find_contraction
 from compiler.kernel.gpu.matmul import finish_run
 from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.ir import (
@@ -63,6 +62,7 @@ from compiler.kernel.nvidia.ring import (
     threads_of,
 )
 from compiler.kernel.nvidia.totals import finish_group, room_for
+from compiler.pattern.contraction import Contraction, find_contraction
 from hcq.target import TargetSpec
 
 BANDS = (16, 8, 4, 2, 1)  # tiles down before the next ones across: near tiles share what they read

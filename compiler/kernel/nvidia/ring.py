@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from compiler.expression.algebra import Index, Range, constant, unflatten
 from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import RingTiles, Space
-from compiler.kernel.contraction import Contraction
 from compiler.kernel.gpu.matmul import finish_run, padded_factor
 from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.ir import (
@@ -62,6 +61,7 @@ from compiler.kernel.matrix_units import (
 from compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
 from compiler.kernel.nvidia.totals import Finish, finish_group, room_for
 from compiler.kernel.shared.spread import unit_stride
+from compiler.pattern.contraction import Contraction
 from hcq.target import TargetSpec
 
 WAVE = 32

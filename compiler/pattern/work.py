@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import prod
 
 from compiler.index.ranges import Computation
-from compiler.kernel.chain import free_ranges
 from compiler.kernel.ir import walk
+from compiler.pattern.chain import free_ranges
 
 RUNS = 10  # of a kernel that is timed, after its first
 SHARE_S = 0.05  # of all of them, about

@@ -26,8 +26,6 @@ from compiler.expression.algebra import Range, at_least_zero, constant
 from compiler.expression.elementary import is_narrow
 from compiler.expression.lookup import guard
 from compiler.index.ranges import Computation
-from compiler.kernel.chain import Stage, alike, free_ranges
-from compiler.kernel.contraction import ranges_of
 from compiler.kernel.ir import (
     Memory,
     Value,
@@ -40,6 +38,8 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
+from compiler.pattern.chain import Stage, alike, free_ranges
+from compiler.pattern.contraction import ranges_of
 
 # A running maximum starts here, not at minus infinity: exp(-inf - -inf) is no number, and the first
 # keys of a row may all be masked out. A row without any key gives 0 / 0, as step by step.

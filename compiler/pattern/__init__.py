@@ -1,0 +1,1 @@
+"""What a computation is, whatever the target: products, rows, attention, and its cost."""
