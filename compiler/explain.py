@@ -22,14 +22,14 @@ from compiler.codegen.emit import emit
 from compiler.graph import origin
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
-from compiler.index.ranges import Computation
 from compiler.kernel.ir import Kernel
 from compiler.kernel.text import format_kernel
 from compiler.pattern.work import flops, moved
+from compiler.plan.packing import Derived, computation_of
+from compiler.plan.plan import body_plan, kernels, make_plan
 from compiler.schedule.calls import CallGroup, body_of
+from compiler.schedule.express import Computation
 from compiler.schedule.group import Group, describe
-from compiler.schedule.packing import Derived, computation_of
-from compiler.schedule.plan import body_plan, kernels, make_plan
 from hcq.target import TargetSpec
 
 

@@ -21,7 +21,7 @@ from compiler.dtype import bfloat16, bool_
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.memory_pool import MemoryPool, Storage
-from compiler.schedule.plan import Structure
+from compiler.plan.plan import Structure
 
 BY_POSITION = frozenset(("iota", "gather", "scatter", "call", "result"))
 DECIDING = frozenset(("pow",))  # operations written out by the value of an operand

@@ -25,15 +25,11 @@ from compiler.kernel.ir import interning
 from compiler.memory_pool import MemoryPool, Storage, round_up
 from compiler.opened import Opened
 from compiler.pattern.work import measure
-from compiler.programs import KernelRecord, Loaded, Programs, listeners
-from compiler.replay.recording import current_recording
-from compiler.schedule.arrange import arrange
-from compiler.schedule.attention import PartGroup
-from compiler.schedule.group import Group
-from compiler.schedule.hazards import InPlace, in_place
-from compiler.schedule.packing import Derived
-from compiler.schedule.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
-from compiler.schedule.repeats import (
+from compiler.plan.arrange import arrange
+from compiler.plan.attention import PartGroup
+from compiler.plan.packing import Derived
+from compiler.plan.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
+from compiler.plan.repeats import (
     Repeating,
     Written,
     copied,
@@ -45,6 +41,10 @@ from compiler.schedule.repeats import (
     ways_of,
     written,
 )
+from compiler.programs import KernelRecord, Loaded, Programs, listeners
+from compiler.replay.recording import current_recording
+from compiler.schedule.group import Group
+from compiler.schedule.hazards import InPlace, in_place
 from compiler.script import Script
 from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol

@@ -25,9 +25,9 @@ from compiler.memory_pool import Storage
 from compiler.methods.core import Scalar, integer_of, number_of, shape_of
 from compiler.methods.losses import Losses
 from compiler.methods.randomness import squares
+from compiler.plan.plan import MemoryPlan, memory_plan
 from compiler.replay.recording import current_recording
 from compiler.runtime import device_of, runtime_of
-from compiler.schedule.plan import MemoryPlan, memory_plan
 from compiler.search.forms import Makes, preferred
 from hcq.arrays import as_array
 from hcq.device import Device

@@ -117,7 +117,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Packing:
-    """Whether a product's factors are packed first (compiler.schedule.packing)."""
+    """Whether a product's factors are packed first (compiler.plan.packing)."""
 
     pays: bool
 

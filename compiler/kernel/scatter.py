@@ -1,4 +1,4 @@
-"""Kernels that write elements which indices choose (compiler.index.ranges.Chosen).
+"""Kernels that write elements which indices choose (compiler.schedule.express.Chosen).
 
 Where no element is written twice, these are loops like others. Otherwise the ranges that may meet
 are gone through in order by one thread, so that results do not depend on chance: threads share out
@@ -21,11 +21,11 @@ from compiler.expression.algebra import (
     substitute_all,
     unflatten,
 )
-from compiler.index.ranges import Chosen, Computation, elements
 from compiler.kernel.gpu import loops as gpu_loops
 from compiler.kernel.gpu.loops import kernel_of, threads_along
 from compiler.kernel.host import loops as host_loops
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, substitute
+from compiler.schedule.express import Chosen, Computation, elements
 from hcq.target import TargetSpec
 
 LINE = 16  # elements a group of the host takes at least

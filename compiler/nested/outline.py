@@ -19,8 +19,8 @@ from compiler.expression.elementary import BUILDERS, COSTS
 from compiler.graph.call import PARAMETER, Body, Call, connect
 from compiler.graph.node import MOVEMENT, Node
 from compiler.methods.core import TensorCore
+from compiler.plan.plan import Structure, structure
 from compiler.schedule.calls import live_results
-from compiler.schedule.plan import Structure, structure
 
 KNOWN = 1024  # bodies kept; beyond it all are made again
 PLAIN = 16  # operations on constants alone that are rather done again in each call

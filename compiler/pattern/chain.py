@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from compiler.expression import elementary as ops
 from compiler.expression.algebra import Range, constant
 from compiler.expression.lookup import Lookup, atoms
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.ir import Memory, Value, load, own_indices, rebuild, substitute, walk
 from compiler.pattern import cost
 from compiler.pattern.contraction import is_product
+from compiler.schedule.express import Computation, elements
 
 
 @dataclass(frozen=True)

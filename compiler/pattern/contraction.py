@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.expression.algebra import Range
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.ir import Value, indices_of, walk
+from compiler.schedule.express import Computation, elements
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
 FEWEST = 2  # of one side, where the other is long

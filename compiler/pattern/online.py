@@ -25,7 +25,6 @@ from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Range, at_least_zero, constant
 from compiler.expression.elementary import is_narrow
 from compiler.expression.lookup import guard
-from compiler.index.ranges import Computation
 from compiler.kernel.ir import (
     Memory,
     Value,
@@ -40,6 +39,7 @@ from compiler.kernel.ir import (
 )
 from compiler.pattern.chain import Stage, alike, free_ranges
 from compiler.pattern.contraction import ranges_of
+from compiler.schedule.express import Computation
 
 # A running maximum starts here, not at minus infinity: exp(-inf - -inf) is no number, and the first
 # keys of a row may all be masked out. A row without any key gives 0 / 0, as step by step.

@@ -1,7 +1,7 @@
 """Calls of nested functions among the kernels of a schedule.
 
 A call takes a place in the order like a kernel: it reads its arguments, which are stored, and makes
-its results. What happens inside is planned once for each body (compiler.schedule.plan), by
+its results. What happens inside is planned once for each body (compiler.plan.plan), by
 which results are asked for and which arguments may be overwritten.
 """
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from compiler.expression import elementary as ops
 from compiler.graph.node import WRITES, Node
-from compiler.index.ranges import Computation, elements, in_pieces, trace
 from compiler.kernel.ir import interning, walk
 from compiler.pattern import cost
 from compiler.pattern.chain import find_chain, in_step
 from compiler.pattern.online import find_online
+from compiler.schedule.express import Computation, elements, in_pieces, trace
 from compiler.schedule.group import make_group, members
 
 REPEATING = ("expand", "gather")

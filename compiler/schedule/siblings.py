@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.index.ranges import Computation, in_pieces, trace_aligned
 from compiler.kernel.ir import interning, walk
 from compiler.pattern import cost
 from compiler.pattern.chain import find_chain, in_step
 from compiler.schedule.calls import CallGroup
+from compiler.schedule.express import Computation, in_pieces, trace_aligned
 from compiler.schedule.group import Group, make_group, members
 
 MOST = 4  # outputs of a kernel

@@ -19,12 +19,12 @@ from typing import Any
 
 from compiler.codegen.children import Compiled, shared
 from compiler.codegen.emit import emit
-from compiler.index.ranges import Computation
 from compiler.kernel import ir
 from compiler.kernel.choices import Choices, Packing, shown
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.nvidia.bulk import packed_layouts
 from compiler.kernel.verify import BrokenKernel
+from compiler.schedule.express import Computation
 from compiler.search.beam import Found, Trial, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer

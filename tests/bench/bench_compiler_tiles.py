@@ -17,12 +17,12 @@ import hcq
 from compiler import Tensor
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
-from compiler.index.ranges import express
 from compiler.kernel.host.matmul import matmul, problem
 from compiler.kernel.host.tiles import Tile
 from compiler.kernel.verify import verify
 from compiler.pattern.contraction import find_contraction
 from compiler.runtime import use_cache
+from compiler.schedule.express import express
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
 from hcq.buffer import Buffer

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from compiler import Tensor
 from compiler.expression.algebra import Range, constant
-from compiler.index.ranges import express
 from compiler.kernel.attention.visible import most, needed
 from compiler.kernel.ir import If, Kernel, Loop, Statement
 from compiler.kernel.lower import lower, spaces
 from compiler.pattern.online import find_online
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import TargetSpec, ptx_target

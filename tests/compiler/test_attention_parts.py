@@ -14,12 +14,12 @@ import compiler
 import hcq
 from compiler import Tensor
 from compiler.explain import watch
-from compiler.index.ranges import express
 from compiler.kernel.attention import gpu as gpu_attention
 from compiler.kernel.attention.gpu import default_attention, groups_of
 from compiler.kernel.lower import lower
 from compiler.pattern.online import find_online
-from compiler.schedule.attention import PartGroup, computed, share_out
+from compiler.plan.attention import PartGroup, computed, share_out
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import ptx_target

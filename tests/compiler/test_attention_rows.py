@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler import Tensor
-from compiler.index.ranges import express
 from compiler.kernel.lower import lower
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from tests.support.compiler_cases import HOST

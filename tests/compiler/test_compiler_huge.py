@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import hcq
 from compiler import Tensor
-from compiler.index.ranges import express
 from compiler.kernel.lower import lower
 from compiler.kernel.text import format_kernel
 from compiler.runtime import use_cache
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 

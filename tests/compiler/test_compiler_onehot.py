@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compiler import Tensor
-from compiler.index.ranges import express
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from tests.support.compiler_devices import device_fixture

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from compiler import Tensor
 from compiler.graph.node import Node, topological
+from compiler.plan.plan import make_plan, memory_plan, structure
 from compiler.runtime import runtime_of
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
-from compiler.schedule.plan import make_plan, memory_plan, structure
 from hcq.device import Device
 
 Array = NDArray[Any]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import hcq
 from compiler import Tensor
 from compiler.memory_pool import MemoryPool, Storage
+from compiler.plan.plan import structure
 from compiler.runtime import runtime_of, use_cache
-from compiler.schedule.plan import structure
 from hcq.buffer import Buffer
 from hcq.device import Device
 

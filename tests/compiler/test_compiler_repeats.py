@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from compiler import Tensor
 from compiler.graph.node import Node
-from compiler.runtime import use_cache
-from compiler.schedule.grouping import schedule
-from compiler.schedule.plan import Plan, kernels, make_plan, structure
-from compiler.schedule.repeats import (
+from compiler.plan.plan import Plan, kernels, make_plan, structure
+from compiler.plan.repeats import (
     KEPT,
     copied,
     find_repeats,
@@ -23,6 +21,8 @@ from compiler.schedule.repeats import (
     shortened,
     stretched,
 )
+from compiler.runtime import use_cache
+from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from tests.support import models
 

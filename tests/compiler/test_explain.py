@@ -11,13 +11,13 @@ import pytest
 import hcq
 from compiler import Tensor
 from compiler.explain import watch
-from compiler.index.ranges import Computation
 from compiler.kernel.choices import Choices
 from compiler.kernel.ir import interning
 from compiler.kernel.lower import spaces
 from compiler.pattern.work import RUNS, SHARE_S, measure
 from compiler.programs import Programs
 from compiler.runtime import kernel_log, use_cache
+from compiler.schedule.express import Computation
 from compiler.search.store import key_of
 from hcq.device import Device
 

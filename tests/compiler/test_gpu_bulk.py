@@ -27,9 +27,9 @@ from compiler.kernel.nvidia.packed import Packed, recognise
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import BrokenKernel, verify
 from compiler.pattern.contraction import find_contraction
-from compiler.schedule import packing
+from compiler.plan import packing
+from compiler.plan.packing import computation_of, packed
 from compiler.schedule.grouping import schedule
-from compiler.schedule.packing import computation_of, packed
 from hcq.target import TargetSpec, ptx_target
 from nv.cubin import parse_cubin
 from tests.compiler.test_matrix_units import product

@@ -20,7 +20,6 @@ from compiler.dtype import DType, bfloat16, float16, float32, int8
 from compiler.expression.algebra import Range, constant
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.ranges import express
 from compiler.kernel.choices import RingTiles, from_text, to_text
 from compiler.kernel.ir import Fetch, Kernel, Memory, const
 from compiler.kernel.lower import lower, spaces
@@ -29,6 +28,7 @@ from compiler.kernel.nvidia import ring as gpu_ring
 from compiler.kernel.nvidia.slices import Slices
 from compiler.kernel.text import format_kernel
 from compiler.pattern.contraction import Contraction, find_contraction
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.target import TargetSpec, ptx_target
 from nv.cubin import parse_cubin

@@ -17,7 +17,6 @@ from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.ranges import express
 from compiler.kernel.choices import MatrixTiles
 from compiler.kernel.gpu import matrix as gpu_matrix
 from compiler.kernel.ir import Kernel
@@ -26,6 +25,7 @@ from compiler.kernel.matrix_units import UNITS, MatrixUnit
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
 from compiler.pattern.contraction import find_contraction
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import TargetSpec, matrix_family, ptx_target

@@ -17,11 +17,11 @@ from compiler import Tensor, function, jit
 from compiler.explain import watch
 from compiler.graph.call import Body
 from compiler.memory_pool import Storage
+from compiler.plan.arrange import arrange
+from compiler.plan.plan import kernels, structure
 from compiler.runtime import runtime_of, use_cache
-from compiler.schedule.arrange import arrange
 from compiler.schedule.calls import body_of
 from compiler.schedule.grouping import schedule
-from compiler.schedule.plan import kernels, structure
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 from tests.support import models
@@ -94,7 +94,7 @@ def test_a_function_is_scheduled_once(cpu: Device, monkeypatch: pytest.MonkeyPat
         counts.append(len(groups))
         return groups
 
-    monkeypatch.setattr("compiler.schedule.plan.arrange", counting)
+    monkeypatch.setattr("compiler.plan.plan.arrange", counting)
 
     @function
     def own(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from compiler import Tensor, function
 from compiler.memory_pool import Storage
-from compiler.schedule.plan import structure
+from compiler.plan.plan import structure
 from hcq.device import Device
 
 Array = NDArray[Any]

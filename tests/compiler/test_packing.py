@@ -18,14 +18,14 @@ from compiler.dtype import DType, bfloat16, float16, float32, int8
 from compiler.explain import watch
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.ranges import Computation
 from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles, Packing
 from compiler.kernel.nvidia import bulk as gpu_bulk
+from compiler.plan import packing
+from compiler.plan.packing import packed
 from compiler.runtime import runtime_of, use_cache
-from compiler.schedule import packing
+from compiler.schedule.express import Computation
 from compiler.schedule.grouping import schedule
-from compiler.schedule.packing import packed
 from compiler.search.store import packing_key
 from compiler.search.tune import tuning
 from hcq.device import Device

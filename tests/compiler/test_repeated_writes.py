@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from compiler import Tensor, jit
 from compiler.graph.node import WRITES, Node
 from compiler.memory_pool import Storage
-from compiler.runtime import kernel_log, use_cache
-from compiler.schedule import hazards
-from compiler.schedule.grouping import schedule
-from compiler.schedule.hazards import InPlace, in_place
-from compiler.schedule.plan import Plan, kernels, make_plan, structure
-from compiler.schedule.repeats import (
+from compiler.plan.plan import Plan, kernels, make_plan, structure
+from compiler.plan.repeats import (
     KEPT,
     copied,
     find_repeats,
@@ -30,6 +26,10 @@ from compiler.schedule.repeats import (
     ways_of,
     written,
 )
+from compiler.runtime import kernel_log, use_cache
+from compiler.schedule import hazards
+from compiler.schedule.grouping import schedule
+from compiler.schedule.hazards import InPlace, in_place
 from hcq.device import Device
 from tests.support.decoder import Decoder, normed
 

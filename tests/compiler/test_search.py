@@ -19,7 +19,6 @@ from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, float16, float32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.index.ranges import Computation, express
 from compiler.kernel import choices as records
 from compiler.kernel.choices import (
     Choices,
@@ -34,6 +33,7 @@ from compiler.kernel.choices import (
 from compiler.kernel.host.tiles import Tile
 from compiler.kernel.lower import lower, spaces
 from compiler.runtime import kernel_log, use_cache
+from compiler.schedule.express import Computation, express
 from compiler.schedule.grouping import schedule
 from compiler.search.beam import search
 from compiler.search.measure import Bench, Candidate, Outcome, Parameter, Problem

@@ -16,10 +16,10 @@ from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
 from compiler.dtype import float32
 from compiler.graph import node as graph
-from compiler.index.ranges import Computation, express
 from compiler.kernel.choices import Choices, Chunk, Space
 from compiler.kernel.lower import lower
 from compiler.runtime import use_cache
+from compiler.schedule.express import Computation, express
 from compiler.schedule.grouping import schedule
 from compiler.search import measurer as measuring
 from compiler.search import tune

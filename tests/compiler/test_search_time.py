@@ -10,10 +10,10 @@ import pytest
 
 import hcq
 from compiler import Tensor
-from compiler.index.ranges import Computation, express
 from compiler.kernel.choices import Choices, Chunk, Space
 from compiler.kernel.ir import interning
 from compiler.runtime import kernel_log, use_cache
+from compiler.schedule.express import Computation, express
 from compiler.schedule.grouping import schedule
 from compiler.search import tune
 from compiler.search.beam import search

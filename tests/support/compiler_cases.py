@@ -14,9 +14,9 @@ from compiler.codegen import objects as codegen
 from compiler.codegen.emit import emit
 from compiler.dtype import DType, bool_, from_numpy
 from compiler.graph.node import Node
-from compiler.index.ranges import express
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.target import TargetSpec
 

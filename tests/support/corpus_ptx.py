@@ -21,12 +21,12 @@ import hcq
 from compiler import Tensor
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
-from compiler.index.ranges import express
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
+from compiler.plan.plan import make_plan, structure
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import in_place
-from compiler.schedule.plan import make_plan, structure
 from hcq.device import Device
 from hcq.target import TargetSpec, ptx_target
 from tests.support.corpus_case import Case

@@ -14,9 +14,9 @@ from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
+from compiler.plan.packing import computation_of, packed
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
-from compiler.schedule.packing import computation_of, packed
 from hcq.target import TargetSpec, ptx_target
 
 Array = NDArray[Any]

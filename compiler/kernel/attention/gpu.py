@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.attention import group as gpu_online_group
 from compiler.kernel.attention import matrix as gpu_online_matrix
 from compiler.kernel.attention import threads as gpu_online
@@ -12,6 +11,7 @@ from compiler.kernel.attention import tiles as gpu_online_tiles
 from compiler.kernel.choices import Attention, Space
 from compiler.kernel.ir import Kernel, Value, walk
 from compiler.pattern.online import Online
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 FEW = 16  # rows for which a thread each would leave most of a wave idle
@@ -44,7 +44,7 @@ def attention(
 
 
 def pieces_of(parts: Online, target: TargetSpec) -> int:
-    """In how many parts the keys are shared out among groups (compiler.kernel.online_parts): 1
+    """In how many parts the keys are shared out among groups (compiler.plan.online_parts): 1
     where there are groups enough for all compute units, or less to read than is worth a second
     kernel."""
     wanted = default_attention(parts, target)

@@ -20,7 +20,6 @@ from compiler.expression import elementary as ops
 from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.expression.functions import exp_below
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
@@ -45,6 +44,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.spread import spread
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once

@@ -15,7 +15,6 @@ from compiler.expression.accumulate import combine, replace
 from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.expression.functions import exp
 from compiler.expression.lookup import guard, lookup
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.attention.visible import bounded, loop_over, seen
 from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import (
@@ -36,6 +35,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.spread import runs_along
 from compiler.pattern.online import FINITE_LOWEST, Online
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 VECTORS = 2  # of rows in a block

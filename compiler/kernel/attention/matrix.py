@@ -33,7 +33,6 @@ from compiler.expression.algebra import (
     unflatten,
 )
 from compiler.expression.functions import exp_below
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.attention.tiles import VECTOR, deep_size, vector_of, wide_size
 from compiler.kernel.attention.visible import bounded, loop_over, seen
 from compiler.kernel.choices import Attention
@@ -61,6 +60,7 @@ from compiler.kernel.ir import (
 from compiler.kernel.matrix_units import MatrixUnit
 from compiler.kernel.shared.spread import pack, spread, store
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
+from compiler.schedule.express import Computation, elements
 
 TURNED = 4  # keys that a thread joins where values' memory runs across
 KEPT = 128  # of the depth: what a lane keeps of its row

@@ -16,7 +16,6 @@ from compiler.expression import elementary as ops
 from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.expression.functions import exp_below
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.gpu.join import larger
@@ -39,6 +38,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.spread import spread
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 KEYS = 16  # taken together, at most: the output is read and written once for them

@@ -14,7 +14,6 @@ from compiler.expression.algebra import (
     substitute_all,
     unflatten,
 )
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space, Threads
 from compiler.kernel.ir import (
     If,
@@ -27,6 +26,7 @@ from compiler.kernel.ir import (
     thread_range,
 )
 from compiler.kernel.shared.spread import spread, store, vector_width
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 BLOCK = 256  # threads per group where there is enough to do

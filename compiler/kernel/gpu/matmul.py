@@ -28,7 +28,6 @@ from compiler.expression.algebra import (
     unflatten,
 )
 from compiler.expression.lookup import guard
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space, Tiles
 from compiler.kernel.gpu.tiles import (
     BLOCKS,
@@ -58,6 +57,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.spread import spread, store, unit_stride
 from compiler.pattern.contraction import Contraction
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 

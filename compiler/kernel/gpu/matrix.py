@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 
 from compiler.dtype import float32
 from compiler.expression.algebra import Index, Range, constant, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import MatrixTiles, Space
 from compiler.kernel.gpu.matmul import finish_run, padded_factor
 from compiler.kernel.ir import (
@@ -46,6 +45,7 @@ from compiler.kernel.ir import (
 from compiler.kernel.matrix_units import MatrixUnit, find_unit
 from compiler.kernel.shared.spread import pack, spread, unit_stride
 from compiler.pattern.contraction import Contraction
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 VECTOR = 16  # bytes that a thread moves at once

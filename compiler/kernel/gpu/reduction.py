@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from compiler.expression.accumulate import combine, identity, replace
 from compiler.expression.algebra import Range, at_least_zero, both, constant
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Rows, Sharing, Space
 from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
 from compiler.kernel.gpu.rows import default_rows, lane_counts, rows
@@ -25,6 +24,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.spread import unit_stride
 from compiler.pattern.chain import Chain, Stage
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 SHORT = 8  # reductions below this are a thread's

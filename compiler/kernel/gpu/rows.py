@@ -24,7 +24,6 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Rows, Space
 from compiler.kernel.gpu.join import join, waves_memory
 from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
@@ -45,6 +44,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from compiler.pattern.chain import Chain, held_values
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 HELD = 32  # elements of a row that a thread holds, at most

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from compiler.expression.accumulate import combine, identity, replace
 from compiler.expression.algebra import Index, Range, constant, substitute_all, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Chunk, Space
 from compiler.kernel.ir import (
     If,
@@ -25,6 +24,7 @@ from compiler.kernel.ir import (
     walk,
 )
 from compiler.kernel.shared.spread import loads, runs_along
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 CHUNK = 16384  # elements of work that are worth a group of their own

@@ -16,7 +16,6 @@ from __future__ import annotations
 from compiler.dtype import int8
 from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Index, Range, constant, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import Space
 from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.host.amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
@@ -42,6 +41,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.spread import runs_along, unit_stride
 from compiler.pattern.contraction import LONGER, SMALLEST, Contraction
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 DEPTH = 256  # steps of a slice, about: a panel of the right factor then fits the first-level cache

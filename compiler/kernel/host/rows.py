@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from compiler.expression import elementary as ops
 from compiler.expression.accumulate import combine, identity
 from compiler.expression.algebra import Index, Range, constant, flatten, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.host.loops import CHUNK, COLUMNS
 from compiler.kernel.ir import (
     Kernel,
@@ -28,6 +27,7 @@ from compiler.kernel.ir import (
 from compiler.kernel.shared.spread import runs_along
 from compiler.pattern.chain import Chain, held_values
 from compiler.pattern.cost import HELD_BYTES
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from compiler.dtype import bool_
 from compiler.expression.algebra import Range, constant, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.host.packing import transpose
 from compiler.kernel.ir import (
     If,
@@ -31,6 +30,7 @@ from compiler.kernel.ir import (
     substitute,
     walk,
 )
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 SMALLEST = 1 << 14  # elements below which the first caches hold all that is read

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from compiler.expression.accumulate import combine, identity, replace
 from compiler.expression.algebra import Index, Range, Validity, constant, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.host.tiles import vector_registers
 from compiler.kernel.ir import (
@@ -39,6 +38,7 @@ from compiler.kernel.ir import (
 )
 from compiler.pattern import cost
 from compiler.pattern.contraction import ranges_of
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 SPARE = 4  # registers that do not hold weights

@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from compiler.dtype import uint64
 from compiler.expression import elementary as ops
 from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import BulkTiles, Space
 from compiler.kernel.gpu.matmul import finish_run
 from compiler.kernel.gpu.matrix import narrow
@@ -63,6 +62,7 @@ from compiler.kernel.nvidia.ring import (
 )
 from compiler.kernel.nvidia.totals import finish_group, room_for
 from compiler.pattern.contraction import Contraction, find_contraction
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 BANDS = (16, 8, 4, 2, 1)  # tiles down before the next ones across: near tiles share what they read

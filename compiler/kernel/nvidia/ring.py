@@ -17,7 +17,7 @@ ring one stage longer. That unit sees memory by another way than threads do, hen
 
 Why `cp.async`: it clips ragged edges, exchanges chunks, and needs no kernel before. One bulk copy
 brings bytes that are side by side, and leaves them so: for that, factors are packed first, which
-pays for large products (gpu_bulk, compiler.schedule.packing). 16 bytes a thread cost 12
+pays for large products (gpu_bulk, compiler.plan.packing). 16 bytes a thread cost 12
 instructions a slice, which `wgmma` leaves time for: a slice of 128 x 256 x 64 occupies the unit for
 1024 cycles, and the schedulers for a tenth of them.
 """
@@ -27,7 +27,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.expression.algebra import Index, Range, constant, unflatten
-from compiler.index.ranges import Computation, elements
 from compiler.kernel.choices import RingTiles, Space
 from compiler.kernel.gpu.matmul import finish_run, padded_factor
 from compiler.kernel.gpu.matrix import narrow
@@ -62,6 +61,7 @@ from compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
 from compiler.kernel.nvidia.totals import Finish, finish_group, room_for
 from compiler.kernel.shared.spread import unit_stride
 from compiler.pattern.contraction import Contraction
+from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 WAVE = 32

@@ -21,7 +21,6 @@ from compiler.expression.algebra import (
     within,
 )
 from compiler.expression.lookup import atoms
-from compiler.index.ranges import Computation
 from compiler.kernel.ir import (
     If,
     Kernel,
@@ -38,6 +37,7 @@ from compiler.kernel.ir import (
 )
 from compiler.kernel.shared.grid import moved
 from compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
+from compiler.schedule.express import Computation
 from hcq.target import TargetSpec
 
 FEW_CODES = 4  # pieces with code of their own that a kernel may have without harm

@@ -24,7 +24,6 @@ from compiler.expression.algebra import (
 )
 from compiler.expression.lookup import atoms, lookup
 from compiler.expression.table import table
-from compiler.index.ranges import Computation
 from compiler.kernel.ir import (
     If,
     Loop,
@@ -40,6 +39,7 @@ from compiler.kernel.ir import (
     walk,
 )
 from compiler.kernel.shared.spread import spread, store, vector_width
+from compiler.schedule.express import Computation
 from hcq.target import TargetSpec
 
 ROW, COLUMN = Range("row", 1 << 40), Range("column", 1 << 40)

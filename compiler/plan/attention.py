@@ -1,5 +1,5 @@
 """Attention of few rows and many keys becomes two kernels, so that all of a GPU has work: see
-compiler.kernel.online_parts. What that takes is known with the target only, so it is done to a
+compiler.plan.online_parts. What that takes is known with the target only, so it is done to a
 schedule that is made."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 from compiler.dtype import float32
 from compiler.graph.node import Node
-from compiler.index.ranges import Computation, express
 from compiler.kernel.attention.gpu import pieces_of
 from compiler.kernel.ir import interning
-from compiler.kernel.online_parts import InParts, in_parts
 from compiler.pattern.online import find_online
+from compiler.plan.online_parts import InParts, in_parts
 from compiler.schedule.calls import CallGroup
+from compiler.schedule.express import Computation, express
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec
 

@@ -1,6 +1,6 @@
 """Repeated structure: a network's layers are planned once, wherever they were written.
 
-before: the structure of a graph (compiler.schedule.plan), in which a run of entries repeats with
+before: the structure of a graph (compiler.plan.plan), in which a run of entries repeats with
 the places of their sources moved along: layers, each of which reads the one before, its own weights
 and perhaps arrays that all share.
 after: the plan of the same graph with KEPT of the layers, in which the second is done again and
@@ -31,10 +31,10 @@ import numpy as np
 
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
+from compiler.plan.plan import Plan, Step, Structure, last_uses
 from compiler.schedule.group import Group, members
 from compiler.schedule.grouping import wanted_apart
 from compiler.schedule.hazards import InPlace
-from compiler.schedule.plan import Plan, Step, Structure, last_uses
 
 KEPT = 4  # layers of the graph that is planned
 SHORTEST = 8  # entries of a layer; looking for shorter ones costs more than it saves

@@ -14,12 +14,12 @@ from typing import Any
 
 from compiler.graph.node import Node, stored_as
 from compiler.memory_pool import round_up
-from compiler.schedule.arrange import arrange
-from compiler.schedule.attention import PartGroup
+from compiler.plan.arrange import arrange
+from compiler.plan.attention import PartGroup
+from compiler.plan.packing import Derived
 from compiler.schedule.calls import CallGroup, body_of, live_results
 from compiler.schedule.group import Group
 from compiler.schedule.hazards import in_place, inside
-from compiler.schedule.packing import Derived
 from hcq.target import TargetSpec
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources
@@ -109,7 +109,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a schedule; `nodes` as from `structure`. Refers to no node. What lies between the
     kernels of a call, of an attention in parts, and what is packed, has places above those of the
-    nodes. target: that the schedule was arranged for (compiler.schedule.arrange), if it was."""
+    nodes. target: that the schedule was arranged for (compiler.plan.arrange), if it was."""
     places = {id(node): place for place, node in enumerate(nodes)}
     steps: list[Step] = []
     empty: list[int] = []

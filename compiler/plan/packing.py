@@ -23,7 +23,6 @@ from compiler.expression import elementary as ops
 from compiler.expression.algebra import Opaque, Range, flatten, unflatten
 from compiler.expression.lookup import atoms, guard
 from compiler.graph.node import Node
-from compiler.index.ranges import Computation, elements, express
 from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.ir import (
     Load,
@@ -47,7 +46,8 @@ from compiler.kernel.text import format_value
 from compiler.pattern.chain import find_chain
 from compiler.pattern.contraction import Contraction, find_contraction, ranges_of
 from compiler.pattern.online import find_online
-from compiler.schedule.attention import computed
+from compiler.plan.attention import computed
+from compiler.schedule.express import Computation, elements, express
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec
 

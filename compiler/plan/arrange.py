@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compiler.graph.node import Node
-from compiler.schedule.attention import share_out
+from compiler.plan.attention import share_out
+from compiler.plan.packing import Judge, nobody, packed
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import NONE, InPlace
-from compiler.schedule.packing import Judge, nobody, packed
 from hcq.target import TargetSpec
 
 

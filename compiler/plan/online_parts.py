@@ -27,7 +27,6 @@ from compiler.expression.algebra import (
     flatten,
 )
 from compiler.expression.lookup import guarded
-from compiler.index.ranges import Computation
 from compiler.kernel.ir import (
     Memory,
     Value,
@@ -42,6 +41,7 @@ from compiler.kernel.ir import (
     walk,
 )
 from compiler.pattern.online import Online
+from compiler.schedule.express import Computation
 
 
 @dataclasses.dataclass(frozen=True)

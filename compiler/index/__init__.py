@@ -1,1 +1,0 @@
-"""Index arithmetic: every tensor is a function of its ranges."""

@@ -1,0 +1,1 @@
+"""Kernels, lifetimes and memory of a run on a target."""
