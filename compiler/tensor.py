@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 
 from compiler import dtype as dtypes
 from compiler.dtype import DType, bfloat16, float32
-from compiler.generator import generator
 from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
-from compiler.memory_pool import Storage
 from compiler.methods.core import Scalar, integer_of, number_of, shape_of
 from compiler.methods.losses import Losses
 from compiler.methods.randomness import squares
 from compiler.plan.plan import MemoryPlan, memory_plan
-from compiler.replay.recording import current_recording
-from compiler.runtime import device_of, runtime_of
+from compiler.runtime.generator import generator
+from compiler.runtime.memory_pool import Storage
+from compiler.runtime.recording import current_recording
+from compiler.runtime.runtime import device_of, runtime_of
 from compiler.search.forms import Makes, preferred
 from hcq.arrays import as_array
 from hcq.device import Device

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import hcq
 from compiler import Tensor
-from compiler.runtime import kernel_log
+from compiler.runtime.runtime import kernel_log
 from hcq import trace
 from hcq.device import Device
 from hcq.errors import MissingDependency

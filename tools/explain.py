@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from compiler.explain import KernelReport, RunReport, watch
-from compiler.runtime import set_default_device
+from compiler.runtime.runtime import set_default_device
 from hcq.errors import UsageError
 from tools.console import Output, count
 from tools.scripts import as_program, execute

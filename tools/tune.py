@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.runtime import set_default_device
+from compiler.runtime.runtime import set_default_device
 from compiler.search.tune import described, tuning
 from hcq.errors import UsageError
 from tools.console import Output

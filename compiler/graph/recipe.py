@@ -14,7 +14,7 @@ from compiler.dtype import DType
 from compiler.graph.node import Node, Repeated, Shape
 
 if TYPE_CHECKING:
-    from compiler.script import Script
+    from compiler.runtime.script import Script
 
 LONG = 1 << 20  # elements: a run over so many is worth waking a device's thread ahead of time
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from compiler.graph.node import Node
-from compiler.memory_pool import MemoryPool, Storage
-from compiler.replay.numbers import Places
-from compiler.replay.recording import Recording, current_recording
-from compiler.runtime import Runtime, runtime_of
+from compiler.runtime.memory_pool import MemoryPool, Storage
+from compiler.runtime.numbers import Places
+from compiler.runtime.recording import Recording, current_recording
+from compiler.runtime.runtime import Runtime, runtime_of
 from compiler.tensor import Tensor
 from hcq.buffer import Buffer
 from hcq.device import Device

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from compiler.codegen.children import version
 from compiler.graph.node import Node
 from compiler.kernel.choices import Form
-from compiler.runtime import runtime_of
+from compiler.runtime.runtime import runtime_of
 from compiler.search.measurer import OUT_OF_TIME
 from compiler.search.tune import FORMS, KernelTuning, active
 from hcq.device import Device

@@ -24,11 +24,11 @@ from compiler.kernel.choices import Choices, Packing, shown
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.nvidia.bulk import packed_layouts
 from compiler.kernel.verify import BrokenKernel
+from compiler.runtime.store import Store, key_of, packing_key
 from compiler.schedule.express import Computation
 from compiler.search.beam import Found, Trial, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
-from compiler.search.store import Store, key_of, packing_key
 from hcq.device import Device
 from hcq.errors import BadArgument, CompileError, NotSupported
 from hcq.target import TargetSpec

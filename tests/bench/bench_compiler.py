@@ -14,7 +14,7 @@ import numpy as np
 
 import hcq
 from compiler import Tensor
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.device import Device
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 import hcq
 from compiler import Tensor, function
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from tests.support import models
 
 Build = Callable[[models.Make], Any]

@@ -8,7 +8,7 @@ import numpy as np
 
 import hcq
 from compiler import Tensor, jit
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime.runtime import kernel_log, use_cache
 from hcq.device import Device
 from tests.support.decoder import Decoder
 

@@ -22,7 +22,7 @@ import numpy as np
 
 import hcq
 from compiler import Tensor
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -35,7 +35,7 @@ SECOND = """
 import time
 import numpy as np
 from compiler import Tensor
-from compiler.runtime import device_of
+from compiler.runtime.runtime import device_of
 from tests.support import models
 device_of("cpu")
 network = models.resnet50(lambda *shape: Tensor(np.empty(shape, np.float32), device="cpu"))

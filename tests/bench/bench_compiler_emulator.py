@@ -23,7 +23,7 @@ import numpy as np
 
 import hcq
 from compiler import Tensor
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 
 SIZE = 256
 TURNS = 5

@@ -27,7 +27,7 @@ import numpy as np
 import hcq
 from compiler import Tensor
 from compiler.dtype import bfloat16
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.device import Device
 
 Work = Callable[[], object]

@@ -21,7 +21,7 @@ from compiler.kernel.host.matmul import matmul, problem
 from compiler.kernel.host.tiles import Tile
 from compiler.kernel.verify import verify
 from compiler.pattern.contraction import find_contraction
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from compiler.schedule.express import express
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule

@@ -18,7 +18,7 @@ import numpy as np
 
 import hcq
 from compiler import Tensor, jit
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.device import Device
 from tests.bench.bench_compiler_peers import Work, _peer, _versus
 

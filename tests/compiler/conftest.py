@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import hcq
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.device import Device
 
 

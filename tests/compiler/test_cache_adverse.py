@@ -15,7 +15,7 @@ if sys.argv[1] != "0":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 import numpy as np
 from compiler import Tensor
-from compiler.runtime import kernel_log
+from compiler.runtime.runtime import kernel_log
 array = np.arange(12, dtype=np.float32).reshape(3, 4)
 with kernel_log() as kernels:
     for device in sys.argv[2:]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import hcq
 from compiler import Tensor
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.device import Device
 
 Array = NDArray[Any]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler import Tensor, jit
-from compiler.memory_pool import Storage
+from compiler.runtime.memory_pool import Storage
 from hcq.device import Device
 from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture

@@ -11,8 +11,14 @@ import pytest
 
 import hcq
 from compiler import Tensor, dtypes
-from compiler.memory_pool import MemoryPool, round_up
-from compiler.runtime import device_of, kernel_log, runtime_of, set_default_device, use_cache
+from compiler.runtime.memory_pool import MemoryPool, round_up
+from compiler.runtime.runtime import (
+    device_of,
+    kernel_log,
+    runtime_of,
+    set_default_device,
+    use_cache,
+)
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 from hcq.errors import BadArgument, Closed, DeviceNotFound

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compiler import Tensor
 from compiler.explain import watch
-from compiler.runtime import kernel_log
+from compiler.runtime.runtime import kernel_log
 from hcq.device import Device
 from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture

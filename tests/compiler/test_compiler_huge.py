@@ -15,7 +15,7 @@ import hcq
 from compiler import Tensor
 from compiler.kernel.lower import lower
 from compiler.kernel.text import format_kernel
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hcq
 from compiler import Tensor, jit
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.device import Device
 from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture

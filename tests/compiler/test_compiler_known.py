@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import hcq
-from compiler import Tensor, programs
+from compiler import Tensor
 from compiler.kernel.choices import Packing
-from compiler.known import Known, Record
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime import programs
+from compiler.runtime.known import Known, Record
+from compiler.runtime.runtime import kernel_log, use_cache
 from compiler.schedule.group import Group
 from hcq.device import Device
 from hcq.diskcache import DiskCache
@@ -64,7 +65,7 @@ def test_other_sources_and_searches_make_records_void(
     assert found
     assert not any(found)
     found.clear()
-    monkeypatch.setattr("compiler.known.sources", lambda: "others")
+    monkeypatch.setattr("compiler.runtime.known.sources", lambda: "others")
     use_cache(cpu, tmp_path / "kernels")
     work(cpu)
     assert found

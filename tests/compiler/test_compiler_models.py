@@ -11,7 +11,7 @@ import pytest
 
 import hcq
 from compiler import Tensor
-from compiler.runtime import kernel_log, runtime_of, use_cache
+from compiler.runtime.runtime import kernel_log, runtime_of, use_cache
 from compiler.schedule.group import describe
 from compiler.schedule.grouping import schedule
 from hcq.device import Device

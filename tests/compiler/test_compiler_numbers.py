@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import hcq
 from compiler import Tensor, jit
 from compiler.dtype import as_dtype
-from compiler.runtime import kernel_log, runtime_of, use_cache
+from compiler.runtime.runtime import kernel_log, runtime_of, use_cache
 from hcq.device import Device
 
 Work = Callable[[Tensor, float], Tensor]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from compiler import Tensor
 from compiler.graph.node import Node, topological
 from compiler.plan.plan import make_plan, memory_plan, structure
-from compiler.runtime import runtime_of
+from compiler.runtime.runtime import runtime_of
 from compiler.schedule.group import Group
 from compiler.schedule.grouping import schedule
 from hcq.device import Device

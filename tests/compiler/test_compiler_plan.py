@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import hcq
 from compiler import Tensor
-from compiler.memory_pool import MemoryPool, Storage
 from compiler.plan.plan import structure
-from compiler.runtime import runtime_of, use_cache
+from compiler.runtime.memory_pool import MemoryPool, Storage
+from compiler.runtime.runtime import runtime_of, use_cache
 from hcq.buffer import Buffer
 from hcq.device import Device
 
@@ -104,6 +104,6 @@ def test_a_repeated_call_is_not_scheduled_again(
 
     work(1).realize()
     plans = len(runtime_of(cpu)._plans)
-    monkeypatch.setattr("compiler.runtime.arrange", None)
+    monkeypatch.setattr("compiler.runtime.runtime.arrange", None)
     np.testing.assert_allclose(work(3).numpy(), np.full((4, 4), 3), rtol=1e-6)
     assert len(runtime_of(cpu)._plans) == plans

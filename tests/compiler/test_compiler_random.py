@@ -7,8 +7,8 @@ import pytest
 
 import hcq
 from compiler import Tensor, function, jit
-from compiler.generator import Generator
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime.generator import Generator
+from compiler.runtime.runtime import kernel_log, use_cache
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_devices import device_fixture

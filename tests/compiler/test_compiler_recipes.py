@@ -14,7 +14,7 @@ import hcq
 from compiler import Tensor, explain, jit
 from compiler.graph.node import Node
 from compiler.graph.recipe import recipe_of
-from compiler.runtime import runtime_of, use_cache
+from compiler.runtime.runtime import runtime_of, use_cache
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
 

@@ -21,7 +21,7 @@ from compiler.plan.repeats import (
     shortened,
     stretched,
 )
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from tests.support import models

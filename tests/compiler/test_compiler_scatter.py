@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler import Tensor, function, jit
-from compiler.memory_pool import Storage
+from compiler.runtime.memory_pool import Storage
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_devices import device_fixture

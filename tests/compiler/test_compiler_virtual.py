@@ -15,7 +15,7 @@ import hcq
 from compiler import Tensor
 from compiler.codegen import emit
 from compiler.dtype import DType, bfloat16, float16, float32
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime.runtime import kernel_log, use_cache
 from hcq.device import Device
 from tests.support.compiler_cases import NUMPY_TYPES, arrays
 

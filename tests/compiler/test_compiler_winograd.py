@@ -13,7 +13,7 @@ from compiler import Tensor, jit
 from compiler.methods import convolution
 from compiler.methods.winograd import TOLERANCE, matrices
 from compiler.pattern import cost
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from hcq.config import Config
 from hcq.device import Device
 from hcq.errors import BadArgument

@@ -15,10 +15,10 @@ from compiler.kernel.choices import Choices
 from compiler.kernel.ir import interning
 from compiler.kernel.lower import spaces
 from compiler.pattern.work import RUNS, SHARE_S, measure
-from compiler.programs import Programs
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime.programs import Programs
+from compiler.runtime.runtime import kernel_log, use_cache
+from compiler.runtime.store import key_of
 from compiler.schedule.express import Computation
-from compiler.search.store import key_of
 from hcq.device import Device
 
 Run = Callable[[Callable[[], float]], float]

@@ -19,7 +19,7 @@ from compiler.kernel.ir import Kernel, Memory, Store, group_range, load, thread_
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from compiler.schedule.express import Computation, express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device

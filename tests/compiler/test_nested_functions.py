@@ -16,10 +16,10 @@ import hcq
 from compiler import Tensor, function, jit
 from compiler.explain import watch
 from compiler.graph.call import Body
-from compiler.memory_pool import Storage
 from compiler.plan.arrange import arrange
 from compiler.plan.plan import kernels, structure
-from compiler.runtime import runtime_of, use_cache
+from compiler.runtime.memory_pool import Storage
+from compiler.runtime.runtime import runtime_of, use_cache
 from compiler.schedule.calls import body_of
 from compiler.schedule.grouping import schedule
 from hcq.device import Device

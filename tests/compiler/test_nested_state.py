@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler import Tensor, function
-from compiler.memory_pool import Storage
 from compiler.plan.plan import structure
+from compiler.runtime.memory_pool import Storage
 from hcq.device import Device
 
 Array = NDArray[Any]

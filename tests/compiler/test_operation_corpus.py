@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hcq
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from tests.support.operation_corpus import corpus
 
 NVIDIA = [f"virtual:{chip}" for chip in ("tu102", "ga102", "ad102", "gh100", "gb202")]

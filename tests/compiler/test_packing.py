@@ -23,10 +23,10 @@ from compiler.kernel.choices import BulkTiles, Packing
 from compiler.kernel.nvidia import bulk as gpu_bulk
 from compiler.plan import packing
 from compiler.plan.packing import packed
-from compiler.runtime import runtime_of, use_cache
+from compiler.runtime.runtime import runtime_of, use_cache
+from compiler.runtime.store import packing_key
 from compiler.schedule.express import Computation
 from compiler.schedule.grouping import schedule
-from compiler.search.store import packing_key
 from compiler.search.tune import tuning
 from hcq.device import Device
 from hcq.target import TargetSpec, ptx_target

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from compiler import Tensor, jit
 from compiler.graph.node import WRITES, Node
-from compiler.memory_pool import Storage
 from compiler.plan.plan import Plan, kernels, make_plan, structure
 from compiler.plan.repeats import (
     KEPT,
@@ -26,7 +25,8 @@ from compiler.plan.repeats import (
     ways_of,
     written,
 )
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime.memory_pool import Storage
+from compiler.runtime.runtime import kernel_log, use_cache
 from compiler.schedule import hazards
 from compiler.schedule.grouping import schedule
 from compiler.schedule.hazards import InPlace, in_place

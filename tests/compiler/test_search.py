@@ -32,13 +32,13 @@ from compiler.kernel.choices import (
 )
 from compiler.kernel.host.tiles import Tile
 from compiler.kernel.lower import lower, spaces
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime.runtime import kernel_log, use_cache
+from compiler.runtime.store import Store, key_of
 from compiler.schedule.express import Computation, express
 from compiler.schedule.grouping import schedule
 from compiler.search.beam import search
 from compiler.search.measure import Bench, Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import Apart, Here, measurer
-from compiler.search.store import Store, key_of
 from compiler.search.tune import tuning
 from hcq.device import Device
 from hcq.errors import BadArgument

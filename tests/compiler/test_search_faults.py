@@ -18,13 +18,13 @@ from compiler.dtype import float32
 from compiler.graph import node as graph
 from compiler.kernel.choices import Choices, Chunk, Space
 from compiler.kernel.lower import lower
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
+from compiler.runtime.store import Store, key_of
 from compiler.schedule.express import Computation, express
 from compiler.schedule.grouping import schedule
 from compiler.search import measurer as measuring
 from compiler.search import tune
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
-from compiler.search.store import Store, key_of
 from compiler.search.tune import KernelTuning, Tuner
 from hcq.device import Device
 from tests.support.clocks import Jumping

@@ -15,7 +15,7 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.methods import convolution
 from compiler.pattern import cost
-from compiler.runtime import use_cache
+from compiler.runtime.runtime import use_cache
 from compiler.search import forms
 from compiler.search.forms import Makes, preferred
 from compiler.search.tune import tuning

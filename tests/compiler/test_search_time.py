@@ -12,13 +12,13 @@ import hcq
 from compiler import Tensor
 from compiler.kernel.choices import Choices, Chunk, Space
 from compiler.kernel.ir import interning
-from compiler.runtime import kernel_log, use_cache
+from compiler.runtime.runtime import kernel_log, use_cache
+from compiler.runtime.store import Store, key_of
 from compiler.schedule.express import Computation, express
 from compiler.schedule.grouping import schedule
 from compiler.search import tune
 from compiler.search.beam import search
 from compiler.search.measure import Candidate, Outcome, Problem
-from compiler.search.store import Store, key_of
 from compiler.search.tune import FINISHED, FORMS, NO_CHOICES, KernelTuning, Tuner, TuningReport
 from hcq.device import Device
 from tests.compiler.test_search import SIZES, Clock, computation, doubled, total, valley

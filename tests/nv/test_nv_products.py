@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import hcq
 from compiler import Tensor
 from compiler.dtype import bfloat16, float32, int32
-from compiler.runtime import kernel_log
+from compiler.runtime.runtime import kernel_log
 from compiler.search.tune import tuning
 from hcq.device import Device
 from tests.support.clocks import Looks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.runtime import device_of, use_cache
+from compiler.runtime.runtime import device_of, use_cache
 from tools.cli import main
 
 SCRIPT = """

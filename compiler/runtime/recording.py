@@ -7,12 +7,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from compiler.graph.node import Node
-from compiler.memory_pool import MemoryPool, Storage
-from compiler.replay.numbers import Places
+from compiler.runtime.memory_pool import MemoryPool, Storage
+from compiler.runtime.numbers import Places
 from hcq.errors import NotSupported
 
 if TYPE_CHECKING:
-    from compiler.runtime import Runtime
+    from compiler.runtime.runtime import Runtime
 
 _thread = threading.local()
 under_way: set[int] = set()  # ids of the recordings of all threads

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from compiler.explain import watching
 from compiler.graph.node import Node, Repeated
 from compiler.graph.recipe import Recipe
-from compiler.memory_pool import MemoryPool, Storage
 from compiler.plan.plan import Plan
-from compiler.replay.recording import under_way
+from compiler.runtime.memory_pool import MemoryPool, Storage
+from compiler.runtime.recording import under_way
 from compiler.search.tune import tuners
 from hcq.command import CommandBuffer
 from hcq.device import Device

@@ -20,8 +20,8 @@ from compiler import dtype as dtypes
 from compiler.dtype import bfloat16, bool_
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.memory_pool import MemoryPool, Storage
 from compiler.plan.plan import Structure
+from compiler.runtime.memory_pool import MemoryPool, Storage
 
 BY_POSITION = frozenset(("iota", "gather", "scatter", "call", "result"))
 DECIDING = frozenset(("pow",))  # operations written out by the value of an operand

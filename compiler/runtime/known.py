@@ -19,8 +19,8 @@ from typing import Any
 
 from compiler.codegen.children import version
 from compiler.kernel import ir
+from compiler.runtime.store import Store
 from compiler.schedule.group import Group
-from compiler.search.store import Store
 from hcq.diskcache import DiskCache
 from hcq.target import TargetSpec
 
@@ -95,7 +95,7 @@ class Known:
 def sources() -> str:
     """Return a hash of the compiler's sources."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):
         data: Any = path.read_bytes()
         digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)

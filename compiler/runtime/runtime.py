@@ -22,8 +22,6 @@ from compiler.explain import KernelReport, RunReport
 from compiler.graph.node import Node, Repeated, stored_as
 from compiler.graph.recipe import Recipe
 from compiler.kernel.ir import interning
-from compiler.memory_pool import MemoryPool, Storage, round_up
-from compiler.opened import Opened
 from compiler.pattern.work import measure
 from compiler.plan.arrange import arrange
 from compiler.plan.attention import PartGroup
@@ -41,11 +39,13 @@ from compiler.plan.repeats import (
     ways_of,
     written,
 )
-from compiler.programs import KernelRecord, Loaded, Programs, listeners
-from compiler.replay.recording import current_recording
+from compiler.runtime.memory_pool import MemoryPool, Storage, round_up
+from compiler.runtime.opened import Opened
+from compiler.runtime.programs import KernelRecord, Loaded, Programs, listeners
+from compiler.runtime.recording import current_recording
+from compiler.runtime.script import Script
 from compiler.schedule.group import Group
 from compiler.schedule.hazards import InPlace, in_place
-from compiler.script import Script
 from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
@@ -115,7 +115,7 @@ class Runtime:
                     root.settle(base.storage)
 
     def _opens(self, key: Structure, nodes: Sequence[Node]) -> bool:
-        """Whether numbers of the graph come from memory now; see compiler.opened."""
+        """Whether numbers of the graph come from memory now; see compiler.runtime.opened."""
         capturing = self.device.capturing
         if current_recording() is not None or active() is not None:
             return False  # replays keep their numbers; a search measures the graph as it is

@@ -1,0 +1,1 @@
+"""Caches, loading, launching, recording."""
