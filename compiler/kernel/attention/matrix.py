@@ -33,7 +33,14 @@ from compiler.expression.algebra import (
     unflatten,
 )
 from compiler.expression.functions import exp_below
-from compiler.kernel.attention.tiles import VECTOR, deep_size, vector_of, wide_size
+from compiler.kernel.attention.tiles import (
+    VECTOR,
+    Factor,
+    deep_size,
+    lanes_of,
+    vector_of,
+    wide_size,
+)
 from compiler.kernel.attention.visible import bounded, loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.gpu.join import exchange, join_lanes, larger
@@ -58,7 +65,7 @@ from compiler.kernel.ir import (
     value,
 )
 from compiler.kernel.matrix_units import MatrixUnit
-from compiler.kernel.shared.spread import pack, spread, store
+from compiler.kernel.shared.spread import pack, store
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
 from compiler.schedule.express import Computation, elements
 
@@ -215,11 +222,11 @@ class _OnUnits:
         base = fragment // joined * (joined * unit.columns)
         return part * (unit.run * joined) + place + (base + fragment % joined * unit.run)
 
-    def factor(self, side: Value, across: Range, most: int, along: Range, long: int) -> _Factor:
+    def factor(self, side: Value, across: Range, most: int, along: Range, long: int) -> Factor:
         """A narrow factor over ranges of whole tiles."""
         narrow, wide = widened(self.value(side.sources[0]), across, most)
         narrow, deep = widened(narrow, along, long)
-        return _Factor(narrow, wide, deep)
+        return Factor(narrow, wide, deep)
 
     def fill(self, start: Index) -> list[Statement]:
         """The next keys and values, in the first buffer."""
@@ -310,7 +317,7 @@ class _OnUnits:
             row = self.dealt(fragment, self.position, self.joined)
             vector = load(self.keys, base + row * (self.deep + VECTOR) + at, lanes=count)
             for turn, left in enumerate(lefts):
-                right = _part(vector, turn * unit.held, unit.held)
+                right = lanes_of(vector, turn * unit.held, unit.held)
                 statements.append(self.product(self.totals, fragment, left, right))
         return statements
 
@@ -484,23 +491,3 @@ class _OnUnits:
                 stores.append(Store(memory, at, each))
         inside = both(in_rows, at_least_zero(constant(parts.columns.size - width) - base))
         return [If(inside, tuple(stores))] if inside else stores
-
-
-class _Factor:
-    """A narrow factor over two ranges."""
-
-    def __init__(self, root: Value, wide: Range, deep: Range) -> None:
-        self.root, self.wide, self.deep = root, wide, deep
-
-    def along(self, row: Index, step: Index, count: int) -> list[Value]:
-        """Elements of a row, along the second range."""
-        return spread(substitute(self.root, {self.wide: row}), self.deep, step, count)
-
-    def across(self, step: Index, row: Index, count: int) -> list[Value]:
-        """Elements at a step, along the first range."""
-        return spread(substitute(self.root, {self.deep: step}), self.wide, row, count)
-
-
-def _part(vector: Value, first: int, count: int) -> Value:
-    taken = [value("extract", vector.dtype, (vector,), first + i) for i in range(count)]
-    return pack(taken)

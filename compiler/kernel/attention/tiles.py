@@ -1,11 +1,13 @@
-"""Sizes of an attention on matrix units: which unit suits, what tiles a group can hold."""
+"""Attention on matrix units: which unit suits, what tiles a group can hold, and its factors."""
 
 from __future__ import annotations
 
 from compiler.dtype import DType, float32
+from compiler.expression.algebra import Index, Range
 from compiler.kernel.choices import Attention
-from compiler.kernel.ir import Value
+from compiler.kernel.ir import Value, substitute, value
 from compiler.kernel.matrix_units import MatrixUnit, find_unit
+from compiler.kernel.shared.spread import pack, spread
 from compiler.pattern.online import Online
 from hcq.target import TargetSpec
 
@@ -61,3 +63,24 @@ def wide_size(parts: Online, unit: MatrixUnit) -> int:
     """Columns of a group: whole fragments."""
     blocks = -(-parts.columns.size // LONGEST)
     return -(-parts.columns.size // (blocks * unit.columns)) * unit.columns
+
+
+class Factor:
+    """A narrow factor over two ranges."""
+
+    def __init__(self, root: Value, wide: Range, deep: Range) -> None:
+        self.root, self.wide, self.deep = root, wide, deep
+
+    def along(self, row: Index, step: Index, count: int) -> list[Value]:
+        """Elements of a row, along the second range."""
+        return spread(substitute(self.root, {self.wide: row}), self.deep, step, count)
+
+    def across(self, step: Index, row: Index, count: int) -> list[Value]:
+        """Elements at a step, along the first range."""
+        return spread(substitute(self.root, {self.deep: step}), self.wide, row, count)
+
+
+def lanes_of(vector: Value, first: int, count: int) -> Value:
+    """Some lanes of a vector."""
+    taken = [value("extract", vector.dtype, (vector,), first + i) for i in range(count)]
+    return pack(taken)
