@@ -14,8 +14,10 @@ from hcq.fields import Register, RegisterBlock
 BLOCKS = {
     "gc_11_0_0": (5494, 16971),
     "gc_11_0_0_indirect": (350, 795),
+    "gc_11_0_3": (5669, 18379),
     "hdp_6_0_0": (89, 264),
     "mmhub_3_0_0": (709, 3340),
+    "mmhub_3_0_2": (673, 3245),
     "mp_13_0_0": (209, 217),
     "nbio_4_3_0": (5293, 16135),
     "osssys_6_0_0": (118, 416),
@@ -45,6 +47,11 @@ KNOWN = [
     ("gc_11_0_0", "CP_STAT", 0xF40, 0, [("CP_BUSY", 31, 1)]),
     ("gc_11_0_0", "RLC_RLCS_BOOTLOAD_STATUS", 0x4E82, 1, [("BOOTLOAD_COMPLETE", 31, 1)]),
     ("mmhub_3_0_0", "MMVM_INVALIDATE_ENG17_REQ", 0x774, 0, [("FLUSH_TYPE", 16, 3)]),
+    # Two blocks whose other versions have their registers elsewhere.
+    ("gc_11_0_3", "GCVM_CONTEXT0_CNTL", 0x1698, 0, [("ENABLE_CONTEXT", 0, 1)]),
+    ("gc_11_0_0", "GCVM_CONTEXT0_CNTL", 0x1688, 0, [("ENABLE_CONTEXT", 0, 1)]),
+    ("mmhub_3_0_2", "MMMC_VM_FB_LOCATION_BASE", 0x86C, 0, [("FB_BASE", 0, 24)]),
+    ("mmhub_3_0_0", "MMMC_VM_FB_LOCATION_BASE", 0x8EC, 0, [("FB_BASE", 0, 24)]),
     ("mp_13_0_0", "MP0_SMN_C2PMSG_81", 0x91, 0, [("CONTENT", 0, 32)]),
     ("mp_13_0_0", "MP1_SMN_C2PMSG_90", 0x29A, 0, [("CONTENT", 0, 32)]),
     ("osssys_6_0_0", "IH_RB_CNTL", 0x80, 0, [("RB_ENABLE", 0, 1), ("RB_SIZE", 1, 5)]),

@@ -81,15 +81,17 @@ REGISTER_TABLES = (
         source=RegisterSource(
             # The mask says bits 25 and 26, the shift says 27.
             wrong_shifts=("GL1C_UTCL0_CNTL1__FORCE_IN_ORDER",),
-            # UNSURE: the registers around it are in segment 1; reading it on a chip would settle
-            # it.
+            # As in gc_11_0_3_offset.h.
             missing_segments={"GFX_IMU_FUSESTRAP": 1},
         ),
     ),
     # Behind SQ_IND_INDEX and its kind: wave state, counters of shader engines. The offset is an
     # index, the segment has no meaning.
     RegisterTable("gc_11_0_0_indirect", f"{ASIC_REG}/gc/gc_11_0_0", prefix="ix"),
+    # GC 11.0.3 has its translation registers (GCVM, GCMC) elsewhere: amdgpu/gfxhub_v3_0_3.c.
+    RegisterTable("gc_11_0_3", f"{ASIC_REG}/gc/gc_11_0_3"),
     RegisterTable("mmhub_3_0_0", f"{ASIC_REG}/mmhub/mmhub_3_0_0"),
+    RegisterTable("mmhub_3_0_2", f"{ASIC_REG}/mmhub/mmhub_3_0_2"),
     RegisterTable(
         "nbio_4_3_0",
         f"{ASIC_REG}/nbio/nbio_4_3_0",
@@ -149,6 +151,8 @@ HEADER_TABLES = (
     HeaderTable("mes_v11_api_def", f"{AMD}/include/mes_v11_api_def.h"),
     HeaderTable("smu_v13_0_0_ppsmc", f"{POWER}/smu_v13_0_0_ppsmc.h"),
     HeaderTable("smu13_driver_if_v13_0_0", f"{POWER}/smu13_driver_if_v13_0_0.h"),
+    HeaderTable("smu_v13_0_7_ppsmc", f"{POWER}/smu_v13_0_7_ppsmc.h"),
+    HeaderTable("smu13_driver_if_v13_0_7", f"{POWER}/smu13_driver_if_v13_0_7.h"),
     HeaderTable("soc15_hw_ip", f"{AMD}/include/soc15_hw_ip.h"),
     HeaderTable("soc15_ih_clientid", f"{AMD}/include/soc15_ih_clientid.h"),
     # 11,000 names of which a compute driver needs a dozen: no stub, which would be half a megabyte.
