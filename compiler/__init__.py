@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiler import dtype as dtypes
-    from compiler.nested.function import function
-    from compiler.replay.jit import jit
+    from compiler.front.function import function
+    from compiler.front.jit import jit
     from compiler.tensor import Tensor
 
 __all__ = ["Tensor", "dtypes", "function", "jit"]
@@ -21,9 +21,9 @@ def __getattr__(name: str) -> object:
     if name == "Tensor":
         return importlib.import_module("compiler.tensor").Tensor
     if name == "function":
-        return importlib.import_module("compiler.nested.function").function
+        return importlib.import_module("compiler.front.function").function
     if name == "jit":
-        return importlib.import_module("compiler.replay.jit").jit
+        return importlib.import_module("compiler.front.jit").jit
     if name == "dtypes":
         return importlib.import_module("compiler.dtype")
     raise AttributeError(f"module 'compiler' has no attribute {name!r}")

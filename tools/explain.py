@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from compiler.explain import KernelReport, RunReport, watch
+from compiler.front.explain import KernelReport, RunReport, watch
 from compiler.runtime.runtime import set_default_device
 from hcq.errors import UsageError
 from tools.console import Output, count

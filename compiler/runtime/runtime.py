@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hcq
-from compiler import explain
-from compiler.explain import KernelReport, RunReport
+from compiler.front import explain
+from compiler.front.explain import KernelReport, RunReport
 from compiler.graph.node import Node, Repeated, stored_as
 from compiler.graph.recipe import Recipe
 from compiler.kernel.ir import interning

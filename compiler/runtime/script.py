@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from compiler.explain import watching
+from compiler.front.explain import watching
 from compiler.graph.node import Node, Repeated
 from compiler.graph.recipe import Recipe
 from compiler.plan.plan import Plan

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import compiler
 import hcq
 from compiler import Tensor
-from compiler.explain import watch
+from compiler.front.explain import watch
 from compiler.kernel.attention import gpu as gpu_attention
 from compiler.kernel.attention.gpu import default_attention, groups_of
 from compiler.kernel.lower import lower

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler import Tensor
-from compiler.explain import watch
+from compiler.front.explain import watch
 from compiler.runtime.runtime import kernel_log
 from hcq.device import Device
 from hcq.errors import BadArgument

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler import Tensor
-from compiler.explain import watch
+from compiler.front.explain import watch
 from hcq.device import Device
 from tests.support.compiler_devices import device_fixture
 

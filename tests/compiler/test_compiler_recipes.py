@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hcq
-from compiler import Tensor, explain, jit
+from compiler import Tensor, jit
+from compiler.front import explain
 from compiler.graph.node import Node
 from compiler.graph.recipe import recipe_of
 from compiler.runtime.runtime import runtime_of, use_cache

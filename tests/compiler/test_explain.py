@@ -10,7 +10,7 @@ import pytest
 
 import hcq
 from compiler import Tensor
-from compiler.explain import watch
+from compiler.front.explain import watch
 from compiler.kernel.choices import Choices
 from compiler.kernel.ir import interning
 from compiler.kernel.lower import spaces

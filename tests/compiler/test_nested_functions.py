@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import hcq
 from compiler import Tensor, function, jit
-from compiler.explain import watch
+from compiler.front.explain import watch
 from compiler.graph.call import Body
 from compiler.plan.arrange import arrange
 from compiler.plan.plan import kernels, structure

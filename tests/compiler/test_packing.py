@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import hcq
 from compiler import Tensor, function, jit
 from compiler.dtype import DType, bfloat16, float16, float32, int8
-from compiler.explain import watch
+from compiler.front.explain import watch
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.kernel import ir

@@ -11,7 +11,7 @@ import pytest
 
 import hcq
 from compiler import Tensor
-from compiler.explain import watch
+from compiler.front.explain import watch
 from compiler.runtime.runtime import use_cache
 from tests.conftest import Golden
 from tools import cli

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from compiler.front.jit import tensors_of
+from compiler.front.outline import outline
 from compiler.graph.node import new_period
-from compiler.nested.outline import outline
-from compiler.replay.jit import tensors_of
 from hcq.errors import NotSupported
 
 Given = ParamSpec("Given")

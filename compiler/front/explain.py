@@ -8,7 +8,7 @@
 
 While watched, every kernel is submitted alone, waited for, and run again a few times (on what it
 writes into, put back each time), so that it can be timed; kernels of a function being recorded
-(compiler.replay.jit) are not timed, and replays are not seen.
+(compiler.front.jit) are not timed, and replays are not seen.
 """
 
 from __future__ import annotations

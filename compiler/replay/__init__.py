@@ -1,1 +1,0 @@
-"""@jit: kernels recorded once and replayed with new inputs."""
