@@ -154,9 +154,7 @@ class Output:
                     return raw.split(b"\0")[0].decode("utf-8", "replace")
                 with contextlib.suppress(UgpuError):
                     found = np.zeros(size, np.uint8)
-                    Buffer(
-                        self._device, VirtAddr(address), size, Placement.DEVICE
-                    ).copy_to(found)
+                    Buffer(self._device, VirtAddr(address), size, Placement.DEVICE).copy_to(found)
                     return found.tobytes().split(b"\0")[0].decode("utf-8", "replace")
         return f"<{address:#x}>"
 

@@ -79,9 +79,9 @@ class Programs:
             self._write(memory, self.output.connect(image, memory, image.link(memory.address)))
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
             self._loaded[memory] = [
-            (kernel.name, kernel.address, kernel.details.code.code_size)
-            for kernel in program.kernels.values()
-        ]
+                (kernel.name, kernel.address, kernel.details.code.code_size)
+                for kernel in program.kernels.values()
+            ]
             return program
         except BaseException:
             device.settle()  # the copy may still run; cut off here too, the memory stays

@@ -16,7 +16,7 @@ from nv.virtual.sm.translator.operands import read, specials, written
 
 # Instructions whose result differs by lane whatever the operands are.
 _VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "movmatrix",
-                      "elect", "mbarrier", "vote", "redux", "wgmma"))  # fmt: skip
+                      "elect", "mbarrier", "vote", "redux", "wgmma", "wmma"))  # fmt: skip
 _WAITS = frozenset(("test_wait", "try_wait"))  # lanes that ask together get one answer
 _LANE_REGISTERS = frozenset(("tid", "laneid", "lanemask_eq", "lanemask_le", "lanemask_lt",
                              "lanemask_ge", "lanemask_gt"))  # fmt: skip

@@ -45,7 +45,19 @@ class Graph:
 
 STEERING = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "brkpt"))
 _WARP = frozenset(
-    ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "movmatrix", "elect", "wgmma")
+    (
+        "shfl",
+        "vote",
+        "match",
+        "redux",
+        "mma",
+        "ldmatrix",
+        "stmatrix",
+        "movmatrix",
+        "elect",
+        "wgmma",
+        "wmma",
+    )
 )
 _GOES_ON = frozenset(("bar", "barrier"))
 

@@ -1,49 +1,34 @@
 """Matrix instructions: mma.sync, ldmatrix, stmatrix and movmatrix.
 
-A register of A holds, over the 32 lanes, eight rows of a block of k; one of B eight columns of it;
-two of C eight rows of eight. Elements narrower than 32 bits are taken apart into several such
-registers: the order of k within a block does not matter as long as A and B agree.
-The sums are made in f32 one product after another; the chip's order and rounding within one
-instruction are not documented.
 Source: PTX ISA 8.x, "Warp Level Matrix Instructions": the fragment layouts of mma.m16n8k*,
 ldmatrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hcq.emu.text import lanes
-from nv.virtual.sm.ptx.module import Instruction, Operand, Vector
-from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 from nv.virtual.sm.translator.bulk import written
-from nv.virtual.sm.translator.floats import brain_to_float, float_to_half, half_to_float
+from nv.virtual.sm.translator.fragments import (
+    ELEMENTS,
+    VECTOR,
+    Element,
+    accumulate,
+    function_of,
+    items,
+    packed,
+    parts,
+    pass_in_memory,
+    unpacked,
+)
 from nv.virtual.sm.translator.handler import Handler, type_of
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.memory import address, resolve
-from nv.virtual.sm.translator.minifloat import E4M3, E5M2, decode
 from nv.virtual.sm.translator.value import Lanes, Value, number
 
-_VECTOR = "<32 x i32>"
-
-
-@dataclass(frozen=True)
-class _Element:
-    """bits: of an element. work: type of the products. signed: of integers."""
-
-    bits: int
-    work: str
-    signed: bool = False
-
-
-_ELEMENTS = {
-    "f16": _Element(16, "float"), "bf16": _Element(16, "float"), "tf32": _Element(32, "float"),
-    "e4m3": _Element(8, "float"), "e5m2": _Element(8, "float"), "s8": _Element(8, "i32", True),
-    "u8": _Element(8, "i32"), "s4": _Element(4, "i32", True), "u4": _Element(4, "i32"),
-    "f64": _Element(64, "double"),
-}  # fmt: skip
 # Rows, and by the bits of an element the sizes of k that exist.
 _SHAPES = {
     "m16n8k4": (16, {32: 4, 64: 4}), "m16n8k8": (16, {16: 8, 32: 8, 64: 8}),
@@ -51,40 +36,6 @@ _SHAPES = {
     "m16n8k64": (16, {4: 64}), "m8n8k4": (8, {64: 4}), "m8n8k16": (8, {8: 16}),
     "m8n8k32": (8, {4: 32}),
 }  # fmt: skip
-_TILE = {"float": "f32", "double": "f64", "i32": "i32"}
-
-
-def _items(k: Kernel, operand: Operand, count: int) -> Sequence[Operand]:
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(items) != count:
-        raise k.bad(f"{count} registers are wanted, not {len(items)}")
-    return items
-
-
-def _parts(k: Lanes, word: Value, kind: str) -> list[Value]:
-    """Take a register of A or B apart into values to multiply."""
-    element = _ELEMENTS[kind]
-    if kind == "f64":
-        return [k.cast("bitcast", word, "double")]
-    if kind == "tf32":
-        kept = k.op("and", word, number("i32", ~0x1FFF))
-        return [k.cast("bitcast", kept, "float")]
-    found = []
-    for n in range(32 // element.bits):
-        if element.work == "i32":
-            up = k.op("shl", word, number("i32", 32 - element.bits * (n + 1)))
-            right = "ashr" if element.signed else "lshr"
-            found.append(k.op(right, up, number("i32", 32 - element.bits)))
-            continue
-        moved = k.op("lshr", word, number("i32", element.bits * n))
-        if kind == "f16":
-            found.append(half_to_float(k, k.cast("trunc", moved, "i16")))
-        elif kind == "bf16":
-            found.append(brain_to_float(k, k.cast("trunc", moved, "i16")))
-        else:
-            byte = k.op("and", moved, number("i32", 0xFF))
-            found.append(decode(k, E4M3 if kind == "e4m3" else E5M2, byte))
-    return found
 
 
 @dataclass(frozen=True)
@@ -114,36 +65,23 @@ class _Product:
     @property
     def vector(self) -> str:
         """LLVM type of a register."""
-        return WIDE if self.result == "f64" else _VECTOR
+        return WIDE if self.result == "f64" else VECTOR
 
 
 def _multiply(k: Kernel, i: Instruction) -> None:
-    """Call a function of the kernel's own module; registers pass in memory.
-
-    There are so many of them that keeping all in the host's would take the compiler long.
-    """
+    """Call a function of the kernel's own module; registers pass in memory."""
     product = _product(k, i)
     if product.name not in k.helpers:
         k.helpers[product.name] = _function(product, k.declarations)
-    size = "b64" if product.result == "f64" else "b32"
-    given: list[str] = []
-    for operand, count in (
-        (i.operands[1], product.halves * product.blocks), (i.operands[2], product.blocks),
-        (i.operands[3], product.sums),
-    ):  # fmt: skip
-        for register in _items(k, operand, count):
-            given.append(k.in_memory(register, size, product.vector, len(given)))
-    targets = _items(k, i.operands[0], product.sums)
-    direct = [k.written_whole(register, product.vector) for register in targets]
-    results = [slot or k.temporary(product.vector, f"d{n}") for n, slot in enumerate(direct)]
-    arguments = ", ".join(f"ptr {slot}" for slot in (*results, *given))
-    k.do(f'call void @"{product.name}"(ptr %context, {arguments})')
-    element = "i64" if size == "b64" else "i32"
-    for register, known, slot in zip(targets, direct, results, strict=True):
-        if known is not None:
-            continue
-        text = k.value(f"load {product.vector}, ptr {slot}")
-        k.write(register, Value(text, element, False))
+    given = [
+        register
+        for operand, count in (
+            (i.operands[1], product.halves * product.blocks), (i.operands[2], product.blocks),
+            (i.operands[3], product.sums),
+        )
+        for register in items(k, operand, count)
+    ]  # fmt: skip
+    pass_in_memory(k, product.name, items(k, i.operands[0], product.sums), given, product.vector)
 
 
 def _product(k: Kernel, i: Instruction) -> _Product:
@@ -154,9 +92,9 @@ def _product(k: Kernel, i: Instruction) -> _Product:
         raise k.unsupported()
     shape = modifiers[0]
     result, first, second, added = modifiers[3:]
-    if shape not in _SHAPES or first not in _ELEMENTS or second not in _ELEMENTS:
+    if shape not in _SHAPES or first not in ELEMENTS or second not in ELEMENTS:
         raise k.unsupported()
-    element, other = _ELEMENTS[first], _ELEMENTS[second]
+    element, other = ELEMENTS[first], ELEMENTS[second]
     rows, sizes = _SHAPES[shape]
     depth = sizes.get(element.bits)
     if depth is None or (element.bits, element.work) != (other.bits, other.work):
@@ -179,88 +117,27 @@ def _function(product: _Product, declarations: set[str]) -> str:
             for n in range(count)
         ]
 
-    a = [_parts(e, word, product.first) for word in load("a", product.halves * product.blocks)]
-    b = [_parts(e, word, product.second) for word in load("b", product.blocks)]
-    c = _unpacked(e, load("c", product.sums), product.result)
-    work = _ELEMENTS[product.first].work
-    sums = _accumulate(e, work, a, b, product.halves, [] if product.saturates else c)
+    a = [parts(e, word, product.first) for word in load("a", product.halves * product.blocks)]
+    b = [parts(e, word, product.second) for word in load("b", product.blocks)]
+    c = unpacked(e, load("c", product.sums), product.result)
+    work = ELEMENTS[product.first].work
+    sums = accumulate(e, work, a, b, product.halves, [] if product.saturates else c)
     if product.saturates:
         sums = [e.call_op("sadd.sat", x, y) for x, y in zip(sums, c, strict=True)]
-    for n, value in enumerate(_packed(e, sums, product.result)):
+    for n, value in enumerate(packed(e, sums, product.result)):
         e.do(f"store {product.vector} {e.vec(value)}, ptr %d{n}")
     declarations |= e.declarations
-    names = [f"d{n}" for n in range(product.sums)]
-    names += [f"a{n}" for n in range(product.halves * product.blocks)]
-    names += [f"b{n}" for n in range(product.blocks)]
-    names += [f"c{n}" for n in range(product.sums)]
-    parameters = ", ".join(f"ptr %{name}" for name in names)
-    return "\n".join([
-        f'define internal void @"{product.name}"(ptr %context, {parameters}) noinline {{',
-        *e.lines, "  ret void", "}",
-    ])  # fmt: skip
+    counts = {"d": product.sums, "a": product.halves * product.blocks, "b": product.blocks,
+              "c": product.sums}  # fmt: skip
+    return function_of(e, product.name, counts)
 
 
-def _results(element: _Element) -> tuple[str, ...]:
+def _results(element: Element) -> tuple[str, ...]:
     if element.work == "i32":
         return ("s32",)
     if element.work == "double":
         return ("f64",)
     return ("f16", "f32") if element.bits <= 16 else ("f32",)
-
-
-def _unpacked(k: Lanes, words: list[Value], kind: str) -> list[Value]:
-    """Return the registers of C as numbers."""
-    if kind != "f16":
-        element = {"f32": "float", "f64": "double", "s32": "i32"}[kind]
-        return [k.cast("bitcast", word, element) for word in words]
-    found = []
-    for word in words:
-        for shift in (0, 16):
-            part = k.cast("trunc", k.op("lshr", word, number("i32", shift)), "i16")
-            found.append(half_to_float(k, part))
-    return found
-
-
-def _packed(k: Lanes, values: list[Value], kind: str) -> list[Value]:
-    """Return numbers as the registers of D."""
-    if kind != "f16":
-        return [k.bits_of(value) for value in values]
-    found = []
-    for n in range(0, len(values), 2):
-        low, high = (k.cast("zext", float_to_half(k, v), "i32") for v in values[n : n + 2])
-        found.append(k.op("or", low, k.op("shl", high, number("i32", 16))))
-    return found
-
-
-def _accumulate(
-    k: Lanes, work: str, a: list[list[Value]], b: list[list[Value]], halves: int, c: list[Value]
-) -> list[Value]:
-    """Return D from C, both as pairs of neighbours in a row of each half."""
-    size = 8 if work == "double" else 4
-    wide = f"<64 x {work}>"
-    woven = lanes([lane // 2 + 32 * (lane % 2) for lane in range(64)])
-    found: list[Value] = []
-    for half in range(halves):
-        sums = k.value(f"getelementptr i8, ptr %context, i64 {layout.IO + 64 * size * half}")
-        start = "zeroinitializer"
-        if c:
-            low, high = c[2 * half : 2 * half + 2]
-            start = k.value(
-                f"shufflevector <32 x {work}> {k.vec(low)}, <32 x {work}> {k.vec(high)},"
-                f" <64 x i32> {woven}"
-            )
-        k.do(f"store {wide} {start}, ptr {sums}, align 64")
-        for block, columns in enumerate(b):
-            for x, y in zip(a[half + halves * block], columns, strict=True):
-                kind = f"<32 x {work}>"
-                k.call("void", f"{PREFIX}tile_{_TILE[work]}", ("ptr", sums), (kind, k.vec(x)),
-                       (kind, k.vec(y)))  # fmt: skip
-        total = k.value(f"load {wide}, ptr {sums}, align 64")
-        for parity in (0, 1):
-            order = lanes([2 * lane + parity for lane in range(32)])
-            text = k.value(f"shufflevector {wide} {total}, {wide} poison, <32 x i32> {order}")
-            found.append(Value(text, work, False))
-    return found
 
 
 # -- matrices in shared memory -------------------------------------------------------------------
@@ -303,7 +180,7 @@ def _places(matrix: int, transposed: bool) -> list[tuple[list[int], list[int]]]:
 
 def _load_matrix(k: Kernel, i: Instruction) -> None:
     count = _matrix_count(k, i)
-    targets = _items(k, i.operands[0], count)
+    targets = items(k, i.operands[0], count)
     hosts = _rows(k, i, i.operands[1], count, False)
     transposed = "trans" in i.modifiers
     size = 2 if transposed else 4
@@ -311,7 +188,7 @@ def _load_matrix(k: Kernel, i: Instruction) -> None:
         words = []
         for row, offset in _places(matrix, transposed):
             at = _spread(k, hosts, row, offset)
-            text = k.call(_VECTOR, f"{PREFIX}load_{size}", ("ptr", "%context"), (WIDE, at),
+            text = k.call(VECTOR, f"{PREFIX}load_{size}", ("ptr", "%context"), (WIDE, at),
                           ("i32", "-1"))  # fmt: skip
             words.append(Value(text, "i32", False))
         value = words[0]
@@ -322,7 +199,7 @@ def _load_matrix(k: Kernel, i: Instruction) -> None:
 
 def _store_matrix(k: Kernel, i: Instruction) -> None:
     count = _matrix_count(k, i)
-    sources = _items(k, i.operands[1], count)
+    sources = items(k, i.operands[1], count)
     hosts = _rows(k, i, i.operands[0], count, True)
     transposed = "trans" in i.modifiers
     size = 2 if transposed else 4
@@ -332,7 +209,7 @@ def _store_matrix(k: Kernel, i: Instruction) -> None:
             at = _spread(k, hosts, row, offset)
             data = k.op("lshr", word, number("i32", 16)) if part else word
             k.call("void", f"{PREFIX}store_{size}", ("ptr", "%context"), (WIDE, at), ("i32", "-1"),
-                   (_VECTOR, k.vec(data)))  # fmt: skip
+                   (VECTOR, k.vec(data)))  # fmt: skip
 
 
 def _move_matrix(k: Kernel, i: Instruction) -> None:

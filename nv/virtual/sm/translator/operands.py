@@ -54,6 +54,8 @@ def has_result(i: Instruction) -> bool:
         return False  # that of bar.red is read behind it, see `flatten`
     if i.name == "wgmma":
         return "mma_async" in i.modifiers
+    if i.name == "wmma":
+        return "store" not in i.modifiers
     if i.name == "mbarrier":
         return bool(i.modifiers) and i.modifiers[0] in (
             "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count",

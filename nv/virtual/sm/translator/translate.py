@@ -28,6 +28,7 @@ from nv.virtual.sm.translator import (
     video,
     warp,
     wgmma,
+    wmma,
 )
 from nv.virtual.sm.translator.analysis import analyse, spins
 from nv.virtual.sm.translator.flatten import Flat, flatten
@@ -45,7 +46,7 @@ _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
-            wgmma, cluster, video)  # fmt: skip
+            wgmma, wmma, cluster, video)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,183 @@
+"""Products of matrices that lie in registers: elements, sums, and tiles of eight by eight.
+
+A register of A holds, over the 32 lanes, eight rows of a block of k; one of B eight columns of it;
+two of C eight rows of eight. Elements narrower than 32 bits are taken apart into several such
+registers: the order of k within a block does not matter as long as A and B agree.
+The sums are made in f32 one product after another; the chip's order and rounding within one
+instruction are not documented.
+Source: PTX ISA 8.x, "Warp Level Matrix Instructions": the fragment layouts of mma.m16n8k*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hcq.emu.text import lanes
+from nv.virtual.sm.ptx.module import Operand, Vector
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.resolve import PREFIX
+from nv.virtual.sm.translator.floats import brain_to_float, float_to_half, half_to_float
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.minifloat import E4M3, E5M2, decode
+from nv.virtual.sm.translator.value import Lanes, Value, number
+
+VECTOR = "<32 x i32>"
+
+
+@dataclass(frozen=True)
+class Element:
+    """bits: of an element. work: type of the products. signed: of integers."""
+
+    bits: int
+    work: str
+    signed: bool = False
+
+
+ELEMENTS = {
+    "f16": Element(16, "float"), "bf16": Element(16, "float"), "tf32": Element(32, "float"),
+    "e4m3": Element(8, "float"), "e5m2": Element(8, "float"), "s8": Element(8, "i32", True),
+    "u8": Element(8, "i32"), "s4": Element(4, "i32", True), "u4": Element(4, "i32"),
+    "f64": Element(64, "double"),
+}  # fmt: skip
+_TILE = {"float": "f32", "double": "f64", "i32": "i32"}
+
+
+def items(k: Kernel, operand: Operand, count: int) -> Sequence[Operand]:
+    """Return the registers of an operand; raise unless there are `count`."""
+    found = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(found) != count:
+        raise k.bad(f"{count} registers are wanted, not {len(found)}")
+    return found
+
+
+def pass_in_memory(
+    k: Kernel, name: str, targets: Sequence[Operand], given: Sequence[Operand], vector: str
+) -> None:
+    """Call a function of the kernel's own module on registers, which pass in memory.
+
+    There are so many of them that keeping all in the host's would take the compiler long.
+    vector: the LLVM type of all of them.
+    """
+    element = vector.split()[-1].rstrip(">")
+    kind = f"b{element[1:]}"
+    slots = [k.in_memory(register, kind, vector, n) for n, register in enumerate(given)]
+    direct = [k.written_whole(register, vector) for register in targets]
+    results = [slot or k.temporary(vector, f"d{n}") for n, slot in enumerate(direct)]
+    arguments = ", ".join(f"ptr {slot}" for slot in (*results, *slots))
+    k.do(f'call void @"{name}"(ptr %context, {arguments})')
+    for register, known, slot in zip(targets, direct, results, strict=True):
+        if known is None:
+            k.write(register, Value(k.value(f"load {vector}, ptr {slot}"), element, False))
+
+
+def function_of(e: Lanes, name: str, counts: Mapping[str, int]) -> str:
+    """Return such a function. e: its body. counts: its parameters %d0, %d1, ... by their stem."""
+    names = [f"{stem}{n}" for stem, count in counts.items() for n in range(count)]
+    parameters = ", ".join(f"ptr %{name}" for name in names)
+    head = f'define internal void @"{name}"(ptr %context, {parameters}) noinline {{'
+    return "\n".join([head, *e.lines, "  ret void", "}"])
+
+
+def parts(k: Lanes, word: Value, kind: str) -> list[Value]:
+    """Take a register of A or B apart into values to multiply."""
+    element = ELEMENTS[kind]
+    if kind == "f64":
+        return [k.cast("bitcast", word, "double")]
+    if kind == "tf32":
+        kept = k.op("and", word, number("i32", ~0x1FFF))
+        return [k.cast("bitcast", kept, "float")]
+    found = []
+    for n in range(32 // element.bits):
+        if element.work == "i32":
+            up = k.op("shl", word, number("i32", 32 - element.bits * (n + 1)))
+            right = "ashr" if element.signed else "lshr"
+            found.append(k.op(right, up, number("i32", 32 - element.bits)))
+            continue
+        moved = k.op("lshr", word, number("i32", element.bits * n))
+        if kind == "f16":
+            found.append(half_to_float(k, k.cast("trunc", moved, "i16")))
+        elif kind == "bf16":
+            found.append(brain_to_float(k, k.cast("trunc", moved, "i16")))
+        else:
+            byte = k.op("and", moved, number("i32", 0xFF))
+            found.append(decode(k, E4M3 if kind == "e4m3" else E5M2, byte))
+    return found
+
+
+def unpacked(k: Lanes, words: list[Value], kind: str) -> list[Value]:
+    """Return the registers of C as numbers."""
+    if kind != "f16":
+        element = {"f32": "float", "f64": "double", "s32": "i32"}[kind]
+        return [k.cast("bitcast", word, element) for word in words]
+    found = []
+    for word in words:
+        for shift in (0, 16):
+            part = k.cast("trunc", k.op("lshr", word, number("i32", shift)), "i16")
+            found.append(half_to_float(k, part))
+    return found
+
+
+def packed(k: Lanes, values: list[Value], kind: str) -> list[Value]:
+    """Return numbers as the registers of D."""
+    if kind != "f16":
+        return [k.bits_of(value) for value in values]
+    found = []
+    for n in range(0, len(values), 2):
+        low, high = (k.cast("zext", float_to_half(k, v), "i32") for v in values[n : n + 2])
+        found.append(k.op("or", low, k.op("shl", high, number("i32", 16))))
+    return found
+
+
+def accumulate(
+    k: Lanes, work: str, a: list[list[Value]], b: list[list[Value]], halves: int, c: list[Value]
+) -> list[Value]:
+    """Return D from C, both as pairs of neighbours in a row of each half."""
+    size = 8 if work == "double" else 4
+    wide = f"<64 x {work}>"
+    woven = lanes([lane // 2 + 32 * (lane % 2) for lane in range(64)])
+    found: list[Value] = []
+    for half in range(halves):
+        sums = k.value(f"getelementptr i8, ptr %context, i64 {layout.IO + 64 * size * half}")
+        start = "zeroinitializer"
+        if c:
+            low, high = c[2 * half : 2 * half + 2]
+            start = k.value(
+                f"shufflevector <32 x {work}> {k.vec(low)}, <32 x {work}> {k.vec(high)},"
+                f" <64 x i32> {woven}"
+            )
+        k.do(f"store {wide} {start}, ptr {sums}, align 64")
+        for block, columns in enumerate(b):
+            for x, y in zip(a[half + halves * block], columns, strict=True):
+                kind = f"<32 x {work}>"
+                k.call("void", f"{PREFIX}tile_{_TILE[work]}", ("ptr", sums), (kind, k.vec(x)),
+                       (kind, k.vec(y)))  # fmt: skip
+        total = k.value(f"load {wide}, ptr {sums}, align 64")
+        for parity in (0, 1):
+            order = lanes([2 * lane + parity for lane in range(32)])
+            text = k.value(f"shufflevector {wide} {total}, {wide} poison, <32 x i32> {order}")
+            found.append(Value(text, work, False))
+    return found
+
+
+def bit_counts(
+    k: Lanes, operation: str, a: list[Value], b: list[Value], halves: int, c: list[Value]
+) -> list[Value]:
+    """Return D from C as `accumulate` does: the bits that are set in `operation` of a and b.
+
+    a: registers of 32 single bits, the eight rows of each half for a block of k; b: one a block.
+    """
+    found = []
+    for half in range(halves):
+        for parity in (0, 1):
+            total = c[2 * half + parity]
+            for block, columns in enumerate(b):
+                for place in range(4):
+                    # Lane (row g, pair of columns t) wants row g of a, column 2t + parity of b.
+                    mine = [4 * (lane // 4) + place for lane in range(32)]
+                    theirs = [4 * (2 * (lane % 4) + parity) + place for lane in range(32)]
+                    x = Value(k.shuffle("i32", a[half + halves * block].text, mine), "i32", False)
+                    y = Value(k.shuffle("i32", columns.text, theirs), "i32", False)
+                    total = k.op("add", total, k.call_op("ctpop", k.op(operation, x, y)))
+            found.append(total)
+    return found
