@@ -57,7 +57,7 @@ hw:
 check:
 	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m ruff check .
-	$(PYTHON) -m mypy am compiler hcq nv qcom tools usbgpu
+	$(PYTHON) -m mypy am compiler hcq nv qcom tools ugpu usbgpu
 	$(PYTHON) -m tools.house.layers
 	$(PYTHON) -m tools.house.sizes
 	$(PYTHON) -m tools.clang2py --check

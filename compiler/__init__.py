@@ -1,6 +1,8 @@
 """Tensors to machine code: `Tensor`, `jit`, `function`, and `dtypes` with the element types.
 
-Importing this package loads nothing heavy: the names below are fetched on first use.
+Beside them: `set_default_device`, `kernel_log` (the kernels that are compiled), `watch` (what each
+run does) and `tuning` (a search for faster kernels). Importing this package loads nothing heavy:
+names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -10,20 +12,46 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compiler import dtype as dtypes
-    from compiler.front.function import function
-    from compiler.front.jit import jit
-    from compiler.tensor import Tensor
+    from compiler.front.explain import watch as watch
+    from compiler.front.function import function as function
+    from compiler.front.jit import jit as jit
+    from compiler.runtime.runtime import kernel_log as kernel_log
+    from compiler.runtime.runtime import set_default_device as set_default_device
+    from compiler.search.tune import tuning as tuning
+    from compiler.tensor import Tensor as Tensor
 
-__all__ = ["Tensor", "dtypes", "function", "jit"]
+_HOMES = {
+    "Tensor": "compiler.tensor",
+    "dtypes": "compiler.dtype",
+    "function": "compiler.front.function",
+    "jit": "compiler.front.jit",
+    "kernel_log": "compiler.runtime.runtime",
+    "set_default_device": "compiler.runtime.runtime",
+    "tuning": "compiler.search.tune",
+    "watch": "compiler.front.explain",
+}
+
+__all__ = [
+    "Tensor",
+    "dtypes",
+    "function",
+    "jit",
+    "kernel_log",
+    "set_default_device",
+    "tuning",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name == "Tensor":
-        return importlib.import_module("compiler.tensor").Tensor
-    if name == "function":
-        return importlib.import_module("compiler.front.function").function
-    if name == "jit":
-        return importlib.import_module("compiler.front.jit").jit
-    if name == "dtypes":
-        return importlib.import_module("compiler.dtype")
-    raise AttributeError(f"module 'compiler' has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'compiler' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    value: object = module if name == "dtypes" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

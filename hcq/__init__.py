@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hcq import errors as errors
     from hcq.buffer import Buffer as Buffer
     from hcq.device import Device as Device
     from hcq.errors import UgpuError as UgpuError
@@ -48,6 +49,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module("hcq.errors")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'hcq' has no attribute {name!r}")
@@ -57,4 +60,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, "errors"})

@@ -41,6 +41,11 @@ def test_files_stay_short() -> None:
         ("tools/cli.py", "am.device", False),
         ("am/device.py", "tests.support", True),
         ("am/device.py", ".regs", True),
+        ("tools/cli.py", ".console", False),
+        ("tools/cli.py", "tools.console", True),
+        ("ugpu/__init__.py", "compiler", False),
+        ("ugpu/__init__.py", "am", True),
+        ("hcq/device.py", "ugpu", True),
     ],
 )
 def test_each_rule_is_seen(file: str, module: str, broken: bool) -> None:

@@ -19,8 +19,9 @@ from typing import NoReturn
 from hcq.config import config
 from hcq.errors import HostError, UgpuError, UsageError
 from hcq.log import configure, remove
-from tools import devices, doctor, pci, smi
-from tools.console import Output
+
+from . import devices, doctor, pci, smi
+from .console import Output
 
 SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
        ugpu sniff [options] device NAME
@@ -124,14 +125,14 @@ def run_doctor(out: Output) -> int:
 
 def run_demo(device: str, out: Output) -> int:
     # Loads the compiler, which the other verbs do not need.
-    from tools import demo
+    from . import demo
 
     return demo.run(device, out)
 
 
 def run_serve(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the model of the chip, which the other verbs do not need.
-    from tools import serve
+    from . import serve
 
     return serve.run(
         serve.ServeOptions(
@@ -147,7 +148,7 @@ def run_serve(arguments: argparse.Namespace, out: Output) -> int:
 
 def run_explain(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
-    from tools import explain
+    from . import explain
 
     show = [word for word in arguments.show.split(",") if word]
     show += ["kernels"] if arguments.ir else []
@@ -156,7 +157,7 @@ def run_explain(arguments: argparse.Namespace, out: Output) -> int:
 
 def run_tune(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
-    from tools import tune
+    from . import tune
 
     options = tune.TuneOptions(
         arguments.device, arguments.beam, arguments.budget, arguments.details
@@ -166,7 +167,7 @@ def run_tune(arguments: argparse.Namespace, out: Output) -> int:
 
 def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the tables of NVIDIA's interface, which the other verbs do not need.
-    from tools.sniff import command
+    from .sniff import command
 
     match arguments.words:
         case ["show", file]:
@@ -191,7 +192,7 @@ def run_sniff(arguments: argparse.Namespace, out: Output) -> int:
 
 def run_record(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the model of the chip, for its images.
-    from tools import record
+    from . import record
 
     match arguments.words:
         case ["show", "--all", file] | ["show", file, "--all"]:

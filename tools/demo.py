@@ -25,8 +25,9 @@ from compiler.runtime.runtime import kernel_log
 from hcq import trace
 from hcq.device import Device
 from hcq.errors import MissingDependency
-from tools.console import Output
-from tools.readings import read_sensors
+
+from .console import Output
+from .readings import read_sensors
 
 BATCH = 599  # queries per step: 3 steps of the same shape make the 1,797
 FAR = np.float32(1e9)  # the distance that keeps a digit from being its own neighbour

@@ -6,9 +6,10 @@ from dataclasses import asdict
 
 import hcq
 from hcq.registry import DeviceEntry
-from tools import nvidia
-from tools.console import Output
-from tools.readings import read_sensors
+
+from . import nvidia
+from .console import Output
+from .readings import read_sensors
 
 
 def run_ls(out: Output) -> int:

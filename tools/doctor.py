@@ -18,10 +18,11 @@ from hcq.errors import UgpuError
 from hcq.transport import pci_function
 from hcq.transport.system import System
 from hcq.transport.vfio_container import ACCESS_REMEDY
-from tools import doctor_nvidia
-from tools.finding import Finding
-from tools.nvidia import NvidiaMachine
-from tools.pci import CHECKS
+
+from . import doctor_nvidia
+from .finding import Finding
+from .nvidia import NvidiaMachine
+from .pci import CHECKS
 
 SMALL_BAR = 256 << 20
 NVIDIA = 0x10DE

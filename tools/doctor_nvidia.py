@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nv import abi
-from tools.finding import Finding
-from tools.nvidia import Gpu, Node, NvidiaMachine, StockDriver
+
+from .finding import Finding
+from .nvidia import Gpu, Node, NvidiaMachine, StockDriver
 
 _MAKE_NODES = "sudo nvidia-modprobe -c 0 -u   # or: sudo nvidia-smi"
 _CHECK = "nvidia driver"

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from compiler.front.explain import KernelReport, RunReport, watch
 from compiler.runtime.runtime import set_default_device
 from hcq.errors import UsageError
-from tools.console import Output, count
-from tools.scripts import as_program, execute
+
+from .console import Output, count
+from .scripts import as_program, execute
 
 PARTS = ("graph", "schedule", "kernels", "code")
 ROWS = 12  # of the summary, which is to fit a screen

@@ -10,7 +10,8 @@ from hcq.transport.binding import Binding, eject, ejectable, give_back, plan, pr
 from hcq.transport.checks import check_bars, check_link, check_power, check_siblings
 from hcq.transport.pci_function import PciFunction, holders
 from hcq.transport.system import System
-from tools.console import Output
+
+from .console import Output
 
 VERBS = {
     "bind": "hand a device and its IOMMU group to vfio-pci",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hcq.device import Device
-from tools.console import human_size
+
+from .console import human_size
 
 
 @dataclass(frozen=True)

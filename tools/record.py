@@ -33,8 +33,9 @@ from hcq.transport.recording import (
 )
 from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access
-from tools.console import Output, human_size
-from tools.recorded import Steps, first_difference, names_of
+
+from .console import Output, human_size
+from .recorded import Steps, first_difference, names_of
 
 BUSIEST = 8  # registers in a summary
 

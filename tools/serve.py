@@ -22,7 +22,8 @@ from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.errors import DeviceNotFound, UsageError
 from hcq.transport.vfio_user.server import Server
-from tools.console import Output
+
+from .console import Output
 
 CHIPS = ("virtual:navi31",)
 VRAM = 24 << 30

@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 import hcq
 from hcq.errors import UgpuError
-from tools.console import Output
-from tools.devices import listed
-from tools.readings import Reading, read_sensors
+
+from .console import Output
+from .devices import listed
+from .readings import Reading, read_sensors
 
 #: kinds of names that are no GPU of this machine
 NOT_GPUS = ("cpu", "virtual:")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from compiler.runtime.runtime import set_default_device
 from compiler.search.tune import described, tuning
 from hcq.errors import UsageError
-from tools.console import Output
-from tools.scripts import as_program, execute
+
+from .console import Output
+from .scripts import as_program, execute
 
 
 @dataclass(frozen=True)

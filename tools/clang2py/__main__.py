@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 
 from hcq.errors import UgpuError
-from tools.clang2py.catalogue import PACKAGE, PLAN
-from tools.clang2py.manifest import complaints
-from tools.clang2py.nvidia.catalogue import FOLDER as NVIDIA_FOLDER
-from tools.clang2py.nvidia.sources import NvidiaSources
-from tools.clang2py.sources import debian_tree, given_tree
+
+from .catalogue import PACKAGE, PLAN
+from .manifest import complaints
+from .nvidia.catalogue import FOLDER as NVIDIA_FOLDER
+from .nvidia.sources import NvidiaSources
+from .sources import debian_tree, given_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (*PLAN.folders, NVIDIA_FOLDER)
@@ -37,7 +38,7 @@ def check(root: Path) -> int:
 
 
 def _linux(root: Path, kernel: Path | None, cache: Path) -> list[Path]:
-    regen = importlib.import_module("tools.clang2py.regen")
+    regen = importlib.import_module(f"{__package__}.regen")
     needed = PLAN.inputs()
     tree = given_tree(kernel, needed) if kernel else debian_tree(cache, PACKAGE, needed)
     changed: list[Path] = regen.write(tree, root)
@@ -45,7 +46,7 @@ def _linux(root: Path, kernel: Path | None, cache: Path) -> list[Path]:
 
 
 def _nvidia(root: Path, given: Path | None, cache: Path) -> list[Path]:
-    regen = importlib.import_module("tools.clang2py.nvidia.regen")
+    regen = importlib.import_module(f"{__package__}.nvidia.regen")
     changed: list[Path] = regen.write(NvidiaSources(cache, given), root)
     return changed
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hcq.fields import Register, RegisterBlock, RegisterMap
-from tools.clang2py.cheaders import Row
+
+from .cheaders import Row
 
 #: attributes of our classes that would hide a register of the same name
 _TAKEN = {name for kind in (RegisterMap, RegisterBlock) for name in vars(kind)}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("am", "compiler", "hcq", "nv", "qcom", "tools", "usbgpu")
+PACKAGES = ("am", "compiler", "hcq", "nv", "qcom", "tools", "ugpu", "usbgpu")
 VENDORS = ("am", "nv", "qcom")
 # What each package may import of ours, besides itself.
 MAY_IMPORT = {
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "qcom": ("hcq",),
     "usbgpu": ("hcq",),
     "compiler": ("hcq",),
+    "ugpu": ("compiler", "hcq"),
     "tools": PACKAGES,
 }
 # Heavy modules that no path from `import hcq` may load at import time.
@@ -60,15 +61,17 @@ def _within(module: str, package: str) -> bool:
 
 def fault_of(item: Import) -> str | None:
     """Say what is wrong with an import, or None."""
-    if item.module.startswith("."):
-        return "relative import; write the absolute name"
     parts = item.file.with_suffix("").parts
     home = parts[0]
+    if item.module.startswith("."):
+        return None if home == "tools" else "relative import; write the absolute name"
     target = item.module.split(".")[0]
     if target == "tests":
         return "the product imports tests"
     if target not in PACKAGES:
         return None
+    if target == home == "tools":
+        return "absolute import; tools is installed as ugpu_tools, write the relative name"
     if target != home and target not in MAY_IMPORT[home]:
         return f"{home} may not import {target}"
     if home in VENDORS:

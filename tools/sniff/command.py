@@ -14,14 +14,15 @@ import numpy as np
 from hcq.device import Device
 from hcq.errors import BadArgument, ChipError, UsageError
 from nv import abi
-from tools.console import Output
-from tools.sniff import launches, node, preload
-from tools.sniff.compare import differences, steps
-from tools.sniff.decode import Decoded, Decoder, lines
-from tools.sniff.flags import Flags
-from tools.sniff.memory import Image, Launch
-from tools.sniff.recording import Recording, header, read
-from tools.sniff.rules import Rules
+
+from ..console import Output
+from . import launches, node, preload
+from .compare import differences, steps
+from .decode import Decoded, Decoder, lines
+from .flags import Flags
+from .memory import Image, Launch
+from .recording import Recording, header, read
+from .rules import Rules
 
 BACKENDS = ("auto", "preload", "ptrace")
 _VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
@@ -95,7 +96,7 @@ def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
 
 
 def _traced(command: Sequence[str], options: SniffOptions, driver: str) -> int:
-    own = [sys.executable, "-m", "tools.sniff.tracer", "--log", str(options.output)]
+    own = [sys.executable, "-m", f"{__package__}.tracer", "--log", str(options.output)]
     own += ["--prefix", options.prefix, "--driver", driver, "--", *command]
     return subprocess.run(own, check=False).returncode
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tools.sniff.decode import Decoded, Value, Values, shown
+from .decode import Decoded, Value, Values, shown
 
 _HANDLE = re.compile(r"(?:^|\.)h[A-Z]\w*$")
 _DESCRIPTOR = re.compile(r"(?:^|\.)(?:fd|ctl_fd|\w+Fd)$")

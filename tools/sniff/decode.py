@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from hcq.layout import Array, Layout, Struct
 from nv import abi
-from tools.sniff.flags import Flags
-from tools.sniff.recording import BlockCopy, Call, Recording
+
+from .flags import Flags
+from .recording import BlockCopy, Call, Recording
 
 #: a member's value: a number, raw bytes (arrays of bytes), or a row of numbers
 Value = int | float | bytes | tuple[int | float, ...]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nv import abi
-from tools.sniff.memory import Launch
+
+from .memory import Launch
 
 _WORD = 4
 

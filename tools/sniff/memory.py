@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from hcq.errors import UgpuError
 from nv import abi
-from tools.sniff.decode import Decoded, Values
-from tools.sniff.recording import Call
+
+from .decode import Decoded, Values
+from .recording import Call
 
 PAGE = 4096
 MOST_LINES = 400  # of one doorbell

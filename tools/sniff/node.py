@@ -21,9 +21,10 @@ from hcq.device import Device
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from hcq.transport.node import Node, NodeAttachment, NodeMapping
 from nv import abi
-from tools.sniff.memory import PAGE
-from tools.sniff.recording import header
-from tools.sniff.rules import LIMIT, Rules
+
+from .memory import PAGE
+from .recording import header
+from .rules import LIMIT, Rules
 
 _DOORBELL = 0x90  # NVC361_NOTIFY_CHANNEL_PENDING, open-gpu-kernel-modules 580.142 clc361.h
 _ZEROS = hash(bytes(PAGE))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hcq import ownfolder
 from hcq.errors import HostError, MissingDependency
-from tools.sniff.rules import Rules
+
+from .rules import Rules
 
 SOURCES = Path(__file__).parent / "recorder"
 _COMPILERS = ("cc", "gcc", "clang")

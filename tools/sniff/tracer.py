@@ -28,7 +28,8 @@ from typing import Any
 
 from hcq.errors import HostError, NotSupported, UsageError
 from nv import abi
-from tools.sniff.rules import LIMIT, Block, Rules
+
+from .rules import LIMIT, Block, Rules
 
 _TRACEME, _SYSCALL, _SETOPTIONS, _GET_SYSCALL_INFO = 0, 24, 0x4200, 0x420E
 #: SYSGOOD, FORK, VFORK, CLONE, EXEC, EXITKILL

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.clang2py.emit import constant_text, structure_text
-from tools.clang2py.manifest import Manifest, digest
-from tools.clang2py.nvidia.catalogue import (
+from ..emit import constant_text, structure_text
+from ..manifest import Manifest, digest
+from ..regen import Outputs, write_folder
+from .catalogue import (
     BASE,
     BRANCHES,
     DESCRIPTORS,
@@ -20,7 +21,7 @@ from tools.clang2py.nvidia.catalogue import (
     Descriptors,
     Methods,
 )
-from tools.clang2py.nvidia.drf import (
+from .drf import (
     Group,
     group_text,
     merged,
@@ -28,9 +29,8 @@ from tools.clang2py.nvidia.drf import (
     read_methods,
     sized,
 )
-from tools.clang2py.nvidia.rm import Interface, read_interface
-from tools.clang2py.nvidia.sources import NvidiaSources
-from tools.clang2py.regen import Outputs, write_folder
+from .rm import Interface, read_interface
+from .sources import NvidiaSources
 
 _STRUCTS = "NAME size [FIELD:type:offset[:bit:width] ...]"
 _CONSTANTS = "NAME value [enumeration]; NAME() lsb width"

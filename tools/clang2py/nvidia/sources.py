@@ -13,7 +13,8 @@ from io import BytesIO
 from pathlib import Path
 
 from hcq.errors import HostError, MissingDependency, UsageError
-from tools.clang2py.nvidia.catalogue import (
+
+from .catalogue import (
     BRANCHES,
     DOCUMENT_COMMIT,
     DOCUMENT_FOLDERS,

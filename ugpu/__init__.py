@@ -1,0 +1,65 @@
+"""The product's front door: everything a program needs to run tensors and kernels on a GPU.
+
+    import ugpu
+    with ugpu.open("virtual:navi31") as gpu:
+        x = ugpu.Tensor([1.0, 2.0, 3.0], device=gpu)
+        print((x * x).sum().numpy())
+
+Names come from `hcq` (devices, buffers, queues, errors) and `compiler` (tensors, `jit`, `dtypes`)
+and are loaded on first use: `import ugpu` itself loads neither NumPy nor LLVM.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compiler import Tensor as Tensor
+    from compiler import dtypes as dtypes
+    from compiler import function as function
+    from compiler import jit as jit
+    from compiler import kernel_log as kernel_log
+    from compiler import set_default_device as set_default_device
+    from compiler import tuning as tuning
+    from compiler import watch as watch
+    from hcq import Buffer as Buffer
+    from hcq import Capture as Capture
+    from hcq import Device as Device
+    from hcq import Kernel as Kernel
+    from hcq import Placement as Placement
+    from hcq import Program as Program
+    from hcq import Queue as Queue
+    from hcq import QueueKind as QueueKind
+    from hcq import Sensor as Sensor
+    from hcq import UgpuError as UgpuError
+    from hcq import errors as errors
+    from hcq import list_devices as list_devices
+    from hcq import open as open
+
+_HOMES = {
+    "hcq": (
+        "Buffer", "Capture", "Device", "Kernel", "Placement", "Program", "Queue", "QueueKind",
+        "Sensor", "UgpuError", "errors", "list_devices", "open",
+    ),
+    "compiler": (
+        "Tensor", "dtypes", "function", "jit", "kernel_log", "set_default_device", "tuning",
+        "watch",
+    ),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [name for names in _HOMES.values() for name in names]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ugpu' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME_OF)
