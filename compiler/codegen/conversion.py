@@ -13,7 +13,7 @@ import math
 
 from compiler.codegen.lines import Lines
 from compiler.dtype import DType, bool_
-from compiler.kernel.ir import Value
+from compiler.expression.value import Value
 
 WIDTH = 32  # narrower integers are made of those of this many bits
 

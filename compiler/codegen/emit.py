@@ -14,19 +14,8 @@ from compiler.codegen.host import Host
 from compiler.codegen.nvptx import Nvidia
 from compiler.codegen.shell import Shell
 from compiler.expression.algebra import Index
-from compiler.kernel.ir import (
-    Bulk,
-    Fetch,
-    If,
-    Kernel,
-    Loop,
-    Memory,
-    Signal,
-    Statement,
-    Store,
-    indices_of,
-    walk,
-)
+from compiler.expression.value import Memory, indices_of, walk
+from compiler.kernel.ir import Bulk, Fetch, If, Kernel, Loop, Signal, Statement, Store
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 

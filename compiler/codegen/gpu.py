@@ -14,7 +14,8 @@ from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
 from compiler.codegen.values import Values
 from compiler.expression.algebra import Index
-from compiler.kernel.ir import Kernel, Memory
+from compiler.expression.value import Memory
+from compiler.kernel.ir import Kernel
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 

@@ -14,7 +14,8 @@ from compiler.codegen.lines import stored_type
 from compiler.codegen.shell import Shell
 from compiler.codegen.values import Values
 from compiler.dtype import DType
-from compiler.kernel.ir import Kernel, TileStep, Value
+from compiler.expression.value import Value
+from compiler.kernel.ir import Kernel, TileStep
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 

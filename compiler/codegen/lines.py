@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from compiler.dtype import DType, bool_
 from compiler.expression.algebra import Atom, Div, Index, Opaque, Range, Validity
 from compiler.expression.table import Table
-from compiler.kernel.ir import Memory, Value
+from compiler.expression.value import Memory, Value
 
 _SWIZZLED = 1024  # bytes of eight rows of swizzled memory
 _CHUNK_BITS = 0x70

@@ -15,16 +15,8 @@ from compiler.codegen.lines import element_type
 from compiler.codegen.values import Values
 from compiler.dtype import float32
 from compiler.expression.algebra import Index, constant
-from compiler.kernel.ir import (
-    Asynchronous,
-    Await,
-    Bulk,
-    Close,
-    Fetch,
-    GroupProduct,
-    Memory,
-    Signal,
-)
+from compiler.expression.value import Memory
+from compiler.kernel.ir import Asynchronous, Await, Bulk, Close, Fetch, GroupProduct, Signal
 from compiler.kernel.matrix_units import CORE, GROUP_UNITS, ROW
 
 ALIGNED = 8 * ROW  # bytes after which the exchange of chunks repeats: where swizzled memory starts

@@ -15,7 +15,7 @@ from compiler.dtype import DType, bfloat16, bool_, float16, float32
 from compiler.expression.algebra import Index, Opaque
 from compiler.expression.lookup import Lookup
 from compiler.expression.table import Table
-from compiler.kernel.ir import Load, Memory, Value, walk
+from compiler.expression.value import Load, Memory, Value, walk
 
 _COMPARE = {
     "f": {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"},

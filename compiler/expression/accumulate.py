@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler import dtype as dtypes
 from compiler.dtype import DType
-from compiler.kernel.ir import Value, const, rebuild, value
+from compiler.expression.value import Value, const, rebuild, value
 
 _OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from compiler.dtype import DType, bool_, float32
 from compiler.expression import functions, inverse, power, remainders
-from compiler.kernel.ir import Value, binary, cast, const, rebuild, value
+from compiler.expression.value import Value, binary, cast, const, rebuild, value
 
 Build = Callable[..., Value]
 

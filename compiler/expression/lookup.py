@@ -13,7 +13,8 @@ from functools import lru_cache
 from compiler.dtype import int64
 from compiler.expression import elementary as ops
 from compiler.expression.algebra import Index, Opaque, Range, Validity, both
-from compiler.kernel.ir import (
+from compiler.expression.text import operation_text
+from compiler.expression.value import (
     Value,
     binary,
     cast,
@@ -25,7 +26,6 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
-from compiler.kernel.text import operation_text
 
 
 class Lookup(Opaque):

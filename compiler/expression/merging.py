@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compiler.expression.algebra import Div, Index, Mod, Opaque, Range
-from compiler.kernel.ir import Value, indices_of, substitute
+from compiler.expression.value import Value, indices_of, substitute
 
 
 def merge_ranges(

@@ -15,7 +15,17 @@ from compiler.dtype import int64
 from compiler.expression.algebra import NEVER, Index, Range, within
 from compiler.expression.elementary import expand
 from compiler.expression.lookup import guard, lookup
-from compiler.kernel.ir import Value, binary, cast, const, gate, indices_of, substitute, value, walk
+from compiler.expression.value import (
+    Value,
+    binary,
+    cast,
+    const,
+    gate,
+    indices_of,
+    substitute,
+    value,
+    walk,
+)
 
 
 def pick(body: Value, counter: Range) -> Value | None:

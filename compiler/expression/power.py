@@ -31,7 +31,7 @@ from compiler.expression.functions import (
     unequal,
     where,
 )
-from compiler.kernel.ir import Value, binary, cast, const
+from compiler.expression.value import Value, binary, cast, const
 
 Pair = tuple[Value, Value | None]  # a number as a sum: rounded, and the rest, if any
 # 2/3 of log2(e)

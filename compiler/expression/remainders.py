@@ -28,7 +28,7 @@ from compiler.expression.functions import (
     where,
     with_sign,
 )
-from compiler.kernel.ir import Value, binary, cast, const
+from compiler.expression.value import Value, binary, cast, const
 
 FIRST, STEP = 21, 22  # bits of the quotient in a step: its error stays below one
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compiler.codegen.emit import emit
+from compiler.expression.computation import Computation
 from compiler.graph import origin
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
@@ -28,7 +29,6 @@ from compiler.pattern.work import flops, moved
 from compiler.plan.packing import Derived, computation_of
 from compiler.plan.plan import body_plan, kernels, make_plan
 from compiler.schedule.calls import CallGroup, body_of
-from compiler.schedule.express import Computation
 from compiler.schedule.group import Group, describe
 from hcq.target import TargetSpec
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.expression import elementary as ops
+from compiler.expression.computation import Computation
 from compiler.kernel import scatter
 from compiler.kernel.attention import gpu as gpu_attention
 from compiler.kernel.attention import host as host_online
@@ -36,7 +37,6 @@ from compiler.kernel.verify import verify
 from compiler.pattern.chain import find_chain
 from compiler.pattern.contraction import Contraction, find_contraction
 from compiler.pattern.online import find_online
-from compiler.schedule.express import Computation
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 

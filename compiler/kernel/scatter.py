@@ -21,11 +21,12 @@ from compiler.expression.algebra import (
     substitute_all,
     unflatten,
 )
+from compiler.expression.computation import Chosen, Computation, elements
+from compiler.expression.value import substitute
 from compiler.kernel.gpu import loops as gpu_loops
 from compiler.kernel.gpu.loops import kernel_of, threads_along
 from compiler.kernel.host import loops as host_loops
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, substitute
-from compiler.schedule.express import Chosen, Computation, elements
+from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from hcq.target import TargetSpec
 
 LINE = 16  # elements a group of the host takes at least

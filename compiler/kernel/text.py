@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.expression.algebra import Validity
+from compiler.expression.text import Printer, access_text, conditions_text, memory_text
 from compiler.kernel.ir import (
     Asynchronous,
     Await,
@@ -14,17 +14,12 @@ from compiler.kernel.ir import (
     Fetch,
     If,
     Kernel,
-    Load,
     Loop,
-    Memory,
     Settle,
     Signal,
     Statement,
     Store,
     TileStep,
-    Value,
-    type_text,
-    walk,
 )
 
 
@@ -35,33 +30,12 @@ def format_kernel(kernel: Kernel) -> str:
         lines.append(f"  cluster {kernel.cluster}")
     if kernel.origin:
         lines.append(f"  computes {kernel.origin}")
-    lines += [f"  {_memory(memory)}" for memory in (*kernel.parameters, *kernel.locals)]
-    _Printer(lines).statements(kernel.body, "  ")
+    lines += [f"  {memory_text(memory)}" for memory in (*kernel.parameters, *kernel.locals)]
+    _Statements(lines).statements(kernel.body, "  ")
     return "\n".join(lines) + "\n"
 
 
-def format_value(root: Value) -> str:
-    """Print one expression, a line per shared operation."""
-    lines: list[str] = []
-    printer = _Printer(lines)
-    lines.append(printer.expression(root, ""))
-    return "\n".join(lines) + "\n"
-
-
-def _memory(memory: Memory) -> str:
-    swizzled = " swizzled" if memory.swizzled else " ring" if memory.ring else ""
-    kind = type_text(memory.dtype, memory.lanes)
-    return f"{memory.space} {kind} {memory.name}[{memory.count}]{swizzled}"
-
-
-def conditions_text(conditions: Validity) -> str:
-    return " and ".join(f"{condition} >= 0" for condition in conditions) or "always"
-
-
-class _Printer:
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
+class _Statements(Printer):
     def statements(self, body: Iterable[Statement], indent: str) -> None:
         for statement in body:
             if isinstance(statement, Store):
@@ -84,23 +58,6 @@ class _Printer:
                 self.lines.append(f"{indent}for {span}{limit}:")
                 self.statements(statement.body, indent + "  ")
 
-    def expression(self, root: Value, indent: str) -> str:
-        """The text of `root`; operations used more than once get a line and a number first."""
-        nodes = list(walk(root))
-        uses: dict[int, int] = {}
-        for node in nodes:
-            for source in node.sources:
-                uses[id(source)] = uses.get(id(source), 0) + 1
-        shown: dict[int, str] = {}
-        for node in nodes:
-            text = operation_text(node, [shown[id(source)] for source in node.sources])
-            if uses.get(id(node), 0) > 1 and node.op not in ("const", "index"):
-                name = f"%{sum(1 for t in shown.values() if t.startswith('%'))}"
-                self.lines.append(f"{indent}{name} = {text}")
-                text = name
-            shown[id(node)] = text
-        return shown[id(root)]
-
 
 def _tile_text(step: TileStep) -> str:
     if step.operation == "zero":
@@ -117,7 +74,7 @@ def _tile_text(step: TileStep) -> str:
 
 def _asynchronous(statement: Asynchronous) -> str:
     if isinstance(statement, Fetch):
-        source = _access(statement.source, statement.lanes)
+        source = access_text(statement.source, statement.lanes)
         return f"{statement.memory.name}[{statement.index}] <- {source}"
     if isinstance(statement, Close):
         return "close fetches"
@@ -142,34 +99,3 @@ def _asynchronous(statement: Asynchronous) -> str:
     )
     columns = f"64x{statement.columns}"
     return f"{statement.totals.name} += {statement.unit} {columns} ({parts})"
-
-
-def _access(access: Load, lanes: int) -> str:
-    many = f" x{lanes}" if lanes > 1 else ""
-    check = f" if {conditions_text(access.conditions)}" if access.conditions else ""
-    return f"{access.memory.name}[{access.index}{many}{check}]"
-
-
-def operation_text(node: Value, sources: list[str]) -> str:
-    """One operation on sources that are text already."""
-    kind = type_text(node.dtype, node.lanes)
-    if node.op == "const":
-        return f"{node.arg!r}:{kind}"
-    if node.op == "index":
-        return f"[{node.arg}]:{kind}"
-    if node.op == "load":
-        return _access(node.arg, node.lanes)
-    if node.op == "matrices":
-        access, turned = node.arg
-        return f"matrices{' turned' if turned else ''}({_access(access, 1)})"
-    if node.op == "gate":
-        return f"({sources[0]} if {conditions_text(node.arg)} else {sources[1]})"
-    if node.op == "reduce":
-        over = ", ".join(f"{r.name} in {r.size}" for r in node.arg[1])
-        return f"{node.arg[0]}[{over}]({sources[0]})"
-    if node.op in ("cast", "bitcast", "broadcast", "pack"):
-        return f"{node.op}:{kind}({', '.join(sources)})"
-    if node.op == "extract":
-        return f"{sources[0]}.{node.arg}"
-    free = f".{node.arg}" if node.arg is not None else ""
-    return f"{node.op}{free}({', '.join(sources)})"

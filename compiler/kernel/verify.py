@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from compiler.dtype import bfloat16, bool_, float16, float32, int8, int32, uint8, uint32, uint64
 from compiler.expression.algebra import Index, Range, Validity
 from compiler.expression.lookup import Lookup, atoms
+from compiler.expression.value import OPS, Load, Memory, Value, walk
 from compiler.kernel.ir import (
-    OPS,
     TILE_BYTES,
     TILE_ROWS,
     TILES,
@@ -23,16 +23,12 @@ from compiler.kernel.ir import (
     GroupProduct,
     If,
     Kernel,
-    Load,
     Loop,
-    Memory,
     Settle,
     Signal,
     Statement,
     Store,
     TileStep,
-    Value,
-    walk,
 )
 from compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 

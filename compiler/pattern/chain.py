@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from compiler.expression import elementary as ops
 from compiler.expression.algebra import Range, constant
+from compiler.expression.computation import Computation, elements
 from compiler.expression.lookup import Lookup, atoms
-from compiler.kernel.ir import Memory, Value, load, own_indices, rebuild, substitute, walk
+from compiler.expression.value import Memory, Value, load, own_indices, rebuild, substitute, walk
 from compiler.pattern import cost
 from compiler.pattern.contraction import is_product
-from compiler.schedule.express import Computation, elements
 
 
 @dataclass(frozen=True)

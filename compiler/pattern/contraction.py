@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.expression.algebra import Range
-from compiler.kernel.ir import Value, indices_of, walk
-from compiler.schedule.express import Computation, elements
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Value, indices_of, walk
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
 FEWEST = 2  # of one side, where the other is long

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from compiler.dtype import DType, float32
 from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Range, at_least_zero, constant
+from compiler.expression.computation import Computation
 from compiler.expression.elementary import is_narrow
 from compiler.expression.lookup import guard
-from compiler.kernel.ir import (
+from compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -39,7 +40,6 @@ from compiler.kernel.ir import (
 )
 from compiler.pattern.chain import Stage, alike, free_ranges
 from compiler.pattern.contraction import ranges_of
-from compiler.schedule.express import Computation
 
 # A running maximum starts here, not at minus infinity: exp(-inf - -inf) is no number, and the first
 # keys of a row may all be masked out. A row without any key gives 0 / 0, as step by step.

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from compiler.kernel.ir import walk
+from compiler.expression.computation import Computation
+from compiler.expression.value import walk
 from compiler.pattern.chain import free_ranges
-from compiler.schedule.express import Computation
 
 RUNS = 10  # of a kernel that is timed, after its first
 SHARE_S = 0.05  # of all of them, about

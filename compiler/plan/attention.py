@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.dtype import float32
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning
 from compiler.graph.node import Node
 from compiler.kernel.attention.gpu import pieces_of
-from compiler.kernel.ir import interning
 from compiler.pattern.online import find_online
 from compiler.plan.online_parts import InParts, in_parts
 from compiler.schedule.calls import CallGroup
-from compiler.schedule.express import Computation, express
+from compiler.schedule.express import express
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec
 

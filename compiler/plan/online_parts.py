@@ -26,8 +26,9 @@ from compiler.expression.algebra import (
     constant,
     flatten,
 )
+from compiler.expression.computation import Computation
 from compiler.expression.lookup import guarded
-from compiler.kernel.ir import (
+from compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -41,7 +42,6 @@ from compiler.kernel.ir import (
     walk,
 )
 from compiler.pattern.online import Online
-from compiler.schedule.express import Computation
 
 
 @dataclasses.dataclass(frozen=True)

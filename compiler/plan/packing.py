@@ -21,10 +21,10 @@ from typing import Any
 
 from compiler.expression import elementary as ops
 from compiler.expression.algebra import Opaque, Range, flatten, unflatten
+from compiler.expression.computation import Computation, elements
 from compiler.expression.lookup import atoms, guard
-from compiler.graph.node import Node
-from compiler.kernel.gpu.matrix import narrow
-from compiler.kernel.ir import (
+from compiler.expression.text import format_value
+from compiler.expression.value import (
     Load,
     Memory,
     Value,
@@ -38,16 +38,17 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
+from compiler.graph.node import Node
+from compiler.kernel.gpu.matrix import narrow
 from compiler.kernel.matrix_units import GroupUnit, find_group_unit
 from compiler.kernel.nvidia.packed import BLOCK, Packed
 from compiler.kernel.nvidia.totals import RUN
 from compiler.kernel.shared.spread import unit_stride
-from compiler.kernel.text import format_value
 from compiler.pattern.chain import find_chain
 from compiler.pattern.contraction import Contraction, find_contraction, ranges_of
 from compiler.pattern.online import find_online
 from compiler.plan.attention import computed
-from compiler.schedule.express import Computation, elements, express
+from compiler.schedule.express import express
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec
 

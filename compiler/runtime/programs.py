@@ -17,14 +17,14 @@ from typing import Any
 
 from compiler.codegen.children import Compiled, shared, version
 from compiler.codegen.emit import emit
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning
 from compiler.kernel import ir
 from compiler.kernel.choices import Packing, shown
-from compiler.kernel.ir import interning
 from compiler.kernel.lower import lower, spaces
 from compiler.plan.packing import computation_of
 from compiler.runtime.known import Known, Record
 from compiler.runtime.store import Store, key_of, packing_key
-from compiler.schedule.express import Computation
 from compiler.schedule.group import Group
 from compiler.search.tune import active
 from hcq import trace

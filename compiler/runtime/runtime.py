@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hcq
+from compiler.expression.value import interning
 from compiler.front import explain
 from compiler.front.explain import KernelReport, RunReport
 from compiler.graph.node import Node, Repeated, stored_as
 from compiler.graph.recipe import Recipe
-from compiler.kernel.ir import interning
 from compiler.pattern.work import measure
 from compiler.plan.arrange import arrange
 from compiler.plan.attention import PartGroup

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compiler.codegen.children import version
+from compiler.expression.computation import Computation
+from compiler.expression.text import format_value
+from compiler.expression.value import Memory
 from compiler.kernel.choices import Choices, from_text, to_text
-from compiler.kernel.ir import Memory
-from compiler.kernel.text import format_value
-from compiler.schedule.express import Computation
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 

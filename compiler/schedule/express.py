@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial, reduce
-from math import prod
 
 from compiler.dtype import DType, int32
 from compiler.expression import elementary as ops
@@ -27,11 +25,11 @@ from compiler.expression.algebra import (
     unflatten,
     within,
 )
+from compiler.expression.computation import Chosen, Computation
 from compiler.expression.lookup import looked_up, lookup
 from compiler.expression.merging import merge_ranges
 from compiler.expression.onehot import pick
-from compiler.graph.node import Node
-from compiler.kernel.ir import (
+from compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -43,69 +41,14 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
+from compiler.graph.node import Node
 from compiler.schedule.group import Group, describe
 
 FEW = 3  # pieces of a cat up to which each element is chosen among all
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """What is special where indices choose the elements to write.
-
-    allowed: an element is written only where it holds. ordered: ranges besides the computation's
-    that may write the same element, and must do so in order. coordinate: differs for elements that
-    are written apart, and is below `size`; so it can be shared out.
-    """
-
-    allowed: Validity = ()
-    ordered: tuple[Range, ...] = ()
-    coordinate: Index = field(default_factory=lambda: constant(0))
-    size: int = 1
 
 
-@dataclass(frozen=True)
-class Computation:
-    """What one kernel computes: output[flatten(ranges)] = value, for all values of the ranges.
-
-    ranges: of sizes above 1, the last the fastest. value: may hold "reduce" and "function".
-    others: further outputs over the same ranges; then the value is the "results" of all.
-    """
-
-    output: Memory
-    inputs: tuple[Memory, ...]
-    ranges: tuple[Range, ...]
-    value: Value
-    origin: str
-    place: Index | None = None  # where the element goes, if not there
-    others: tuple[Memory, ...] = ()
-    chosen: Chosen | None = None
-    pieces: tuple[Computation, ...] = ()  # instead of a value: parts that are computed apart
-
-    @property
-    def outputs(self) -> tuple[Memory, ...]:
-        return (self.output, *self.others)
-
-    def results(self, root: Value) -> list[tuple[Memory, Value]]:
-        """Each output, and its part of `root`, a form of `value`."""
-        parts = root.sources if root.op == "results" else (root,)
-        return list(zip(self.outputs, parts, strict=True))
-
-    @property
-    def position(self) -> Index:
-        """Where the element goes."""
-        if self.place is not None:
-            return self.place
-        return flatten([r.index() for r in self.ranges], [r.size for r in self.ranges])
-
-    @property
-    def reduction(self) -> Value | None:
-        """The reduce inside the value, the innermost first."""
-        return next((node for node in walk(self.value) if node.op == "reduce"), None)
-
-    @property
-    def reductions(self) -> list[Value]:
-        """Every reduce inside the value, each after those inside of it."""
-        return [node for node in walk(self.value) if node.op == "reduce"]
 
 
 def express(group: Group) -> Computation:
@@ -478,5 +421,3 @@ def _merge(computation: Computation) -> Computation:
     return dataclasses.replace(changed, place=place)
 
 
-def elements(ranges: Sequence[Range]) -> int:
-    return prod(r.size for r in ranges)

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compiler.expression import elementary as ops
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import interning, walk
 from compiler.graph.node import WRITES, Node
-from compiler.kernel.ir import interning, walk
 from compiler.pattern import cost
 from compiler.pattern.chain import find_chain, in_step
 from compiler.pattern.online import find_online
-from compiler.schedule.express import Computation, elements, in_pieces, trace
+from compiler.schedule.express import in_pieces, trace
 from compiler.schedule.group import make_group, members
 
 REPEATING = ("expand", "gather")

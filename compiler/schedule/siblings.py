@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.kernel.ir import interning, walk
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning, walk
 from compiler.pattern import cost
 from compiler.pattern.chain import find_chain, in_step
 from compiler.schedule.calls import CallGroup
-from compiler.schedule.express import Computation, in_pieces, trace_aligned
+from compiler.schedule.express import in_pieces, trace_aligned
 from compiler.schedule.group import Group, make_group, members
 
 MOST = 4  # outputs of a kernel

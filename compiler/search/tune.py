@@ -19,13 +19,14 @@ from typing import Any
 
 from compiler.codegen.children import Compiled, shared
 from compiler.codegen.emit import emit
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning
 from compiler.kernel import ir
 from compiler.kernel.choices import Choices, Packing, shown
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.nvidia.bulk import packed_layouts
 from compiler.kernel.verify import BrokenKernel
 from compiler.runtime.store import Store, key_of, packing_key
-from compiler.schedule.express import Computation
 from compiler.search.beam import Found, Trial, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
@@ -139,15 +140,15 @@ class Tuner:
         seconds = [self.tune(each, device, store) for each in (plain, *forms)]
         known = [each for each in seconds if each is not None]
         if len(known) == len(seconds):
-            with ir.interning:
+            with interning:
                 key = packing_key(plain, device)
             store.put(key, Packing(sum(known[1:]) < known[0]))
 
     def tune(self, computation: Computation, device: Device, store: Store) -> float | None:
         """Search the best choices for a computation, unless this block has done so, and store them;
-        returns the time of the best, where there is one. Does not hold `ir.interning` while
+        returns the time of the best, where there is one. Does not hold `interning` while
         anything is measured."""
-        with ir.interning:
+        with interning:
             key = key_of(computation, device)
             if key in self.done:
                 return self.done[key]
@@ -171,7 +172,7 @@ class Tuner:
     def _search(self, work: _Search, budget_s: float) -> bool:
         """Search, or go on with it, and store what is best; whether that is new."""
         computation, device = work.computation, work.device
-        with ir.interning:
+        with interning:
             found = spaces(computation, device.target)
         measuring = self._measurer(device)
         measuring.prepare(problem_of(computation, device.target))
@@ -243,7 +244,7 @@ class Tuner:
 
 def problem_of(computation: Computation, target: TargetSpec) -> Problem:
     """The arrays that candidates for a computation are run with."""
-    with ir.interning:
+    with interning:
         layouts = packed_layouts(computation, target)
     memories = (*computation.outputs, *computation.inputs)
     arrays = tuple(Parameter(m.dtype.name, m.count, layouts.get(m)) for m in memories)
@@ -266,7 +267,7 @@ class _Compiling:
     def _begin(self, choices: Choices) -> tuple[ir.Kernel, Future[Compiled]] | Outcome:
         target = self.device.target
         try:
-            with ir.interning:
+            with interning:
                 kernel = lower(self.computation, target, choices)
                 text = emit(kernel, target)
         except (BrokenKernel, NotSupported) as error:

@@ -18,10 +18,12 @@ import hcq
 from compiler import Tensor
 from compiler.codegen.children import shared
 from compiler.codegen.emit import emit
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning
 from compiler.kernel.choices import Choices, shown
-from compiler.kernel.ir import Kernel, interning
+from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower, spaces
-from compiler.schedule.express import Computation, express
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.buffer import Buffer
 from hcq.device import Device

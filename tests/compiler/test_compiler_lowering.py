@@ -15,22 +15,10 @@ from compiler.codegen import objects as codegen
 from compiler.codegen.emit import emit, index_bits
 from compiler.dtype import DType, bfloat16, float16, float32, int32
 from compiler.expression.algebra import Index, Range, at_least_zero, constant
+from compiler.expression.value import Memory, const, load, value, walk
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.kernel.ir import (
-    Barrier,
-    If,
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    const,
-    load,
-    thread_range,
-    value,
-    walk,
-)
+from compiler.kernel.ir import Barrier, If, Kernel, Loop, Statement, Store, thread_range
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import BrokenKernel, verify
 from hcq.errors import NotSupported

@@ -14,11 +14,11 @@ from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, bfloat16, float32
 from compiler.expression.algebra import Range, constant
+from compiler.expression.value import Memory, load, value
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.kernel.host.axis import Axis, Part
 from compiler.kernel.host.packing import Direct, Packing, direct_height
-from compiler.kernel.ir import Memory, load, value
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
 

@@ -10,15 +10,15 @@ import pytest
 
 import hcq
 from compiler import Tensor
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning
 from compiler.front.explain import watch
 from compiler.kernel.choices import Choices
-from compiler.kernel.ir import interning
 from compiler.kernel.lower import spaces
 from compiler.pattern.work import RUNS, SHARE_S, measure
 from compiler.runtime.programs import Programs
 from compiler.runtime.runtime import kernel_log, use_cache
 from compiler.runtime.store import key_of
-from compiler.schedule.express import Computation
 from hcq.device import Device
 
 Run = Callable[[Callable[[], float]], float]

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 import hcq
 from compiler import Tensor
 from compiler.dtype import bfloat16, float16, float32
+from compiler.expression.computation import Computation
 from compiler.expression.functions import exp_below
+from compiler.expression.value import Memory, load
 from compiler.kernel.choices import Attention
-from compiler.kernel.ir import Kernel, Memory, Store, group_range, load, thread_range
+from compiler.kernel.ir import Kernel, Store, group_range, thread_range
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import verify
 from compiler.runtime.runtime import use_cache
-from compiler.schedule.express import Computation, express
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import TargetSpec, matrix_family, ptx_target

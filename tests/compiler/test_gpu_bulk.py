@@ -16,10 +16,10 @@ from compiler.codegen.nvptx import PACKED
 from compiler.codegen.objects import compile_text
 from compiler.dtype import bfloat16, float16, float32, int8
 from compiler.expression.algebra import Range, constant
+from compiler.expression.value import Memory, interning, load
 from compiler.graph import node as graph
-from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
-from compiler.kernel.ir import If, Kernel, Memory, Signal, load
+from compiler.kernel.ir import If, Kernel, Signal
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.nvidia import bulk as gpu_bulk
 from compiler.kernel.nvidia import ring as gpu_ring
@@ -297,7 +297,7 @@ def test_layers_store_what_the_next_one_reads(
         values[id(group.root)] = interpret(lowered(group), inputs, hardware)
     np.testing.assert_array_equal(values[id(root)].reshape(expected.shape), expected)
     # what somebody asks for, and what two read, is stored as it is
-    with ir.interning:
+    with interning:
         asked = packed(schedule([hidden, root]), HOPPER, [hidden, root])
     assert any(group.root is hidden for group in asked)
     other = graph.elementwise("add", float16, hidden, hidden)

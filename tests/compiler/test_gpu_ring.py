@@ -18,10 +18,11 @@ from compiler.codegen.nvptx import descriptor
 from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, bfloat16, float16, float32, int8
 from compiler.expression.algebra import Range, constant
+from compiler.expression.value import Memory, const
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.kernel.choices import RingTiles, from_text, to_text
-from compiler.kernel.ir import Fetch, Kernel, Memory, const
+from compiler.kernel.ir import Fetch, Kernel
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.matrix_units import GROUP_UNITS, UNITS
 from compiler.kernel.nvidia import ring as gpu_ring

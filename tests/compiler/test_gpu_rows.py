@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 from compiler import Tensor
 from compiler.dtype import DType, bool_, float16, float32, int64, uint8
 from compiler.expression.algebra import at_least_zero, constant
+from compiler.expression.computation import Computation
+from compiler.expression.value import Memory, load
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.kernel.choices import Rows, Sharing, Tiles
 from compiler.kernel.gpu.join import exchange, join
-from compiler.kernel.ir import If, Kernel, Memory, Store, load, thread_range
+from compiler.kernel.ir import If, Kernel, Store, thread_range
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.verify import BrokenKernel, verify
-from compiler.schedule.express import Computation, express
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
 from hcq.target import ptx_target

@@ -15,8 +15,8 @@ from compiler.codegen.emit import emit
 from compiler.dtype import float32, from_numpy
 from compiler.expression import functions
 from compiler.expression.algebra import constant
+from compiler.expression.value import Memory, Value, binary, const, load, value, walk
 from compiler.graph import node as graph
-from compiler.kernel.ir import Memory, Value, binary, const, load, value, walk
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from compiler import Tensor
 from compiler.dtype import float32
+from compiler.expression.value import walk
 from compiler.graph import node as graph
-from compiler.kernel.ir import Store, walk
+from compiler.kernel.ir import Store
 from compiler.kernel.verify import verify
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, NUMPY_TYPES, buffer, kernels_of

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 import hcq
 from compiler import Tensor, function, jit
 from compiler.dtype import DType, bfloat16, float16, float32, int8
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning
 from compiler.front.explain import watch
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles, Packing
 from compiler.kernel.nvidia import bulk as gpu_bulk
 from compiler.plan import packing
 from compiler.plan.packing import packed
 from compiler.runtime.runtime import runtime_of, use_cache
 from compiler.runtime.store import packing_key
-from compiler.schedule.express import Computation
 from compiler.schedule.grouping import schedule
 from compiler.search.tune import tuning
 from hcq.device import Device
@@ -161,7 +161,7 @@ def test_what_a_search_found_is_used(gpu: Device) -> None:
     packed(schedule([root]), gpu.target, [root], lambda plain, _: seen.append(plain))
     tuned = runtime_of(gpu).programs.tuned
     for pays in (False, True):
-        with ir.interning:
+        with interning:
             key = packing_key(seen[0], gpu)
         tuned.put(key, Packing(pays))
         with watch() as runs:
@@ -203,7 +203,7 @@ def test_tuning_measures_both_forms(tmp_path_factory: pytest.TempPathFactory) ->
         root = (one @ two).node
         seen = []
         packed(schedule([root]), device.target, [root], lambda plain, _: seen.append(plain))
-        with ir.interning:
+        with interning:
             found = runtime_of(device).programs.tuned.get(packing_key(seen[0], device))
         assert isinstance(found, Packing)
 

@@ -17,6 +17,7 @@ from compiler import Tensor
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
 from compiler.dtype import DType, float16, float32
+from compiler.expression.computation import Computation
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.kernel import choices as records
@@ -34,7 +35,7 @@ from compiler.kernel.host.tiles import Tile
 from compiler.kernel.lower import lower, spaces
 from compiler.runtime.runtime import kernel_log, use_cache
 from compiler.runtime.store import Store, key_of
-from compiler.schedule.express import Computation, express
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from compiler.search.beam import search
 from compiler.search.measure import Bench, Candidate, Outcome, Parameter, Problem

@@ -15,12 +15,13 @@ from compiler import Tensor
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
 from compiler.dtype import float32
+from compiler.expression.computation import Computation
 from compiler.graph import node as graph
 from compiler.kernel.choices import Choices, Chunk, Space
 from compiler.kernel.lower import lower
 from compiler.runtime.runtime import use_cache
 from compiler.runtime.store import Store, key_of
-from compiler.schedule.express import Computation, express
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from compiler.search import measurer as measuring
 from compiler.search import tune

@@ -10,11 +10,12 @@ import pytest
 
 import hcq
 from compiler import Tensor
+from compiler.expression.computation import Computation
+from compiler.expression.value import interning
 from compiler.kernel.choices import Choices, Chunk, Space
-from compiler.kernel.ir import interning
 from compiler.runtime.runtime import kernel_log, use_cache
 from compiler.runtime.store import Store, key_of
-from compiler.schedule.express import Computation, express
+from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
 from compiler.search import tune
 from compiler.search.beam import search

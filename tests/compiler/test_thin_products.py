@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from compiler import Tensor
 from compiler.dtype import float32
 from compiler.expression.algebra import Range
+from compiler.expression.value import Load, walk
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.kernel.ir import Load, Loop, Statement, Store, walk
+from compiler.kernel.ir import Loop, Statement, Store
 from hcq.device import Device
 from tests.support.compiler_cases import HOST, NUMPY_TYPES, buffer, kernels_of
 

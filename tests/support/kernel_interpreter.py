@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.expression.algebra import Index, Validity
+from compiler.expression.value import Load, Memory, Value, walk
 from compiler.kernel.ir import (
     Await,
     Barrier,
@@ -31,15 +32,11 @@ from compiler.kernel.ir import (
     GroupProduct,
     If,
     Kernel,
-    Load,
     Loop,
-    Memory,
     Settle,
     Signal,
     Statement,
     Store,
-    Value,
-    walk,
 )
 from compiler.kernel.matrix_units import GROUP_UNITS
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.dtype import bfloat16, float16, float32, int8
+from compiler.expression.value import interning
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.kernel import ir
 from compiler.kernel.choices import BulkTiles
 from compiler.kernel.ir import Kernel
 from compiler.kernel.lower import lower
@@ -25,12 +25,12 @@ ELEMENTS = {"float16": float16, "bfloat16": bfloat16, "tf32": float32, "int8": i
 
 
 def groups_of(*roots: Node, target: TargetSpec = HOPPER) -> list[Group]:
-    with ir.interning:
+    with interning:
         return packed(schedule(list(roots)), target)
 
 
 def lowered(group: Group, target: TargetSpec = HOPPER, tiles: BulkTiles | None = None) -> Kernel:
-    with ir.interning:
+    with interning:
         return lower(computation_of(group), target, tiles)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Value, walk
 from compiler.kernel.attention import group as gpu_online_group
 from compiler.kernel.attention import matrix as gpu_online_matrix
 from compiler.kernel.attention import threads as gpu_online
 from compiler.kernel.attention import tiles as gpu_online_tiles
 from compiler.kernel.choices import Attention, Space
-from compiler.kernel.ir import Kernel, Value, walk
+from compiler.kernel.ir import Kernel
 from compiler.pattern.online import Online
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 FEW = 16  # rows for which a thread each would leave most of a wave idle

@@ -19,7 +19,9 @@ from compiler.dtype import float32
 from compiler.expression import elementary as ops
 from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from compiler.expression.computation import Computation, elements
 from compiler.expression.functions import exp_below
+from compiler.expression.value import Memory, Value, binary, const, gate, load, substitute
 from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
@@ -30,21 +32,13 @@ from compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
-    Memory,
     Statement,
     Store,
-    Value,
-    binary,
-    const,
-    gate,
     group_range,
-    load,
-    substitute,
     thread_range,
 )
 from compiler.kernel.shared.spread import spread
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once

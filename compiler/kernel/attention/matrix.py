@@ -32,7 +32,19 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
+from compiler.expression.computation import Computation, elements
 from compiler.expression.functions import exp_below
+from compiler.expression.value import (
+    Memory,
+    Value,
+    binary,
+    cast,
+    const,
+    gate,
+    load,
+    substitute,
+    value,
+)
 from compiler.kernel.attention.tiles import (
     VECTOR,
     Factor,
@@ -50,24 +62,14 @@ from compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
-    Memory,
     Statement,
     Store,
-    Value,
-    binary,
-    cast,
-    const,
-    gate,
     group_range,
-    load,
-    substitute,
     thread_range,
-    value,
 )
 from compiler.kernel.matrix_units import MatrixUnit
 from compiler.kernel.shared.spread import pack, store
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
-from compiler.schedule.express import Computation, elements
 
 TURNED = 4  # keys that a thread joins where values' memory runs across
 KEPT = 128  # of the depth: what a lane keeps of its row

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from compiler.dtype import DType, float32
 from compiler.expression.algebra import Index, Range
+from compiler.expression.value import Value, substitute, value
 from compiler.kernel.choices import Attention
-from compiler.kernel.ir import Value, substitute, value
 from compiler.kernel.matrix_units import MatrixUnit, find_unit
 from compiler.kernel.shared.spread import pack, spread
 from compiler.pattern.online import Online

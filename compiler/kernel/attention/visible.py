@@ -24,7 +24,8 @@ from compiler.expression.algebra import (
     both,
     constant,
 )
-from compiler.kernel.ir import If, Loop, Statement, Value
+from compiler.expression.value import Value
+from compiler.kernel.ir import If, Loop, Statement
 
 
 def needed(score: Value) -> Validity:

@@ -9,18 +9,8 @@ from __future__ import annotations
 
 from compiler.expression.accumulate import combine
 from compiler.expression.algebra import at_least_zero, constant
-from compiler.kernel.ir import (
-    Barrier,
-    If,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    binary,
-    load,
-    thread_range,
-    value,
-)
+from compiler.expression.value import Memory, Value, binary, load, value
+from compiler.kernel.ir import Barrier, If, Statement, Store, thread_range
 
 READ = 4  # totals that a thread reads at once
 

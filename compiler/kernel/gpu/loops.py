@@ -14,19 +14,11 @@ from compiler.expression.algebra import (
     substitute_all,
     unflatten,
 )
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, substitute
 from compiler.kernel.choices import Space, Threads
-from compiler.kernel.ir import (
-    If,
-    Kernel,
-    Memory,
-    Statement,
-    Store,
-    group_range,
-    substitute,
-    thread_range,
-)
+from compiler.kernel.ir import If, Kernel, Statement, Store, group_range, thread_range
 from compiler.kernel.shared.spread import spread, store, vector_width
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 BLOCK = 256  # threads per group where there is enough to do

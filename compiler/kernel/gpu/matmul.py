@@ -27,7 +27,9 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
+from compiler.expression.computation import Computation, elements
 from compiler.expression.lookup import guard
+from compiler.expression.value import Memory, Value, const, gate, load, substitute, value
 from compiler.kernel.choices import Space, Tiles
 from compiler.kernel.gpu.tiles import (
     BLOCKS,
@@ -43,21 +45,13 @@ from compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
-    Memory,
     Statement,
     Store,
-    Value,
-    const,
-    gate,
     group_range,
-    load,
-    substitute,
     thread_range,
-    value,
 )
 from compiler.kernel.shared.spread import spread, store, unit_stride
 from compiler.pattern.contraction import Contraction
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 

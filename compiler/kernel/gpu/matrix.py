@@ -25,27 +25,14 @@ from dataclasses import dataclass, replace
 
 from compiler.dtype import float32
 from compiler.expression.algebra import Index, Range, constant, unflatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, const, load, substitute, value
 from compiler.kernel.choices import MatrixTiles, Space
 from compiler.kernel.gpu.matmul import finish_run, padded_factor
-from compiler.kernel.ir import (
-    Barrier,
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    const,
-    group_range,
-    load,
-    substitute,
-    thread_range,
-    value,
-)
+from compiler.kernel.ir import Barrier, Kernel, Loop, Statement, Store, group_range, thread_range
 from compiler.kernel.matrix_units import MatrixUnit, find_unit
 from compiler.kernel.shared.spread import pack, spread, unit_stride
 from compiler.pattern.contraction import Contraction
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 VECTOR = 16  # bytes that a thread moves at once

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from compiler.expression.accumulate import combine, identity, replace
 from compiler.expression.algebra import Range, at_least_zero, both, constant
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, load, substitute
 from compiler.kernel.choices import Rows, Sharing, Space
 from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
 from compiler.kernel.gpu.rows import default_rows, lane_counts, rows
@@ -13,18 +15,13 @@ from compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
-    Memory,
     Statement,
     Store,
-    Value,
     group_range,
-    load,
-    substitute,
     thread_range,
 )
 from compiler.kernel.shared.spread import unit_stride
 from compiler.pattern.chain import Chain, Stage
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 SHORT = 8  # reductions below this are a thread's

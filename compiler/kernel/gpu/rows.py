@@ -24,27 +24,14 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
 from compiler.kernel.choices import Rows, Space
 from compiler.kernel.gpu.join import join, waves_memory
 from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
-from compiler.kernel.ir import (
-    If,
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    group_range,
-    load,
-    rebuild,
-    substitute,
-    thread_range,
-    walk,
-)
+from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
 from compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from compiler.pattern.chain import Chain, held_values
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 HELD = 32  # elements of a row that a thread holds, at most

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 from compiler.dtype import bfloat16
 from compiler.expression.algebra import Index, Range
+from compiler.expression.value import Memory
+from compiler.expression.value import Value as Expression
 from compiler.kernel.host.axis import Part
 from compiler.kernel.host.packing import Packed, Packing
 from compiler.kernel.host.pairs import PAIR, PairPacking
 from compiler.kernel.host.tiles import Problem, Tile, shares
-from compiler.kernel.ir import TILE_ROWS, Loop, Memory, Statement, TileStep
-from compiler.kernel.ir import Value as Expression
+from compiler.kernel.ir import TILE_ROWS, Loop, Statement, TileStep
 from hcq.target import TargetSpec
 
 HEIGHT = 2 * TILE_ROWS  # rows of a panel

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 from compiler.expression.algebra import Div, Index, Mod, Opaque, Range, constant, flatten, unflatten
-from compiler.kernel.ir import Loop, Statement, Value, indices_of, substitute
+from compiler.expression.value import Value, indices_of, substitute
+from compiler.kernel.ir import Loop, Statement
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,11 @@ from collections.abc import Callable
 
 from compiler.expression.accumulate import combine, identity, replace
 from compiler.expression.algebra import Index, Range, constant, substitute_all, unflatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, load, substitute, walk
 from compiler.kernel.choices import Chunk, Space
-from compiler.kernel.ir import (
-    If,
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    group_range,
-    load,
-    substitute,
-    walk,
-)
+from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import loads, runs_along
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 CHUNK = 16384  # elements of work that are worth a group of their own

@@ -16,6 +16,8 @@ from __future__ import annotations
 from compiler.dtype import int8
 from compiler.expression.accumulate import replace
 from compiler.expression.algebra import Index, Range, constant, unflatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, const, load, substitute, value
 from compiler.kernel.choices import Space
 from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.host.amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
@@ -26,22 +28,9 @@ from compiler.kernel.host.packing import Packed, Packing, along_depth, direct_he
 from compiler.kernel.host.pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
 from compiler.kernel.host.quads import QUAD, Correction, QuadPacking, in_quads
 from compiler.kernel.host.tiles import PACK, PACK_ONE, Problem, Tile, shares, vector_registers
-from compiler.kernel.ir import (
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    const,
-    group_range,
-    load,
-    substitute,
-    value,
-)
+from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import runs_along, unit_stride
 from compiler.pattern.contraction import LONGER, SMALLEST, Contraction
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 DEPTH = 256  # steps of a slice, about: a panel of the right factor then fits the first-level cache

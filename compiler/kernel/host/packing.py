@@ -21,8 +21,9 @@ from math import gcd
 
 from compiler.dtype import DType
 from compiler.expression.algebra import Index, Range, constant
+from compiler.expression.value import Memory, Value, load, substitute, value
 from compiler.kernel.host.axis import Axis, Part
-from compiler.kernel.ir import Loop, Memory, Statement, Store, Value, load, substitute, value
+from compiler.kernel.ir import Loop, Statement, Store
 from compiler.kernel.shared.spread import runs_along
 
 LINE = 64  # bytes of a cache line

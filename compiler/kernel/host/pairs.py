@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 
 from compiler.dtype import bfloat16, float32
 from compiler.expression.algebra import Index, Range, constant, flatten
+from compiler.expression.value import Memory, Value, const, load, substitute
 from compiler.kernel.host.axis import Axis, Part, Walk
 from compiler.kernel.host.packing import Packed, Packing, along_depth, limit, round_up, transpose
-from compiler.kernel.ir import If, Loop, Memory, Statement, Store, Value, const, load, substitute
+from compiler.kernel.ir import If, Loop, Statement, Store
 from compiler.pattern.contraction import Contraction
 from hcq.target import TargetSpec
 

@@ -18,22 +18,10 @@ from dataclasses import dataclass, replace
 
 from compiler.dtype import int8, int32, uint8
 from compiler.expression.algebra import Index, Range, constant
+from compiler.expression.value import Memory, Value, binary, cast, const, load, substitute, value
 from compiler.kernel.host.axis import Axis, Part
 from compiler.kernel.host.packing import Packed, Packing, along_depth, limit, round_up
-from compiler.kernel.ir import (
-    If,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    binary,
-    cast,
-    const,
-    load,
-    substitute,
-    value,
-)
+from compiler.kernel.ir import If, Loop, Statement, Store
 from compiler.pattern.contraction import Contraction
 from hcq.target import TargetSpec
 

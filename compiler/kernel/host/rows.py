@@ -11,23 +11,13 @@ from collections.abc import Mapping
 from compiler.expression import elementary as ops
 from compiler.expression.accumulate import combine, identity
 from compiler.expression.algebra import Index, Range, constant, flatten, unflatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, load, rebuild, substitute
 from compiler.kernel.host.loops import CHUNK, COLUMNS
-from compiler.kernel.ir import (
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    group_range,
-    load,
-    rebuild,
-    substitute,
-)
+from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import runs_along
 from compiler.pattern.chain import Chain, held_values
 from compiler.pattern.cost import HELD_BYTES
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 

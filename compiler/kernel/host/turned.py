@@ -15,22 +15,10 @@ from dataclasses import dataclass
 
 from compiler.dtype import bool_
 from compiler.expression.algebra import Range, constant, unflatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
 from compiler.kernel.host.packing import transpose
-from compiler.kernel.ir import (
-    If,
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    group_range,
-    load,
-    rebuild,
-    substitute,
-    walk,
-)
-from compiler.schedule.express import Computation, elements
+from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from hcq.target import TargetSpec
 
 SMALLEST = 1 << 14  # elements below which the first caches hold all that is read

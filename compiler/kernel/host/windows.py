@@ -18,27 +18,22 @@ from dataclasses import dataclass
 
 from compiler.expression.accumulate import combine, identity, replace
 from compiler.expression.algebra import Index, Range, Validity, constant, unflatten
-from compiler.kernel.gpu.matmul import multiply_add
-from compiler.kernel.host.tiles import vector_registers
-from compiler.kernel.ir import (
-    If,
-    Kernel,
-    Loop,
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import (
     Memory,
-    Statement,
-    Store,
     Value,
     const,
-    group_range,
     load,
     own_indices,
     rebuild,
     substitute,
     walk,
 )
+from compiler.kernel.gpu.matmul import multiply_add
+from compiler.kernel.host.tiles import vector_registers
+from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.pattern import cost
 from compiler.pattern.contraction import ranges_of
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 SPARE = 4  # registers that do not hold weights

@@ -28,6 +28,9 @@ from dataclasses import dataclass, replace
 from compiler.dtype import uint64
 from compiler.expression import elementary as ops
 from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, const
+from compiler.expression.value import Value as IrValue
 from compiler.kernel.choices import BulkTiles, Space
 from compiler.kernel.gpu.matmul import finish_run
 from compiler.kernel.gpu.matrix import narrow
@@ -38,16 +41,13 @@ from compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
-    Memory,
     Settle,
     Signal,
     Statement,
     Store,
-    const,
     group_range,
     thread_range,
 )
-from compiler.kernel.ir import Value as IrValue
 from compiler.kernel.matrix_units import ROW, GroupUnit, find_group_unit
 from compiler.kernel.nvidia.packed import BLOCK, Packed, recognise
 from compiler.kernel.nvidia.ring import (
@@ -62,7 +62,6 @@ from compiler.kernel.nvidia.ring import (
 )
 from compiler.kernel.nvidia.totals import finish_group, room_for
 from compiler.pattern.contraction import Contraction, find_contraction
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 BANDS = (16, 8, 4, 2, 1)  # tiles down before the next ones across: near tiles share what they read

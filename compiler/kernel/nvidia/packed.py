@@ -35,7 +35,7 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
-from compiler.kernel.ir import Load, Value
+from compiler.expression.value import Load, Value
 from compiler.kernel.matrix_units import ROW
 
 BLOCK = 64  # rows of a block

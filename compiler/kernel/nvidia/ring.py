@@ -27,6 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.expression.algebra import Index, Range, constant, unflatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, const, load, value
 from compiler.kernel.choices import RingTiles, Space
 from compiler.kernel.gpu.matmul import finish_run, padded_factor
 from compiler.kernel.gpu.matrix import narrow
@@ -37,16 +39,11 @@ from compiler.kernel.ir import (
     GroupProduct,
     Kernel,
     Loop,
-    Memory,
     Settle,
     Statement,
     Store,
-    Value,
-    const,
     group_range,
-    load,
     thread_range,
-    value,
 )
 from compiler.kernel.matrix_units import (
     GROUP_UNITS,
@@ -61,7 +58,6 @@ from compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
 from compiler.kernel.nvidia.totals import Finish, finish_group, room_for
 from compiler.kernel.shared.spread import unit_stride
 from compiler.pattern.contraction import Contraction
-from compiler.schedule.express import Computation, elements
 from hcq.target import TargetSpec
 
 WAVE = 32

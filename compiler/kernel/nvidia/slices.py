@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from compiler.expression.algebra import Index, Range, Validity, constant, substitute_all
-from compiler.kernel.ir import Fetch, Load, Memory, Value, substitute, thread_range, value, walk
+from compiler.expression.value import Load, Memory, Value, substitute, value, walk
+from compiler.kernel.ir import Fetch, thread_range
 from compiler.kernel.matrix_units import MATRICES, ROW
 from compiler.kernel.shared.spread import pack, spread
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from compiler.dtype import DType, int32
 from compiler.expression.algebra import Index, constant
-from compiler.kernel.ir import Memory, Statement, Store, Value, binary, const, load, value
+from compiler.expression.value import Memory, Value, binary, const, load, value
+from compiler.kernel.ir import Statement, Store
 
 JOINED = 4  # fragments, and lanes of a row
 RUN = 8  # columns of a fragment, and that a lane then holds

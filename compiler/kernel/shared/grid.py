@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from compiler.expression.algebra import Index, Range, substitute_all, unflatten
+from compiler.expression.value import load, substitute
 from compiler.kernel.ir import (
     Await,
     Barrier,
@@ -27,8 +28,6 @@ from compiler.kernel.ir import (
     Store,
     TileStep,
     group_range,
-    load,
-    substitute,
 )
 from hcq.errors import NotSupported
 

@@ -20,24 +20,12 @@ from compiler.expression.algebra import (
     unflatten,
     within,
 )
+from compiler.expression.computation import Computation
 from compiler.expression.lookup import atoms
-from compiler.kernel.ir import (
-    If,
-    Kernel,
-    Loop,
-    Memory,
-    Statement,
-    Store,
-    Value,
-    group_range,
-    indices_of,
-    load,
-    rebuild,
-    thread_range,
-)
+from compiler.expression.value import Memory, Value, indices_of, load, rebuild
+from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
 from compiler.kernel.shared.grid import moved
 from compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
-from compiler.schedule.express import Computation
 from hcq.target import TargetSpec
 
 FEW_CODES = 4  # pieces with code of their own that a kernel may have without harm

@@ -22,13 +22,11 @@ from compiler.expression.algebra import (
     both,
     constant,
 )
+from compiler.expression.computation import Computation
 from compiler.expression.lookup import atoms, lookup
 from compiler.expression.table import table
-from compiler.kernel.ir import (
-    If,
-    Loop,
+from compiler.expression.value import (
     Memory,
-    Statement,
     Value,
     binary,
     gate,
@@ -38,8 +36,8 @@ from compiler.kernel.ir import (
     value,
     walk,
 )
+from compiler.kernel.ir import If, Loop, Statement
 from compiler.kernel.shared.spread import spread, store, vector_width
-from compiler.schedule.express import Computation
 from hcq.target import TargetSpec
 
 ROW, COLUMN = Range("row", 1 << 40), Range("column", 1 << 40)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from compiler.dtype import DType
 from compiler.expression.algebra import Index, Range, substitute_all
-from compiler.kernel.ir import Load, Memory, Store, Value, gate, load, value, walk
+from compiler.expression.value import Load, Memory, Value, gate, load, value, walk
+from compiler.kernel.ir import Store
 
 
 def spread(
