@@ -124,6 +124,34 @@ class HubFault:
         }
 
 
+@dataclass(frozen=True)
+class Place:
+    """The instruction behind a fault. offset: in bytes from the entry of `kernel`; both None where
+    `pc` lies outside all programs. source: "file:line", or empty."""
+
+    pc: int
+    text: str
+    kernel: str | None
+    offset: int | None
+    source: str
+
+    def __str__(self) -> str:
+        where = f"{self.pc:#x}" if self.offset is None else f"byte {self.offset} of the kernel"
+        source = f", {self.source}" if self.source else ""
+        return f", by `{self.text}` at {where}{source}"
+
+    def facts(self) -> dict[str, object]:
+        facts: dict[str, object] = {"pc": self.pc, "instruction": self.text}
+        if self.offset is not None:
+            facts["offset"] = self.offset
+        return facts | ({"source_line": self.source} if self.source else {})
+
+
+def faulted_page(interrupt: Interrupt) -> int:
+    """The address of the page that a page fault's interrupt tells."""
+    return interrupt.data[0] << 12 | (interrupt.data[1] & _ADDRESS_HIGH) << 44
+
+
 def page_fault(
     interrupt: Interrupt | None,
     latched: HubFault | None,
@@ -132,14 +160,15 @@ def page_fault(
     kernels: Sequence[str],
     null: Sequence[str],
     regions: Iterable[Region],
+    culprit: Place | None = None,
 ) -> PageFault:
     """The error for a page fault, from its interrupt, the latched registers, or both.
 
     kernels: names of those that may have caused it. null: pointers that these declare and that are
-    null. regions: what is mapped.
+    null. regions: what is mapped. culprit: the instruction, where it is known.
     """
     if interrupt is not None:
-        address = interrupt.data[0] << 12 | (interrupt.data[1] & _ADDRESS_HIGH) << 44
+        address = faulted_page(interrupt)
         access = "write" if interrupt.data[1] & _WRITE_FAULT else "read"
         vmid, hub = interrupt.vmid, "MMHUB" if interrupt.client == CLIENT_VMC else "GFXHUB"
     else:
@@ -153,8 +182,9 @@ def page_fault(
     if address < _NULL_ZONE and null:
         place += f"; this driver does not provide {', '.join(null)}, which the kernel declares"
     names = ", ".join(kernels) if client in _WAVES or client == "unknown" else ""
+    what = f"{_ACCESSES[access]} {address:#x} faulted{culprit or ''}"
     return PageFault(
-        f"{device}: {names or client}: {_ACCESSES[access]} {address:#x} faulted: {place}",
+        f"{device}: {names or client}: {what}: {place}",
         kernel=names or None,
         remedy=REMEDY,
         address=address,
@@ -162,6 +192,7 @@ def page_fault(
         client=client,
         vmid=vmid,
         hub=hub,
+        **(culprit.facts() if culprit is not None else {}),
         **details,
     )
 

@@ -18,6 +18,7 @@ from hcq.codeobject import CodeObject, KernelImage, parse_amdhsa
 from hcq.errors import BadCodeObject
 from hcq.memory import Placement
 from hcq.program import Kernel, Program
+from hcq.sourcelines import has_lines, source_of
 
 if TYPE_CHECKING:
     from am.device import AmDevice
@@ -38,6 +39,7 @@ class Programs:
         # mapping's address -> entry point -> name and image: not the kernel, which has a program
         # that frees its memory when the caller drops it
         self._entries: dict[int, dict[int, tuple[str, KernelImage]]] = {}
+        self._sources: dict[int, tuple[bytes, CodeObject]] = {}  # by mapping, with line tables
         self._scratch: dict[int, Scratch] = {}
 
     def load(self, image: bytes) -> Program:
@@ -60,6 +62,8 @@ class Programs:
             linked = code.link(int(mapping.address))
             self._write(mapping, linked)
             self._code.append((mapping, linked))
+            if has_lines(image):
+                self._sources[mapping.address] = image, code
             self._entries[mapping.address] = {
                 kernel.address: (kernel.name, kernel.details.image)
                 for kernel in program.kernels.values()
@@ -101,6 +105,7 @@ class Programs:
     def forget(self, mapping: Mapping) -> None:
         """The program in `mapping` was closed."""
         self._entries.pop(mapping.address, None)
+        self._sources.pop(mapping.address, None)
         self._code = [entry for entry in self._code if entry[0] is not mapping]
 
     def find(self, pc: int) -> tuple[str, int] | None:
@@ -112,6 +117,15 @@ class Programs:
                 start = max((entry for entry in entries if entry <= pc), default=None)
                 return None if start is None else (entries[start][0], pc - start)
         return None
+
+    def source_of(self, pc: int) -> str:
+        """The "file:line" of the instruction at `pc`, or "" where its program does not say."""
+        for mapping, _ in self._code:
+            known = self._sources.get(mapping.address)
+            if known is not None and mapping.address <= pc < mapping.address + mapping.size:
+                image, code = known
+                return source_of(image, code.layout.offsets, pc - mapping.address)
+        return ""
 
     def null_pointers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Pointers that the kernels of these names declare and that are null."""

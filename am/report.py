@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from am import faults
 from am.faults import SqWord
 from am.ih import Interrupt
+from hcq.culprit import take_culprit
 from hcq.errors import LinkError, UgpuError
 from hcq.timeline import Timeline
 
@@ -31,12 +32,17 @@ class Reporter:
             faults.CLIENT_VMC,
         ):
             hub = units.gmc.mmhub if entry.client == faults.CLIENT_VMC else units.gmc.gfxhub
+            latched = hub.take_fault()
             kernels = self.suspects()
+            culprit = self._culprit(entry)
+            if culprit is not None and culprit.kernel is not None:
+                kernels = (culprit.kernel,)
             return faults.page_fault(
                 entry,
-                hub.take_fault(),
+                latched,
                 device=self.device.name,
                 kernels=kernels,
+                culprit=culprit,
                 null=self.device.programs.null_pointers(kernels),
                 regions=self.device.memory.regions(),
             )
@@ -55,6 +61,15 @@ class Reporter:
     def suspects(self) -> tuple[str, ...]:
         """Names of the kernels that may have caused what is reported now."""
         return tuple(name for queue in self.device.compute_queues for name in queue.suspects)
+
+    def _culprit(self, entry: Interrupt) -> faults.Place | None:
+        """The instruction behind a page fault, where a model knows it."""
+        found = take_culprit(self.device.transport, address=faults.faulted_page(entry))
+        if found is None:
+            return None
+        programs = self.device.programs
+        kernel, offset = programs.find(found.pc) or (None, None)
+        return faults.Place(found.pc, found.text, kernel, offset, programs.source_of(found.pc))
 
     def _wave(self, entry: Interrupt) -> UgpuError | None:
         word = SqWord.decode(entry.data)

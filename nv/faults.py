@@ -13,6 +13,7 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from hcq.culprit import Culprit, take_culprit
 from hcq.errors import (
     AssertionFailed,
     BadPacket,
@@ -146,15 +147,27 @@ class Faults:
         if state is not None and (found := self.device.programs.find(int(state["pc"]))):
             kernels = (found[0],)
             facts["offset"] = found[1]
+        culprit = take_culprit(
+            self.device.session.node,
+            address=None if page is None else page["address"],
+            pc=None if state is None else state["pc"],
+        )
+        if culprit is not None:
+            facts |= {"instruction": culprit.text, "pc": culprit.pc}
+            if culprit.source:
+                facts["source_line"] = culprit.source
+            if found := self.device.programs.find(culprit.pc):
+                kernels = (found[0],)
+        by = _by(culprit)
         facts["kernel"] = ", ".join(kernels) or None
         facts["remedy"] = _GPU_RESET if error.xid in _WHOLE_GPU else _RESET
         name = f"{self.device.name}: {facts['kernel'] or queue.name}"
         if page is not None and (error.xid == _MMU or state is None):
             what = f"a {page['access']} of" if page["access"] else "an access to"
-            text = f"{name}: {what} {page['address']:#x} faulted ({page['fault']})"
+            text = f"{name}: {what} {page['address']:#x} faulted ({page['fault']}){by}"
             return PageFault(f"{text}: {self.place_of(page['address'])}", **page, **facts)
         if state is not None:
-            return self._exception_error(name, state, facts)
+            return self._exception_error(name, state, facts, by)
         if error.xid == _MMU:
             return PageFault(f"{name}: an access faulted, and the driver does not say where",
                              address=None, access=None, **facts)  # fmt: skip
@@ -166,7 +179,7 @@ class Faults:
         return ChipError(text, **facts)
 
     def _exception_error(
-        self, name: str, state: dict[str, int], facts: dict[str, object]
+        self, name: str, state: dict[str, int], facts: dict[str, object], by: str
     ) -> UgpuError:
         code = state["warp_error"] & _WARP_ERROR_MASK
         kind = WARP_ERRORS.get(code, f"warp error {code:#x}")
@@ -180,7 +193,7 @@ class Faults:
         plain = _PLAIN.get(kind, "it was stopped")
         offset = facts.get("offset")
         where = f"byte {offset} of its program" if offset is not None else f"{state['pc']:#x}"
-        text = f"{name}: {plain} ({kind}), at {where}"
+        text = f"{name}: {plain} ({kind}), at {where}{by}"
         if code in _OF_AN_ACCESS:
             return PageFault(text, address=state["address"] or None, access=None, **facts)
         return IllegalInstruction(text, **facts)
@@ -295,6 +308,13 @@ class Faults:
         if self.device.gpu.lost():
             facts["gpu"] = "reads as all ones"
         return facts
+
+
+def _by(culprit: Culprit | None) -> str:
+    """Name an instruction for people, and its line of source."""
+    if culprit is None:
+        return ""
+    return f", by `{culprit.text}`" + (f", {culprit.source}" if culprit.source else "")
 
 
 def _access(name: str | None, number: int) -> str:

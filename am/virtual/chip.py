@@ -30,6 +30,7 @@ from am.virtual.objections import Level, Objections
 from am.virtual.options import ChipOptions
 from am.virtual.registers import ALL_ONES, RegisterSpace
 from am.virtual.scheduler import Scheduler
+from hcq.culprit import Culprits
 
 log = logging.getLogger(__name__)
 _BLOCKS = {
@@ -51,7 +52,7 @@ class Chip:
 
     objections: what the chip objects to, by level and counted. violations: what a board fails at
     or forgives; tests require it to stay empty. notes: what boards accept. gfx, sdma: set by the
-    engines' `install`.
+    engines' `install`. culprits: instructions behind page faults.
     autoload_listeners: called under the lock when RLC autoload starts; the engines then set
     BOOTLOAD_COMPLETE. dma_listeners: called when host memory is taken from the card.
     """
@@ -62,6 +63,7 @@ class Chip:
         self.lock = threading.RLock()
         self.objections = Objections()
         self.violations, self.notes = self.objections.violations, self.objections.notes
+        self.culprits = Culprits()
         self.accesses = 0
         self.lost = False
         self.tmr: tuple[int, int] | None = None  # offsets in VRAM: first, one past the last

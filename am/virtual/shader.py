@@ -8,15 +8,29 @@ driver's page tables and keeps stale translations until they are invalidated, as
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hcq.emu.memory import Abort, LaneMemory
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.emu.memory import Abort, Access, LaneMemory
 
 
 class ShaderMemory(LaneMemory, Protocol):
     """One VMID's address space as the shader cores see it (clients TCP and SQC of the GFX hub)."""
+
+    def refill(
+        self,
+        tlb: NDArray[np.uint64],
+        address: int,
+        access: Access,
+        who: Callable[[], tuple[int, str]] | None = None,
+    ) -> int:
+        """See LaneMemory. who: asked after a fault, for the address and the text of the instruction
+        that accesses `address`."""
+        ...
 
     def fetch(self, address: int, size: int) -> bytes | None:
         """Read instructions; None after a fault (not mapped, not executable), which is latched."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hcq import poll, trace
+from hcq.culprit import Culprit, take_culprit
 from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported
 from hcq.transport.base import (
     DmaMemory,
@@ -305,6 +306,10 @@ class RecordingTransport(TransportLife):
                 self.recording.entries.append(Reset(kind, " ".join(refusal.split())))
                 raise
             self.recording.entries.append(Reset(kind))
+
+    def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
+        """See hcq.culprit.Witness: the inner transport's."""
+        return take_culprit(self.inner, address=address, pc=pc)
 
     def present(self) -> bool:
         """Whether the device answers; recorded where that changes."""

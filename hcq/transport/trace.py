@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from hcq.culprit import Culprit, take_culprit
 from hcq.transport.base import DmaMemory, Interrupts, PciIdentity, ResetKind, Transport, Window
 from hcq.transport.life import TransportLife
 
@@ -123,6 +124,10 @@ class TracingTransport(TransportLife):
 
     def present(self) -> bool:
         return self.inner.present()
+
+    def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
+        """See hcq.culprit.Witness: the inner transport's."""
+        return take_culprit(self.inner, address=address, pc=pc)
 
     def __repr__(self) -> str:
         return f"<TracingTransport around {self.inner!r}>"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hcq import life
+from hcq.culprit import Culprit, Culprits
 from hcq.errors import BadArgument, Closed, NotSupported
 from hcq.transport.node import NodeMapping
 from nv.abi.events import TOOLS_NODE
@@ -84,6 +85,7 @@ class VirtualNode:
         self.files: dict[int, OpenFile] = {}
         self._owns_machine = owns_machine
         self.gaps: list[NotSupported] = []
+        self.culprits = Culprits()
         self._handles = itertools.count(100)
         self._mappings: list[MemoryMapping | DoorbellMapping] = []
         self._escapes = Escapes(self)
@@ -196,6 +198,12 @@ class VirtualNode:
         """What /proc and /sys say of the driver."""
         self._need_open()
         return read_text(self.machine, path)
+
+    def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
+        """See hcq.culprit.Witness."""
+        self._need_open()
+        with self.machine.lock:
+            return self.culprits.take(address, pc)
 
     def abandon(self) -> None:
         """In a forked child, which has no driver: neither its threads nor who holds its locks."""

@@ -62,7 +62,8 @@ class SmEnding(enum.Enum):
 @dataclass(frozen=True)
 class SmOutcome:
     """program_counter: of the offending instruction, as an offset into the program: the model
-    counts PTX instructions, 16 bytes each, since it has no machine code."""
+    counts PTX instructions, 16 bytes each, since it has no machine code. line: of the PTX. address:
+    that was accessed."""
 
     ending: SmEnding
     detail: str = ""
@@ -71,6 +72,7 @@ class SmOutcome:
     warp: int = 0
     lane_mask: int = 0
     line: int = 0
+    address: int = 0
 
 
 class Attention(Abort):

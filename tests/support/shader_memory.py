@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +78,13 @@ class ArrayMemory:
         self.tlbs.append(tlb)
         return tlb
 
-    def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
+    def refill(
+        self,
+        tlb: NDArray[np.uint64],
+        address: int,
+        access: Access,
+        who: Callable[[], tuple[int, str]] | None = None,
+    ) -> int:
         """See `ShaderMemory`."""
         self.refills += 1
         page = address >> PAGE_SHIFT

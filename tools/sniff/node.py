@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hcq import registry
+from hcq.culprit import Culprit, take_culprit
 from hcq.device import Device
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from hcq.transport.node import Node, NodeAttachment, NodeMapping
@@ -111,6 +112,10 @@ class RecordingNode:
         """See hcq.transport.node.take_gap."""
         found: list[NotSupported] = getattr(self._node, "gaps", [])
         return found
+
+    def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
+        """See hcq.culprit.Witness."""
+        return take_culprit(self._node, address=address, pc=pc)
 
     def close(self) -> None:
         self._node.close()

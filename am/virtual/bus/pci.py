@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from am.virtual.bus.dma import HostMemory
 from am.virtual.chip import Chip
+from hcq.culprit import Culprit
 from hcq.errors import BadArgument, Closed, DeviceBusy
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.life import TransportLife, close_all
@@ -323,6 +324,11 @@ class VirtualTransport(TransportLife):
     def present(self) -> bool:
         """Whether the vendor id still reads back."""
         return not self.closed and self._chip.config.read(0, 2) != 0xFFFF
+
+    def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
+        """See hcq.culprit.Witness."""
+        with self._chip.lock:
+            return self._chip.culprits.take(address, pc)
 
     def _silence(self) -> None:
         with self._chip.lock:

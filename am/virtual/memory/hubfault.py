@@ -22,13 +22,14 @@ _CONTROL_DEFAULT = 0x3FFF_FFFC
 
 
 class Fault(NamedTuple):
-    """One access that was refused."""
+    """One access that was refused. latched: it is the one that registers and interrupt tell of."""
 
     address: int
     access: Access
     vmid: int
     client: int
     status: int
+    latched: bool = True
 
 
 class FaultUnit:
@@ -86,7 +87,7 @@ class FaultUnit:
             ]
         ):
             hub.set(status, MORE_FAULTS=1)
-            return fault
+            return fault._replace(latched=False)
         page = address >> 12
         self._stale = hub.chip.options.stale_fault_status
         hub.set(status, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from am.virtual.memory.hubfault import Fault
 from am.virtual.memory.tlb import fill_native
+from hcq.culprit import Culprit
 from hcq.emu.memory import Access
 
 if TYPE_CHECKING:
@@ -45,7 +47,13 @@ class HubShaderMemory:
         with self._hub.chip.lock:
             return self._hub.caches.new_native(self._vmid)
 
-    def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
+    def refill(
+        self,
+        tlb: NDArray[np.uint64],
+        address: int,
+        access: Access,
+        who: Callable[[], tuple[int, str]] | None = None,
+    ) -> int:
         """Translate and fill the table; see the protocol."""
         access = Access(access)
         hub = self._hub
@@ -56,6 +64,8 @@ class HubShaderMemory:
             client = _SQC_INSTRUCTION if access is Access.EXECUTE else _TCP
             piece = hub.resolve(self._vmid, address, access, client)
             if isinstance(piece, Fault):
+                if piece.latched and who is not None:
+                    hub.chip.culprits.add(Culprit(address, *who()))
                 return self._nothing(access, self._dummy.zeros) + offset
             if not piece.host:
                 return self._nothing(access, self._dummy.ones) + offset

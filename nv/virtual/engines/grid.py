@@ -9,6 +9,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING
 
+from hcq.culprit import Culprit
 from hcq.errors import BadCodeObject, NotSupported
 from nv.abi.note import (
     NOTE_FORMAT,
@@ -25,6 +26,7 @@ from nv.virtual.host.semaphore import reduce, store
 from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
 from nv.virtual.memory.space import FaultError, GridMemory
 from nv.virtual.memory.watched import PAGE, WatchedMemory
+from nv.virtual.sm.ptx.source import instruction_in
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ class GridRunner:
             scope = GRID_SCOPES[launch.membar]
             self._coherence.wrote(self._engine, self._gpu.index, grid.entry, memory.written, scope)
         if memory.fault is not None:
-            raise ChannelError(Xid.MMU_FAULT, str(memory.fault), memory.fault)
+            culprit = _culprit_of(grid, outcome)
+            raise ChannelError(Xid.MMU_FAULT, str(memory.fault), memory.fault, culprit=culprit)
         if outcome.ending is not SmEnding.DONE:
             self._end(grid, outcome)
 
@@ -142,6 +145,7 @@ class GridRunner:
             Xid.GR_EXCEPTION,
             f"SM warp exception: {outcome.ending.value} in {grid.entry}"
             f" at {grid.program_address + outcome.program_counter:#x}: {outcome.detail}",
+            culprit=_culprit_of(grid, outcome),
         )
 
     def _launch(self, launch: LaunchDescriptor) -> GridLaunch:
@@ -292,6 +296,14 @@ class GridRunner:
                     attention.wait_aside()
                 time.sleep(1e-3)
             raise Aborted
+
+
+def _culprit_of(grid: GridLaunch, outcome: SmOutcome) -> Culprit | None:
+    """The instruction by which a grid ended."""
+    if not outcome.line:
+        return None
+    pc = grid.program_address + outcome.program_counter
+    return Culprit(outcome.address, pc, *instruction_in(grid.ptx, outcome.line))
 
 
 def _line_of(ptx: str, message: str) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hcq.culprit import Culprit
 from hcq.errors import NotSupported
 from nv.virtual.faults import Xid
 from nv.virtual.memory.faults import MmuFault
@@ -11,7 +12,7 @@ class ChannelError(Exception):
     """Ends a channel, and with it all channels of its group (robust channel recovery).
 
     fault: what the MMU reported, with Xid 31. gap: what the model lacks, where hardware would not
-    have failed.
+    have failed. culprit: the instruction that made the access.
     """
 
     def __init__(
@@ -20,9 +21,11 @@ class ChannelError(Exception):
         text: str,
         fault: MmuFault | None = None,
         gap: NotSupported | None = None,
+        culprit: Culprit | None = None,
     ) -> None:
         super().__init__(text)
         self.gap = gap
+        self.culprit = culprit
         self.xid = xid
         self.text = text
         self.fault = fault

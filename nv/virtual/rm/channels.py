@@ -248,6 +248,9 @@ class ChannelObject(RmObject):
         gaps = getattr(self.client.owner, "gaps", None)  # of the node, see hcq.transport.node
         if error.gap is not None and gaps is not None:
             gaps.append(error.gap)
+        culprits = getattr(self.client.owner, "culprits", None)  # of the node, see hcq.culprit
+        if error.culprit is not None and culprits is not None:
+            culprits.add(error.culprit)
         if error.fault is not None and self.on_fault is not None:
             self.on_fault(error.fault)  # ORDER: before the notifiers say that it happened
         victims = [self] if self.group is None else self.group.channels()

@@ -322,5 +322,5 @@ def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
     return SmOutcome(
         ending, detail, index * _INSTRUCTION_BYTES, (group % x, group // x % y, group // (x * y)),
         worker.word(layout.FAULT_WARP), worker.word(layout.FAULT_LANES),
-        instruction.line if instruction is not None else 0,
+        instruction.line if instruction is not None else 0, address,
     )  # fmt: skip

@@ -162,7 +162,7 @@ def test_a_failing_memory_ends_the_dispatch_with_its_error(
     machine = Machine(core)
     dispatch = raw(machine, [0xF4040080, 0xF8000000, END])
 
-    def refill(tlb: object, address: int, access: Access) -> int:
+    def refill(tlb: object, address: int, access: Access, who: object) -> int:
         raise Broken
 
     monkeypatch.setattr(machine.memory, "refill", refill)

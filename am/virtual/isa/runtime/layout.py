@@ -43,6 +43,7 @@ RESUME_GROUP = (
 )
 RESUME_WAITING = 208  # u32 waves of that group that already wait at a barrier
 STOP = 216  # address of the dispatch's own stop flag (u32): a wave elsewhere has halted
+ACCESS_PC = 224  # u32 byte offset of the instruction that accesses memory by a runtime function
 IO = 256  # 24 columns of 32 u32 through which data passes to and from the runtime functions
 IO_COLUMN = 128
 ROWS = 3328  # 32 rows of 16 bytes: one access of each lane

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from am.virtual.isa.decoder.decode import LONGEST, decode
+from am.virtual.isa.decoder.disassembly import text
+from am.virtual.isa.decoder.formats import UnknownInstruction
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import LDS_SPACE, PAGE
 from am.virtual.isa.runtime.launch import Launch
@@ -80,11 +84,24 @@ class Worker:
         """Refill for native code; an exception must not pass through it, so it is kept."""
         assert self._run is not None and self._tlb is not None
         try:
-            return self._run.memory.refill(self._tlb, address, Access(access))
+            return self._run.memory.refill(self._tlb, address, Access(access), self._accessing)
         except Exception as error:  # raised again by the thread that started the dispatch
             self.error = error
             self._run.stop[0] = 1
             return int(self._sink.ctypes.data) + address % PAGE
+
+    def _accessing(self) -> tuple[int, str]:
+        """Return the GPU address and the text of the instruction that accesses memory."""
+        assert self._run is not None
+        pc = self.quad(layout.CODE_BASE) + self.word(layout.ACCESS_PC)
+        # It may end where the next page is not mapped: no more is fetched than there must be.
+        for size in (min(LONGEST, PAGE - pc % PAGE), LONGEST):
+            code = self._run.memory.fetch(pc, size)
+            if code is None:
+                break
+            with contextlib.suppress(UnknownInstruction):
+                return pc, text(decode(code, 0))
+        return pc, ""
 
     def _tlb_for(self, memory: ShaderMemory) -> tuple[NDArray[np.uint64], int]:
         for known, tlb, place in self._tlbs:

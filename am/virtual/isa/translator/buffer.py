@@ -65,6 +65,7 @@ def _load(size: int, how: str) -> Handler:
             ("ptr", "%context"), ("i64", buffer.base), (VECTOR, buffer.offsets),
             ("i32", buffer.lanes),
         )  # fmt: skip
+        e.note_access()
         if size <= 4:
             values = [e.call(VECTOR, f"{PREFIX}near_load_{size}", *arguments)]
         else:
@@ -95,6 +96,7 @@ def _store(size: int, high: bool) -> Handler:
         else:
             store_columns(e, values)
             arguments.append(("ptr", io_column(e, 0)))
+        e.note_access()
         e.call("void", f"{PREFIX}near_store_{size}", *arguments)
 
     return emit
@@ -130,6 +132,7 @@ def _scalar_load(count: int) -> Handler:
             offset = e.value(f"add i32 {e.scalar(i.soffset)}, {i.offset}")
         wide = e.value(f"zext i32 {offset} to i64")
         records = e.value(f"zext i32 {e.scalar_register(first + 2)} to i64")
+        e.note_access()
         for k in range(count):
             start = e.value(f"add i64 {wide}, {4 * k}")
             end = e.value(f"add i64 {start}, 4")

@@ -147,6 +147,7 @@ def atomic_call(
     e: Registers, bits: int, operation: str, addresses: str, flat: bool, enabled: str
 ) -> None:
     """Call the runtime's atomic operation; data and old values are in the columns."""
+    e.note_access()
     e.call(
         "void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (ADDRESSES, addresses),
         ("i32", enabled), ("i32", str(ATOMICS.index(operation))),

@@ -168,6 +168,7 @@ def load_wide(
     None where the registers have it already."""
     place = e.in_place(dst) if e.full else None
     at = place or io_column(e, 0)
+    e.note_access()
     e.call("void", PREFIX + function, ("ptr", "%context"), *arguments, ("ptr", at))
     return load_columns(e, dst.width) if place is None else None
 
@@ -184,6 +185,7 @@ def store_wide(e: Registers, data: Operand, function: str, *arguments: tuple[str
     if at is None:
         store_columns(e, data_registers(e, data))
         at = io_column(e, 0)
+    e.note_access()
     e.call("void", PREFIX + function, ("ptr", "%context"), *arguments, ("ptr", at))
 
 
@@ -204,6 +206,7 @@ def _call_access(
     stored = [(VECTOR, data)] if data is not None else []
     result = VECTOR if verb == "load" else "void"
     name = f"{PREFIX}{reach}_{verb}_{size}"
+    e.note_access()
     return e.call(result, name, ("ptr", "%context"), *arguments, *stored)
 
 
@@ -287,6 +290,7 @@ def _load_lanes(e: Registers, i: Instruction, size: int, how: str, addresses: st
     if size > 4:
         set_registers(e, i.dst, load_wide(e, i.dst, function, *arguments))
         return
+    e.note_access()
     e.call("void", PREFIX + function, ("ptr", "%context"), *arguments)
     (value,) = load_columns(e, 1)
     e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
@@ -300,6 +304,7 @@ def _store_lanes(e: Registers, i: Instruction, size: int, high: bool, addresses:
         store_wide(e, i.data, function, *arguments)
         return
     store_columns(e, [_stored(e, i, high)])
+    e.note_access()
     e.call("void", PREFIX + function, ("ptr", "%context"), *arguments)
 
 
@@ -353,6 +358,7 @@ def _scalar_load(count: int) -> Handler:
         if i.soffset is not None:
             extra = e.value(f"zext i32 {e.scalar(i.soffset)} to i64")
             address = e.value(f"add i64 {address}, {extra}")
+        e.note_access()
         e.call(
             "void", PREFIX + "scalar_load",
             ("ptr", "%context"), ("i64", address), ("i64", str(count)),

@@ -56,12 +56,18 @@ class Registers(Text):
         self.pending: list[tuple[int, str]] | None = None  # writes held back by a VOPD
         self.uses_scratch_vector = False
         self.switches_mode = False  # of denormals, within the kernel
+        self.pc = 0  # byte offset of the instruction at hand
 
     def start_block(self, full: bool) -> None:
         """Forget what was known about EXEC and the mode."""
         self.full = full
         self._exec_mask = None
         self.omod = self._launched_omod
+
+    def note_access(self) -> None:
+        """Say which instruction accesses memory, before a call of the runtime that may fault."""
+        at = self.value(f"getelementptr i8, ptr %context, i64 {layout.ACCESS_PC}")
+        self.do(f"store i32 {self.pc}, ptr {at}")
 
     def limit_omod(self, denormals: int) -> None:
         """Ignore OMOD from here on where denormal results are kept by now.

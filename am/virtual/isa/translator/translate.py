@@ -115,6 +115,7 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
 
 def emit(e: Registers, instruction: Instruction) -> None:
     """Emit one instruction that does not steer control. Raises Unsupported."""
+    e.pc = instruction.pc
     if instruction.x is not None and instruction.y is not None:
         _emit_pair(e, instruction.x, instruction.y)
         return

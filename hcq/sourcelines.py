@@ -1,0 +1,92 @@
+"""Which line of source an instruction comes from, where an object has DWARF line tables.
+
+Read when something has failed, and not before: by pyelftools, which is optional (the extra
+`lines`). Its parsers raise many kinds of errors on damaged tables, none of which may hide the
+failure that is being told of: such tables say nothing.
+Facts: DWARF 5, section 6.2; LLVM AMDGPUUsage, "Relocation Records".
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import posixpath
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+_TABLE = b".debug_line\0"
+_RELOCATED = ".rela.debug_"
+_WIDTHS = {3: "<Q", 6: "<I"}  # R_AMDGPU_ABS64, R_AMDGPU_ABS32
+
+
+def has_lines(image: bytes) -> bool:
+    """Whether an object has line tables."""
+    return _TABLE in image
+
+
+def source_of(image: bytes, offsets: Mapping[int, int], address: int) -> str:
+    """Return "file:line" of the code at `address` of a laid-out object, or "" where it is unknown.
+
+    image: the object's file. offsets: where its sections lie, by number, of a relocatable object.
+    """
+    try:
+        elffile = importlib.import_module("elftools.elf.elffile")
+    except ImportError:
+        log.warning("source lines need pyelftools: pip install 'ugpu[lines]'")
+        return ""
+    try:
+        elf = elffile.ELFFile(io.BytesIO(_resolved(elffile.ELFFile(io.BytesIO(image)), offsets)))
+        return next(_found(elf.get_dwarf_info(relocate_dwarf_sections=False), address), "")
+    except Exception as error:  # see above
+        log.warning("the line tables of a program are damaged: %r", error)
+        return ""
+
+
+def _resolved(elf: Any, offsets: Mapping[int, int]) -> bytes:  # pyelftools has no types
+    """Return the file with the relocations of its debugging sections applied."""
+    data = bytearray(elf.stream.getvalue())
+    if elf["e_type"] != "ET_REL":
+        return bytes(data)
+    for section in elf.iter_sections():
+        if not section.name.startswith(_RELOCATED):
+            continue
+        target = elf.get_section(section["sh_info"])
+        symbols = elf.get_section(section["sh_link"])
+        for relocation in section.iter_relocations():
+            form = _WIDTHS[relocation["r_info_type"]]
+            symbol = symbols.get_symbol(relocation["r_info_sym"])
+            base = offsets.get(symbol["st_shndx"], 0)
+            value = base + symbol["st_value"] + relocation["r_addend"]
+            struct.pack_into(form, data, target["sh_offset"] + relocation["r_offset"], value)
+    return bytes(data)
+
+
+def _found(dwarf: Any, address: int) -> Iterator[str]:
+    for unit in dwarf.iter_CUs():
+        program = dwarf.line_program_for_CU(unit)
+        row = None
+        for entry in program.get_entries() if program is not None else ():
+            state = entry.state
+            if state is None:
+                continue
+            if row is not None and row.address <= address < state.address:
+                yield f"{_file(unit, program, row.file)}:{row.line}"
+            row = None if state.end_sequence else state
+
+
+def _file(unit: Any, program: Any, number: int) -> str:
+    """Return the name of a file of a line table, with its folder."""
+    first = 0 if program["version"] >= 5 else 1  # number of the first file, and of the first folder
+    file = program["file_entry"][number - first]
+    if file.dir_index >= first:
+        folder = program["include_directory"][file.dir_index - first]
+    else:
+        folder = unit.get_top_DIE().attributes["DW_AT_comp_dir"].value
+    return posixpath.join(_text(folder), _text(file.name))
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
