@@ -3,6 +3,8 @@
 UGPU_DEVICE           device that "auto" means (default: the first real one, else cpu)
 UGPU_FIRMWARE         folders with firmware images, separated by colons
 UGPU_CACHE            folder for compiled kernels (default: $XDG_CACHE_HOME/ugpu)
+UGPU_OBJECTS          folder that keeps what compilers made, below all other caches (hcq.kept);
+                      for test suites (default: none)
 UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are less precise
@@ -39,6 +41,7 @@ class Config:
     winograd: bool = True
     record_file: Path | None = None
     host_without: tuple[str, ...] = ()
+    objects_folder: Path | None = None
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -56,6 +59,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         device=environment.get("UGPU_DEVICE", ""),
         firmware_folders=folders or default.firmware_folders,
         cache_folder=_path(environment, "UGPU_CACHE") or _default_cache(environment),
+        objects_folder=_path(environment, "UGPU_OBJECTS"),
         log_level=level,
         trace_file=_path(environment, "UGPU_TRACE"),
         record_file=_path(environment, "UGPU_RECORD"),

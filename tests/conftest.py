@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.folders import Folders
+
+FOLDERS = Folders.prepare()  # before anything reads the environment
+
 # TIMEOUT: no deadline per example, as a busy machine would fail tests that are right. The same
 # examples each time, so that a failure can be repeated.
 settings.register_profile("ugpu", deadline=None, derandomize=True)
@@ -49,6 +53,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _note_the_end(session.config, int(exitstatus))
+    if exitstatus == pytest.ExitCode.OK and FOLDERS.strays():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for path in FOLDERS.strays():
+        terminalreporter.write_line(f"a test wrote to the home folder: {path}", red=True)
+
+
+def pytest_unconfigure() -> None:
+    FOLDERS.close()
 
 
 class Golden:

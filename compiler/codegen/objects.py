@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import threading
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from compiler.codegen.children import shared
+from compiler.codegen.children import shared, version
+from hcq.kept import kept
 from hcq.target import TargetSpec
 
 _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
@@ -35,6 +37,11 @@ def _name(text: str) -> str:
 def compile_here(text: str, target: TargetSpec) -> bytes:
     """The same in this process, which LLVM may end. RuntimeError for what its parser, verifier or
     target lookup refuse."""
+    machine = (target.abi, target.triple, target.cpu, target.features)
+    return kept(partial(_compile, text, target), Path(__file__), version(), *machine, text)
+
+
+def _compile(text: str, target: TargetSpec) -> bytes:
     with _lock:
         machine = _machine(target.triple, target.cpu, target.features)
         module = llvm.parse_assembly(text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import llvmlite.binding as llvm
 
 from hcq import host as processor
 from hcq.diskcache import DiskCache
+from hcq.kept import kept
 
 LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
 FULL = 2  # for the runtime functions, compiled once
@@ -55,6 +56,16 @@ def compile_object(ir: str, passes: int, optimise: int) -> bytes:
 
     passes: LIMITED or FULL. optimise: code generation level 0..3.
     """
+    make = partial(_compile, ir, passes, optimise)
+    return kept(make, Path(__file__), llvm_version(), *host(), passes, optimise, ir)
+
+
+def llvm_version() -> str:
+    """Return the version of LLVM in this process."""
+    return ".".join(map(str, llvm.llvm_version_info))
+
+
+def _compile(ir: str, passes: int, optimise: int) -> bytes:
     with _LOCK:
         machine = _machine(optimise)
         module = llvm.parse_assembly(ir)
@@ -123,8 +134,7 @@ def key_of(package: Path, *parts: bytes | str | int) -> str:
     """Hash parts, the translator's sources, LLVM's version and the host CPU into a cache key."""
     digest = hashlib.sha256()
     cpu, features = host()
-    version = ".".join(map(str, llvm.llvm_version_info))
-    for part in (*parts, sources_of(package), cpu, features, version):
+    for part in (*parts, sources_of(package), cpu, features, llvm_version()):
         data = part if isinstance(part, bytes) else str(part).encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

@@ -10,11 +10,14 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 import llvmlite.binding as llvm
 from elftools.elf.elffile import ELFFile
 
+from hcq.emu.jit import llvm_version
+from hcq.kept import kept
 from tests.support.gfx_corpus_control import control
 from tests.support.gfx_corpus_intrinsics import calls, matrices
 from tests.support.gfx_corpus_memory import atomics, memory
@@ -51,15 +54,19 @@ def _machine(options: str) -> llvm.TargetMachine:
 @cache
 def compile_ir(text: str, options: str = "") -> Compiled:
     """Compile a module. options: further target features, such as ",-real-true16"."""
-    module = llvm.parse_assembly(f'target triple = "{TRIPLE}"\n{text}')
-    machine = _machine(options)
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
-    builder.getModulePassManager().run(module, builder)
-    image: bytes = machine.emit_object(module)
+    image = kept(partial(_object, text, options), Path(__file__), llvm_version(), options, text)
     sections = ELFFile(io.BytesIO(image))
     code = sections.get_section_by_name(".text").data()
     shown = sections.get_section_by_name(".AMDGPU.disasm").data().decode()
     return Compiled(image, code, tuple(_listing(shown, code)))
+
+
+def _object(text: str, options: str) -> bytes:
+    module = llvm.parse_assembly(f'target triple = "{TRIPLE}"\n{text}')
+    machine = _machine(options)
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
+    builder.getModulePassManager().run(module, builder)
+    return bytes(machine.emit_object(module))
 
 
 def _listing(shown: str, code: bytes) -> list[Line]:

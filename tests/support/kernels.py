@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from hcq.emu import jit
+from hcq.kept import kept
 from hcq.target import TargetSpec
 from tests.support import ptx_kernels
 
@@ -22,6 +25,12 @@ def _initialise() -> None:
 @functools.cache
 def compile_ir(ir: str, triple: str, cpu: str, features: str = "", optimise: int = 2) -> bytes:
     """A relocatable object from LLVM IR (position-independent)."""
+    make = functools.partial(_compile, ir, triple, cpu, features, optimise)
+    parts = (jit.llvm_version(), triple, cpu, features, optimise, ir)
+    return kept(make, Path(__file__), *parts)
+
+
+def _compile(ir: str, triple: str, cpu: str, features: str, optimise: int) -> bytes:
     with _lock:
         _initialise()
         machine = llvm.Target.from_triple(triple).create_target_machine(
