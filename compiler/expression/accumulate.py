@@ -25,6 +25,14 @@ def combine(operation: str, left: Value, right: Value) -> Value:
     return value(_OPS[operation], left.dtype, (left, right), arg, left.lanes)
 
 
+def multiply_add(left: Value, right: Value, total: Value) -> Value:
+    """total + left * right; floats round once."""
+    if total.dtype.is_float:
+        return value("fma", total.dtype, (left, right, total), lanes=total.lanes)
+    product = value("mul", total.dtype, (left, right), lanes=total.lanes)
+    return value("add", total.dtype, (total, product), lanes=total.lanes)
+
+
 def replace(root: Value, old: Value, new: Value) -> Value:
     """`root` with one node replaced: an epilogue, its reduction now computed."""
     return rebuild(root, lambda node, _: new if node is old else None)

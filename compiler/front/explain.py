@@ -136,7 +136,7 @@ def report(
 ) -> RunReport | None:
     """Describe a run that is about to happen, for all who watch; None if nobody does. lower: gives
     the kernel that will run, searches' results included. The caller holds
-    compiler.kernel.ir.interning."""
+    compiler.expression.value.interning."""
     if not watching:
         return None
     places = {id(node): place for place, node in enumerate(nodes)}

@@ -1,8 +1,7 @@
 """What lowering may choose, as data: one record for each shape of kernel.
 
 Lowering a computation with the same record gives the same kernel, so a search can try records and
-keep the best, and a record can be written down and read back. The host's products have theirs in
-compiler.kernel.host.tiles.
+keep the best, and a record can be written down and read back.
 """
 
 from __future__ import annotations
@@ -12,7 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
-from compiler.kernel.host.tiles import Tile
+
+@dataclass(frozen=True)
+class Tile:
+    """A product on the host. height x vectors: rows of a panel of the left factor, vectors of one
+    of the right. rows, columns: steps of the axes' main ranges in a tile."""
+
+    height: int
+    vectors: int
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True)

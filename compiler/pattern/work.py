@@ -47,7 +47,7 @@ def measure(
 def flops(computation: Computation) -> int:
     """Additions, multiplications and functions of floats, each value once in each pass over its
     ranges: those of a product of M x K and K x N are 2 M N K. 0 where an index depends on what is
-    reduced. The caller holds compiler.kernel.ir.interning."""
+    reduced. The caller holds compiler.expression.value.interning."""
     if computation.pieces:
         return sum(map(flops, computation.pieces))
     free = free_ranges(computation.value)

@@ -87,7 +87,7 @@ def nobody(plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
 
 
 def computation_of(group: Group) -> Computation:
-    """What a group's kernel computes. The caller holds compiler.kernel.ir.interning."""
+    """What a group's kernel computes. The caller holds compiler.expression.value.interning."""
     return group.computation if isinstance(group, Derived) else computed(group)
 
 
@@ -99,7 +99,7 @@ def packed(
 ) -> list[Group]:
     """The schedule with products replaced by packing and products of packed factors, where the
     target has units for those and it pays. roots: what was asked for, and has to be stored as it
-    is. judge: knows better for some products; called without compiler.kernel.ir.interning."""
+    is. judge: knows better for some products; called without `interning`."""
     if not has_units(target):
         return list(groups)
     run = _Run(groups, frozenset(map(id, roots)))

@@ -17,8 +17,8 @@ import hcq
 from compiler import Tensor
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
+from compiler.kernel.choices import Tile
 from compiler.kernel.host.matmul import matmul, problem
-from compiler.kernel.host.tiles import Tile
 from compiler.kernel.verify import verify
 from compiler.pattern.contraction import find_contraction
 from compiler.runtime.runtime import use_cache

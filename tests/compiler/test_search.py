@@ -29,9 +29,9 @@ from compiler.kernel.choices import (
     Sharing,
     Space,
     Threads,
+    Tile,
     Tiles,
 )
-from compiler.kernel.host.tiles import Tile
 from compiler.kernel.lower import lower, spaces
 from compiler.runtime.runtime import kernel_log, use_cache
 from compiler.runtime.store import Store, key_of

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from compiler.dtype import float32
 from compiler.expression import elementary as ops
-from compiler.expression.accumulate import replace
+from compiler.expression.accumulate import multiply_add, replace
 from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.expression.computation import Computation, elements
 from compiler.expression.functions import exp_below
@@ -26,7 +26,6 @@ from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
 from compiler.kernel.gpu.loops import kernel_of
-from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import (
     Barrier,
     If,

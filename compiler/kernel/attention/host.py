@@ -11,14 +11,13 @@ from collections.abc import Callable
 
 from compiler.dtype import float32, int64
 from compiler.expression import elementary as ops
-from compiler.expression.accumulate import combine, replace
+from compiler.expression.accumulate import combine, multiply_add, replace
 from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
 from compiler.expression.computation import Computation, elements
 from compiler.expression.functions import exp
 from compiler.expression.lookup import guard, lookup
 from compiler.expression.value import Memory, Value, binary, const, load, rebuild, substitute, value
 from compiler.kernel.attention.visible import bounded, loop_over, seen
-from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import runs_along
 from compiler.pattern.online import FINITE_LOWEST, Online

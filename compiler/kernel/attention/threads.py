@@ -13,7 +13,7 @@ from math import gcd
 
 from compiler.dtype import float32
 from compiler.expression import elementary as ops
-from compiler.expression.accumulate import replace
+from compiler.expression.accumulate import multiply_add, replace
 from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
 from compiler.expression.computation import Computation, elements
 from compiler.expression.functions import exp_below
@@ -22,7 +22,6 @@ from compiler.kernel.attention.visible import loop_over, seen
 from compiler.kernel.choices import Attention
 from compiler.kernel.gpu.join import larger
 from compiler.kernel.gpu.loops import kernel_of, threads_along
-from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
 from compiler.kernel.shared.spread import spread
 from compiler.pattern.online import FINITE_LOWEST, Online, widened

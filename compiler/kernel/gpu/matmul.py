@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiler.expression.accumulate import multiply_add
 from compiler.expression.algebra import (
     Index,
     Range,
@@ -239,14 +240,6 @@ def _multiply(
                 at = constant(i * across + j)
                 statements.append(Store(totals, at, multiply_add(row, column, load(totals, at))))
     return Loop(counter, tuple(statements))
-
-
-def multiply_add(left: Value, right: Value, total: Value) -> Value:
-    """total + left * right; floats round once."""
-    if total.dtype.is_float:
-        return value("fma", total.dtype, (left, right, total), lanes=total.lanes)
-    product = value("mul", total.dtype, (left, right), lanes=total.lanes)
-    return value("add", total.dtype, (total, product), lanes=total.lanes)
 
 
 def finish_run(

@@ -20,10 +20,11 @@ from compiler.dtype import bfloat16
 from compiler.expression.algebra import Index, Range
 from compiler.expression.value import Memory
 from compiler.expression.value import Value as Expression
+from compiler.kernel.choices import Tile
 from compiler.kernel.host.axis import Part
 from compiler.kernel.host.packing import Packed, Packing
 from compiler.kernel.host.pairs import PAIR, PairPacking
-from compiler.kernel.host.tiles import Problem, Tile, shares
+from compiler.kernel.host.tiles import Problem, shares
 from compiler.kernel.ir import TILE_ROWS, Loop, Statement, TileStep
 from hcq.target import TargetSpec
 

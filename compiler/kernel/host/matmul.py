@@ -14,12 +14,11 @@ sizes of tiles and panels come from a cost model (compiler.kernel.host.tiles).
 from __future__ import annotations
 
 from compiler.dtype import int8
-from compiler.expression.accumulate import replace
+from compiler.expression.accumulate import multiply_add, replace
 from compiler.expression.algebra import Index, Range, constant, unflatten
 from compiler.expression.computation import Computation, elements
 from compiler.expression.value import Memory, Value, const, load, substitute, value
-from compiler.kernel.choices import Space
-from compiler.kernel.gpu.matmul import multiply_add
+from compiler.kernel.choices import Space, Tile
 from compiler.kernel.host.amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking, in_tiles
 from compiler.kernel.host.amx import best as amx_tile
 from compiler.kernel.host.axis import Axis, Part, deep, joined
@@ -27,7 +26,7 @@ from compiler.kernel.host.loops import ROWS
 from compiler.kernel.host.packing import Packed, Packing, along_depth, direct_height
 from compiler.kernel.host.pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
 from compiler.kernel.host.quads import QUAD, Correction, QuadPacking, in_quads
-from compiler.kernel.host.tiles import PACK, PACK_ONE, Problem, Tile, shares, vector_registers
+from compiler.kernel.host.tiles import PACK, PACK_ONE, Problem, shares, vector_registers
 from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import runs_along, unit_stride
 from compiler.pattern.contraction import LONGER, SMALLEST, Contraction

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from compiler.kernel.choices import Tile
 from compiler.kernel.host.axis import Axis
 from hcq.target import TargetSpec
 
@@ -22,17 +23,6 @@ DIRECT = 0.05  # to fetch an element that is not packed
 PACK_ONE = 1.0  # the same where elements come one by one, or few at a time
 FINISH = 0.3  # to clear an element of the tile, to load it once more and to store it
 UNEVEN = 0.4  # of a tile: what threads wait for each other at the end
-
-
-@dataclass(frozen=True)
-class Tile:
-    """height x vectors: rows of a panel of the left factor, vectors of one of the right.
-    rows, columns: steps of the axes' main ranges in a tile."""
-
-    height: int
-    vectors: int
-    rows: int
-    columns: int
 
 
 @dataclass(frozen=True)

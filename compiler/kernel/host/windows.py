@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.expression.accumulate import combine, identity, replace
+from compiler.expression.accumulate import combine, identity, multiply_add, replace
 from compiler.expression.algebra import Index, Range, Validity, constant, unflatten
 from compiler.expression.computation import Computation, elements
 from compiler.expression.value import (
@@ -29,7 +29,6 @@ from compiler.expression.value import (
     substitute,
     walk,
 )
-from compiler.kernel.gpu.matmul import multiply_add
 from compiler.kernel.host.tiles import vector_registers
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.pattern import cost
