@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from compiler import dtype as dtypes
 from compiler.dtype import DType, bfloat16, float32
 from compiler.graph import node as graph
+from compiler.graph.forms import Makes
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
 from compiler.methods.core import Scalar, integer_of, number_of, shape_of
@@ -28,7 +29,7 @@ from compiler.runtime.generator import generator
 from compiler.runtime.memory_pool import Storage
 from compiler.runtime.recording import current_recording
 from compiler.runtime.runtime import device_of, runtime_of
-from compiler.search.forms import Makes, preferred
+from compiler.search.forms import preferred
 from hcq.arrays import as_array
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported

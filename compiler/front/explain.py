@@ -14,12 +14,11 @@ writes into, put back each time), so that it can be timed; kernels of a function
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from compiler.codegen.emit import emit
-from compiler.expression.computation import Computation
 from compiler.graph import origin
 from compiler.graph.call import PARAMETER
 from compiler.graph.node import Node
@@ -28,6 +27,7 @@ from compiler.kernel.text import format_kernel
 from compiler.pattern.work import flops, moved
 from compiler.plan.packing import Derived, computation_of
 from compiler.plan.plan import body_plan, kernels, make_plan
+from compiler.runtime.watch import Run, Timed, Times, watchers
 from compiler.schedule.calls import CallGroup, body_of
 from compiler.schedule.group import Group, describe
 from hcq.target import TargetSpec
@@ -113,41 +113,47 @@ def _numbers(places: Sequence[int]) -> str:
     return ", ".join(f"%{number}" for number in places) or "nothing"
 
 
-watching: list[list[RunReport]] = []
-
-
 @contextlib.contextmanager
 def watch() -> Iterator[list[RunReport]]:
     """Collect a report of every run of this process, on all devices and threads."""
-    reports: list[RunReport] = []
-    watching.append(reports)
+    watcher = _Watch()
+    watchers.append(watcher)
     try:
-        yield reports
+        yield watcher.reports
     finally:
-        watching.remove(reports)
+        watchers.remove(watcher)
 
 
-def report(
-    device: str,
-    target: TargetSpec,
-    groups: Sequence[Group],
-    nodes: Sequence[Node],
-    lower: Callable[[Computation], Kernel],
-) -> RunReport | None:
-    """Describe a run that is about to happen, for all who watch; None if nobody does. lower: gives
-    the kernel that will run, searches' results included. The caller holds
+class _Watch:
+    """Collects reports."""
+
+    def __init__(self) -> None:
+        self.reports: list[RunReport] = []
+
+    def begins(self, run: Run) -> Timed:
+        made = report(run)
+        self.reports.append(made)
+
+        def timed(number: int, times: Times) -> None:
+            kernel = made.kernels[number]
+            kernel.seconds, kernel.first_seconds, kernel.runs = times.best, times.first, times.runs
+
+        return timed
+
+
+def report(run: Run) -> RunReport:
+    """Describe a run that is about to happen. The caller holds
     compiler.expression.value.interning."""
-    if not watching:
-        return None
+    groups, nodes, target = run.groups, run.nodes, run.target
     places = {id(node): place for place, node in enumerate(nodes)}
-    made = RunReport(device, graph_text(nodes, places) + _functions(nodes))
+    made = RunReport(run.device, graph_text(nodes, places) + _functions(nodes))
     lowered: dict[int, Kernel] = {}
     for group, step in zip(
         kernels(groups, target), make_plan(groups, nodes, target).steps, strict=True
     ):
         kernel = lowered.get(id(group))
         if kernel is None:
-            kernel = lowered[id(group)] = lower(computation_of(group))
+            kernel = lowered[id(group)] = run.lower(computation_of(group))
         computation = computation_of(group)
         made.kernels.append(
             KernelReport(
@@ -164,8 +170,6 @@ def report(
             )
         )
     made.calls = _calls(groups, places, target)
-    for listening in watching:
-        listening.append(made)
     return made
 
 
@@ -211,10 +215,6 @@ def _functions(nodes: Sequence[Node]) -> str:
                 )
                 waiting += body.nodes[::-1]
     return "".join(texts.values())
-
-
-def watched() -> bool:
-    return bool(watching)
 
 
 def graph_text(nodes: Sequence[Node], places: Mapping[int, int]) -> str:

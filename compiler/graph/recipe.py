@@ -8,13 +8,13 @@ recipe without looking at the graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from compiler.dtype import DType
 from compiler.graph.node import Node, Repeated, Shape
 
 if TYPE_CHECKING:
-    from compiler.runtime.script import Script
+    from hcq.device import Device
 
 LONG = 1 << 20  # elements: a run over so many is worth waking a device's thread ahead of time
 
@@ -22,6 +22,13 @@ MOST = 48  # operations of a recipe
 
 # A node with its sources by number: first those of the recipe, then what it made before.
 Made = tuple[str, DType, Shape, Any, tuple[int, ...]]
+
+
+class Repetition(Protocol):
+    """What a device keeps of having run a recipe."""
+
+    def run(self, root: Node, device: Device) -> bool:
+        """Compute a root that the recipe made; False where that takes a closer look."""
 
 
 class Recipe:
@@ -35,7 +42,7 @@ class Recipe:
         self.made = made
         self.long = long
         _, self.dtype, self.shape, *_ = made[-1]
-        self.script: Script | None = None  # the runtime's, of the device that ran it last
+        self.script: Repetition | None = None  # the runtime's, of the device that ran it last
 
     @property
     def length(self) -> int:

@@ -11,10 +11,10 @@ import numpy as np
 from compiler import dtype as dtypes
 from compiler.dtype import DType
 from compiler.graph import node as graph
+from compiler.graph.forms import Makes
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here, text
 from compiler.graph.recipe import Recipe, recipe_of
-from compiler.search.forms import Makes
 from hcq.device import Device
 from hcq.errors import BadArgument, BadIndex
 

@@ -1,47 +1,17 @@
-"""What a kernel has to do at least, and how long it takes: what its rates are made of."""
+"""What a kernel has to do at least: what its rates are made of."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 
 from compiler.expression.computation import Computation
 from compiler.expression.value import walk
 from compiler.pattern.chain import free_ranges
 
-RUNS = 10  # of a kernel that is timed, after its first
-SHARE_S = 0.05  # of all of them, about
 # Values that are no arithmetic: where they come from, and which of two it is.
 _PLACES = frozenset(
     ("load", "const", "gate", "where", "cast", "bitcast", "index", "results", "pack", "extract")
 )
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds. first: with all that a first launch needs besides (translation, cold caches); best:
-    of the others; runs: all of them."""
-
-    first: float
-    best: float
-    runs: int
-
-
-def measure(
-    run: Callable[[Callable[[], float]], float], clock: Callable[[], float] = time.perf_counter
-) -> Times:
-    """Time `run` until its time is spent, twice at least. run: is given the clock, and returns the
-    seconds of what counts."""
-    first = run(clock)
-    begun = clock()
-    best = run(clock)
-    runs = 2
-    while runs <= RUNS and clock() - begun < SHARE_S:
-        best = min(best, run(clock))
-        runs += 1
-    return Times(first, best, runs)
 
 
 def flops(computation: Computation) -> int:

@@ -16,7 +16,7 @@ from compiler.graph.node import Node, stored_as
 from compiler.plan.arrange import arrange
 from compiler.plan.attention import PartGroup
 from compiler.plan.packing import Derived
-from compiler.runtime.memory_pool import round_up
+from compiler.plan.sizes import round_up
 from compiler.schedule.calls import CallGroup, body_of, live_results
 from compiler.schedule.group import Group
 from compiler.schedule.hazards import in_place, inside

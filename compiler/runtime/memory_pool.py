@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 
+from compiler.plan.sizes import round_up
 from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.errors import OutOfMemory, UgpuError
@@ -97,13 +98,3 @@ class MemoryPool:
         except UgpuError:
             # a failed device keeps its memory until it is reset or closed
             return
-
-
-def round_up(size: int) -> int:
-    """The size class: multiples of 256 bytes, later of an eighth of the power of two below."""
-    if size <= 256:
-        return 256
-    step = 256
-    while size > 16 * step:
-        step *= 2
-    return -(-size // step) * step

@@ -25,8 +25,8 @@ from compiler.kernel.lower import lower, spaces
 from compiler.plan.packing import computation_of
 from compiler.runtime.known import Known, Record
 from compiler.runtime.store import Store, key_of, packing_key
+from compiler.runtime.tuners import active
 from compiler.schedule.group import Group
-from compiler.search.tune import active
 from hcq import trace
 from hcq.device import Device
 from hcq.diskcache import DiskCache

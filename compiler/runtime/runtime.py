@@ -18,11 +18,8 @@ from pathlib import Path
 
 import hcq
 from compiler.expression.value import interning
-from compiler.front import explain
-from compiler.front.explain import KernelReport, RunReport
 from compiler.graph.node import Node, Repeated, stored_as
 from compiler.graph.recipe import Recipe
-from compiler.pattern.work import measure
 from compiler.plan.arrange import arrange
 from compiler.plan.attention import PartGroup
 from compiler.plan.packing import Derived
@@ -39,14 +36,16 @@ from compiler.plan.repeats import (
     ways_of,
     written,
 )
-from compiler.runtime.memory_pool import MemoryPool, Storage, round_up
+from compiler.plan.sizes import round_up
+from compiler.runtime.memory_pool import MemoryPool, Storage
 from compiler.runtime.opened import Opened
 from compiler.runtime.programs import KernelRecord, Loaded, Programs, listeners
 from compiler.runtime.recording import current_recording
 from compiler.runtime.script import Script
+from compiler.runtime.tuners import active
+from compiler.runtime.watch import Run, Timed, Times, measure, watchers
 from compiler.schedule.group import Group
 from compiler.schedule.hazards import InPlace, in_place
-from compiler.search.tune import active
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
 from hcq.device import Device
@@ -106,7 +105,7 @@ class Runtime:
                 if key not in self._plans and self._opens(key, nodes):
                     key, nodes = structure(wanted)
                 ready = self._planned(key, wanted, nodes)
-                told = self._explained(wanted, nodes) if explain.watched() else None
+                told = self._shown(wanted, nodes) if watchers else []
                 self._run(ready, bases, nodes, told)
                 if given and recipe is not None and script is None:
                     self._write(ready, nodes, recipe, given)
@@ -204,20 +203,16 @@ class Runtime:
     def _scheduled(self, roots: Sequence[Node], ways: InPlace) -> list[Group]:
         return arrange(roots, ways, self.device.target, self.programs.packs)
 
-    def _explained(self, roots: Sequence[Node], nodes: list[Node]) -> RunReport | None:
-        groups = self._scheduled(roots, in_place(nodes, roots))
+    def _shown(self, roots: Sequence[Node], nodes: list[Node]) -> list[Timed]:
+        """Tell who watches of a run; returns who wants to know how long its kernels take."""
+        groups, device = self._scheduled(roots, in_place(nodes, roots)), self.device
+        run = Run(device.name, device.target, groups, nodes, self.programs.lowered)
         with interning:
-            return explain.report(
-                self.device.name, self.device.target, groups, nodes, self.programs.lowered
-            )
+            return [watcher.begins(run) for watcher in tuple(watchers)]
 
     def _timed(
-        self,
-        loaded: Loaded,
-        arguments: Sequence[Storage],
-        kernel: KernelReport,
-        written: Storage | None,
-    ) -> None:
+        self, loaded: Loaded, arguments: Sequence[Storage], written: Storage | None
+    ) -> Times:
         """Run a kernel alone, several times. written: what it writes into; is put back before each
         run, so that the last one leaves what one would."""
         queue, synchronize = self.device.queue(), self.device.synchronize
@@ -235,11 +230,10 @@ class Runtime:
             synchronize()
             return clock() - start
 
-        times = measure(run)
-        kernel.seconds, kernel.first_seconds, kernel.runs = times.best, times.first, times.runs
+        return measure(run)
 
     def _run(
-        self, ready: _Ready, roots: Sequence[Node], nodes: list[Node], told: RunReport | None
+        self, ready: _Ready, roots: Sequence[Node], nodes: list[Node], told: Sequence[Timed]
     ) -> None:
         plan = ready.plan
         recording = current_recording()
@@ -251,7 +245,7 @@ class Runtime:
         spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
         queue = self.device.queue()
         capturing = self.device.capturing
-        plain = recording is None and told is None and (capturing is None or not capturing.is_mine)
+        plain = recording is None and not told and (capturing is None or not capturing.is_mine)
         prepared = ready.prepared if plain else None
         addresses: list[int] = []
         for number, (step, loaded) in enumerate(zip(plan.steps, ready.loaded, strict=True)):
@@ -270,9 +264,11 @@ class Runtime:
                 given = [*beside, *given]
             if prepared is not None:
                 addresses += [held.buffer.address for held in (storage, *given)]
-            elif told is not None and (recording is None or recording.pool is None):
+            elif told and (recording is None or recording.pool is None):
                 written = None if step.target is None else storage
-                self._timed(loaded, [storage, *given], told.kernels[number], written)
+                times = self._timed(loaded, [storage, *given], written)
+                for timed in told:
+                    timed(number, times)
             else:
                 _launch(queue, loaded, [storage, *given])
             if recording is not None:

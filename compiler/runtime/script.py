@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from compiler.front.explain import watching
 from compiler.graph.node import Node, Repeated
 from compiler.graph.recipe import Recipe
 from compiler.plan.plan import Plan
 from compiler.runtime.memory_pool import MemoryPool, Storage
 from compiler.runtime.recording import under_way
-from compiler.search.tune import tuners
+from compiler.runtime.tuners import tuners
+from compiler.runtime.watch import watchers
 from hcq.command import CommandBuffer
 from hcq.device import Device
 from hcq.queue import QueueKind
@@ -74,7 +74,7 @@ class Script:
         """Compute a root that its recipe made; False where that takes a closer look."""
         if device is not self.device or not isinstance(root, Repeated):
             return False
-        if watching or tuners or under_way:
+        if watchers or tuners or under_way:
             return False
         with self.lock:
             given = root.given

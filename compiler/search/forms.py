@@ -8,11 +8,11 @@ are compared at their best. They run in this process: they are made of kernels t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from compiler.codegen.children import version
-from compiler.graph.node import Node
+from compiler.graph.forms import Makes
 from compiler.kernel.choices import Form
 from compiler.runtime.runtime import runtime_of
 from compiler.search.measurer import OUT_OF_TIME
@@ -22,9 +22,6 @@ from hcq.diskcache import DiskCache
 
 RUNS = 9  # of each form, in turns
 SHARE_S = 0.5  # of all runs after the first, about
-
-# A form: nodes to be stored before, and from those the node to time.
-Makes = Callable[[], tuple[Sequence[Node], Callable[[Sequence[Node]], Node]]]
 
 
 def preferred(

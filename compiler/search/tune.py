@@ -26,6 +26,7 @@ from compiler.kernel.choices import Choices, Packing, shown
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.nvidia.bulk import packed_layouts
 from compiler.kernel.verify import BrokenKernel
+from compiler.runtime import tuners
 from compiler.runtime.store import Store, key_of, packing_key
 from compiler.search.beam import Found, Trial, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
@@ -292,12 +293,10 @@ class _Compiling:
         )
 
 
-tuners: list[Tuner] = []
-
-
 def active() -> Tuner | None:
     """The tuner of the innermost `tuning` block."""
-    return tuners[-1] if tuners else None
+    found = tuners.active()
+    return found if isinstance(found, Tuner) else None
 
 
 @contextlib.contextmanager
@@ -313,12 +312,12 @@ def tuning(
             f"{budget_s!r}"
         )
     tuner = Tuner(beam, budget_s, clock)
-    tuners.append(tuner)
+    tuners.tuners.append(tuner)
     try:
         try:
             yield tuner.report
         finally:
-            tuners.remove(tuner)
+            tuners.tuners.remove(tuner)
         tuner.go_on()
     finally:
         tuner.close()

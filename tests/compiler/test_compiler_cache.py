@@ -11,7 +11,8 @@ import pytest
 
 import hcq
 from compiler import Tensor, dtypes
-from compiler.runtime.memory_pool import MemoryPool, round_up
+from compiler.plan.sizes import round_up
+from compiler.runtime.memory_pool import MemoryPool
 from compiler.runtime.runtime import (
     device_of,
     kernel_log,

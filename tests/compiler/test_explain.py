@@ -15,10 +15,10 @@ from compiler.expression.value import interning
 from compiler.front.explain import watch
 from compiler.kernel.choices import Choices
 from compiler.kernel.lower import spaces
-from compiler.pattern.work import RUNS, SHARE_S, measure
 from compiler.runtime.programs import Programs
 from compiler.runtime.runtime import kernel_log, use_cache
 from compiler.runtime.store import key_of
+from compiler.runtime.watch import RUNS, SHARE_S, measure
 from hcq.device import Device
 
 Run = Callable[[Callable[[], float]], float]

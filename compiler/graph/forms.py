@@ -1,0 +1,10 @@
+"""Graphs that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compiler.graph.node import Node
+
+# A form: nodes to be stored before, and from those the node to time.
+Makes = Callable[[], tuple[Sequence[Node], Callable[[Sequence[Node]], Node]]]

@@ -1,0 +1,13 @@
+"""Size classes of memory: few, so that it is likely to be used again."""
+
+from __future__ import annotations
+
+
+def round_up(size: int) -> int:
+    """The size class: multiples of 256 bytes, later of an eighth of the power of two below."""
+    if size <= 256:
+        return 256
+    step = 256
+    while size > 16 * step:
+        step *= 2
+    return -(-size // step) * step

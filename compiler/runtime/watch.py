@@ -1,0 +1,71 @@
+"""Who is told of every run before it happens, and how long its kernels took: compiler.front.explain
+registers itself here.
+
+While somebody watches, every kernel is submitted alone, waited for, and run again a few times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from compiler.expression.computation import Computation
+from compiler.graph.node import Node
+from compiler.kernel.ir import Kernel
+from compiler.schedule.group import Group
+from hcq.target import TargetSpec
+
+RUNS = 10  # of a kernel that is timed, after its first
+SHARE_S = 0.05  # of all of them, about
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. first: with all that a first launch needs besides (translation, cold caches); best:
+    of the others; runs: all of them."""
+
+    first: float
+    best: float
+    runs: int
+
+
+def measure(
+    run: Callable[[Callable[[], float]], float], clock: Callable[[], float] = time.perf_counter
+) -> Times:
+    """Time `run` until its time is spent, twice at least. run: is given the clock, and returns the
+    seconds of what counts."""
+    first = run(clock)
+    begun = clock()
+    best = run(clock)
+    runs = 2
+    while runs <= RUNS and clock() - begun < SHARE_S:
+        best = min(best, run(clock))
+        runs += 1
+    return Times(first, best, runs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is about to happen. device: its name. groups: the schedule; nodes: the graph,
+    sources first. lower: gives the kernel that will run, searches' results included."""
+
+    device: str
+    target: TargetSpec
+    groups: Sequence[Group]
+    nodes: Sequence[Node]
+    lower: Callable[[Computation], Kernel]
+
+
+Timed = Callable[[int, Times], None]  # told how long a kernel of the run took, by its number
+
+
+class Watcher(Protocol):
+    """Is told of runs, on all devices and threads."""
+
+    def begins(self, run: Run) -> Timed:
+        """Look at a run; the caller holds compiler.expression.value.interning."""
+
+
+watchers: list[Watcher] = []
