@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq import trace
+from hcq import registry, trace
 from hcq.buffer import Buffer
 from hcq.checks import WORD, seconds, whole
 from hcq.closing import Closing
@@ -35,6 +35,7 @@ from hcq.errors import (
 from hcq.follow import Followers
 from hcq.graph import CAPTURED, Capture, Replay
 from hcq.memory import Placement
+from hcq.objectkind import load_program
 from hcq.poll import looked
 from hcq.program import Program
 from hcq.queue import HardwareQueue, Queue, QueueKind
@@ -168,7 +169,7 @@ class Device(Closing):
             with self.lock:
                 self.check_usable()
                 self.retired.collect()
-                made.append(self.load_program(bytes(image)))
+                made.append(load_program(self, bytes(image)))
             if made[0].memory is not None:
                 made[0].memory.retired = self.retired
             return made[0]
@@ -176,6 +177,16 @@ class Device(Closing):
             for program in made:
                 program.close()
             raise
+
+    def compile(self, source: object) -> Program:
+        """Compile a kernel of your own and load it: LLVM IR or PTX (text), or kernel IR
+        (`compiler.kernel.ir.Kernel`). LLVM runs in a child process; objects are cached.
+
+        BadArgument: source the device does not take; CompileError with `line` and `code`: the
+        compiler rejects it. See docs/your-own-kernel.md."""
+        self.check_usable()
+        made: Program = registry.compiler()(self, source)
+        return made
 
     def queue(self, kind: QueueKind = QueueKind.COMPUTE, index: int = 0) -> Queue:
         """A recorder for hardware queue `index` of a kind."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 NODES = Path("/dev")
 
+#: "module:function", called with a device and source, gives a Program
+COMPILER = "compiler.front.source:compile_source"
 # chip -> "module:function" that makes an Attachment; its keywords are the model's options
 VIRTUAL_CHIPS = {
     "navi31": "am.virtual.gpu:attach",
@@ -325,6 +327,11 @@ def _node_devices(folder: Path) -> list[DeviceEntry]:
             }
             entries.append(DeviceEntry(f"{kind}:{number}", driver.description, facts))
     return entries
+
+
+def compiler() -> Callable[..., Any]:
+    """The compiler's entry for source of a user's own (`Device.compile`)."""
+    return _load(COMPILER)
 
 
 def _load(path: str) -> Callable[..., Any]:  # a driver's entry point; _device checks its result
