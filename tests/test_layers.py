@@ -38,6 +38,17 @@ def test_files_stay_short() -> None:
         ("am/virtual/firmware/psp.py", "am.virtual.chip", False),
         ("compiler/tensor.py", "am.device", True),
         ("compiler/tensor.py", "hcq.device", False),
+        ("compiler/tensor.py", "compiler.runtime.runtime", False),
+        ("compiler/tensor.py", "compiler.front.jit", True),
+        ("compiler/runtime/runtime.py", "compiler.search.tune", True),
+        ("compiler/graph/node.py", "compiler.pattern.cost", True),
+        ("compiler/graph/node.py", "compiler.Tensor", True),
+        ("compiler/__init__.py", "compiler.front.jit", False),
+        ("compiler/novel.py", "compiler.dtype", True),
+        ("compiler/kernel/host/tiles.py", "compiler.kernel.choices", False),
+        ("compiler/kernel/host/tiles.py", "compiler.kernel", False),
+        ("compiler/kernel/host/tiles.py", "compiler.kernel.gpu.tiles", True),
+        ("compiler/kernel/choices.py", "compiler.kernel.host.tiles", True),
         ("tools/cli.py", "am.device", False),
         ("am/device.py", "tests.support", True),
         ("am/device.py", ".regs", True),
@@ -60,6 +71,59 @@ def test_imports_inside_functions_count(tmp_path: Path) -> None:
     assert layers.check(tmp_path) == [
         "hcq/sly.py:2: imports am: hcq may not import am",
         "hcq/sly.py:2: imports am.device: hcq may not import am",
+    ]
+
+
+def planted(root: Path, **files: str) -> list[str]:
+    """The faults of a tree of empty packages and these files, `__` standing for a slash."""
+    for package in layers.PACKAGES:
+        (root / package).mkdir()
+    for name, text in files.items():
+        path = root / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return layers.check(root)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("from compiler.front.jit import jit\n", 1),
+        ("def late():\n    from compiler.front.jit import jit\n", 2),
+        ("if TYPE_CHECKING:\n    from compiler.front.jit import jit\n", 2),
+    ],
+)
+def test_an_import_from_a_higher_floor_is_seen(tmp_path: Path, text: str, line: int) -> None:
+    faults = planted(tmp_path, compiler__graph__node=text, compiler__front__jit="jit = 1\n")
+    said = "compiler.front is not below compiler.graph"
+    assert faults == [
+        f"compiler/graph/node.py:{line}: imports compiler.front.jit: {said}",
+        f"compiler/graph/node.py:{line}: imports compiler.front.jit.jit: {said}",
+    ]
+
+
+def test_the_whole_of_a_package_is_not_imported_from_inside(tmp_path: Path) -> None:
+    assert planted(tmp_path, compiler__graph__node="import compiler\n") == [
+        "compiler/graph/node.py:1: imports compiler: imports the whole of compiler; name the module"
+    ]
+
+
+def test_a_circle_is_seen(tmp_path: Path) -> None:
+    one, other = "from hcq.two import b\n", "from hcq import one\n"
+    assert planted(tmp_path, hcq__one=one, hcq__two=other) == [
+        "modules load each other: hcq.one <- hcq.two <- hcq.one"
+    ]
+
+
+def test_modules_that_load_each_other_late_are_no_circle(tmp_path: Path) -> None:
+    later = "def f():\n    from hcq.one import a\nif TYPE_CHECKING:\n    import hcq.one\n"
+    assert planted(tmp_path, hcq__one="from hcq.two import b\n", hcq__two=later) == []
+
+
+def test_an_import_of_nothing_is_seen(tmp_path: Path) -> None:
+    assert planted(tmp_path, hcq__one="from hcq.two import b\nimport hcq.three\n") == [
+        "hcq/one.py:1: imports hcq.two.b: there is no such module",
+        "hcq/one.py:2: imports hcq.three: there is no such module",
     ]
 
 

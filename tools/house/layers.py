@@ -1,15 +1,20 @@
 """Who may import whom: the import rules of the design, checked on every import in the tree.
 
 Run as `python -m tools.house.layers`; tests/test_layers.py runs the same check. Imports inside
-functions count too. The registry in hcq reaches drivers by name, at run time, and imports none.
+functions and for type checkers alone count too. The registry in hcq reaches drivers by name, at run
+time, and imports none.
+
+Inside a package with floors, what is on one imports only what is on a lower one. No modules import
+each other in a circle while they are loaded, in any package, and what is imported exists.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGES = ("am", "compiler", "hcq", "nv", "qcom", "tools", "ugpu", "usbgpu")
@@ -25,38 +30,98 @@ MAY_IMPORT = {
     "ugpu": ("compiler", "hcq"),
     "tools": PACKAGES,
 }
+# Folders and modules of packages, the lowest first. Those of one floor do not import each other;
+# a package's __init__ is above all of them.
+FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
+    "compiler": (
+        ("dtype",),
+        ("expression",),
+        ("graph", "pattern"),
+        ("schedule", "kernel"),
+        ("plan", "codegen"),
+        ("runtime",),
+        ("methods", "search"),
+        ("tensor",),
+        ("front",),
+    ),
+    "compiler.kernel": (
+        ("ir", "choices", "matrix_units"),
+        ("text", "verify", "shared"),
+        ("host", "gpu"),
+        ("attention", "nvidia", "scatter"),
+        ("lower",),
+    ),
+}
 # Heavy modules that no path from `import hcq` may load at import time.
 OPTIONAL = ("llvmlite", "rich", "elftools", "msgpack", "sklearn", "zstandard", "clang")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: the module named, and where it stands."""
+    """One import statement: the module named, and where it stands. loading: whether it is run
+    while its own module is loaded; whole: `import a.b`, which gives all of a."""
 
     file: Path
     line: int
     module: str
+    loading: bool = True
+    whole: bool = False
 
 
 def imports_of(file: Path, root: Path) -> Iterator[Import]:
     """Yield every import of a file, wherever it stands; `from a import b` gives a and a.b."""
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     where = file.relative_to(root)
-    for node in ast.walk(tree):
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    stack: list[tuple[ast.AST, bool]] = [(tree, True)]
+    while stack:
+        node, loading = stack.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(where, node.lineno, alias.name)
+                yield Import(where, node.lineno, alias.name, loading, True)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                yield Import(where, node.lineno, "." * node.level + (node.module or ""))
+                yield Import(where, node.lineno, "." * node.level + (node.module or ""), loading)
             elif node.module is not None:
-                yield Import(where, node.lineno, node.module)
+                yield Import(where, node.lineno, node.module, loading)
                 for alias in node.names:
-                    yield Import(where, node.lineno, f"{node.module}.{alias.name}")
+                    yield Import(where, node.lineno, f"{node.module}.{alias.name}", loading)
+        elif isinstance(node, ast.stmt | ast.mod | ast.excepthandler | ast.match_case):
+            inside = loading and not _is_late(node)
+            stack.extend((child, inside) for child in reversed(list(ast.iter_child_nodes(node))))
+
+
+def _is_late(node: ast.AST) -> bool:
+    """Whether what is inside is not run while the module is loaded."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+        return node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
+
+
+def _above(item: Import) -> str | None:
+    """Say where an import leaves the floors of a package, or None."""
+    home, target = item.file.with_suffix("").parts, item.module.split(".")
+    for package, floors in FLOORS.items():
+        parts = package.split(".")
+        depth = len(parts)
+        if list(home[:depth]) != parts or target[:depth] != parts or home[depth] == "__init__":
+            continue
+        level = {name: floor for floor, names in enumerate(floors) for name in names}
+        if home[depth] not in level:
+            return f"{package}.{home[depth]} is on no floor; add it to FLOORS"
+        if len(target) == depth:
+            if item.whole:
+                return f"imports the whole of {package}; name the module"
+            continue
+        mine, other = home[depth], target[depth]
+        if other not in level:
+            return f"{package}.{other} is on no floor of {package}"
+        if mine != other and level[other] >= level[mine]:
+            return f"{package}.{other} is not below {package}.{mine}"
+    return None
 
 
 def fault_of(item: Import) -> str | None:
@@ -91,19 +156,52 @@ def fault_of(item: Import) -> str | None:
             )
             if not shared:
                 return "a model may import only regs, abi and chips/*/facts.py of its driver"
-    return None
+    return _above(item)
+
+
+def _module(file: Path) -> str:
+    parts = file.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def check(root: Path) -> list[str]:
     """Return one line per broken rule."""
+    files = [file for package in PACKAGES for file in sorted((root / package).rglob("*.py"))]
+    known = {_module(file.relative_to(root)) for file in files}
+    known |= {parent for name in known for parent in _parents(name)}
     faults = []
-    for package in PACKAGES:
-        for file in sorted((root / package).rglob("*.py")):
-            for item in imports_of(file, root):
-                fault = fault_of(item)
-                if fault is not None:
-                    faults.append(f"{item.file}:{item.line}: imports {item.module}: {fault}")
+    loads: dict[str, set[str]] = {}
+    for file in files:
+        home = _module(file.relative_to(root))
+        for item in imports_of(file, root):
+            fault = fault_of(item)
+            if fault is not None:
+                faults.append(f"{item.file}:{item.line}: imports {item.module}: {fault}")
+                continue
+            module = _absolute(item)
+            there = {module} if item.whole else {module, module.rpartition(".")[0]}
+            if module.split(".")[0] in PACKAGES and not there & known:
+                faults.append(f"{item.file}:{item.line}: imports {module}: there is no such module")
+            if item.loading and module in known and not _within(home, module):
+                loads.setdefault(home, set()).add(module)
+    try:
+        TopologicalSorter(loads).prepare()
+    except CycleError as circle:
+        faults.append(f"modules load each other: {' <- '.join(circle.args[1])}")
     return faults
+
+
+def _parents(module: str) -> Iterator[str]:
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def _absolute(item: Import) -> str:
+    """The module that a relative import names; others as they are."""
+    name = item.module.lstrip(".")
+    level = len(item.module) - len(name)
+    return ".".join((*item.file.parts[:-level], *filter(None, [name]))) if level else name
 
 
 def main() -> int:

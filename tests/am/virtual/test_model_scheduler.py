@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from am.virtual.engines.cp import mes
 from am.virtual.engines.cp.hqd import Slot
-from am.virtual.engines.cp.mapping import CannotMap, Kind
+from am.virtual.engines.cp.mapping import KIQ_PIPE, SCHEDULER_PIPE, CannotMap, Kind
 from am.virtual.engines.cp.mes_processes import Process, Processes, Resources
 from am.virtual.engines.cp.pm4 import kernel
 from am.virtual.engines.cp.queue import ComputeQueue
@@ -83,7 +83,7 @@ class Scheduler:
         bench = self.bench
         mqd = compute_mqd(KIQ_MQD, KIQ_RING, KIQ_DOORBELL)
         bench.store(KIQ_MQD, struct.pack("<512I", *mqd))
-        bench.select(mes.KIQ_PIPE, me=3)
+        bench.select(KIQ_PIPE, me=3)
         for name, dword in (
             ("CP_MQD_BASE_ADDR", 128), ("CP_MQD_BASE_ADDR_HI", 129), ("CP_HQD_PQ_BASE", 136),
             ("CP_HQD_PQ_BASE_HI", 137), ("CP_HQD_PQ_CONTROL", 145),
@@ -111,11 +111,11 @@ class Scheduler:
 
     @property
     def kiq(self) -> Slot:
-        return self.bench.gfx.mec.scheduler.slots[mes.KIQ_PIPE]
+        return self.bench.gfx.mec.scheduler.slots[KIQ_PIPE]
 
     @property
     def scheduler(self) -> Slot:
-        return self.bench.gfx.mec.scheduler.slots[mes.SCHEDULER_PIPE]
+        return self.bench.gfx.mec.scheduler.slots[SCHEDULER_PIPE]
 
     def map(self, kind: str, mqd: list[int], place: int, pipe: int = 0, queue: int = 0) -> None:
         """Submit MAP_QUEUES to the KIQ."""

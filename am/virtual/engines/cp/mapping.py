@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from am.virtual.engines.cp import mes
 from am.virtual.engines.cp.queue import ComputeQueue
 from am.virtual.engines.sdma.slot import SdmaSlot
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
     KernelSlot: TypeAlias = Slot | GraphicsSlot
     AnySlot: TypeAlias = Slot | GraphicsSlot | SdmaSlot
+
+SCHEDULER_PIPE, KIQ_PIPE = 0, 1  # of ME 3, the scheduler (mes.py)
 
 
 class Kind(enum.IntEnum):
@@ -41,7 +42,7 @@ def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> KernelSlot:
         return mec.graphics.slots[queue]
     if kind is Kind.COMPUTE and pipe < len(mec.slots) and queue < len(mec.slots[pipe]):
         return mec.slots[pipe][queue]
-    if kind is Kind.SCHEDULER and (pipe, queue) == (mes.SCHEDULER_PIPE, 0):
+    if kind is Kind.SCHEDULER and (pipe, queue) == (SCHEDULER_PIPE, 0):
         return mec.scheduler.slots[pipe]
     raise CannotMap(f"no {kind.name.lower()} queue {pipe}.{queue}")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from am.virtual.block import Block, Reset
 from am.virtual.engines.cp.hqd import Slot
+from am.virtual.engines.cp.mapping import SCHEDULER_PIPE
 from am.virtual.engines.cp.mes_frames import FrameExecutor
 from am.virtual.engines.cp.mes_processes import Processes
 from am.virtual.engines.cp.pm4.kernel import KernelExecutor
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 ME = 3
 PIPES = 2
-SCHEDULER_PIPE, KIQ_PIPE = range(PIPES)
 HALTED = 0x4000_0000  # CP_MES_CNTL at power-on
 
 FIRMWARE = ("MES", "MES_KIQ")  # what the PSP must have loaded for each pipe
