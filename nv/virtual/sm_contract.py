@@ -27,7 +27,7 @@ class GridLaunch:
     local_window: where generic addresses reach the group's shared and the thread's local memory
     (each 16 MiB; behind the first that of the groups of a cluster). target: "sm_90".
     variables: where the loader has put the module's variables of `.global` and `.const`.
-    cluster: groups of a cluster, where the launch says so.
+    cluster: groups of a cluster, where the launch says so. registers: of a thread; 0: not known.
     """
 
     ptx: str
@@ -44,6 +44,7 @@ class GridLaunch:
     sm_count: int
     variables: tuple[tuple[str, int], ...] = ()
     cluster: tuple[int, int, int] | None = None
+    registers: int = 0
 
 
 class SmEnding(enum.Enum):

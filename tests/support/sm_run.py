@@ -43,19 +43,19 @@ class Bench:
     def launch(
         self, ptx: str, *arguments: Any, grid: Sequence[int] = (1,), block: Sequence[int] = (32,),
         shared: int = 0, entry: str = "k", target: str = "sm_90", local: int = 0,
-        cluster: Sequence[int] | None = None,
+        cluster: Sequence[int] | None = None, registers: int = 0,
     ) -> SmOutcome:  # fmt: skip
         """Run `entry`. arguments: int for pointers, NumPy scalars otherwise."""
         return self.units.run(
             self.description(ptx, *arguments, grid=grid, block=block, shared=shared, entry=entry,
-                             target=target, local=local, cluster=cluster),
+                             target=target, local=local, cluster=cluster, registers=registers),
             self.memory, self.abort,
         )  # fmt: skip
 
     def description(
         self, ptx: str, *arguments: Any, grid: Sequence[int] = (1,), block: Sequence[int] = (32,),
         shared: int = 0, entry: str = "k", target: str = "sm_90", local: int = 0,
-        cluster: Sequence[int] | None = None,
+        cluster: Sequence[int] | None = None, registers: int = 0,
     ) -> GridLaunch:  # fmt: skip
         """Return the launch that `launch` runs."""
         data = b""
@@ -70,6 +70,7 @@ class Bench:
             (three[1][0], three[1][1], three[1][2]), data, shared, local, SHARED_WINDOW,
             LOCAL_WINDOW, 0, 4,
             cluster=None if cluster is None else (three[2][0], three[2][1], three[2][2]),
+            registers=registers,
         )  # fmt: skip
 
     def good(self, ptx: str, *arguments: Any, **options: Any) -> None:

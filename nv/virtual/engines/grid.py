@@ -176,6 +176,7 @@ class GridRunner:
             sm_count=facts.sm_count,
             variables=variables,
             cluster=launch.cluster,
+            registers=launch.registers,
         )
 
     def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> None:

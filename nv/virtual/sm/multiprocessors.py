@@ -27,7 +27,8 @@ from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid, capability
 from nv.virtual.sm.runtime.library import flight_hooks, launch_addresses
-from nv.virtual.sm.runtime.worker import Run, Worker, aligned
+from nv.virtual.sm.runtime.slots import aligned
+from nv.virtual.sm.runtime.worker import Run, Worker
 from nv.virtual.sm.translator.flatten import Flat
 from nv.virtual.sm.translator.translate import NAME, flies, meets_clusters, prepare, translate
 from nv.virtual.sm.translator.variables import Places
@@ -193,8 +194,9 @@ class VirtualMultiprocessors:
     def _run(self, crew: Crew[Worker], kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         workers = crew.workers[: self._worker_count(run.grid, kernel)]
         start = time.perf_counter()
+        run.counters[1] = len(workers)
         for worker in workers:
-            worker.prepare(run)
+            worker.prepare(run, len(workers))
         outcomes = crew.run(
             len(workers), lambda worker, _: self._work(worker, kernel, source, run),
             here=kernel.frame <= stack.USUAL,
@@ -213,7 +215,7 @@ class VirtualMultiprocessors:
         if self._group_s.get(kernel.address, 1.0) * grid.groups < _SHORT_S:
             return 1
         x, y, z = grid.clusters
-        return min(self._size, x * y * z)
+        return min(self._size, x * y * z, grid.resident)
 
     def _work(self, worker: Worker, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         """Run groups on this thread until none is left or a warp cannot go on."""

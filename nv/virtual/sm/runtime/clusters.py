@@ -1,8 +1,10 @@
 """The native loop over clusters: their groups run together on one worker, with a barrier of theirs.
 
 In turn, each warp of each group runs until it waits, yields or ends, so that groups that wait for
-each other make progress, and a launch is the same every time. The cluster's barrier opens when all
-lanes that have not ended have arrived; it is looked at whenever a warp stops running.
+each other make progress, and a launch is the same every time. Clusters that all wait make way for
+others, see `residents`; a grid without clusters has clusters of one group. The cluster's barrier
+opens when all lanes that have not ended have arrived; it is looked at whenever a warp stops
+running.
 Source: PTX ISA 8.x, "Cluster of Cooperative Thread Arrays", barrier.cluster.
 """
 
@@ -58,8 +60,10 @@ def _group_begin() -> Native:
     f.call("void", "llvm.memset.p0.i64", context.byte(layout.BARRIERS), zero,
            f.word(8 * layout.BARRIER_COUNT), never)  # fmt: skip
     # No mbarrier object is left from another cluster.
-    f.call("void", "llvm.memset.p0.i64", f.field(layout.SHARED, "ptr"), zero,
-           f.field(layout.SHARED_SIZE, "i64"), never)  # fmt: skip
+    with f.when(f.field(layout.EXPLICIT, "i32").differs(0)):
+        f.call("void", "llvm.memset.p0.i64", f.field(layout.SHARED, "ptr"), zero,
+               f.field(layout.SHARED_SIZE, "i64"), never)  # fmt: skip
+    f.store(f.constant("i32", layout.BUDGET_WHOLE), context.byte(layout.BUDGET))
     masks = f.field(layout.MASKS, "ptr")
     with f.count(_wide(f, layout.WARPS)) as warp:
         state = _state(f, warp)
@@ -138,13 +142,15 @@ def _wake(f: Native, state: Word) -> None:
         f.store(f.constant("i32", 0), state.byte(layout.STATE_WAITING))
 
 
-def _run() -> Native:
-    """cluster_run(first, kernel): run the groups of a cluster to their end."""
-    f = Native("cluster_run", "i32", ("ptr", "context"), ("ptr", "kernel"))
+def _turn() -> Native:
+    """cluster_turn(first, kernel): run the groups of a cluster until all have ended (FINISHED) or
+    all their warps wait (YIELDED)."""
+    f = Native("cluster_turn", "i32", ("ptr", "context"), ("ptr", "kernel"))
     first, kernel = f.given
     total, warps = _each_warp(f)
+    f.store(f.constant("i32", 0), first.byte(layout.MOVED))
     with f.count(_FOR_EVER):
-        ran, left = f.variable("i32", 0), f.variable("i32", 0)
+        ran, left, moved = (f.variable("i32", 0) for _ in range(3))
         with f.count(total) as number:
             context, warp, state = _place_of(f, number, warps)
             done, waiting = (f.load("i32", state.byte(at)) for at in (
@@ -153,20 +159,30 @@ def _run() -> Native:
                 left.set(1)
             with f.when((done | waiting).same(0)):
                 ran.set(1)
-                _one(f, first, kernel, context, warp, state)
+                code = _one(f, first, kernel, context, warp, state)
+                with f.when(code.differs(layout.YIELDED)):
+                    moved.set(1)
         with f.when(left.get().same(0)):
             f.give(layout.FINISHED)
         with f.when(ran.get().same(0)):
             _stuck(f, first)
+        with f.when(moved.get().same(0)):
+            f.give(layout.YIELDED)
+        f.store(f.constant("i32", 1), first.byte(layout.MOVED))
     return f
+
+
+def _run_as(f: Native, first: Word, context: Word) -> None:
+    """Note which group runs, or is at fault."""
+    f.store(context, f.load("ptr", first.byte(layout.WORKER)).byte(layout.RUNNING))
 
 
 def _one(
     f: Native, first: Word, kernel: Word, context: Word, warp: Word, state: Word
-) -> None:  # fmt: skip
-    """Let a warp run, and look at what that has changed."""
+) -> Word:  # fmt: skip
+    """Let a warp run, and look at what that has changed; return the kernel's code."""
     rank = f.load("i32", context.byte(layout.RANK))
-    f.store(rank, first.byte(layout.CURRENT))
+    _run_as(f, first, context)
     begun = first.byte(layout.GROUPS_BEGUN)
     f.store(f.load("i32", begun) | (f.constant("i32", 1) << rank), begun)
     f.store(warp.to("i32"), context.byte(layout.WARP))
@@ -187,20 +203,39 @@ def _one(
         f.give(layout.FAULTED)
     f.call("void", "cluster_barrier", first)
     _wake(f, state)
+    return code
 
 
 def _stuck(f: Native, first: Word) -> None:
-    """All that are left wait at barriers that never open: as on the chip, until somebody ends it"""
-    stop = f.call("i32", f"{PREFIX}attend", first)
+    """All that are left wait at barriers, which may never open: as on the chip, until the grid is
+    ended."""
     with f.when(_has_flights(f)), f.count(_wide(f, layout.CLUSTER_SIZE)) as rank:
         context = context_of(f, rank)
         _hook(f, context, "products_missing", f.constant("i32", 0))
         with f.when(f.load("i32", context.byte(layout.FAULT_CODE)).differs(0)):
-            f.store(rank.to("i32"), first.byte(layout.CURRENT))
+            _run_as(f, first, context)
             f.give(layout.FAULTED)
-    f.call("void", f"{PREFIX}pause", first)
-    with f.when(stop.differs(0)):
-        f.give(layout.ABORTED)
+    f.give(layout.YIELDED)
+
+
+def _begin() -> Native:
+    """cluster_begin(first, cluster): set a cluster up at its beginning."""
+    f = Native("cluster_begin", "void", ("ptr", "context"), ("i64", "cluster"))
+    first, cluster = f.given
+    for offset in (layout.GROUPS_ENDED, layout.GROUPS_BEGUN, layout.CLUSTER_ARRIVALS):
+        f.store(f.constant("i32", 0), first.byte(offset))
+    f.store(f.constant("i32", 1), first.byte(layout.BUSY))
+    with f.count(_wide(f, layout.CLUSTER_SIZE)) as rank:
+        f.call("void", "group_begin", context_of(f, rank), cluster, rank)
+    return f
+
+
+def cluster_count(f: Native) -> Word:
+    """Return the number of clusters of the grid."""
+    count = f.word(1)
+    for axis in range(3):
+        count = count * _wide(f, layout.CLUSTERS_X + 4 * axis)
+    return count
 
 
 def _launch() -> Native:
@@ -213,16 +248,10 @@ def _launch() -> Native:
         with f.when(stop.differs(0)):
             f.give(layout.ABORTED)
         cluster = f.value(f"atomicrmw add ptr {counter.text}, i64 1 monotonic", "i64")
-        count = f.word(1)
-        for axis in range(3):
-            count = count * _wide(f, layout.CLUSTERS_X + 4 * axis)
-        with f.when(cluster.above(count - 1)):
+        with f.when(cluster.above(cluster_count(f) - 1)):
             f.give(layout.FINISHED)
-        for offset in (layout.GROUPS_ENDED, layout.GROUPS_BEGUN, layout.CLUSTER_ARRIVALS):
-            f.store(f.constant("i32", 0), first.byte(offset))
-        with f.count(_wide(f, layout.CLUSTER_SIZE)) as rank:
-            f.call("void", "group_begin", context_of(f, rank), cluster, rank)
-        code = f.call("i32", "cluster_run", first, kernel)
+        f.call("void", "cluster_begin", first, cluster)
+        code = f.call("i32", "residents_run", first, kernel)
         with f.when(code.differs(layout.FINISHED)):
             f.give(code)
     return f
@@ -231,7 +260,7 @@ def _launch() -> Native:
 def clusters_ir() -> tuple[str, set[str]]:
     """Return the IR of the functions and the declarations they need."""
     return joined([
-        _group_begin(), _group_end(), _barrier(), _run(), _launch(),
+        _group_begin(), _group_end(), _barrier(), _turn(), _begin(), _launch(),
     ])  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.module import Function
 from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.runtime.occupancy import groups_per_multiprocessor
 from nv.virtual.sm.translator.variables import Places
 from nv.virtual.sm_contract import GridLaunch
 
@@ -49,8 +50,8 @@ class Grid:
     """A checked launch. Sizes are bytes.
 
     cluster: groups of a cluster, clusters: of the grid. shared_size: of a group. local_size: of a
-    thread. ids, masks: of each warp's lanes. full: every warp has 32 threads. rows: each warp lies
-    in one row of the block.
+    thread. resident: clusters that the chip holds at a time. ids, masks: of each warp's lanes.
+    full: every warp has 32 threads. rows: each warp lies in one row of the block.
     """
 
     launch: GridLaunch
@@ -62,6 +63,7 @@ class Grid:
     shared_size: int
     dynamic_size: int
     local_size: int
+    resident: int
     full: bool
     rows: bool
     ids: NDArray[np.uint32]
@@ -107,8 +109,18 @@ class Grid:
         return cls(
             launch, cluster, clusters, warps, threads, gx * gy * gz, launch.shared_size,
             launch.shared_size - places.shared_size, local if places.local_size else 0,
-            threads % layout.LANES == 0, x % layout.LANES == 0, _ids(x, y, z), _masks(threads),
+            _resident(launch, warps), threads % layout.LANES == 0, x % layout.LANES == 0,
+            _ids(x, y, z), _masks(threads),
         )  # fmt: skip
+
+
+def _resident(launch: GridLaunch, warps: int) -> int:
+    """Return how many clusters the chip holds at a time; without clusters each group is one."""
+    groups = max(launch.sm_count, 1) * groups_per_multiprocessor(
+        capability(launch.target), warps, launch.shared_size, launch.registers
+    )
+    x, y, z = launch.cluster or (1, 1, 1)
+    return max(groups // (x * y * z), 1)
 
 
 def _check_limits(launch: GridLaunch, entry: Function, threads: int) -> None:

@@ -1,7 +1,9 @@
 """The native loop over groups and warps, with the barriers of a group.
 
-The warps of a group run one after another, each until it waits, yields or ends. A barrier opens
-when all threads it expects have come; threads that ended count as come where all are expected.
+The warps of a group run one after another, each until it waits, yields or ends. Groups run one
+after another too, unless all warps of one wait in loops: then `residents` takes over until none
+waits any more. A barrier opens when all threads it expects have come; threads that ended count as
+come where all are expected.
 Source: PTX ISA 8.x, "bar, barrier".
 """
 
@@ -85,6 +87,7 @@ warp:
   %k = phi i32 [ 0, %pass ], [ %k.next, %warp.end ]
   %ran = phi i32 [ 0, %pass ], [ %ran.next, %warp.end ]
   %left = phi i32 [ 0, %pass ], [ %left.next, %warp.end ]
+  %moved = phi i32 [ 0, %pass ], [ %moved.next, %warp.end ]
   %k64 = zext i32 %k to i64
   %k.offset = mul i64 %k64, %stride
   %k.state = getelementptr i8, ptr %states, i64 %k.offset
@@ -124,7 +127,10 @@ warp.end:
     [ 1, %poll ], [ 1, %ended ]
   %gone = phi i32 [ 0, %warp ], [ 1, %alive ], [ 1, %run ], [ 1, %parked ],
     [ 1, %poll ], [ 0, %ended ]
+  %step = phi i32 [ 0, %warp ], [ 0, %alive ], [ 1, %run ], [ 1, %parked ],
+    [ 0, %poll ], [ 1, %ended ]
   %ran.next = or i32 %ran, %here
+  %moved.next = or i32 %moved, %step
   %left.next = or i32 %left, %gone
   %k.next = add i32 %k, 1
   %k.more = icmp ult i32 %k.next, %warps
@@ -142,8 +148,18 @@ landing:
   %l.bad = icmp ne i32 %l.code, 0
   br i1 %l.bad, label %fault, label %next.group
 progress:
-  %moved = icmp ne i32 %ran.next, 0
-  br i1 %moved, label %pass, label %stuck
+  %active = icmp ne i32 %ran.next, 0
+  br i1 %active, label %forward, label %stuck
+forward:
+  %advanced = icmp ne i32 %moved.next, 0
+  br i1 %advanced, label %pass, label %share
+share:
+  ; All that ran wait in loops, perhaps for other groups: these run beside this one.
+  %shared.code = call i32 @residents_run(ptr %context, ptr %kernel)
+  %shared.over = icmp eq i32 %shared.code, 0
+  br i1 %shared.over, label %next.group, label %share.end
+share.end:
+  ret i32 %shared.code
 stuck:
   ; All that are left wait at barriers that never open: as on the chip, until somebody ends it.
   %s.told = call i32 @{PREFIX}attend(ptr %context)

@@ -68,26 +68,38 @@ CLUSTERS_Z = 332
 RANK = 336  # u32
 CLUSTER_SIZE = 340  # u32 groups of a cluster
 EXPLICIT = 344  # u32: the launch says of how many groups clusters are
-CURRENT = 348  # u32 rank of the running group; of the first context
-FIRST = 352  # address of the first context
+BUDGET = 348  # u32 turns of waiting loops after which a warp lets others run
+FIRST = 352  # address of the context of rank 0
 CLUSTER_SHARED = 360  # address of the shared memory of rank 0
 CLUSTER_STRIDE = 368  # u64 from one group's shared memory to the next
-GROUPS_ENDED = 376  # u32 groups that have ended, by rank; of the first context
-GROUPS_BEGUN = 380  # u32 groups that have begun, by rank; of the first context
-SPARE = 384  # 64 bytes that disabled lanes may read and write
-IO = 448  # 32 columns of 32 u64 by which data passes to and from functions
+GROUPS_ENDED = 376  # u32 groups that have ended, by rank; of the context of rank 0
+GROUPS_BEGUN = 380  # u32 groups that have begun, by rank; of the context of rank 0
+# A worker has slots for clusters that run beside each other, see `residents`.
+BUSY = 384  # u32: a cluster has begun here and not ended; of the context of rank 0
+MOVED = 388  # u32: in its last turn a warp ended or came to a barrier; of the context of rank 0
+NEXT_SLOT = 392  # address of the next slot's context of rank 0; 0: none yet
+RESIDENT = 400  # address of the number of clusters that run at the same time, of all workers (u64)
+MOST_RESIDENT = 408  # u64 the most of them that the chip holds
+RUNNING = 416  # address of the running group's context; of the worker's first context
+WORKER = 424  # address of the worker's first context
+WORKSPACE = 432  # u64 address of a cooperative grid's workspace
+SPARE = 448  # 64 bytes that disabled lanes may read and write
+IO = 512  # 32 columns of 32 u64 by which data passes to and from functions
 IO_COLUMN = 256
 ROWS = IO + 32 * IO_COLUMN  # 32 rows of 32 bytes: one access of each lane
 BARRIERS = ROWS + 1024  # of a group: u32 arrived threads, u32 result of a reduction, each
 NAMED = 16  # barriers that programs name; behind them one for each warp group
 BARRIER_COUNT = 24
 OF_CLUSTER = 24  # the number of the cluster's barrier, which is not the group's
-CLUSTER_ARRIVALS = BARRIERS + 8 * BARRIER_COUNT  # u32: threads have arrived; of the first context
+CLUSTER_ARRIVALS = BARRIERS + 8 * BARRIER_COUNT  # u32: threads have arrived; of rank 0
 CONTEXT_SIZE = CLUSTER_ARRIVALS + 64
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid
 TIMER_PAUSE = 1  # sleep a little
 TIMER_ASIDE = 2  # wait while the grid is to stand aside
+TIMER_SLOT = 3  # make another slot, return the address of its first context; 0: no memory
+TIMER_REST = 4  # let other threads run
+BUDGET_WHOLE, BUDGET_LEAST = 2048, 64
 
 # Warp state.
 STATE_RESUME = 0  # u32 block to go on at, 0 at the beginning

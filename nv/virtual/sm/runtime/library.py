@@ -25,6 +25,7 @@ from nv.virtual.sm.runtime import (
     mbarriers,
     products,
     proxies,
+    residents,
     resolve,
     tiles,
 )
@@ -72,7 +73,7 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
         (atomics.atomics_ir, atomics.names()), (tiles.tiles_ir, tiles.names()),
         (launcher.launcher_ir, launcher.names()), (_math, emu_math.names(resolve.PREFIX)),
         (distributed.distributed_ir, distributed.names()),
-        (clusters.clusters_ir, clusters.names()),
+        (clusters.clusters_ir, clusters.names()), (residents.residents_ir, []),
     ))  # fmt: skip
     _LOADED.append(loaded)
     group, cluster = (loaded.address(resolve.PREFIX + name) for name in (

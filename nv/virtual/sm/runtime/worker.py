@@ -21,8 +21,9 @@ from hcq.emu.memory import (
     LaneMemory,
     tlb_set,
 )
-from nv.virtual.sm.runtime import async_layout, layout
+from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import Grid
+from nv.virtual.sm.runtime.slots import Slot, aligned
 from nv.virtual.sm_contract import Attention
 
 _REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
@@ -30,41 +31,18 @@ _TIMER = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32)
 _PAGE = 1 << PAGE_SHIFT
 _WINDOW_PAGE = layout.MODULE_WINDOW >> PAGE_SHIFT
 _KEPT_SPACES = 16  # address spaces whose TLB a worker keeps
+_REST_S = 50e-6  # when all groups wait in loops for those of other workers, or the clock
 _PAUSE_S = 0.001  # between looks at the abort flag when all warps wait for ever
-_GUARD = 64  # bytes behind shared and local memory that vector accesses may touch
 _NOWHERE = (0,) * 6  # a group's place in its cluster, its cluster's in the grid
-_FLIGHT = -(-async_layout.SIZE // 64) * 64  # of a group
-
-
-def aligned(size: int, at: int = 64) -> NDArray[np.uint8]:
-    """Allocate zeroed bytes at a multiple of `at`."""
-    raw = np.zeros(size + at, np.uint8)
-    start = -raw.ctypes.data % at
-    return raw[start : start + size]
-
-
-class _Room:
-    """Zeroed bytes that grow, at a multiple of 64, and their address."""
-
-    def __init__(self) -> None:
-        self.content = aligned(0)
-        self.address = 0
-
-    def need(self, size: int) -> bool:
-        """Have at least so many bytes; return whether that took new ones."""
-        if len(self.content) >= size:
-            return False
-        self.content = aligned(size)
-        self.address = int(self.content.ctypes.data)
-        return True
+_KEPT_BYTES = 64 << 20  # of slots but the first, from one launch to the next
 
 
 class Run:
     """What all workers of one grid share.
 
-    counter: the next group to begin. stop: set when a warp has failed, so that the others end.
-    image: the module window's bytes. parameters: the entry's. hooks: of asynchronous kernels, see
-    `library`. variables: their addresses, as numbered.
+    counters: the next group to begin, and how many clusters run at the same time. stop: set when a
+    warp has failed, so that the others end. image: the module window's bytes. parameters: the
+    entry's. hooks: of asynchronous kernels, see `library`. variables: their addresses, as numbered.
     """
 
     def __init__(
@@ -80,7 +58,7 @@ class Run:
         self.state_size = state_size
         self.hooks = hooks
         self.variables = np.array([*variables, 0], np.uint64)
-        self.counter = np.zeros(1, np.uint64)
+        self.counters = np.zeros(2, np.uint64)
         self.stop = np.zeros(1, np.uint32)
 
 
@@ -89,11 +67,9 @@ class Worker:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._contexts = _Room()
-        self._shared = _Room()
-        self._locals = _Room()
-        self._states = _Room()
-        self._flight = _Room()
+        self._slots = [Slot()]
+        self._used = 0  # slots of this launch
+        self._workers = 1
         self._sink = aligned(2 * _PAGE, _PAGE)
         self._tlbs: list[tuple[LaneMemory, NDArray[np.uint64]]] = []
         self._window: NDArray[np.uint8] | None = None  # whose pages the TLBs may hold
@@ -108,24 +84,24 @@ class Worker:
     @property
     def context(self) -> int:
         """The address of the first context."""
-        return self._contexts.address
+        return self._slots[0].context
 
     def _put(self, form: str, offset: int, *values: int) -> None:
-        struct.pack_into(f"<{len(values)}{form}", self._content, offset, *values)
+        self._slots[0].put(form, offset, *values)
 
     @property
-    def _current(self) -> int:
-        """Where the running group's context begins."""
-        (rank,) = struct.unpack_from("<I", self._content, layout.CURRENT)
-        return int(rank) * layout.CONTEXT_SIZE
+    def _running(self) -> int:
+        """The address of the running group's context."""
+        (address,) = struct.unpack_from("<Q", self._slots[0].content, layout.RUNNING)
+        return int(address)
 
     def word(self, offset: int) -> int:
         """Read a 32-bit field of the running group's context."""
-        return int(struct.unpack_from("<I", self._content, self._current + offset)[0])
+        return ctypes.c_uint32.from_address(self._running + offset).value
 
     def quad(self, offset: int) -> int:
         """Read a 64-bit field of the running group's context."""
-        return int(struct.unpack_from("<Q", self._content, self._current + offset)[0])
+        return ctypes.c_uint64.from_address(self._running + offset).value
 
     # -- called from native code; an exception must not pass through it --------------------------
 
@@ -158,13 +134,17 @@ class Worker:
 
     def _fault(self, code: int, address: int) -> None:
         if not self.word(layout.FAULT_CODE):
-            at = self._current
-            self._put("I", at + layout.FAULT_CODE, code)
-            self._put("I", at + layout.FAULT_LANES, 0)
-            self._put("Q", at + layout.FAULT_ADDRESS, address)
+            at = self._running
+            ctypes.c_uint32.from_address(at + layout.FAULT_CODE).value = code
+            ctypes.c_uint32.from_address(at + layout.FAULT_LANES).value = 0
+            ctypes.c_uint64.from_address(at + layout.FAULT_ADDRESS).value = address
 
     def _on_time(self, what: int) -> int:
-        if what == layout.TIMER_PAUSE:
+        if what == layout.TIMER_SLOT:
+            return self._another()
+        if what == layout.TIMER_REST:
+            time.sleep(_REST_S)
+        elif what == layout.TIMER_PAUSE:
             time.sleep(_PAUSE_S)
         elif what == layout.TIMER_ASIDE:
             assert self._run is not None
@@ -189,76 +169,76 @@ class Worker:
         self._tlbs = [*self._tlbs[1 - _KEPT_SPACES :], (run.memory, tlb)]
         return tlb
 
-    def prepare(self, run: Run) -> None:
-        """Fill the context for a grid."""
+    def prepare(self, run: Run, workers: int) -> None:
+        """Fill the context for a grid, which so many workers run."""
         grid = run.grid
         self.error = None
         self._run = run
         self._tlb = tlb = self._tlb_for(run)
         x, y, z = grid.cluster
         groups = x * y * z
-        self._grow(groups, grid, run)
+        self._workers = workers
+        self._drop_slots()
+        self._grow_contexts(groups)
+        self._slots[0].grow(groups, grid, run.state_size, bool(run.hooks))
         put = self._put
         put("Q", layout.TLB, tlb.ctypes.data)
-        put("Q", layout.ABORT, run.abort.flag.ctypes.data)
-        put("Q", layout.STOP, run.stop.ctypes.data)
-        put("Q", layout.SHARED_SIZE, grid.shared_size)
-        put("Q", layout.LOCAL_SIZE, grid.local_size)
-        put("Q", layout.SHARED_WINDOW, grid.launch.shared_window)
-        put("Q", layout.LOCAL_WINDOW, grid.launch.local_window)
-        put("Q", layout.COUNTER, run.counter.ctypes.data)
-        put("Q", layout.TOTAL, grid.groups)
-        put("I", layout.GRID_X, *grid.launch.grid)
-        put("I", layout.BLOCK_X, *grid.launch.block)
-        put("I", layout.WARPS, grid.warps)
-        put("I", layout.THREADS, grid.threads)
+        launch, counters = grid.launch, run.counters.ctypes.data
+        put("Q", layout.ABORT, run.abort.flag.ctypes.data, run.stop.ctypes.data)
+        put("Q", layout.SHARED_SIZE, grid.shared_size, grid.local_size, launch.shared_window,
+            launch.local_window, counters, grid.groups)  # fmt: skip
+        put("I", layout.GRID_X, *launch.grid, *launch.block, grid.warps, grid.threads)
         put("I", layout.DYNAMIC_SIZE, grid.dynamic_size)
         put("I", layout.SHARED_TOTAL, grid.shared_size)
         put("Q", layout.PARAMETERS, run.parameters.ctypes.data)
         put("Q", layout.STATE_STRIDE, run.state_size)
-        put("Q", layout.IDS, grid.ids.ctypes.data)
-        put("Q", layout.MASKS, grid.masks.ctypes.data)
-        put("Q", layout.HOOKS, *run.hooks)
+        put("Q", layout.IDS, grid.ids.ctypes.data, grid.masks.ctypes.data)
+        if run.hooks:
+            put("Q", layout.HOOKS, *run.hooks)
         put("Q", layout.VARIABLES, run.variables.ctypes.data)
         put("I", layout.FAULT_CODE, layout.NO_FAULT)
-        put("I", layout.SM_COUNT, grid.launch.sm_count)
+        put("I", layout.SM_COUNT, launch.sm_count)
         # The sizes and places of CLUSTER_X and behind, those of the group and its cluster not yet.
         put("I", layout.CLUSTER_X, x, y, z, *_NOWHERE, *grid.clusters, 0, groups,
-            grid.launch.cluster is not None, 0)  # fmt: skip
-        put("Q", layout.FIRST, self.context, self._shared.address, _stride(grid.shared_size))
+            launch.cluster is not None)  # fmt: skip
         put("I", layout.GROUPS_ENDED, 0, 1)
-        for rank in range(groups):
-            self._place(rank, groups, run)
+        put("Q", layout.RESIDENT, counters + 8, grid.resident, self.context, self.context)
+        self._used = 0
+        self._furnish(self._slots[0])
 
     def _grow_contexts(self, groups: int) -> None:
-        if self._contexts.need(groups * layout.CONTEXT_SIZE):
-            self._content = self._contexts.content.data
+        if self._slots[0].grow(groups):
             for offset, function in ((layout.REFILL, self._refill), (layout.TIMER, self._timer)):
                 self._put("Q", offset, ctypes.cast(function, ctypes.c_void_p).value or 0)
 
-    def _grow(self, groups: int, grid: Grid, run: Run) -> None:
-        """Have memory for so many groups at a time."""
-        self._grow_contexts(groups)
-        self._shared.need(groups * _stride(grid.shared_size))
-        self._locals.need(groups * grid.local_size * layout.LANES * grid.warps + _GUARD)
-        self._states.need(groups * run.state_size * grid.warps)
-        if run.hooks:
-            self._flight.need(groups * _FLIGHT)
+    def _drop_slots(self) -> None:
+        """Give back what many groups beside each other took."""
+        if len(self._slots) > 1 and sum(slot.size for slot in self._slots[1:]) > _KEPT_BYTES:
+            del self._slots[1:]
 
-    def _place(self, rank: int, groups: int, run: Run) -> None:
-        """Give the group of a rank its own memory, in a context that is like the first."""
-        grid, at, put = run.grid, rank * layout.CONTEXT_SIZE, self._put
-        if rank:
-            self._content[at : at + layout.SPARE] = self._content[: layout.SPARE]
-            put("I", at + layout.RANK, rank)
-        local = grid.local_size * layout.LANES * grid.warps
-        put("Q", at + layout.SHARED, self._shared.address + rank * _stride(grid.shared_size))
-        put("Q", at + layout.LOCALS, self._locals.address + rank * local)
-        put("Q", at + layout.STATES, self._states.address + rank * run.state_size * grid.warps)
-        put("Q", at + layout.FLIGHT, self._flight.address + rank * _FLIGHT if run.hooks else 0)
-        put("I", at + layout.SM, (self._number * groups + rank) % max(grid.launch.sm_count, 1))
+    def _furnish(self, slot: Slot) -> None:
+        """Set a slot up for the running grid."""
+        assert self._run is not None
+        grid = self._run.grid
+        x, y, z = grid.cluster
+        number = self._number + self._used * self._workers
+        template = self._slots[0].content
+        slot.place(grid, template, number * x * y * z, self._run.state_size, bool(self._run.hooks))
+        self._used += 1
 
-
-def _stride(shared_size: int) -> int:
-    """Return the bytes from one group's shared memory to the next."""
-    return -(-(shared_size + _GUARD) // _GUARD) * _GUARD
+    def _another(self) -> int:
+        """Return the address of one more slot's first context; 0 where memory is short."""
+        assert self._run is not None
+        run, grid = self._run, self._run.grid
+        x, y, z = grid.cluster
+        if self._used == len(self._slots):
+            self._slots.append(Slot())
+        slot = self._slots[self._used]
+        try:
+            slot.grow(x * y * z, grid, run.state_size, bool(run.hooks))
+        except MemoryError:
+            return 0
+        last = self._slots[self._used - 1]
+        self._furnish(slot)
+        last.put("Q", layout.NEXT_SLOT, slot.context)
+        return slot.context

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from nv.virtual.sm.ptx.module import Instruction
 from nv.virtual.sm.translator.graph import Graph, at_barrier, gathers
 from nv.virtual.sm.translator.operands import read, specials, written
+from nv.virtual.sm.translator.waiting import waits
 
 # Instructions whose result differs by lane whatever the operands are.
 _VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "movmatrix",
@@ -52,12 +53,12 @@ def analyse(graph: Graph, rows: bool, held: Iterable[str] = ()) -> Facts:
     if not graph.reducible:
         facts.divergent = [True] * len(graph.blocks)
     once = _written_once(graph)
-    spinning = spins(graph)
+    spinning = bool(waits(graph))
     changed = True
     while changed:
         changed = _spread(graph, facts, rows, once)
         changed |= _let_go(graph, facts, spinning)
-    _liveness(graph, facts)
+    _liveness(graph, facts, spinning)
     return facts
 
 
@@ -158,7 +159,7 @@ def _private(i: Instruction) -> bool:
     )
 
 
-def _liveness(graph: Graph, facts: Facts) -> None:
+def _liveness(graph: Graph, facts: Facts, spinning: bool) -> None:
     count = len(graph.blocks)
     uses: list[set[str]] = []
     kills: list[set[str]] = []
@@ -187,34 +188,22 @@ def _liveness(graph: Graph, facts: Facts) -> None:
                 live[number] = new
                 changed = True
     facts.live = [frozenset(names) for names in live]
-    waits: set[int] = set()
+    entries: set[int] = set()  # of blocks that lanes may wait before
     parked: set[str] = set()  # of lanes that wait for others, wherever these are
     for number, block in enumerate(graph.blocks):
         if facts.divergent[number] or number in facts.branches:
-            waits.update(block.successors)
+            entries.update(block.successors)
         if facts.divergent[number]:
             if block.code and gathers(block.code[0]):
                 parked |= live[number]
             if block.end is not None and at_barrier(block.end):
                 parked.update(*(live[s] for s in block.successors))
-    if spins(graph):
-        parked.update(*(live[number] for number in waits if number >= 0))
+    if spinning:
+        parked.update(*(live[number] for number in entries if number >= 0))
     later: set[str] = set()
     kept: list[frozenset[str]] = [frozenset()] * count
     for number in reversed(range(count)):
         kept[number] = frozenset(later | parked)
-        if number in waits:
+        if number in entries:
             later |= live[number]
     facts.kept = kept
-
-
-def spins(graph: Graph) -> bool:
-    """Return whether lanes may wait in a loop for what others do to memory."""
-    return any(
-        i.name in ("atom", "mbarrier") or (i.name == "ld" and not _ORDERED.isdisjoint(i.modifiers))
-        for block in graph.blocks
-        for i in block.code
-    )
-
-
-_ORDERED = frozenset(("volatile", "relaxed", "acquire", "mmio"))

@@ -19,17 +19,16 @@ from nv.virtual.sm.translator.bulk import groups_left, published
 from nv.virtual.sm.translator.graph import EXIT, Graph, gathers
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value, number
-
-_BUDGET = 2048  # backward branches before a warp that may spin lets others run
+from nv.virtual.sm.translator.waiting import Waits
 
 
 class Flow:
     """Emit the control flow of one kernel."""
 
-    def __init__(self, kernel: Kernel, graph: Graph, spinning: bool) -> None:
+    def __init__(self, kernel: Kernel, graph: Graph, waits: Waits) -> None:
         self.k = kernel
         self.graph = graph
-        self.spinning = spinning
+        self.waits = waits
         self.resumes: set[int] = set()
         self.schedules = False
 
@@ -74,7 +73,7 @@ class Flow:
         """Look at the abort flags on the way back to the start of a loop."""
         k = self.k
         self._attend()
-        if not self.spinning:
+        if (k.block, target) not in self.waits.edges:
             return
         left = k.value(f"sub i32 {k.value('load i32, ptr %budget')}, 1")
         k.do(f"store i32 {left}, ptr %budget")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from nv.virtual.sm.runtime import async_layout, layout
 from nv.virtual.sm.runtime.library import PROFILES
 from nv.virtual.sm.runtime.resolve import PREFIX
-from nv.virtual.sm.translator.flow import _BUDGET, Flow
+from nv.virtual.sm.translator.flow import Flow
 from nv.virtual.sm.translator.graph import Graph
 from nv.virtual.sm.translator.kernel import Kernel
 
 _MIN = "llvm.vector.reduce.umin.v32i32"
+_TURN = 256  # blocks that lanes run while others, that wait, are at lower ones
 
 
 def _slot_bytes(kind: str) -> int:
@@ -39,6 +40,7 @@ def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]
     declarations = set(k.declarations)
     if flow.schedules:
         declarations.add(f"declare i32 @{_MIN}(<32 x i32>)")
+        declarations.add("declare i32 @llvm.cttz.i32(i32, i1)")
     declarations.add(f"declare void @{PREFIX}arrive(ptr, i32, i32, i32)")
     parts = [*lines, *k.helpers.values(), *sorted(declarations), PROFILES]
     return "\n".join(parts), -(-size // 64) * 64
@@ -47,7 +49,10 @@ def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]
 def _saved(k: Kernel, flow: Flow) -> list[tuple[str, str]]:
     """Return the slots of the registers that live where a warp may go on, and their types."""
     names: set[str] = set()
-    for block in flow.resumes:
+    blocks = set(flow.resumes)
+    if flow.waits and flow.resumes:  # where lanes have parted, they may be anywhere
+        blocks |= {n for n, divergent in enumerate(k.facts.divergent) if divergent}
+    for block in blocks:
         names |= k.facts.live[block]
     return sorted(k.slots[name] for name in names if name in k.slots)
 
@@ -57,6 +62,7 @@ def _entry(k: Kernel, graph: Graph) -> list[str]:
     lines += [
         "  %active = alloca i32", "  %alive = alloca i32", "  %next = alloca i32",
         "  %forced = alloca i32", "  %budget = alloca i32", "  %resume = alloca i32",
+        "  %turn = alloca i32", "  %favoured = alloca i32", "  %favour = alloca i32",
         "  %places = alloca <32 x i32>",
     ]  # fmt: skip
     for name, offset in (
@@ -79,7 +85,9 @@ def _entry(k: Kernel, graph: Graph) -> list[str]:
         "  %waiting.saved = getelementptr i8, ptr %warp, i64 " + str(layout.STATE_WAITING),
         "  store i32 %lanes, ptr %active", "  store i32 %lanes, ptr %alive",
         f"  store i32 {layout.ENDED}, ptr %next", "  store i32 0, ptr %forced",
-        f"  store i32 {_BUDGET}, ptr %budget",
+        "  store i32 0, ptr %turn", "  store i32 0, ptr %favoured",
+        f"  %budget.at = getelementptr i8, ptr %context, i64 {layout.BUDGET}",
+        "  %budget.whole = load i32, ptr %budget.at", "  store i32 %budget.whole, ptr %budget",
     ]  # fmt: skip
     lines += [
         f"  %held{number} = getelementptr i8, ptr %warp, i64 {k.held.place(name)}"
@@ -154,7 +162,7 @@ def _save(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
                   f"  store i32 %{label}.resume, ptr %resume"]  # fmt: skip
         lines += [f"  br label %{label}.leave", f"{label}.leave:"]
         lines += _leave(k, label, saved, waiting, code)
-        if not flow.spinning and label == "wait.barrier":
+        if not flow.waits and label == "wait.barrier":
             break
     return lines
 
@@ -195,12 +203,14 @@ def _leave(
 def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
     """Take the lanes at the lowest block; none left: the warp ends or waits."""
     ended = f"splat (i32 {layout.ENDED})"
+    turns = flow.waits and flow.resumes
     lines = [
         "schedule:",
         "  %s.places = load <32 x i32>, ptr %places",
         f"  %s.alive = icmp ne <32 x i32> %s.places, {ended}",
         "  %s.alive.bits = bitcast <32 x i1> %s.alive to i32",
         "  store i32 %s.alive.bits, ptr %alive",
+        *(_favoured(k) if turns else ()),
         f"  %s.lowest = call i32 @{_MIN}(<32 x i32> %s.places)",
         f"  %s.parked = icmp uge i32 %s.lowest, {layout.AT_GATHER}",
         "  br i1 %s.parked, label %schedule.parked, label %schedule.take",
@@ -216,7 +226,7 @@ def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
         "  br label %schedule.go",
         "schedule.go:",
         "  %go.to = phi i32 [ %s.lowest, %schedule.take ]"
-        + (", [ %o.lowest, %schedule.other ]" if flow.spinning and flow.resumes else ""),
+        + (", [ %f.lowest, %schedule.favoured ]" if turns else ""),
         "  switch i32 %go.to, label %schedule.lost [ "
         + " ".join(f"i32 {n}, label %b{n}" for n in range(len(graph.blocks)))
         + " ]",
@@ -257,33 +267,82 @@ def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
         "schedule.again:",
         "  br label %schedule",
     ]
-    if flow.spinning:
-        lines += _other(k)
+    if turns:
+        lines += _take_turns(k)
     return lines
 
 
-def _other(k: Kernel) -> list[str]:
-    """A warp with parted lanes has spun for long: let lanes further on run, then other warps."""
+def _favoured(k: Kernel) -> list[str]:
+    """Lanes that have been given a turn go on for some blocks, though others are at lower ones."""
     ended = f"splat (i32 {layout.ENDED})"
     may = [n for n, divergent in enumerate(k.facts.divergent) if divergent]
-    cases = " ".join(f"i32 {n}, label %schedule.other" for n in may)
+    cases = " ".join(f"i32 {n}, label %schedule.favoured" for n in may)
     return [
-        "yield.parted:",
-        f"  store i32 {_BUDGET}, ptr %budget",
-        "  %o.places = load <32 x i32>, ptr %places",
-        "  %o.active = load i32, ptr %active",
-        "  %o.mask = bitcast i32 %o.active to <32 x i1>",
-        f"  %o.waiting = select <32 x i1> %o.mask, <32 x i32> {ended}, <32 x i32> %o.places",
-        f"  %o.lowest = call i32 @{_MIN}(<32 x i32> %o.waiting)",
-        "  %o.1 = insertelement <32 x i32> poison, i32 %o.lowest, i32 0",
-        "  %o.v = shufflevector <32 x i32> %o.1, <32 x i32> poison, <32 x i32> zeroinitializer",
-        "  %o.same = icmp eq <32 x i32> %o.waiting, %o.v",
-        "  %o.bits = bitcast <32 x i1> %o.same to i32",
-        f"  switch i32 %o.lowest, label %yield.parted.leave [ {cases} ]",
-        "schedule.other:",
-        "  store i32 %o.bits, ptr %active",
+        "  %f.lanes = load i32, ptr %favoured",
+        "  %f.none = icmp eq i32 %f.lanes, 0",
+        "  br i1 %f.none, label %schedule.usual, label %schedule.turn, !prof !0",
+        "schedule.turn:",
+        "  %f.mask = bitcast i32 %f.lanes to <32 x i1>",
+        f"  %f.places = select <32 x i1> %f.mask, <32 x i32> %s.places, <32 x i32> {ended}",
+        f"  %f.lowest = call i32 @{_MIN}(<32 x i32> %f.places)",
+        "  %f.left = load i32, ptr %favour",
+        "  %f.less = sub i32 %f.left, 1",
+        "  store i32 %f.less, ptr %favour",
+        "  %f.over = icmp eq i32 %f.left, 0",
+        f"  %f.to = select i1 %f.over, i32 {layout.ENDED}, i32 %f.lowest",
+        f"  switch i32 %f.to, label %schedule.spent [ {cases} ]",
+        "schedule.spent:",
+        "  store i32 0, ptr %favoured",
+        "  br label %schedule.usual",
+        "schedule.favoured:",
+        "  %f.1 = insertelement <32 x i32> poison, i32 %f.lowest, i32 0",
+        "  %f.v = shufflevector <32 x i32> %f.1, <32 x i32> poison, <32 x i32> zeroinitializer",
+        "  %f.same = icmp eq <32 x i32> %s.places, %f.v",
+        "  %f.bits = bitcast <32 x i1> %f.same to i32",
+        "  store i32 %f.bits, ptr %active",
         "  store i32 0, ptr %next",
         "  br label %schedule.go",
+        "schedule.usual:",
+    ]
+
+
+def _take_turns(k: Kernel) -> list[str]:
+    """A warp with parted lanes has waited for long: the lanes get turns, then other warps."""
+    may = [n for n, divergent in enumerate(k.facts.divergent) if divergent]
+    cases = " ".join(f"i32 {n}, label %yield.parted.give" for n in may)
+    return [
+        "yield.parted:",
+        "  store i32 %budget.whole, ptr %budget",
+        "  store i32 0, ptr %favoured",
+        "  %o.places = load <32 x i32>, ptr %places",
+        f"  %o.run.v = icmp ult <32 x i32> %o.places, splat (i32 {layout.AT_GATHER})",
+        "  %o.run = bitcast <32 x i1> %o.run.v to i32",
+        "  %o.active = load i32, ptr %active",
+        "  %o.others = xor i32 %o.active, -1",
+        "  %o.may = and i32 %o.run, %o.others",
+        "  br label %yield.parted.next",
+        "yield.parted.next:",
+        "  %o.turn = load i32, ptr %turn",
+        "  %o.turn.w = zext i32 %o.turn to i64",
+        "  %o.past = shl i64 -1, %o.turn.w",
+        "  %o.past.n = trunc i64 %o.past to i32",
+        "  %o.left = and i32 %o.may, %o.past.n",
+        "  %o.none = icmp eq i32 %o.left, 0",
+        "  br i1 %o.none, label %yield.parted.leave, label %yield.parted.some",
+        "yield.parted.some:",
+        "  %o.lane = call i32 @llvm.cttz.i32(i32 %o.left, i1 true)",
+        "  %o.after = add i32 %o.lane, 1",
+        "  store i32 %o.after, ptr %turn",
+        "  %o.place = extractelement <32 x i32> %o.places, i32 %o.lane",
+        f"  switch i32 %o.place, label %yield.parted.next [ {cases} ]",
+        "yield.parted.give:",
+        "  %o.1 = insertelement <32 x i32> poison, i32 %o.place, i32 0",
+        "  %o.v = shufflevector <32 x i32> %o.1, <32 x i32> poison, <32 x i32> zeroinitializer",
+        "  %o.same = icmp eq <32 x i32> %o.places, %o.v",
+        "  %o.bits = bitcast <32 x i1> %o.same to i32",
+        "  store i32 %o.bits, ptr %favoured",
+        f"  store i32 {_TURN}, ptr %favour",
+        "  br label %schedule",
         "yield.parted.leave:",
         "  store i32 1, ptr %resume",
         "  br label %yield.leave",

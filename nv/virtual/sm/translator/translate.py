@@ -30,7 +30,7 @@ from nv.virtual.sm.translator import (
     wgmma,
     wmma,
 )
-from nv.virtual.sm.translator.analysis import analyse, spins
+from nv.virtual.sm.translator.analysis import analyse
 from nv.virtual.sm.translator.flatten import Flat, flatten
 from nv.virtual.sm.translator.flow import Flow
 from nv.virtual.sm.translator.frame import module_of
@@ -40,6 +40,7 @@ from nv.virtual.sm.translator.held import held_by
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.value import Value
 from nv.virtual.sm.translator.variables import Places, place
+from nv.virtual.sm.translator.waiting import waits
 
 NAME = "nvsm_kernel"
 _MANY = 24  # accesses to memory: of more those outside of loops are calls
@@ -117,7 +118,7 @@ def translate(flat: Flat, places: Places, full: bool, rows: bool) -> Translation
     k = _Kernel(facts, places, full, rows)
     k.held = held
     k.proxies = _through_proxy(flat.code)
-    flow = Flow(k, graph, spins(graph))
+    flow = Flow(k, graph, waits(graph))
     count = sum(i.name in _MEMORY for block in graph.blocks for i in block.code)
     looped = loops(graph)
     for number, block in enumerate(graph.blocks):

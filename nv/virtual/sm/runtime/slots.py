@@ -1,0 +1,106 @@
+"""The memory that one cluster runs in: contexts, shared and local memory, states of warps."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nv.virtual.sm.runtime import async_layout, layout
+from nv.virtual.sm.runtime.grid import Grid
+
+_GUARD = 64  # bytes behind shared and local memory that vector accesses may touch
+_FLIGHT = -(-async_layout.SIZE // 64) * 64  # of a group
+
+
+def aligned(size: int, at: int = 64) -> NDArray[np.uint8]:
+    """Allocate zeroed bytes at a multiple of `at`."""
+    raw = np.zeros(size + at, np.uint8)
+    start = -raw.ctypes.data % at
+    return raw[start : start + size]
+
+
+class _Room:
+    """Zeroed bytes that grow, at a multiple of 64, and their address."""
+
+    def __init__(self) -> None:
+        self.content = aligned(0)
+        self.address = 0
+
+    def need(self, size: int) -> bool:
+        """Have at least so many bytes; return whether that took new ones."""
+        if len(self.content) >= size:
+            return False
+        self.content = aligned(size)
+        self.address = int(self.content.ctypes.data)
+        return True
+
+
+class Slot:
+    """Memory for one cluster at a time."""
+
+    def __init__(self) -> None:
+        self._contexts = _Room()
+        self._shared = _Room()
+        self._locals = _Room()
+        self._states = _Room()
+        self._flight = _Room()
+        self.content = memoryview(b"").toreadonly()
+
+    @property
+    def context(self) -> int:
+        """The address of the context of rank 0."""
+        return self._contexts.address
+
+    @property
+    def size(self) -> int:
+        """Bytes that the slot has."""
+        rooms = self._contexts, self._shared, self._locals, self._states, self._flight
+        return sum(len(room.content) for room in rooms)
+
+    def put(self, form: str, offset: int, *values: int) -> None:
+        """Write fields of the contexts, in struct's notation."""
+        struct.pack_into(f"<{len(values)}{form}", self.content, offset, *values)
+
+    def grow(self, groups: int, grid: Grid | None = None, state_size: int = 0,
+             flies: bool = False) -> bool:  # fmt: skip
+        """Have memory for clusters of so many groups; return whether the contexts are new."""
+        new = self._contexts.need(groups * layout.CONTEXT_SIZE)
+        if new:
+            self.content = self._contexts.content.data
+        if grid is not None:
+            self._shared.need(groups * _stride(grid.shared_size))
+            self._locals.need(groups * grid.local_size * layout.LANES * grid.warps + _GUARD)
+            self._states.need(groups * state_size * grid.warps)
+        if flies:
+            self._flight.need(groups * _FLIGHT)
+        return new
+
+    def place(
+        self, grid: Grid, template: memoryview, sm: int, state_size: int, flies: bool
+    ) -> None:  # fmt: skip
+        """Set up the contexts of a launch. template: the worker's first context. sm: number of the
+        multiprocessor of the first group; the others are on those behind it."""
+        x, y, z = grid.cluster
+        local = grid.local_size * layout.LANES * grid.warps
+        shared = _stride(grid.shared_size)
+        put = self.put
+        for rank in range(x * y * z):
+            at = rank * layout.CONTEXT_SIZE
+            if at or self.content is not template:
+                self.content[at : at + layout.SPARE] = template[: layout.SPARE]
+                put("I", at + layout.RANK, rank)
+            put("I", at + layout.BUDGET, layout.BUDGET_WHOLE)
+            put("Q", at + layout.FIRST, self.context, self._shared.address, shared)
+            put("Q", at + layout.BUSY, 0, 0)  # neither busy nor moved, and no next slot
+            put("Q", at + layout.SHARED, self._shared.address + rank * shared)
+            put("Q", at + layout.LOCALS, self._locals.address + rank * local)
+            put("Q", at + layout.STATES, self._states.address + rank * state_size * grid.warps)
+            put("Q", at + layout.FLIGHT, self._flight.address + rank * _FLIGHT if flies else 0)
+            put("I", at + layout.SM, (sm + rank) % max(grid.launch.sm_count, 1))
+
+
+def _stride(shared_size: int) -> int:
+    """Return the bytes from one group's shared memory to the next."""
+    return -(-(shared_size + _GUARD) // _GUARD) * _GUARD
