@@ -52,8 +52,9 @@ _COUNTED = frozenset(
         "size", "length", "count", "width", "align", "granule", "limit", "need", "needs", "needed",
         "have", "has", "most", "at_most", "largest", "free", "available", "missing", "stack",
         "static", "dynamic", "source", "destination", "window", "vectors", "enabled", "entries",
-        "number", "index", "position", "line", "column", "ordinal", "files", "areas", "regions",
-        "slot", "grid", "block", "stated", "memory", "vram", "registers", "reach_bits", "pid",
+        "number", "threads", "index", "position", "line", "column", "ordinal", "files", "areas",
+        "regions", "slot", "grid", "block", "stated", "memory", "vram", "registers", "reach_bits",
+        "pid",
     )
 )  # fmt: skip
 

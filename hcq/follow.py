@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from hcq.command import Command, Signal, Wait
 from hcq.errors import Closed, DeviceHang, NotSupported, UgpuError
 from hcq.memory import Placement
+from hcq.threads import start
 from hcq.timeline import SIZE, Timeline
 
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ class Follower:
         with self._lock:
             heapq.heappush(self._wanted, value)
             if not self._following and not self._stopped:
-                self._following = True
                 self._resets = self.source.device.resets
                 name = f"{self.source.device.name} for {self.target.device.name}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                start(thread)
+                self._thread, self._following = thread, True
 
     def forget(self) -> None:
         """Nobody waits any more: the target's device was reset."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from hcq.poll import plays
+from hcq.threads import start
 
 # What comes next is part of what is going on now: it is not late yet, but what was before it was.
 _SOON_S = 0.05
@@ -49,10 +50,11 @@ class Scheduler:
                 return
             heapq.heappush(self._pending, (due, next(self._count), callback))
             if not self._manual and self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name="virtual-chip-firmware", daemon=True
                 )
-                self._thread.start()
+                start(thread)
+                self._thread = thread
             elif self._pending[0][2] is callback:
                 self._wake.notify()
 

@@ -117,8 +117,17 @@ class CpuDevice(Device):
         self.bell = Bell()
         self._pool = Pool(threads - 1, name)
         self._idle_pool = Pool(0, name)
-        self._compute = CpuQueue(self, QueueKind.COMPUTE, self._serve(QueueKind.COMPUTE))
-        self._copy = CpuQueue(self, QueueKind.COPY, self._serve(QueueKind.COPY))
+        servers: list[Server] = []
+        try:
+            for kind in (QueueKind.COMPUTE, QueueKind.COPY):
+                servers.append(self._serve(kind))
+            self._compute = CpuQueue(self, QueueKind.COMPUTE, servers[0])
+            self._copy = CpuQueue(self, QueueKind.COPY, servers[1])
+        except BaseException:
+            for server in servers:
+                server.stop()
+            self._pool.stop(None)
+            raise
         self._queues = (self._compute, self._copy)
         self._timelines = one, two = (self._compute.timeline, self._copy.timeline)
         self._waiting = Words(4)

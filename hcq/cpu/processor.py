@@ -20,6 +20,7 @@ from hcq import host
 from hcq.cpu.memory import HostMemory
 from hcq.errors import HostError
 from hcq.life import ModuleLock
+from hcq.threads import start
 
 RING_ENTRIES = 4096
 # TIMEOUT: threads end within microseconds of being told, but one inside a kernel, which may never
@@ -167,15 +168,20 @@ class Pool:
         self.state[POOL_WORKERS] = workers
         alone = workers == 0 or workers >= len(os.sched_getaffinity(0))
         self.state[POOL_SPIN] = 0 if alone else SPIN_NS
-        self.threads = [
-            _start(self, self.native.work, f"{name} worker {number}") for number in range(workers)
-        ]
+        self.threads: list[threading.Thread] = []
+        try:
+            for number in range(workers):
+                self.threads.append(_start(self, self.native.work, f"{name} worker {number}"))
+        except BaseException:
+            self.stop(None)
+            raise
 
-    def stop(self, server: Server) -> bool:
-        """End the threads, after those of the queue they help; False if one is still inside a
-        kernel."""
+    def stop(self, server: Server | None) -> bool:
+        """End the threads, after those of the queue they help (None: that there never was); False
+        if one is still inside a kernel."""
         self.native.halt(self.state.address)
-        return all(_ended(thread, server.in_kernel) for thread in self.threads)
+        in_kernel = bool if server is None else server.in_kernel
+        return all(_ended(thread, in_kernel) for thread in self.threads)
 
 
 class Server:
@@ -236,7 +242,7 @@ def _start(owner: Pool | Server, function: Callable[..., int], name: str) -> thr
         function(owner.state.address)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    start(thread)
     return thread
 
 

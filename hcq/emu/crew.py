@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from hcq.emu.stack import deep
+from hcq.threads import start
 
 # LLVM IR that takes the next group of a launch: number %g of %total, by a %counter that the crew's
 # threads share, at (%x, %y, %z) of a grid of %nx64 by %ny64 and so on. Begins at the label `take`,
@@ -129,7 +130,7 @@ class _Mate:
         self._asked.acquire()
         self._done.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def start(self, work: Callable[[], None]) -> None:
         """Begin `work`, which raises nothing."""

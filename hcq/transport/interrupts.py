@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from hcq.errors import BadArgument, Closed
+from hcq.errors import BadArgument, Closed, OutOfMemory
+from hcq.threads import start
 from hcq.transport.system import System
 
 CLOSE_LIMIT_S = 20.0  # TIMEOUT: a waiter that was woken needs a time slice to leave, no more
@@ -29,7 +30,7 @@ class EventInterrupts:
         self._system = system
         self._deliver = deliver
         self._events: list[int] = []
-        self._wake = system.eventfd()
+        self._wake = _event(system)
         self._stopped = False
         self._closed = False
         self._waiters = 0
@@ -46,10 +47,12 @@ class EventInterrupts:
             raise BadArgument("the function has not so many", wanted=count, vectors=self.vectors)
         with self._changed:
             self._check()
-            more = [self._system.eventfd() for _ in range(count - len(self._events))]
-            if not more:
+            if count <= len(self._events):
                 return
+            more: list[int] = []
             try:
+                for _ in range(count - len(self._events)):
+                    more.append(_event(self._system))
                 self._deliver((*self._events, *more))
             except BaseException:
                 for descriptor in more:
@@ -100,6 +103,16 @@ class EventInterrupts:
             raise Closed("the transport of these interrupts was closed")
 
 
+def _event(system: System) -> int:
+    """An eventfd; OutOfMemory where this process may open no more files."""
+    try:
+        return system.eventfd()
+    except OSError as error:
+        raise OutOfMemory(
+            f"no descriptor for an event: {error.strerror}", remedy="raise the limit of ulimit -n"
+        ) from error
+
+
 def _drain(event: int) -> bool:
     try:
         return os.eventfd_read(event) > 0
@@ -116,12 +129,18 @@ class EventWatch:
 
     def __init__(self, system: System, callbacks: dict[str, Callable[[], bool]]) -> None:
         self._system = system
-        self.descriptors = {name: system.eventfd() for name in callbacks}
+        self.descriptors: dict[str, int] = {}
         self._callbacks = callbacks
-        self._end = system.eventfd()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="ugpu-events", daemon=True)
-        self._thread.start()
+        self._end = _event(system)
+        try:
+            for name in callbacks:
+                self.descriptors[name] = _event(system)
+            start(self._thread)
+        except BaseException:
+            self._give_back()
+            raise
 
     def _run(self) -> None:
         watched = {descriptor: name for name, descriptor in self.descriptors.items()}
@@ -140,5 +159,8 @@ class EventWatch:
         os.eventfd_write(self._end, 1)
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_LIMIT_S)
+        self._give_back()
+
+    def _give_back(self) -> None:
         for descriptor in (*self.descriptors.values(), self._end):
             self._system.close(descriptor)

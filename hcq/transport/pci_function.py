@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hcq.errors import BadArgument, DeviceNotFound
+from hcq.errors import BadArgument, DeviceNotFound, TransportError
 from hcq.transport.base import PciIdentity
 from hcq.transport.system import System
 
@@ -150,7 +150,13 @@ class PciFunction:
         lines = (self.attribute("resource") or "").splitlines()[:_BAR_COUNT]
         found = []
         for index, line in enumerate(lines):
-            start, end, flags = (int(word, 16) for word in line.split()[:3])
+            try:
+                start, end, flags = (int(word, 16) for word in line.split()[:3])
+            except ValueError:
+                raise TransportError(
+                    f"{self.address}: expected start, end and flags of BAR {index} in hexadecimal, "
+                    f"got {line[:80]!r}"
+                ) from None
             known = bool(flags & (_RESOURCE_MEMORY | _RESOURCE_IO))
             size = end - start + 1 if known and end >= start else 0
             assigned = size > 0 and start != 0 and not flags & _RESOURCE_UNSET

@@ -100,11 +100,17 @@ def _lock(system: System, address: int, size: int) -> None:
 
 def _segments(system: System, address: int, size: int) -> tuple[DmaSegment, ...]:
     count = size // PAGE
-    descriptor = system.open(system.path(PAGEMAP), os.O_RDONLY)
     try:
-        data = system.pread(descriptor, 8 * count, address // PAGE * 8)
-    finally:
-        system.close(descriptor)
+        descriptor = system.open(system.path(PAGEMAP), os.O_RDONLY)
+        try:
+            data = system.pread(descriptor, 8 * count, address // PAGE * 8)
+        finally:
+            system.close(descriptor)
+    except OSError as error:
+        raise HostError(
+            f"/{PAGEMAP} cannot be read: {error.strerror or error.errno}",
+            remedy="run as root with CAP_SYS_ADMIN, or use VFIO",
+        ) from error
     if len(data) != 8 * count:
         raise HostError("pagemap was cut short", got=len(data), expected=8 * count)
     runs: list[tuple[int, int]] = []

@@ -304,7 +304,11 @@ class SysfsTransport(TransportLife):
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise AccessDenied(f"{path} may not be opened", remedy=_SUDO) from error
-            raise DeviceLost(f"{path} does not open: the function is gone") from error
+            if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+                raise DeviceLost(f"{path} does not open: the function is gone") from error
+            raise TransportError(
+                f"{path} does not open", reason=error.strerror or error.errno
+            ) from error
 
     def _write_attribute(self, name: str, text: str) -> None:
         path = self.function.folder / name
@@ -344,7 +348,13 @@ def bar_sizes(function: PciFunction, index: int) -> list[int]:
     text = function.attribute(f"resource{index}_resize")
     if not text:
         return []
-    offered = int(text, 16)
+    try:
+        offered = int(text, 16)
+    except ValueError:
+        raise TransportError(
+            f"{function.address}: expected the sizes of BAR {index} in hexadecimal, "
+            f"got {text[:80]!r}"
+        ) from None
     return [1 << (20 + bit) for bit in range(offered.bit_length()) if offered >> bit & 1]
 
 

@@ -5,15 +5,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _MAP_HUGETLB = 0x40000  # Linux include/uapi/asm-generic/mman-common.h
+
+
+@contextlib.contextmanager
+def _as_the_kernel() -> Iterator[None]:
+    """Python refuses some sizes and offsets of a mapping by itself; have it say so as Linux does
+    for those that it lets through."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise OSError(errno.EINVAL, str(error)) from error
 
 
 class System:
@@ -50,12 +62,14 @@ class System:
     def map(self, descriptor: int, size: int, offset: int) -> mmap.mmap:
         """Map a descriptor shared, readable and writable."""
         access = mmap.PROT_READ | mmap.PROT_WRITE
-        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access, offset=offset)
+        with _as_the_kernel():
+            return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access, offset=offset)
 
     def anonymous(self, size: int, *, huge: bool = False) -> mmap.mmap:
         """Zero-filled private memory; `huge` takes it from the reserved huge pages, or fails."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_HUGETLB if huge else 0)
-        return mmap.mmap(-1, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        with _as_the_kernel():
+            return mmap.mmap(-1, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def lock_memory(self, address: int, size: int) -> None:
         """Keep pages in memory (mlock)."""
@@ -77,13 +91,16 @@ class System:
     def read_text(self, name: str) -> str | None:
         """A small text file, stripped; None when it is not there or cannot be read."""
         try:
-            return self.path(name).read_text(encoding="ascii", errors="replace").strip()
+            # A FIFO in its place must not hold us up.
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(descriptor, encoding="ascii", errors="replace") as file:
+                return file.read().strip()
         except OSError:
             return None
 
     def write_text(self, path: Path, text: str) -> None:
         """One write to an attribute file, as sysfs wants it."""
-        descriptor = self.open(path, os.O_WRONLY)
+        descriptor = self.open(path, os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(descriptor, text.encode("ascii"))
         finally:

@@ -170,7 +170,7 @@ class VfioDevice:
 
     def _is_ours(self, one: Any, *, by_device: bool) -> bool:  # Any: members are of several types
         if not by_device:
-            return bool(one.group_id == int(self.function.group or -1))
+            return str(one.group_id) == self.function.group
         # As 32 bits: VFIO_PCI_DEVID_NOT_OWNED is -1.
         return bool(one.devid != self._constants.VFIO_PCI_DEVID_NOT_OWNED & 0xFFFF_FFFF)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hcq.errors import BadArgument, DeviceNotFound, UgpuError
-from nv.rm.client import open_file
+from nv.rm.client import open_file, os_error
 
 if TYPE_CHECKING:
     from nv.rm.gpu import Gpu
@@ -108,5 +108,7 @@ def _capability(gpu: Gpu, path: str) -> int | None:
         text = gpu.client.node.read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise os_error(error, f"read {path}") from error
     match = re.search(r"DeviceFileMinor:\s*(\d+)", text)
     return int(match[1]) if match is not None else None

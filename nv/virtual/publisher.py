@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from hcq.layout import Struct
+from hcq.threads import start
 from nv.virtual.memory.formats import SIZE_4K
 from nv.virtual.memory.physical import Backing, SystemPages
 
@@ -57,11 +58,11 @@ class Publisher:
             if mask:
                 self.masks[who] = mask
             if mask and not self._polling and not self._closed:
-                self._polling = True
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._poll, name=f"virtual-gpu{self.gpu.index}-polls", daemon=True
                 )
-                self._thread.start()
+                start(thread)
+                self._thread, self._polling = thread, True
             self._wake.notify_all()
 
     def _poll(self) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from hcq.poll import plays
+from hcq.threads import start
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +133,8 @@ class Worker:
         with self._start_lock:
             if self._thread is None and not self.stopped:
                 thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                start(thread)
                 self._thread = thread
-                thread.start()
 
     def _begin(self) -> None:
         self._working = True

@@ -21,6 +21,7 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
+from hcq.threads import start
 from hcq.transport.vfio_user import version, wire
 from hcq.transport.vfio_user.attention import attention_to
 from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
@@ -302,8 +303,9 @@ class Connection:
                 while True:
                     self._serve(twin, twin.receive())
 
-        self._twin_thread = threading.Thread(target=run, name="vfio-user-dma", daemon=True)
-        self._twin_thread.start()
+        thread = threading.Thread(target=run, name="vfio-user-dma", daemon=True)
+        start(thread)
+        self._twin_thread = thread
 
     def _serve(self, channel: Channel, message: Message) -> None:
         """Answer a DMA command of the server."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hcq.errors import UgpuError
+from hcq.threads import start
 from hcq.transport.base import Interrupts, Transport
 
 MOST_VECTORS = 32  # MSI has no more
@@ -91,15 +92,14 @@ class TransportModel:
     def attach(self, client: Client) -> Transport:
         self._stop.clear()
         if self._interrupts is not None:
-            self._threads = [
-                threading.Thread(
+            self._threads = []
+            for vector in range(self.vectors):
+                thread = threading.Thread(
                     target=self._pass_on, args=(self._interrupts, vector, client),
                     name=f"vfio-user-interrupts-{vector}", daemon=True,
-                )
-                for vector in range(self.vectors)
-            ]  # fmt: skip
-        for thread in self._threads:
-            thread.start()
+                )  # fmt: skip
+                start(thread)
+                self._threads.append(thread)
         return self.transport
 
     def _pass_on(self, interrupts: Interrupts, vector: int, client: Client) -> None:

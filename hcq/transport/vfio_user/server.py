@@ -13,11 +13,13 @@ import os
 import socket
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hcq.errors import BadArgument, DeviceBusy, TransportError
+from hcq.errors import BadArgument, DeviceBusy, OutOfMemory, TransportError
+from hcq.threads import start
 from hcq.transport.vfio_user import wire
 from hcq.transport.vfio_user.attention import attention_to
 from hcq.transport.vfio_user.model import DeviceModel
@@ -77,15 +79,32 @@ class Server:
             current = self._session
         if current is not None and not current.gone(TAKEOVER_LIMIT_S):
             name = "vfio-user-refusal"
-            threading.Thread(target=_refuse, args=(connection,), name=name, daemon=True).start()
+            self._start(_refuse, (connection,), name, connection)
             return
         channel = Channel(connection, MESSAGE_LIMIT_S, attention_to(connection))
         session = Session(channel, self.model)
         with self._lock:
-            self._session = session
+            self._session = session  # before it runs: `stop` ends it
+        serving = self._start(session.run, (), "vfio-user-client", connection)
+        if serving is None:
+            with self._lock:
+                self._session = None
+            return
         self.clients += 1
-        self._serving = threading.Thread(target=session.run, name="vfio-user-client", daemon=True)
-        self._serving.start()
+        self._serving = serving
+
+    def _start(
+        self, run: Callable[..., None], args: tuple[object, ...], name: str, peer: socket.socket
+    ) -> threading.Thread | None:
+        """A started thread; None where the system starts none: then the peer is hung up on."""
+        thread = threading.Thread(target=run, args=args, name=name, daemon=True)
+        try:
+            start(thread)
+        except OutOfMemory as error:
+            log.error("a client is turned away: %s", error)
+            peer.close()
+            return None
+        return thread
 
     @property
     def session(self) -> Session | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hcq.poll import plays
+from hcq.threads import start
 from nv.virtual.host.group import TimeSliceGroup
 
 if TYPE_CHECKING:
@@ -92,10 +93,11 @@ class Runlist:
             channel.pending = True
             self._kicks += 1
             if group.thread is None:
-                group.thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._serve, args=(group,), name=f"virtual-{self.name}", daemon=True
                 )
-                group.thread.start()
+                start(thread)
+                group.thread = thread
                 self._threads = [thread for thread in self._threads if thread.is_alive()]
                 self._threads.append(group.thread)
             self._wake.notify_all()

@@ -1,0 +1,20 @@
+"""Starting threads, which the system may refuse."""
+
+from __future__ import annotations
+
+import threading
+
+from hcq.errors import OutOfMemory
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread. OutOfMemory where the system starts no more; the thread was never there."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OutOfMemory(
+            f"the system starts no thread for {thread.name!r}: {error}",
+            threads=threading.active_count(),
+            remedy="raise the limit of processes (ulimit -u, pids.max of the control group), or "
+            "close other devices",
+        ) from error
