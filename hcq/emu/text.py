@@ -5,7 +5,7 @@ from __future__ import annotations
 VECTOR = "<32 x i32>"
 ELEMENT_BITS = {
     "i1": 1, "i8": 8, "i16": 16, "half": 16, "bfloat": 16, "i32": 32, "float": 32, "i64": 64,
-    "double": 64,
+    "double": 64, "i128": 128,
 }  # fmt: skip
 _INTEGER = {"half": "i16", "bfloat": "i16", "float": "i32", "double": "i64"}
 

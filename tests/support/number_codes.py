@@ -54,10 +54,11 @@ def decode(kind: str, codes: NDArray[Any]) -> NDArray[np.float64]:
     if kind == "f16":
         return codes.astype(np.uint16).view(np.float16).astype(np.float64)
     if kind == "bf16":
-        return (codes << np.uint64(16)).astype(np.uint32).view(np.float32).astype(np.float64)
+        return decode("f32", codes << np.uint64(16))
     if kind in ("tf32", "f32"):
         kept = codes & np.uint64(0xFFFFE000 if kind == "tf32" else 0xFFFFFFFF)
-        return kept.astype(np.uint32).view(np.float32).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+            return kept.astype(np.uint32).view(np.float32).astype(np.float64)
     if kind == "f64":
         return codes.view(np.float64)
     bits = BITS[kind]

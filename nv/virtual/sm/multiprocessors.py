@@ -25,11 +25,12 @@ from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.module import Function, Instruction, Module
 from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import layout
-from nv.virtual.sm.runtime.grid import BadLaunch, Grid, capability
+from nv.virtual.sm.runtime.grid import BadLaunch, Grid
 from nv.virtual.sm.runtime.library import flight_hooks, launch_addresses
 from nv.virtual.sm.runtime.slots import aligned
 from nv.virtual.sm.runtime.worker import Run, Worker
 from nv.virtual.sm.translator.flatten import Flat
+from nv.virtual.sm.translator.targets import runs_on
 from nv.virtual.sm.translator.translate import NAME, flies, meets_clusters, prepare, translate
 from nv.virtual.sm.translator.variables import Places
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
@@ -251,7 +252,7 @@ class VirtualMultiprocessors:
             while len(self._sources) >= _MOST_KERNELS:
                 del self._sources[next(iter(self._sources))]
             self._sources[key] = known
-        if capability(known.module.target) > capability(launch.target):
+        if not runs_on(known.module.target, launch.target):
             raise BadLaunch(f"PTX for {known.module.target} on a chip of {launch.target}")
         return known
 

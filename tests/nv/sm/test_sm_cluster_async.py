@@ -353,7 +353,7 @@ def test_a_ring_that_is_loaded_once_for_the_whole_cluster() -> None:
     END: {SYNC}
     """
     head = HEAD + ".shared .align 8 .b8 full[16]; .shared .align 8 .b8 empty[16];"
-    text = text.replace(SYNC + "\n    \"", SYNC)
+    text = text.replace(SYNC + '\n    "', SYNC)
     out = rows(text, data, block=(64,), head=head, shared=8192 + 64)
     wanted = np.zeros(32, np.uint32)
     for row in data:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.support.sm_run import Bench, body
+from nv.assemble import assemble, find_library
+from tests.support.number_codes import decode, encode_whole, random_codes
+from tests.support.sm_run import HEAD, Bench, body
 
 
 @dataclass(frozen=True)
@@ -209,3 +211,68 @@ def test_a_matrix_is_transposed_among_lanes() -> None:
     address, out = bench.array(data)
     bench.good(body(1, text), address)
     assert np.array_equal(out.reshape(8, 8), data.reshape(8, 8).T)
+
+
+# -- m8n8k4 of f16 -------------------------------------------------------------------------------
+
+
+def _four_kernel(a: str, b: str, result: str, added: str) -> str:
+    sums, more = 4 if result == "f16" else 8, 4 if added == "f16" else 8
+    lines = ["mul.wide.u32 %rd40, %t, 4; add.s64 %rd41, %rd0, %rd40; add.s64 %rd42, %rd1, %rd40;"]
+    lines += [f"ld.global.b32 %r{n + 1}, [%rd41+{128 * n}];" for n in range(4 + more)]
+    d = ", ".join(f"%r{20 + n}" for n in range(sums))
+    c = ", ".join(f"%r{5 + n}" for n in range(more))
+    lines.append(f"mma.sync.aligned.m8n8k4.{a}.{b}.{result}.f16.f16.{added}"
+                 f" {{{d}}}, {{%r1, %r2}}, {{%r3, %r4}}, {{{c}}};")  # fmt: skip
+    lines += [f"st.global.b32 [%rd42+{128 * n}], %r{20 + n};" for n in range(sums)]
+    return body(2, "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("a_order", "b_order", "result", "added"),
+    [("row", "col", "f32", "f32"), ("col", "row", "f32", "f16"), ("row", "row", "f16", "f16"),
+     ("col", "col", "f32", "f32")],
+)  # fmt: skip
+def test_four_products_of_eight_by_eight(
+    a_order: str, b_order: str, result: str, added: str
+) -> None:
+    random = np.random.default_rng(3)
+    a, b = random_codes(random, "f16", (4, 8, 4)), random_codes(random, "f16", (4, 4, 8))
+    c = encode_whole(added, random.integers(-20, 20, (4, 8, 8)))
+
+    def place(kind: str, lane: int, i: int) -> tuple[int, int]:
+        upper = 4 if lane >= 16 else 0
+        if kind == "f16":
+            return lane % 4 + upper, i
+        return (lane & 1) + (i & 2) + upper, (i & 4) + (lane & 2) + (i & 1)
+
+    rows = np.zeros((4 + (4 if added == "f16" else 8), 32), np.uint64)
+    for lane in range(32):
+        which, upper = lane % 16 // 4, 4 if lane >= 16 else 0
+        for i in range(4):
+            at = (lane % 4 + upper, i) if a_order == "row" else (i + upper, lane % 4)
+            rows[i // 2, lane] |= a[which][at] << np.uint64(16 * (i % 2))
+            at = (lane % 4, i + upper) if b_order == "row" else (i, lane % 4 + upper)
+            rows[2 + i // 2, lane] |= b[which][at] << np.uint64(16 * (i % 2))
+        for i in range(8):
+            code = c[which][place(added, lane, i)]
+            rows[4 + (i // 2 if added == "f16" else i), lane] |= code << np.uint64(
+                16 * (i % 2) if added == "f16" else 0)  # fmt: skip
+    bench = Bench()
+    source, _ = bench.array(rows.astype(np.uint32))
+    target, out = bench.array(np.zeros((8, 32), np.uint32))
+    bench.good(_four_kernel(a_order, b_order, result, added), source, target)
+    wanted = decode("f16", a) @ decode("f16", b) + decode(added, c)
+    for lane in range(32):
+        for i in range(8):
+            word = int(out[i // 2 if result == "f16" else i, lane])
+            code = word >> 16 * (i % 2) & 0xFFFF if result == "f16" else word
+            found = decode(result, np.array([code], np.uint64))[0]
+            assert found == wanted[lane % 16 // 4][place(result, lane, i)]
+
+
+def test_the_kernel_of_four_products_assembles() -> None:
+    if find_library() is None:
+        pytest.skip("needs the nvidia-nvjitlink package")
+    text = HEAD.format(target="sm_90") + _four_kernel("row", "col", "f32", "f16")
+    assert assemble(text.encode(), "sm_90")

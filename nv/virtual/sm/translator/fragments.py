@@ -19,7 +19,7 @@ from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX
 from nv.virtual.sm.translator.floats import brain_to_float, float_to_half, half_to_float
 from nv.virtual.sm.translator.kernel import Kernel
-from nv.virtual.sm.translator.minifloat import E4M3, E5M2, decode
+from nv.virtual.sm.translator.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Format, decode
 from nv.virtual.sm.translator.value import Lanes, Value, number
 
 VECTOR = "<32 x i32>"
@@ -27,18 +27,24 @@ VECTOR = "<32 x i32>"
 
 @dataclass(frozen=True)
 class Element:
-    """bits: of an element. work: type of the products. signed: of integers."""
+    """bits: of the room of an element. work: type of the products. signed: of integers. form: of
+    small floats. at: where these lie in their room."""
 
     bits: int
     work: str
     signed: bool = False
+    form: Format | None = None
+    at: int = 0
 
 
 ELEMENTS = {
     "f16": Element(16, "float"), "bf16": Element(16, "float"), "tf32": Element(32, "float"),
-    "e4m3": Element(8, "float"), "e5m2": Element(8, "float"), "s8": Element(8, "i32", True),
-    "u8": Element(8, "i32"), "s4": Element(4, "i32", True), "u4": Element(4, "i32"),
-    "f64": Element(64, "double"),
+    "s8": Element(8, "i32", True), "u8": Element(8, "i32"), "s4": Element(4, "i32", True),
+    "u4": Element(4, "i32"), "f64": Element(64, "double"), "b1": Element(1, "i32"),
+    "e4m3": Element(8, "float", form=E4M3), "e5m2": Element(8, "float", form=E5M2),
+    "e3m2": Element(8, "float", form=E3M2), "e2m3": Element(8, "float", form=E2M3),
+    "e2m1": Element(8, "float", form=E2M1, at=2),  # .kind::f8f6f4: in the middle of a byte
+    "e2m1 packed": Element(4, "float", form=E2M1),  # .kind::mxf4
 }  # fmt: skip
 _TILE = {"float": "f32", "double": "f64", "i32": "i32"}
 
@@ -52,7 +58,7 @@ def items(k: Kernel, operand: Operand, count: int) -> Sequence[Operand]:
 
 
 def pass_in_memory(
-    k: Kernel, name: str, targets: Sequence[Operand], given: Sequence[Operand], vector: str
+    k: Kernel, name: str, targets: Sequence[Operand], given: Sequence[Operand | Value], vector: str
 ) -> None:
     """Call a function of the kernel's own module on registers, which pass in memory.
 
@@ -61,7 +67,13 @@ def pass_in_memory(
     """
     element = vector.split()[-1].rstrip(">")
     kind = f"b{element[1:]}"
-    slots = [k.in_memory(register, kind, vector, n) for n, register in enumerate(given)]
+    slots = []
+    for n, one in enumerate(given):
+        if isinstance(one, Value):
+            slots.append(k.temporary(vector, f"s{n}"))
+            k.do(f"store {vector} {k.vec(one)}, ptr {slots[-1]}")
+        else:
+            slots.append(k.in_memory(one, kind, vector, n))
     direct = [k.written_whole(register, vector) for register in targets]
     results = [slot or k.temporary(vector, f"d{n}") for n, slot in enumerate(direct)]
     arguments = ", ".join(f"ptr {slot}" for slot in (*results, *slots))
@@ -100,8 +112,10 @@ def parts(k: Lanes, word: Value, kind: str) -> list[Value]:
         elif kind == "bf16":
             found.append(brain_to_float(k, k.cast("trunc", moved, "i16")))
         else:
-            byte = k.op("and", moved, number("i32", 0xFF))
-            found.append(decode(k, E4M3 if kind == "e4m3" else E5M2, byte))
+            assert element.form is not None
+            moved = k.op("lshr", moved, number("i32", element.at)) if element.at else moved
+            code = k.op("and", moved, number("i32", (1 << element.form.bits) - 1))
+            found.append(decode(k, element.form, code))
     return found
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from hcq.emu.text import lanes
 from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
+from nv.virtual.sm.translator import sparse
 from nv.virtual.sm.translator.bulk import written
 from nv.virtual.sm.translator.fragments import (
     ELEMENTS,
     VECTOR,
-    Element,
     accumulate,
+    bit_counts,
     function_of,
     items,
     packed,
@@ -34,14 +35,15 @@ _SHAPES = {
     "m16n8k4": (16, {32: 4, 64: 4}), "m16n8k8": (16, {16: 8, 32: 8, 64: 8}),
     "m16n8k16": (16, {16: 16, 8: 16, 64: 16}), "m16n8k32": (16, {8: 32, 4: 32}),
     "m16n8k64": (16, {4: 64}), "m8n8k4": (8, {64: 4}), "m8n8k16": (8, {8: 16}),
-    "m8n8k32": (8, {4: 32}),
+    "m8n8k32": (8, {4: 32}), "m8n8k128": (8, {1: 128}), "m16n8k128": (16, {1: 128}),
+    "m16n8k256": (16, {1: 256}),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Product:
     """A kind of mma. first, second: types of A and B; result: of C and D. halves: of eight rows;
-    blocks: of k, one register each."""
+    blocks: of k, one register each. operation: on single bits, "xor" or "and"."""
 
     shape: str
     result: str
@@ -50,12 +52,13 @@ class _Product:
     halves: int
     blocks: int
     saturates: bool
+    operation: str
 
     @property
     def name(self) -> str:
         """The native function's name."""
         tail = ".sat" if self.saturates else ""
-        return f"mma.{self.shape}.{self.result}.{self.first}.{self.second}{tail}"
+        return f"mma.{self.shape}.{self.result}.{self.first}.{self.second}{self.operation}{tail}"
 
     @property
     def sums(self) -> int:
@@ -70,6 +73,9 @@ class _Product:
 
 def _multiply(k: Kernel, i: Instruction) -> None:
     """Call a function of the kernel's own module; registers pass in memory."""
+    if i.modifiers and sparse.wanted(i):
+        sparse.multiply(k, i)
+        return
     product = _product(k, i)
     if product.name not in k.helpers:
         k.helpers[product.name] = _function(product, k.declarations)
@@ -88,6 +94,10 @@ def _product(k: Kernel, i: Instruction) -> _Product:
     """Read the modifiers. Raises NotSupported for kinds that are not there."""
     quiet = ("sync", "aligned", "satfinite", "kind::f8f6f4")
     modifiers = [m for m in i.modifiers if m not in quiet]
+    operation = ""
+    if modifiers[7:] in (["xor", "popc"], ["and", "popc"]):
+        operation = modifiers[7]
+        del modifiers[7:]
     if len(modifiers) != 7 or modifiers[1:3] != ["row", "col"] or len(i.operands) != 4:
         raise k.unsupported()
     shape = modifiers[0]
@@ -99,11 +109,18 @@ def _product(k: Kernel, i: Instruction) -> _Product:
     depth = sizes.get(element.bits)
     if depth is None or (element.bits, element.work) != (other.bits, other.work):
         raise k.unsupported()
-    if result != added or result not in _results(element):
+    if result != added or result not in _results(first):
+        raise k.unsupported()
+    if (element.bits == 16 and first != second) or (operation != "") != (first == "b1"):
+        raise k.unsupported()
+    newer = not {"e3m2", "e2m3", "e2m1"}.isdisjoint((first, second))
+    if (newer or "kind::f8f6f4" in i.modifiers) and shape != "m16n8k32":
+        raise k.unsupported()
+    if newer and "kind::f8f6f4" not in i.modifiers:
         raise k.unsupported()
     blocks = depth // (4 * max(32 // element.bits, 1))
     saturates = "satfinite" in i.modifiers and element.work == "i32"
-    return _Product(shape, result, first, second, rows // 8, blocks, saturates)
+    return _Product(shape, result, first, second, rows // 8, blocks, saturates, operation)
 
 
 def _function(product: _Product, declarations: set[str]) -> str:
@@ -117,11 +134,15 @@ def _function(product: _Product, declarations: set[str]) -> str:
             for n in range(count)
         ]
 
-    a = [parts(e, word, product.first) for word in load("a", product.halves * product.blocks)]
-    b = [parts(e, word, product.second) for word in load("b", product.blocks)]
+    words_a, words_b = load("a", product.halves * product.blocks), load("b", product.blocks)
     c = unpacked(e, load("c", product.sums), product.result)
-    work = ELEMENTS[product.first].work
-    sums = accumulate(e, work, a, b, product.halves, [] if product.saturates else c)
+    if product.operation:
+        sums = bit_counts(e, product.operation, words_a, words_b, product.halves, c)
+    else:
+        a = [parts(e, word, product.first) for word in words_a]
+        b = [parts(e, word, product.second) for word in words_b]
+        work = ELEMENTS[product.first].work
+        sums = accumulate(e, work, a, b, product.halves, [] if product.saturates else c)
     if product.saturates:
         sums = [e.call_op("sadd.sat", x, y) for x, y in zip(sums, c, strict=True)]
     for n, value in enumerate(packed(e, sums, product.result)):
@@ -132,12 +153,13 @@ def _function(product: _Product, declarations: set[str]) -> str:
     return function_of(e, product.name, counts)
 
 
-def _results(element: Element) -> tuple[str, ...]:
+def _results(kind: str) -> tuple[str, ...]:
+    element = ELEMENTS[kind]
     if element.work == "i32":
         return ("s32",)
     if element.work == "double":
         return ("f64",)
-    return ("f16", "f32") if element.bits <= 16 else ("f32",)
+    return ("f32",) if kind in ("bf16", "tf32") else ("f16", "f32")
 
 
 # -- matrices in shared memory -------------------------------------------------------------------

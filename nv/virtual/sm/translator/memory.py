@@ -334,7 +334,8 @@ def _unit(k: Kernel, i: Instruction) -> tuple[str, int, int]:
     return kind, unit, count
 
 
-def _space(k: Kernel, i: Instruction, known: str | None) -> str:
+def space_at(k: Kernel, i: Instruction, known: str | None) -> str:
+    """Return the space an instruction names, or that of the variable it names."""
     space = space_of(i.modifiers)
     if space == "" and known in ("shared", "local"):
         return known
@@ -381,9 +382,7 @@ def _load(k: Kernel, i: Instruction) -> None:
     if len(targets) != count:
         raise k.bad(f"{count} registers are wanted, not {len(targets)}")
     where, known = address(k, i.operands[1])
-    space = _space(k, i, known)
-    if unit == 16:
-        raise k.unsupported("elements of 128 bits")
+    space = space_at(k, i, known)
     if where.uniform and space != "local" and space != "":
         values = load_uniform(k, space, where, unit, count)
     else:
@@ -425,9 +424,7 @@ def _store(k: Kernel, i: Instruction) -> None:
     if len(operands) != count:
         raise k.bad(f"{count} registers are wanted, not {len(operands)}")
     where, known = address(k, i.operands[0])
-    space = _space(k, i, known)
-    if unit == 16:
-        raise k.unsupported("elements of 128 bits")
+    space = space_at(k, i, known)
     if space in ("const", "param"):
         raise k.bad(f"memory of .{space} cannot be written")
     values = [_stored(k, operand, unit) for operand in operands]

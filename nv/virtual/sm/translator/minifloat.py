@@ -1,7 +1,8 @@
-"""The 8-bit floats e4m3 and e5m2.
+"""Floats of 8, 6 and 4 bits: e4m3, e5m2, e3m2, e2m3, e2m1.
 
-Source: PTX ISA 8.x, "Alternate Floating-Point Data Formats"; Micikevicius et al., "FP8 formats for
-deep learning" (e4m3 has no infinities, its NaN is all ones).
+Source: PTX ISA 9.1, "Alternate Floating-Point Data Formats"; Micikevicius et al., "FP8 formats for
+deep learning" (e4m3 has no infinities, its NaN is all ones); OCP Microscaling Formats (MX) 1.0
+(those of 6 and 4 bits have neither).
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from nv.virtual.sm.translator.value import Lanes, Value, number, real
 
 @dataclass(frozen=True)
 class Format:
-    """fraction: bits of it. bias: of the exponent. most: bits of the largest number."""
+    """fraction: bits of it. bias: of the exponent. most: bits of the largest number. nan: bits of
+    NaN; what NaN becomes where there is none. bits: of a number."""
 
     fraction: int
     bias: int
     most: int
     nan: int
+    bits: int = 8
 
 
 E4M3 = Format(3, 7, 0x7E, 0x7F)
 E5M2 = Format(2, 15, 0x7B, 0x7F)
+E3M2 = Format(2, 3, 0x1F, 0x1F, 6)
+E2M3 = Format(3, 1, 0x1F, 0x1F, 6)
+E2M1 = Format(1, 1, 0x7, 0x7, 4)
 
 
 def encode(k: Lanes, form: Format, x: Value) -> Value:
@@ -50,10 +56,11 @@ def encode(k: Lanes, form: Format, x: Value) -> Value:
     return k.op("and", result, number("i32", 0xFF))
 
 
-def decode(k: Lanes, form: Format, byte: Value) -> Value:
-    """Return the float of 8 bits given as i32."""
-    sign = k.op("shl", k.op("and", byte, number("i32", 0x80)), number("i32", 24))
-    size = k.op("and", byte, number("i32", 0x7F))
+def decode(k: Lanes, form: Format, code: Value) -> Value:
+    """Return the float of a number's bits given as i32, with zeros above them."""
+    top = 1 << (form.bits - 1)
+    sign = k.op("shl", k.op("and", code, number("i32", top)), number("i32", 32 - form.bits))
+    size = k.op("and", code, number("i32", top - 1))
     raised = k.op("shl", size, number("i32", 23 - form.fraction))
     scale = real("float", 2.0 ** (127 - form.bias))
     # As a denormal or too small float, then scaled: exact for all of them.
@@ -62,8 +69,8 @@ def decode(k: Lanes, form: Format, byte: Value) -> Value:
         special = k.cmp("ugt", size, number("i32", 0x7B))
         infinite = k.cmp("eq", size, number("i32", 0x7C))
         other = k.choose(infinite, real("float", float("inf")), number("float", 0x7FFFFFFF))
-    else:
+        value = k.choose(special, other, value)
+    elif form is E4M3:
         special = k.cmp("eq", size, number("i32", 0x7F))
-        other = number("float", 0x7FFFFFFF)
-    value = k.choose(special, other, value)
+        value = k.choose(special, number("float", 0x7FFFFFFF), value)
     return k.cast("bitcast", k.op("or", k.bits_of(value), sign), "float")

@@ -28,6 +28,7 @@ from nv.virtual.sm.translator import (
     video,
     warp,
     wgmma,
+    wide,
     wmma,
 )
 from nv.virtual.sm.translator.analysis import analyse
@@ -38,6 +39,7 @@ from nv.virtual.sm.translator.graph import build, loops
 from nv.virtual.sm.translator.handler import FLOAT_TYPES, Handler
 from nv.virtual.sm.translator.held import held_by
 from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.targets import check
 from nv.virtual.sm.translator.value import Value
 from nv.virtual.sm.translator.variables import Places, place
 from nv.virtual.sm.translator.waiting import waits
@@ -47,7 +49,7 @@ _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
-            wgmma, wmma, cluster, video)  # fmt: skip
+            wgmma, wide, wmma, cluster, video)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def handler_of(i: Instruction) -> Handler | None:
         return of_floats[i.name]
     if "async" in i.modifiers and f"{i.name}_async" in common:
         return common[f"{i.name}_async"]
+    if i.modifiers and i.modifiers[-1] == "b128" and f"{i.name}_wide" in common:
+        return common[f"{i.name}_wide"]
     return of_integers.get(i.name) or common.get(i.name) or of_floats.get(i.name)
 
 
@@ -103,6 +107,7 @@ def prepare(module: Module, name: str) -> tuple[Flat, Places]:
     """Flatten a kernel and lay out its variables. Raises NotSupported and BadCodeObject."""
     entry = module.functions[name]
     flat = flatten(module, entry)
+    check(module.target, flat.code)
     return flat, place(module, entry, flat)
 
 

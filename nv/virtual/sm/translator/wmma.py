@@ -47,7 +47,7 @@ _KINDS = {
     "s4": (("m8n8k32",), ("s32",)), "u4": (("m8n8k32",), ("s32",)),
     "b1": (("m8n8k128",), ("s32",)),
 }  # fmt: skip
-_BITS = {kind: 1 if kind == "b1" else ELEMENTS[kind].bits for kind in _KINDS}
+_BITS = {kind: ELEMENTS[kind].bits for kind in _KINDS}
 _SUM_BITS = {"f16": 16, "f32": 32, "s32": 32, "f64": 64}
 _QUIET = ("sync", "aligned")
 
@@ -271,7 +271,7 @@ def _multiply(k: Kernel, i: Instruction) -> None:
     if product.name not in k.helpers:
         k.helpers[product.name] = _function(product, k.declarations)
     shape, kind = product.shape, product.kind
-    given: list[Operand] = []
+    given: list[Operand | Value] = []
     fragments = (_factor(shape, kind, False), _factor(shape, kind, True),
                  _sum(shape, product.added))  # fmt: skip
     for operand, fragment in zip(i.operands[1:], fragments, strict=True):
