@@ -4,7 +4,6 @@
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
-#   make test-again  what failed in either, if it was little, once more
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make test-foreign  drivers and compilers of others on the virtual devices (installs them from PyPI once)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
@@ -18,7 +17,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow test-masks test-again test-kernel test-foreign hw check bench regen golden clean
+.PHONY: demo test test-slow test-masks test-kernel test-foreign hw check bench regen golden clean
 
 demo:
 	@$(SETUP) demo
@@ -35,9 +34,6 @@ test-slow:
 test-masks:
 	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m tests.masks
-
-test-again:
-	$(PYTHON) -m tools.house.again
 
 test-kernel:
 	@$(SETUP) demo dev firmware

@@ -40,19 +40,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-def _note_the_end(config: pytest.Config, status: int | None) -> None:
-    """Leave word of how the run ended, for tools.house.again; not from a worker of several."""
-    cache = getattr(config, "cache", None)  # -p no:cacheprovider
-    if cache is not None and not hasattr(config, "workerinput"):
-        cache.set("ugpu/ended", status)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    _note_the_end(session.config, None)
-
-
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    _note_the_end(session.config, int(exitstatus))
     if exitstatus == pytest.ExitCode.OK and FOLDERS.strays():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

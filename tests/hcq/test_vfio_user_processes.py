@@ -3,14 +3,14 @@ however the other one ends."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.support.descriptors import leaked, settled
 from tests.support.vfio_user_device import COMMAND, STATUS
 from tests.support.vfio_user_wire import exchange, send
+from tests.support.waiting import came, until, when
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 60
@@ -72,13 +73,15 @@ def server(path: str) -> Iterator[subprocess.Popen[str]]:
 
 def opened(path: str) -> VfioUserTransport:
     """The server may still be putting the last client away."""
-    end = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            return VfioUserTransport(path)
-        except DeviceBusy:
-            if time.monotonic() > end:
-                raise
+    found: list[VfioUserTransport] = []
+
+    def free() -> bool:
+        with contextlib.suppress(DeviceBusy):
+            found.append(VfioUserTransport(path))
+        return bool(found)
+
+    until(free, "the last client to be put away")
+    return found[0]
 
 
 def test_registers_from_another_process(server: subprocess.Popen[str], path: str) -> None:
@@ -127,11 +130,11 @@ def test_a_server_killed_while_it_is_read_is_a_lost_device(path: str) -> None:
     with process(SERVE, path) as server, opened(path) as transport:
         registers = transport.window(5)
         registers.read32(0)
-        ending = threading.Timer(0.02, server.kill)
-        ending.start()
+        reads: list[int] = []
+        ending = when(lambda: len(reads) > 100, server.kill)
         with pytest.raises(DeviceLost):
             while True:
-                registers.read32(0)
+                reads.append(registers.read32(0))
         ending.join(LIMIT_S)
         assert not transport.present()
     assert not leaked(before)
@@ -188,15 +191,6 @@ def test_client_after_client(server: subprocess.Popen[str], path: str) -> None:
     assert not leaked(before)
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True
-
-
 def test_who_is_left_alone_sleeps(server: subprocess.Popen[str], path: str) -> None:
     def asleep() -> bool:
         tasks = Path(f"/proc/{server.pid}/task").iterdir()
@@ -210,11 +204,11 @@ def test_who_is_left_alone_sleeps(server: subprocess.Popen[str], path: str) -> N
     with opened(path) as transport:
         for _ in range(500):
             transport.window(5).read32(0)
-        assert until(asleep)
+        assert came(asleep)
         ticks: list[int] = []  # of 10 ms; one that went on looking would run for some of them
 
         def rests() -> bool:
             ticks.append(ran())
             return ticks[-RESTING:] == ticks[-1:] * RESTING
 
-        assert until(rests)
+        assert came(rests)

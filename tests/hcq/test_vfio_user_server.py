@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import struct
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +19,7 @@ from tests.support.descriptors import leaked, settled
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import raw_client, served
 from tests.support.vfio_user_wire import exchange, receive, refused, send, take
+from tests.support.waiting import came
 
 HELLO = b'\0\0\0\0{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":4096,"pgsizes":4096}}\0'
 
@@ -378,14 +378,6 @@ def test_too_many_descriptors_end_the_connection(wire: socket.socket, server: Se
 # ---- clients come and go ---------------------------------------------------------------------
 
 
-def until(condition: object, limit_s: float = 60) -> bool:
-    assert callable(condition)
-    end = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.002)
-    return bool(condition())
-
-
 @pytest.mark.parametrize(
     "half",
     [b"", b"\1", bytes(15), struct.pack("<HHIII", 1, 9, 32, 0, 0),
@@ -396,7 +388,7 @@ def test_half_a_message_and_gone(server: Server, device: MemoryDevice, half: byt
         exchange(connection, 1, HELLO)
         exchange(connection, 2, dma_map(0x1000, 4096))
         connection.send(half) if half else None
-    assert until(lambda: device.client is None and not device.maps)
+    assert came(lambda: device.client is None and not device.maps)
     with raw_client(server) as connection:
         exchange(connection, 1, HELLO)
         place = struct.pack("<QII", 0x100, 0, 4)
@@ -430,7 +422,7 @@ def test_state_outlives_a_client_and_its_memory_does_not(
             exchange(connection, 8, set_irqs(0x24), fds=[event])
             os.close(descriptor)
             os.close(event)
-        assert until(lambda: device.client is None and not device.maps)
+        assert came(lambda: device.client is None and not device.maps)
     assert not leaked(before), "nothing is left of four clients"
     assert device.attached == 4
 

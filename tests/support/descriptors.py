@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 
-LIMIT_S = 60.0
+from tests.support.waiting import came, until
+
+LOOKS = 16  # that see the same number
 
 
 def count() -> int:
@@ -18,22 +19,20 @@ def count() -> int:
 
 
 def settled() -> int:
-    """How many are open once nothing changes any more (at most LIMIT_S)."""
+    """How many are open once nothing changes any more."""
     gc.collect()
-    end = time.monotonic() + LIMIT_S
-    seen = [count()]
-    while time.monotonic() < end:
-        time.sleep(0.005)
+    seen: list[int] = []
+
+    def calm() -> bool:
         seen.append(count())
-        if len(seen) >= 4 and len(set(seen[-4:])) == 1:
-            break
+        return len(seen) >= LOOKS and len(set(seen[-LOOKS:])) == 1
+
+    until(calm, "open files to stay the same")
     return seen[-1]
 
 
 def leaked(before: int) -> int:
     """How many more than `before` stay open."""
     gc.collect()
-    end = time.monotonic() + LIMIT_S
-    while count() > before and time.monotonic() < end:
-        time.sleep(0.005)
+    came(lambda: count() <= before)
     return max(0, count() - before)

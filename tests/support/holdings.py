@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hcq.device import Device
-
-LIMIT_S = 60.0  # TIMEOUT: for threads that were told to end, on a busy host
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,15 @@ def count(device: Device | None = None) -> Holdings:
 
 def settled(device: Device | None = None) -> Holdings:
     """Count once nothing changes any more."""
-    end = time.monotonic() + LIMIT_S
-    last = count(device)
-    while time.monotonic() < end:
-        time.sleep(0.005)
-        now = count(device)
-        if (now.descriptors, now.threads) == (last.descriptors, last.threads):
-            return now
-        last = now
-    return last
+    seen = [count(device)]
+
+    def calm() -> bool:
+        seen.append(count(device))
+        last, now = seen[-2:]
+        return (now.descriptors, now.threads) == (last.descriptors, last.threads)
+
+    until(calm, "descriptors and threads to stay the same")
+    return seen[-1]
 
 
 def resident() -> int:

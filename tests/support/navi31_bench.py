@@ -7,7 +7,6 @@ a wrong generated map or a driver's misreading cannot agree with the model by it
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
 from am.virtual.options import ChipOptions
+from tests.support.waiting import until
 
 GC, MMHUB, NBIO, MP, IH = 0x1260, 0x1A000, 0xD20, 0x16000, 0x10A0
 # gc_11_0_0_offset.h and mmhub_3_0_0_offset.h, segment 0.
@@ -112,10 +112,7 @@ class Bench:
         if self.chip.options.manual_time:
             self.chip.scheduler.advance(seconds)
             return
-        end = time.monotonic() + 60
-        while not self.chip.scheduler.idle:
-            assert time.monotonic() < end, "the firmware does not come to rest"
-            time.sleep(1e-3)
+        until(lambda: self.chip.scheduler.idle, "the firmware to come to rest")
 
     # ---- steps --------------------------------------------------------------------------------
 

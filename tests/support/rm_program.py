@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from nv.virtual.gpu import attach
 from nv.virtual.machine import VirtualMachine
 from nv.virtual.options import MachineOptions
 from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
+from tests.support.waiting import came
 
 SHARED_WINDOW, LOCAL_WINDOW = 0x7294_0000_0000, 0x7293_0000_0000
 NOTIFIER_OFFSET = 0x3000
@@ -373,24 +373,17 @@ class RmProgram:
         assert view is not None
         return int.from_bytes(view[offset : offset + size], "little")
 
-    def wait(self, offset: int, value: int, limit_s: float = 60.0) -> None:
+    def wait(self, offset: int, value: int) -> None:
         """Wait for a 64-bit semaphore in the work memory."""
-        end = time.monotonic() + limit_s
-        while self.word(offset) != value:
-            if time.monotonic() > end:
-                raise TimeoutError(f"{self.word(offset):#x}, not {value:#x}; {self.machine.log}")
-            time.sleep(1e-4)
+        found = came(lambda: self.word(offset) == value)
+        assert found, f"{self.word(offset):#x}, not {value:#x}; {self.machine.log}"
 
-    def wait_error(self, limit_s: float = 60.0) -> tuple[int, int]:
+    def wait_error(self) -> tuple[int, int]:
         """Wait for the error notifier; info32 and status."""
         view = self.notifier.view
         assert view is not None
-        end = time.monotonic() + limit_s
-        while not (status := int.from_bytes(view[14:16], "little")):
-            if time.monotonic() > end:
-                raise TimeoutError(f"no error; {self.machine.log}")
-            time.sleep(1e-4)
-        return int.from_bytes(view[8:12], "little"), status
+        assert came(lambda: any(view[14:16])), f"no error; {self.machine.log}"
+        return int.from_bytes(view[8:12], "little"), int.from_bytes(view[14:16], "little")
 
     # Launches
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Sequence
 
 from am.virtual.chip import FRAME_BUFFER_BASE, Chip
@@ -13,6 +12,7 @@ from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
 from hcq.emu.memory import Abort
+from tests.support.waiting import came, until
 
 VRAM = 64 << 20
 LIMIT_S = 60.0  # a bound on real threads; everything takes microseconds
@@ -61,9 +61,7 @@ class FakeCore:
 
 def spin_until_aborted(dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
     """Behave as an infinite loop does."""
-    end = time.monotonic() + LIMIT_S
-    while not abort.flag[0] and time.monotonic() < end:
-        time.sleep(0.001)
+    until(lambda: abort.flag[0], "the abort")
     return Outcome(Ending.ABORTED)
 
 
@@ -135,11 +133,8 @@ class Bench:
         return int.from_bytes(self.load(address, 8), "little")
 
     def wait(self, probe: Callable[[], object], what: str = "") -> None:
-        """Wait for an engine's thread; a bound, not a delay."""
-        end = time.monotonic() + LIMIT_S
-        while not probe():
-            assert time.monotonic() < end, f"nothing happened: {what} {self.chip.violations}"
-            time.sleep(0.0002)
+        """Wait for an engine's thread."""
+        assert came(probe), f"nothing happened: {what} {self.chip.violations}"
 
     # ---- interrupts ---------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ import pytest
 import hcq
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions, FaultPlan
+from hcq import poll
 from hcq.errors import BadArgument, FirmwareRejected
 from hcq.poll import wait_until
 from hcq.transport.recording import Failure, Recording
 from hcq.transport.trace import Access
+from tests.support.waiting import until
 from tools import cli
 from tools.recorded import Steps, first_difference
 
@@ -78,7 +79,7 @@ def test_a_boot_that_looks_late_is_the_same(
     """A host that is busy finds answered at its first look what another one has to wait for."""
 
     def late(probe: Any, **options: Any) -> Any:
-        time.sleep(0.01)
+        until(lambda: not poll._at_work(), "the model to have done all it can")
         return wait_until(probe, **options)
 
     for module in ("am.boot", "am.chip", "am.psp", "am.smu"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from am.virtual.options import Delays, FaultPlan
 from hcq.errors import BadArgument, Closed, DeviceBusy, OutOfMemory
 from hcq.transport.base import ResetKind
 from tests.support.navi31_bench import SMALL, Bench, bench, options
+from tests.support.waiting import until
 
 FLUSH = 0x385C  # byte offset of the HDP flush location after reset
 SCRATCH = 0x1260 + 0x0F00  # some register that no table may name
@@ -369,8 +369,10 @@ def test_interrupts_need_bus_mastering_and_wake_a_waiter() -> None:
         card.enable()
         interrupts = card.transport.interrupts
         assert not interrupts.wait(0)
-        threading.Timer(0.01, card.chip.signal_msi).start()
+        late = threading.Thread(target=card.chip.signal_msi)
+        late.start()
         assert interrupts.wait(60)
+        late.join()
         assert not interrupts.wait(0)
         card.transport.config_write(4, 2, 2)
         card.chip.signal_msi()
@@ -383,10 +385,7 @@ def test_a_chip_of_its_own_ends_with_its_transport() -> None:
     attachment = attach(vram=SMALL, seed=5)
     transport = attachment.transport
     transport.config_write(4, 6, 2)
-    deadline = time.monotonic() + 60
-    while transport.window(5).read32(0xDE3 * 4) == 0 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert transport.window(5).read32(0xDE3 * 4) == SMALL >> 20
+    until(lambda: transport.window(5).read32(0xDE3 * 4) == SMALL >> 20, "the memory's size")
     assert attachment.firmware is not None
     assert "psp_13_0_0_sos.bin" in attachment.firmware
     transport.close()

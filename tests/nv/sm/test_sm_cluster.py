@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from hcq.errors import NotSupported
 from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.sm_clusters import SYNC, legal
 from tests.support.sm_run import Bench, body
+from tests.support.waiting import when
 
 HEAD = ".shared .align 16 .b8 part[256];"
 # %near: the address of word %t of `part`; %out: of word %t of the group's row in memory.
@@ -385,14 +385,15 @@ def test_launches_that_are_what_the_kernel_requires() -> None:
 def test_a_barrier_that_never_opens_is_ended() -> None:
     """One group waits for a byte that never comes, the other at the barrier."""
     bench = Bench()
-    timer = threading.Timer(0.05, bench.abort.set)
-    timer.start()
+    address, view = bench.array(np.zeros(1, np.uint32))
+    ending = when(lambda: view[0], bench.abort.set)
     outcome = launch("""
-    setp.eq.u32 %p1, %rank, 0; @%p1 bra MEET; st.shared.u32 [%near], 0;
+    st.volatile.global.u32 [%rd0], 1; setp.eq.u32 %p1, %rank, 0; @%p1 bra MEET;
+    st.shared.u32 [%near], 0;
     FOREVER: ld.volatile.shared.u32 %r1, [%near]; setp.eq.u32 %p2, %r1, 0; @%p2 bra FOREVER;
     MEET: barrier.cluster.arrive; barrier.cluster.wait;
-    """, 0, bench=bench)  # fmt: skip
-    timer.join()
+    """, address, bench=bench)  # fmt: skip
+    ending.join()
     assert outcome.ending is SmEnding.ABORTED
     bench.abort.clear()
     assert launch(SYNC, 0, bench=bench).ending is SmEnding.DONE

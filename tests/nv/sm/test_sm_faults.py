@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import numpy as np
 import pytest
 
@@ -13,6 +10,7 @@ from hcq.errors import BadCodeObject, NotSupported
 from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.shader_memory import ArrayMemory
 from tests.support.sm_run import HEAD, Bench, body
+from tests.support.waiting import when
 
 SHARED = ".shared .align 16 .b8 part[256];"
 
@@ -140,14 +138,12 @@ def test_an_endless_grid_can_be_aborted(text: str, block: int) -> None:
     if "bar" in text:
         text = "bar.sync 0, 96;"  # more threads than there are
     bench = Bench(workers=2)
-    address, _ = bench.array(np.zeros(4, np.uint32))
-    timer = threading.Timer(0.1, bench.abort.set)
-    timer.start()
-    start = time.monotonic()
-    found = bench.launch(body(1, text), address, grid=(6,), block=(block,))
-    timer.join()
+    address, view = bench.array(np.zeros(4, np.uint32))
+    ending = when(lambda: view[1], bench.abort.set)
+    started = "st.volatile.global.u32 [%rd0+4], 1;"
+    found = bench.launch(body(1, started + text), address, grid=(6,), block=(block,))
+    ending.join()
     assert found.ending is SmEnding.ABORTED
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(

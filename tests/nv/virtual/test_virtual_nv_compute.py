@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from nv.virtual.gpu import CHIPS, facts_of
 from nv.virtual.host.errors import ChannelError
 from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.rm_program import LOCAL_WINDOW, SHARED_WINDOW, RecordingSms, RmProgram
+from tests.support.waiting import until
 
 SEMAPHORE, BANK = 0x4000, 0x32_0000
 PTX = "// the model's front end does not read it"
@@ -379,14 +379,12 @@ def test_freeing_the_channel_ends_a_grid_that_hangs(program: RmProgram) -> None:
 
     def hang(launch: object, memory: object, abort: Any) -> SmOutcome:
         started.append(True)
-        while not abort.flag[0]:
-            time.sleep(1e-3)
+        until(lambda: abort.flag[0], "the abort")
         return SmOutcome(SmEnding.ABORTED)
 
     sms_of(program).answer = hang
     run(program)
-    while not started:
-        time.sleep(1e-3)
+    until(lambda: started, "the grid to start")
     program.free(program.group)
     assert program.machine.gpu.wait_idle()
     assert program.machine.log == [], "freeing a channel is no error"
@@ -464,7 +462,7 @@ def test_real_kernels_add_vectors() -> None:
         program.launch(program.put_qmd(program.qmd(code, GRID_WIDTH=128)))
         program.release(base + SEMAPHORE, 1)
         program.submit()
-        program.wait(SEMAPHORE, 1, 30)
+        program.wait(SEMAPHORE, 1)
         made = np.frombuffer(view[0x20_8000:0x20_C000], "f4")
         assert np.array_equal(made, numbers * 3)
         struct.pack_into("<Q", view, BANK + 0x220, 0x77_0000_0000)
