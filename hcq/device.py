@@ -180,7 +180,7 @@ class Device(Closing):
 
     def compile(self, source: object) -> Program:
         """Compile a kernel of your own and load it: LLVM IR or PTX (text), or kernel IR
-        (`compiler.kernel.ir.Kernel`). LLVM runs in a child process; objects are cached.
+        (`ugpu.ir.Kernel`). LLVM runs in a child process; objects are cached.
 
         BadArgument: source the device does not take; CompileError with `line` and `code`: the
         compiler rejects it. See docs/your-own-kernel.md."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hcq import Capture as Capture
     from hcq import Device as Device
     from hcq import Kernel as Kernel
+    from hcq import Parameter as Parameter
     from hcq import Placement as Placement
     from hcq import Program as Program
     from hcq import Queue as Queue
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "hcq": (
-        "Buffer", "Capture", "Device", "Kernel", "Placement", "Program", "Queue", "QueueKind",
-        "Sensor", "UgpuError", "errors", "list_devices", "open",
+        "Buffer", "Capture", "Device", "Kernel", "Parameter", "Placement", "Program", "Queue",
+        "QueueKind", "Sensor", "UgpuError", "errors", "list_devices", "open",
     ),
     "compiler": (
         "Tensor", "dtypes", "function", "jit", "kernel_log", "set_default_device", "tuning",

@@ -1,7 +1,7 @@
 """A user's own kernel: source to a program on a device. `Device.compile` calls `compile_source`.
 
 Source is LLVM IR as text, PTX as text (NVIDIA), or a kernel of our own IR
-(`compiler.kernel.ir.Kernel`). LLVM runs in a child process; objects are cached by content.
+(`ugpu.ir.Kernel`). LLVM runs in a child process; objects are cached by content.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from compiler.codegen.children import shared, version
 from compiler.codegen.emit import emit
-from compiler.kernel.ir import Kernel, interning
+from compiler.expression.value import interning
+from compiler.kernel.ir import Kernel
 from compiler.kernel.text import format_kernel
 from compiler.kernel.verify import BrokenKernel, verify
 from hcq.config import config
@@ -49,7 +50,7 @@ def compile_source(device: Device, source: str | bytes | Kernel) -> Program:
     if _PTX.search(text):
         return _from_ptx(device, text)
     if not _IR.search(text):
-        raise BadArgument("source must be LLVM IR, PTX or a kernel of compiler.kernel.ir; "
+        raise BadArgument("source must be LLVM IR, PTX or a kernel of ugpu.ir; "
                           f"got text that starts with {text.strip()[:40]!r}")  # fmt: skip
     _check_triple(text, target)
     found = _FIRST.search(text)
@@ -76,7 +77,7 @@ def _text(source: object) -> str:
             ) from None
     if not isinstance(source, str):
         raise BadArgument(
-            "source must be str, bytes or a Kernel of compiler.kernel.ir, "
+            "source must be str, bytes or a Kernel of ugpu.ir, "
             f"got {type(source).__name__}"
         )
     if not source.strip():

@@ -10,9 +10,9 @@ import pytest
 import ugpu
 from compiler import dtype as dtypes
 from compiler.codegen.children import shared
-from compiler.kernel import ir
 from hcq.device import Device
 from hcq.errors import BadArgument, CompileError
+from ugpu import ir
 
 COUNT = 256
 
