@@ -62,8 +62,6 @@ def _truncated(a: int, b: int) -> int:
 def integer(opcode: str, *operands: int) -> int:
     """Integer arithmetic and bits."""
     name, *modifiers = opcode.split(".")
-    if name[0] == "v":
-        return _lanes(name[1:-1], int(name[-1]), modifiers, operands)
     kind = "b32" if name == "prmt" else modifiers[-1]
     bits = width(kind)
     mask = (1 << bits) - 1
@@ -201,28 +199,6 @@ def _nth_bit(mask: int, base: int, offset: int) -> int:
             left -= 1
         place += 1 if offset > 0 else -1
     return none
-
-
-def _lanes(name: str, count: int, modifiers: list[str], operands: tuple[int, ...]) -> int:
-    """The SIMD video instructions: the types of result and sources, then .sat or .add."""
-    bits = 32 // count
-    whole = f"{modifiers[0][0]}{bits}"
-    result = operands[2] if "add" in modifiers else 0
-    for n in range(count):
-        x, y = (
-            _of(f"{kind[0]}{bits}", operand >> bits * n)
-            for kind, operand in zip(modifiers[1:3], operands, strict=False)
-        )
-        found = {
-            "add": x + y, "sub": x - y, "absdiff": abs(x - y), "min": min(x, y), "max": max(x, y),
-        }[name]  # fmt: skip
-        if "sat" in modifiers:
-            found = _clamp(whole, found)
-        if "add" in modifiers:
-            result += found
-        else:
-            result |= (found & (1 << bits) - 1) << bits * n
-    return result & 0xFFFFFFFF
 
 
 def _dot(name: str, modifiers: list[str], operands: tuple[int, ...]) -> int:

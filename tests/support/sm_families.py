@@ -62,12 +62,6 @@ def _integers() -> dict[str, list[Try]]:
                             for d in "lr" for m in ("wrap", "clamp")],
         "fields": fields,
         "chosen bits": [Try("fns.b32", 32, (32, 32, 32))],
-        "video": [
-            Try(".".join((f"v{name}{lanes}", d, a, b, *flag)), 32, (32, 32, 32))
-            for name in ("add", "sub", "absdiff", "min", "max") for lanes in (2, 4)
-            for d, a, b in (("u32", "u32", "u32"), ("s32", "s32", "s32"), ("s32", "u32", "s32"))
-            for flag in ((), ("sat",), ("add",))
-        ],
         "bytes": permutes
         + [Try(f"dp4a.{a}.{b}", 32, (32,) * 3) for a in ("u32", "s32") for b in ("u32", "s32")]
         + [Try(f"dp2a.{h}.{a}.{b}", 32, (32,) * 3)

@@ -80,6 +80,18 @@ class Inverted:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """A part of a register, or its negative, as video instructions name them: `%r1.b0`, `-%r2.h1`.
+
+    part: "b0", "h10", ... or "" for all of it.
+    """
+
+    register: Register
+    part: str
+    negated: bool = False
+
+
+@dataclass(frozen=True)
 class Pair:
     """Two results written `d|p`."""
 
@@ -96,7 +108,7 @@ class Arguments:
 
 Operand = (
     Register | Special | Integer | Real | Name | Address | Vector | Sink | Inverted | Pair
-    | Arguments
+    | Arguments | Selected
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hcq.errors import NotSupported
 from nv.virtual.sm.ptx.cursor import Cursor, count_of, integer_of
@@ -24,6 +25,7 @@ from nv.virtual.sm.ptx.module import (
     Pair,
     Real,
     Register,
+    Selected,
     Sink,
     Special,
     Variable,
@@ -206,12 +208,26 @@ class Body:
         if token.kind == "name":
             cursor.next()
             named = self._named(token, token.text)
+            if isinstance(named, Register) and cursor.peek.kind == "dot":
+                return Selected(named, cursor.next().text[1:])
             if isinstance(named, Name) and cursor.peek.text in ("+", "-"):
                 return Address(named, cursor.integer())
             if isinstance(named, Name) and cursor.take("["):
                 return self._element(token, named)
             return named
+        if token.text == "-" and cursor.ahead(1).kind == "name":
+            cursor.next()
+            return self._negated(cursor.peek)
         return self._constant()
+
+    def _negated(self, token: Token) -> Operand:
+        """Return what stands behind a minus; the cursor is at its name."""
+        operand = self._single()
+        if isinstance(operand, Register):
+            return Selected(operand, "", True)
+        if isinstance(operand, Selected):
+            return replace(operand, negated=True)
+        raise bad(token.line, f"'-' before {token.text!r}, which is no register")
 
     def _element(self, token: Token, array: Name) -> Address:
         """Return the address of `array[n]` ("Arrays as Operands"); the cursor is behind `[`."""

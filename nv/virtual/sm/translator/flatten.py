@@ -23,6 +23,7 @@ from nv.virtual.sm.ptx.module import (
     Operand,
     Pair,
     Register,
+    Selected,
     Sink,
     Variable,
     Vector,
@@ -159,6 +160,9 @@ def _operand(frame: _Frame, operand: Operand) -> Operand:
         return Pair(_operand(frame, operand.first), _operand(frame, operand.second))
     if isinstance(operand, Inverted):
         return Inverted(Register(frame.prefix + operand.register.name, operand.register.type))
+    if isinstance(operand, Selected):
+        register = Register(frame.prefix + operand.register.name, operand.register.type)
+        return replace(operand, register=register)
     return operand
 
 

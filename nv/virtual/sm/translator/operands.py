@@ -17,6 +17,7 @@ from nv.virtual.sm.ptx.module import (
     Operand,
     Pair,
     Register,
+    Selected,
     Special,
     Vector,
 )
@@ -35,7 +36,7 @@ CARRY = Register("%cc", "pred")  # the carry flag of add.cc and its like
 def _registers(operand: Operand) -> Iterator[Register]:
     if isinstance(operand, Register):
         yield operand
-    elif isinstance(operand, Inverted):
+    elif isinstance(operand, Inverted | Selected):
         yield operand.register
     elif isinstance(operand, Address):
         if isinstance(operand.base, Register):

@@ -26,6 +26,7 @@ from nv.virtual.sm.translator import (
     special,
     transcendental,
     video,
+    video_scalar,
     warp,
     wgmma,
     wide,
@@ -49,7 +50,7 @@ _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
-            wgmma, wide, wmma, cluster, video)  # fmt: skip
+            wgmma, wide, wmma, cluster, video, video_scalar)  # fmt: skip
 
 
 @dataclass(frozen=True)
