@@ -64,7 +64,7 @@ class SmEnding(enum.Enum):
 class SmOutcome:
     """program_counter: of the offending instruction, as an offset into the program: the model
     counts PTX instructions, 16 bytes each, since it has no machine code. line: of the PTX. address:
-    that was accessed."""
+    that was accessed. violations: what boards forgive, with the line of each."""
 
     ending: SmEnding
     detail: str = ""
@@ -74,6 +74,7 @@ class SmOutcome:
     lane_mask: int = 0
     line: int = 0
     address: int = 0
+    violations: tuple[str, ...] = ()
 
 
 class Attention(Abort):

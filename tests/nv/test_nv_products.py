@@ -17,6 +17,7 @@ from compiler.runtime.runtime import kernel_log
 from compiler.search.tune import tuning
 from hcq.device import Device
 from tests.support.clocks import Looks
+from tests.support.nv_machine import opened, powered
 
 Array = NDArray[Any]
 CHIPS = ("gh100", "ga102", "gb202")
@@ -30,8 +31,10 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture(scope="module")
 def hopper() -> Iterator[Device]:
-    with hcq.open("virtual:gh100") as device:
+    """Kernels of ours lack no fence: nothing that boards forgive is found."""
+    with powered() as machine, opened(machine) as device:
         yield device
+        assert machine.violations == []
 
 
 def tensors(gpu: Device, kind: str, *arrays: Array, turned: bool = False) -> list[Tensor]:

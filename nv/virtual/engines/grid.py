@@ -95,6 +95,7 @@ class GridRunner:
             gap = NotSupported(f"{grid.entry}: {error}", **_line_of(grid.ptx, str(error)))
             text = f"{grid.entry}: {error}"
             raise ChannelError(Xid.GR_EXCEPTION, text, gap=gap) from error
+        self._gpu.violations.extend(f"{grid.entry}: {text}" for text in outcome.violations)
         if self._coherence is not None and isinstance(memory, WatchedMemory):
             scope = GRID_SCOPES[launch.membar]
             self._coherence.wrote(self._engine, self._gpu.index, grid.entry, memory.written, scope)

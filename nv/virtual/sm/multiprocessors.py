@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ from hcq.emu import jit, stack
 from hcq.emu.crew import Crew
 from hcq.emu.memory import Abort, LaneMemory
 from hcq.errors import NotSupported
-from nv.virtual.sm.ptx.module import Function, Instruction, Module
+from nv.virtual.sm.endings import faulted, violations
+from nv.virtual.sm.ptx.module import Function, Module
 from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid
@@ -37,7 +38,6 @@ from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
 _FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer
 _MOST_KERNELS = 1024  # kept translated
@@ -48,42 +48,6 @@ _QUICK, _CAREFUL = 0, 1  # levels of code generation
 # Before stored code: the size of a state, microseconds it took, bytes of stack.
 _HEAD = struct.Struct("<QQQ")
 
-_ENDINGS = {
-    layout.BAD_ADDRESS: (SmEnding.ILLEGAL_ADDRESS, "out of range"),
-    layout.MISALIGNED: (SmEnding.MISALIGNED_ADDRESS, "misaligned"),
-    layout.TRAPPED: (SmEnding.ILLEGAL_INSTRUCTION, "trap"),
-    layout.MMU: (SmEnding.MMU_FAULT, "not mapped so"),
-    layout.BREAKPOINT: (SmEnding.ASSERT, "breakpoint"),
-    layout.NO_PROXY_FENCE: (
-        SmEnding.ILLEGAL_INSTRUCTION, "written there without fence.proxy.async",
-    ),
-    layout.NO_MBARRIER: (SmEnding.ILLEGAL_INSTRUCTION, "holds no mbarrier object"),
-    layout.BAD_COUNT: (SmEnding.ILLEGAL_INSTRUCTION, "more than the mbarrier object can count"),
-    layout.NO_REGISTER_FENCE: (
-        SmEnding.ILLEGAL_INSTRUCTION, "its registers were touched without wgmma.fence",
-    ),
-    layout.IN_FLIGHT: (
-        SmEnding.ILLEGAL_INSTRUCTION, "a register of a wgmma.mma_async that is still in flight",
-    ),
-    layout.WARP_GROUP: (
-        SmEnding.ILLEGAL_INSTRUCTION,
-        "the four warps of a warp group do not execute the same wgmma instructions",
-    ),
-    layout.BAD_DESCRIPTOR: (SmEnding.ILLEGAL_INSTRUCTION, "is no matrix descriptor for this"),
-    layout.BAD_RANK: (SmEnding.ILLEGAL_ADDRESS, "in no group of the cluster"),
-    layout.GROUP_ENDED: (SmEnding.ILLEGAL_ADDRESS, "in a group that has ended"),
-    layout.GROUP_NOT_BEGUN: (SmEnding.ILLEGAL_ADDRESS, "in a group that has not begun"),
-    layout.ARRIVED_TWICE: (
-        SmEnding.ILLEGAL_INSTRUCTION, "arrived, and not waited since",
-    ),
-    layout.NOT_ARRIVED: (SmEnding.ILLEGAL_INSTRUCTION, "waits without having arrived"),
-    layout.NOT_ONE_GROUP: (
-        SmEnding.ILLEGAL_INSTRUCTION, "data and mbarrier object are not where they must be",
-    ),
-    layout.NOT_TOGETHER: (
-        SmEnding.ILLEGAL_INSTRUCTION, "lanes that the mask names never execute it together",
-    ),
-}  # fmt: skip
 _SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
 
 
@@ -208,7 +172,10 @@ class VirtualMultiprocessors:
         spent = (time.perf_counter() - start) * len(workers)
         self._group_s[kernel.address] = spent / run.grid.groups
         kernel.spent_s += spent
-        return max(outcomes, key=lambda outcome: _SEVERITY.get(outcome.ending, 2))
+        worst = max(outcomes, key=lambda outcome: _SEVERITY.get(outcome.ending, 2))
+        if not run.violations:
+            return worst
+        return replace(worst, violations=violations(source.flat.code, run))
 
     def _worker_count(self, grid: Grid, kernel: _Kernel) -> int:
         if grid.groups * grid.warps <= _FEW_WARPS:
@@ -233,7 +200,7 @@ class VirtualMultiprocessors:
         run.stop[0] = 1  # warps on other threads stop too
         if code == layout.ABORTED:
             return SmOutcome(SmEnding.ABORTED)
-        return _faulted(worker, source.flat.code, run)
+        return faulted(worker, source.flat.code, run)
 
     # -- translating -----------------------------------------------------------------------------
 
@@ -295,35 +262,3 @@ class VirtualMultiprocessors:
         stored = _HEAD.pack(made.state_size, int(spent * 1e6), frame) + image
         self._objects.put(keys[level], stored)
         return level, stored
-
-
-def _faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
-    """Describe a warp that could not go on."""
-    fault = worker.word(layout.FAULT_CODE)
-    index = worker.word(layout.FAULT_INDEX)
-    instruction = code[index] if index < len(code) else None
-    ending, why = _ENDINGS.get(fault, (SmEnding.ILLEGAL_INSTRUCTION, "failed"))
-    opcode = instruction.opcode if instruction is not None else "?"
-    detail = f"{opcode}: {why}"
-    address = worker.quad(layout.FAULT_ADDRESS)
-    if fault in (layout.NO_PROXY_FENCE, layout.NO_MBARRIER):
-        detail = f"{opcode}: shared memory at {address:#x}: {why}"
-    elif fault == layout.NO_REGISTER_FENCE and 2 <= address < 2 + len(code):
-        touch = code[address - 2]
-        detail += f": {touch.opcode} in line {touch.line}"
-    elif fault == layout.BAD_DESCRIPTOR:
-        detail = f"{opcode}: {address:#018x} {why}"
-    elif fault == layout.BAD_COUNT:
-        detail = f"{opcode}: a count of {address} is {why}"
-    elif fault in (layout.BAD_ADDRESS, layout.MISALIGNED, layout.BAD_RANK, layout.GROUP_ENDED,
-                   layout.GROUP_NOT_BEGUN):  # fmt: skip
-        detail = f"{opcode}: address {address:#x} is {why}"
-    elif fault == layout.MMU:
-        detail = f"{opcode}: {worker.access.name.lower()} of {address:#x} is {why}"
-    group = worker.quad(layout.GROUP)
-    x, y, _ = run.grid.launch.grid
-    return SmOutcome(
-        ending, detail, index * _INSTRUCTION_BYTES, (group % x, group // x % y, group // (x * y)),
-        worker.word(layout.FAULT_WARP), worker.word(layout.FAULT_LANES),
-        instruction.line if instruction is not None else 0, address,
-    )  # fmt: skip

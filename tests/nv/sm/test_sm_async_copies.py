@@ -254,7 +254,7 @@ def test_a_warp_loads_what_others_use() -> None:
     assert np.array_equal(out, wanted)
 
 
-FAULTS = {
+UNFENCED = {
     "no proxy fence after init": (
         BULK.format(one=ONE, fence="", size=64, skip=0), "fence.proxy.async", 64),
     "no proxy fence before a store": (
@@ -265,6 +265,24 @@ FAULTS = {
         "setp.ge.u32 %p1, %t, 32; @%p1 fence.proxy.async; st.shared.u32 [part], %t;"
         "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [part], 32;",
         "fence.proxy.async", 64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFENCED)
+def test_a_missing_proxy_fence_is_a_violation(name: str) -> None:
+    """Boards do not trap for it: the kernel goes on."""
+    text, wanted, threads = UNFENCED[name]
+    bench = Bench()
+    source, _ = bench.array(np.arange(1024, dtype=np.uint32))
+    target, _ = bench.array(np.zeros(1024, np.uint32))
+    outcome = bench.launch(body(2, text, SHARED), source, target, shared=8192,
+                           block=(max(threads, 32),))  # fmt: skip
+    assert outcome.ending is SmEnding.DONE, outcome
+    assert outcome.violations
+    assert all(wanted in said and said.startswith("PTX line ") for said in outcome.violations)
+
+
+FAULTS = {
     "an object that was never made": (
         f"{ONE} @%p15 bra OUT; fence.proxy.async;"
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"

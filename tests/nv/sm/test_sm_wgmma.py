@@ -153,14 +153,6 @@ FAULTS = {
     "sums read though never committed": ({"commit": ""}, "still in flight"),
     "the newest group is not waited for": (
         {"wait": "wgmma.wait_group.sync.aligned 1;"}, "still in flight"),
-    "no wgmma.fence": ({"fence": ""}, "without wgmma.fence"),
-    "registers changed behind the fence": (
-        {"fence": "wgmma.fence.sync.aligned; mov.f32 %acc0, 0f00000000;"},
-        "without wgmma.fence: mov.f32 in line"),
-    "no proxy fence": ({"proxy": ""}, "without fence.proxy.async"),
-    "memory changed behind the proxy fence": (
-        {"before": "mov.u32 %r9, part; st.shared.u32 [%r9], %r9; bar.sync 0;"},
-        "without fence.proxy.async"),
     "a start that is not where the pattern starts": (
         {"a": Lying("128", False, 128, 16, 1024)}, "no matrix descriptor"),
     "a factor beyond shared memory": (
@@ -181,6 +173,26 @@ def test_what_is_wrong_is_named(name: str) -> None:
     outcome, _ = run(good_case(**options))
     assert outcome.ending is not SmEnding.DONE, name
     assert wanted in outcome.detail and outcome.line > 0, outcome
+
+
+UNFENCED = {
+    "no wgmma.fence": ({"fence": ""}, "without wgmma.fence"),
+    "registers changed behind the fence": (
+        {"fence": "wgmma.fence.sync.aligned; mov.f32 %acc0, 0f00000000;"},
+        "without wgmma.fence: mov.f32 in line"),
+    "no proxy fence": ({"proxy": ""}, "without fence.proxy.async"),
+    "memory changed behind the proxy fence": (
+        {"before": "mov.u32 %r9, part; st.shared.u32 [%r9], %r9; bar.sync 0;"},
+        "without fence.proxy.async"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFENCED)
+def test_a_missing_fence_is_a_violation(name: str) -> None:
+    options, wanted = UNFENCED[name]
+    outcome, _ = run(good_case(**options))
+    assert outcome.ending is SmEnding.DONE, outcome
+    assert any(wanted in text and "PTX line" in text for text in outcome.violations), outcome
 
 
 def test_three_warps_are_no_warp_group() -> None:

@@ -92,6 +92,8 @@ NAMED = 16  # barriers that programs name; behind them one for each warp group
 BARRIER_COUNT = 24
 OF_CLUSTER = 24  # the number of the cluster's barrier, which is not the group's
 CLUSTER_ARRIVALS = BARRIERS + 8 * BARRIER_COUNT  # u32: threads have arrived; of rank 0
+VIOLATION_CODE = CLUSTER_ARRIVALS + 4  # u32: of what boards forgive, before TIMER_VIOLATION
+VIOLATION_ADDRESS = CLUSTER_ARRIVALS + 8  # u64
 CONTEXT_SIZE = CLUSTER_ARRIVALS + 64
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid
@@ -99,6 +101,7 @@ TIMER_PAUSE = 1  # sleep a little
 TIMER_ASIDE = 2  # wait while the grid is to stand aside
 TIMER_SLOT = 3  # make another slot, return the address of its first context; 0: no memory
 TIMER_REST = 4  # let other threads run
+TIMER_VIOLATION = 5  # count what the running context notes, at the instruction of FAULT_INDEX
 BUDGET_WHOLE, BUDGET_LEAST = 2048, 64
 
 # Warp state.
@@ -130,7 +133,7 @@ YIELDED = 2
 ABORTED = 3
 FAULTED = 4
 
-# FAULT_CODE.
+# FAULT_CODE, or VIOLATION_CODE.
 NO_FAULT = 0
 BAD_ADDRESS = 1
 MISALIGNED = 2

@@ -293,6 +293,14 @@ class Native:
             ):  # fmt: skip
                 self.store(value, self.given[0].byte(offset))
 
+    def violate(self, code: int, address: Word) -> None:
+        """Count what boards forgive; the kernel goes on."""
+        context = self.given[0]
+        self.store(self.constant("i32", code), context.byte(layout.VIOLATION_CODE))
+        self.store(address, context.byte(layout.VIOLATION_ADDRESS))
+        timer = self.field(layout.TIMER, "ptr")
+        self.value(f"call i64 {timer.text}(i32 {layout.TIMER_VIOLATION})", "i64")
+
 
 def joined(functions: Sequence[Native]) -> tuple[str, set[str]]:
     """Return the IR of functions and the declarations they need."""

@@ -68,7 +68,7 @@ def _issue() -> Native:
             at = tables.byte(which * flight.TABLE_SIZE)
             touched = f.load("i64", at.byte(8))
             with f.when(touched.differs(0)):
-                f.note(layout.NO_REGISTER_FENCE, none, touched)
+                f.violate(layout.NO_REGISTER_FENCE, touched)
             f.store(number, at)
     return f
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
 from collections.abc import Sequence
 
@@ -43,6 +44,7 @@ class Run:
     counters: the next group to begin, and how many clusters run at the same time. stop: set when a
     warp has failed, so that the others end. image: the module window's bytes. parameters: the
     entry's. hooks: of asynchronous kernels, see `library`. variables: their addresses, as numbered.
+    violations: by code and instruction, how often each was seen and the address of the first.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Run:
         self.variables = np.array([*variables, 0], np.uint64)
         self.counters = np.zeros(2, np.uint64)
         self.stop = np.zeros(1, np.uint32)
+        self.violations: dict[tuple[int, int], list[int]] = {}
+        self.lock = threading.Lock()
 
 
 class Worker:
@@ -142,7 +146,9 @@ class Worker:
     def _on_time(self, what: int) -> int:
         if what == layout.TIMER_SLOT:
             return self._another()
-        if what == layout.TIMER_REST:
+        if what == layout.TIMER_VIOLATION:
+            self._on_violation()
+        elif what == layout.TIMER_REST:
             time.sleep(_REST_S)
         elif what == layout.TIMER_PAUSE:
             time.sleep(_PAUSE_S)
@@ -152,6 +158,13 @@ class Worker:
             if isinstance(abort, Attention):
                 abort.wait_aside()
         return time.monotonic_ns()
+
+    def _on_violation(self) -> None:
+        assert self._run is not None
+        mark = self.word(layout.VIOLATION_CODE), self.word(layout.FAULT_INDEX)
+        with self._run.lock:
+            seen = self._run.violations.setdefault(mark, [0, self.quad(layout.VIOLATION_ADDRESS)])
+            seen[0] += 1
 
     # -- launching -------------------------------------------------------------------------------
 

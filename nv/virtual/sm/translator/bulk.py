@@ -131,6 +131,7 @@ def _begin(k: Kernel, i: Instruction, kind: int, how: int) -> None:
         ranks = k.vec(k.resize(k.source(targets, "u16"), "i32", False))
         none = k.mask_bits(k.cmp("eq", Value(ranks, "i32", False), number("i32", 0)))
         k.fault_if(k.value(f"and i32 {none}, {mask}"), layout.BAD_RANK)
+    k.mark()
     k.call(
         "void", f"{PREFIX}bulk_issue", ("ptr", "%context"), ("i64", str(kind)), (WIDE, others),
         (WIDE, hosts), ("<32 x i32>", size), (WIDE, barriers), ("<32 x i32>", ranks),

@@ -307,6 +307,12 @@ class Kernel(Lanes):
             self.do(f"store {kind} {value}, ptr {at}")
         self.do(f"ret i32 {layout.FAULTED}")
 
+    def mark(self) -> None:
+        """Note this instruction for the violations that a function finds."""
+        assert self.now is not None
+        at = self.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
+        self.do(f"store i32 {self.now.index}, ptr {at}")
+
     def fault_if_found(self) -> None:
         """End the grid when a function that was called has found a fault."""
         if self.quiet:

@@ -138,6 +138,7 @@ def _product(k: Kernel, i: Instruction) -> None:
     k.helpers[name] = f"{name} = internal constant [{len(fields)} x i64] [{values}]"
     first = "0" if a else _same(k, i.operands[1])
     tables = k.value(f"getelementptr i8, ptr %warp, i64 {k.held.notes}")
+    k.mark()
     k.call(
         "void", f"{PREFIX}product_issue", ("ptr", "%context"), ("ptr", tables), ("ptr", name),
         ("i64", first), ("i64", _same(k, i.operands[2])), ("i64", _adds(k, i.operands[3])),
