@@ -20,6 +20,7 @@ from hcq.transport.system import System
 from hcq.transport.vfio_container import ACCESS_REMEDY
 
 from . import doctor_nvidia
+from .console import Output
 from .finding import Finding
 from .nvidia import NvidiaMachine
 from .pci import CHECKS
@@ -309,3 +310,20 @@ def as_json(findings: list[Finding]) -> dict[str, object]:
         "ready": all(finding.state != "missing" for finding in findings),
         "findings": [asdict(finding) for finding in findings],
     }
+
+
+# How a finding is marked: the word, and its style on a terminal.
+MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
+
+
+def run(out: Output) -> int:
+    """Show the findings; 1 if one of them stands between this machine and real hardware."""
+    findings = Doctor().findings()
+    for finding in findings:
+        mark, style = MARKS[finding.state]
+        out.say(f"{mark:>8}  {finding.check}: {finding.detail}", style=style)
+        if finding.remedy:
+            out.say(f"          {finding.remedy}")
+    report = as_json(findings)
+    out.result(report)
+    return 0 if report["ready"] else 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 
 import pytest
 
 from tools import cli, demo
+from tools.console import Output
+from tools.verbs import verb
+from tools.verbs.verb import TITLES, load
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, object]:
@@ -96,3 +100,56 @@ def test_demo_names_the_missing_package(
 
 def test_wrong_verb() -> None:
     assert cli.main(["fly"]) == 2
+
+
+def test_every_verb_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    for each in load().values():
+        assert f"  {each.name:<10}{each.help}" in overview
+        assert TITLES[each.group] in overview
+        assert cli.main([each.name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_a_verb_is_added_by_registering_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.verbs.verb.REGISTERED", dict(load()))
+    monkeypatch.setattr(cli, "REGISTERED", verb.REGISTERED)
+
+    @verb.register("look", "show one word", lambda parser: parser.add_argument("word"))
+    def shout(arguments: argparse.Namespace, out: Output) -> int:
+        out.say(arguments.word.upper())
+        return 3
+
+    assert cli.main(["shout", "heard"]) == 3
+    assert capsys.readouterr().out == "HEARD\n"
+
+
+def test_peek(capsys: pytest.CaptureFixture[str]) -> None:
+    code, read = run_json(capsys, "peek", "virtual:navi31", "mmhub.MMVM_L2_CNTL", "CP_HQD_AC*")
+    assert code == 0
+    assert isinstance(read, list)
+    assert [each["register"] for each in read] == ["mmhub.MMVM_L2_CNTL", "gc.CP_HQD_ACTIVE"]
+    assert read[0]["fields"]["ENABLE_L2_CACHE"] == 1
+    assert cli.main(["peek", "virtual:navi31", "mmvm_l2_cntl"]) == 0
+    assert "ENABLE_L2_CACHE=0x1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device", "register", "text"),
+    [
+        ("virtual:navi31", "gc.GRBM_STATUZ", "near: GRBM_STATUS"),
+        ("virtual:navi31", "ABSENT", "no register 'ABSENT'"),
+        ("virtual:navi31", "nothing.CP_STAT", "unknown block 'nothing'"),
+        ("virtual:navi31", "gc.*", "expected 1 to 200"),
+        ("virtual:gh100", "CP_STAT", "has no registers"),
+        ("cpu", "CP_STAT", "has no registers"),
+    ],
+)
+def test_peek_refuses(
+    capsys: pytest.CaptureFixture[str], device: str, register: str, text: str
+) -> None:
+    assert cli.main(["peek", device, register]) in (1, 2)
+    assert text in capsys.readouterr().err

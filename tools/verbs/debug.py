@@ -1,0 +1,103 @@
+"""Verbs that debug: doctor, record, sniff."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hcq.config import config
+from hcq.errors import UsageError
+
+from .. import doctor as examination
+from ..console import Output
+from .verb import register
+
+SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
+       ugpu sniff [options] device NAME
+       ugpu sniff show FILE
+       ugpu sniff compare FILE FILE"""
+RECORD_USAGE = """ugpu record DEVICE FILE [-- CMD [argument ...]]
+       ugpu record replay FILE
+       ugpu record show [--all] FILE
+       ugpu record compare FILE FILE"""
+RECORD_FORMS = """DEVICE FILE           open DEVICE and close it; FILE keeps every access to it
+DEVICE FILE -- CMD    run CMD, and keep all that it does to DEVICE (as the default device)
+replay FILE           do the same again without the device; fails where an access differs
+show FILE             stages, failure and most used registers; --all: every entry
+compare FILE FILE     the first difference, by the names of registers; exit code 1 if there is one
+
+DEVICE is behind a PCI transport: pci:ADDRESS, vfio-user:PATH or a virtual chip with registers.
+hcq.open(name, record=FILE) and UGPU_RECORD=FILE record without this program."""
+_DEVICE_WORDS = 2
+
+
+@register("debug", "list what this machine lacks to reach real hardware, each with its remedy")
+def doctor(arguments: argparse.Namespace, out: Output) -> int:
+    return examination.run(out)
+
+
+def _record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="with show: every entry, by name")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="one of the forms below")
+
+
+@register("debug", "record every access to a device; replay, show, compare", _record,
+          usage=RECORD_USAGE, epilog=RECORD_FORMS)  # fmt: skip
+def record(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the model of the chip, for its images.
+    from .. import record
+
+    match arguments.words:
+        case ["show", "--all", file] | ["show", file, "--all"]:
+            return record.show(Path(file), out, everything=True)
+        case ["show", file]:
+            return record.show(Path(file), out, everything=arguments.all)
+        case ["compare", left, right]:
+            return record.compare(Path(left), Path(right), out)
+        case ["replay", file]:
+            return record.replay(Path(file), out)
+        case ["show" | "compare" | "replay", *_]:
+            raise UsageError(f"usage: {RECORD_USAGE}")
+        case [device, file]:
+            return record.run(record.RecordOptions(device, Path(file)), out)
+        case [device, file, "--", _, *_]:
+            command = arguments.words[3:]
+            return record.run(record.RecordOptions(device, Path(file), command), out)
+    raise UsageError(f"usage: {RECORD_USAGE}")
+
+
+def _sniff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", default="ugpu-sniff.jsonl", help="default: %(default)s")
+    parser.add_argument("--backend", default="auto", help="preload, ptrace; default: %(default)s")
+    parser.add_argument("--prefix", default="/dev/nvidia", help="paths to watch begin with this")
+    parser.add_argument("--memory", type=int, nargs="?", const=32, default=0, metavar="N",
+                        help="also what changed in mapped memory at N doorbells (32)")  # fmt: skip
+    parser.add_argument("--driver", default="", help="its version; default: the running one's")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or show, or compare")
+
+
+@register("debug", "record a program's requests to NVIDIA's driver; show, compare", _sniff,
+          usage=SNIFF_USAGE)  # fmt: skip
+def sniff(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the tables of NVIDIA's interface, which other verbs do not need.
+    from ..sniff import command
+
+    match arguments.words:
+        case ["show", file]:
+            return command.show(Path(file), out)
+        case ["compare", left, right]:
+            return command.compare(Path(left), Path(right), out)
+        case ["show" | "compare", *_] | []:
+            raise UsageError(f"usage: {SNIFF_USAGE}")
+    options = command.SniffOptions(
+        Path(arguments.output),
+        config().cache_folder,
+        arguments.backend,
+        arguments.prefix,
+        arguments.memory,
+        arguments.driver,
+    )
+    if arguments.words[0] == "device" and len(arguments.words) == _DEVICE_WORDS:
+        return command.run_device(arguments.words[1], options, out)
+    words = arguments.words[1:] if arguments.words[0] == "--" else arguments.words
+    return command.run(words, options, out)

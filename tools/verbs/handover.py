@@ -1,0 +1,50 @@
+"""Verbs that hand devices over: bind, unbind, eject, serve."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .. import pci
+from ..console import Output
+from .verb import register
+
+
+def _card(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", help="a device of `ugpu ls`, e.g. pci:0000:03:00.0")
+    parser.add_argument("--dry-run", action="store_true", help="show the steps, change nothing")
+
+
+def _handed(arguments: argparse.Namespace, out: Output) -> int:
+    return pci.run(arguments.verb, arguments.device, out, dry_run=arguments.dry_run)
+
+
+for _name, _help in pci.VERBS.items():
+    register("hand over", _help, _card, name=_name)(_handed)
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vfio-user", required=True, metavar="SOCKET", help="where to listen")
+    parser.add_argument("--firmware", metavar="DIR", help="where its images go; default: a new one")
+    parser.add_argument(
+        "--vram", type=float, default=24, metavar="GIB", help="default: %(default)s"
+    )
+    parser.add_argument("--map-vram", action="store_true", help="clients map VRAM (for guests)")
+    parser.add_argument("device", help="virtual:navi31")
+
+
+@register("hand over", "offer a virtual chip to other processes by vfio-user", _serve)
+def serve(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the model of the chip, which other verbs do not need.
+    from .. import serve
+
+    return serve.run(
+        serve.ServeOptions(
+            Path(arguments.vfio_user),
+            arguments.device,
+            serve.vram_bytes(arguments.vram),
+            Path(arguments.firmware) if arguments.firmware else None,
+            arguments.map_vram,
+        ),
+        out,
+    )

@@ -1,0 +1,44 @@
+"""Verbs that look at devices: ls, info, smi, peek."""
+
+from __future__ import annotations
+
+import argparse
+
+from .. import devices
+from .. import peek as peeking
+from .. import smi as sensors
+from ..console import Output
+from .verb import register
+
+DEVICE = "a name that `ugpu ls` shows, e.g. virtual:navi31"
+
+
+@register("look", "list the devices that can be opened")
+def ls(arguments: argparse.Namespace, out: Output) -> int:
+    return devices.run_ls(out)
+
+
+@register("look", "show device identity, firmware versions and sensor readings",
+          lambda parser: parser.add_argument("device", help=DEVICE))  # fmt: skip
+def info(arguments: argparse.Namespace, out: Output) -> int:
+    return devices.run_info(arguments.device, out)
+
+
+def _smi(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("devices", nargs="*", help="default: every GPU of this machine")
+
+
+@register("look", "show the sensors of all GPUs side by side", _smi)
+def smi(arguments: argparse.Namespace, out: Output) -> int:
+    return sensors.run(arguments.devices, out)
+
+
+def _peek(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", help=DEVICE)
+    parser.add_argument("registers", nargs="+", metavar="REGISTER",
+                        help="names such as gc.GRBM_STATUS or CP_STAT; * and ? match")  # fmt: skip
+
+
+@register("look", "read registers by name and show their fields", _peek)
+def peek(arguments: argparse.Namespace, out: Output) -> int:
+    return peeking.run(arguments.device, arguments.registers, out)

@@ -1,0 +1,64 @@
+"""Verbs that run kernels: demo, explain, tune."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..console import Output
+from .verb import register
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="virtual:navi31", help="default: %(default)s")
+
+
+@register("run", "boot a device and classify 1,797 handwritten digits on it", _demo)
+def demo(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the compiler, which verbs of other groups do not need.
+    from .. import demo
+
+    return demo.run(arguments.device, out)
+
+
+def _script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", help="a Python file that uses ugpu.Tensor")
+    parser.add_argument("--device", help="the default device while it runs, e.g. virtual:navi31")
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    _script(parser)
+    parser.add_argument("--ir", action="store_true", help="also each kernel's IR")
+    parser.add_argument("--show", default="", metavar="PARTS",
+                        help="also these: graph, schedule, kernels (IR), code")  # fmt: skip
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+@register("run", "run a script and show its kernels with their times and rates", _explain)
+def explain(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the compiler too.
+    from .. import explain
+
+    show = [word for word in arguments.show.split(",") if word]
+    show += ["kernels"] if arguments.ir else []
+    return explain.run(arguments.script, arguments.arguments, arguments.device, show, out)
+
+
+def _tune(parser: argparse.ArgumentParser) -> None:
+    _script(parser)
+    parser.add_argument("--beam", type=int, default=4, metavar="N",
+                        help="how many of the best are varied; default: %(default)s")  # fmt: skip
+    parser.add_argument("--budget", type=float, default=60, metavar="SECONDS",
+                        help="for all kernels together; default: %(default)s")  # fmt: skip
+    parser.add_argument("--details", action="store_true", help="show everything that was tried")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+@register("run", "search faster kernels for a script and keep what is found", _tune)
+def tune(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the compiler too.
+    from .. import tune
+
+    options = tune.TuneOptions(
+        arguments.device, arguments.beam, arguments.budget, arguments.details
+    )
+    return tune.run(arguments.script, arguments.arguments, options, out)

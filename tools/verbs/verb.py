@@ -1,0 +1,80 @@
+"""What a verb of `ugpu` is, and the register of all verbs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..console import Output
+
+#: groups of `ugpu --help`, in its order, by what the reader wants to do
+GROUPS = ("run", "look", "debug", "hand over")
+TITLES = {
+    "run": "Run kernels",
+    "look": "Look at devices",
+    "debug": "Debug",
+    "hand over": "Hand devices over",
+}
+
+Arguments = Callable[[argparse.ArgumentParser], object]
+Run = Callable[[argparse.Namespace, Output], int]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """help: a line for `ugpu --help`. arguments: adds the verb's arguments to its parser. run:
+    does the work and returns the exit code. usage, epilog: as argparse takes them."""
+
+    name: str
+    group: str
+    help: str
+    run: Run
+    arguments: Arguments
+    usage: str | None = None
+    epilog: str | None = None
+
+
+REGISTERED: dict[str, Verb] = {}
+
+
+def register(
+    group: str,
+    help: str,
+    arguments: Arguments = lambda parser: None,
+    *,
+    name: str = "",
+    usage: str | None = None,
+    epilog: str | None = None,
+) -> Callable[[Run], Run]:
+    """A decorator: make a function a verb, of its own name where none is given."""
+    assert group in GROUPS, group
+
+    def registered(run: Run) -> Run:
+        verb = Verb(name or run.__name__, group, help, run, arguments, usage, epilog)
+        assert verb.name not in REGISTERED, verb.name
+        REGISTERED[verb.name] = verb
+        return run
+
+    return registered
+
+
+def load() -> dict[str, Verb]:
+    """Every verb by name; imports the modules of this folder, which load nothing heavy."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+    return REGISTERED
+
+
+def overview() -> str:
+    """The verbs, a line each, by group."""
+    lines = []
+    for group in GROUPS:
+        lines.append(f"{TITLES[group]}:")
+        verbs = [verb for verb in REGISTERED.values() if verb.group == group]
+        lines += [f"  {verb.name:<10}{verb.help}" for verb in verbs]
+        lines.append("")
+    return "\n".join(lines).rstrip()
