@@ -21,9 +21,17 @@ from compiler.graph import node as graph
 from compiler.graph.forms import Makes
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
-from compiler.methods.core import Scalar, integer_of, number_of, shape_of
+from compiler.methods.assignment import Assignment
+from compiler.methods.convolution import Convolutions
+from compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
+from compiler.methods.einsum import Einsum
+from compiler.methods.layout import Layout
 from compiler.methods.losses import Losses
 from compiler.methods.randomness import squares
+from compiler.methods.resampling import Resampling
+from compiler.methods.scans import Scans
+from compiler.methods.scattering import Scattering
+from compiler.methods.sorting import Sorting
 from compiler.plan.plan import MemoryPlan, memory_plan
 from compiler.runtime.generator import generator
 from compiler.runtime.memory_pool import Storage
@@ -35,7 +43,10 @@ from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 
 
-class Tensor(Losses):
+@whole
+class Tensor(
+    Assignment, Layout, Scattering, Sorting, Scans, Convolutions, Resampling, Einsum, Losses
+):
     """An array of `dtype` and `shape` on `device`.
 
     data: a Python number, nested lists of them, or a NumPy array (copied at once); float64 is

@@ -15,11 +15,12 @@ from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here
 from compiler.graph.region import Region, Scatter
 from compiler.methods.core import TensorCore, broadcast, broadcast_shape
-from compiler.methods.indexing import Indexing, Key, is_bool
+from compiler.methods.indexing import Key, is_bool
+from compiler.methods.operations import Operations
 from hcq.errors import BadArgument, NotSupported
 
 
-class Assignment(Indexing):
+class Assignment(Operations):
     """Replacing elements. Written in place unless somebody may still see the old value: other
     tensors keep what they had."""
 

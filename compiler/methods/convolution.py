@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,16 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.methods import winograd as winograd_tiles
 from compiler.methods.core import broadcast
-from compiler.methods.sorting import Sorting
+from compiler.methods.operations import Operations
 from compiler.pattern import cost
 from hcq.config import config
 from hcq.errors import BadArgument
 
 Pair = int | Sequence[int]
+T = TypeVar("T", bound=Operations)
 
 
-class Convolutions(Sorting):
+class Convolutions(Operations):
     """On tensors [batch, channels, height, width]. A Pair is one number for both axes or two."""
 
     __slots__ = ()
@@ -44,7 +45,7 @@ class Convolutions(Sorting):
         (compiler.methods.winograd.TOLERANCE); by default where that is faster, unless the setting
         UGPU_WINOGRAD is 0. BadArgument where it is asked for and cannot be.
         """
-        kernel = self._operand(weight)
+        kernel = self._tensor("conv2d", weight)
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(f"conv2d: shapes {self._shown} and {kernel._shown}, 4 axes needed")
         batch, channels, _, _ = self.shape
@@ -56,7 +57,7 @@ class Convolutions(Sorting):
             )
         dtype = dtypes.promote(self.dtype, kernel.dtype)
         shaped = (height, width) == (3, 3) and groups == 1 and dtype is float32
-        steps = self._pair("conv2d", stride, 1) == self._pair("conv2d", dilation, 1) == (1, 1)
+        steps = pair("conv2d", stride, 1) == pair("conv2d", dilation, 1) == (1, 1)
         tiled = self._tiled(kernel, padding, winograd) if shaped and steps else None
         if winograd and tiled is None:
             raise BadArgument(
@@ -65,10 +66,10 @@ class Convolutions(Sorting):
                 "is their first use"
             )
         if tiled is not None:
-            return tiled if bias is None else tiled + self._per_channel(bias, out_channels)
+            return biased("conv2d", tiled, bias)
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
         host = self.device.target.abi == "host"
-        wide = self.shape[3] + 2 * self._pair("conv2d", padding, 0)[1]
+        wide = self.shape[3] + 2 * pair("conv2d", padding, 0)[1]
         # what one channel reads alone is padded by the kernel that holds it
         apart = host and out_channels == groups and cost.in_windows(height, width, wide)
         windows = self.cast(dtype)._windows(
@@ -86,21 +87,12 @@ class Convolutions(Sorting):
         products = graph.elementwise("mul", inner, broadcast(left, whole), broadcast(right, whole))
         total = self._new(products)._reduce("sum", products, (5, 6, 7), False)
         node = graph.reshape(graph.cast(total.node, dtype), (batch, out_channels, rows, columns))
-        result = self._new(node)
-        if bias is None:
-            return result
-        return result + self._per_channel(bias, out_channels)
-
-    def _per_channel(self, bias: Any, out_channels: int) -> Self:
-        added = self._operand(bias)
-        if added.shape != (out_channels,):
-            raise BadArgument(f"conv2d: a bias of shape {added._shown} for {out_channels} channels")
-        return self._new(graph.reshape(added.node, (out_channels, 1, 1)))
+        return biased("conv2d", self._new(node), bias)
 
     def _tiled(self, kernel: Self, padding: Pair, wanted: bool | None) -> Self | None:
         """By Winograd's tiles (compiler.methods.winograd), where wanted or cheaper."""
         batch, channels, height, width = self.shape
-        out, around = kernel.shape[0], self._pair("conv2d", padding, 0)
+        out, around = kernel.shape[0], pair("conv2d", padding, 0)
         rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
         down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
         size = winograd_tiles.AROUND
@@ -116,7 +108,7 @@ class Convolutions(Sorting):
             "image", "weight", "result")} if wanted else {}  # fmt: skip
         if not constants or any(each is None for each in constants.values()):
             return None
-        image, weight, result = (self._operand(each) for each in constants.values())
+        image, weight, result = (self._tensor("conv2d", each) for each in constants.values())
         # the image with its edges, as large as the tiles need it, then all windows, laid out
         ends = (4 * down + 2 - height - around[0], 4 * across + 2 - width - around[1])
         pairs = [(0, 0), (0, 0), (around[0], ends[0]), (around[1], ends[1])]
@@ -146,21 +138,15 @@ class Convolutions(Sorting):
 
             return ones, build
 
-        what = f"conv2d {self.shape} {kernel.shape} {self._pair('conv2d', padding, 0)}"
+        what = f"conv2d {self.shape} {kernel.shape} {pair('conv2d', padding, 0)}"
         forms = {"windows": partial(form, False), "tiles": partial(form, True)}
         return self._preferred(what, forms)
-
-    def _operand(self, given: Any) -> Self:
-        lifted = self._lift("conv2d", given)
-        if not isinstance(lifted, Convolutions):
-            raise BadArgument(f"conv2d: {given!r} is no tensor")
-        return self._new(lifted.node)
 
     def max_pool2d(
         self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
     ) -> Self:
         """The largest of each window. stride: default the window's size; padding never wins."""
-        sizes = self._pair("max_pool2d", size, 1)
+        sizes = pair("max_pool2d", size, 1)
         step = sizes if stride is None else stride
         lowest = False if self.dtype is bool_ else dtypes.lowest(self.dtype)
         windows = self._windows("max_pool2d", sizes, step, padding, dilation, lowest)
@@ -169,7 +155,7 @@ class Convolutions(Sorting):
 
     def avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """The mean of each window, zeros of the padding counted."""
-        sizes = self._pair("avg_pool2d", size, 1)
+        sizes = pair("avg_pool2d", size, 1)
         step = sizes if stride is None else stride
         windows = self._windows("avg_pool2d", sizes, step, padding, 1, 0)
         return self._new(windows).mean((4, 5))
@@ -182,9 +168,9 @@ class Convolutions(Sorting):
         whether the kernel that reads the windows pads by itself."""
         if self.ndim != 4:
             raise BadArgument(f"{operation}: shape {self._shown}, 4 axes needed")
-        steps = self._pair(operation, stride, 1)
-        around = self._pair(operation, padding, 0)
-        apart = self._pair(operation, dilation, 1)
+        steps = pair(operation, stride, 1)
+        around = pair(operation, padding, 0)
+        apart = pair(operation, dilation, 1)
         source = self.node
         if any(around):
             # stored: each element is read by many windows, and every read would test for the edge
@@ -207,11 +193,23 @@ class Convolutions(Sorting):
             source = graph.gather(source, (axis + which,), [places], checked=True)
         return graph.permute(source, (4, 5, 2, 0, 3, 1))
 
-    def _pair(self, operation: str, given: Pair, least: int) -> tuple[int, int]:
-        listed = given if isinstance(given, list | tuple) else (given, given)
-        if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
-            raise BadArgument(f"{operation}: {given!r} is no pair of numbers from {least} on")
-        return listed[0], listed[1]
+
+def pair(operation: str, given: Pair, least: int) -> tuple[int, int]:
+    """A Pair as two numbers; BadArgument for what is none."""
+    listed = given if isinstance(given, list | tuple) else (given, given)
+    if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
+        raise BadArgument(f"{operation}: {given!r} is no pair of numbers from {least} on")
+    return listed[0], listed[1]
+
+
+def biased(operation: str, images: T, bias: Any) -> T:
+    """[batch, channels, height, width] with a number added for each channel, if any."""
+    if bias is None:
+        return images
+    added, channels = images._tensor(operation, bias), images.shape[1]
+    if added.shape != (channels,):
+        raise BadArgument(f"{operation}: a bias of shape {added._shown} for {channels} channels")
+    return images + images._new(graph.reshape(added.node, (channels, 1, 1)))
 
 
 def _matrix(name: str) -> NDArray[np.float32]:

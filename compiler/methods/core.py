@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Self
+from types import FunctionType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from hcq.device import Device
 from hcq.errors import BadArgument, BadIndex
 
 Scalar = bool | int | float
+T = TypeVar("T", bound="TensorCore")
 RECIPES = 1024  # kept
 
 _recipes: dict[tuple[object, ...], Recipe] = {}
@@ -201,6 +203,16 @@ class TensorCore:
         if len(set(axes)) != len(axes):
             raise BadArgument(f"{operation}: axis {axis} names an axis twice")
         return axes
+
+
+def whole(tensor: type[T]) -> type[T]:
+    """Have errors and help name the methods of all groups as those of the class that users know."""
+    for group in tensor.__mro__[1:-1]:
+        for member in vars(group).values():
+            method = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if isinstance(method, FunctionType):
+                method.__qualname__ = f"{tensor.__name__}.{method.__name__}"
+    return tensor
 
 
 def shown(given: Node | Shape) -> str:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
-from typing import Any, Self
+from typing import Self
 
 from compiler import dtype as dtypes
 from compiler.dtype import DType, bool_, float32, int32
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.methods.core import TensorCore
-from compiler.methods.resampling import Resampling
+from compiler.methods.operations import Operations
 from hcq.errors import BadArgument
 
 
@@ -34,7 +34,7 @@ class _Factor:
         return self.node.shape[self.names.index(name)] if name in self.names else 1
 
 
-class Einsum(Resampling):
+class Einsum(Operations):
     """See einsum."""
 
     __slots__ = ()
@@ -50,13 +50,9 @@ class Einsum(Resampling):
         if not operands or not isinstance(operands[0], Einsum):
             raise BadArgument(f"einsum {equation!r}: no tensors")
         first = operands[0]
-        return first._joined(equation, [first._lifted(equation, each) for each in operands])
-
-    def _lifted(self, equation: str, given: Any) -> TensorCore:
-        lifted = self._lift(f"einsum {equation!r}", given)
-        if not isinstance(lifted, TensorCore):
-            raise BadArgument(f"einsum {equation!r}: {given!r} is no tensor")
-        return lifted
+        return first._joined(
+            equation, [first._tensor(f"einsum {equation!r}", each) for each in operands]
+        )
 
     def _joined(self, equation: str, operands: Sequence[TensorCore]) -> Self:
         dtype = operands[0].dtype

@@ -8,22 +8,14 @@ from typing import Any, Self
 from compiler.dtype import int64
 from compiler.graph import node as graph
 from compiler.methods.core import Scalar, TensorCore, integer_of, integers_of, shape_of
-from compiler.methods.scattering import Scattering
+from compiler.methods.operations import Operations
 from hcq.errors import BadArgument
 
 
-class Layout(Scattering):
+class Layout(Operations):
     """None of these stores anything."""
 
     __slots__ = ()
-
-    def _counted(self, size: int, axis: int) -> Self:
-        """0, 1 ... along an axis of as many axes as this has."""
-        shape = tuple(size if place == axis else 1 for place in range(self.ndim))
-        return self._new(graph.reshape(graph.iota(size), shape))
-
-    def _filled(self, value: Scalar) -> Self:
-        return self._new(self._constant("full_like", value, self.dtype, self.shape))
 
     def full_like(self, value: Scalar) -> Self:
         """One number everywhere, of this shape and type, on this device."""

@@ -12,7 +12,7 @@ import numpy as np
 from compiler import dtype as dtypes
 from compiler.dtype import float32
 from compiler.methods.core import number_of
-from compiler.methods.einsum import Einsum
+from compiler.methods.operations import Operations
 from hcq.errors import BadArgument, BadIndex
 
 Reduction = Literal["mean", "sum", "none"]
@@ -20,7 +20,7 @@ IGNORED = -100  # the label that PyTorch ignores by default
 LOWEST_LOG = -100.0  # where binary_cross_entropy cuts off the logarithm of zero
 
 
-class Losses(Einsum):
+class Losses(Operations):
     """reduction: the mean or the sum over all elements, or "none": one each."""
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class Losses(Einsum):
         wanted, given = self._target(name, target), self._real()
         softened = (-given).softplus()  # -log(sigmoid)
         if positive_weight is not None:
-            softened = softened * ((self._lifted(name, positive_weight) - 1) * wanted + 1)
+            softened = softened * ((self._tensor(name, positive_weight) - 1) * wanted + 1)
         loss = (1 - wanted) * given + softened
         return self._collected(name, loss if weight is None else loss * weight, reduction)
 
@@ -99,7 +99,7 @@ class Losses(Einsum):
         axis = self._classes(name)
         shifted = self._shifted(name, axis)
         total = shifted.exp().sum(axis, keepdims=True).log()
-        given = self._lifted(name, target)
+        given = self._tensor(name, target)
         share = label_smoothing / self.shape[axis]
         factors = None if weight is None else self._factors(name, weight)
         if given.dtype.is_float:
@@ -123,16 +123,10 @@ class Losses(Einsum):
     # ---- parts ---------------------------------------------------------------------------------
 
     def _target(self, name: str, target: Any) -> Self:
-        given = self._lifted(name, target)
+        given = self._tensor(name, target)
         if given.shape != self.shape:
             raise BadArgument(f"{name}: shapes {self._shown} and {given._shown}")
         return given.cast(float32)
-
-    def _lifted(self, name: str, given: Any) -> Self:
-        lifted = self._lift(name, given)
-        if not isinstance(lifted, Losses):
-            raise BadArgument(f"{name}: {given!r} is no tensor")
-        return self._new(lifted.node)
 
     def _classes(self, name: str) -> int:
         if not self.ndim or not self.shape[min(1, self.ndim - 1)]:
@@ -142,7 +136,7 @@ class Losses(Einsum):
     def _factors(self, name: str, weight: Any) -> Self:
         """A factor for each class, along the axis of classes."""
         axis = self._classes(name)
-        given = self._lifted(name, weight)
+        given = self._tensor(name, weight)
         if given.shape != (self.shape[axis],):
             raise BadArgument(f"{name}: weights {given._shown} for classes of {self._shown}")
         return given.cast(float32).reshape(
@@ -164,7 +158,7 @@ class Losses(Einsum):
     ) -> tuple[Self, Self]:
         """What stands at each label, and each label's factor, which is zero where ignored."""
         axis = self._classes(name)
-        labels = self._lifted(name, target)
+        labels = self._tensor(name, target)
         rest = (*self.shape[:axis], *self.shape[axis + 1 :])
         if labels.dtype.is_float or labels.shape != rest:
             raise BadArgument(

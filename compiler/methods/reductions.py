@@ -11,15 +11,16 @@ from compiler.dtype import bool_, float32, int32, int64
 from compiler.expression.elementary import is_narrow
 from compiler.graph import node as graph
 from compiler.graph.node import Node
-from compiler.methods.assignment import Assignment
 from compiler.methods.core import broadcast_shape, integer_of
-from compiler.methods.functions import Functions
+from compiler.methods.elementwise import Elementwise
+from compiler.methods.movement import Movement
 from compiler.schedule import split
 from hcq.errors import BadArgument
 
 Axis = int | Sequence[int] | None
 
-class Reductions(Functions, Assignment):
+
+class Reductions(Elementwise, Movement):
     """axis: an axis, several, or None for all; reduced axes vanish unless keepdims."""
 
     __slots__ = ()

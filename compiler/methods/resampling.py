@@ -13,14 +13,15 @@ from typing import Any, Self
 from compiler import dtype as dtypes
 from compiler.dtype import bool_, float32, int32, uint8
 from compiler.graph import node as graph
-from compiler.methods.convolution import Convolutions, Pair
+from compiler.methods.convolution import Pair, biased, pair
+from compiler.methods.operations import Operations
 from hcq.errors import BadArgument
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this
 
 
-class Resampling(Convolutions):
+class Resampling(Operations):
     """On tensors [batch, channels, ...]."""
 
     __slots__ = ()
@@ -35,7 +36,7 @@ class Resampling(Convolutions):
         `padding` elements are cut off at each side, `output_padding` added at the ends. Types as
         in matmul. One matrix product of all windows, and a sum that puts them in place.
         """
-        kernel = self._operand(weight)
+        kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(f"conv_transpose2d: {shapes}, 4 axes needed")
@@ -43,10 +44,10 @@ class Resampling(Convolutions):
         _, each, *window = kernel.shape
         if groups < 1 or kernel.shape[0] != channels or channels % groups or not kernel.numel():
             raise BadArgument(f"conv_transpose2d: {shapes} in {groups} groups do not fit")
-        steps = self._pair("conv_transpose2d", stride, 1)
-        cut = self._pair("conv_transpose2d", padding, 0)
-        more = self._pair("conv_transpose2d", output_padding, 0)
-        gaps = self._pair("conv_transpose2d", dilation, 1)
+        steps = pair("conv_transpose2d", stride, 1)
+        cut = pair("conv_transpose2d", padding, 0)
+        more = pair("conv_transpose2d", output_padding, 0)
+        gaps = pair("conv_transpose2d", dilation, 1)
         if any(m >= max(s, g) for m, s, g in zip(more, steps, gaps, strict=True)):
             raise BadArgument("conv_transpose2d: output_padding is below stride or dilation")
         out = [
@@ -64,9 +65,7 @@ class Resampling(Convolutions):
         spread = spread.reshape((batch * groups * each, *window, *size))
         placed = spread._placed(out, steps, cut, gaps)
         result = placed.reshape((batch, groups * each, *out)).cast(dtype)
-        if bias is None:
-            return result
-        return result + self._per_channel(bias, groups * each)
+        return biased("conv_transpose2d", result, bias)
 
     def _placed(
         self, out: Sequence[int], steps: Sequence[int], cut: Sequence[int], gaps: Sequence[int]

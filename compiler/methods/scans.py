@@ -9,14 +9,14 @@ from compiler import dtype as dtypes
 from compiler.dtype import bool_, float32
 from compiler.expression.elementary import is_narrow
 from compiler.graph import node as graph
-from compiler.methods.layout import Layout
+from compiler.methods.operations import Operations
 from compiler.methods.reductions import Axis
 from hcq.errors import BadArgument
 
 BLOCK = 64  # elements of a running total that are looked at for each element
 
 
-class Scans(Layout):
+class Scans(Operations):
     """axis: counted from either end."""
 
     __slots__ = ()

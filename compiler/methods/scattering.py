@@ -11,31 +11,17 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.region import Region, Scatter
 from compiler.methods.core import Scalar, TensorCore, broadcast
-from compiler.methods.reductions import Reductions
+from compiler.methods.operations import Operations
 from hcq.errors import BadArgument, NotSupported
 
 _MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
-class Scattering(Reductions):
-    """An index has as many axes as the tensor and may be shorter along each (along `axis` also
-    longer). Negative ones count from the end; what is outside reads as zero and is not written.
+class Scattering(Operations):
+    """An index is as `gather` takes it; what is outside is not written.
     Results are new tensors; where several values meet, they are taken in the index's order."""
 
     __slots__ = ()
-
-    def gather(self, axis: int, index: TensorCore) -> Self:
-        """result[i, j] = self[index[i, j], j] for axis 0, and so on."""
-        place, node = self._indices("gather", axis, index)
-        common = node.shape
-        entries = []
-        for other, size in enumerate(common):
-            if other == place:
-                entries.append(node)
-                continue
-            shape = [size if each == other else 1 for each in range(self.ndim)]
-            entries.append(broadcast(graph.reshape(graph.iota(size), tuple(shape)), common))
-        return self._new(graph.gather(self.node, tuple(range(self.ndim)), entries, False))
 
     def scatter(self, axis: int, index: TensorCore, source: Any, reduce: str | None = None) -> Self:
         """A copy with result[index[i, j], j] = source[i, j] for axis 0, and so on; the last one
@@ -107,20 +93,6 @@ class Scattering(Reductions):
         return self._new(lifted.node).where(value, self).cast(self.dtype)
 
     # ---- how -----------------------------------------------------------------------------------
-
-    def _indices(self, operation: str, axis: int, index: TensorCore) -> tuple[int, Node]:
-        place = self._axis(operation, axis)
-        lifted = self._lift(operation, index)
-        if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer:
-            raise BadArgument(f"{operation}: the index is a tensor of integers")
-        shape = lifted.shape
-        fits = len(shape) == self.ndim > 0 and all(
-            size <= own or each == place
-            for each, (size, own) in enumerate(zip(shape, self.shape, strict=True))
-        )
-        if not fits:
-            raise BadArgument(f"{operation}: an index {lifted._shown} for {self._shown}")
-        return place, lifted.node
 
     def _scattered(
         self, operation: str, axis: int, index: TensorCore, source: Any, mode: str

@@ -1,0 +1,65 @@
+"""Tensor: what its other methods are made of, and what several groups of them share."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from compiler.graph import node as graph
+from compiler.graph.node import Node
+from compiler.methods.core import Scalar, TensorCore, broadcast
+from compiler.methods.functions import Functions
+from compiler.methods.indexing import Indexing
+from compiler.methods.reductions import Reductions
+from hcq.errors import BadArgument
+
+
+class Operations(Reductions, Functions, Indexing):
+    """Arithmetic, movement, reductions and indexing. The groups above stand side by side: none
+    knows another."""
+
+    __slots__ = ()
+
+    def gather(self, axis: int, index: TensorCore) -> Self:
+        """result[i, j] = self[index[i, j], j] for axis 0, and so on.
+
+        An index has as many axes as the tensor and may be shorter along each (along `axis` also
+        longer). Negative ones count from the end; what is outside reads as zero."""
+        place, node = self._indices("gather", axis, index)
+        common = node.shape
+        entries = []
+        for other, size in enumerate(common):
+            if other == place:
+                entries.append(node)
+                continue
+            shape = [size if each == other else 1 for each in range(self.ndim)]
+            entries.append(broadcast(graph.reshape(graph.iota(size), tuple(shape)), common))
+        return self._new(graph.gather(self.node, tuple(range(self.ndim)), entries, False))
+
+    def _tensor(self, operation: str, given: Any) -> Self:  # Any: checked here
+        """An operand that must be a tensor or an array."""
+        lifted = self._lift(operation, given)
+        if not isinstance(lifted, TensorCore):
+            raise BadArgument(f"{operation}: {given!r} is no tensor")
+        return self._new(lifted.node)
+
+    def _counted(self, size: int, axis: int) -> Self:
+        """0, 1 ... along an axis of as many axes as this has."""
+        shape = tuple(size if place == axis else 1 for place in range(self.ndim))
+        return self._new(graph.reshape(graph.iota(size), shape))
+
+    def _filled(self, value: Scalar) -> Self:
+        return self._new(self._constant("full_like", value, self.dtype, self.shape))
+
+    def _indices(self, operation: str, axis: int, index: TensorCore) -> tuple[int, Node]:
+        place = self._axis(operation, axis)
+        lifted = self._lift(operation, index)
+        if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer:
+            raise BadArgument(f"{operation}: the index is a tensor of integers")
+        shape = lifted.shape
+        fits = len(shape) == self.ndim > 0 and all(
+            size <= own or each == place
+            for each, (size, own) in enumerate(zip(shape, self.shape, strict=True))
+        )
+        if not fits:
+            raise BadArgument(f"{operation}: an index {lifted._shown} for {self._shown}")
+        return place, lifted.node
