@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 _ALIGN = 2 << 20
 _LEAST = 1 << 30  # addresses cost nothing
-# Preempting a kernel saves registers and shared memory of every SM: 256 KiB and up to 228 KiB
-# (CUDA C++ Programming Guide 12.9, "Compute Capabilities"); half of the estimate is reserve.
+# Where the driver does not say: ample for what an SM holds, 256 KiB of registers and up to 228 KiB
+# of shared memory (CUDA C++ Programming Guide 12.9, "Compute Capabilities").
 _PER_SM = 1 << 20
 _RESERVE = 4  # times what is needed: alignment, and buffers that another channel left in the range
 

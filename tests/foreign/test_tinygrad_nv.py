@@ -15,7 +15,12 @@ LIMIT_S = 150
 
 
 @pytest.mark.parametrize(
-    ("chip", "driver", "arch"), [("ga102", "570.144", "sm_86"), ("ad102", "580.142", "sm_89")]
+    ("chip", "driver", "arch"),
+    [
+        ("ga102", "570.144", "sm_86"),
+        ("ad102", "580.142", "sm_89"),
+        ("gb202", "580.142", "sm_120"),
+    ],
 )
 def test_its_operators_agree_with_numpy(chip: str, driver: str, arch: str, tmp_path: Path) -> None:
     """No Xid, no violation, no call that the model lacks."""

@@ -30,8 +30,16 @@ from nv.virtual.status import RmError, Status, require
 
 _NOTIFIER = struct.Struct("<QIHH")  # NvNotification: time in ns, info32, info16, status
 NOTIFIER_SIZE = 16
-_VOLTA = 0xC36F  # every chip offers it; there is no table of its methods
+# Every chip offers Volta's channels. Its class has the methods of Turing's, name by name and bit by
+# bit, but for CLEAR_FAULTED, which takes a channel's number (open-gpu-kernel-modules 580.142
+# clc36f.h, clc46f.h); only UVM itself writes that.
+_VOLTA, _TURING = 0xC36F, 0xC46F
 _ENGINE_FIFO = 0  # info16 of a notifier, where no engine is at fault
+
+
+def _methods_of(class_id: int) -> int:
+    """The class whose table has the methods of a class of channels."""
+    return _TURING if class_id == _VOLTA else class_id
 
 
 def _space(client: RmObject, handle: int) -> VaSpace:
@@ -117,8 +125,6 @@ class ChannelObject(RmObject):
         super().__init__(request)
         params = request.block
         self.gpu: VirtualGpu = need_gpu(request.parent)
-        if request.class_id == _VOLTA:
-            raise RmError(Status.NOT_SUPPORTED, "VOLTA_CHANNEL_GPFIFO_A is not modelled")
         self.group = request.parent if isinstance(request.parent, ChannelGroup) else None
         self.vaspace = self._vaspace(params)
         self.runlist = self._runlist(params.engineType)
@@ -136,7 +142,8 @@ class ChannelObject(RmObject):
             raise RmError(Status.INSUFFICIENT_RESOURCES, "all channels are taken")
         offset = params.userdOffset[0]
         channel = Channel(
-            self.gpu, number, request.class_id, self.vaspace.space, self._userd.host + offset
+            self.gpu, number, _methods_of(request.class_id), self.vaspace.space,
+            self._userd.host + offset,
         )
         channel.ring_address, channel.ring_entries = params.gpFifoOffset, params.gpFifoEntries
         channel.on_error = self._recover

@@ -1,37 +1,33 @@
 """Context buffers of graphics channels: which there are.
 
-Source: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/ctrl/ctrl2080/ctrl2080gpu.h,
-NV2080_CTRL_GPU_PROMOTE_CTX_BUFFER_ID_*; ctrl2080gr.h, NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE.
-UNSURE: their sizes, which no open header has; what preemption saves follows from what an SM holds.
+Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/gr/kernel_graphics_context.c,
+kgrctxGetCtxBuffers: the main image, the patch buffer, and the global buffers that
+arch/maxwell/kgraphics_gm200.c and arch/turing/kgraphics_tu102.c allocate. Buffers for preemption
+(GFXP_POOL and those of SET_CTXSW_PREEMPTION_MODE) are not among them: no code makes the former, and
+the latter belong to a context that asks for them. Names: ctrl2080gpu.h,
+NV2080_CTRL_GPU_PROMOTE_CTX_BUFFER_ID_*; their size: ctrl2080gr.h,
+NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE.
+UNSURE: the sizes, which no open header has: firmware tells them. With what tinygrad 0.14 reserves
+for them, 64 MiB, boards from GA102 to GB202 run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nv.chips.facts import ChipFacts
-
-_REGISTERS_OF_SM = 256 << 10
-_MAIN, _PATCH = 1 << 20, 64 << 10
-_CIRCULAR, _PAGE_POOL, _ATTRIBUTES, _ACCESS_MAP = 1 << 20, 4 << 20, 12 << 20, 512 << 10
 ALIGN = 64 << 10
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """One buffer of a context. size: bytes. shared: all channels of a GPU use the same one."""
+    """One buffer of a context. size: bytes."""
 
     name: str
     size: int
-    shared: bool
 
 
-def buffers_of(facts: ChipFacts) -> tuple[Buffer, ...]:
-    """The buffers of a graphics channel."""
-    preempted = facts.sm_count * (_REGISTERS_OF_SM + facts.shared_carveouts[-1])
-    sizes = (
-        ("MAIN", _MAIN, False), ("PATCH", _PATCH, False), ("GFXP_POOL", preempted, False),
-        ("BUFFER_BUNDLE_CB", _CIRCULAR, True), ("PAGEPOOL", _PAGE_POOL, True),
-        ("ATTRIBUTE_CB", _ATTRIBUTES, True), ("PRIV_ACCESS_MAP", _ACCESS_MAP, True),
-    )  # fmt: skip
-    return tuple(Buffer(name, -(-size // ALIGN) * ALIGN, shared) for name, size, shared in sizes)
+BUFFERS = (
+    Buffer("MAIN", 2 << 20), Buffer("PATCH", 64 << 10), Buffer("BUFFER_BUNDLE_CB", 1 << 20),
+    Buffer("PAGEPOOL", 4 << 20), Buffer("ATTRIBUTE_CB", 12 << 20), Buffer("RTV_CB_GLOBAL", 1 << 20),
+    Buffer("PRIV_ACCESS_MAP", 512 << 10), Buffer("UNRESTRICTED_PRIV_ACCESS_MAP", 512 << 10),
+)  # fmt: skip

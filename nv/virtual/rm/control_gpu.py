@@ -13,7 +13,7 @@ from hcq.layout import Struct
 from nv.virtual.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from nv.virtual.rm.channels import ChannelObject, ComputeObject
 from nv.virtual.rm.classes import classes_of
-from nv.virtual.rm.contexts import buffers_of
+from nv.virtual.rm.contexts import BUFFERS
 from nv.virtual.rm.resources import Device, Subdevice, need_gpu
 from nv.virtual.rm.text import set_text
 from nv.virtual.status import RmError, Status, require
@@ -257,7 +257,7 @@ def _context_size(sub: Subdevice, params: Struct) -> None:
         raise RmError(Status.INVALID_CHANNEL, f"{channel!r} is not a channel")
     graphics = any(isinstance(child, ComputeObject) for child in channel.children.values())
     require(graphics, Status.INVALID_CHANNEL, "the channel has no graphics context")
-    params.totalBufferSize = sum(buffer.size for buffer in buffers_of(channel.gpu.facts))
+    params.totalBufferSize = sum(buffer.size for buffer in BUFFERS)
 
 
 # Any: controls differ in the object that takes them

@@ -1,14 +1,15 @@
 """Where UVM maps the context buffers of graphics channels.
 
-Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_user_channel.c (create_va_range:
-a buffer that is mapped already is counted, another takes the first free place of the range that the
+Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_user_channel.c (find_va_range:
+the channels of a group share the buffers of its context, others share none; create_va_range: a
+buffer that is mapped already is counted, another takes the first free place of the range that the
 registration names; destroy_va_ranges: the last channel unmaps it).
 """
 
 from __future__ import annotations
 
-from nv.virtual.rm.channels import ChannelObject
-from nv.virtual.rm.contexts import ALIGN, buffers_of
+from nv.virtual.rm.channels import ChannelGroup, ChannelObject
+from nv.virtual.rm.contexts import ALIGN, BUFFERS
 from nv.virtual.status import RmError
 from nv.virtual.uvm.ranges import ExternalRanges, Range
 
@@ -18,22 +19,22 @@ class ContextBuffers:
 
     def __init__(self, ranges: ExternalRanges) -> None:
         self._ranges = ranges
-        self._shared: dict[tuple[bytes, str], Range] = {}
+        self._shared: dict[tuple[ChannelGroup, str], Range] = {}
         self._users: dict[Range, int] = {}
         self._held: dict[ChannelObject, list[Range]] = {}
 
-    def map(self, channel: ChannelObject, uuid: bytes, base: int, length: int) -> None:
+    def map(self, channel: ChannelObject, base: int, length: int) -> None:
         """Find places for a channel's buffers; INVALID_ADDRESS where one has none."""
         held = self._held[channel] = []
         try:
-            for buffer in buffers_of(channel.gpu.facts):
-                key = (uuid, buffer.name)
-                found = self._shared.get(key) if buffer.shared else None
+            for buffer in BUFFERS:
+                group = channel.group
+                found = self._shared.get((group, buffer.name)) if group is not None else None
                 if found is None:
                     found = self._ranges.place(base, base + length, buffer.size, ALIGN)
                     self._users[found] = 0
-                    if buffer.shared:
-                        self._shared[key] = found
+                    if group is not None:
+                        self._shared[group, buffer.name] = found
                 self._users[found] += 1
                 held.append(found)
         except RmError:

@@ -237,7 +237,7 @@ class UvmFile:
             require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length} bytes")
             limit = 1 << gpu.form.address_bits
             require(base + length <= limit, Status.OUT_OF_RANGE, f"{base:#x}, {length} bytes")
-            self.contexts.map(channel, uuid, base, length)
+            self.contexts.map(channel, base, length)
             channel.contexts_mapped = True
         self.channels[key] = (uuid, channel)
         channel.on_fault = lambda fault: self.record(gpu, fault)

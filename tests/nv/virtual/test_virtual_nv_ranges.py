@@ -108,10 +108,10 @@ CHANNELS = {
 
 @pytest.mark.parametrize("chip", sorted(CHANNELS))
 def test_channels_of_every_class_that_a_chip_offers_work(chip: str) -> None:
-    """open-gpu-kernel-modules 580.142 g_gpu_class_list.c, gpuGetEngClassDescriptorList_*."""
+    """open-gpu-kernel-modules 580.142 g_gpu_class_list.c, gpuGetClassDescriptorList_*."""
     facts = facts_of(chip)
     assert channels_of(facts) == set(CHANNELS[chip])
-    for class_id in CHANNELS[chip][1:]:
+    for class_id in CHANNELS[chip]:
         with RmProgram(chip) as program:
             program.facts = replace(facts, gpfifo_class=class_id)
             program.bring_up()
@@ -121,14 +121,6 @@ def test_channels_of_every_class_that_a_chip_offers_work(chip: str) -> None:
             program.submit()
             program.wait(0x4000, 41)
             assert program.machine.violations == []
-
-
-def test_voltas_channels_are_offered_and_not_modelled() -> None:
-    with RmProgram() as program:
-        program.facts = replace(program.facts, gpfifo_class=0xC36F)
-        with pytest.raises(StatusError) as refused:
-            program.bring_up()
-        assert refused.value.status == Status.NOT_SUPPORTED
 
 
 def test_a_newer_chips_channels_are_refused() -> None:
