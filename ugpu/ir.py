@@ -6,7 +6,8 @@
     twice = ir.Kernel("twice", (out, x), (), grid=(256, 1, 1), block=1, body=body)
     program = gpu.compile(twice)
 
-The language is the one that the tensor compiler lowers to: see docs/compiler.md.
+The language is the one that the tensor compiler lowers to: see compiler.kernel.ir and
+compiler.expression.value.
 """
 
 from __future__ import annotations
