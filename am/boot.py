@@ -10,14 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 from am import discovery
 from am.chip import ALL_ONES, Chip
+from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet
-from am.pagetable import VALID
 from am.psp import DEFAULT_TMR_SIZE
-from am.units import Units, make_units
+from am.units import UnitClasses, Units, make_units
 from hcq import trace
 from hcq.errors import (
     DiscoveryError,
@@ -100,12 +99,12 @@ def disable_master(transport: Transport) -> None:
 
 def wait_ifwi(chip: Chip) -> None:
     """Wait for the board's own firmware, then learn the size of VRAM."""
-    facts = chip.facts
-    limit_s = facts.IFWI_LIMIT_S
+    generation = chip.generation
+    limit_s = generation.ifwi_limit_s
     seen: dict[str, int] = {}
 
     def probe() -> bool:
-        state, size = chip.bus.read32(facts.MP0_SMN_C2PMSG_33), chip.memory_size_mb()
+        state, size = chip.bus.read32(generation.ifwi_register), chip.memory_size_mb()
         seen.update(c2pmsg_33=state, vram_mb=size)
         if state == size == ALL_ONES:
             # A chip that comes out of a reset is dark for a while; one that was pulled out has lost
@@ -129,21 +128,21 @@ def wait_ifwi(chip: Chip) -> None:
 
 def read_discovery(chip: Chip) -> None:
     """Read, check and adopt the chip's description of itself."""
-    facts = chip.facts
-    start = chip.vram.size - facts.DISCOVERY_OFFSET
-    data = chip.vram.read(start, facts.DISCOVERY_SIZE)
+    generation = chip.generation
+    start = chip.vram.size - generation.discovery_offset
+    data = chip.vram.read(start, generation.discovery_size)
     if data[:64] == b"\xff" * 64:
         chip.check_present("reading the discovery table")
     try:
         chip.describe(discovery.parse(data))
     except DiscoveryError as error:
         error.facts.setdefault(
-            "discovery_version_register", chip.bus.read32(facts.IP_DISCOVERY_VERSION)
+            "discovery_version_register", chip.bus.read32(generation.discovery_version_register)
         )
         raise
 
 
-def first_contact(transport: Transport, facts: ModuleType, stages: Stages) -> Chip:
+def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chip:
     """Configuration space, IFWI, discovery: the chip with its registers named."""
     with stages.stage("config space"):
         enable_function(transport)
@@ -209,7 +208,7 @@ def start_bus_and_hub(units: Units, stages: Stages) -> None:
         units.nbio.start()
         units.nbio.flush_hdp()
     with stages.stage("MMHUB"):
-        units.gmc.mmhub.start(units.carveout, units.memory.tables.root | VALID, units.dummy_address)
+        units.gmc.mmhub.start(units.carveout, units.memory.root_entry, units.dummy_address)
         units.gmc.mmhub.clear_fault()
         units.gmc.flush_tlb()
     with stages.stage("IH"):
@@ -219,14 +218,14 @@ def start_bus_and_hub(units: Units, stages: Stages) -> None:
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
     """What the bootloader takes, up to the secure OS, but for the first `done` components."""
-    components, psp = units.chip.facts.BOOT_COMPONENTS, units.psp
+    components, psp = units.chip.generation.boot_components, units.psp
     if done == len(components):
         psp.wait_secure_os()
     for position, (name, command, kind) in enumerate(components):
         image = firmware.boot.get(kind)
         if image is None or position < done:
             continue
-        if kind == units.chip.facts.SOS_TYPE:
+        if kind == units.chip.generation.secure_os_type:
             psp.load_secure_os(position, name, command, image)
         else:
             psp.load_component(position, name, command, image)
@@ -234,9 +233,9 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
 
 def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     """PSP from its bootloader to everything loaded. ORDER: the SMU's before the TMR, RLC_G last."""
-    facts, psp = units.chip.facts, units.psp
+    generation, psp = units.chip.generation, units.psp
     with stages.stage("PSP bootloader"):
-        done = len(facts.BOOT_COMPONENTS) if psp.alive() else psp.components_done()
+        done = len(generation.boot_components) if psp.alive() else psp.components_done()
         try:
             load_components(units, firmware, done)
         except FirmwareError as error:
@@ -247,18 +246,18 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         psp.create_ring(destroy_first=done > 0)
     with stages.stage("TMR"):
         size = tmr_size(units, firmware)
-        kind, name = facts.SMU_FIRMWARE
+        kind, name = generation.smu_firmware
         psp.load_firmware(name, kind, firmware.parts[name])
         psp.setup_tmr(units.carveout.tmr, size)
     with stages.stage("IP firmware"):
-        for kind, name in facts.IP_FIRMWARE:
+        for kind, name in generation.ip_firmware:
             psp.load_firmware(name, kind, firmware.parts[name])
         psp.autoload()
 
 
 def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     """Ask the PSP how much memory the images need, if there is a table of contents."""
-    toc = firmware.boot.get(units.chip.facts.TOC_TYPE) or firmware.parts.get("toc")
+    toc = firmware.boot.get(units.chip.generation.toc_type) or firmware.parts.get("toc")
     size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
     size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
     if size > units.carveout.tmr_space:
@@ -274,9 +273,7 @@ def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -
         with stages.stage("MEC"):
             units.gfx.start_mec(firmware.mec_start)
     with stages.stage("GFXHUB"):
-        units.gmc.gfxhub.start(
-            units.carveout, units.memory.tables.root | VALID, units.dummy_address
-        )
+        units.gmc.gfxhub.start(units.carveout, units.memory.root_entry, units.dummy_address)
         units.gmc.gfxhub.clear_fault()
         units.gmc.flush_tlb()
         units.memory.stale = False
@@ -320,12 +317,12 @@ def warm_attach(units: Units, stages: Stages) -> None:
     start_graphics(units, None, stages)
 
 
-def prepare(transport: Transport, facts: ModuleType, stages: Stages) -> Units:
+def prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
     """First contact and the memory plan; nothing of the chip is changed."""
     chip = first_contact(transport, facts, stages)
     try:
         with stages.stage("memory"):
-            return make_units(chip)
+            return make_units(chip, classes)
     except BaseException:
         chip.link.restore()
         raise
@@ -356,11 +353,10 @@ def mode1_reset(units: Units) -> None:
     """
     facts = units.chip.facts
     version = units.smu.version or units.smu.send("GetSmuVersion")
-    if version < facts.SMU_MODE1_SINCE:
+    if version < facts.mode1_since:
         raise NotSupported("the SMU's firmware knows no mode1 reset", version=version)
     units.ih.stop()
-    number = facts.SMU_MODE1_MESSAGE
-    _reset_chip(units, lambda: units.smu.post(number, 0))
+    _reset_chip(units, units.smu.mode1)
     if units.psp.alive():
         raise FirmwareSilent("the SMU ignores the mode1 reset", **units.smu.state())
 
@@ -414,7 +410,7 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     disable_master(transport)
     strike()
     units.gmc.forget()
-    time.sleep(chip.facts.MODE1_QUIET_S)
+    time.sleep(chip.generation.mode1_quiet_s)
     for index, value in enumerate(bars):
         transport.config_write(_FIRST_BAR + 4 * index, value)
     transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
@@ -433,7 +429,6 @@ def after_power_loss(units: Units) -> None:
 def _wait_bootloader(units: Units) -> None:
     """Wait until a chip that was reset can be booted, from the start."""
     chip = units.chip
-    facts = chip.facts
     wait_ifwi(chip)
     if chip.mp0.MP0_SMN_C2PMSG_81.read():
         return  # nothing was reset: the caller knows what that means
@@ -443,7 +438,7 @@ def _wait_bootloader(units: Units) -> None:
             lambda value: value == 0x8000_0000,
             unit="PSP",
             waiting_for="bootloader after the reset",
-            limit_s=facts.IFWI_LIMIT_S,
+            limit_s=chip.generation.ifwi_limit_s,
         )
     except UnitTimeout as error:
         raise FirmwareSilent("the chip does not come back", **error.facts) from error

@@ -7,20 +7,18 @@ bases that the chip's own discovery table states.
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-from am.discovery import Discovery
+from am.chips.facts import ChipFacts
+from am.discovery import Discovery, IpInstance
 from am.link import Link
 from am.regs import load
 from hcq.errors import BadArgument, DeviceLost, DiscoveryError
 from hcq.fields import BoundRegister, RegisterBlock, RegisterMap, RegisterValue
 from hcq.poll import wait_until
 from hcq.transport.base import Transport, Window
-
-log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,36 +142,88 @@ class Chip:
     wave_registers: RegisterMap  # indirect, through SQ_IND_INDEX
     discovery: Discovery
 
-    def __init__(self, transport: Transport, facts: ModuleType) -> None:
+    def __init__(self, transport: Transport, facts: ChipFacts) -> None:
         self.transport = transport
         self.facts = facts
+        self.generation = generation = facts.generation
         self.link = Link(transport)
-        self.bus = RegisterBus(transport.window(facts.REGISTER_BAR))
-        self.doorbells = transport.window(facts.DOORBELL_BAR)
-        self.vram = Vram(transport.window(facts.VRAM_BAR), self.bus, 0)
+        self.bus = RegisterBus(transport.window(generation.register_bar))
+        self.doorbells = transport.window(generation.doorbell_bar)
+        self.vram = Vram(transport.window(generation.vram_bar), self.bus, 0)
+        self._instances: dict[str, tuple[RegisterBlock, ...]] = {}
 
     def describe(self, discovery: Discovery) -> None:
-        """Take the register bases from the chip's discovery table; DiscoveryError without them."""
+        """Take blocks and register bases from the chip's discovery table.
+
+        DiscoveryError for a block that is missing, or that is of a version whose registers we have
+        no table of: nothing was written to it.
+        """
         self.discovery = discovery
-        for block, table in self.facts.REGISTER_TABLES.items():
-            found = discovery.find(self.facts.HARDWARE_IDS[block], 0)
-            if found is None:
-                if block in ("SMUIO", "THM"):
-                    continue  # not needed to run; sensors come from the SMU
+        for block in self.generation.register_tables:
+            found = discovery.instances(self.generation.hardware_ids[block])
+            if block in self.generation.optional_blocks and not self._has_table(block, found):
+                continue
+            if not found:
                 raise DiscoveryError(f"the discovery table has no {block}", block=block)
-            expected = self.facts.IP_VERSIONS[block]
-            if found.version != expected:
-                log.warning("%s is version %s, %s expected", block, found.version, expected)
-            registers = RegisterBlock(load(table), found.bases, self.bus)
-            setattr(self, block.lower() if block != "NBIF" else "nbio", registers)
-        self.wave_registers = load(self.facts.WAVE_REGISTER_TABLE)
+            self._instances[block] = tuple(self._registers(block, one) for one in found)
+            name = block.lower() if block != "NBIF" else "nbio"
+            setattr(self, name, self._instances[block][0])
+        for engine in self.copy_engines():
+            self._check_version("SDMA0", engine)
+        self.wave_registers = load(self.generation.wave_register_table)
         self.bus.index_register = self.nbio.BIF_BX_PF0_RSMU_INDEX.index
         self.bus.data_register = self.nbio.BIF_BX_PF0_RSMU_DATA.index
+
+    def _has_table(self, block: str, found: Sequence[IpInstance]) -> bool:
+        tables = self.generation.register_tables[block]
+        return bool(found) and all(one.version in tables for one in found)
+
+    def _registers(self, block: str, found: IpInstance) -> RegisterBlock:
+        """The registers of one instance, by the table of its version."""
+        self._check_version(block, found)
+        table = self.generation.register_tables[block][found.version]
+        return RegisterBlock(load(table), found.bases, self.bus)
+
+    def _check_version(self, block: str, found: IpInstance) -> None:
+        expected = self.facts.versions[block]
+        known = set(self.generation.register_tables.get(block, ()))
+        if block in self.generation.naming_blocks:
+            known = {expected}  # its firmware is named after it
+        if found.version not in known:
+            versions = " or ".join(".".join(map(str, version)) for version in sorted(known))
+            raise DiscoveryError(
+                f"{block}: expected version {versions}, got {'.'.join(map(str, found.version))}",
+                block=block,
+                instance=found.instance,
+                expected=expected,
+                found=found.version,
+            )
+
+    def instances(self, block: str) -> tuple[RegisterBlock, ...]:
+        """The registers of each instance of a block that discovery lists and harvesting left, the
+        first of which is the attribute of the block's name."""
+        return self._instances.get(block, ())
+
+    def copy_engines(self) -> list[IpInstance]:
+        """The copy engines that discovery lists and harvesting left.
+
+        Tables list them as instances of SDMA0 or as blocks of their own (Linux 6.12
+        amdgpu_discovery.c counts both).
+        """
+        ids, find = self.generation.hardware_ids, self.discovery.find
+        found = []
+        for index in range(self.facts.copy_engines):
+            engine = find(ids["SDMA0"], index)
+            if engine is None and f"SDMA{index}" in ids:
+                engine = find(ids[f"SDMA{index}"], 0)
+            if engine is not None:
+                found.append(replace(engine, instance=index))
+        return found
 
     # ---- presence ----------------------------------------------------------------------------
 
     def memory_size_mb(self) -> int:
-        return self.bus.read32(self.facts.RCC_CONFIG_MEMSIZE)
+        return self.bus.read32(self.generation.memory_size_register)
 
     def lost(self) -> bool:
         """Whether the chip is gone: nothing in configuration space, or only ones in registers."""

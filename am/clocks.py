@@ -2,7 +2,7 @@
 
 Without it the chip reports a busy graphics core while it does nothing, and draws the power of one.
 Registers, values and order: Linux 6.12 gfx_v11_0.c (update_gfx_clock_gating), hdp_v6_0.c,
-mmhub_v3_0.c, for the features that soc21.c has for GC 11.0.0.
+mmhub_v3_0.c. What a chip lets gate is a fact of it (soc21.c, cg_flags).
 """
 
 from __future__ import annotations
@@ -15,6 +15,14 @@ from am.sdma import Engine
 
 _IDLE_THRESHOLD, _COMPENSATION_DELAY = 0x36, 0xF
 _POLL_FREQUENCY, _IDLE_POLLS = 0x100, 0x90
+# What each feature of RLC_CGTT_MGCG_OVERRIDE gates, of those that not all chips have.
+_OVERRIDES = {
+    "GFX_MGCG": ("GRBM_CGTT_SCLK_OVERRIDE", "RLC_CGTT_SCLK_OVERRIDE", "GFXIP_MGCG_OVERRIDE"),
+    "REPEATER_FGCG": ("GFXIP_REPEATER_FGCG_OVERRIDE",),
+    "GFX_FGCG": ("GFXIP_FGCG_OVERRIDE",),
+    "GFX_PERF_CLK": ("PERFMON_CLOCK_STATE",),
+}
+_HUB = {"MC_MGCG": "ENABLE", "MC_LS": "MEM_LS_ENABLE"}
 _POWER_MODES = ("POWER_CTRL_EN", "POWER_LS_EN", "POWER_DS_EN", "POWER_SD_EN")
 
 
@@ -28,8 +36,11 @@ class Clocks:
 
     def gate(self) -> None:
         """Let every unit gate its clocks. ORDER: the graphics core's in RLC safe mode."""
+        gates = self.chip.facts.clock_gates
         self._gate_hdp()
-        self.chip.mmhub.MM_ATC_L2_MISC_CG.update(ENABLE=1, MEM_LS_ENABLE=1)
+        hub = [name for gate, name in _HUB.items() if gate in gates]
+        if hub:
+            self.chip.mmhub.MM_ATC_L2_MISC_CG.update(**dict.fromkeys(hub, 1))
         with self.gfx.safe_mode():
             self._gate_graphics()
 
@@ -63,11 +74,6 @@ class Clocks:
         gc.CP_INT_CNTL.update(**dict.fromkeys(IDLE_INTERRUPTS, 1))
         for engine in self.engines:
             engine.register("RLC_CGCG_CTRL").update(CGCG_INT_ENABLE=1)
-        gc.RLC_CGTT_MGCG_OVERRIDE.update(
-            GRBM_CGTT_SCLK_OVERRIDE=0,
-            RLC_CGTT_SCLK_OVERRIDE=0,
-            GFXIP_MGCG_OVERRIDE=0,
-            GFXIP_REPEATER_FGCG_OVERRIDE=0,
-            GFXIP_FGCG_OVERRIDE=0,
-            PERFMON_CLOCK_STATE=0,
-        )
+        gates = self.chip.facts.clock_gates
+        gated = [name for gate, names in _OVERRIDES.items() if gate in gates for name in names]
+        gc.RLC_CGTT_MGCG_OVERRIDE.update(**dict.fromkeys(gated, 0))

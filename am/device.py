@@ -6,21 +6,20 @@ which order in boot.py and reset.py.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import pkgutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from am import boot, chips, reset
 from am.chip import Chip
+from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
+from am.generations.record import generation_of
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.gmc import QUEUE_VMID, VMIDS
-from am.memory import DATA_FLAGS, AddressSpace, Mapping
-from am.mqd import QueueMemory, build
+from am.memory import AddressSpace, Mapping
+from am.mqd import QueueMemory
 from am.programs import Programs
 from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
 from am.report import Reporter
@@ -89,13 +88,12 @@ def open_device(
     )
 
 
-def find_facts(vendor: int, device: int) -> ModuleType:
-    """The facts of the chip with this PCI id: one folder of am/chips has them."""
-    for entry in pkgutil.iter_modules(chips.__path__):
-        facts = importlib.import_module(f"{chips.__name__}.{entry.name}.facts")
-        if vendor == facts.VENDOR and device in facts.PCI_IDS:
-            return facts
-    raise DeviceNotFound(f"no chip of ours has PCI id {vendor:04x}:{device:04x}")
+def find_facts(vendor: int, device: int) -> ChipFacts:
+    """Return the facts of the chip with this PCI id: one folder of am/chips has them."""
+    found = chips.find(vendor, device)
+    if found is None:
+        raise DeviceNotFound(f"no chip of ours has PCI id {vendor:04x}:{device:04x}")
+    return found
 
 
 class AmDevice(Device):
@@ -116,6 +114,7 @@ class AmDevice(Device):
         self.transport = attachment.transport
         identity = self.transport.identity
         self.facts = find_facts(identity.vendor, identity.device)
+        self.generation = generation_of(self.facts.generation)
         self.firmware_source = firmware
         self.firmware: FirmwareSet | None = None
         self.stages = stages
@@ -124,11 +123,13 @@ class AmDevice(Device):
         self.warm = False
         self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
         self.reset_report: list[reset.Step] = []
-        self.clock_hertz = self.facts.CLOCK_HERTZ
+        self.clock_hertz = self.facts.generation.clock_hertz
         self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
         self._looked_at = 0.0
         try:
-            self.units: Units = boot.prepare(self.transport, self.facts, stages)
+            self.units: Units = boot.prepare(
+                self.transport, self.facts, self.generation.units, stages
+            )
         except BaseException:
             self.transport.close()
             raise
@@ -161,7 +162,7 @@ class AmDevice(Device):
                 self.firmware = load_firmware(self.firmware_source, self.facts)
             boot.make_fresh(units, stages)
             units.memory.own()
-            boot.cold_boot(units, self.firmware, stages)
+            self.generation.cold_boot(units, self.firmware, stages)
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()
         self._make_queues()
@@ -186,55 +187,56 @@ class AmDevice(Device):
         should."""
         self.units.memory.own()
         try:
-            boot.warm_attach(self.units, self.stages)
+            self.generation.warm_attach(self.units, self.stages)
         except ChipError as error:
             log.warning("%s: not as warm as it looked: %s", self.name, error)
             return False
         return True
 
     def _make_target(self) -> TargetSpec:
+        facts, shared = self.facts, self.facts.generation
         return TargetSpec(
-            name=self.facts.ISA,
+            name=facts.isa,
             abi="amdhsa",
             triple="amdgcn-amd-amdhsa",
-            cpu=self.facts.ISA,
-            wave_size=self.facts.WAVE_SIZE,
-            max_threads_per_group=self.facts.MAX_THREADS_PER_GROUP,
-            local_memory=self.facts.LDS_BYTES,
-            dynamic_local_memory=self.facts.LDS_BYTES,
+            cpu=facts.isa,
+            wave_size=shared.wave_size,
+            max_threads_per_group=shared.max_threads_per_group,
+            local_memory=shared.local_memory,
+            dynamic_local_memory=shared.local_memory,
             compute_units=self.units.gfx.compute_units(),
             vector_bytes=16,
-            matrix=matrix_family(self.facts.ISA),
+            matrix=matrix_family(facts.isa),
             extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
         )
 
     def _make_queues(self) -> None:
-        facts = self.facts
+        doorbells, made = self.facts.generation.doorbells, self.generation
         with self.stages.stage("compute queue"):
             self.eop = self.map(EOP_SIZE, Placement.DEVICE)
-            compute = ComputeQueue(self, 0, 0, facts.DOORBELL_MEC_RING0 * 2)
+            compute = made.compute_queue(self, 0, 0, doorbells.compute_ring0 * 2)
             self._queues[QueueKind.COMPUTE].append(compute)
             self.start_compute(compute)
         with self.stages.stage("copy queues"):
             self.route_copy_doorbells()
-            first = facts.DOORBELL_SDMA_ENGINE0 * 2
+            first = doorbells.copy_engine0 * 2
             for engine in self.units.engines:
-                doorbell = first + engine.index * facts.DOORBELL_SDMA_STRIDE * 2
-                copy = CopyQueue(self, engine, doorbell)
+                doorbell = first + engine.index * doorbells.copy_stride * 2
+                copy = made.copy_queue(self, engine, doorbell)
                 self._queues[QueueKind.COPY].append(copy)
                 self.start_copy(copy)
 
     def route_copy_doorbells(self) -> None:
-        facts = self.facts
+        doorbells = self.facts.generation.doorbells
         self.units.nbio.route_sdma_doorbells(
-            facts.DOORBELL_SDMA_ENGINE0 * 2, facts.DOORBELL_SDMA_RANGE * facts.SDMA_ENGINES
+            doorbells.copy_engine0 * 2, doorbells.copy_range * self.facts.copy_engines
         )
 
     def start_compute(self, queue: ComputeQueue) -> None:
         """Describe an idle compute queue in its MQD and load it into the hardware."""
         carveout = self.units.carveout
         self.flush_tlb()
-        descriptor = build(
+        descriptor = self.generation.describe_queue(
             QueueMemory(
                 mqd=carveout.mc(carveout.mqd),
                 ring=int(queue.ring.address),
@@ -245,7 +247,8 @@ class AmDevice(Device):
                 eop_size=EOP_SIZE,
                 doorbell=queue.doorbell,
                 vmid=self.vmid,
-            )
+            ),
+            self.chip.gc.map,
         )
         self.chip.vram.write(carveout.mqd, bytes(descriptor))
         self.units.nbio.flush_hdp()
@@ -316,9 +319,9 @@ class AmDevice(Device):
 
     # ---- memory ------------------------------------------------------------------------------
 
-    def map(self, size: int, placement: Placement, flags: int = DATA_FLAGS) -> Mapping:
+    def map(self, size: int, placement: Placement, *, code: bool = False) -> Mapping:
         """Allocate and map memory for the driver's own use."""
-        return self.memory.allocate(size, placement, flags)
+        return self.memory.allocate(size, placement, code=code)
 
     def unmap(self, mapping: Mapping) -> None:
         """Unmap and free; the TLBs forget it before anyone else gets the memory."""
@@ -400,8 +403,8 @@ class AmDevice(Device):
         identity = self.transport.identity
         firmware = self.firmware.versions if self.firmware is not None else {}
         return {
-            "chip": self.facts.NAME,
-            "isa": self.facts.ISA,
+            "chip": self.facts.name,
+            "isa": self.facts.isa,
             "pci_id": str(identity),
             "transport": self.transport.name,
             "compute_units": self.target.compute_units,

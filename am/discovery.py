@@ -79,6 +79,11 @@ class Discovery:
     gc: GcInfo | None
     harvested: tuple[tuple[int, int], ...] = ()  # (hardware_id, instance)
 
+    def instances(self, hardware_id: int) -> tuple[IpInstance, ...]:
+        """All instances of a block, in the order of their numbers; dies count on."""
+        found = (block for block in self.blocks if block.hardware_id == hardware_id)
+        return tuple(sorted(found, key=lambda block: block.instance))
+
     def find(self, hardware_id: int, instance: int = 0) -> IpInstance | None:
         for block in self.blocks:
             if block.hardware_id == hardware_id and block.instance == instance:

@@ -1,21 +1,20 @@
 """Dispatch: one kernel launch as registers and packets.
 
 Source: LLVM AMDGPUUsage (kernel descriptor, initial SGPRs, hidden arguments, AQL dispatch packet),
-Linux 6.12 gc_11_0_0 headers (COMPUTE_* fields).
+Linux 6.12 register headers of GC (COMPUTE_* fields).
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import cache
 
 from am.pm4 import Pm4
-from am.regs import constants, load
+from am.regs import constants
 from hcq.codeobject import Descriptor, KernelImage
 from hcq.command import Launch
 from hcq.errors import BadArgument, NotSupported
-from hcq.fields import Register, RegisterBlock
+from hcq.fields import RegisterBlock
 
 LDS_GRANULE = 512  # bytes per unit of COMPUTE_PGM_RSRC2.LDS_SIZE on gfx11
 WAVE_SIZE_GRANULE = 256  # bytes per unit of COMPUTE_TMPRING_SIZE.WAVESIZE on gfx11
@@ -70,6 +69,14 @@ class ShaderRegisters:
 
     def __init__(self, gc: RegisterBlock) -> None:
         start = constants("nvd").PACKET3_SET_SH_REG_START
+        registers = gc.map
+        self.rsrc2 = registers["COMPUTE_PGM_RSRC2"]
+        self.tmpring = registers["COMPUTE_TMPRING_SIZE"]
+        initiator = registers["COMPUTE_DISPATCH_INITIATOR"]
+        self.initiators = tuple(
+            initiator.encode(COMPUTE_SHADER_EN=1, FORCE_START_AT_000=1, CS_W32_EN=wave32)
+            for wave32 in (0, 1)
+        )
 
         def offset(name: str) -> int:
             return gc[name].index - start
@@ -126,11 +133,11 @@ def encode_launch(pm4: Pm4, launch: Launch, registers: ShaderRegisters) -> None:
     if launch.dynamic_local:
         descriptor = details.image.descriptor
         size = descriptor.local_size + launch.dynamic_local
-        pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor, size))
+        pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(registers, descriptor, size))
     _user_data(pm4, launch, details, registers, kernarg)
     # START_X..Z, NUM_THREAD_X..Z, PIPELINESTAT_ENABLE, PERFCOUNT_ENABLE are consecutive.
     pm4.set_sh(registers.start, 0, 0, 0, *launch.block, 0, 0)
-    pm4.dispatch(launch.grid, _initiator(details.image.descriptor.is_wave32))
+    pm4.dispatch(launch.grid, registers.initiators[details.image.descriptor.is_wave32])
 
 
 def encode_setup(
@@ -139,9 +146,11 @@ def encode_setup(
     """The packets of a launch that depend on the kernel alone."""
     pm4 = Pm4()
     pm4.set_sh(registers.pgm_lo, *_split(code >> 8))
-    pm4.set_sh(registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(descriptor, descriptor.local_size))
+    pm4.set_sh(
+        registers.pgm_rsrc1, descriptor.rsrc1, _rsrc2(registers, descriptor, descriptor.local_size)
+    )
     pm4.set_sh(registers.pgm_rsrc3, descriptor.rsrc3)
-    pm4.set_sh(registers.tmpring_size, _tmpring(scratch))
+    pm4.set_sh(registers.tmpring_size, _tmpring(registers, scratch))
     if scratch is not None:
         pm4.set_sh(registers.scratch_base, *_split(scratch.address >> 8))
     pm4.set_sh(registers.restart, 0, 0, 0)
@@ -229,32 +238,16 @@ def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int
     return offset
 
 
-def _rsrc2(descriptor: Descriptor, local_size: int) -> int:
+def _rsrc2(registers: ShaderRegisters, descriptor: Descriptor, local_size: int) -> int:
     granules = -(-local_size // LDS_GRANULE)
-    return int(_register("COMPUTE_PGM_RSRC2").insert(descriptor.rsrc2, {"LDS_SIZE": granules}))
+    return int(registers.rsrc2.insert(descriptor.rsrc2, {"LDS_SIZE": granules}))
 
 
-def _tmpring(scratch: Scratch | None) -> int:
+def _tmpring(registers: ShaderRegisters, scratch: Scratch | None) -> int:
     if scratch is None:
         return 0
-    return int(
-        _register("COMPUTE_TMPRING_SIZE").encode(
-            WAVES=scratch.waves, WAVESIZE=scratch.wave_size // WAVE_SIZE_GRANULE
-        )
-    )
-
-
-@cache
-def _initiator(wave32: bool) -> int:
-    return int(
-        _register("COMPUTE_DISPATCH_INITIATOR").encode(
-            COMPUTE_SHADER_EN=1, FORCE_START_AT_000=1, CS_W32_EN=int(wave32)
-        )
-    )
-
-
-def _register(name: str) -> Register:
-    return load("gc_11_0_0")[name]
+    size = scratch.wave_size // WAVE_SIZE_GRANULE
+    return int(registers.tmpring.encode(WAVES=scratch.waves, WAVESIZE=size))
 
 
 def _split(value: int) -> tuple[int, int]:

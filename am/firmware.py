@@ -13,8 +13,8 @@ import lzma
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
+from am.chips.facts import ChipFacts
 from am.regs import structs
 from hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
 from hcq.layout import Layout, Struct
@@ -26,7 +26,7 @@ VENDOR_FOLDER = "amdgpu"
 
 @dataclass
 class FirmwareSet:
-    """Checked parts by our names (see chips/*/facts.py), and what else the boot needs of them.
+    """Checked parts by our names (see am/generations), and what else the boot needs of them.
 
     boot: PSP bootloader components by fw_type. mec_start: byte address at which MEC starts.
     versions: image name -> version, for people.
@@ -252,24 +252,27 @@ def parse_image(name: str, data: bytes, out: FirmwareSet) -> None:
     raise image.invalid("no parser for this kind of image")
 
 
-def load_firmware(source: FirmwareSource, facts: ModuleType) -> FirmwareSet:
+def load_firmware(source: FirmwareSource, facts: ChipFacts) -> FirmwareSet:
     """Read and check everything the chip needs; nothing is sent anywhere yet."""
-    found = FirmwareSet()
-    for name in facts.FIRMWARE_FILES:
+    found, generation = FirmwareSet(), facts.generation
+    for file in generation.firmware:
+        name = facts.image(file)
         try:
             data = source.read(name)
         except FirmwareNotFound:
-            if name in facts.FIRMWARE_OPTIONAL:
+            if file.optional:
                 continue
             raise
         parse_image(name, data, found)
-    needed = [name for _, name in (facts.SMU_FIRMWARE, *facts.IP_FIRMWARE)]
+    needed = [name for _, name in (generation.smu_firmware, *generation.ip_firmware)]
     for part in needed:
         if part not in found.parts:
             raise FirmwareInvalid(f"the images lack part {part}", part=part)
-    for what, _, kind in facts.BOOT_COMPONENTS:
+    for what, _, kind in generation.boot_components:
         if kind not in found.boot:
             log.debug("bootloader component %s is not in the set; skipped", what)
-    if facts.SOS_TYPE not in found.boot:
-        raise FirmwareInvalid("the PSP container has no secure OS", fw_type=facts.SOS_TYPE)
+    if generation.secure_os_type not in found.boot:
+        raise FirmwareInvalid(
+            "the PSP container has no secure OS", fw_type=generation.secure_os_type
+        )
     return found

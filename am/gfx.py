@@ -60,7 +60,7 @@ class Gfx:
     def __init__(self, chip: Chip, nbio: Nbio) -> None:
         self.chip = chip
         self.nbio = nbio
-        self.pipes = chip.facts.MEC_PIPES
+        self.pipes = chip.generation.compute_pipes
 
     @contextmanager
     def select(
@@ -114,7 +114,7 @@ class Gfx:
     @batched
     def configure(self) -> None:
         """Set the constants of the shader core, the RLC and the doorbell routes."""
-        gc, facts = self.chip.gc, self.chip.facts
+        gc, doorbells = self.chip.gc, self.chip.generation.doorbells
         gc.CP_DEBUG.update(CPG_UTCL1_ERROR_HALT_DISABLE=1)  # go on after a page fault
         gc.TCP_CNTL.write(int(gc.TCP_CNTL.read()) | _TCP_CNTL)
         gc.GRBM_CNTL.update(READ_TIMEOUT=_READ_TIMEOUT)
@@ -128,8 +128,8 @@ class Gfx:
         gc.RLC_SRM_CNTL.update(SRM_ENABLE=1, AUTO_INCR_ADDR=1)
         gc.RLC_SPM_MC_CNTL.write(RLC_SPM_VMID=_SPM_VMID)
         gc.RLC_CNTL.update(RLC_ENABLE_F32=1)
-        gc.CP_MEC_DOORBELL_RANGE_LOWER.write(facts.DOORBELL_MEC_FIRST * 8)
-        gc.CP_MEC_DOORBELL_RANGE_UPPER.write(facts.DOORBELL_MEC_LAST * 8)
+        gc.CP_MEC_DOORBELL_RANGE_LOWER.write(doorbells.compute_first * 8)
+        gc.CP_MEC_DOORBELL_RANGE_UPPER.write(doorbells.compute_last * 8)
 
     def enable_mec(self) -> None:
         """Let all pipes run, and report the packets they refuse."""
@@ -325,7 +325,7 @@ class Gfx:
         gc = self.chip.gc
         program = self._mec_program()
         for pipe in range(self.pipes):
-            for queue in range(self.chip.facts.QUEUES_PER_PIPE):
+            for queue in range(self.chip.generation.queues_per_pipe):
                 with self.select(me=MEC, pipe=pipe, queue=queue):
                     if gc.CP_HQD_ACTIVE.read() & 1:
                         self._dequeue(DEQUEUE_RESET_WAVES)
@@ -345,7 +345,7 @@ class Gfx:
         program = self._mec_program()
         gc.CP_INT_CNTL.update(**dict.fromkeys(IDLE_INTERRUPTS, 0))
         for pipe in range(self.pipes):
-            for queue in range(self.chip.facts.QUEUES_PER_PIPE):
+            for queue in range(self.chip.generation.queues_per_pipe):
                 with self.select(me=MEC, pipe=pipe, queue=queue):
                     gc.CP_HQD_DEQUEUE_REQUEST.write(DEQUEUE_REQ=DEQUEUE_RESET_WAVES)
                     gc.SPI_COMPUTE_QUEUE_RESET.write(RESET=1)

@@ -28,7 +28,7 @@ _PAGE_SHIFT = 12
 _APERTURE_SHIFT = 18
 _AGP_SHIFT = 24
 _MTYPE_UC = 3
-# Reset values that the kernel starts from (gc_11_0_0_default.h, mmhub_3_0_0_default.h).
+# Reset values that the kernel starts from (gfxhub_v3_0.c, mmhub_v3_0.c), but for replaced bits.
 _L2_CNTL3_DEFAULT = 0x80120007
 _L2_CNTL4_DEFAULT = 0xC1
 _L2_CNTL5_DEFAULT = 0x3FE0

@@ -8,16 +8,16 @@ the driver's own address space. All in bytes. See docs/am-bringup.md for the map
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from am.chip import Chip
-from am.pagetable import EXECUTABLE, READABLE, SNOOPED, SYSTEM, UNCACHED, WRITABLE, Gfx11Format
 from hcq.allocator import RangeAllocator
 from hcq.errors import BadArgument, OutOfMemory
 from hcq.memory import Placement, VirtAddr
-from hcq.pagetable import PageTable
+from hcq.pagetable import PageFormat, PageTable
 from hcq.places import Region
 from hcq.transport.base import DmaMemory
 
@@ -30,10 +30,18 @@ VIRTUAL_BASE = 0x2000_0000_0000
 VIRTUAL_END = 0x8000_0000_0000
 TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much of it is used
 
-_READ_WRITE = READABLE | WRITABLE
-DATA_FLAGS = _READ_WRITE
-CODE_FLAGS = READABLE | EXECUTABLE
-_HOST_FLAGS = SYSTEM | SNOOPED | UNCACHED
+
+class PageTableFormat(PageFormat, Protocol):
+    """A generation's page tables. data_flags and code_flags: of pages that work reads and writes,
+    or reads and executes; host_flags: of host memory, besides."""
+
+    data_flags: int
+    code_flags: int
+    host_flags: int
+
+    def root(self, physical: int) -> int:
+        """What the hubs' registers take for the root table at `physical`."""
+        ...
 
 
 class Carveout:
@@ -133,14 +141,15 @@ class AddressSpace:
     therefore does not return memory to the heap, `release` does.
     """
 
-    def __init__(self, chip: Chip, carveout: Carveout) -> None:
+    def __init__(self, chip: Chip, carveout: Carveout, page_format: PageTableFormat) -> None:
         self.chip = chip
         self.carveout = carveout
+        self.format = page_format
         heap_size = carveout.tmr - carveout.heap
         self.heap = RangeAllocator(carveout.heap, heap_size, PAGE)
         self.virtual = RangeAllocator(VIRTUAL_BASE, VIRTUAL_END - VIRTUAL_BASE, PAGE)
         self._table_memory = VramTables(chip, carveout, self.heap)
-        self.tables = PageTable(Gfx11Format(), self._table_memory)
+        self.tables = PageTable(page_format, self._table_memory)
         self.stale = True
         self.mappings: dict[int, Mapping] = {}  # by address
 
@@ -162,17 +171,23 @@ class AddressSpace:
         """Bytes of VRAM in use, page tables included."""
         return self.carveout.tmr - self.carveout.heap - self.heap.free_size
 
-    def allocate(self, size: int, placement: Placement, flags: int = DATA_FLAGS) -> Mapping:
+    @property
+    def root_entry(self) -> int:
+        """What the hubs' registers take for the root table."""
+        return self.format.root(self.tables.root)
+
+    def allocate(self, size: int, placement: Placement, *, code: bool = False) -> Mapping:
         """Allocate and map at least `size` bytes, with an unmapped guard page behind them.
 
-        flags: what work may do there, DATA_FLAGS or CODE_FLAGS.
+        code: work may read and execute it, not write.
         """
         if size < 0:
             raise BadArgument("negative size", size=size)
         asked = size
         size = max(PAGE, -(-size // PAGE) * PAGE)
         align = LARGE_PAGE if size >= LARGE_PAGE else PAGE
-        kind = "code" if flags == CODE_FLAGS else f"{placement.value} memory"
+        kind = "code" if code else f"{placement.value} memory"
+        flags = self.format.code_flags if code else self.format.data_flags
         mapping = Mapping(VirtAddr(0), size, placement, asked, kind)
         try:
             mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align, mapping))
@@ -192,11 +207,13 @@ class AddressSpace:
     def _map_host(self, mapping: Mapping, flags: int) -> None:
         dma = mapping.dma = self.chip.transport.allocate_dma(mapping.size)
         segments = [(int(segment.address), segment.size) for segment in dma.segments]
-        limit = 1 << self.chip.facts.PHYSICAL_BITS
+        limit = 1 << self.chip.generation.physical_bits
         if any(start + length > limit for start, length in segments):
             raise OutOfMemory("host memory lies beyond what the chip can address", limit=limit)
         self.stale = True
-        self.tables.map(mapping.address, _cut(segments, mapping.size), flags | _HOST_FLAGS)
+        self.tables.map(
+            mapping.address, _cut(segments, mapping.size), flags | self.format.host_flags
+        )
 
     def _map_device(self, mapping: Mapping, align: int, flags: int) -> None:
         self._find(mapping, align)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from am.regs import load, structs
+from am.regs import structs
 from hcq.fields import RegisterMap
 from hcq.layout import Struct
 
@@ -49,9 +49,9 @@ def log2(value: int) -> int:
     return value.bit_length() - 1
 
 
-def build(memory: QueueMemory, gc: RegisterMap | None = None) -> Struct:
-    """The MQD of an idle queue; cp_hqd_active is 0, since activation is the last register write."""
-    gc = load("gc_11_0_0") if gc is None else gc
+def build(memory: QueueMemory, gc: RegisterMap) -> Struct:
+    """The MQD of an idle queue, encoded for the graphics core `gc`; cp_hqd_active is 0, since
+    activation is the last register write."""
     mqd = structs("v11_structs").v11_compute_mqd.new()
     mqd.header = MQD_HEADER
     mqd.compute_pipelinestat_enable = 1

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 
 from am import chips, discovery
+from am.chips.facts import ChipFacts
 from am.regs import load
 from hcq.errors import DiscoveryError
 from hcq.fields import Register, RegisterMap
@@ -23,13 +21,13 @@ def register_names(recording: Recording) -> Names:
     Bases come from the discovery table that the driver read, else they are what is usual for the
     chip. Of several registers at a place it gives one.
     """
-    facts = _facts(recording)
+    facts = chips.find(recording.identity.vendor, recording.identity.device)
     if facts is None:
         return lambda window, offset: None
     blocks = _blocks(facts, _bases(facts, recording))
 
     def find(window: int, offset: int) -> Register | None:
-        if window != facts.REGISTER_BAR or offset % 4:
+        if window != facts.generation.register_bar or offset % 4:
             return None
         index = offset // 4
         for table, bases in blocks:
@@ -42,28 +40,19 @@ def register_names(recording: Recording) -> Names:
     return find
 
 
-def _facts(recording: Recording) -> ModuleType | None:
-    identity = recording.identity
-    for entry in pkgutil.iter_modules(chips.__path__):
-        facts = importlib.import_module(f"{chips.__name__}.{entry.name}.facts")
-        if identity.vendor == facts.VENDOR and identity.device in facts.PCI_IDS:
-            return facts
-    return None
-
-
-def _bases(facts: ModuleType, recording: Recording) -> Mapping[str, Sequence[int]]:
+def _bases(facts: ChipFacts, recording: Recording) -> Mapping[str, Sequence[int]]:
     """Of each block, as the first discovery table in the recording says."""
-    bases: dict[str, Sequence[int]] = dict(facts.TYPICAL_BASES)
+    bases: dict[str, Sequence[int]] = dict(facts.generation.typical_bases)
     for entry in recording.entries:
         if not isinstance(entry, Access) or entry.data is None or entry.is_write:
             continue
-        if len(entry.data) != facts.DISCOVERY_SIZE:
+        if len(entry.data) != facts.generation.discovery_size:
             continue
         try:
             found = discovery.parse(entry.data)
         except DiscoveryError:
             continue
-        for name, number in facts.HARDWARE_IDS.items():
+        for name, number in facts.generation.hardware_ids.items():
             block = found.find(number)
             if block is not None:
                 bases[name] = block.bases
@@ -72,11 +61,11 @@ def _bases(facts: ModuleType, recording: Recording) -> Mapping[str, Sequence[int
 
 
 def _blocks(
-    facts: ModuleType, bases: Mapping[str, Sequence[int]]
+    facts: ChipFacts, bases: Mapping[str, Sequence[int]]
 ) -> list[tuple[RegisterMap, Sequence[int]]]:
     """Each table once: blocks may share one."""
     tables: dict[tuple[str, tuple[int, ...]], RegisterMap] = {}
-    for block, table in facts.REGISTER_TABLES.items():
+    for block, table in facts.register_tables.items():
         if block in bases:
             tables[table, tuple(bases[block])] = load(table)
     return [(table, places) for (_, places), table in tables.items()]

@@ -31,6 +31,9 @@ class Gfx11Format:
     levels: tuple[Level, ...] = (Level(39, 9), Level(30, 9), Level(21, 9), Level(12, 9))
     leaf_levels: tuple[int, ...] = (2, 3)
     max_fragment = 9  # 2 MiB, the kernel's choice for this generation
+    data_flags = READABLE | WRITABLE
+    code_flags = READABLE | EXECUTABLE
+    host_flags = SYSTEM | SNOOPED | UNCACHED
 
     def leaf(
         self, level: int, physical: NDArray[np.uint64], flags: int, fragment: NDArray[np.uint64]
@@ -40,6 +43,10 @@ class Gfx11Format:
             raise BadArgument("not page flags", flags=flags)
         base = VALID | flags | (PDE_AS_PTE if level != len(self.levels) - 1 else 0)
         return physical | (fragment << np.uint64(_FRAGMENT_SHIFT)) | np.uint64(base)
+
+    def root(self, physical: int) -> int:
+        """What the hubs' registers take for the root table at `physical`."""
+        return physical | VALID
 
     def table(self, level: int, physical: int) -> int:
         """The entry that points to the next level's table."""

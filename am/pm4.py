@@ -12,7 +12,7 @@ from am.assembler import Assembler
 from am.regs import constants
 from hcq.command import Symbol
 
-# Event types and their indices (VGT_EVENT_TYPE, gc_11_0_0 headers).
+# Event types and their indices (VGT_EVENT_TYPE, soc21_enum.h).
 CS_PARTIAL_FLUSH = 7
 CACHE_FLUSH_AND_INV_TS = 0x14
 BOTTOM_OF_PIPE_TS = 0x28

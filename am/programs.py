@@ -13,7 +13,7 @@ from am.dispatch import (
     encode_setup,
     null_pointers,
 )
-from am.memory import CODE_FLAGS, Mapping
+from am.memory import Mapping
 from hcq.codeobject import CodeObject, KernelImage, parse_amdhsa
 from hcq.errors import BadCodeObject
 from hcq.memory import Placement
@@ -46,18 +46,18 @@ class Programs:
         """Check a code object and place it; see Device.load."""
         device = self.device
         code = parse_amdhsa(image)
-        if code.target != device.facts.ISA:
+        if code.target != device.facts.isa:
             raise BadCodeObject(
                 "the code object is for another processor",
                 found=code.target,
-                expected=device.facts.ISA,
+                expected=device.facts.isa,
             )
         for kernel in code.kernels.values():
             check_supported(kernel)
         # A stray write to code faults, and so does a jump into data.
         mapping = None
         try:
-            mapping = device.map(code.size, Placement.DEVICE, CODE_FLAGS)
+            mapping = device.map(code.size, Placement.DEVICE, code=True)
             program = self._program(code, mapping)
             linked = code.link(int(mapping.address))
             self._write(mapping, linked)
@@ -97,7 +97,7 @@ class Programs:
             details=LaunchDetails(
                 image=image,
                 descriptor=base + image.descriptor_at,
-                threads_limit=self.device.facts.MAX_THREADS_PER_GROUP,
+                threads_limit=self.device.chip.generation.max_threads_per_group,
                 setup=encode_setup(descriptor, code, scratch, self.registers),
             ),
         )
@@ -162,7 +162,8 @@ class Programs:
             info = device.chip.discovery.gc
             assert info is not None
             engines = info.shader_engines
-            slots = -(-device.target.compute_units // engines) * device.facts.SCRATCH_WAVES_PER_CU
+            per_cu = device.chip.generation.scratch_waves_per_cu
+            slots = -(-device.target.compute_units // engines) * per_cu
             waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
             mapping = device.map(waves * engines * wave_size, Placement.DEVICE)
             self._scratch[wave_size] = Scratch(int(mapping.address), wave_size, waves)

@@ -75,7 +75,7 @@ class Psp:
         """
         if int(self._note.read()) == _NOTE | _REFUSED:
             return True
-        if not self.chip.facts.BOOTLOADER_TELLS_REFUSAL:
+        if not self.chip.generation.bootloader_tells_refusal:
             return False
         return bool(self._refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
 
@@ -132,7 +132,7 @@ class Psp:
             raise self._failed(name, "sign of life", error) from error
 
     def _wait_bootloader(self, name: str, what: str) -> None:
-        tells = self.chip.facts.BOOTLOADER_TELLS_REFUSAL
+        tells = self.chip.generation.bootloader_tells_refusal
 
         def done(value: RegisterValue) -> bool:
             if tells and self._refusal(value):

@@ -41,7 +41,7 @@ class Metrics:
 
 def make_sensors(metrics: Metrics) -> tuple[Sensor, ...]:
     """All sensors of the device."""
-    ids = constants("smu13_driver_if_v13_0_0")
+    ids = constants(metrics.smu.interface.tables)
 
     def temperature(index: str) -> Callable[[], float]:
         position = ids[index]

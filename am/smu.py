@@ -1,7 +1,7 @@
 """SMU: the power management processor's mailbox and its metrics table.
 
-Source: Linux 6.12 smu_cmn.c (protocol and response codes), smu_v13_0_0_ppsmc.h (messages),
-smu13_driver_if_v13_0_0.h (tables).
+Messages and tables are those of the chip's interface (am/generations). Source: Linux 6.12 smu_cmn.c
+(protocol and response codes), smu_v13_0_0_ppsmc.h (messages), smu13_driver_if_v13_0_0.h (tables).
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Smu:
         self.limit_s = MESSAGE_LIMIT_S
         self.version = 0  # as GetSmuVersion gave it last
         self.stuck = False  # a message was not answered: only a reset makes the SMU listen again
-        self._messages = constants("smu_v13_0_0_ppsmc")
-        self._interface = constants("smu13_driver_if_v13_0_0")
-        self._tables = structs("smu13_driver_if_v13_0_0")
+        self.interface = interface = chip.facts.smu
+        self._messages = constants(interface.messages)
+        self._interface = constants(interface.tables)
+        self._tables = structs(interface.tables)
 
     def send(self, message: str, argument: int = 0) -> int:
         """Send PPSMC_MSG_<message>; returns the result. FirmwareSilent, FirmwareRejected.
@@ -95,7 +96,14 @@ class Smu:
         mp1 = self.chip.mp1
         mp1.MP1_SMN_C2PMSG_54.write(0)
         mp1.MP1_SMN_C2PMSG_53.write(0)
-        mp1.MP1_SMN_C2PMSG_75.write(self.chip.facts.SMU_DEBUG_MODE1_MESSAGE)
+        mp1.MP1_SMN_C2PMSG_75.write(self.chip.generation.smu_debug_mode1_message)
+
+    def mode1(self) -> None:
+        """Ask for a reset of the whole chip, without waiting, the way that the chip knows."""
+        if self.chip.facts.mode1_by_debug:
+            self.strike_mode1()
+        else:
+            self.post(self.message_number("Mode1Reset"), 0)
 
     def message_number(self, message: str) -> int:
         return self._messages[f"PPSMC_MSG_{message}"]
@@ -140,12 +148,12 @@ class Smu:
         """Check versions, tell the SMU where our table buffer is, switch its features on."""
         self.version = self.send("GetSmuVersion")
         interface = self.send("GetDriverIfVersion")
-        if interface != self.chip.facts.SMU_DRIVER_IF_VERSION:
+        if interface != self.interface.version:
             log.warning(
                 "SMU %s speaks interface %#x, we know %#x: sensors may read wrong",
                 version_text(self.version),
                 interface,
-                self.chip.facts.SMU_DRIVER_IF_VERSION,
+                self.interface.version,
             )
         address = self.carveout.mc(self.carveout.smu_table)
         self.send("SetDriverDramAddrHigh", address >> 32)
@@ -159,7 +167,7 @@ class Smu:
 
     def running(self) -> bool:
         """Whether firmware was loaded and listens; says nothing of whether it still answers."""
-        flags = self.chip.bus.read32(self.chip.facts.SMU_FIRMWARE_FLAGS // 4)
+        flags = self.chip.bus.read32(self.chip.generation.smu_firmware_flags // 4)
         return bool(flags & 1)
 
     def alive(self) -> bool:
@@ -175,7 +183,8 @@ class Smu:
         self.send("TransferTableSmu2Dram", self._interface["TABLE_SMU_METRICS"])
         layout = self._tables.SmuMetricsExternal_t
         size = -(-layout.size // 4) * 4
-        return layout.view(self.chip.vram.read(self.carveout.smu_table, size)).SmuMetrics
+        table: Struct = layout.view(self.chip.vram.read(self.carveout.smu_table, size)).SmuMetrics
+        return table
 
 
 def version_text(version: int) -> str:

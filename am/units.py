@@ -9,7 +9,7 @@ from am.clocks import Clocks
 from am.gfx import Gfx
 from am.gmc import Gmc, framebuffer_location
 from am.ih import MEMORY_SIZE, Ih
-from am.memory import AddressSpace, Carveout
+from am.memory import AddressSpace, Carveout, PageTableFormat
 from am.nbio import Nbio
 from am.psp import Psp
 from am.sdma import Engine
@@ -17,6 +17,21 @@ from am.smu import Smu
 from hcq.errors import DiscoveryError
 from hcq.memory import Placement
 from hcq.transport.base import DmaMemory
+
+
+@dataclass(frozen=True)
+class UnitClasses:
+    """What drives each block of a generation, and the form of its page tables."""
+
+    page_format: type[PageTableFormat]
+    nbio: type[Nbio]
+    gmc: type[Gmc]
+    psp: type[Psp]
+    smu: type[Smu]
+    ih: type[Ih]
+    gfx: type[Gfx]
+    clocks: type[Clocks]
+    copy_engine: type[Engine]
 
 
 @dataclass
@@ -50,43 +65,27 @@ class Units:
         self.dummy.close()
 
 
-def make_units(chip: Chip) -> Units:
+def make_units(chip: Chip, classes: UnitClasses) -> Units:
     """Make the units of a described chip; changes nothing on it: see `AddressSpace.own`."""
-    facts = chip.facts
     base, offset = framebuffer_location(chip)
-    carveout = Carveout(chip.vram.size, facts.RESERVED_VRAM, base, offset)
-    memory = AddressSpace(chip, carveout)
-    nbio = Nbio(chip)
-    gfx = Gfx(chip, nbio)
-    engines = tuple(Engine(chip, index) for index in copy_engines(chip))
+    carveout = Carveout(chip.vram.size, chip.generation.reserved_vram, base, offset)
+    memory = AddressSpace(chip, carveout, classes.page_format())
+    nbio = classes.nbio(chip)
+    gfx = classes.gfx(chip, nbio)
+    engines = tuple(classes.copy_engine(chip, found.instance) for found in chip.copy_engines())
+    if not engines:
+        raise DiscoveryError("the discovery table has no copy engine")
     return Units(
         chip=chip,
         carveout=carveout,
         memory=memory,
         dummy=chip.transport.allocate_dma(4096, contiguous=True),
         nbio=nbio,
-        gmc=Gmc(chip, nbio),
-        psp=Psp(chip, nbio, carveout),
-        smu=Smu(chip, nbio, carveout),
-        ih=Ih(chip, nbio, memory.allocate(MEMORY_SIZE, Placement.HOST)),
+        gmc=classes.gmc(chip, nbio),
+        psp=classes.psp(chip, nbio, carveout),
+        smu=classes.smu(chip, nbio, carveout),
+        ih=classes.ih(chip, nbio, memory.allocate(MEMORY_SIZE, Placement.HOST)),
         gfx=gfx,
-        clocks=Clocks(chip, gfx, engines),
+        clocks=classes.clocks(chip, gfx, engines),
         engines=engines,
     )
-
-
-def copy_engines(chip: Chip) -> list[int]:
-    """The copy engines that discovery lists and harvesting left.
-
-    Tables list them as instances of SDMA0 or as blocks of their own (Linux 6.12
-    amdgpu_discovery.c counts both).
-    """
-    ids, find = chip.facts.HARDWARE_IDS, chip.discovery.find
-    found = [
-        index
-        for index in range(chip.facts.SDMA_ENGINES)
-        if find(ids["SDMA0"], index) or find(ids[f"SDMA{index}"], 0)
-    ]
-    if not found:
-        raise DiscoveryError("the discovery table has no copy engine")
-    return found

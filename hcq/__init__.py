@@ -1,7 +1,7 @@
 """One interface to every GPU: devices, buffers, programs, queues, graphs.
 
     import hcq
-    with hcq.open("virtual:navi31") as gpu: ...
+    with hcq.open("auto") as gpu: ...
 
 Importing this package loads almost nothing (NumPy neither): names arrive when first used.
 """

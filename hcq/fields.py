@@ -9,7 +9,7 @@ top:
 chip's discovery table gives to the block. A line is parsed when its register is first asked for, so
 that loading a table of thousands of registers costs one read of a file.
 
-    gc = RegisterBlock(load("gc_11_0_0"), bases, bus)
+    gc = RegisterBlock(load("BLOCK"), bases, bus)
     gc.CP_HQD_PQ_CONTROL.write(QUEUE_SIZE=9, RPTR_BLOCK_SIZE=5)
     while gc.CP_STAT.read().CP_BUSY: ...
 

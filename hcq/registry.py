@@ -38,15 +38,10 @@ NODES = Path("/dev")
 
 #: "module:function", called with a device and source, gives a Program
 COMPILER = "compiler.front.source:compile_source"
-# chip -> "module:function" that makes an Attachment; its keywords are the model's options
-VIRTUAL_CHIPS = {
-    "navi31": "am.virtual.gpu:attach",
-    "tu102": "nv.virtual.gpu:attach_tu102",
-    "ga102": "nv.virtual.gpu:attach_ga102",
-    "ad102": "nv.virtual.gpu:attach_ad102",
-    "gh100": "nv.virtual.gpu:attach_gh100",
-    "gb202": "nv.virtual.gpu:attach_gb202",
-}
+# Packages that drive chips. Of each, `<package>.chips` tells what there is: `pci_drivers()`, a
+# PciDriver for each PCI id, and `virtual_names()`, the chips with a model;
+# `<package>.virtual.gpu:attach(chip, ...)` attaches to one; its keywords are the model's.
+VENDORS = ("am", "nv")
 
 
 class PciDriver(NamedTuple):
@@ -65,19 +60,34 @@ class PciDriver(NamedTuple):
     names: str = ""
 
 
-PCI_DRIVERS = {
-    # Linux 6.12 gmc_v11_0.c: a DMA mask of 44 bits. BARs: VRAM (256 MiB is what the card offers
-    # without Resizable BAR), doorbells, registers. By the clock: RCC_CONFIG_MEMSIZE
-    # (is the chip still there) and IH_RB_RPTR (what the chip reported was taken in).
-    (0x1002, 0x744C): PciDriver(
-        "AMD Navi31",
-        "am.device:open_device",
-        44,
-        ((0, 256 << 20), (2, 4096), (5, 512 << 10)),
-        ((5, 0x378C), (5, 0x448C)),
-        "am.names:register_names",
-    )
-}
+def virtual_chips() -> dict[str, str]:
+    """Chips that have a model, with the package that they belong to; the chips' folders tell."""
+    return {chip: vendor for vendor in VENDORS for chip in _load(f"{vendor}.chips:virtual_names")()}
+
+
+def pci_drivers() -> dict[tuple[int, int], PciDriver]:
+    """How to drive each (vendor, device) that there is a chip's folder for."""
+    drivers: dict[tuple[int, int], PciDriver] = {}
+    for vendor in VENDORS:
+        drivers |= _load(f"{vendor}.chips:pci_drivers")()
+    return drivers
+
+
+def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
+    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
+    attach = functools.partial(_attach_of(chip), chip)
+    made: Attachment | NodeAttachment = attach(**options)
+    if not isinstance(made, Attachment | NodeAttachment):
+        raise TypeError(f"the model of {chip} returned {made!r}")
+    return made
+
+
+def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
+    vendor = virtual_chips().get(chip)
+    if vendor is None:
+        have = ", ".join(f"virtual:{known}" for known in sorted(virtual_chips()))
+        raise DeviceNotFound(f"no virtual chip {chip!r}; there are: {have}")
+    return _load(f"{vendor}.virtual.gpu:attach")
 
 
 class NodeDriver(NamedTuple):
@@ -196,23 +206,20 @@ def _start_tracing() -> None:
 
 def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
     """What `open` would find on this machine: real devices first. Touches no hardware."""
-    virtual = [DeviceEntry(f"virtual:{chip}", f"model of {chip}") for chip in sorted(VIRTUAL_CHIPS)]
+    virtual = [
+        DeviceEntry(f"virtual:{chip}", f"model of {chip}") for chip in sorted(virtual_chips())
+    ]
     cpu = DeviceEntry("cpu", "host threads")
     return [*_pci_devices(sysfs), *_node_devices(NODES), cpu, *virtual]
 
 
 def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
-    if chip not in VIRTUAL_CHIPS:
-        have = ", ".join(f"virtual:{known}" for known in sorted(VIRTUAL_CHIPS))
-        raise DeviceNotFound(f"no virtual chip {chip!r}; there are: {have}")
-    attach = _load(VIRTUAL_CHIPS[chip])
-    for_model = set(inspect.signature(attach).parameters) & set(options)
+    attach = _attach_of(chip)
+    for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
-    attachment = attach(**{key: options.pop(key) for key in for_model})
+    attachment = attach_virtual(chip, **{key: options.pop(key) for key in for_model})
     if isinstance(attachment, NodeAttachment):
         return _open_node(name, attachment, options)
-    if not isinstance(attachment, Attachment):
-        raise TypeError(f"{VIRTUAL_CHIPS[chip]} returned {attachment!r}")
     return _open_attached(name, attachment, options)
 
 
@@ -236,7 +243,7 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
     except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is no recording") from error
     identity = recording.identity
-    known = PCI_DRIVERS.get((identity.vendor, identity.device))
+    known = pci_drivers().get((identity.vendor, identity.device))
     replay = _load("hcq.transport.replay:ReplayTransport")
     transport = replay(recording, name, by_clock=known.by_clock if known else ())
     return _open_attached(name, Attachment(transport, recording.firmware or None), options)
@@ -254,7 +261,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
             attachment = replace(attachment, transport=recorder, on_image=recorder.image)
             opening = recorder.opening()
         identity = attachment.transport.identity
-        known = PCI_DRIVERS.get((identity.vendor, identity.device))
+        known = pci_drivers().get((identity.vendor, identity.device))
         if known is None:
             raise DeviceNotFound(f"{name}: no driver for PCI id {identity}")
         make = _load(known.entry)
@@ -273,7 +280,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     """Open a function that a driver of ours knows; refused before anything is unbound or opened."""
     full, identity = _load("hcq.transport.attach:identify")(address)
-    known = PCI_DRIVERS.get((identity.vendor, identity.device))
+    known = pci_drivers().get((identity.vendor, identity.device))
     if known is None:
         have = ", ".join(entry.name for entry in _pci_devices(SYSFS_PCI)) or "none"
         raise DeviceNotFound(
@@ -294,12 +301,13 @@ def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
     if not sysfs.is_dir():
         return []
     entries = []
+    drivers = pci_drivers()
     for function in sorted(sysfs.iterdir()):
         try:
             identity = tuple(int((function / key).read_text(), 16) for key in ("vendor", "device"))
         except (OSError, ValueError):
             continue  # vanished while we looked, or not a PCI function
-        if identity not in PCI_DRIVERS:
+        if identity not in drivers:
             continue
         driver, group = function / "driver", function / "iommu_group"
         facts: dict[str, object] = {
@@ -307,9 +315,7 @@ def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
             "driver": driver.resolve().name if driver.exists() else None,
             "iommu_group": group.resolve().name if group.exists() else None,
         }
-        entries.append(
-            DeviceEntry(f"pci:{function.name}", PCI_DRIVERS[identity].description, facts)
-        )
+        entries.append(DeviceEntry(f"pci:{function.name}", drivers[identity].description, facts))
     return entries
 
 

@@ -37,7 +37,7 @@ class Tables:
             ) from None
 
     def load(self, name: str) -> RegisterMap:
-        """The registers of a block, for example `gc_11_0_0`."""
+        """The registers of a block, by the name of its table."""
         found = self._registers.get(name)
         if found is None:
             found = self._registers[name] = RegisterMap(self._read(name, ""), name)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from am.chips.navi31 import facts as navi31
+from am import chips
+from am.chips.facts import ChipFacts
 from hcq.config import Config, config
 from hcq.errors import UgpuError
 from hcq.transport import pci_function
@@ -43,7 +44,12 @@ class PciFunction:
     @property
     def known(self) -> bool:
         """Whether a driver of ours takes it."""
-        return self.vendor == navi31.VENDOR and self.device in navi31.PCI_IDS
+        return self.chip is not None
+
+    @property
+    def chip(self) -> ChipFacts | None:
+        """The facts of its chip, where a driver of ours takes it."""
+        return chips.find(self.vendor, self.device)
 
 
 def _number(path: Path) -> int:
@@ -106,7 +112,7 @@ class Doctor:
             *self.type1(),
             *self.no_iommu(),
             *self.memory_lock(),
-            *self.firmware(),
+            *self.firmware([found.chip for found in ours]),
         ]
         if not ours and doctor_nvidia.usable(nvidia):
             # Nothing on this machine needs them: its GPUs are reached through the kernel's driver.
@@ -203,28 +209,33 @@ class Doctor:
         else:
             yield Finding("locked memory", "ok", "enough memory may be locked for DMA")
 
-    def firmware(self) -> Iterator[Finding]:
+    def firmware(self, present: Sequence[ChipFacts | None]) -> Iterator[Finding]:
+        """Of each chip that is there, the images that its driver reads; of one where none is."""
+        wanted = {chip.name: chip for chip in present if chip is not None}
+        for chip in wanted.values() or (chips.facts_of(chips.DEFAULT),):
+            yield self._images(chip)
+
+    def _images(self, chip: ChipFacts) -> Finding:
         folders = [place for top in self.firmware_folders for place in (top / "amdgpu", top)]
         where = ", ".join(str(folder) for folder in self.firmware_folders)
         missing = [
             name
-            for name in navi31.FIRMWARE_FILES
+            for name in chip.firmware_files
             if not any(
                 (folder / (name + suffix)).is_file()
                 for folder in folders
                 for suffix in ("", ".xz", ".zst")
             )
         ]
-        if missing:
-            yield Finding(
-                "firmware",
-                "missing",
-                f"Navi31 images not in {where}: {', '.join(missing)}",
-                "sudo apt install firmware-amd-graphics   # Debian, non-free-firmware; "
-                "Ubuntu: sudo apt install linux-firmware",
-            )
-        else:
-            yield Finding("firmware", "ok", f"all Navi31 images are in {where}")
+        if not missing:
+            return Finding("firmware", "ok", f"all {chip.title} images are in {where}")
+        return Finding(
+            "firmware",
+            "missing",
+            f"{chip.title} images not in {where}: {', '.join(missing)}",
+            "sudo apt install firmware-amd-graphics   # Debian, non-free-firmware; "
+            "Ubuntu: sudo apt install linux-firmware",
+        )
 
     def function(self, function: PciFunction) -> Iterator[Finding]:
         """What stands between us and one device that we drive."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hcq.errors import DeviceBusy, DeviceNotFound
-from hcq.registry import PCI_DRIVERS
+from hcq.registry import pci_drivers
 from hcq.transport.binding import Binding, eject, ejectable, give_back, plan, probe, release
 from hcq.transport.checks import check_bars, check_link, check_power, check_siblings
 from hcq.transport.pci_function import PciFunction, holders
@@ -42,7 +42,7 @@ def ours(name: str, system: System) -> PciFunction:
     """The function of a `pci:` name; DeviceNotFound unless a driver of ours knows it."""
     function = PciFunction.find(system, name.removeprefix("pci:"))
     identity = function.identity()
-    if (identity.vendor, identity.device) not in PCI_DRIVERS:
+    if (identity.vendor, identity.device) not in pci_drivers():
         raise DeviceNotFound(
             f"{function.address} is {identity}, which no driver of ours knows; it is left alone",
             driver=function.driver or "none",
@@ -85,7 +85,7 @@ def _check_awake(function: PciFunction) -> None:
 
 def _check_bars(function: PciFunction) -> None:
     identity = function.identity()
-    known = PCI_DRIVERS[identity.vendor, identity.device]
+    known = pci_drivers()[identity.vendor, identity.device]
     sizes = {bar.index: bar.size for bar in function.bars()}
     # A BAR without an address is the doctor's own finding; what is left is one that is too small.
     check_bars(function, {bar: size for bar, size in known.least_bars if sizes.get(bar)})

@@ -1,7 +1,7 @@
 """`ugpu record`: keep all that a driver does to a device, look into it, compare two of them.
 
 ugpu record pci:0000:03:00.0 boot.txt                      the boot, and closing again
-ugpu record virtual:navi31 work.txt -- python work.py      whatever device the program opens
+ugpu record virtual:CHIP work.txt -- python work.py        whatever device the program opens
 ugpu record replay boot.txt                                the same again, without the device
 ugpu record show boot.txt                                  what is in it
 ugpu record compare good.txt bad.txt                       the first difference
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import hcq
 from hcq.errors import BadArgument, DeviceNotFound, TransportError, UgpuError, UsageError
-from hcq.registry import NODE_DRIVERS, PCI_DRIVERS, VIRTUAL_CHIPS
+from hcq.registry import NODE_DRIVERS, pci_drivers, virtual_chips
 from hcq.transport.recording import (
     Allocation,
     Content,
@@ -184,7 +184,7 @@ def summary(recording: Recording) -> dict[str, object]:
         for entry in recording.entries
         if isinstance(entry, Access) and entry.value is not None
     )
-    drivers = PCI_DRIVERS.get((recording.identity.vendor, recording.identity.device))
+    drivers = pci_drivers().get((recording.identity.vendor, recording.identity.device))
     memory = [entry.size for entry in recording.entries if isinstance(entry, Allocation)]
     return {
         "device": str(recording.identity),
@@ -238,8 +238,8 @@ def _kind(entry: Entry) -> str:
 
 def _check_recordable(device: str) -> None:
     """UsageError for a device that is reached by no PCI transport: there is nothing to record."""
-    virtual = {f"virtual:{chip}": entry for chip, entry in VIRTUAL_CHIPS.items()}
-    through_nodes = [name for name, entry in virtual.items() if entry.startswith("nv.")]
+    virtual = {f"virtual:{chip}": vendor for chip, vendor in virtual_chips().items()}
+    through_nodes = [name for name, vendor in virtual.items() if vendor == "nv"]
     through_pci = [name for name in virtual if name not in through_nodes]
     if device in ("cpu", "auto"):
         why, instead = "there is no PCI device behind it", ""

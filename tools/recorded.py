@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from hcq.fields import Register, RegisterValue
-from hcq.registry import PCI_DRIVERS
+from hcq.registry import pci_drivers
 from hcq.transport.recording import (
     Allocation,
     Content,
@@ -33,7 +33,7 @@ _WORDS = 8  # words of data that differ
 
 
 def _find_register(recording: Recording) -> Callable[[int, int], Register | None]:
-    known = PCI_DRIVERS.get((recording.identity.vendor, recording.identity.device))
+    known = pci_drivers().get((recording.identity.vendor, recording.identity.device))
     if known is None or not known.names:
         return lambda window, offset: None
     module, _, function = known.names.partition(":")
@@ -81,7 +81,7 @@ class Steps:
         self._recording = recording
         self._find = _find_register(recording)
         self._name = names_of(recording)
-        known = PCI_DRIVERS.get((recording.identity.vendor, recording.identity.device))
+        known = pci_drivers().get((recording.identity.vendor, recording.identity.device))
         self._by_clock = frozenset(known.by_clock if known is not None else ())
 
     def __iter__(self) -> Iterator[Step]:

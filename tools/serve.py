@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from am import chips
+from am.chips.facts import ChipFacts
 from am.virtual.bus.served import ServedChip
 from am.virtual.firmware.images import synthetic_set
 from am.virtual.gpu import build_chip
@@ -25,35 +27,36 @@ from hcq.transport.vfio_user.server import Server
 
 from .console import Output
 
-CHIPS = ("virtual:navi31",)
-VRAM = 24 << 30
 LEAST_GIB, MOST_GIB = 0.25, 1024  # BAR 0 has 256 MiB at least
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What a person may ask for. vram: bytes. firmware: a folder to write into; None makes one."""
+    """What a person may ask for. vram: bytes, 0 for what boards with the chip have. firmware: a
+    folder to write into; None makes one."""
 
     socket: Path
-    device: str = CHIPS[0]
-    vram: int = VRAM
+    device: str = f"virtual:{chips.DEFAULT}"
+    vram: int = 0
     firmware: Path | None = None
     map_vram: bool = False
 
 
-def vram_bytes(gib: float) -> int:
-    """Bytes of `gib` GiB; UsageError for what no card of ours has."""
+def vram_bytes(gib: float | None) -> int:
+    """Bytes of `gib` GiB, 0 for None; UsageError for what no card of ours has."""
+    if gib is None:
+        return 0
     if not LEAST_GIB <= gib <= MOST_GIB:
         raise UsageError(f"--vram: expected {LEAST_GIB} to {MOST_GIB} GiB, got {gib}")
     return int(gib * 1024) << 20  # the card tells its size in MiB
 
 
-def write_firmware(folder: Path) -> None:
+def write_firmware(facts: ChipFacts, folder: Path) -> None:
     """Write the images that a driver of the virtual chip needs, by linux-firmware's names.
     UsageError where that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, image in synthetic_set().items():
+        for name, image in synthetic_set(facts).items():
             (folder / name).write_bytes(image)
     except OSError as error:
         raise UsageError(f"no firmware can be written to {folder}: {error.strerror}") from None
@@ -61,14 +64,16 @@ def write_firmware(folder: Path) -> None:
 
 def run(options: ServeOptions, out: Output) -> int:
     """Serve until told to stop; 0 then."""
-    if options.device not in CHIPS:
-        raise DeviceNotFound(f"{options.device} cannot be served; there are: {', '.join(CHIPS)}")
+    names = {f"virtual:{name}": name for name in chips.virtual_names()}
+    if options.device not in names:
+        raise DeviceNotFound(f"{options.device} cannot be served; there are: {', '.join(names)}")
+    facts = chips.facts_of(names[options.device])
     with contextlib.ExitStack() as undo:
         folder = options.firmware
         if folder is None:
             folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ugpu-firmware-")))
-        write_firmware(folder)
-        chip = build_chip(ChipOptions(vram=options.vram, shared_vram=options.map_vram))
+        write_firmware(facts, folder)
+        chip = build_chip(facts, ChipOptions(vram=options.vram, shared_vram=options.map_vram))
         undo.callback(chip.close)
         server = Server(options.socket, ServedChip(chip, map_vram=options.map_vram))
         undo.enter_context(_stopped_by_signals(server.stop))
@@ -81,7 +86,7 @@ def run(options: ServeOptions, out: Output) -> int:
                 "socket": str(options.socket),
                 "name": f"vfio-user:{options.socket}",
                 "firmware": str(folder),
-                "vram": options.vram,
+                "vram": chip.options.vram,
             }
         )
         sys.stdout.flush()

@@ -1,1 +1,67 @@
-"""Facts per chip: one folder a chip."""
+"""Chips: one folder each, with a typed record of facts; names and PCI ids are found from here."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from am.chips.facts import ChipFacts
+from hcq.errors import DeviceNotFound
+from hcq.registry import PciDriver
+
+_REGISTER_NAMES = "am.names:register_names"
+_OPEN = "am.device:open_device"
+# Registers that the driver uses by the clock: RCC_CONFIG_MEMSIZE (is the chip still there) and
+# IH_RB_RPTR (what the chip reported was taken in), as (BAR, offset in bytes).
+_BY_CLOCK = ((5, 0x378C), (5, 0x448C))
+
+
+DEFAULT = "navi31"  # where a chip is needed and none was named
+
+
+def names() -> list[str]:
+    """Return the names of all chips, which are those of the folders; none is imported."""
+    return sorted(entry.name for entry in pkgutil.iter_modules(__path__) if entry.ispkg)
+
+
+def facts_of(name: str) -> ChipFacts:
+    """Return the facts of a chip; DeviceNotFound for an unknown name."""
+    if name not in names():
+        raise DeviceNotFound(f"expected the name of a chip ({', '.join(names())}), got {name!r}")
+    facts: ChipFacts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
+    return facts
+
+
+def all_facts() -> Iterator[ChipFacts]:
+    """Yield the facts of all chips, by name."""
+    return map(facts_of, names())
+
+
+def virtual_names() -> list[str]:
+    """Return the chips with a model: all, as it takes what it needs from the facts."""
+    return names()
+
+
+def find(vendor: int, device: int) -> ChipFacts | None:
+    """Return the facts of the chip with this PCI id, None for another."""
+    for facts in all_facts():
+        if vendor == facts.generation.vendor and device in facts.pci_ids:
+            return facts
+    return None
+
+
+def pci_drivers() -> dict[tuple[int, int], PciDriver]:
+    """Return how to drive each PCI id, for the registry."""
+    return {
+        (facts.generation.vendor, device): PciDriver(
+            f"AMD {facts.title}",
+            _OPEN,
+            facts.generation.physical_bits,
+            facts.generation.least_bars,
+            _BY_CLOCK,
+            _REGISTER_NAMES,
+        )
+        for facts in all_facts()
+        for device in facts.pci_ids
+    }

@@ -1,4 +1,4 @@
-"""One virtual Navi31: its blocks, power, resets, and its two sides, the bus and host memory.
+"""One virtual card: its blocks, power, resets, and its two sides, the bus and host memory.
 
 A chip lives as long as its power is on, over several attachments. `lock` guards all state of
 registers and engines; code that runs shaders does so without it.
@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from am.chips.navi31 import facts
+from am.chips.facts import ChipFacts
 from am.regs import load
 from am.virtual.block import Block, DoorbellTarget, Reset
 from am.virtual.bus.config import ConfigSpace
@@ -57,8 +57,9 @@ class Chip:
     BOOTLOAD_COMPLETE. dma_listeners: called when host memory is taken from the card.
     """
 
-    def __init__(self, options: ChipOptions | None = None) -> None:
-        self.options = options or ChipOptions()
+    def __init__(self, facts: ChipFacts, options: ChipOptions | None = None) -> None:
+        self.facts = facts
+        self.options = (options or ChipOptions()).on(facts)
         self.faults = copy.deepcopy(self.options.faults)
         self.lock = threading.RLock()
         self.objections = Objections()
@@ -77,7 +78,7 @@ class Chip:
         self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)
         self.space = RegisterSpace(
             {
-                block: (load(facts.REGISTER_TABLES[name]), facts.TYPICAL_BASES[name])
+                block: (load(facts.table(name)), facts.generation.typical_bases[name])
                 for block, name in _BLOCKS.items()
             },
             self.objections,
@@ -166,8 +167,8 @@ class Chip:
             self.scheduler.after(self.options.delays.ifwi, self._ifwi_done)
 
     def _ifwi_done(self) -> None:
-        blob = build_discovery(self.options)
-        self.vram.write(self.vram.size - facts.DISCOVERY_OFFSET, blob)
+        blob = build_discovery(self.facts, self.options)
+        self.vram.write(self.vram.size - self.facts.generation.discovery_offset, blob)
         self.mm.locate_frame_buffer(FRAME_BUFFER_BASE, self.vram.size)
         self.nbio.ifwi_done()
         self.psp.ifwi_done()

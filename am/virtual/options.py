@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NoReturn, Self
 
+from am.chips.facts import ChipFacts
 from am.virtual.firmware.images import FIRMWARE_KINDS
 from am.virtual.shader import ShaderCore
 from hcq.errors import BadArgument
@@ -112,6 +113,9 @@ _NAMES = {
 class ChipOptions:
     """A virtual card as built. Sizes are bytes.
 
+    vram, shader_engines, arrays_per_engine, wgps_per_array, smu_version, smu_driver_if: 0 stands
+    for what boards with the chip have.
+
     visible_vram: size of BAR0; None shows all of VRAM. shared_vram: VRAM lies in a memfd that other
     processes can map; what they write there passes the host data path by. noise: bytes of VRAM,
     from its start, that hold noise after power-on (all of it does on a board; beyond that the
@@ -121,7 +125,7 @@ class ChipOptions:
     index_latch: an indirect index takes effect only when it was read back (posted writes).
     """
 
-    vram: int = 24 << 30
+    vram: int = 0
     visible_vram: int | None = None
     shared_vram: bool = False
     function_reset: bool = False  # a function-level reset by way of configuration space
@@ -136,12 +140,12 @@ class ChipOptions:
     harvested: tuple[tuple[int, int], ...] = ()  # (hardware id, instance) in the harvest table
     discovery_version: int = 3
     discovery_flaw: DiscoveryFlaw | None = None
-    shader_engines: int = 6
-    arrays_per_engine: int = 2
-    wgps_per_array: int = 4
+    shader_engines: int = 0
+    arrays_per_engine: int = 0
+    wgps_per_array: int = 0
     tmr_size: int = 0x1300000  # what LOAD_TOC answers
-    smu_version: int = 0x004E7500  # 78.117.0
-    smu_driver_if: int = 0x3D  # another one only deserves a warning
+    smu_version: int = 0
+    smu_driver_if: int = 0  # another one only deserves a warning
     # The first read of a hub's fault status after a fault may be stale on boards, which is why
     # Linux 6.12 gmc_v11_0_process_interrupt reads it twice.
     stale_fault_status: bool = False
@@ -154,8 +158,21 @@ class ChipOptions:
     psp_mode1: bool = False
     debug_mode1: bool = True  # the debug mailbox of the SMU knows mode1
     launch_in_order: bool = False
-    shader_core: Callable[[], ShaderCore] | None = None  # None: the core that runs gfx1100 code
+    shader_core: Callable[[], ShaderCore] | None = None  # None: the one that runs gfx11 code
 
     def __post_init__(self) -> None:
-        if self.vram < 16 << 20 or self.vram % (1 << 20):
+        if (self.vram and self.vram < 16 << 20) or self.vram % (1 << 20):
             raise BadArgument(f"vram must be whole MiB, at least 16, got {self.vram} bytes")
+
+    def on(self, facts: ChipFacts) -> ChipOptions:
+        """Fill in what boards with a chip have."""
+        board = facts.board
+        return replace(
+            self,
+            vram=self.vram or board.vram,
+            shader_engines=self.shader_engines or board.shader_engines,
+            arrays_per_engine=self.arrays_per_engine or board.arrays_per_engine,
+            wgps_per_array=self.wgps_per_array or board.wgps_per_array,
+            smu_version=self.smu_version or board.smu_version,
+            smu_driver_if=self.smu_driver_if or facts.smu.version,
+        )

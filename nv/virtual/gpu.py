@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 
 from hcq.errors import BadArgument
 from hcq.transport.node import NodeAttachment
+from nv.chips import MODELLED
 from nv.chips.facts import ChipFacts
 from nv.virtual.machine import VirtualMachine
 from nv.virtual.node import VirtualNode
 from nv.virtual.options import MachineOptions
 from nv.virtual.sm_contract import Multiprocessors
 
-CHIPS = ("tu102", "ga102", "ad102", "gh100", "gb202")
+CHIPS = MODELLED
 
 
 def facts_of(name: str) -> ChipFacts:
@@ -65,10 +65,3 @@ def attach(
     if not 0 <= index < len(chip.gpus):
         raise BadArgument(f"the machine has {len(chip.gpus)} GPUs", index=index)
     return NodeAttachment(node, "nvrm", index, chip)
-
-
-attach_tu102 = functools.partial(attach, "tu102")
-attach_ga102 = functools.partial(attach, "ga102")
-attach_ad102 = functools.partial(attach, "ad102")
-attach_gh100 = functools.partial(attach, "gh100")
-attach_gb202 = functools.partial(attach, "gb202")

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.device import open_device
 from am.virtual.bus.served import ServedChip
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.registry import Attachment
 from hcq.transport.vfio_user.client import VfioUserTransport
+from tests.support.am_navi31 import build_chip
 from tests.support.vfio_user_served import served
 from tools.serve import write_firmware
 
@@ -50,7 +51,7 @@ def boot(
 def test_a_boot_in_batches_is_the_same_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_firmware(tmp_path)
+    write_firmware(NAVI31, tmp_path)
     writes, messages = boot(VfioUserTransport, tmp_path, monkeypatch)
     plain_writes, plain_messages = boot(Unbatched, tmp_path, monkeypatch)
     assert writes == plain_writes

@@ -11,7 +11,6 @@ import pytest
 
 from am import psp, reset
 from am.device import open_device
-from am.virtual.gpu import attach, build_chip
 from am.virtual.options import ChipOptions, FaultPlan
 from hcq.errors import (
     BadArgument,
@@ -28,7 +27,7 @@ from hcq.errors import (
 from hcq.transport.trace import Access, TracingTransport
 from tests.conftest import Golden
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import NAME, check_runs, opened, plug_in
+from tests.support.am_navi31 import NAME, attach, build_chip, check_runs, opened, plug_in
 from tests.support.am_transcript import Names, transcript
 
 COLD_STAGES = [
@@ -323,7 +322,7 @@ def test_an_overflow_is_noticed_and_left_behind(chip: Any) -> None:
 def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
     with opened(chip) as device:
         assert device.firmware is not None
-        toc = device.firmware.boot[device.facts.TOC_TYPE]
+        toc = device.firmware.boot[device.facts.generation.toc_type]
         sizes = {device.units.psp.load_toc(toc) for _ in range(70)}
         assert len(sizes) == 1
     assert chip.violations == []

@@ -10,9 +10,8 @@ import pytest
 
 import hcq
 from am.device import AmDevice
-from am.virtual.gpu import build_chip
 from hcq.errors import BadArgument, BadCodeObject, NotSupported, OutOfMemory
-from tests.support.am_navi31 import plug_in
+from tests.support.am_navi31 import build_chip, plug_in
 from tests.support.kernels import compile_ir
 
 TRIPLE = "amdgcn-amd-amdhsa"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from am.chips.navi31 import facts
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.firmware import (
     FirmwareSet,
     FirmwareSource,
@@ -108,27 +108,27 @@ def test_imu_parts() -> None:
 
 
 def test_a_whole_set_for_the_chip() -> None:
-    found = load_firmware(FirmwareSource(GOOD), facts)
+    found = load_firmware(FirmwareSource(GOOD), NAVI31)
     assert found.parts["smu"] == F
-    assert {name for _, name in facts.IP_FIRMWARE} <= set(found.parts)
+    assert {name for _, name in NAVI31.generation.ip_firmware} <= set(found.parts)
 
 
 def test_names_may_have_the_folder_in_front() -> None:
     source = FirmwareSource({f"amdgpu/{name}": data for name, data in GOOD.items()})
-    assert load_firmware(source, facts).boot[1] == A
+    assert load_firmware(source, NAVI31).boot[1] == A
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
 def test_a_missing_image_is_named(name: str) -> None:
     rest = {key: data for key, data in GOOD.items() if key != name}
     with pytest.raises(FirmwareNotFound, match=name):
-        load_firmware(FirmwareSource(rest), facts)
+        load_firmware(FirmwareSource(rest), NAVI31)
 
 
 def test_a_container_without_secure_os() -> None:
     images = GOOD | {"psp_13_0_0_sos.bin": sos((2, B), (3, C))}
     with pytest.raises(FirmwareInvalid, match="secure OS"):
-        load_firmware(FirmwareSource(images), facts)
+        load_firmware(FirmwareSource(images), NAVI31)
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
@@ -199,6 +199,6 @@ def _installed() -> bool:
 
 @pytest.mark.skipif(not _installed(), reason="the real images are not installed")
 def test_real_images() -> None:
-    found = load_firmware(FirmwareSource(None, (SYSTEM,)), facts)
+    found = load_firmware(FirmwareSource(None, (SYSTEM,)), NAVI31)
     assert found.mec_start
     assert len(found.boot) >= 5

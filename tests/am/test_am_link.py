@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from am import boot
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.errors import ChipError, DiscoveryError
-from tests.support.am_navi31 import opened, plug_in
+from tests.support.am_navi31 import build_chip, opened, plug_in
 
 LINK_CONTROL = 0x74  # of this card: the PCI Express capability at 0x64, and 0x10 in it
 
@@ -54,7 +53,7 @@ def test_back_after_a_boot_that_fails(flaw: str, monkeypatch: pytest.MonkeyPatch
     if flaw == "boot":
         chip.faults.tlb_no_ack = {"gc"}
     if flaw == "units":
-        monkeypatch.setattr(boot, "make_units", lambda chip: 1 // 0)
+        monkeypatch.setattr(boot, "make_units", lambda *_: 1 // 0)
     expected = {"discovery": DiscoveryError, "units": ZeroDivisionError, "boot": ChipError}[flaw]
     with pytest.raises(expected):
         plug_in(chip)

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from am.device import AmDevice
-from am.virtual.gpu import build_chip
 from hcq.codeobject import parse_amdhsa
 from hcq.errors import BadArgument, BadCodeObject, NotSupported
 from hcq.program import Program
-from tests.support.am_navi31 import opened
+from tests.support.am_navi31 import build_chip, opened
 from tests.support.linked_object import linked, relocatable
 
 SHARED = 1024 * 4  # bytes of local memory that the kernel uses

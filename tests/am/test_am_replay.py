@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hcq
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.firmware.images import synthetic_set
 from hcq.device import Device
 from hcq.errors import BadArgument, DeviceNotFound, TransportError
@@ -22,7 +23,7 @@ VALUES = np.arange(1 << 12, dtype=np.uint32)
 def firmware(tmp_path: Path) -> Path:
     folder = tmp_path / "firmware"
     folder.mkdir()
-    for name, image in synthetic_set().items():
+    for name, image in synthetic_set(NAVI31).items():
         (folder / name).write_bytes(image)
     return folder
 

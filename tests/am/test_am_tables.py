@@ -13,6 +13,7 @@ from am.faults import HubFault, SqWord, command_processor_error, sdma_error
 from am.ih import Interrupt
 from am.mqd import QueueMemory, build, mirrored
 from am.pagetable import EXECUTABLE, READABLE, SNOOPED, SYSTEM, UNCACHED, WRITABLE, Gfx11Format
+from am.regs import load
 from hcq.errors import (
     BadArgument,
     BadPacket,
@@ -31,7 +32,7 @@ def test_mqd_words() -> None:
         read_pointer=0x2000_0020_0000, write_pointer=0x2000_0020_0040,
         eop=0x2000_0030_0000, eop_size=4096, doorbell=6, vmid=8,
     )  # fmt: skip
-    words = struct.unpack("<512I", bytes(build(memory)))
+    words = struct.unpack("<512I", bytes(build(memory, load("gc_11_0_0"))))
     expected = {
         0: 0xC0310800,
         11: 1,  # compute_pipelinestat_enable
@@ -63,7 +64,7 @@ def test_mqd_words() -> None:
         182: 0,
     }
     assert {number: words[number] for number in expected} == expected
-    assert tuple(mirrored(build(memory))) == words[128:184]
+    assert tuple(mirrored(build(memory, load("gc_11_0_0")))) == words[128:184]
 
 
 FORMAT: PageFormat = Gfx11Format()

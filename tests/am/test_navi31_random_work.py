@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 import hcq
 from am.virtual.chip import Chip
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.device import Device
 from hcq.queue import Queue, QueueKind
+from tests.support.am_navi31 import build_chip
 from tests.support.kernels import contract_object
 
 COUNT = 3000

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import hcq
-from am.virtual.gpu import build_chip
+from tests.support.am_navi31 import build_chip
 
 ROUNDS = 5
 

@@ -9,10 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from am.virtual.gpu import build_chip
 from hcq.errors import UgpuError
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened, run
+from tests.support.am_navi31 import build_chip, check_runs, opened, run
 
 ROUNDS = 5
 UNMAPPED = np.uint64(0x1234_5678_9000)

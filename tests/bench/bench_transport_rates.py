@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 
 from am.virtual.bus.pci import VirtualTransport
-from am.virtual.gpu import build_chip
 from hcq.transport.base import Transport
 from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.bench.bench_vfio_user import SERVE, _process
+from tests.support.am_navi31 import build_chip
 from tests.support.vfio_user_device import COMMAND
 
 ROUNDS, TURNS = 7, 200

@@ -39,7 +39,7 @@ SERVE_CARD = """
 import sys
 from pathlib import Path
 from am.virtual.bus.served import ServedChip
-from am.virtual.gpu import build_chip
+from tests.support.am_navi31 import build_chip
 from am.virtual.options import ChipOptions
 from hcq.transport.vfio_user.server import Server
 from tools.serve import write_firmware
@@ -169,15 +169,25 @@ def _registers(transport: VfioUserTransport) -> list[dict[str, object]]:
     asleep = _round_trip(count, awake=False)
     awake = _round_trip(count, awake=True) if len(os.sched_getaffinity(0)) > 1 else None
     rows: list[dict[str, object]] = [
-        {"name": "vfio-user: 4-byte read", "value": read * 1e6, "unit": "us",
-         "peer": "raw socket, to a process and back", "peer_value": asleep * 1e6,
-         "ratio": asleep / read},
+        {
+            "name": "vfio-user: 4-byte read",
+            "value": read * 1e6,
+            "unit": "us",
+            "peer": "raw socket, to a process and back",
+            "peer_value": asleep * 1e6,
+            "ratio": asleep / read,
+        },
     ]
     if awake is not None:
         rows.append(
-            {"name": "vfio-user: 4-byte read, beside a socket polled by both sides",
-             "value": read * 1e6, "unit": "us", "peer": "raw socket, polled",
-             "peer_value": awake * 1e6, "ratio": awake / read}
+            {
+                "name": "vfio-user: 4-byte read, beside a socket polled by both sides",
+                "value": read * 1e6,
+                "unit": "us",
+                "peer": "raw socket, polled",
+                "peer_value": awake * 1e6,
+                "ratio": awake / read,
+            }
         )
     return [
         *rows,

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from am.device import AmDevice
-from am.virtual.gpu import build_chip
 from hcq.culprit import Culprit, Culprits, take_culprit
 from hcq.errors import PageFault
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import opened, run
+from tests.support.am_navi31 import build_chip, opened, run
 from tests.support.kernels import compile_ir
 
 # What `clang -g` adds: lines 11 (the read) and 12 (the write) of kernels/copy.cl.

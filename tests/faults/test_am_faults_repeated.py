@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from am.device import AmDevice
-from am.virtual.gpu import build_chip
 from hcq.buffer import Buffer
 from hcq.errors import ChipError, DeviceHang, IllegalInstruction, PageFault
 from hcq.program import Program
 from tests.support import descriptors
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened
+from tests.support.am_navi31 import build_chip, check_runs, opened
 
 TIMES = 6
 NOWHERE = np.uint64(0x1234_5678_9000)

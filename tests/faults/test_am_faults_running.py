@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from am.device import AmDevice
-from am.virtual.gpu import build_chip
 from hcq.buffer import Buffer
 from hcq.command import CommandBuffer
 from hcq.errors import BadPacket, DeviceHang, DeviceLost, IllegalInstruction, PageFault
 from hcq.program import Program
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened, run, start_forever
+from tests.support.am_navi31 import build_chip, check_runs, opened, run, start_forever
 from tests.support.kernels import compile_ir
 
 NULL, UNMAPPED, LAST_LOW, NOT_CANONICAL = 0, 0x1234_5678_9000, 0x7FFF_FFFF_F000, 0x8000_0000_0000

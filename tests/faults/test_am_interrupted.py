@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from am.device import AmDevice
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.memory import Placement
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened
+from tests.support.am_navi31 import build_chip, check_runs, opened
 from tests.support.interruption import everywhere
 
 LARGE = (2 << 20) + 4096

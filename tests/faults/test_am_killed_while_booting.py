@@ -20,13 +20,13 @@ from am.device import open_device
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.errors import DeviceBusy, FirmwareRejected
 from hcq.registry import Attachment
 from hcq.transport.base import ResetKind, Transport
 from hcq.transport.vfio_user.client import VfioUserTransport
 from hcq.transport.vfio_user.model import Client
+from tests.support.am_navi31 import build_chip
 from tests.support.vfio_user_served import served
 from tools.serve import write_firmware
 

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 from am import reset
-from am.chips.navi31 import facts
 from am.device import AmDevice
 from am.smu import BUSY
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened, start_forever
+from tests.support.am_navi31 import build_chip, check_runs, opened, shared_facts, start_forever
 
 Rung = Callable[[AmDevice], None]
 
@@ -119,7 +117,7 @@ def test_a_deaf_smu_needs_the_slot(chip: Any) -> None:
 def test_a_ladder_without_an_end_is_told_once(
     chip: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts, "IFWI_LIMIT_S", 0.2)
+    shared_facts(monkeypatch, ifwi_limit_s=0.2)
     caplog.set_level(logging.INFO, "am.reset")
     with opened(chip) as device:
         device.failure = FirmwareSilent("provoked by the test")

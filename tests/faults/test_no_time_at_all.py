@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.virtual.gpu import build_chip
 from hcq.errors import DeviceHang
 from hcq.poll import wait_until
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import check_runs, opened, start_forever
+from tests.support.am_navi31 import build_chip, check_runs, opened, start_forever
 from tests.support.nv_machine import opened as opened_nv
 from tests.support.nv_machine import powered, work
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from am.virtual.bus.pci import VirtualTransport
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from tests.foreign.remote_card import RemoteCard
+from tests.support.am_navi31 import build_chip
 
 PROBE, MAP_BAR, CFG_READ, CFG_WRITE = 0, 1, 3, 4
 MMIO_READ, MMIO_WRITE, MAP_SYSMEM, SYSMEM_READ, SYSMEM_WRITE = 6, 7, 8, 9, 10

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions, Delays
 from tests.foreign.client import require, run_client
 from tests.foreign.remote_card import RemoteCard
+from tests.support.am_navi31 import build_chip
 
 require("tinygrad")
 pytestmark = pytest.mark.foreign
@@ -29,7 +30,7 @@ class Stand:
         self._folder = folder
         self._firmware = folder / "firmware"
         self._firmware.mkdir()
-        for name, image in synthetic_set().items():
+        for name, image in synthetic_set(NAVI31).items():
             (self._firmware / name).write_bytes(image)
         self.card = RemoteCard(VirtualTransport(chip))
 

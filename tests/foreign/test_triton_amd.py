@@ -16,10 +16,10 @@ import pytest
 
 import hcq
 from am.virtual.chip import Chip
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.device import Device
 from tests.foreign.client import require, run_client
+from tests.support.am_navi31 import build_chip
 
 require("triton")
 pytestmark = pytest.mark.foreign

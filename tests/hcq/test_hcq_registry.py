@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import hcq
-from hcq.registry import VIRTUAL_CHIPS, list_devices
+from hcq.registry import list_devices, virtual_chips
 
-VIRTUAL = [f"virtual:{chip}" for chip in sorted(VIRTUAL_CHIPS)]
+VIRTUAL = [f"virtual:{chip}" for chip in sorted(virtual_chips())]
 
 
 def function(root: Path, address: str, vendor: str, device: str, driver: str | None = None) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from am.chips.navi31 import facts as navi31
-from am.virtual.gpu import attach
 from hcq import registry
 from hcq.errors import BadArgument, BarTooSmall, DeviceBusy, DeviceNotFound, FirmwareSilent
 from hcq.transport import attach as pci
+from tests.support.am_navi31 import attach, shared_facts
 from tests.support.fake_vfio import VfioMachine
 
 GPU, OTHER = "0000:03:00.0", "0000:04:00.0"
@@ -62,7 +61,7 @@ def test_a_driver_that_fails_gives_the_card_back(
     machine: VfioMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The made-up card has memory where registers should be: no firmware in it ever starts."""
-    monkeypatch.setattr(navi31, "IFWI_LIMIT_S", 0.01)
+    shared_facts(monkeypatch, ifwi_limit_s=0.01)
     with pytest.raises(FirmwareSilent):
         registry.open(f"pci:{GPU}", bind=True)
     assert machine.driver(GPU) == "amdgpu" and machine.open_files == {}
@@ -75,5 +74,5 @@ def test_auto_takes_only_what_is_ready(machine: VfioMachine) -> None:
 
 def test_the_needs_of_the_chip_are_met_by_its_model() -> None:
     with attach(vram=256 << 20).transport as transport:
-        needs = dict(registry.PCI_DRIVERS[0x1002, 0x744C].least_bars)
+        needs = dict(registry.pci_drivers()[0x1002, 0x744C].least_bars)
         assert all(transport.window(bar).size >= size for bar, size in needs.items())

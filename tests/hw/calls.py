@@ -74,7 +74,7 @@ def watched(attachment: object, calls: LastCalls) -> object:
 
 def install(calls: LastCalls) -> None:
     """Keep the calls of every device that this process opens from now on."""
-    places = [*registry.VIRTUAL_CHIPS.values(), registry.NODE_DRIVERS["nvrm"].attach]
+    places = ["nv.virtual.gpu:attach", registry.NODE_DRIVERS["nvrm"].attach]
     for place in places:
         module, _, name = place.partition(":")
         if not module.startswith("nv."):

@@ -62,10 +62,11 @@ Fact = tuple[str, object]
 def attach(device: str) -> NodeAttachment:
     """The driver's files behind the name of a device."""
     kind, _, rest = device.partition(":")
-    place = registry.NODE_DRIVERS["nvrm"].attach if kind == "nvrm" else ""
-    module, _, name = (place or registry.VIRTUAL_CHIPS[rest]).partition(":")
-    make = getattr(importlib.import_module(module), name)
-    found = make(int(rest)) if place else make()
+    if kind == "nvrm":
+        module, _, name = registry.NODE_DRIVERS["nvrm"].attach.partition(":")
+        found = getattr(importlib.import_module(module), name)(int(rest))
+    else:
+        found = registry.attach_virtual(rest)
     assert isinstance(found, NodeAttachment)
     return found
 

@@ -15,7 +15,7 @@ import pytest
 
 import hcq
 from hcq.errors import DriverRefused
-from nv.virtual.gpu import attach_gh100
+from nv.virtual.gpu import attach
 from tests.hw import __main__ as suite
 from tests.hw import calls, first_contact, ladder, machine, process, section_contract
 from tests.hw.budget import Budget
@@ -38,12 +38,10 @@ def test_hangs(device):
 
 def test_the_calls_before_a_failure_are_decoded(tmp_path: Path) -> None:
     kept = calls.LastCalls()
-    attachment = calls.watched(hcq.registry._load("nv.virtual.gpu:attach_gh100")(), kept)
+    attachment = calls.watched(hcq.registry._load("nv.virtual.gpu:attach")(), kept)
     with hcq.registry._load("nv.device:open_device")("nvrm:0", attachment) as device:
         with pytest.raises(DriverRefused):
-            device.gpu.client.ask(
-                device.gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS"
-            )
+            device.gpu.client.ask(device.gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS")
         kept.save(tmp_path / "calls")
     told = calls.told(tmp_path / "calls")
     assert told[0] == "refused:"
@@ -257,8 +255,9 @@ def test_the_ladder_goes_on_where_a_rung_breaks(tmp_path: Path) -> None:
     told = tmp_path / "ladder.json"
     assert not ladder.climb("virtual:nothing", told, ["files", "client"])
     found = json.loads(told.read_text())
-    assert "KeyError" in found["files"]["trouble"] and found["client"]["errors"]
-    assert found["files"]["facts"] == [["error", {"error": "KeyError: 'nothing'"}]]
+    assert "DeviceNotFound" in found["files"]["trouble"] and found["client"]["errors"]
+    ((kind, facts),) = found["files"]["facts"]
+    assert kind == "error" and "no virtual chip 'nothing'" in facts["error"]
     assert found["files"]["calls"] == [] and "kernel log" in found
     assert ladder.climb("virtual:gh100", told, ["client"])
     found = json.loads(told.read_text())
@@ -280,7 +279,7 @@ def test_a_copy_engine_that_cannot_be_had_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with powered() as machine:
-        monkeypatch.setattr(ladder, "attach", lambda device: attach_gh100(chip=machine))
+        monkeypatch.setattr(ladder, "attach", lambda device: attach(chip=machine))
         machine.inject("NO_CHANNELS")
         facts = dict(ladder.copy_engines("virtual:gh100"))
     told = [value for key, value in facts.items() if key != "engines"]

@@ -16,16 +16,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions, Delays
 from hcq.transport.base import Transport
 from hcq.transport.trace import Access, TracingTransport
 from hcq.transport.vfio_user.model import Client
 from hcq.transport.vfio_user.server import Server
 from tests.kernel.lab import Case, Lab, Run, socket_path
+from tests.support.am_navi31 import build_chip
 
 VRAM = 1 << 30
 END_LIMIT_S = 10
@@ -111,7 +112,7 @@ def run(lab: Lab) -> list[Run]:
     provided = lab.folder / "amdgpu"
     firmware = provided / "firmware/amdgpu"
     firmware.mkdir(parents=True, exist_ok=True)
-    for name, image in synthetic_set().items():
+    for name, image in synthetic_set(NAVI31).items():
         (firmware / name).write_bytes(image)
     (provided / "amdgpu.ko").write_bytes(wanted[1])
     with socket_path("amdgpu") as socket:

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.transport.vfio_user.server import Server
 from tests.kernel.lab import CACHE, Case, Lab, Run, socket_path
+from tests.support.am_navi31 import build_chip
 
 GUEST = "tests/kernel/guest"
 VRAM = 1 << 30
@@ -47,7 +48,7 @@ def served(socket: Path, window: int) -> Iterator[Chip]:
 
 def write_firmware(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, image in synthetic_set().items():
+    for name, image in synthetic_set(NAVI31).items():
         (folder / name).write_bytes(image)
 
 

@@ -82,7 +82,7 @@ def test_every_chip_works(chip: str) -> None:
         with opened(machine) as device:
             work(device)
             info = device.info()
-            assert info["isa"] .removesuffix("a") == machine.facts.target
+            assert info["isa"].removesuffix("a") == machine.facts.target
             assert info["compute_units"] == machine.facts.sm_count
             assert device.sensors()
         assert left_behind(machine) == clean

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from am.chips.navi31.facts import FACTS
 from am.device import AmDevice, open_device
-from am.virtual.gpu import attach
+from am.virtual import gpu
+from am.virtual.chip import Chip
+from am.virtual.options import ChipOptions
 from hcq.buffer import Buffer
 from hcq.poll import wait_until
 from hcq.program import Program
+from hcq.registry import Attachment
 
 NAME = "virtual:navi31"
+
+
+def shared_facts(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Change facts of the generation for one test; chips that are opened from then on have them."""
+    changed = replace(FACTS, generation=replace(FACTS.generation, **changes))
+    monkeypatch.setattr("am.chips.navi31.facts.FACTS", changed)
+
+
+def build_chip(options: ChipOptions | None = None) -> Chip:
+    """A whole virtual card with a Navi31, switched on. The caller closes it."""
+    return gpu.build_chip(FACTS, options)
+
+
+def attach(chip: Chip | None = None, **options: Any) -> Attachment:
+    """A way to a virtual Navi31."""
+    return gpu.attach("navi31", chip, **options)
 
 
 def plug_in(chip: Any, **options: Any) -> AmDevice:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from am.chips.navi31 import facts
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.regs import load
 from hcq.transport.trace import CONFIG, Access
 
@@ -23,9 +23,9 @@ class Names:
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
-        for block, table in facts.REGISTER_TABLES.items():
+        for block, table in NAVI31.register_tables.items():
             registers = load(table)
-            bases = facts.TYPICAL_BASES[block]
+            bases = NAVI31.generation.typical_bases[block]
             for name in registers:
                 register = registers[name]
                 if register.segment < len(bases):
@@ -43,7 +43,7 @@ def transcript(accesses: Iterable[Access], names: Names) -> list[str]:
         line = None
         if access.window == CONFIG:
             line = f"{_verb(access)} config {access.offset:#x}{_value(access)}"
-        elif access.window == facts.REGISTER_BAR:
+        elif access.window == NAVI31.generation.register_bar:
             index = access.offset // 4
             if index == 0x14:  # RSMU index: names the register of the next data access
                 indirect = access.value // 4 if access.is_write and access.value else indirect
@@ -54,9 +54,9 @@ def transcript(accesses: Iterable[Access], names: Names) -> list[str]:
                 name = names.name(indirect if index == 0x15 else index)
                 shown = " = host address" if _HOST.search(name) else _value(access)
                 line = f"{_verb(access)} {name}{shown}"
-        elif access.window == facts.VRAM_BAR and access.is_write:
+        elif access.window == NAVI31.generation.vram_bar and access.is_write:
             line = f"W vram {access.offset:#x} {access.width} bytes"
-        elif access.window == facts.DOORBELL_BAR:
+        elif access.window == NAVI31.generation.doorbell_bar:
             line = f"W doorbell {access.offset:#x}{_value(access)}"
         if line is not None:
             _append(lines, line)

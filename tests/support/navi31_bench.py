@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
@@ -78,7 +79,7 @@ class Bench:
         self.transport = VirtualTransport(chip)
         self.registers = self.transport.window(5)
         self.vram = self.transport.window(0)
-        self.firmware = synthetic_set(7)
+        self.firmware = synthetic_set(NAVI31, 7)
         self._fence = 0
 
     # ---- accesses -----------------------------------------------------------------------------
@@ -291,7 +292,7 @@ class Bench:
 @contextmanager
 def bench(**changes: Any) -> Iterator[Bench]:
     """A bench over a new small chip."""
-    made = Bench(Chip(options(**changes)))
+    made = Bench(Chip(NAVI31, options(**changes)))
     try:
         yield made
     finally:

@@ -17,7 +17,6 @@ import pytest
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.transport.base import DmaMemory, Traits, Transport
 from hcq.transport.record import RecordingTransport, record
@@ -27,6 +26,7 @@ from hcq.transport.sysfs import SysfsTransport
 from hcq.transport.trace import TracingTransport
 from hcq.transport.vfio import VfioTransport
 from hcq.transport.vfio_user.client import VfioUserTransport
+from tests.support.am_navi31 import build_chip
 from tests.support.fake_vfio import MSI, MSIX, VfioMachine
 from tests.support.pcifunction import PlainFunction
 from tests.support.sysfs_tree import GPU, SysfsTree

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from am.virtual.chip import FRAME_BUFFER_BASE, Chip
 from am.virtual.engines.cp.queue import ComputeQueue
 from am.virtual.engines.gfx import Gfx
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
 from hcq.emu.memory import Abort
+from tests.support.am_navi31 import build_chip
 from tests.support.waiting import came, until
 
 VRAM = 64 << 20

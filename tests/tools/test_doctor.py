@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from am.chips.navi31 import facts as navi31
+from am.chips.navi31.facts import FACTS as NAVI31
 from tools import doctor
 
 
@@ -51,7 +51,7 @@ class Machine:
     def add_firmware(self, suffix: str = ".xz") -> None:
         folder = self.root / "lib/firmware/amdgpu"
         folder.mkdir(parents=True)
-        for name in navi31.FIRMWARE_FILES:
+        for name in NAVI31.firmware_files:
             (folder / (name + suffix)).touch()
 
     def findings(self) -> list[doctor.Finding]:
@@ -114,13 +114,19 @@ def test_no_group(machine: Machine) -> None:
     assert any("no IOMMU group" in f.detail for f in machine.findings())
 
 
+def test_each_card_wants_the_images_of_its_chip(machine: Machine) -> None:
+    machine.add_gpu()
+    (found,) = [f for f in machine.findings() if f.check == "firmware"]
+    assert "Navi31 images not in" in found.detail and "psp_13_0_0_sos.bin" in found.detail
+
+
 def test_a_configured_firmware_folder_is_looked_into(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     looked = doctor.Doctor(tmp_path, firmware_folders=(folder,))
-    (before,) = looked.firmware()
+    (before,) = looked.firmware([])
     assert before.state == "missing" and str(folder) in before.detail
-    for name in navi31.FIRMWARE_FILES:
+    for name in NAVI31.firmware_files:
         (folder / f"{name}.zst").touch()
-    (after,) = looked.firmware()
+    (after,) = looked.firmware([])
     assert after.state == "ok" and str(folder) in after.detail

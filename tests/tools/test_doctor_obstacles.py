@@ -23,13 +23,13 @@ from hcq.errors import (
     ModuleMissing,
     UgpuError,
 )
-from hcq.registry import PCI_DRIVERS
+from hcq.registry import pci_drivers
 from hcq.transport.vfio import VfioTransport
 from tests.support.fake_vfio import VfioMachine
 from tools import doctor
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
-LEAST = dict(PCI_DRIVERS[0x1002, 0x744C].least_bars)
+LEAST = dict(pci_drivers()[0x1002, 0x744C].least_bars)
 
 
 @pytest.fixture

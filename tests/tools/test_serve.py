@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hcq
-from am.chips.navi31 import facts as navi31
+from am.chips.navi31.facts import FACTS as NAVI31
 from hcq.device import Device
 from hcq.errors import DeviceBusy, DeviceLost, DeviceNotFound
 from tests.support.kernels import contract_object
@@ -71,7 +71,7 @@ def check_work(device: Device) -> None:
 
 def test_cold_then_warm_then_ctrl_c(server: Served) -> None:
     images = {path.name for path in Path(server.facts["firmware"]).iterdir()}
-    assert set(navi31.FIRMWARE_FILES) <= images
+    assert set(NAVI31.firmware_files) <= images
     for start in ("cold", "warm"):
         with server.open() as device:
             assert device.name == server.facts["name"]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import hcq
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions, FaultPlan
 from hcq import poll
 from hcq.errors import BadArgument, FirmwareRejected
 from hcq.poll import wait_until
 from hcq.transport.recording import Failure, Recording
 from hcq.transport.trace import Access
+from tests.support.am_navi31 import build_chip
 from tests.support.waiting import until
 from tools import cli
 from tools.recorded import Steps, first_difference

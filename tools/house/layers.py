@@ -151,11 +151,11 @@ def fault_of(item: Import) -> str | None:
                 or _within(item.module, f"{home}.abi")
                 or (len(pieces) >= 4 and pieces[1] == "chips" and pieces[3] == "facts")
                 or (pieces[1:2] == ["chips"] and len(pieces) <= 3)
-                or pieces[1:3] == ["chips", "facts"]
+                or pieces[1:3] in (["chips", "facts"], ["generations", "facts"])
                 or item.module == home
             )
             if not shared:
-                return "a model may import only regs, abi and chips/*/facts.py of its driver"
+                return "a model may import only regs, abi and facts of chips of its driver"
     return _above(item)
 
 

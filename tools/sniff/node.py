@@ -203,8 +203,8 @@ def _load(path: str) -> Callable[..., Any]:  # an entry point named in the regis
 def attach(name: str) -> NodeAttachment:
     """The way to a device that is reached through a kernel driver's node, real or virtual."""
     kind, _, rest = name.partition(":")
-    if kind == "virtual" and rest in registry.VIRTUAL_CHIPS:
-        made = _load(registry.VIRTUAL_CHIPS[rest])()
+    if kind == "virtual" and rest in registry.virtual_chips():
+        made = registry.attach_virtual(rest)
         if isinstance(made, NodeAttachment):
             return made
         made.transport.close()

@@ -26,11 +26,9 @@ for _name, _help in pci.VERBS.items():
 def _serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vfio-user", required=True, metavar="SOCKET", help="where to listen")
     parser.add_argument("--firmware", metavar="DIR", help="where its images go; default: a new one")
-    parser.add_argument(
-        "--vram", type=float, default=24, metavar="GIB", help="default: %(default)s"
-    )
+    parser.add_argument("--vram", type=float, metavar="GIB", help="default: as its boards have")
     parser.add_argument("--map-vram", action="store_true", help="clients map VRAM (for guests)")
-    parser.add_argument("device", help="virtual:navi31")
+    parser.add_argument("device", help="virtual:CHIP, an AMD one of `ugpu ls`")
 
 
 @register("hand over", "offer a virtual chip to other processes by vfio-user", _serve)

@@ -10,7 +10,7 @@ from .. import smi as sensors
 from ..console import Output
 from .verb import register
 
-DEVICE = "a name that `ugpu ls` shows, e.g. virtual:navi31"
+DEVICE = "a name that `ugpu ls` shows"
 
 
 @register("look", "list the devices that can be opened")

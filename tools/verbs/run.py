@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from am import chips
+
 from ..console import Output
 from .verb import register
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="virtual:navi31", help="default: %(default)s")
+    parser.add_argument("--device", default=f"virtual:{chips.DEFAULT}", help="default: %(default)s")
 
 
 @register("run", "boot a device and classify 1,797 handwritten digits on it", _demo)
@@ -22,7 +24,7 @@ def demo(arguments: argparse.Namespace, out: Output) -> int:
 
 def _script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", help="a Python file that uses ugpu.Tensor")
-    parser.add_argument("--device", help="the default device while it runs, e.g. virtual:navi31")
+    parser.add_argument("--device", help="the default device while it runs")
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from am.chips.navi31 import facts
 from hcq.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -62,11 +61,13 @@ class ConfigSpace:
         """Take the state after a reset: nothing enabled; BARs forgotten unless kept."""
         bars = bytes(self._bytes[_BARS : _BARS + 24])
         self._bytes[:] = bytes(SIZE)
-        self._put(0x00, "<HH", facts.VENDOR, facts.PCI_IDS[0])
+        facts = self._chip.facts
+        vendor = facts.generation.vendor
+        self._put(0x00, "<HH", vendor, facts.pci_ids[0])
         self._put(_COMMAND, "<HH", 0, 0x0010)
-        self._put(0x08, "<I", facts.CLASS_CODE << 8 | 0xC8)
+        self._put(0x08, "<I", facts.generation.class_code << 8 | 0xC8)
         self._put(0x0E, "<B", 0x80)  # boards have more functions: audio, on some USB
-        self._put(0x2C, "<HH", facts.VENDOR, 0x0E3B)
+        self._put(0x2C, "<HH", vendor, 0x0E3B)
         self._put(_CAPABILITIES, "<B", _PM)
         self._put(0x3C, "<BB", 0xFF, 1)
         self._put(_PM, "<BBH", 0x01, _PCIE, 0x0003)

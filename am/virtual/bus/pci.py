@@ -236,9 +236,8 @@ class VirtualTransport(TransportLife):
     its power, unless `owns_chip`: then it is closed too. DeviceBusy while another one is open.
     """
 
-    def __init__(
-        self, chip: Chip, name: str = "virtual:navi31", *, owns_chip: bool = False
-    ) -> None:
+    def __init__(self, chip: Chip, name: str | None = None, *, owns_chip: bool = False) -> None:
+        name = name or f"virtual:{chip.facts.name}"
         if chip.msi is not None:
             raise DeviceBusy(f"{name} is already attached", holder="this process")
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""The virtual Navi31 behind a server: clients of another process own the memory it reaches."""
+"""A virtual card behind a server: clients of another process own the memory it reaches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServedChip:
 
     def attach(self, client: Client) -> Transport:
         """Plug the client in; its interrupts come straight from the chip."""
-        self._transport = VirtualTransport(self.chip, "served:navi31")
+        self._transport = VirtualTransport(self.chip, f"served:{self.chip.facts.name}")
         with self.chip.lock:
             self.chip.msi = client.interrupt
         return self._transport

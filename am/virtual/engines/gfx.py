@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from am import regs
-from am.chips.navi31 import facts
 from am.virtual.block import Block, Reset
 from am.virtual.engines.cp.mec import PIPES, Mec
 from am.virtual.engines.cp.rlc import Rlc
@@ -55,7 +54,7 @@ class Gfx(Block):
 
     def __init__(self, chip: Chip) -> None:
         super().__init__(chip, "gc")
-        self.table = regs.load(facts.REGISTER_TABLES["GC"])
+        self.table = regs.load(chip.facts.table("GC"))
         self._select_layout = self.table["GRBM_GFX_CNTL"]
         self.select: RegisterValue = self._select_layout.decode(0)
         self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]

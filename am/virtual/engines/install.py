@@ -1,8 +1,7 @@
-"""Put the engines into a chip: graphics block with MEC, and both SDMA engines."""
+"""Put the engines into a chip: graphics block with MEC, and SDMA engines."""
 
 from __future__ import annotations
 
-from am.chips.navi31 import facts
 from am.virtual.chip import Chip
 from am.virtual.engines.gfx import Gfx
 from am.virtual.engines.sdma.engine import Sdma
@@ -11,7 +10,7 @@ from am.virtual.engines.sdma.engine import Sdma
 def install(chip: Chip) -> Gfx:
     """Build the engines of `chip` and connect them; once per chip. The chip closes them."""
     gfx = Gfx(chip)
-    for instance in range(facts.SDMA_ENGINES):
+    for instance in range(chip.facts.copy_engines):
         gfx.sdma.append(Sdma(chip, instance, gfx.memory_written))
     chip.gfx = gfx
     chip.sdma = list(gfx.sdma)

@@ -18,7 +18,7 @@ LOOK_S = 0.01  # how often a launch that waits for the array looks whether it wa
 
 
 def default_core() -> ShaderCore:
-    """Make the core that executes gfx1100 machine code. Imported late: it loads LLVM."""
+    """Make the core that executes gfx11 machine code. Imported late: it loads LLVM."""
     module = importlib.import_module("am.virtual.isa.core")
     core: ShaderCore = module.GfxCore(cache=config().cache_folder / "gfx1100")
     return core

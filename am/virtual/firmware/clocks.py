@@ -1,16 +1,17 @@
 """Clocks that the virtual SMU manages: their levels, and the bounds a driver sets.
 
 Facts: PPCLK_e in smu13_driver_if_v13_0_0.h; Linux 6.12 smu_v13_0_get_dpm_freq_by_index (bit 31:
-discrete levels). Frequencies are those a Radeon RX 7900 XTX shows, in MHz.
+discrete levels). Frequencies are those a Radeon RX 7900 XTX shows, in MHz; the highest of graphics
+and memory are the board's.
 """
 
 from __future__ import annotations
 
+from am.chips.facts import BoardFacts
+
 GFX, SOC, MEMORY, FABRIC = 0, 1, 2, 3
 _LEVELS: dict[int, tuple[int, ...]] = {
-    GFX: (500, 2526),  # any frequency between: fine-grained
     SOC: (500, 800, 1000, 1200),
-    MEMORY: (96, 456, 772, 1249),
     FABRIC: (800, 1400, 2000, 2304),
     4: (400, 1300),
     5: (400, 1300),
@@ -30,7 +31,11 @@ _COUNT = 0xFF
 class Clocks:
     """Levels and bounds, by the SMU's clock number."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: BoardFacts) -> None:
+        self._levels = _LEVELS | {
+            GFX: (500, board.graphics_megahertz),  # any frequency between: fine-grained
+            MEMORY: (96, 456, 772, board.memory_megahertz),
+        }
         self._bounds: dict[int, tuple[int, int]] = {}
 
     def reset(self) -> None:
@@ -39,7 +44,7 @@ class Clocks:
 
     def level(self, clock: int, index: int) -> int | None:
         """Answer GetDpmFreqByIndex; index 0xFF asks for the number of levels."""
-        levels = _LEVELS.get(clock)
+        levels = self._levels.get(clock)
         if levels is None or (index != _COUNT and index >= len(levels)):
             return None
         value = len(levels) if index == _COUNT else levels[index]
@@ -47,13 +52,13 @@ class Clocks:
 
     def end(self, clock: int, which: int) -> int | None:
         """Return the lowest (0) or highest (-1) level."""
-        levels = _LEVELS.get(clock)
+        levels = self._levels.get(clock)
         return None if levels is None else levels[which]
 
     def limit(self, argument: int, *, lowest: bool) -> bool:
         """Set a bound from a message argument: clock << 16 | MHz. False for an unknown clock."""
         clock, frequency = argument >> 16, argument & 0xFFFF
-        levels = _LEVELS.get(clock)
+        levels = self._levels.get(clock)
         if levels is None:
             return False
         frequency = min(max(frequency, levels[0]), levels[-1])
@@ -66,7 +71,7 @@ class Clocks:
 
     def current(self, clock: int, activity: float) -> int:
         """Return the frequency that the load (0 to 1) asks for, within the bounds."""
-        levels = _LEVELS.get(clock)
+        levels = self._levels.get(clock)
         if levels is None:
             return 0
         low, high = self._bounds.get(clock, (levels[0], levels[-1]))

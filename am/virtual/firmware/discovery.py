@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from am.chips.navi31 import facts
+from am.chips.facts import ChipFacts
 from am.virtual.options import ChipOptions
 
 _BINARY_SIGNATURE = 0x28211407
@@ -16,33 +16,36 @@ _IPS_SIGNATURE = 0x53445049
 _GC_SIGNATURE = 0x4347
 _HARVEST_SIGNATURE = 0x56524148
 _BINARY_HEADER = 0x0C + 6 * 8
-_BASES = facts.TYPICAL_BASES
-# hardware id, instance, version, bases. Ids 12, 36, 37, 46, 70, 91, 150, 271 and 28 are blocks that
-# compute does not use; a driver passes over what it does not know (199 is
-# nobody's; Linux refuses ids from HW_ID_MAX, 300, aloud).
-_IPS: tuple[tuple[int, int, tuple[int, int, int], tuple[int, ...]], ...] = (
-    (1, 0, (13, 0, 0), _BASES["MP1"]),
-    (3, 0, (13, 0, 6), _BASES["THM"]),
-    (4, 0, (13, 0, 6), _BASES["SMUIO"]),
-    (11, 0, (11, 0, 0), _BASES["GC"]),
+_Ip = tuple[int, int, tuple[int, int, int], tuple[int, ...]]  # id, instance, version, bases
+# Hardware ids of the blocks that the driver is to find (soc15_hw_ip.h).
+_BLOCKS = {
+    "MP1": 1, "THM": 3, "SMUIO": 4, "GC": 11, "MMHUB": 34, "OSSSYS": 40, "HDP": 41, "NBIF": 108,
+    "MP0": 255,
+}  # fmt: skip
+_SDMA = (42, 43)
+# Blocks that compute does not use; a driver passes over what it does not know (199 is nobody's;
+# Linux refuses ids from HW_ID_MAX, 300, aloud).
+_OTHERS: tuple[_Ip, ...] = (
     (12, 0, (4, 0, 0), (0x7800, 0x7E00, 0x2403000)),
     (12, 1, (4, 0, 0), (0x7A00, 0x9000, 0x2403800)),
     (28, 0, (5, 0, 0), ()),
-    (34, 0, (3, 0, 0), _BASES["MMHUB"]),
     (35, 0, (3, 0, 0), (0xC00, 0x2408C00)),
-    (40, 0, (6, 0, 0), _BASES["OSSSYS"]),
-    (41, 0, (6, 0, 0), _BASES["HDP"]),
-    (42, 0, (6, 0, 0), _BASES["SDMA0"]),
-    (43, 0, (6, 0, 0), _BASES["SDMA1"]),
     (46, 0, (4, 3, 0), (0x7000, 0x240B800, 0x7C0)),
     (91, 0, (6, 0, 0), (0x45000, 0x2441C00)),
-    (108, 0, (4, 3, 0), _BASES["NBIF"]),
     (150, 0, (8, 10, 0), (0x14000, 0x2425800)),
     (150, 2, (8, 10, 0), (0x54000, 0x2425C00)),
-    (255, 0, (13, 0, 0), _BASES["MP0"]),
     (271, 0, (3, 2, 0), (0x12, 0xC0, 0x34C0, 0x9000)),
     (199, 7, (1, 2, 3), (0xABCDE,)),
 )
+
+
+def _ips(facts: ChipFacts) -> list[_Ip]:
+    """All blocks of a chip, by id; nobody's last."""
+    bases, versions = facts.generation.typical_bases, facts.versions
+    found = [(number, 0, versions[name], bases[name]) for name, number in _BLOCKS.items()]
+    for engine, number in enumerate(_SDMA[: facts.copy_engines]):
+        found.append((number, 0, versions["SDMA0"], bases[f"SDMA{engine}"]))
+    return sorted([*found, *_OTHERS], key=lambda ip: (ip[0] == _OTHERS[-1][0], ip[0]))
 
 
 def byte_sum(data: bytes) -> int:
@@ -50,31 +53,31 @@ def byte_sum(data: bytes) -> int:
     return sum(data) & 0xFFFF
 
 
-def _ip_table(version: int, start: int) -> bytes:
+def _ip_table(ips: list[_Ip], version: int, start: int) -> bytes:
     """Table 0: one die with all IPs; `start` is its offset in the binary."""
     wide = version >= 4
     header_size = 0x0E + 16 * 4 + 2
     entries = b""
-    for hardware_id, instance, (major, minor, revision), bases in _IPS:
+    for hardware_id, instance, (major, minor, revision), bases in ips:
         entries += struct.pack(
             "<HBBBBBB", hardware_id, instance, len(bases), major, minor, revision, 0
         )
         entries += struct.pack(f"<{len(bases)}{'Q' if wide else 'I'}", *bases)
-    die = struct.pack("<HH", 0, len(_IPS)) + entries
+    die = struct.pack("<HH", 0, len(ips)) + entries
     dies = struct.pack("<HH", 0, start + header_size) + bytes(15 * 4)
     header = struct.pack("<IHHIH", _IPS_SIGNATURE, version, header_size + len(die), 0x12345678, 1)
     return header + dies + struct.pack("<H", 1 if wide else 0) + die
 
 
-def _gc_table(options: ChipOptions) -> bytes:
+def _gc_table(facts: ChipFacts, options: ChipOptions) -> bytes:
     """Table 1, version 1.2: sizes of the shader array (gc_info_v1_2)."""
     fields = (
         options.shader_engines,
         options.wgps_per_array,  # WGP0 per array
         0,  # WGP1 per array
         4,  # render backends per engine
-        24,  # GL2 channels
-        1536,  # GPRs
+        facts.board.channels,  # GL2 channels
+        facts.board.vector_registers,  # GPRs
         32,  # geometry threads
         32,
         1024,
@@ -110,11 +113,11 @@ def _harvest_table(options: ChipOptions) -> bytes:
     return struct.pack("<II", _HARVEST_SIGNATURE, 0) + entries.ljust(32 * 4, b"\x00")
 
 
-def build_discovery(options: ChipOptions) -> bytes:
-    """Make the binary; `options.discovery_flaw` damages one part of it."""
-    ips = _ip_table(options.discovery_version, _BINARY_HEADER)
+def build_discovery(facts: ChipFacts, options: ChipOptions) -> bytes:
+    """Make the binary; `options` are complete, `options.discovery_flaw` damages one part of it."""
+    ips = _ip_table(_ips(facts), options.discovery_version, _BINARY_HEADER)
     gc_start = -(-(_BINARY_HEADER + len(ips)) // 8) * 8
-    gc = _gc_table(options)
+    gc = _gc_table(facts, options)
     harvest_start = -(-(gc_start + len(gc)) // 8) * 8
     harvest = _harvest_table(options)
     size = harvest_start + len(harvest)

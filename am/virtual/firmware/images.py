@@ -12,10 +12,12 @@ import random
 import struct
 import zlib
 
+from am.chips.facts import ChipFacts
+
 HEADER = 256
 _DIGEST = 256  # room for it; the digest itself has 64 bytes
 _MAGIC = b"$PS1"
-_KEY = b"virtual navi31: the vendor's key"
+_KEY = b"virtual cards: the vendor's key"
 _ARRAY = 256  # ucode_array_offset_bytes of all these files
 VERSION = 0x0013_0042  # of all images
 MEC_START = 0x3000  # byte address at which the MEC's program begins (ucode_start_addr)
@@ -220,20 +222,21 @@ def _scheduler(maker: _Maker, kind: str) -> bytes:
     return _file((1, 0), (11, 0), extension, code + data, len(code))
 
 
-def synthetic_set(seed: int = 0) -> dict[str, bytes]:
-    """Make all files that bring-up needs, by the names they have in linux-firmware."""
+def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
+    """Make all files that bring-up of a chip needs, by the names they have in linux-firmware."""
     maker = _Maker(seed)
-    return {
-        "psp_13_0_0_sos.bin": _psp(maker),
-        "smu_13_0_0.bin": _smu(maker),
-        "sdma_6_0_0.bin": _sdma(maker),
-        "gc_11_0_0_toc.bin": _toc(maker),
-        "gc_11_0_0_mec.bin": _processor(maker, "RS64_MEC", 0x7100),
-        "gc_11_0_0_pfp.bin": _processor(maker, "RS64_PFP", 0x3500),
-        "gc_11_0_0_me.bin": _processor(maker, "RS64_ME", 0x2F00),
-        "gc_11_0_0_imu.bin": _imu(maker),
-        "gc_11_0_0_rlc.bin": _rlc(maker),
-        "psp_13_0_0_ta.bin": _trusted(maker),
-        "gc_11_0_0_mes_2.bin": _scheduler(maker, "MES"),
-        "gc_11_0_0_mes1.bin": _scheduler(maker, "MES_KIQ"),
-    }
+    files = (
+        ("psp_{}_sos.bin", "MP0", _psp(maker)),
+        ("smu_{}.bin", "MP1", _smu(maker)),
+        ("sdma_{}.bin", "SDMA0", _sdma(maker)),
+        ("gc_{}_toc.bin", "GC", _toc(maker)),
+        ("gc_{}_mec.bin", "GC", _processor(maker, "RS64_MEC", 0x7100)),
+        ("gc_{}_pfp.bin", "GC", _processor(maker, "RS64_PFP", 0x3500)),
+        ("gc_{}_me.bin", "GC", _processor(maker, "RS64_ME", 0x2F00)),
+        ("gc_{}_imu.bin", "GC", _imu(maker)),
+        ("gc_{}_rlc.bin", "GC", _rlc(maker)),
+        ("psp_{}_ta.bin", "MP0", _trusted(maker)),
+        ("gc_{}_mes_2.bin", "GC", _scheduler(maker, "MES")),
+        ("gc_{}_mes1.bin", "GC", _scheduler(maker, "MES_KIQ")),
+    )
+    return {facts.image_name(pattern, block): image for pattern, block, image in files}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 
+from am.chips.facts import ChipFacts
 from am.regs import structs
 from am.virtual.firmware.clocks import FABRIC, GFX, MEMORY, SOC, Clocks
 
@@ -20,13 +21,14 @@ _FORMAT, _TABLE_REVISION, _ASIC_FORMAT = 15, 2, 0x80
 _INTERNAL_SENSOR = 28  # SMU_13_0_0_PP_THERMALCONTROLLER_NAVI21
 
 
-def combo_table(power_limit: int) -> bytes:
-    """Make the whole block; power_limit in watts."""
-    table = structs("smu13_driver_if_v13_0_0").PPTable_t.new()
+def combo_table(facts: ChipFacts) -> bytes:
+    """Make the whole block."""
+    power_limit = facts.board.power_limit
+    table = structs(facts.smu.tables).PPTable_t.new()
     sku = table.SkuTable
     sku.SocketPowerLimitAc[0] = power_limit
     sku.SocketPowerLimitDc[0] = power_limit
-    clocks = Clocks()
+    clocks = Clocks(facts.board)
     for field, clock in (
         (sku.FreqTableSocclk, SOC),
         (sku.FreqTableUclk, MEMORY),
@@ -45,6 +47,6 @@ def combo_table(power_limit: int) -> bytes:
     return head.ljust(_HEAD, b"\0") + body
 
 
-def overdrive_table() -> bytes:
+def overdrive_table(facts: ChipFacts) -> bytes:
     """Make the table of what the user changed: nothing, and nothing can be (no feature bits)."""
-    return bytes(structs("smu13_driver_if_v13_0_0").OverDriveTableExternal_t.new())
+    return bytes(structs(facts.smu.tables).OverDriveTableExternal_t.new())

@@ -27,11 +27,11 @@ _MODE1_GRACE, _MODE1_UNREAD = 0.0005, 0.5
 _TABLE_ALIGNMENT = 256
 # MP1_FIRMWARE_FLAGS by its SMN address (smu_v13_0_check_fw_status); bit 0: the firmware listens.
 _FIRMWARE_FLAGS, _INTERRUPTS = (0x03B0_0000 | 0x0301_0024) >> 2, 1
-_POWER_LIMITS = range(100, 340)  # watts
+_LEAST_POWER = 100  # watts
 
-# Message 2 of the debug mailbox: DEBUGSMC_MSG_Mode1Reset (Linux commit 29b1b0b06def, tinygrad 0.14)
-# in today's firmware, GetDebugData in the header of Linux 6.12.
-_DEBUG_MODE1 = 2
+# The debug mailbox: smu_v13_0_0_ppsmc.h. Its message 2 is DEBUGSMC_MSG_Mode1Reset (Linux commit
+# 29b1b0b06def, tinygrad 0.14) in today's firmware, GetDebugData in the header of Linux 6.12.
+_DEBUG_TEST, _DEBUG_MODE1, _DEBUG_EXIT = 1, 2, 3
 
 # Messages that are accepted without an effect that this model shows.
 _ACCEPTED = """
@@ -68,14 +68,14 @@ class Smu(Block):
         self.running = False
         self.features = 0
         self.messages: list[tuple[int, int]] = []
-        self.clocks = Clocks()
+        self.clocks = Clocks(chip.facts.board)
         self.metrics = Metrics(chip, self.clocks)
         self._allowed = 0
         self._dram = 0
-        self._power_limit = _POWER_LIMITS[-1]
+        self._power_limit = self.chip.facts.board.power_limit
         self._pending: set[_Mailbox] = set()
         self._resetting: _Mailbox | None = None  # whose answer to Mode1Reset nobody has read yet
-        names = constants("smu_v13_0_0_ppsmc")
+        names = constants(chip.facts.smu.messages)
         handlers: dict[str, Callable[[int], Answer]] = {
             "TestMessage": lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
             "GetSmuVersion": lambda _: (_OK, chip.options.smu_version),
@@ -108,15 +108,20 @@ class Smu(Block):
             "PrepareMp1ForUnload": lambda _: self._enable(0),
             "Mode1Reset": lambda _: self._mode1(_MAIN),
         }
+        if chip.facts.mode1_by_debug:
+            # UNSURE: Linux asks such firmware by the debug mailbox alone (smu_v13_0_0_ppt.c).
+            del handlers["Mode1Reset"]
         for name in _ACCEPTED.split():
             handlers[name] = lambda _: (_OK, None)
         self._handlers = {
-            getattr(names, f"PPSMC_MSG_{name}"): handler for name, handler in handlers.items()
+            names[f"PPSMC_MSG_{name}"]: handler
+            for name, handler in handlers.items()
+            if f"PPSMC_MSG_{name}" in names
         }
         self._debug_handlers: dict[int, Callable[[int], Answer]] = {
-            names.DEBUGSMC_MSG_TestMessage: lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
+            _DEBUG_TEST: lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
             _DEBUG_MODE1: lambda _: self._mode1(_DEBUG) if chip.options.debug_mode1 else (_OK, 0),
-            names.DEBUGSMC_MSG_DebugDumpExit: lambda _: (0xFB, None),
+            _DEBUG_EXIT: lambda _: (0xFB, None),
         }
         chip.space.on_read_at(_FIRMWARE_FLAGS, lambda: _INTERRUPTS if self.running else 0)
         for box in (_MAIN, _DEBUG):
@@ -129,7 +134,7 @@ class Smu(Block):
         self.features = 0
         self._allowed = 0
         self._dram = 0
-        self._power_limit = _POWER_LIMITS[-1]
+        self._power_limit = self.chip.facts.board.power_limit
         self._pending.clear()
         self._resetting = None
         self.clocks.reset()
@@ -209,12 +214,13 @@ class Smu(Block):
 
     def _to_dram(self, argument: int) -> Answer:
         """Write a table for the driver; of the many, three are made here."""
-        names, wanted = constants("smu13_driver_if_v13_0_0"), argument & 0xFFFF
-        make = {
+        names, wanted = constants(self.chip.facts.smu.tables), argument & 0xFFFF
+        makers: dict[int, Callable[[], bytes]] = {
             names.TABLE_SMU_METRICS: self.metrics.table,
-            names.TABLE_COMBO_PPTABLE: lambda: combo_table(_POWER_LIMITS[-1]),
-            names.TABLE_OVERDRIVE: overdrive_table,
-        }.get(wanted)
+            names.TABLE_COMBO_PPTABLE: lambda: combo_table(self.chip.facts),
+            names.TABLE_OVERDRIVE: lambda: overdrive_table(self.chip.facts),
+        }
+        make = makers.get(wanted)
         if make is None:
             return _FAILED, None
         if not self._dram or self._dram % _TABLE_ALIGNMENT:
@@ -237,7 +243,7 @@ class Smu(Block):
 
     def _set_power_limit(self, argument: int) -> Answer:
         watts = argument & 0xFFFF
-        if watts not in _POWER_LIMITS:
+        if not _LEAST_POWER <= watts <= self.chip.facts.board.power_limit:
             return _FAILED, None
         self._power_limit = watts
         return _OK, None

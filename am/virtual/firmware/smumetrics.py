@@ -87,7 +87,7 @@ class Metrics:
         jitter = self._random.uniform(-1.0, 1.0)
         watts = _IDLE_WATTS + (_FULL_WATTS - _IDLE_WATTS) * activity + 2 * jitter
         self._energy += watts
-        layout = structs("smu13_driver_if_v13_0_0").SmuMetricsExternal_t
+        layout = structs(self._chip.facts.smu.tables).SmuMetricsExternal_t
         external = layout.new()
         metrics = external.SmuMetrics
         for clock in range(13):

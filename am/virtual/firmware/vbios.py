@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from am.chips.navi31 import facts
+from am.chips.facts import ChipFacts
 from am.regs import structs
 from am.virtual.block import Block, Reset
 
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 SIZE = 8192
 _STRINGS, _HEADER, _TABLES = 0x100, 0x200, 0x280
 _PCI_DATA = 0x1E0
-_TEXT = b"113-VIRTUAL-NAVI31\0NAVI31\0PCI_EXPRESS\0GDDR6\0\r\nVirtual Navi31\0"
+_TEXT = "113-VIRTUAL-{0}\0{0}\0PCI_EXPRESS\0GDDR6\0\r\nVirtual {1}\0"
 _VERSION = b"ATOMBIOSBK-AMD VER022.001.002.000.000001\0"
 _TEN_KILOHERTZ = 10_000
 _GDDR6 = 0x70
-_CHANNELS = 24  # of 16 bits
 POSTED = 0x200  # ATOM_S7_ASIC_INIT_COMPLETE_MASK, in BIOS_SCRATCH_7
 # Places in atom_master_list_of_data_tables_v2_1.
 _DATA_TABLES = 35
@@ -38,7 +37,7 @@ def _table(major: int, minor: int, layout: str, *values: int) -> bytes:
     return struct.pack("<HBB", 4 + len(content), major, minor) + content
 
 
-def _firmware_info(scratch: int) -> bytes:
+def _firmware_info(facts: ChipFacts, scratch: int) -> bytes:
     """atom_firmware_info_v3_4."""
     return _table(
         3, 4, "<6I4H2B2x2I4B2H3I4H8I",
@@ -46,18 +45,18 @@ def _firmware_info(scratch: int) -> bytes:
         800, 800, 1350, 800, 0, 0, 0, 0,
         0, 0, 0, 0, 0, 0,
         0, 0, 1000, 800, 800, 1350, 800,
-        0, 0, facts.RESERVED_VRAM >> 10, 0, 0, 0, 0, 0,
+        0, 0, facts.generation.reserved_vram >> 10, 0, 0, 0, 0, 0,
     )  # fmt: skip
 
 
 def _gfx_info(chip: Chip) -> bytes:
     """atom_gfx_info_v3_0, up to the clock; the rest of its 136 bytes is zero."""
-    options = chip.options
+    options, channels = chip.options, chip.facts.board.channels
     return _table(
         3, 0, "<8B8I92x",
         11, 11, options.shader_engines, 0, 2 * options.wgps_per_array,
-        options.arrays_per_engine, 4, 24,
-        0, 0, 0, 0, 0, 0, 0, int(facts.CLOCK_HERTZ) // _TEN_KILOHERTZ,
+        options.arrays_per_engine, 4, channels,
+        0, 0, 0, 0, 0, 0, 0, int(chip.facts.generation.clock_hertz) // _TEN_KILOHERTZ,
     )  # fmt: skip
 
 
@@ -66,17 +65,17 @@ def _smu_info() -> bytes:
     return _table(3, 6, "<4B4HI220x", 13, 13, 0, 0, 0, 0, 0, 0, 10_000)
 
 
-def _board_info() -> bytes:
+def _board_info(facts: ChipFacts) -> bytes:
     """atom_smc_dpm_info_table_13_0_0: a BoardTable_t, which this SMU does not look at."""
-    return _table(5, 0, f"{structs('smu13_driver_if_v13_0_0').BoardTable_t.size}x")
+    return _table(5, 0, f"{structs(facts.smu.tables).BoardTable_t.size}x")
 
 
-def _vram_info() -> bytes:
+def _vram_info(channels: int) -> bytes:
     """atom_vram_info_header_v3_0 with one module."""
     head = _table(
         3, 0, "<8H8B9I",
-        0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 8, 0, _GDDR6, _CHANNELS, 4, 0,
-        (1 << _CHANNELS) - 1, 0, 0, 0, 0, 0, 0, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 8, 0, _GDDR6, channels, 4, 0,
+        (1 << channels) - 1, 0, 0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     module = bytes([0, 0, 0, 1]).ljust(68, b"\0")  # vendor 1: Samsung
     whole = head + module + bytes(7 * 68)
@@ -85,6 +84,8 @@ def _vram_info() -> bytes:
 
 def build_vbios(chip: Chip) -> bytes:
     """Make the image; its bytes add up to zero."""
+    facts = chip.facts
+    text = _TEXT.format(facts.title.upper(), facts.title).encode("ascii")
     scratch = chip.space.index("nbio", "BIF_BX0_BIOS_SCRATCH_0")
     image = bytearray(SIZE)
     image[0:3] = bytes([0x55, 0xAA, SIZE // 512])
@@ -94,11 +95,12 @@ def build_vbios(chip: Chip) -> bytes:
     struct.pack_into("<H", image, 0x48, _HEADER)
     image[0x50:0x5E] = b"01/02/23 03:04"
     struct.pack_into("<H", image, 0x6E, _STRINGS)
-    image[_STRINGS : _STRINGS + len(_TEXT)] = _TEXT
+    image[_STRINGS : _STRINGS + len(text)] = text
     image[_STRINGS + 0x60 : _STRINGS + 0x60 + len(_VERSION)] = _VERSION
     struct.pack_into(
         "<4s4HB3BHHBBH", image, _PCI_DATA,
-        b"PCIR", facts.VENDOR, facts.PCI_IDS[0], 0, 24, 0, 0, 0, 3, SIZE // 512, 0, 0, 0x80, 0,
+        b"PCIR", facts.generation.vendor, facts.pci_ids[0], 0, 24, 0, 0, 0, 3,
+        SIZE // 512, 0, 0, 0x80, 0,
     )  # fmt: skip
     commands, data = _HEADER + 0x28, _TABLES
     header = struct.pack("<HBB4s14HI", 40, 2, 2, b"ATOM", *[0] * 11, commands, data, 0, 0)
@@ -107,12 +109,12 @@ def build_vbios(chip: Chip) -> bytes:
     place = data + 4 + 2 * _DATA_TABLES
     offsets = [0] * _DATA_TABLES
     for number, table in (
-        (_FIRMWARE_INFO, _firmware_info(scratch)),
-        (_BOARD_INFO, _board_info()),
+        (_FIRMWARE_INFO, _firmware_info(facts, scratch)),
+        (_BOARD_INFO, _board_info(facts)),
         (_SMU_INFO, _smu_info()),
         (_GFX_INFO, _gfx_info(chip)),
         (_INDIRECT_IO, _table(1, 1, "<I", 0)),
-        (_VRAM_INFO, _vram_info()),
+        (_VRAM_INFO, _vram_info(facts.board.channels)),
     ):
         place += place & 1
         offsets[number] = place

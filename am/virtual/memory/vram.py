@@ -33,7 +33,7 @@ class Vram:
         except OSError as error:  # vm.overcommit_memory=2, or a limit on address space
             raise OutOfMemory(
                 "this machine does not let us reserve address space for the virtual card's memory;"
-                " give it less, as in hcq.open('virtual:navi31', vram=1 << 30)",
+                " give it less, as in hcq.open(name, vram=1 << 30)",
                 wanted=size,
                 reason=error.strerror,
             ) from error

@@ -266,6 +266,6 @@ def _connect(path: str) -> socket.socket:
         raise DeviceNotFound(
             f"no vfio-user server answers at {path}",
             reason=error.strerror or error.errno,
-            remedy=f"ugpu serve --vfio-user {path} virtual:navi31",
+            remedy=f"ugpu serve --vfio-user {path} virtual:CHIP",
         ) from error
     return connection

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
-from am.virtual.gpu import attach
 from am.virtual.objections import Level
 from am.virtual.options import Delays, FaultPlan
 from hcq.errors import BadArgument, Closed, DeviceBusy, OutOfMemory
 from hcq.transport.base import ResetKind
+from tests.support.am_navi31 import attach
 from tests.support.navi31_bench import SMALL, Bench, bench, options
 from tests.support.waiting import until
 
@@ -212,7 +213,7 @@ def test_vram_is_noise_at_power_on_and_differs_each_time() -> None:
 
 def test_more_vram_than_the_machine_can_reserve_is_a_clear_error() -> None:
     with pytest.raises(OutOfMemory, match="vram="):
-        Chip(options(vram=1 << 62))
+        Chip(NAVI31, options(vram=1 << 62))
 
 
 class Listener:
@@ -390,7 +391,7 @@ def test_a_chip_of_its_own_ends_with_its_transport() -> None:
     assert "psp_13_0_0_sos.bin" in attachment.firmware
     transport.close()
     assert set(threading.enumerate()) <= before
-    chip = Chip(options())
+    chip = Chip(NAVI31, options())
     with pytest.raises(BadArgument):
         attach(chip, seed=4)
     chip.close()
@@ -398,7 +399,7 @@ def test_a_chip_of_its_own_ends_with_its_transport() -> None:
 
 
 def test_boot_on_the_chips_own_clock_takes_milliseconds() -> None:
-    chip = Chip(options(manual_time=False))
+    chip = Chip(NAVI31, options(manual_time=False))
     card = Bench(chip)
     try:
         card.boot()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.firmware.discovery import build_discovery
 from tests.support.navi31_bench import SMALL, bench, options
 
@@ -87,7 +88,7 @@ def test_the_binary_near_the_end_of_vram_describes_the_chip(version: int) -> Non
     ],
 )
 def test_each_flaw_breaks_exactly_one_check(flaw: Any, words: str) -> None:
-    image = build_discovery(options(discovery_flaw=flaw)).ljust(0x2800, b"\x00")
+    image = build_discovery(NAVI31, options(discovery_flaw=flaw).on(NAVI31)).ljust(0x2800, b"\x00")
     with pytest.raises(ValueError, match=words):
         parse(image)
 

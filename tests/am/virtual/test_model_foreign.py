@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.firmware.discovery import build_discovery
 from am.virtual.firmware.images import synthetic_set
 from tests.support.navi31_bench import FRAME_BUFFER, STAGING, Bench, bench, options
@@ -57,7 +58,7 @@ def test_the_board_was_posted() -> None:
 
 
 def test_discovery_names_no_id_that_cannot_be() -> None:
-    image = build_discovery(options())
+    image = build_discovery(NAVI31, options().on(NAVI31))
     place = 0x3C + 0x50 + 4
     (count,) = struct.unpack_from("<H", image, place - 2)
     for _ in range(count):
@@ -124,7 +125,7 @@ def test_trusted_applications_need_a_signature() -> None:
         card.open_hub("mmhub")
         card.boot_secure_os()
         card.create_ring()
-        image = bytearray(synthetic_set(7)["psp_13_0_0_ta.bin"][256:])
+        image = bytearray(synthetic_set(NAVI31, 7)["psp_13_0_0_ta.bin"][256:])
         for flaw in (0, 1):
             image[0x400] ^= flaw
             card.vram.write(STAGING, bytes(image))

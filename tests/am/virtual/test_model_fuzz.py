@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.chips.navi31 import facts
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.regs import load
 from am.virtual.firmware.images import image_size, sign, verify
-from am.virtual.gpu import build_chip
+from tests.support.am_navi31 import build_chip
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench, options
 
 INTERESTING = (0, 1, 0xFFFFFFFF, 0x80000000, 0x30000007, 0x00020000, 0x55555555)
@@ -21,9 +21,9 @@ INTERESTING = (0, 1, 0xFFFFFFFF, 0x80000000, 0x30000007, 0x00020000, 0x55555555)
 def every_register() -> list[int]:
     """The absolute index of every register of every block."""
     indices = []
-    for block, table in facts.REGISTER_TABLES.items():
+    for block, table in NAVI31.register_tables.items():
         registers = load(table)
-        bases = facts.TYPICAL_BASES[block]
+        bases = NAVI31.generation.typical_bases[block]
         for name in registers:
             register = registers[name]
             if register.segment < len(bases):

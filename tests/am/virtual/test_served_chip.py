@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 import hcq
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
-from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions
 from hcq.device import Device
 from hcq.errors import BadArgument, DeviceLost
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 from hcq.transport.vfio_user.server import Server
+from tests.support.am_navi31 import build_chip
 from tests.support.forked import in_child
 from tests.support.inflight import drop
 from tests.support.vfio_user_served import served
@@ -41,7 +42,7 @@ def server(chip: Chip) -> Iterator[Server]:
 @pytest.fixture
 def device(server: Server) -> Iterator[Device]:
     with tempfile.TemporaryDirectory() as folder:
-        write_firmware(Path(folder))
+        write_firmware(NAVI31, Path(folder))
         opened = hcq.open(f"vfio-user:{server.path}", firmware=folder)
         yield opened
         opened.close()

@@ -24,7 +24,9 @@ MAXIMUM_THREADS = 1024
 LDS_GRANULE = 512
 LDS_LIMIT = 65536  # bytes of one workgroup
 SCRATCH_GRANULE = 256
-SIMD_VGPRS = 1536  # per lane, wave32; half of that many wave64 registers (gfx1100)
+# Vector registers of a lane and SIMD -> granule of their allocation, wave32; both half of that in
+# wave64 (LLVM AMDGPUBaseInfo.cpp, getVGPRAllocGranule; gfx1100 and gfx1101 have the larger file).
+GRANULES = {1536: 24, 1024: 16}
 SIMD_WAVES = 16
 SIMDS = {False: 2, True: 4}  # CU mode, WGP mode
 MEMORY = 4096  # sound settings remembered
@@ -97,7 +99,8 @@ class Shape(NamedTuple):
 class Launcher:
     """Builds the Dispatch of a queue; knows the places of the registers."""
 
-    def __init__(self, registers: ShRegisters) -> None:
+    def __init__(self, registers: ShRegisters, vector_registers: int) -> None:
+        self._vector_registers = vector_registers
         at = registers.at
         self._initiator = registers.known[at("COMPUTE_DISPATCH_INITIATOR")].register
         self._rsrc1 = registers.known[at("COMPUTE_PGM_RSRC1")].register
@@ -227,16 +230,18 @@ class Launcher:
         lds = rsrc2.LDS_SIZE * LDS_GRANULE
         if lds > LDS_LIMIT:
             raise BadDispatch(f"{lds} bytes of LDS asked, a workgroup gets at most {LDS_LIMIT}")
-        # The encoding granule is 8 registers (wave32) or 4 (wave64); the allocation granule of
-        # gfx1100 is 24 or 12.
-        encoded, granule = (8, 24) if wave32 else (4, 12)
+        # The encoding granule is 8 registers (wave32) or 4 (wave64).
+        file, granule = self._vector_registers, GRANULES[self._vector_registers]
+        encoded = 8
+        if not wave32:
+            encoded, file, granule = encoded // 2, file // 2, granule // 2
         vgprs = (rsrc1.VGPRS + 1) * encoded
         if vgprs > 256:
             raise BadDispatch(f"{vgprs} VGPRs asked, a wave has at most 256")
         wave = 32 if wave32 else 64
         waves = -(-threads[0] * threads[1] * threads[2] // wave)
         allocated = -(-vgprs // granule) * granule
-        per_simd = min(SIMD_WAVES, (SIMD_VGPRS if wave32 else SIMD_VGPRS // 2) // allocated)
+        per_simd = min(SIMD_WAVES, file // allocated)
         slots = per_simd * SIMDS[bool(rsrc1.WGP_MODE)]
         if waves > slots:
             raise BadDispatch(

@@ -46,7 +46,7 @@ class Mec(Block):
         self.array = array
         self.memory_written = MemoryWritten()
         self.sh_registers = ShRegisters(gfx.table)
-        self.launcher = Launcher(self.sh_registers)
+        self.launcher = Launcher(self.sh_registers, self.chip.facts.board.vector_registers)
         self.retired: list[ComputeQueue] = []  # to be joined at close
         self.slots = [
             [Slot(self, self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from am import regs
-from am.chips.navi31 import facts
 from am.virtual.block import Block, Reset
 from am.virtual.engines.engine import MemoryWritten
 from am.virtual.engines.sdma.queue import SdmaQueue
@@ -47,7 +46,7 @@ class Sdma(Block):
         self.retired: list[SdmaQueue] = []
         self._halted = True
         prefix = f"SDMA{instance}_"
-        table = regs.load(facts.REGISTER_TABLES["GC"])
+        table = regs.load(chip.facts.table("GC"))
         self._registers = [name for name in table if name.startswith(prefix)]
         write = self._on_write
         write("F32_CNTL", self._f32_control)

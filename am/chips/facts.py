@@ -1,0 +1,80 @@
+"""What differs between AMD chips, as facts: shared by the driver and the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from am.generations.facts import FirmwareFile, GenerationFacts, SmuInterface, Version
+
+
+@dataclass(frozen=True)
+class BoardFacts:
+    """A board with the chip, as its virtual card is built. Sizes are bytes.
+
+    channels: of memory, of 16 bits. vector_registers: of a lane on each SIMD, wave32.
+    graphics_megahertz, memory_megahertz: highest clocks. power_limit: watts.
+    graphics_megahertz, memory_megahertz: highest clocks. power_limit: watts.
+    """
+
+    vram: int
+    shader_engines: int
+    arrays_per_engine: int
+    wgps_per_array: int
+    channels: int
+    vector_registers: int
+    smu_version: int
+    graphics_megahertz: int
+    memory_megahertz: int
+    power_limit: int
+
+
+@dataclass(frozen=True)
+class ChipFacts:
+    """One chip.
+
+    name: of its folder ("navi31"). title: for people ("Navi31"). isa: processor as LLVM names it.
+    pci_ids: device ids; the vendor is the generation's. versions: of its blocks, as its discovery
+    table states them. copy_engines: SDMA engines, before harvesting. clock_gates: what may be
+    gated, as soc21.c names it without AMD_CG_SUPPORT_. mode1_since: SMU firmware from which mode1
+    is known; mode1_by_debug: the debug mailbox alone takes the request.
+    """
+
+    name: str
+    title: str
+    isa: str
+    generation: GenerationFacts
+    pci_ids: tuple[int, ...]
+    versions: Mapping[str, Version]
+    copy_engines: int
+    clock_gates: frozenset[str]
+    board: BoardFacts
+    mode1_since: int = 0
+    mode1_by_debug: bool = False
+
+    def table(self, block: str) -> str:
+        """Return the register table of a block in am/regs, for the chip's own version."""
+        return self.generation.register_tables[block][self.versions[block]]
+
+    @property
+    def register_tables(self) -> dict[str, str]:
+        """Block -> table in am/regs."""
+        return {block: self.table(block) for block in self.generation.register_tables}
+
+    def image(self, file: FirmwareFile) -> str:
+        """Return the name of an image in linux-firmware: "psp_13_0_0_sos.bin"."""
+        return self.image_name(file.name, file.block)
+
+    def image_name(self, pattern: str, block: str) -> str:
+        """Put the version of a block into the name of an image."""
+        return pattern.format("_".join(map(str, self.versions[block])))
+
+    @property
+    def firmware_files(self) -> tuple[str, ...]:
+        """Names of all images that the driver looks for."""
+        return tuple(self.image(file) for file in self.generation.firmware)
+
+    @property
+    def smu(self) -> SmuInterface:
+        """The language of its SMU's firmware."""
+        return self.generation.smu_interfaces[self.versions["MP1"]]

@@ -1,0 +1,103 @@
+"""The facts that chips of a generation share, as a typed record; the models may read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Version = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Doorbells:
+    """Doorbell slots of 64 bits, by index. range: dwords of one copy engine's part."""
+
+    compute_ring0: int
+    compute_first: int  # range that the compute engine listens to
+    compute_last: int
+    copy_engine0: int
+    copy_stride: int
+    copy_range: int
+
+
+@dataclass(frozen=True)
+class SmuInterface:
+    """The language of an SMU's firmware, by the names of its generated tables in am/regs.
+
+    messages: constants PPSMC_MSG_*. tables: structures and constants of the tables that it
+    exchanges. version: what GetDriverIfVersion answers where both sides have the same headers.
+    """
+
+    messages: str
+    tables: str
+    version: int
+
+
+@dataclass(frozen=True)
+class FirmwareFile:
+    """One image of linux-firmware, named after the version of a block: "psp_{}_sos.bin"."""
+
+    name: str
+    block: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class GenerationFacts:
+    """One generation. Register indices and bases are in dwords, sizes in bytes, times in seconds.
+
+    register_tables: block -> version -> table in am/regs; a version that is missing is not
+    supported. naming_blocks: blocks whose version must be the chip's, since firmware is named
+    after it. optional_blocks: may be missing. typical_bases: one entry a segment; the driver takes
+    the discovery table's. boot_components: (name, command for C2PMSG_35, fw_type in the PSP's
+    container) in order. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of loading.
+    smu_firmware: the same, loaded before the TMR. golden: register -> bits that the kernel sets.
+    """
+
+    name: str
+    # PCI
+    vendor: int
+    class_code: int
+    vram_bar: int
+    doorbell_bar: int
+    register_bar: int
+    least_bars: tuple[tuple[int, int], ...]
+    # blocks
+    register_tables: Mapping[str, Mapping[Version, str]]
+    wave_register_table: str
+    naming_blocks: frozenset[str]
+    optional_blocks: frozenset[str]
+    hardware_ids: Mapping[str, int]
+    typical_bases: Mapping[str, tuple[int, ...]]
+    # before discovery
+    memory_size_register: int
+    ifwi_register: int
+    discovery_version_register: int
+    ifwi_limit_s: float
+    # memory
+    discovery_offset: int
+    discovery_size: int
+    reserved_vram: int
+    physical_bits: int
+    virtual_bits: int
+    # geometry
+    compute_pipes: int
+    queues_per_pipe: int
+    wave_size: int
+    local_memory: int
+    max_threads_per_group: int
+    scratch_waves_per_cu: int
+    clock_hertz: float
+    doorbells: Doorbells
+    # firmware
+    firmware: tuple[FirmwareFile, ...]
+    secure_os_type: int
+    toc_type: int
+    boot_components: tuple[tuple[str, int, int], ...]
+    bootloader_tells_refusal: bool
+    ip_firmware: tuple[tuple[int, str], ...]
+    smu_firmware: tuple[int, str]
+    smu_interfaces: Mapping[Version, SmuInterface]
+    smu_debug_mode1_message: int
+    smu_firmware_flags: int
+    mode1_quiet_s: float

@@ -1,0 +1,40 @@
+"""How the driver drives a generation: classes and functions in one record, found by its name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from am.boot import Stages
+from am.firmware import FirmwareSet
+from am.generations.facts import GenerationFacts
+from am.mqd import QueueMemory
+from am.queue import ComputeQueue, CopyQueue
+from am.units import UnitClasses, Units
+from hcq.fields import RegisterMap
+from hcq.layout import Struct
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The driver's part of a generation; its facts are in am/generations/<name>/facts.py.
+
+    units: what drives each block, and the form of page tables. compute_queue, copy_queue: rings and
+    the packets in them. describe_queue: makes the descriptor of a compute queue, from where its
+    memory is and the graphics core's registers. cold_boot, warm_attach: the stages of coming up.
+    """
+
+    units: UnitClasses
+    compute_queue: type[ComputeQueue]
+    copy_queue: type[CopyQueue]
+    describe_queue: Callable[[QueueMemory, RegisterMap], Struct]
+    cold_boot: Callable[[Units, FirmwareSet, Stages], None]
+    warm_attach: Callable[[Units, Stages], None]
+
+
+def generation_of(facts: GenerationFacts) -> Generation:
+    """Return the record of a generation: one folder of am/generations has it."""
+    module = importlib.import_module(f"am.generations.{facts.name}.driver")
+    found: Generation = module.GENERATION
+    return found

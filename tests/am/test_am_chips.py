@@ -1,0 +1,191 @@
+"""Every chip's folder: its virtual card boots with the real driver, and nothing else names it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hcq
+from am import chips
+from am.chips import facts_of
+from am.chips.facts import ChipFacts
+from am.device import AmDevice, open_device
+from am.regs import load
+from am.virtual.gpu import attach, build_chip
+from am.virtual.options import ChipOptions
+from hcq import registry
+from hcq.errors import BadArgument, DeviceNotFound, DiscoveryError
+from tests.support.kernels import contract_object
+
+ROOT = Path(__file__).resolve().parents[2]
+TOY = """
+from dataclasses import replace
+
+from am.chips.navi31.facts import FACTS as NAVI31
+
+FACTS = replace(
+    NAVI31, name="toy", title="Toy", pci_ids=(0x7FFE,),
+    board=replace(NAVI31.board, vram=1 << 30, shader_engines=1, wgps_per_array=3),
+)
+"""
+
+
+def opened(chip: Any, **options: Any) -> AmDevice:
+    name = chip.facts.name
+    return open_device(f"virtual:{name}", attach(name, chip), **options)
+
+
+def check_works(device: AmDevice) -> None:
+    """A kernel compiled for the chip runs, and a copy engine copies its result."""
+    values = np.arange(128, dtype=np.uint32)
+    with (
+        device.load(contract_object(device.target)) as program,
+        device.alloc(values.nbytes) as source,
+        device.alloc(values.nbytes) as out,
+    ):
+        source.copy_from(values)
+        arguments = (out, source, np.uint32(128), np.uint32(7))
+        with device.queue() as queue:
+            queue.launch(program["scale"], grid=(2,), block=(64,), args=arguments)
+        device.synchronize()
+        assert np.array_equal(out.numpy(np.uint32), values * np.uint32(7))
+
+
+@pytest.fixture(params=chips.names())
+def facts(request: pytest.FixtureRequest) -> ChipFacts:
+    return facts_of(request.param)
+
+
+@pytest.fixture
+def chip(facts: ChipFacts) -> Iterator[Any]:
+    made = build_chip(facts)
+    yield made
+    made.close()
+
+
+def test_a_folder_says_what_is_asked_of_it(facts: ChipFacts) -> None:
+    assert set(facts.versions) == {*facts.generation.register_tables, "SDMA0"}
+    for block in facts.generation.register_tables:
+        assert len(load(facts.table(block)))
+    assert f"psp_{'_'.join(map(str, facts.versions['MP0']))}_sos.bin" in facts.firmware_files
+    vendor = facts.generation.vendor
+    assert [chips.find(vendor, device) for device in facts.pci_ids] == [facts] * len(facts.pci_ids)
+    described = [registry.pci_drivers()[vendor, device].description for device in facts.pci_ids]
+    assert described == [f"AMD {facts.title}"] * len(facts.pci_ids)
+    assert registry.virtual_chips()[facts.name] == "am"
+
+
+def test_cold_warm_and_reset(chip: Any, facts: ChipFacts) -> None:
+    """From power-on, taken over, and reset as a whole, without a violation."""
+    board = facts.board
+    for start, leave in (("cold", "warm"), ("warm", "cold"), ("cold", "warm")):
+        with opened(chip, leave=leave) as device:
+            info = device.info()
+            assert (info["chip"], info["isa"], info["start"]) == (facts.name, facts.isa, start)
+            units = 2 * board.shader_engines * board.arrays_per_engine * board.wgps_per_array
+            assert (info["compute_units"], info["vram_bytes"]) == (units, board.vram)
+            assert len(device.copy_queues) == facts.copy_engines
+            check_works(device)
+    assert chip.violations == []
+
+
+def test_clocks_are_gated_as_the_kernel_does(chip: Any, facts: ChipFacts) -> None:
+    """Fields of gfx_v11_0.c, features of a chip by soc21.c; what it lacks keeps its clock."""
+    register = load(facts.table("GC"))["RLC_CGTT_MGCG_OVERRIDE"]
+    fields = {
+        "GFX_MGCG": ("GRBM_CGTT_SCLK_OVERRIDE", "RLC_CGTT_SCLK_OVERRIDE", "GFXIP_MGCG_OVERRIDE"),
+        "GFX_FGCG": ("GFXIP_FGCG_OVERRIDE",),
+        "REPEATER_FGCG": ("GFXIP_REPEATER_FGCG_OVERRIDE",),
+        "GFX_PERF_CLK": ("PERFMON_CLOCK_STATE",),
+    }
+    everything = {name: 1 for names in fields.values() for name in names}
+    with chip.lock:
+        chip.autoload_listeners.append(lambda: chip.gfx.set("RLC_CGTT_MGCG_OVERRIDE", **everything))
+    with opened(chip):
+        found = register.decode(chip.gfx.get("RLC_CGTT_MGCG_OVERRIDE"))
+    for feature, names in fields.items():
+        gated = feature in facts.clock_gates
+        assert {found[name] for name in names} == {int(not gated)}, feature
+    assert chip.violations == []
+
+
+def test_a_block_of_another_version_ends_the_boot(facts: ChipFacts) -> None:
+    """Not a warning, and no register of the block is written by the wrong table."""
+    for block, version in (("MMHUB", (3, 3, 0)), ("GC", (11, 5, 0)), ("SDMA0", (6, 1, 0))):
+        tables = {**facts.generation.register_tables}
+        if block in tables:
+            tables[block] = {**tables[block], version: facts.table(block)}
+        generation = replace(facts.generation, register_tables=tables)
+        versions = {**facts.versions, block: version}
+        board = replace(facts, versions=versions, generation=generation)
+        chip = build_chip(board, ChipOptions(vram=1 << 30, noise=0))
+        with pytest.raises(DiscoveryError, match=f"{block}: expected version .*, got") as caught:
+            opened(chip)
+        assert (caught.value.facts["block"], caught.value.facts["found"]) == (block, version)
+        chip.close()
+
+
+def test_another_version_that_the_same_table_describes_is_driven() -> None:
+    """As Linux has several versions in one case; firmware is not named after HDP."""
+    navi31 = facts_of("navi31")
+    other = replace(navi31, versions={**navi31.versions, "HDP": (6, 0, 1), "NBIF": (4, 3, 1)})
+    chip = build_chip(other, ChipOptions(vram=1 << 30))
+    with opened(chip) as device:
+        check_works(device)
+    chip.close()
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('"""A chip of a test."""\n')
+    (folder / "facts.py").write_text(TOY)
+    monkeypatch.setattr(chips, "__path__", [*chips.__path__, str(tmp_path)])
+    yield "toy"
+    for name in [name for name in sys.modules if name.startswith("am.chips.toy")]:
+        del sys.modules[name]
+
+
+def test_a_chip_is_one_folder(toy: str) -> None:
+    """Its name, its PCI id and its model are found, and it works."""
+    assert f"virtual:{toy}" in [entry.name for entry in hcq.list_devices()]
+    assert registry.pci_drivers()[0x1002, 0x7FFE].description == "AMD Toy"
+    with hcq.open(f"virtual:{toy}") as device:
+        assert isinstance(device, AmDevice)
+        assert device.info()["compute_units"] == 12
+        check_works(device)
+    with pytest.raises(BadArgument, match="expected a virtual navi31, got a virtual toy"):
+        attach("navi31", build_chip(facts_of(toy)))
+
+
+def test_an_unknown_chip_is_named() -> None:
+    with pytest.raises(DeviceNotFound, match=r"expected the name .*navi31.*, got 'navi99'"):
+        attach("navi99")
+
+
+def test_importing_the_registry_imports_no_chip() -> None:
+    code = "import sys, hcq.registry; assert not [m for m in sys.modules if m.startswith('am')]"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_no_chip_is_named_outside_the_folders() -> None:
+    """The generator's list of headers names tables, as does what a source of facts is called."""
+    named = []
+    for folder, pattern in (("am", "*.py"), ("am/virtual", "**/*.py"), ("hcq", "**/*.py"),
+                            ("tools", "**/*.py")):  # fmt: skip
+        words = chips.names() if folder == "am/virtual" else [*chips.names(), "gc_11_0_[0-9]"]
+        word = re.compile("|".join(words), re.IGNORECASE)
+        for path in (ROOT / folder).glob(pattern):
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if path.name != "catalogue.py" and word.search(line):
+                    named.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert named == []
