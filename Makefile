@@ -2,7 +2,7 @@
 #
 #   make demo        a virtual GPU comes up, classifies real digits, and is checked against NumPy
 #   make test        the fast test suite, on all cores
-#   make test-slow   the slow tests
+#   make test-slow   the slow tests, and properties with examples drawn from a new seed
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make test-foreign  drivers and compilers of others on the virtual devices (installs them from PyPI once)
@@ -25,11 +25,12 @@ demo:
 
 test:
 	@$(SETUP) demo dev firmware regen nv
-	$(PYTHON) -m pytest -q -n auto -m "not slow and not hardware and not foreign" tests
+	$(PYTHON) -m pytest -q -n auto --dist worksteal -m "not slow and not hardware and not foreign" tests
 
 test-slow:
 	@$(SETUP) demo dev firmware regen nv
-	$(PYTHON) -m pytest -q -n auto -m "slow and not hardware and not foreign" tests
+	$(PYTHON) -m pytest -q -n auto --dist worksteal -m "slow and not hardware and not foreign" tests
+	$(PYTHON) -m tests.seeds
 
 test-masks:
 	@$(SETUP) demo dev firmware regen nv

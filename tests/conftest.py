@@ -15,6 +15,7 @@ FOLDERS = Folders.prepare()  # before anything reads the environment
 # TIMEOUT: no deadline per example, as a busy machine would fail tests that are right. The same
 # examples each time, so that a failure can be repeated.
 settings.register_profile("ugpu", deadline=None, derandomize=True)
+settings.register_profile("ugpu-random", deadline=None, database=None, print_blob=True)
 settings.load_profile("ugpu")
 
 ROOT = Path(__file__).resolve().parent.parent

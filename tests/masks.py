@@ -61,7 +61,8 @@ def to_run(present: Mapping[str, bool]) -> dict[str, str]:
 
 def main(arguments: Sequence[str]) -> int:
     status = 0
-    tests = list(arguments) or ["-n", "auto", "-m", "not slow and not hardware", *TESTS]
+    shared = ["-n", "auto", "--dist", "worksteal", "-m", "not slow and not hardware"]
+    tests = list(arguments) or [*shared, *TESTS]
     for mask, reason in to_run(features(())).items():
         if reason:
             print(f"mask {mask!r}: skipped: {reason}", flush=True)

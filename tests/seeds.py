@@ -1,0 +1,46 @@
+"""Draw other examples than always: `python -m tests.seeds [SEED] [PYTEST ARGUMENT ...]`.
+
+`make test` draws the same examples in each run, so that a failure can be repeated. Here the
+properties that cost little draw theirs from a seed, which is printed first and repeats the run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+
+#: properties whose examples are not compiled, so that new ones cost little
+TESTS = (
+    "tests/am/isa/test_decode_fields.py",
+    "tests/am/test_am_discovery.py",
+    "tests/am/test_am_firmware.py",
+    "tests/am/virtual/test_engines_pm4.py",
+    "tests/am/virtual/test_engines_sdma.py",
+    "tests/am/virtual/test_model_fuzz.py",
+    "tests/am/virtual/test_model_scheduler.py",
+    "tests/clang2py/test_clang2py_drf.py",
+    "tests/compiler/test_compiler_index.py",
+    "tests/hcq",
+    "tests/nv/test_nv_abi_bits.py",
+    "tests/nv/test_nv_cubin.py",
+    "tests/nv/virtual",
+    "tests/tools",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = arguments[:1] if arguments and arguments[0].isdigit() else ()
+    seed = int(given[0]) if given else secrets.randbits(32)
+    print(f"seed {seed}: `python -m tests.seeds {seed}` draws the same examples", flush=True)
+    tests = [*arguments[len(given) :]] or ["-n", "auto", "--dist", "worksteal", *TESTS]
+    chosen = ("--hypothesis-profile", "ugpu-random", "--hypothesis-seed", str(seed))
+    # Only what draws: the other tests of these files have run.
+    marks = "hypothesis and not slow and not hardware and not foreign"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    return subprocess.run([*command, "-m", marks, *tests], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
