@@ -22,6 +22,7 @@ from compiler.kernel.gpu import matmul as gpu_matmul
 from compiler.kernel.gpu import matrix as gpu_matrix
 from compiler.kernel.gpu import reduction as gpu_reduction
 from compiler.kernel.gpu import rows as gpu_rows
+from compiler.kernel.host import dots as host_dots
 from compiler.kernel.host import loops as host_loops
 from compiler.kernel.host import matmul as host_matmul
 from compiler.kernel.host import rows as host_rows
@@ -88,6 +89,9 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
     plain = replace(computation, value=ops.expand(computation.value))
     parts = find_contraction(plain, joint=True)
+    dots = None if parts is None else host_dots.find_dots(parts, target)
+    if dots is not None:
+        return _Shape(lambda _: host_dots.product(plain, dots, target))
     if parts is not None and host_matmul.pays(parts):
         return _Shape(
             lambda tile: host_matmul.matmul(plain, parts, target, tile),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compiler import Tensor
 from compiler.dtype import float32
 from compiler.expression.algebra import Range
-from compiler.expression.value import Load, walk
+from compiler.expression.value import Value, walk
 from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.kernel.ir import Loop, Statement, Store
@@ -37,8 +37,8 @@ def _sum_of_product(left: Node, right: Node) -> Node:
     return graph.reduce("sum", graph.elementwise("mul", float32, left, right), (2,))
 
 
-def _innermost(body: Iterable[Statement]) -> Iterator[tuple[Range, list[Load]]]:
-    """The loops without loops inside, and what they read from parameters."""
+def _innermost(body: Iterable[Statement]) -> Iterator[tuple[Range, list[Value]]]:
+    """The loops without loops inside, and their loads from parameters."""
     for statement in body:
         if not isinstance(statement, Loop):
             continue
@@ -46,7 +46,7 @@ def _innermost(body: Iterable[Statement]) -> Iterator[tuple[Range, list[Load]]]:
             yield from _innermost(statement.body)
             continue
         reads = [
-            node.arg
+            node
             for inner in statement.body
             if isinstance(inner, Store)
             for node in walk(inner.value)
@@ -62,8 +62,9 @@ def test_few_rows_read_the_long_factor_in_order(rows: int, turned: bool) -> None
         loops = list(_innermost(kernel.body))
         assert any(reads for _, reads in loops)
         for counter, reads in loops:
-            for access in reads:
-                assert access.index.coefficient(counter) in (0, 1), (counter, access.index)
+            for read in reads:
+                step = read.arg.index.coefficient(counter)
+                assert step in (0, read.lanes), (counter, read.arg.index)
 
 
 @pytest.mark.parametrize("places", [2, 4, 7])
@@ -125,5 +126,6 @@ def test_a_chain_down_columns_with_a_bias_for_each_row_walks_rows_of_memory() ->
     largest = graph.expand(graph.reduce("max", biased, (0,)), (40, 300))
     (kernel,) = kernels_of(graph.elementwise("sub", float32, biased, largest), HOST)
     for counter, reads in _innermost(kernel.body):
-        for access in reads:
-            assert access.index.coefficient(counter) in (0, 1), (counter, access.index)
+        for read in reads:
+            step = read.arg.index.coefficient(counter)
+            assert step in (0, read.lanes), (counter, read.arg.index)
