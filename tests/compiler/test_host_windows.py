@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler import Tensor
+from compiler.expression.value import walk
+from compiler.kernel.ir import If, Loop, Statement, Store
 from compiler.kernel.lower import lower
 from compiler.schedule.express import express
 from compiler.schedule.grouping import schedule
@@ -18,6 +21,14 @@ from hcq.device import Device
 from tests.support.compiler_cases import HOST
 
 TYPES = ["float32", "float16", "int32", "int8", "uint8", "int64"]
+
+
+def _all_stores(body: Iterable[Statement]) -> Iterator[Store]:
+    for statement in body:
+        if isinstance(statement, Loop | If):
+            yield from _all_stores(statement.body)
+        elif isinstance(statement, Store):
+            yield statement
 
 
 def _windows(
@@ -116,3 +127,47 @@ def test_rows_too_long_to_hold_are_no_window(cpu: Device) -> None:
     (group,) = schedule([found.node])
     assert sum(memory.count for memory in lower(express(group), HOST).locals) < 4096
     assert (found.numpy() == wanted).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("columns", [1, 2, 3, 7, 14, 29, 70])
+@pytest.mark.parametrize("size", [3, 5])
+def test_lines_of_any_length_with_what_follows(
+    cpu: Device, columns: int, stride: int, size: int
+) -> None:
+    """A bias and a bound where totals are in vectors; then a sum with another image, which cannot
+    be done there."""
+    rng = np.random.default_rng(columns)
+    x = rng.integers(-3, 4, (2, 3, 20, columns)).astype(np.float32)
+    w = rng.integers(-3, 4, (3, 1, size, size)).astype(np.float32)
+    bias = np.array([1, -2, 3], np.float32)
+    around = size // 2
+    plain = (_windows(x, (size, size), stride, around, 0) * w[:, 0, None, None]).sum((4, 5))
+    result = Tensor(x, device=cpu).conv2d(
+        Tensor(w, device=cpu), Tensor(bias, device=cpu), stride=stride, padding=around, groups=3
+    )
+    wanted = np.clip(plain + bias[:, None, None], 0, 6)
+    assert (result.clamp(0, 6).numpy() == wanted).all()
+    more = rng.integers(-3, 4, wanted.shape).astype(np.float32)
+    assert ((result + Tensor(more, device=cpu)).numpy() == plain + bias[:, None, None] + more).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_lines_are_moved_by_vectors(cpu: Device, stride: int) -> None:
+    """Every element of an image that is read is part of a vector, and so are the results."""
+    shapes = ((1, 4, 14, 14), (4, 1, 3, 3))
+    x, w = (Tensor(np.zeros(shape, np.float32), device=cpu).realize() for shape in shapes)
+    result = x.conv2d(w, padding=1, stride=stride, groups=4).relu()
+    kernel = lower(express(schedule([result.node])[-1]), HOST)
+    inputs = kernel.parameters[1:]
+    image = next(memory for memory in inputs if memory.count == 4 * 14 * 14)
+    stores = list(_all_stores(kernel.body))
+    read = {
+        node.lanes
+        for store in stores
+        for node in walk(store.value)
+        if node.op == "load" and node.arg.memory is image
+    }
+    assert min(read) > 1
+    written = {store.value.lanes for store in stores if store.memory is kernel.parameters[0]}
+    assert min(written) > 1

@@ -17,18 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.expression.accumulate import combine, identity, multiply_add, replace
-from compiler.expression.algebra import Index, Range, Validity, constant, unflatten
+from compiler.expression.algebra import Index, Range, constant, unflatten
 from compiler.expression.computation import Computation, elements
-from compiler.expression.value import (
-    Memory,
-    Value,
-    const,
-    load,
-    own_indices,
-    rebuild,
-    substitute,
-    walk,
-)
+from compiler.expression.value import Memory, Value, const, load, own_indices, substitute, walk
+from compiler.kernel.host.lines import chunks, parted, staged
 from compiler.kernel.host.tiles import vector_registers
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.pattern import cost
@@ -110,14 +102,15 @@ def _step(index: Index, out: Range, over: Range) -> int:
 
 def reduction(computation: Computation, window: Window, target: TargetSpec) -> Kernel:
     """A kernel whose groups compute blocks of rows of an image."""
-    return _Windows(computation, window, vector_registers(target)).kernel()
+    return _Windows(computation, window, target).kernel()
 
 
 class _Windows:
     """Sizes and memories of one kernel."""
 
-    def __init__(self, computation: Computation, window: Window, registers: int) -> None:
-        self.abreast = registers - SPARE
+    def __init__(self, computation: Computation, window: Window, target: TargetSpec) -> None:
+        self.abreast = vector_registers(target) - SPARE
+        self.vector_bytes = target.vector_bytes
         self.computation, self.window = computation, window
         reduce, row, down = window.reduce, window.row, window.down
         stride = window.stride
@@ -143,14 +136,23 @@ class _Windows:
         count = (self.rows - 1) * self.pitch + window.last.size
         count = -(-count // WHOLE) * WHOLE
         self.totals = Memory("totals", reduce.dtype, count, "local")
-
-    def kernel(self) -> Kernel:
-        window = self.window
-        others = tuple(
+        self.others = tuple(
             r for r in window.reduce.arg[1] if r not in (window.across, window.down)
         )  # fmt: skip
-        if others:
-            body = [self.clear(), *self.accumulated(others)]
+        self.early = self.is_early()
+
+    def is_early(self) -> bool:
+        """Whether what becomes of a total is the same for all results of an image, and is done
+        where totals are still in vectors."""
+        window, computation = self.window, self.computation
+        nothing = const(0, self.totals.dtype)
+        rest = ranges_of(replace(computation.value, window.reduce, nothing))
+        alike = computation.value.dtype is self.totals.dtype
+        return alike and not self.others and rest.isdisjoint({window.last, window.row})
+
+    def kernel(self) -> Kernel:
+        if self.others:
+            body = [self.clear(), *self.accumulated(self.others)]
         else:
             body = [*self.fill({}), *self.add({}, True)]
         parameters = (self.computation.output, *self.computation.inputs)
@@ -175,6 +177,9 @@ class _Windows:
     def fill(self, at: dict[Range, Index]) -> list[Statement]:
         """Bring the part of the image, each phase of rows and columns apart."""
         window, stride = self.window, self.window.stride
+        whole = self.whole_lines(at)
+        if whole:
+            return whole
         statements: list[Statement] = []
         for vertical in range(stride if window.row is not None else 1):
             for phase in range(stride):
@@ -194,23 +199,37 @@ class _Windows:
                 statements.append(Loop(line, body, self.bound + (lines - self.rows)))
         return statements
 
+    def whole_lines(self, at: dict[Range, Index]) -> list[Statement]:
+        """The same by vectors, columns of all phases at once, where a line lies in memory as it
+        is; else nothing."""
+        window, stride = self.window, self.window.stride
+        if window.row is None or window.down is None or stride > 2 or self.tall < stride:
+            return []
+        statements: list[Statement] = []
+        column = Range("column", (window.last.size - 1) * stride + window.across.size)
+        for vertical in range(stride):
+            lines = self.rows - 1 + -(-(self.tall - vertical) // stride)
+            line = Range(f"line{vertical}", lines)
+            here = {**self.around, **at, window.last: constant(0), window.row: self.start}
+            here[window.across] = column.index()
+            here[window.down] = line.index() * stride + vertical
+            firsts = [
+                line.index() * self.pitch + self.first(vertical, phase) for phase in range(stride)
+            ]
+            lanes = self.vector_bytes // self.stage.dtype.itemsize
+            body = staged(substitute(window.image, here), column, self.stage, firsts, lanes)
+            if not body:
+                return []
+            statements.append(Loop(line, body, self.bound + (lines - self.rows)))
+        return statements
+
     def copied(self, image: Value, place: Index, column: Range) -> tuple[Statement, ...]:
         """A line of the image. Padding is written first, then what lies inside without a test for
         each element."""
-        conditions = _conditions(image, column)
-        if not conditions:
+        line = parted(image, column)
+        if not line.padded:
             return (Loop(column, (Store(self.stage, place, image),)),)
-        inside, outside = _parted(image, conditions)
-        low, high, others = 0, column.size, []
-        for condition in conditions:
-            step = condition.coefficient(column)
-            rest = condition - column.index() * step
-            if not rest.is_constant:
-                others.append(condition)
-            elif step > 0:
-                low = max(low, -(rest.constant // step))
-            else:
-                high = min(high, rest.constant // -step + 1)
+        inside, outside, low, high, others = line
         around = Loop(column, (Store(self.stage, place, outside),))
         if low >= high:
             return (around,)
@@ -247,55 +266,51 @@ class _Windows:
                 if window.down is not None:
                     here[window.down] = constant(down)
                 total = multiply_add(substitute(window.weight, here), term, total)
+            if self.early and first + self.abreast >= len(places):
+                total = replace(
+                    substitute(self.computation.value, self.around),
+                    substitute(window.reduce, self.around),
+                    total,
+                )
             loops.append(Loop(step, (Store(self.totals, step.index(), total),)))
         return loops
 
     def finish(self) -> Statement:
         """Epilogue and stores."""
         window, computation = self.window, self.computation
+        if self.early and (stores := self.finished_lines()):
+            return stores
         line, column = Range("r", self.rows), Range("c", window.last.size)
         here = {**self.around, window.last: column.index()}
         if window.row is not None:
             here[window.row] = self.start + line.index()
         known = load(self.totals, line.index() * self.pitch + column.index())
         root = substitute(computation.value, here)
-        result = replace(root, substitute(window.reduce, here), known)
+        result = known if self.early else replace(root, substitute(window.reduce, here), known)
         store = Store(computation.output, computation.position.substitute(here), result)
         return Loop(line, (Loop(column, (store,)),), self.bound)
 
-
-def _conditions(image: Value, column: Range) -> Validity:
-    """The conditions that decide between an image and its padding; () where there are none, or
-    several sets of them."""
-    found = {node.arg if node.op == "gate" else node.arg.conditions
-             for node in walk(image) if node.op in ("gate", "load")}  # fmt: skip
-    found.discard(())
-    if len(found) != 1:
-        return ()
-    (conditions,) = found
-    apart = all(
-        column not in (c - column.index() * c.coefficient(column)).ranges()
-        and (not c.coefficient(column) or (c - column.index() * c.coefficient(column)).is_constant)
-        for c in conditions
-    )
-    return conditions if apart else ()
-
-
-def _parted(image: Value, conditions: Validity) -> tuple[Value, Value]:
-    """What an image is where its conditions hold, and where they do not."""
-
-    def held(node: Value, sources: tuple[Value, ...]) -> Value | None:
-        if node.op == "gate" and node.arg == conditions:
-            return sources[0]
-        if node.op == "load" and node.arg.conditions == conditions:
-            return load(node.arg.memory, node.arg.index, (), node.lanes)
-        return None
-
-    def failed(node: Value, sources: tuple[Value, ...]) -> Value | None:
-        if node.op == "gate" and node.arg == conditions:
-            return sources[1]
-        if node.op == "load" and node.arg.conditions == conditions:
-            return const(0, node.dtype)
-        return None
-
-    return rebuild(image, held), rebuild(image, failed)
+    def finished_lines(self) -> Statement | None:
+        """Stores of whole lines by vectors, where they lie in memory as they are."""
+        window, computation = self.window, self.computation
+        line = Range("r", self.rows)
+        here = dict(self.around)
+        if window.row is not None:
+            here[window.row] = self.start + line.index()
+        position = computation.position.substitute(here)
+        if position.coefficient(window.last) != 1:
+            return None
+        first = position.substitute({window.last: constant(0)})
+        if position - window.last.index() != first:
+            return None
+        lanes = self.vector_bytes // self.totals.dtype.itemsize
+        width, starts = chunks(0, window.last.size, lanes)
+        stores = [
+            Store(
+                computation.output,
+                first + start,
+                load(self.totals, line.index() * self.pitch + start, lanes=width),
+            )
+            for start in starts
+        ]
+        return Loop(line, tuple(stores), self.bound)
