@@ -32,6 +32,7 @@ class Launch:
     `dynamic_local`: bytes of local memory that each group gets behind the kernel's static share;
     only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks).
     `cluster`: groups that run together and reach each other's local memory, where that is said.
+    `cooperative`: all groups run at the same time, so that they may wait for each other.
     """
 
     kernel: Kernel
@@ -41,6 +42,7 @@ class Launch:
     references: tuple[Reference, ...] = ()
     dynamic_local: int = 0
     cluster: tuple[int, int, int] | None = None
+    cooperative: bool = False
 
 
 @dataclass(frozen=True)

@@ -151,12 +151,15 @@ class Queue:
         args: Sequence[object] = (),
         dynamic_local: int = 0,
         cluster: Sequence[int] | None = None,
+        cooperative: bool = False,
     ) -> Queue:
         """Run `kernel` over grid (groups) x block (threads per group). args: see pack_arguments.
 
         dynamic_local: bytes of local memory for each group behind the kernel's static share, for
         kernels that declare an array of open size. cluster: groups that run together and reach each
-        other's local memory; it divides the grid. NotSupported on targets without these.
+        other's local memory; it divides the grid. cooperative: all groups run at the same time and
+        alone, so that they may wait for each other; submitting refuses (BadArgument) more than the
+        device holds. NotSupported on targets without these.
         """
         if not isinstance(kernel, Kernel):
             raise BadArgument(f"kernel must be a Kernel, got {kernel!r}")
@@ -175,6 +178,8 @@ class Queue:
             dynamic_local = whole("dynamic_local", dynamic_local, 0, 1 << 32)
             self._check_dynamic(kernel, dynamic_local)
         together = None if cluster is None else self._check_cluster(kernel, full_grid, cluster)
+        if cooperative and not self.device.target.cooperative:
+            raise NotSupported("cooperative launches", target=self.device.target.name)
         if not isinstance(args, Sequence):
             raise BadArgument(f"args must be a sequence, got {args!r}")
         block_bytes, references = pack_arguments(kernel, args)
@@ -182,7 +187,16 @@ class Queue:
             if isinstance(value, Buffer):
                 self._check(value)
         self.commands.append(
-            Launch(kernel, full_grid, full_block, block_bytes, references, dynamic_local, together)
+            Launch(
+                kernel,
+                full_grid,
+                full_block,
+                block_bytes,
+                references,
+                dynamic_local,
+                together,
+                bool(cooperative),
+            )
         )
         return self
 

@@ -25,6 +25,7 @@ class TargetSpec:
     local_memory: of a group, static. dynamic_local_memory: of a group that takes a share of it
     dynamically (`Queue.launch`), static and dynamic together; 0 where launches give none.
     max_cluster: groups that a launch can have run together as a cluster; 0 where there are none.
+    cooperative: launches can have all of their groups run at the same time.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TargetSpec:
     local_memory: int = 0
     dynamic_local_memory: int = 0
     max_cluster: int = 0
+    cooperative: bool = False
     compute_units: int = 1
     max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
     vector_bytes: int = 16  # what one load moves at best, per thread
@@ -88,6 +90,7 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
         local_memory=PTX_STATIC_SHARED,
         dynamic_local_memory=PTX_DYNAMIC_SHARED[shared] << 10,
         max_cluster=PTX_CLUSTERS[clusters],
+        cooperative=True,
         compute_units=compute_units,
         max_grid=PTX_MAX_GRID,
         matrix=matrix_family(cpu),

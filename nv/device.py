@@ -23,6 +23,7 @@ from hcq.target import TargetSpec, ptx_target
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
 from hcq.transport.node import NodeAttachment
+from nv.cooperative import Workspaces
 from nv.encode import Classes
 from nv.families import COPY_CLASSES, FAMILIES, Family, facts_of
 from nv.faults import Faults
@@ -104,6 +105,7 @@ class NvDevice(Device):
         self._looked_at = 0.0
         self.looks = 0  # at timelines by waiters since the last submission
         self.programs = Programs(self)
+        self.workspaces = Workspaces(self)
         self.faults = Faults(self)
         with self._stage("objects and address space"):
             self.gpu = Gpu(session, index, mig)
@@ -264,6 +266,7 @@ class NvDevice(Device):
         self.session.events.forget()
         self.programs.output.drain()
         self.programs.output.clear()
+        self.workspaces.clear()
         for queue in self.all_queues:
             if queue.error() is None and queue.timeline.value >= queue.timeline.last:
                 continue

@@ -98,7 +98,11 @@ class Encoder:
         if isinstance(command, Launch):
             if not self.classes.compute:
                 raise BadArgument("a copy queue launches no kernels", kernel=command.kernel.name)
+            if command.cooperative:  # alone: two that had begun in part would wait for ever
+                self.wait_idle(image)
             encode_launch(image, command)
+            if command.cooperative:
+                self.wait_idle(image)
         elif isinstance(command, Copy):
             self._copy(image, command)
         elif isinstance(command, Fill):

@@ -20,7 +20,8 @@ class BankLayout:
     """Where code expects the driver's values in constant bank 0, in bytes.
 
     block, grid: three 32-bit sizes each. shared_window, local_window: 64-bit addresses. stack: the
-    32-bit offset in the local window where a thread's stack starts, downwards.
+    32-bit offset in the local window where a thread's stack starts, downwards. environment: the
+    words of %envreg0, %envreg1 and so on.
     """
 
     block: int
@@ -28,6 +29,7 @@ class BankLayout:
     shared_window: int
     local_window: int
     stack: int
+    environment: int
     cluster: ClusterWords | None = None
 
 
@@ -50,14 +52,18 @@ class ClusterWords:
 # Observed in the code that nvJitLink 13.5.37 makes for each architecture: which words of constant
 # bank 0 %ntid, %nctaid, cvta, the stack's set-up, %is_explicit_cluster, %cluster_nctaid,
 # %clusterid, %nclusterid and %cluster_nctarank load.
-_BANK_TURING = BankLayout(block=0x0, grid=0xC, shared_window=0x18, local_window=0x20, stack=0x28)
+_BANK_TURING = BankLayout(
+    block=0x0, grid=0xC, shared_window=0x18, local_window=0x20, stack=0x28, environment=0x88
+)
 # Words that are read and left 0: the memory descriptor of LDG and STG (0x118 from sm_80, 0x208 on
 # sm_90, 0x358 from sm_100). It is 0 in what CUDA writes on an H100 (maxime-peim/libcuda-research,
 # "Compute kernel launch"), and tinygrad's ops_nv.py leaves it 0 on boards of sm_8x and sm_120.
-# UNSURE: 0xd0 of sm_90 (a bound that isspacep.global compares with), 0x44 and 0x48 (workspace of a
-# grid's barrier): what CUDA writes there would settle it, tests.hw.first_contact records it.
+# %envreg: ptxas 13.5.37 makes loads of these words; 1 and 2 hold the address of a grid's workspace
+# (nv.cooperative). UNSURE: 0xd0 of sm_90 (a bound that isspacep.global compares with): what CUDA
+# writes there would settle it, tests.hw.first_contact records it.
 _BANK_HOPPER = replace(
     _BANK_TURING,
+    environment=0x40,
     cluster=ClusterWords(
         explicit=0x140, groups=0x144, reciprocals=0x154, clusters=0x15C, count=0x188
     ),
@@ -68,6 +74,7 @@ _BANK_BLACKWELL = BankLayout(
     shared_window=0x2F0,
     local_window=0x2F8,
     stack=0x37C,
+    environment=0x250,
     cluster=ClusterWords(
         explicit=0x36C, groups=0x2A0, reciprocals=0x2B4, clusters=0x2C0, count=0x2CC
     ),

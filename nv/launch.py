@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hcq.command import Launch, Relocation
 from hcq.errors import BadArgument, NotSupported
 from nv import abi
 from nv.clusters import Bits, ClusterFields, cluster_of, fill_bank
+from nv.cooperative import groups_that_fit
 from nv.cubin import KernelCode
 from nv.families import STACK_START, ClusterWords, Family
 from nv.pushbuffer import COMPUTE, Pushbuffer, header, method, word
 from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
+    from nv.device import NvDevice
     from nv.rm.gpu import Gpu
 
 _REGISTERS_PER_SM = 64 << 10  # CUDA C++ Programming Guide, "Compute Capabilities": Turing on
@@ -60,6 +62,7 @@ class LaunchDetails:
     send: tuple[int, int, int]  # headers and word of SEND_PCAS
     block_at: int
     grid_at: int
+    environment_at: int
     cluster_at: ClusterWords | None
     threads_limit: int
     shared_size: int
@@ -124,9 +127,13 @@ def shared_size(code: KernelCode, family: Family, *, counts_reserved: bool) -> i
     return -(-max(size, family.reserved_shared) // _SHARED_GRANULE) * _SHARED_GRANULE
 
 
+def _registers_per_warp(code: KernelCode) -> int:
+    return -(-code.registers * _WARP // _REGISTER_GRANULE) * _REGISTER_GRANULE
+
+
 def threads_limit(code: KernelCode) -> int:
     """Threads that a group may have: what it declares, and what its registers allow."""
-    per_warp = -(-code.registers * _WARP // _REGISTER_GRANULE) * _REGISTER_GRANULE
+    per_warp = _registers_per_warp(code)
     warps = _REGISTERS_PER_SM // per_warp // _WARPS_GRANULE * _WARPS_GRANULE
     return min(1024, warps * _WARP, code.max_threads or 1024)
 
@@ -204,6 +211,7 @@ def prepare(
         send=_send(compute_class),
         block_at=family.bank.block,
         grid_at=family.bank.grid,
+        environment_at=family.bank.environment,
         cluster_at=family.bank.cluster,
         threads_limit=threads_limit(code),
         shared_size=shared,
@@ -289,6 +297,8 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
     if dynamic:
         _take_shared(qmd, details, dynamic)
     shape.config.insert(qmd, config_of(details.carveout(threads, dynamic)))
+    if launch.cooperative:
+        _cooperate(bank, launch, details)
     data = image.add_block(bank, holes)
     descriptor = image.add_block(qmd, [])
     image.link(descriptor, shape.bank_low, data, shape.bank_shift)
@@ -301,6 +311,33 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
     image.words.append(address)
     image.point(descriptor, 0, 8)
     image.words += (start_header, action)
+
+
+def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:
+    """Give a grid its workspace. BadArgument where its groups do not fit the GPU beside each
+    other."""
+    device = cast("NvDevice", launch.kernel.program.device)
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    most = groups_that_fit(
+        device.gpu.capability,
+        device.gpu.sm_count,
+        details.warps_per_sm,
+        details.carveouts[-1],
+        warps=-(-threads // _WARP),
+        registers_per_warp=_registers_per_warp(details.code),
+        shared_size=details.shared_size + launch.dynamic_local,
+    )
+    groups = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    if groups > most:
+        raise BadArgument(
+            f"{launch.kernel.name}: a cooperative launch of {groups} groups, the GPU holds {most}"
+            " of this size",
+            groups=groups,
+            most=most,
+        )
+    address = device.workspaces.take()
+    # %envreg1 is the upper half, %envreg2 the lower.
+    struct.pack_into("<II", bank, details.environment_at + 4, address >> 32, address & 0xFFFF_FFFF)
 
 
 def _take_shared(qmd: bytearray, details: LaunchDetails, dynamic: int) -> None:

@@ -28,6 +28,7 @@ class GridLaunch:
     (each 16 MiB; behind the first that of the groups of a cluster). target: "sm_90".
     variables: where the loader has put the module's variables of `.global` and `.const`.
     cluster: groups of a cluster, where the launch says so. registers: of a thread; 0: not known.
+    environment: %envreg0 to 31; all 0 without.
     """
 
     ptx: str
@@ -45,6 +46,7 @@ class GridLaunch:
     variables: tuple[tuple[str, int], ...] = ()
     cluster: tuple[int, int, int] | None = None
     registers: int = 0
+    environment: tuple[int, ...] = ()
 
 
 class SmEnding(enum.Enum):

@@ -37,6 +37,12 @@ _LINE = re.compile(r"PTX line (\d{1,9})\b")
 _VARIABLE = struct.Struct(VARIABLE_FORMAT)
 _LONGEST_TABLE = 1 << 20
 _LONGEST_PTX = 16 << 20
+# Words of constant bank 0 from which code has %envreg0 to 15, and 16 to 31. Source: what ptxas
+# 13.5.37 makes of each register for sm_75, sm_80, sm_89, sm_90, sm_100 and sm_120.
+_ENVIRONMENT = {
+    "turing": (0x88, 0xC8), "ampere": (0x88, 0xC8), "ada": (0x88, 0xC8), "hopper": (0x40, 0x80),
+    "blackwell": (0x250, 0xD0),
+}  # fmt: skip
 
 _FAULTS = {
     Fault.UNMAPPED: (FaultType.PTE, FaultAccess.READ),
@@ -178,7 +184,17 @@ class GridRunner:
             variables=variables,
             cluster=launch.cluster,
             registers=launch.registers,
+            environment=self._environment(bank),
         )
+
+    def _environment(self, bank: tuple[int, int] | None) -> tuple[int, ...]:
+        """%envreg0 to 31, as far as bank 0 reaches."""
+        content = b"" if bank is None else self._mapped(*bank)
+        low, high = _ENVIRONMENT[self._gpu.facts.family]
+        words = [*range(low, low + 64, 4), *range(high, high + 64, 4)]
+        if not any(content[words[0] : words[15] + 4] + content[words[16] : words[31] + 4]):
+            return ()
+        return tuple(int.from_bytes(content[at : at + 4], "little") for at in words)
 
     def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> None:
         """Code and banks go through caches. A bank is fetched where it is read: one that ends

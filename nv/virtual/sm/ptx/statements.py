@@ -40,6 +40,7 @@ _SPECIALS = frozenset((
     "lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt",
     "dynamic_smem_size", "total_smem_size", "aggr_smem_size", "is_explicit_cluster", "clusterid",
     "nclusterid", "cluster_ctaid", "cluster_nctaid", "cluster_ctarank", "cluster_nctarank",
+    *(f"envreg{number}" for number in range(32)),
 ))  # fmt: skip
 
 
@@ -331,7 +332,7 @@ class Body:
 
     def _special(self, token: Token, name: str) -> Special:
         if name not in _SPECIALS:
-            if name.startswith(("pm", "envreg", "reserved")):
+            if name.startswith(("pm", "reserved")):
                 raise NotSupported(f"PTX line {token.line}: the register %{name}")
             raise bad(token.line, f"%{name} is not declared")
         if self._cursor.peek.kind == "dot":

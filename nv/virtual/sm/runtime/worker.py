@@ -62,6 +62,9 @@ class Run:
         self.variables = np.array([*variables, 0], np.uint64)
         self.counters = np.zeros(2, np.uint64)
         self.stop = np.zeros(1, np.uint32)
+        self.environment = np.zeros(32, np.uint32)
+        if grid.launch.environment:
+            self.environment[:] = grid.launch.environment
         self.violations: dict[tuple[int, int], list[int]] = {}
         self.lock = threading.Lock()
 
@@ -215,7 +218,8 @@ class Worker:
         put("I", layout.CLUSTER_X, x, y, z, *_NOWHERE, *grid.clusters, 0, groups,
             launch.cluster is not None)  # fmt: skip
         put("I", layout.GROUPS_ENDED, 0, 1)
-        put("Q", layout.RESIDENT, counters + 8, grid.resident, self.context, self.context)
+        put("Q", layout.RESIDENT, counters + 8, grid.resident, self.context, self.context,
+            run.environment.ctypes.data)  # fmt: skip
         self._used = 0
         self._furnish(self._slots[0])
 

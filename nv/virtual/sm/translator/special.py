@@ -74,6 +74,10 @@ def _value(k: Kernel, name: str) -> Value:
         timer = k.context(layout.TIMER, "ptr")
         count = Value(k.value(f"call i64 {timer}(i32 0)"), "i64", True)
         return _part(k, count, name, "globaltimer", "globaltimer_lo")
+    if name.startswith("envreg"):
+        listed = k.context(layout.ENVIRONMENT, "ptr")
+        at = k.value(f"getelementptr i32, ptr {listed}, i64 {int(name[6:])}")
+        return Value(k.value(f"load i32, ptr {at}"), "i32", True)
     raise k.unsupported(f"%{name}")
 
 

@@ -1,0 +1,81 @@
+"""Cooperative launches: the workspace by which the groups of a grid meet, and how many fit a GPU.
+
+A workspace is what cooperative_groups of CUDA 13 (details/driver_abi.h) declares: a 32-bit size and
+a 32-bit counter, zero at first and again after each barrier but for its highest bit. Code finds its
+address in %envreg1 (upper half) and %envreg2, which are words of constant bank 0: nv.families.
+A cooperative launch runs alone in its channel: two that had begun in part would wait for ever.
+UNSURE: that CUDA sets no field of the launch descriptor besides, and the size that it writes; a
+recording of cudaLaunchCooperativeKernel would settle both. Grids of other channels may take
+multiprocessors meanwhile; these end without us.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from hcq.errors import DeviceLost, UgpuError
+from hcq.memory import Placement
+from nv.rm.memory import Memory, allocate
+from nv.rm.session import Region
+
+if TYPE_CHECKING:
+    from nv.device import NvDevice
+
+_COUNT = 256  # workspaces, taken in turn: so many cooperative launches may be on their way
+_SIZE = 32
+_WORDS = struct.Struct("<II")
+# Groups that a multiprocessor holds, by compute capability; others hold what the nearest below
+# does. CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability".
+_MOST_GROUPS = {(7, 5): 16, (8, 0): 32, (8, 6): 16, (8, 9): 24, (9, 0): 32, (10, 1): 24,
+                (10, 3): 32, (11, 0): 24}  # fmt: skip
+
+
+class Workspaces:
+    """The workspaces of one device, made for the first cooperative launch."""
+
+    def __init__(self, device: NvDevice) -> None:
+        self._device = device
+        self._memory: Memory | None = None
+        self._next = 0
+
+    def take(self) -> int:
+        """The address of a workspace for one launch (or for a graph's, each time it runs)."""
+        with self._device.lock:
+            if self._memory is None:
+                self._memory = self._make()
+                self.clear()
+            number, self._next = self._next, (self._next + 1) % _COUNT
+            return self._memory.address + _SIZE * number
+
+    def _make(self) -> Memory:
+        """Video memory that the host reaches; else host memory."""
+        gpu, size = self._device.gpu, _COUNT * _SIZE
+        try:
+            return allocate(gpu, size, Placement.DEVICE, Region.DEVICE, reachable=True)
+        except DeviceLost:
+            raise
+        except UgpuError:
+            return allocate(gpu, size, Placement.HOST, Region.HOST)
+
+    def clear(self) -> None:
+        """Start anew: a grid that was ended leaves its counter where it was. Only while no kernel
+        runs."""
+        if self._memory is not None:
+            for at in range(0, _COUNT * _SIZE, _SIZE):
+                _WORDS.pack_into(self._memory.view, at, _SIZE, 0)
+
+
+def groups_that_fit(
+    capability: tuple[int, int], sm_count: int, warps_per_sm: int, carveout: int, *,
+    warps: int, registers_per_warp: int, shared_size: int,
+) -> int:  # fmt: skip
+    """Return how many groups a GPU holds at a time. carveout: bytes of shared memory that a
+    multiprocessor has at most; shared_size: of a group, with the system's share."""
+    known = max((each for each in _MOST_GROUPS if each <= capability), default=(7, 5))
+    return sm_count * min(
+        _MOST_GROUPS[known],
+        warps_per_sm // warps,
+        (64 << 10) // (registers_per_warp * warps) if registers_per_warp else warps_per_sm,
+        carveout // shared_size if shared_size else warps_per_sm,
+    )
