@@ -13,7 +13,7 @@ from am.virtual.options import ChipOptions
 from hcq.memory import Placement
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened
-from tests.support.interruption import everywhere
+from tests.support.interrupts import interrupted
 
 LARGE = (2 << 20) + 4096
 
@@ -37,9 +37,11 @@ def test_interrupted_allocations(chip: Any, placement: Placement) -> None:
     with opened(chip) as device:
         check_memory(device, 1)
         used, kept = device.memory.used, []
-        for number, _ in enumerate(
-            everywhere(lambda: kept.append(device.alloc(LARGE, placement=placement)), "am", "hcq")
-        ):
+
+        def allocate() -> None:
+            kept.append(device.alloc(LARGE, placement=placement))
+
+        for number, _ in enumerate(interrupted(allocate, each=True)):
             if number % 16 == 0:
                 check_memory(device, number)
         assert number > 100 and len(kept) == 1
@@ -56,7 +58,7 @@ def test_interrupted_loads(chip: Any) -> None:
         with device.load(image) as program:
             check_runs(device, program, out, 1)
         used, kept = device.memory.used, []
-        lines = everywhere(lambda: kept.append(device.load(image)), "am", "hcq")
+        lines = interrupted(lambda: kept.append(device.load(image)), each=True)
         for number, _ in enumerate(lines):
             if number % 64 == 0:
                 with device.load(image) as program:
@@ -82,7 +84,7 @@ def test_a_semaphore_that_a_dead_process_holds(chip: Any) -> None:
 def test_an_interrupted_flush_gives_the_semaphore_back(chip: Any) -> None:
     with opened(chip) as device:
         lines = []
-        for line in everywhere(device.flush_tlb, "am"):
+        for line in interrupted(device.flush_tlb, each=True):
             device.flush_tlb()
             assert 17 not in chip.mm._semaphores, line
             lines.append(line)

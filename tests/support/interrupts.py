@@ -11,6 +11,7 @@ from typing import Any
 from hcq.errors import UgpuError
 
 ROOT = Path(__file__).resolve().parents[2]
+DRIVERS = ("am", "hcq", "nv")
 #: Models stand for hardware, which no exception stops; what they call does too.
 ELSEWHERE = ("/virtual/", "/hcq/emu/", "/compiler/", "/nv/assemble", "/hcq/diskcache")
 #: Functions without effects: an exception in them is one at the line that calls them.
@@ -23,11 +24,12 @@ class Interrupted(BaseException):
 
 
 class Interrupter:
-    """Raises Interrupted at the n-th line, of those not seen before, that this thread executes in
-    the driver. A line counts once, however often it is executed."""
+    """Raises Interrupted at the n-th line that this thread executes in the driver. Lines count
+    `each` time they are executed, or once, however often that is."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, each: bool = False) -> None:
         self.left = number
+        self.each = each
         self.seen: set[tuple[str, int]] = set()
         self.place: tuple[str, int] | None = None
         self.blocked: FrameType | None = None  # in a model, until it returns
@@ -41,8 +43,8 @@ class Interrupter:
             self.blocked = frame
             frame.f_trace_lines = False
             return self._elsewhere
-        in_driver = path.removeprefix(str(ROOT)).startswith(("/am/", "/hcq/", "/nv/"))
-        return self._line if in_driver else None
+        folder = path.removeprefix(f"{ROOT}/").partition("/")[0]
+        return self._line if folder in DRIVERS else None
 
     def _elsewhere(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "return" and frame is self.blocked:
@@ -53,7 +55,7 @@ class Interrupter:
         if event != "line":
             return self._line
         place = (frame.f_code.co_filename.removeprefix(str(ROOT)), frame.f_lineno)
-        if place not in self.seen:
+        if self.each or place not in self.seen:
             self.seen.add(place)
             self.left -= 1
             if self.left < 0:
@@ -67,13 +69,15 @@ def interrupted(
     operation: Callable[[], object],
     *,
     prepare: Callable[[], object] = lambda: None,
+    each: bool = False,
 ) -> Iterator[tuple[str, int]]:
     """Run `operation` again and again, cut off at one line more each time; yields the place. Ends
-    when it is no longer cut off. prepare is called before each, and not cut off."""
+    when it is no longer cut off. prepare is called before each, and not cut off. each: see
+    Interrupter."""
     number = 0
     while True:
         prepare()
-        interrupter = Interrupter(number)
+        interrupter = Interrupter(number, each=each)
         before = sys.gettrace()
         sys.settrace(interrupter)
         try:
