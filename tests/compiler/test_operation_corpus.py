@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 import hcq
+from am import chips
 from compiler.runtime.runtime import use_cache
 from tests.support.operation_corpus import corpus
 
 NVIDIA = [f"virtual:{chip}" for chip in ("tu102", "ga102", "ad102", "gh100", "gb202")]
-DEVICES = ["cpu", "virtual:navi31", *NVIDIA]
+AMD = [f"virtual:{chip}" for chip in chips.names()]
+DEVICES = ["cpu", *AMD, *NVIDIA]
 TURNS = 12  # the fast suite runs every twelfth case, another one on each device
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from am import chips
+
 DEVICES = ("cpu", "virtual:navi31", "virtual:gh100")
 # The same driver on other models: too many for the fast suite, and for benchmarks.
-SLOW_DEVICES = ("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202")
+SLOW_DEVICES = (
+    *(f"virtual:{chip}" for chip in chips.names() if f"virtual:{chip}" not in DEVICES),
+    *("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202"),
+)
