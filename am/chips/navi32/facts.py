@@ -1,0 +1,48 @@
+"""Navi32: RX 7800 XT and RX 7700 XT.
+
+Sources: PCI ids, PCI ID repository; versions of GC, MP0, MP1 and SDMA, Linux 6.12 gfx_v11_0.c,
+gfxhub_v3_0_3.c, psp_v13_0.c, smu_v13_0_0_ppt.c (mode1 by the debug mailbox too), sdma_v6_0.c; clock
+gates, soc21.c; geometry, memory and clocks, a Radeon RX 7800 XT. UNSURE: versions of the other
+blocks, out of those that the kernel drives alike, and the SMU firmware's; the discovery table and
+the kernel's log of a board would tell.
+"""
+
+from __future__ import annotations
+
+from am.chips.facts import BoardFacts, ChipFacts
+from am.generations.gfx11.facts import FACTS as GFX11
+
+FACTS = ChipFacts(
+    name="navi32",
+    title="Navi32",
+    isa="gfx1101",
+    generation=GFX11,
+    pci_ids=(0x747E,),
+    versions={
+        "GC": (11, 0, 3),
+        "MMHUB": (3, 0, 0),
+        "NBIF": (4, 3, 0),
+        "MP0": (13, 0, 10),
+        "MP1": (13, 0, 10),
+        "OSSSYS": (6, 0, 0),
+        "HDP": (6, 0, 0),
+        "SDMA0": (6, 0, 3),
+        "SMUIO": (13, 0, 6),
+        "THM": (13, 0, 6),
+    },
+    copy_engines=2,
+    clock_gates=frozenset({"GFX_CGCG", "GFX_CGLS", "GFX_MGCG", "REPEATER_FGCG", "HDP_SD"}),
+    mode1_by_debug=True,
+    board=BoardFacts(
+        vram=16 << 30,
+        shader_engines=3,
+        arrays_per_engine=2,
+        wgps_per_array=5,
+        channels=16,
+        vector_registers=1536,
+        smu_version=0x00505100,  # 80.81.0
+        graphics_megahertz=2430,
+        memory_megahertz=1219,
+        power_limit=263,
+    ),
+)
