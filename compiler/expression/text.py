@@ -26,7 +26,7 @@ def conditions_text(conditions: Validity) -> str:
 
 
 class Printer:
-    """Prints into `lines`: operations used more than once have one of their own."""
+    """Prints expressions; an operation that is used more than once gets a line of its own."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines

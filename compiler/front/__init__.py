@@ -1,1 +1,1 @@
-"""What users call beside Tensor: jit, function, explain."""
+"""Public functions beside Tensor: jit, function, explain, compile."""

@@ -5,7 +5,7 @@ so what is found out about one (its schedule, its plans) is found for all of its
 node has the arguments as sources; each of its results is a node of its own ("result"). A call runs
 once: it computes all of its results that somebody still refers to.
 
-compiler.nested makes them from functions; compiler.schedule.calls plans them.
+compiler.front.outline makes them from functions; compiler.schedule.calls plans them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Graphs that compute the same."""
+"""Alternative graphs with the same result, for compiler.search.forms."""
 
 from __future__ import annotations
 

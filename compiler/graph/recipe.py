@@ -25,10 +25,10 @@ Made = tuple[str, DType, Shape, Any, tuple[int, ...]]
 
 
 class Repetition(Protocol):
-    """What a device keeps of having run a recipe."""
+    """A recipe prepared for one device (compiler.runtime.script)."""
 
     def run(self, root: Node, device: Device) -> bool:
-        """Compute a root that the recipe made; False where that takes a closer look."""
+        """Compute a node that the recipe made. Return False if the runtime must plan it."""
 
 
 class Recipe:

@@ -195,7 +195,7 @@ class Convolutions(Operations):
 
 
 def pair(operation: str, given: Pair, least: int) -> tuple[int, int]:
-    """A Pair as two numbers; BadArgument for what is none."""
+    """Return a Pair as two numbers. BadArgument unless both are integers >= least."""
     listed = given if isinstance(given, list | tuple) else (given, given)
     if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
         raise BadArgument(f"{operation}: {given!r} is no pair of numbers from {least} on")
@@ -203,7 +203,7 @@ def pair(operation: str, given: Pair, least: int) -> tuple[int, int]:
 
 
 def biased(operation: str, images: T, bias: Any) -> T:
-    """[batch, channels, height, width] with a number added for each channel, if any."""
+    """Add a bias per channel to [batch, channels, height, width]; None adds nothing."""
     if bias is None:
         return images
     added, channels = images._tensor(operation, bias), images.shape[1]

@@ -206,7 +206,7 @@ class TensorCore:
 
 
 def whole(tensor: type[T]) -> type[T]:
-    """Have errors and help name the methods of all groups as those of the class that users know."""
+    """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help()."""
     for group in tensor.__mro__[1:-1]:
         for member in vars(group).values():
             method = getattr(member, "fget", None) or getattr(member, "__func__", member)

@@ -1,4 +1,4 @@
-"""Tensor: what its other methods are made of, and what several groups of them share."""
+"""Tensor: the operations that the groups of methods are built from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hcq.errors import BadArgument
 
 
 class Operations(Reductions, Functions, Indexing):
-    """Arithmetic, movement, reductions and indexing. The groups above stand side by side: none
-    knows another."""
+    """Arithmetic, movement, reductions and indexing, and helpers that several groups use. Groups
+    built on this class do not use each other."""
 
     __slots__ = ()
 
@@ -36,10 +36,10 @@ class Operations(Reductions, Functions, Indexing):
         return self._new(graph.gather(self.node, tuple(range(self.ndim)), entries, False))
 
     def _tensor(self, operation: str, given: Any) -> Self:  # Any: checked here
-        """An operand that must be a tensor or an array."""
+        """Return an operand as a tensor. BadArgument unless it is a tensor or an array."""
         lifted = self._lift(operation, given)
         if not isinstance(lifted, TensorCore):
-            raise BadArgument(f"{operation}: {given!r} is no tensor")
+            raise BadArgument(f"{operation}: expected a Tensor or an array, got {given!r}")
         return self._new(lifted.node)
 
     def _counted(self, size: int, axis: int) -> Self:

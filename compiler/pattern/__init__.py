@@ -1,1 +1,1 @@
-"""What a computation is, whatever the target: products, rows, attention, and its cost."""
+"""Recognisers of products, row reductions and attention, and cost estimates, for any target."""

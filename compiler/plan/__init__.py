@@ -1,1 +1,1 @@
-"""Kernels, lifetimes and memory of a run on a target."""
+"""Plans of a run on a target: packing, order, lifetimes, memory."""

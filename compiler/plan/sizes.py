@@ -1,4 +1,4 @@
-"""Size classes of memory: few, so that it is likely to be used again."""
+"""Size classes of memory: few, so that buffers are reused often."""
 
 from __future__ import annotations
 

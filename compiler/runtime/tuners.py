@@ -1,4 +1,4 @@
-"""Who searches for faster kernels while they are made ready: a search registers itself here."""
+"""Registry of active tuners: compiler.search.tune registers itself, the runtime calls it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hcq.device import Device
 
 
 class Tuner(Protocol):
-    """Is asked before a kernel is lowered, and stores what it finds."""
+    """Searches for faster kernels. The runtime calls it before it lowers a kernel."""
 
     def tune(self, computation: Computation, device: Device, store: Store) -> float | None:
-        """Search the best choices for a computation; the seconds of the best, where known. The
-        caller does not hold `interning`."""
+        """Search the best choices for a computation and store them in `store`. Return the time
+        of the best in seconds, or None. The caller must not hold `interning`."""
 
     def compare(
         self, plain: Computation, forms: Sequence[Computation], device: Device, store: Store
     ) -> None:
-        """Search whether a product or what may replace it takes less time in all."""
+        """Measure a product and its replacement, and store which one is faster."""
 
 
-tuners: list[Tuner] = []  # the innermost last
+tuners: list[Tuner] = []  # innermost last
 
 
 def active() -> Tuner | None:
-    """Who searches now: the innermost."""
+    """Return the innermost tuner, or None."""
     return tuners[-1] if tuners else None

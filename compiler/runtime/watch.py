@@ -1,7 +1,6 @@
-"""Who is told of every run before it happens, and how long its kernels took: compiler.front.explain
-registers itself here.
+"""Registry of watchers of runs, and the timing of kernels: compiler.front.explain registers itself.
 
-While somebody watches, every kernel is submitted alone, waited for, and run again a few times.
+While a watcher is registered, the runtime submits every kernel alone, waits for it, and repeats it.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def measure(
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is about to happen. device: its name. groups: the schedule; nodes: the graph,
-    sources first. lower: gives the kernel that will run, searches' results included."""
+    """A run before its submission. device: the device's name. groups: the schedule. nodes: the
+    graph, sources first. lower: returns the kernel of a computation, with tuned choices."""
 
     device: str
     target: TargetSpec
@@ -58,14 +57,15 @@ class Run:
     lower: Callable[[Computation], Kernel]
 
 
-Timed = Callable[[int, Times], None]  # told how long a kernel of the run took, by its number
+Timed = Callable[[int, Times], None]  # receives the number of a kernel of the run, and its times
 
 
 class Watcher(Protocol):
-    """Is told of runs, on all devices and threads."""
+    """Receives every run, of all devices and threads."""
 
     def begins(self, run: Run) -> Timed:
-        """Look at a run; the caller holds compiler.expression.value.interning."""
+        """Inspect a run before it is submitted; return a callback for the times of its kernels.
+        The caller holds compiler.expression.value.interning."""
 
 
 watchers: list[Watcher] = []

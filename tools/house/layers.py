@@ -4,8 +4,8 @@ Run as `python -m tools.house.layers`; tests/test_layers.py runs the same check.
 functions and for type checkers alone count too. The registry in hcq reaches drivers by name, at run
 time, and imports none.
 
-Inside a package with floors, what is on one imports only what is on a lower one. No modules import
-each other in a circle while they are loaded, in any package, and what is imported exists.
+In a package with floors a module imports only modules on lower floors. In all packages imports at
+load time form no circle, and every imported module exists.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "ugpu": ("compiler", "hcq"),
     "tools": PACKAGES,
 }
-# Folders and modules of packages, the lowest first. Those of one floor do not import each other;
-# a package's __init__ is above all of them.
+# Folders and modules of a package, lowest floor first. Entries of one floor do not import each
+# other; the package's __init__ is above all floors.
 FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
     "compiler": (
         ("dtype",),
@@ -58,8 +58,8 @@ OPTIONAL = ("llvmlite", "rich", "elftools", "msgpack", "sklearn", "zstandard", "
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: the module named, and where it stands. loading: whether it is run
-    while its own module is loaded; whole: `import a.b`, which gives all of a."""
+    """One import statement: the module named, and where it stands. loading: whether it runs
+    when its module is loaded. whole: `import a.b`, which gives access to all of a."""
 
     file: Path
     line: int
@@ -91,7 +91,7 @@ def imports_of(file: Path, root: Path) -> Iterator[Import]:
 
 
 def _is_late(node: ast.AST) -> bool:
-    """Whether what is inside is not run while the module is loaded."""
+    """Return whether the body does not run when the module is loaded."""
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
         return node.test.id == "TYPE_CHECKING"
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -102,7 +102,7 @@ def _within(module: str, package: str) -> bool:
 
 
 def _above(item: Import) -> str | None:
-    """Say where an import leaves the floors of a package, or None."""
+    """Return how an import breaks the floors of a package, or None."""
     home, target = item.file.with_suffix("").parts, item.module.split(".")
     for package, floors in FLOORS.items():
         parts = package.split(".")
@@ -198,7 +198,7 @@ def _parents(module: str) -> Iterator[str]:
 
 
 def _absolute(item: Import) -> str:
-    """The module that a relative import names; others as they are."""
+    """Return the absolute name of the imported module."""
     name = item.module.lstrip(".")
     level = len(item.module) - len(name)
     return ".".join((*item.file.parts[:-level], *filter(None, [name]))) if level else name

@@ -1,1 +1,1 @@
-"""Products by what NVIDIA's units do beside the threads."""
+"""Matrix products on NVIDIA's asynchronous units."""

@@ -1,1 +1,1 @@
-"""What kernels for processors and GPUs share."""
+"""Parts of kernels for processors and GPUs alike."""
