@@ -21,8 +21,7 @@ SENTENCES = ["That is a happy person", "That is a happy dog", "That is a very ha
 SPEC = importlib.util.find_spec("all_minilm_l6_v2")
 files = zipfile.ZipFile(Path(str(SPEC and SPEC.origin)).parent / "model.zip")
 data = files.read("model.safetensors")  # 8 bytes of length, a JSON header, the arrays
-start = 8 + int.from_bytes(data[:8], "little")
-header = json.loads(data[8:start])
+header = json.loads(data[8 : (start := 8 + int.from_bytes(data[:8], "little"))])
 vocabulary = json.loads(files.read("tokenizer.json"))["model"]["vocab"]
 
 
@@ -62,8 +61,8 @@ def embed(text: str) -> ugpu.Tensor:
         shares = (q @ k.permute(0, 2, 1) * q.shape[-1] ** -0.5).softmax(axis=-1)
         mixed = (shares @ v).permute(1, 0, 2).reshape(n, -1)
         x = norm(x + dense(mixed, layer + "attention.output.dense"), layer + "attention.output")
-        inner = dense(x, layer + "intermediate.dense").gelu()
-        x = norm(x + dense(inner, layer + "output.dense"), layer + "output")
+        x += dense(dense(x, layer + "intermediate.dense").gelu(), layer + "output.dense")
+        x = norm(x, layer + "output")
     return x.mean(axis=0) * (x.mean(axis=0) ** 2).sum().rsqrt()
 
 
@@ -72,8 +71,8 @@ with ugpu.open(sys.argv[1] if len(sys.argv) > 1 else "cpu") as gpu:
     for name, each in header.items():
         if each.get("dtype") == "F32":
             count, place = np.prod(each["shape"]), start + each["data_offsets"][0]
-            flat = np.frombuffer(data, "f4", count, place)
-            weights[name] = ugpu.Tensor(flat.reshape(each["shape"]), device=gpu)
+            array = np.frombuffer(data, "f4", count, place).reshape(each["shape"])
+            weights[name] = ugpu.Tensor(array, device=gpu)
     vectors = [embed(text).numpy() for text in SENTENCES]
 for text, vector in zip(SENTENCES[1:], vectors[1:], strict=True):
     print(f"{vectors[0] @ vector:.3f}  {text}")
