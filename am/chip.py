@@ -185,10 +185,10 @@ class Chip:
         return RegisterBlock(load(table), found.bases, self.bus)
 
     def _check_version(self, block: str, found: IpInstance) -> None:
-        expected = self.facts.versions[block]
+        expected = self.facts.versions.get(block)
         known = set(self.generation.register_tables.get(block, ()))
         if block in self.generation.naming_blocks:
-            known = {expected}  # its firmware is named after it
+            known = {self.facts.versions[block]}  # its firmware is named after it
         if found.version not in known:
             versions = " or ".join(".".join(map(str, version)) for version in sorted(known))
             raise DiscoveryError(

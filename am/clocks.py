@@ -1,8 +1,8 @@
-"""Clock gating of the graphics core, HDP and MMHUB: what is idle gets no clock.
+"""Clock gating of the graphics core, HDP, MMHUB, ATHUB and IH: what is idle gets no clock.
 
 Without it the chip reports a busy graphics core while it does nothing, and draws the power of one.
 Registers, values and order: Linux 6.12 gfx_v11_0.c (update_gfx_clock_gating), hdp_v6_0.c,
-mmhub_v3_0.c. What a chip lets gate is a fact of it (soc21.c, cg_flags).
+mmhub_v3_0.c, athub_v3_0.c, ih_v6_0.c. What a chip lets gate is a fact of it (soc21.c, cg_flags).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _OVERRIDES = {
     "GFX_PERF_CLK": ("PERFMON_CLOCK_STATE",),
 }
 _HUB = {"MC_MGCG": "ENABLE", "MC_LS": "MEM_LS_ENABLE"}
+_TRANSLATION = {"ATHUB_MGCG": "CG_ENABLE", "ATHUB_LS": "CG_MEM_LS_ENABLE"}
+_INTERRUPTS = ("DBUS_MUX", "OSSSYS_SHARE", "LIMIT_SMN", "DYN", "REG")
 _POWER_MODES = ("POWER_CTRL_EN", "POWER_LS_EN", "POWER_DS_EN", "POWER_SD_EN")
 
 
@@ -41,6 +43,12 @@ class Clocks:
         hub = [name for gate, name in _HUB.items() if gate in gates]
         if hub:
             self.chip.mmhub.MM_ATC_L2_MISC_CG.update(**dict.fromkeys(hub, 1))
+        translation = [name for gate, name in _TRANSLATION.items() if gate in gates]
+        for athub in self.chip.instances("ATHUB") if translation else ():
+            athub.ATHUB_MISC_CNTL.update(**dict.fromkeys(translation, 1))
+        if "IH_CG" in gates:
+            overrides = (f"{name}_CLK_SOFT_OVERRIDE" for name in _INTERRUPTS)
+            self.chip.osssys.IH_CLK_CTRL.update(**dict.fromkeys(overrides, 0))
         with self.gfx.safe_mode():
             self._gate_graphics()
 

@@ -38,6 +38,7 @@ _BLOCKS = {
     "osssys": "OSSSYS",
     "hdp": "HDP",
     "mmhub": "MMHUB",
+    "athub": "ATHUB",
     "gc": "GC",
     "smuio": "SMUIO",
     "thm": "THM",
@@ -80,6 +81,7 @@ class Chip:
             {
                 block: (load(facts.table(name)), facts.generation.typical_bases[name])
                 for block, name in _BLOCKS.items()
+                if name in facts.versions
             },
             self.objections,
         )
@@ -151,8 +153,9 @@ class Chip:
         self._power_ons += 1
         self.tmr = None
         self.vram.scramble(self.options.seed + self._power_ons, self.options.noise)
-        for table in _BLOCKS:
-            self.space.clear(table)
+        for table, name in _BLOCKS.items():
+            if name in self.facts.versions:
+                self.space.clear(table)
         self.space.closed = {"gc"}
         if scope is not Reset.MODE1 or self.options.config_lost_on_mode1:
             self.config.reset(keep_bars=scope is Reset.MODE1)

@@ -135,7 +135,11 @@ def test_memory_is_not_touched_before_it_is_ours(chip: Any) -> None:
 
 
 def test_clocks_are_gated(chip: Any) -> None:
-    """Values by hand, from the comments of gfx_v11_0.c and the masks of hdp_6_0_0_sh_mask.h."""
+    """Values by hand, from the comments of gfx_v11_0.c and the masks of hdp_6_0_0_sh_mask.h,
+    athub_3_0_0_sh_mask.h and osssys_6_0_0_sh_mask.h."""
+    chip.ih.set("IH_CLK_CTRL", 0xFF80_0000)  # all overrides
+    athub = chip.space.index("athub", "ATHUB_MISC_CNTL")
+    chip.space.poke(athub, 0x2)
     with opened(chip):
         gc = chip.gfx
         assert gc.get("RLC_CGCG_CGLS_CTRL") == 0x0000363F
@@ -145,6 +149,8 @@ def test_clocks_are_gated(chip: Any) -> None:
         assert chip.hdp.get("HDP_MEM_POWER_CTRL") & 0x000F000F == 0x00090009
         assert chip.hdp.get("HDP_CLK_CNTL") & 1 << 27 == 0
         assert chip.mm.get("MM_ATC_L2_MISC_CG") == 0x000C0000
+        assert chip.space.peek(athub) == 0xC2
+        assert chip.ih.get("IH_CLK_CTRL") == 0x0780_0000
     assert [note for note in chip.notes if "safe mode" in note] == []
 
 

@@ -12,6 +12,7 @@ from hcq.errors import BadArgument
 from hcq.fields import Register, RegisterBlock
 
 BLOCKS = {
+    "athub_3_0_0": (112, 551),
     "gc_11_0_0": (5494, 16971),
     "gc_11_0_0_indirect": (350, 795),
     "gc_11_0_3": (5669, 18379),
@@ -54,6 +55,7 @@ KNOWN = [
     ("mmhub_3_0_0", "MMMC_VM_FB_LOCATION_BASE", 0x8EC, 0, [("FB_BASE", 0, 24)]),
     ("mp_13_0_0", "MP0_SMN_C2PMSG_81", 0x91, 0, [("CONTENT", 0, 32)]),
     ("mp_13_0_0", "MP1_SMN_C2PMSG_90", 0x29A, 0, [("CONTENT", 0, 32)]),
+    ("athub_3_0_0", "ATHUB_MISC_CNTL", 0x75, 0, [("CG_ENABLE", 6, 1), ("CG_MEM_LS_ENABLE", 7, 1)]),
     ("osssys_6_0_0", "IH_RB_CNTL", 0x80, 0, [("RB_ENABLE", 0, 1), ("RB_SIZE", 1, 5)]),
 ]
 

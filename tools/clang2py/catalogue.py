@@ -90,6 +90,7 @@ REGISTER_TABLES = (
     RegisterTable("gc_11_0_0_indirect", f"{ASIC_REG}/gc/gc_11_0_0", prefix="ix"),
     # GC 11.0.3 has its translation registers (GCVM, GCMC) elsewhere: amdgpu/gfxhub_v3_0_3.c.
     RegisterTable("gc_11_0_3", f"{ASIC_REG}/gc/gc_11_0_3"),
+    RegisterTable("athub_3_0_0", f"{ASIC_REG}/athub/athub_3_0_0"),
     RegisterTable("mmhub_3_0_0", f"{ASIC_REG}/mmhub/mmhub_3_0_0"),
     RegisterTable("mmhub_3_0_2", f"{ASIC_REG}/mmhub/mmhub_3_0_2"),
     RegisterTable(

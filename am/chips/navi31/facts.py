@@ -23,6 +23,7 @@ FACTS = ChipFacts(
         "MP1": (13, 0, 0),
         "OSSSYS": (6, 0, 0),
         "HDP": (6, 0, 0),
+        "ATHUB": (3, 0, 0),
         "SDMA0": (6, 0, 0),
         "SMUIO": (13, 0, 6),
         "THM": (13, 0, 6),
@@ -38,6 +39,9 @@ FACTS = ChipFacts(
             "GFX_PERF_CLK",
             "MC_MGCG",
             "MC_LS",
+            "ATHUB_MGCG",
+            "ATHUB_LS",
+            "IH_CG",
             "HDP_SD",
         ]
     ),

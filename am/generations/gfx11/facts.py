@@ -19,6 +19,7 @@ _TABLES = {
     "MP1": dict.fromkeys([(13, 0, 0), (13, 0, 7), (13, 0, 10)], "mp_13_0_0"),
     "OSSSYS": dict.fromkeys([(6, 0, 0), (6, 0, 1), (6, 0, 2)], "osssys_6_0_0"),
     "HDP": dict.fromkeys([(6, 0, 0), (6, 0, 1)], "hdp_6_0_0"),
+    "ATHUB": dict.fromkeys([(3, 0, 0), (3, 0, 2)], "athub_3_0_0"),  # athub_v3_0.c
     "SMUIO": dict.fromkeys([(13, 0, 6), (13, 0, 8)], "smuio_13_0_6"),
     "THM": dict.fromkeys([(13, 0, 6), (13, 0, 8)], "thm_13_0_2"),
 }
@@ -40,7 +41,8 @@ FACTS = GenerationFacts(
     register_tables=_TABLES,
     wave_register_table="gc_11_0_0_indirect",  # SQ_WAVE_* by index, for all (gfx_v11_0.c)
     naming_blocks=frozenset({"GC", "MP0", "MP1", "SDMA0"}),
-    optional_blocks=frozenset({"SMUIO", "THM"}),  # sensors come from the SMU
+    # Sensors come from the SMU; all that we change in ATHUB is the gating of its clock.
+    optional_blocks=frozenset({"SMUIO", "THM", "ATHUB"}),
     # Linux 6.12 include/soc15_hw_ip.h.
     hardware_ids={
         "MP1": 1,
@@ -48,6 +50,7 @@ FACTS = GenerationFacts(
         "SMUIO": 4,
         "GC": 11,
         "MMHUB": 34,
+        "ATHUB": 35,
         "OSSSYS": 40,
         "HDP": 41,
         "SDMA0": 42,
@@ -63,6 +66,7 @@ FACTS = GenerationFacts(
         "MP1": _MP_BASES,
         "OSSSYS": (0x10A0, 0x240A000),
         "HDP": (0xF20, 0x240A400),
+        "ATHUB": (0xC00, 0x2408C00),
         "SDMA0": _GC_BASES,
         "SDMA1": _GC_BASES,
         "SMUIO": (0x16800, 0x16A00, 0x2401000, 0x440000),

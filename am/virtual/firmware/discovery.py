@@ -19,8 +19,8 @@ _BINARY_HEADER = 0x0C + 6 * 8
 _Ip = tuple[int, int, tuple[int, int, int], tuple[int, ...]]  # id, instance, version, bases
 # Hardware ids of the blocks that the driver is to find (soc15_hw_ip.h).
 _BLOCKS = {
-    "MP1": 1, "THM": 3, "SMUIO": 4, "GC": 11, "MMHUB": 34, "OSSSYS": 40, "HDP": 41, "NBIF": 108,
-    "MP0": 255,
+    "MP1": 1, "THM": 3, "SMUIO": 4, "GC": 11, "MMHUB": 34, "ATHUB": 35, "OSSSYS": 40, "HDP": 41,
+    "NBIF": 108, "MP0": 255,
 }  # fmt: skip
 _SDMA = (42, 43)
 # Blocks that compute does not use; a driver passes over what it does not know (199 is nobody's;
@@ -29,7 +29,6 @@ _OTHERS: tuple[_Ip, ...] = (
     (12, 0, (4, 0, 0), (0x7800, 0x7E00, 0x2403000)),
     (12, 1, (4, 0, 0), (0x7A00, 0x9000, 0x2403800)),
     (28, 0, (5, 0, 0), ()),
-    (35, 0, (3, 0, 0), (0xC00, 0x2408C00)),
     (46, 0, (4, 3, 0), (0x7000, 0x240B800, 0x7C0)),
     (91, 0, (6, 0, 0), (0x45000, 0x2441C00)),
     (150, 0, (8, 10, 0), (0x14000, 0x2425800)),
@@ -42,7 +41,8 @@ _OTHERS: tuple[_Ip, ...] = (
 def _ips(facts: ChipFacts) -> list[_Ip]:
     """All blocks of a chip, by id; nobody's last."""
     bases, versions = facts.generation.typical_bases, facts.versions
-    found = [(number, 0, versions[name], bases[name]) for name, number in _BLOCKS.items()]
+    found = [(number, 0, versions[name], bases[name]) for name, number in _BLOCKS.items()
+             if name in versions]  # fmt: skip
     for engine, number in enumerate(_SDMA[: facts.copy_engines]):
         found.append((number, 0, versions["SDMA0"], bases[f"SDMA{engine}"]))
     return sorted([*found, *_OTHERS], key=lambda ip: (ip[0] == _OTHERS[-1][0], ip[0]))
