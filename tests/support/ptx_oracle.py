@@ -353,8 +353,9 @@ def convert(opcode: str, x: int) -> Result:
     if "ftz" in modifiers and source == "f32":
         x = _flush(x, form)
     if target not in FORMS:
-        if is_nan(x, form):
-            return 0
+        if is_nan(x, form):  # "Integer Notes" of cvt
+            high = source == "f64" or target in ("s64", "u64")
+            return 1 << (width(target) - 1) if high else 0
         if is_infinite(x, form):
             return _cut(target, _clamp(target, -(1 << 99) if x & form.sign else 1 << 99))
         return _cut(target, _clamp(target, _whole(value(x, form), whole)))

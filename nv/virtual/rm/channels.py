@@ -142,7 +142,10 @@ class ChannelObject(RmObject):
             raise RmError(Status.INSUFFICIENT_RESOURCES, "all channels are taken")
         offset = params.userdOffset[0]
         channel = Channel(
-            self.gpu, number, _methods_of(request.class_id), self.vaspace.space,
+            self.gpu,
+            number,
+            _methods_of(request.class_id),
+            self.vaspace.space,
             self._userd.host + offset,
         )
         channel.ring_address, channel.ring_entries = params.gpFifoOffset, params.gpFifoEntries

@@ -326,8 +326,8 @@ def test_what_is_wrong_is_named(name: str) -> None:
      " [part], [%rd0, {%r1}], [gate];", "several coordinates"),
     ("cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
      " [part], [%rd0], [gate];", "tensor maps"),
-    ("cp.reduce.async.bulk.global.shared::cta.bulk_group.max.f16 [%rd0], [part], 16;",
-     "cp.reduce"),
+    ("cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd0], [part], 16, %h1;",
+     "cp_mask"),
 ])  # fmt: skip
 def test_what_is_not_there_is_refused(text: str, line: str) -> None:
     with pytest.raises(NotSupported, match=line):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.number_codes import decode, random_codes
 from tests.support.sm_run import Bench, body
 
 _CASES = {
@@ -131,3 +132,36 @@ def test_warps_of_a_group_wait_for_each_other_through_memory() -> None:
     """
     bench.good(body(1, text), a, block=(64,))
     assert memory.tolist() == [5] * 64
+
+
+@pytest.mark.parametrize("operation", ["min", "max"])
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_the_least_and_the_greatest_of_halves(operation: str, kind: str) -> None:
+    """Vectors of halves and of pairs: numbers before NaN, the old values come back."""
+    random = np.random.default_rng(9)
+    codes = random_codes(random, kind, (8,), True).astype(np.uint16)
+    codes[:4] = [0x8000, 0, 0x7FFF, 0x3C00]
+    given = random_codes(random, kind, (8,), True).astype(np.uint16)
+    given[:4] = [0, 0x8000, 0x3C00, 0x7FFF]
+    both = ", ".join(f"%h{n}" for n in range(8))
+    loads = "".join(f"ld.global.b16 %h{n}, [%rd1+{2 * n}];" for n in range(8))
+    text = f"""
+    setp.ne.u32 %p1, %t, 0; @%p1 exit;
+    {loads}
+    atom.global.{operation}.noftz.L2::cache_hint.v8.{kind} {{{both}}}, [%rd0], {{{both}}}, %rd9;
+    {"".join(f"st.global.b16 [%rd2+{2 * n}], %h{n};" for n in range(8))}
+    ld.global.v2.b32 {{%r1, %r2}}, [%rd1];
+    red.global.v2.{kind}x2.{operation}.noftz [%rd0+16], {{%r1, %r2}};
+    """
+    bench = Bench()
+    place, memory = bench.array(np.concatenate([codes, codes[:4]]))
+    source, _ = bench.array(given)
+    old, was = bench.array(np.zeros(8, np.uint16))
+    bench.good(body(3, text), place, source, old)
+    assert np.array_equal(was, codes)
+    a, b = decode(kind, codes.astype(np.uint64)), decode(kind, given.astype(np.uint64))
+    wanted = np.fmin(a, b) if operation == "min" else np.fmax(a, b)
+    found = decode(kind, memory.astype(np.uint64))
+    assert np.array_equal(found[:8], wanted, equal_nan=True)
+    assert np.array_equal(found[8:], wanted[:4], equal_nan=True)
+    assert np.signbit(found[:2]).all() == (operation == "min")

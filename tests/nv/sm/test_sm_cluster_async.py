@@ -265,6 +265,7 @@ REDUCED = {
     "add.u32": np.add, "min.s32": np.minimum, "max.u32": np.maximum, "and.b32": np.bitwise_and,
     "xor.b64": np.bitwise_xor, "add.u64": np.add, "add.f32": np.add, "add.f64": np.add,
     "add.noftz.f16": np.add, "max.s64": np.maximum, "or.b32": np.bitwise_or,
+    "max.f16": np.maximum, "min.f16": np.minimum,
 }  # fmt: skip
 KINDS = {"u32": np.uint32, "s32": np.int32, "b32": np.uint32, "b64": np.uint64, "u64": np.uint64,
          "f32": np.float32, "f64": np.float64, "f16": np.float16, "s64": np.int64}  # fmt: skip

@@ -168,3 +168,27 @@ def test_lane_masks() -> None:
     add.u32 %r9, %r1, %r2; sub.u32 %r9, %r9, %r4; add.u32 %r9, %r9, %r3;
     """
     assert run(text) == [(0xFFFFFFFF - (1 << n) + n) & 0xFFFFFFFF for n in range(32)]
+
+
+@pytest.mark.parametrize("operation", ["min", "max"])
+@pytest.mark.parametrize("flags", ["", ".abs", ".NaN", ".abs.NaN"])
+@pytest.mark.parametrize("awkward", [False, True])
+def test_floats_are_reduced(operation: str, flags: str, awkward: bool) -> None:
+    values = np.linspace(-9, 7, 32).astype(np.float32)
+    values[[0, 5]] = [-0.0, 0.0]
+    if awkward:
+        values[3] = np.nan
+    text = f"""
+    mul.wide.u32 %rd40, %t, 4; add.s64 %rd41, %rd0, %rd40; add.s64 %rd42, %rd1, %rd40;
+    ld.global.f32 %f1, [%rd41];
+    redux.sync.{operation}{flags}.f32 %f2, %f1, -1;
+    st.global.f32 [%rd42], %f2;
+    """
+    bench = Bench()
+    source, _ = bench.array(values)
+    target, out = bench.array(np.zeros(32, np.float32))
+    bench.good(body(2, text), source, target, target="sm_100a")
+    sized = abs(values) if "abs" in flags else values
+    reduce = np.nanmin if operation == "min" else np.nanmax
+    wanted = np.float32(np.nan) if awkward and "NaN" in flags else reduce(sized)
+    assert np.array_equal(out, np.full(32, wanted), equal_nan=True)

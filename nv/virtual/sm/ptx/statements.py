@@ -41,6 +41,7 @@ _SPECIALS = frozenset((
     "dynamic_smem_size", "total_smem_size", "aggr_smem_size", "is_explicit_cluster", "clusterid",
     "nclusterid", "cluster_ctaid", "cluster_nctaid", "cluster_ctarank", "cluster_nctarank",
     *(f"envreg{number}" for number in range(32)),
+    "current_graph_exec",
 ))  # fmt: skip
 
 

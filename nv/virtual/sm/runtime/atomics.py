@@ -15,24 +15,34 @@ _NATIVE = {
     "exch": "xchg", "add": "add", "and": "and", "or": "or", "xor": "xor", "min_s": "min",
     "max_s": "max", "min_u": "umin", "max_u": "umax", "inc": "uinc_wrap", "dec": "udec_wrap",
 }  # fmt: skip
-_PAIRS = ("add_f16x2", "add_bf16x2")
+_HALVES = tuple(f"{name}_{kind}" for name in ("add", "min", "max") for kind in ("f16", "bf16"))
+_PAIRS = tuple(f"{name}x2" for name in _HALVES)
 OPERATIONS = {
-    16: ("exch", "cas", "add_f16", "add_bf16"),
+    16: ("exch", "cas", *_HALVES),
     32: (*_NATIVE, "cas", "add_f32", *_PAIRS),
     64: (*_NATIVE, "cas", "add_f64"),
 }
 WIDE_OPERATIONS = ("load", "store", "exch", "cas")  # of 128 bits
 
 
-def _half_sum(name: str, old: str, data: str, out: str) -> str:
-    """Return the lines that add two i16 as f16 or bf16 into %out."""
-    if name == "f16":
+def _joined(operation: str, a: str, b: str) -> str:
+    """Return the instruction that adds two floats, or takes the one that is less or more."""
+    if operation == "add":
+        return f"fadd float {a}, {b}"
+    return f"call float @llvm.{operation}imumnum.f32(float {a}, float {b})"
+
+
+def _half(operation: str, old: str, data: str, out: str) -> str:
+    """Return the lines that do an operation such as "add_f16" on two i16 into %out."""
+    name, _, kind = operation.partition("_")
+    joined = _joined(name, f"%{out}.f1", f"%{out}.f2")
+    if kind == "f16":
         return f"""
   %{out}.h1 = bitcast i16 {old} to half
   %{out}.h2 = bitcast i16 {data} to half
   %{out}.f1 = fpext half %{out}.h1 to float
   %{out}.f2 = fpext half %{out}.h2 to float
-  %{out}.s = fadd float %{out}.f1, %{out}.f2
+  %{out}.s = {joined}
   %{out}.h = fptrunc float %{out}.s to half
   %{out} = bitcast half %{out}.h to i16
 """
@@ -43,7 +53,7 @@ def _half_sum(name: str, old: str, data: str, out: str) -> str:
   %{out}.u2 = shl i32 %{out}.w2, 16
   %{out}.f1 = bitcast i32 %{out}.u1 to float
   %{out}.f2 = bitcast i32 %{out}.u2 to float
-  %{out}.s = fadd float %{out}.f1, %{out}.f2
+  %{out}.s = {joined}
   %{out}.b = bitcast float %{out}.s to i32
   %{out}.l = lshr i32 %{out}.b, 16
   %{out}.o = and i32 %{out}.l, 1
@@ -59,10 +69,9 @@ def _half_sum(name: str, old: str, data: str, out: str) -> str:
 def _sum(operation: str, bits: int) -> str:
     """Return the lines that compute %new.<operation> from %old.<operation> and %data."""
     old, new = f"%old.{operation}", f"new.{operation}"
-    if operation in ("add_f16", "add_bf16"):
-        return _half_sum(operation[4:], old, "%data", new)
+    if operation in _HALVES:
+        return _half(operation, old, "%data", new)
     if operation in _PAIRS:
-        kind = operation[4:-2]
         lines = ""
         for part, shift in (("l", 0), ("h", 16)):
             lines += f"""
@@ -71,7 +80,9 @@ def _sum(operation: str, bits: int) -> str:
   %{new}.{part}.ot = trunc i32 %{new}.{part}.os to i16
   %{new}.{part}.dt = trunc i32 %{new}.{part}.ds to i16
 """
-            lines += _half_sum(kind, f"%{new}.{part}.ot", f"%{new}.{part}.dt", f"{new}.{part}")
+            lines += _half(
+                operation[:-2], f"%{new}.{part}.ot", f"%{new}.{part}.dt", f"{new}.{part}"
+            )
         return (
             lines
             + f"""
@@ -238,7 +249,11 @@ done:
 def atomics_ir() -> tuple[str, set[str]]:
     """Return the IR of the functions and the declarations they need."""
     text = "\n".join([*(_function(bits) for bits in OPERATIONS), _wide_function()])
-    return text, {"declare i32 @llvm.cttz.i32(i32, i1)"}
+    return text, {
+        "declare i32 @llvm.cttz.i32(i32, i1)",
+        "declare float @llvm.minimumnum.f32(float, float)",
+        "declare float @llvm.maximumnum.f32(float, float)",
+    }
 
 
 def names() -> list[str]:

@@ -12,7 +12,7 @@ from nv.virtual.sm.ptx.module import SIZES, Instruction, Vector
 from nv.virtual.sm.runtime.atomics import OPERATIONS
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 from nv.virtual.sm.translator.bulk import fenced, written
-from nv.virtual.sm.translator.handler import Handler, type_of
+from nv.virtual.sm.translator.handler import Handler
 from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.memory import SHARED_SPACES, address, resolve
 from nv.virtual.sm.translator.moves import space_of
@@ -21,7 +21,7 @@ from nv.virtual.sm.translator.value import Value, number
 _NAMES = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
 _QUIET = frozenset((
     "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "global", "shared",
-    "shared::cta", "shared::cluster", "noftz", "sem", "volatile",
+    "shared::cta", "shared::cluster", "noftz", "sem", "volatile", "async", "mmio",
 ))  # fmt: skip
 
 
@@ -29,12 +29,14 @@ def _operation(k: Kernel, i: Instruction, kind: str) -> str:
     """Return the operation's name among OPERATIONS."""
     found = [m for m in i.modifiers if m in _NAMES]
     vectors = {"v2", "v4", "v8"}
-    strange = set(i.modifiers[:-1]) - _QUIET - set(_NAMES) - vectors
+    strange = set(i.modifiers) - {kind} - _QUIET - set(_NAMES) - vectors
     strange = {m for m in strange if not m.startswith("L2")}
     if len(found) != 1 or strange:
         raise k.unsupported()
     name = found[0]
     if name in ("min", "max"):
+        if kind in ("f16", "bf16", "f16x2", "bf16x2") and vectors & set(i.modifiers):
+            return f"{name}_{kind}"
         if kind[0] not in "us":
             raise k.unsupported()
         return f"{name}_{kind[0]}"
@@ -45,15 +47,25 @@ def _operation(k: Kernel, i: Instruction, kind: str) -> str:
     return name
 
 
+def _kind(k: Kernel, i: Instruction) -> str:
+    """Return the type, which the operation and .noftz may follow."""
+    found = [m for m in i.modifiers if m in SIZES]
+    if len(found) != 1:
+        raise k.unsupported()
+    return found[0]
+
+
 def _atomic(returns: bool) -> Handler:
     def emit(k: Kernel, i: Instruction) -> None:
-        kind = type_of(k, i)
+        kind = _kind(k, i)
         operation = _operation(k, i, kind)
         size = SIZES[kind]
         bits = 8 * size
-        if operation not in OPERATIONS.get(bits, ()) or "async" in i.modifiers:
+        if operation not in OPERATIONS.get(bits, ()):
             raise k.unsupported()
         operands = i.operands[1:] if returns else i.operands
+        if "L2::cache_hint" in i.modifiers:
+            operands = operands[:-1]  # what caches are to keep
         wanted = 3 if operation == "cas" else 2
         if len(operands) != wanted:
             raise k.bad(f"{wanted + returns} operands are wanted")

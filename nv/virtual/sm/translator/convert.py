@@ -6,12 +6,11 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": cvt, cvt.pack.
 from __future__ import annotations
 
 from nv.virtual.sm.ptx.module import SIZES, Instruction, Operand, Register
-from nv.virtual.sm.translator import rounding
+from nv.virtual.sm.translator import convert_small, rounding
 from nv.virtual.sm.translator.floats import as_float, float_to_half, narrowed
 from nv.virtual.sm.translator.handler import Handler, is_signed
 from nv.virtual.sm.translator.kernel import Kernel
-from nv.virtual.sm.translator.minifloat import E4M3, E5M2, decode, encode
-from nv.virtual.sm.translator.rounding import flushed, saturated
+from nv.virtual.sm.translator.rounding import flushed, rectified, saturated
 from nv.virtual.sm.translator.value import Value, number, real
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
@@ -20,12 +19,11 @@ _DIRECTED = ("rz", "rm", "rp")
 _KNOWN = frozenset(("ftz", "sat", "relu", "satfinite", "rn", "rna", "rni", *_DIRECTED,
                     *_INTEGER_ROUNDING))  # fmt: skip
 _PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
-_SMALL = {"e4m3x2": E4M3, "e5m2x2": E5M2}
 
 
 def _convert(k: Kernel, i: Instruction) -> None:
     if i.modifiers and i.modifiers[0] == "pack":
-        _pack(k, i)
+        convert_small.pack(k, i)
         return
     if len(i.modifiers) < 2:
         raise k.bad("two types are wanted")
@@ -36,8 +34,8 @@ def _convert(k: Kernel, i: Instruction) -> None:
     if target in _PAIRS and source == "f32":
         k.write(i.operands[0], _pair(k, i, _PAIRS[target], flags))
         return
-    if target in _SMALL or source in _SMALL:
-        k.write(i.operands[0], _small(k, i, target, source, flags))
+    if target in convert_small.FORMATS or source in convert_small.FORMATS:
+        k.write(i.operands[0], convert_small.pairs(k, i, target, source, flags))
         return
     if target == "tf32" and source == "f32":
         k.write(i.operands[0], _tensor_float(k, k.source(i.operands[1], "f32"), flags))
@@ -112,7 +110,11 @@ def _float_to_integer(k: Kernel, value: Value, target: str, source: str, flags: 
         k.kind(element, x.uniform), f"llvm.{name}.{shape}{element}.{shape}{short}",
         (k.type_of(x), x.text),
     )  # fmt: skip
-    return Value(text, element, x.uniform)
+    result = Value(text, element, x.uniform)
+    if source != "f64" and target not in ("s64", "u64"):
+        return result  # NaN becomes 0
+    highest = number(element, 1 << (8 * SIZES[target] - 1))
+    return k.choose(k.cmp("uno", x, x), highest, result)
 
 
 def _split(k: Kernel, value: Value, signed: bool) -> tuple[Value, Value]:
@@ -198,11 +200,12 @@ def _float_to_float(k: Kernel, value: Value, target: str, source: str, flags: se
     if "sat" in flags:
         x = saturated(k, x)
     if "relu" in flags:
-        x = _rectified(k, x)
+        x = rectified(k, x)
     if target in ("f16", "bf16"):
         if target == source:
             return value if not flags & {"sat", "relu", *to_integer} else narrowed(k, x, target)
-        return _narrow(k, x, target, mode)
+        result = _narrow(k, x, target, mode)
+        return _finite(k, result, _MOST[target]) if "satfinite" in flags else result
     if target == "f64":
         return k.cast("fpext", x, "double")
     if x.element == "double":
@@ -213,10 +216,17 @@ def _float_to_float(k: Kernel, value: Value, target: str, source: str, flags: se
     return flushed(k, x) if "ftz" in flags else x
 
 
-def _rectified(k: Kernel, x: Value) -> Value:
-    positive = k.cmp("ogt", x, rounding.zero(x))
-    nan = k.cmp("uno", x, x)
-    return k.choose(k.op("or", positive, nan), x, rounding.zero(x))
+_MOST = {"f16": 0x7BFF, "bf16": 0x7F7F, "tf32": 0x7F7FE000}
+_INFINITE = {"f16": 0x7C00, "bf16": 0x7F80, "tf32": 0x7F800000}
+
+
+def _finite(k: Kernel, value: Value, most: int) -> Value:
+    """Return the largest number in place of an infinity. most: its bits."""
+    sign = k.op("and", value, number(value.element, 1 << (value.width - 1)))
+    size = k.op("xor", value, sign)
+    infinite = next(bits for kind, bits in _INFINITE.items() if _MOST[kind] == most)
+    found = k.cmp("eq", size, number(value.element, infinite))
+    return k.choose(found, k.op("or", sign, number(value.element, most)), value)
 
 
 def _pair(k: Kernel, i: Instruction, kind: str, flags: set[str]) -> Value:
@@ -228,14 +238,10 @@ def _pair(k: Kernel, i: Instruction, kind: str, flags: set[str]) -> Value:
     for operand in i.operands[1:]:
         x = k.source(operand, "f32")
         if "relu" in flags:
-            x = _rectified(k, x)
+            x = rectified(k, x)
         part = _narrow(k, x, kind, mode)
         if "satfinite" in flags:
-            most = 0x7BFF if kind == "f16" else 0x7F7F
-            infinite = k.cmp("oeq", k.call_op("fabs", as_float(k, part, kind, False)),
-                             real("float", float("inf")))  # fmt: skip
-            sign = k.op("and", part, number("i16", 0x8000))
-            part = k.choose(infinite, k.op("or", sign, number("i16", most)), part)
+            part = _finite(k, part, _MOST[kind])
         parts.append(k.cast("zext", part, "i32"))
     return k.op("or", parts[1], k.op("shl", parts[0], number("i32", 16)))
 
@@ -243,7 +249,7 @@ def _pair(k: Kernel, i: Instruction, kind: str, flags: set[str]) -> Value:
 def _tensor_float(k: Kernel, value: Value, flags: set[str]) -> Value:
     """Round to the 10 bits of fraction of tf32; the lower 13 bits become zero."""
     if "relu" in flags:
-        value = _rectified(k, value)
+        value = rectified(k, value)
     bits = k.bits_of(value)
     if "rna" in flags:
         more = k.op("add", bits, number("i32", 0x1000))
@@ -256,53 +262,8 @@ def _tensor_float(k: Kernel, value: Value, flags: set[str]) -> Value:
     special = k.op("and", bits, number("i32", 0x7F800000))
     keep = k.cmp("eq", special, number("i32", 0x7F800000))
     nan = k.choose(k.cmp("uno", value, value), number("i32", 0x7FFFE000), bits)
-    return k.choose(keep, nan, cut)
-
-
-def _small(k: Kernel, i: Instruction, target: str, source: str, flags: set[str]) -> Value:
-    """Pairs of 8-bit floats from and to f32 and f16x2."""
-    if target in _SMALL and source == "f32" and len(i.operands) == 3:
-        values = [k.source(operand, "f32") for operand in i.operands[1:]]
-    elif target in _SMALL and source == "f16x2" and len(i.operands) == 2:
-        both = k.source(i.operands[1], "b32")
-        halves = (k.op("lshr", both, number("i32", 16)), both)
-        values = [as_float(k, k.cast("trunc", half, "i16"), "f16", False) for half in halves]
-    elif source in _SMALL and target == "f16x2" and len(i.operands) == 2:
-        both = k.cast("zext", k.source(i.operands[1], "b16"), "i32")
-        result: Value = number("i32", 0)
-        for byte in (1, 0):
-            part = k.op("and", k.op("lshr", both, number("i32", 8 * byte)), number("i32", 0xFF))
-            x = decode(k, _SMALL[source], part)
-            if "relu" in flags:
-                x = _rectified(k, x)
-            half = k.cast("zext", float_to_half(k, x), "i32")
-            result = k.op("or", result, k.op("shl", half, number("i32", 16 * byte)))
-        return result
-    else:
-        raise k.unsupported()
-    if "satfinite" not in flags or "rn" not in flags:
-        raise k.bad(".rn.satfinite is wanted")
-    if "relu" in flags:
-        values = [_rectified(k, x) for x in values]
-    high, low = (encode(k, _SMALL[target], x) for x in values)
-    return k.cast("trunc", k.op("or", low, k.op("shl", high, number("i32", 8))), "i16")
-
-
-def _pack(k: Kernel, i: Instruction) -> None:
-    """cvt.pack.sat: two integers, limited, beside each other, above them a part of the third."""
-    if i.modifiers[1:2] != ("sat",) or len(i.modifiers) < 4:
-        raise k.unsupported()
-    kind, source = i.modifiers[2:4]
-    if kind not in ("u16", "s16", "u8", "s8") or source != "s32":
-        raise k.unsupported()
-    bits = 8 * SIZES[kind]
-    a, b = (k.resize(_integer_to_integer(k, k.source(operand, "s32"), kind, "s32", True),
-                     "i32", False) for operand in i.operands[1:3])  # fmt: skip
-    result = k.op("or", b, k.op("shl", a, number("i32", bits)))
-    if len(i.operands) == 4 and bits == 8:
-        upper = k.op("shl", k.source(i.operands[3], "b32"), number("i32", 16))
-        result = k.op("or", result, upper)
-    k.write(i.operands[0], result)
+    result = k.choose(keep, nan, cut)
+    return _finite(k, result, _MOST["tf32"]) if "satfinite" in flags else result
 
 
 def handlers() -> dict[str, Handler]:

@@ -34,7 +34,8 @@ E2M1 = Format(1, 1, 0x7, 0x7, 4)
 def encode(k: Lanes, form: Format, x: Value) -> Value:
     """Round a float to nearest even; too large ones become the largest. Returns i32."""
     bits = k.bits_of(x)
-    sign = k.op("and", k.op("lshr", bits, number("i32", 24)), number("i32", 0x80))
+    top = number("i32", 1 << (form.bits - 1))
+    sign = k.op("and", k.op("lshr", bits, number("i32", 32 - form.bits)), top)
     magnitude = k.op("and", bits, number("i32", 0x7FFFFFFF))
     drop = 23 - form.fraction
     # Normal numbers: round the fraction and move the exponent's bias.
@@ -53,7 +54,7 @@ def encode(k: Lanes, form: Format, x: Value) -> Value:
     infinite = k.cmp("ugt", magnitude, number("i32", 0x47800000))
     result = k.choose(infinite, number("i32", form.most), result)
     result = k.choose(k.cmp("uno", x, x), number("i32", form.nan), k.op("or", result, sign))
-    return k.op("and", result, number("i32", 0xFF))
+    return k.op("and", result, number("i32", (1 << form.bits) - 1))
 
 
 def decode(k: Lanes, form: Format, code: Value) -> Value:

@@ -69,9 +69,11 @@ def _parameter_move(k: Kernel, i: Instruction) -> None:
         k.write(target, k.source(source, bits))
 
 
-def _boolean(k: Kernel, operation: str, a: Value, b: Value) -> Value:
-    if operation not in ("and", "or", "xor"):
-        raise k.bad(f".{operation} is no operation on predicates")
+def _boolean(k: Kernel, i: Instruction, a: Value, b: Value) -> Value:
+    """Join two predicates; .ftz may come before the operation or after it."""
+    operation = next((m for m in i.modifiers[1:] if m in ("and", "or", "xor")), "")
+    if not operation:
+        raise k.bad("one of .and, .or and .xor is wanted")
     return k.op(operation, a, b)
 
 
@@ -112,10 +114,9 @@ def _set_predicate(k: Kernel, i: Instruction) -> None:
     found = _compared(k, i, kind)
     result, inverse = found if kind in _PAIRS else (found[0], k.negate(found[0]))
     if len(i.operands) == 4:
-        operation = i.modifiers[1]
         c = k.source(i.operands[3], "pred")
-        result = _boolean(k, operation, result, c)
-        inverse = _boolean(k, operation, inverse, c)
+        result = _boolean(k, i, result, c)
+        inverse = _boolean(k, i, inverse, c)
     if isinstance(target, Pair):
         k.write(target.first, result)
         k.write(target.second, inverse)
@@ -140,7 +141,7 @@ def _set(k: Kernel, i: Instruction) -> None:
     found = _compared(k, i, kind)
     if len(i.operands) == 4:
         c = k.source(i.operands[3], "pred")
-        found = [_boolean(k, i.modifiers[1], each, c) for each in found]
+        found = [_boolean(k, i, each, c) for each in found]
     bits = 8 * SIZES[target] // len(found)
     true = _ONE.get(_PAIRS.get(target, target), -1)
     parts = [k.choose(each, number(f"i{bits}", true), number(f"i{bits}", 0)) for each in found]

@@ -152,3 +152,10 @@ def saturated(k: Kernel, value: Value) -> Value:
     positive = k.cmp("ogt", value, zero(value))
     low = k.choose(positive, value, zero(value))
     return k.choose(k.cmp("olt", low, one), low, one)
+
+
+def rectified(k: Kernel, x: Value) -> Value:
+    """Return zero in place of a negative number; NaN stays."""
+    positive = k.cmp("ogt", x, zero(x))
+    nan = k.cmp("uno", x, x)
+    return k.choose(k.op("or", positive, nan), x, zero(x))

@@ -28,6 +28,7 @@ _FIELDS = {
     "cluster_ctarank": layout.RANK, "cluster_nctarank": layout.CLUSTER_SIZE,
 }  # fmt: skip
 _CONSTANTS = {
+    "current_graph_exec": 0,  # no launch is part of a graph that a device launched
     "gridid": 0, "tid.w": 0, "ctaid.w": 0, "ntid.w": 1, "nctaid.w": 1, "clusterid.w": 0,
     "nclusterid.w": 1, "cluster_ctaid.w": 0, "cluster_nctaid.w": 1,
 }  # fmt: skip

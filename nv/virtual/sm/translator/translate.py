@@ -73,13 +73,16 @@ def _handlers() -> tuple[dict[str, Handler], dict[str, Handler], dict[str, Handl
 
 
 def handler_of(i: Instruction) -> Handler | None:
-    """Return the emitter of an instruction."""
+    """Return the emitter of an instruction.
+
+    st.async and red.async with .release are to global memory; done at once, they are in order.
+    """
     of_floats, of_integers, common = _handlers()
     if i.modifiers and i.modifiers[-1] in FLOAT_TYPES and i.name in of_floats:
         return of_floats[i.name]
-    if "async" in i.modifiers and f"{i.name}_async" in common:
+    if "async" in i.modifiers and f"{i.name}_async" in common and "release" not in i.modifiers:
         return common[f"{i.name}_async"]
-    if i.modifiers and i.modifiers[-1] == "b128" and f"{i.name}_wide" in common:
+    if "b128" in i.modifiers and f"{i.name}_wide" in common:
         return common[f"{i.name}_wide"]
     return of_integers.get(i.name) or common.get(i.name) or of_floats.get(i.name)
 

@@ -175,10 +175,10 @@ def _reduce(k: Kernel, i: Instruction) -> None:
 
 
 def _reduce_floats(k: Kernel, i: Instruction, operation: str) -> None:
-    if {"abs", "NaN"} & set(i.modifiers):
-        raise k.unsupported()
     members = _members(k, i)
     value = k.varying(k.source(i.operands[1], "f32"))
+    if "abs" in i.modifiers:
+        value = k.call_op("fabs", value)
     mask = k.from_bits(members.text)
     nan = number("float", 0x7FFFFFFF)
     chosen = k.varying(k.choose(mask, value, nan))
@@ -193,8 +193,12 @@ def _reduce_floats(k: Kernel, i: Instruction, operation: str) -> None:
         a = k.value(f"shufflevector {whole} {text}, {whole} poison, <{width} x i32> <{low}>")
         b = k.value(f"shufflevector {whole} {text}, {whole} poison, <{width} x i32> <{high}>")
         text = k.call(part, f"llvm.{operation}imumnum.v{width}f32", (part, a), (part, b))
-    one = k.value(f"extractelement <1 x float> {text}, i32 0")
-    k.write(i.operands[0], Value(one, "float", True))
+    one = Value(k.value(f"extractelement <1 x float> {text}, i32 0"), "float", True)
+    none = k.cmp("uno", one, one)
+    if "NaN" in i.modifiers:
+        lost = k.op("and", Value(k.mask_bits(k.cmp("uno", value, value)), "i32", True), members)
+        none = k.op("or", none, k.cmp("ne", lost, number("i32", 0)))
+    k.write(i.operands[0], k.choose(none, nan, one))
 
 
 def _elect(k: Kernel, i: Instruction) -> None:
