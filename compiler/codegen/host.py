@@ -15,7 +15,7 @@ from compiler.codegen.shell import Shell
 from compiler.codegen.values import Values
 from compiler.dtype import DType
 from compiler.expression.value import Value
-from compiler.kernel.ir import Kernel, TileStep
+from compiler.kernel.ir import Kernel, Loop, TileStep
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -41,10 +41,18 @@ class Host(Shell):
         known = "+fma" in features or not target.triple.startswith("x86")
         super().__init__(kernel, target, bits, known)
         self.has_tiles = False
+        self.rolled = 0  # loops so far that must not be unrolled
 
     def tile(self, step: TileStep) -> None:
         self.has_tiles = True
         amx.emit(self.lines, step)
+
+    def again(self, loop: Loop) -> str:
+        """LLVM Language Reference, "llvm.loop.unroll.disable"; each loop has a node of its own."""
+        if not loop.rolled:
+            return ""
+        self.rolled += 1
+        return f", !llvm.loop !{self.rolled + 1}"
 
     def barrier(self) -> None:
         """A group is one thread."""
@@ -93,6 +101,8 @@ class Host(Shell):
             # without "no-builtins" LLVM may call memset and memcpy, which the loader has not
             'attributes #0 = { nounwind "no-builtins" noinline }',
             "!0 = !{}",
+            *(('!1 = !{!"llvm.loop.unroll.disable"}',) if self.rolled else ()),
+            *[f"!{2 + n} = distinct !{{!{2 + n}, !1}}" for n in range(self.rolled)],
         ]
         return "\n".join(text) + "\n"
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from compiler.codegen.lines import stored_type
 from compiler.codegen.values import Values
-from compiler.expression.algebra import Index, Range
 from compiler.kernel.ir import (
     Asynchronous,
     Barrier,
     If,
     Kernel,
+    Loop,
     Statement,
     Store,
     TileStep,
@@ -54,7 +54,7 @@ class Shell:
             elif isinstance(statement, Asynchronous):
                 self.asynchronous(statement)
             else:
-                self.loop(statement.range, statement.bound, statement.body)
+                self.loop(statement)
 
     def enter(self, label: str) -> None:
         self.lines.text.append(f"{label}:")
@@ -79,11 +79,11 @@ class Shell:
         self.lines.put(f"br label %{after}")
         self.enter(after)
 
-    def loop(self, variable: Range, bound: Index | None, body: tuple[Statement, ...]) -> None:
-        kind = self.lines.index_type
+    def loop(self, loop: Loop) -> None:
+        kind, variable = self.lines.index_type, loop.range
         limit = str(variable.size)
-        if bound is not None:
-            limit = self.lines.intrinsic("smin", kind, [self.lines.index(bound), limit])
+        if loop.bound is not None:
+            limit = self.lines.intrinsic("smin", kind, [self.lines.index(loop.bound), limit])
         head, inside, after = (self.lines.label(stem) for stem in ("loop", "body", "end"))
         before = self.block
         counter, following = f"%{variable.name}.{head}", f"%{variable.name}.{head}.next"
@@ -94,13 +94,17 @@ class Shell:
         self.lines.put(f"br i1 {test}, label %{inside}, label %{after}")
         self.enter(inside)
         self.lines.variables[variable.name] = counter
-        self.nested(body)
+        self.nested(loop.body)
         del self.lines.variables[variable.name]
         self.lines.put(f"{following} = add nuw nsw {kind} {counter}, 1")
-        self.lines.put(f"br label %{head}")
+        self.lines.put(f"br label %{head}{self.again(loop)}")
         incoming = f"[ 0, %{before} ], [ {following}, %{self.block} ]"
         self.lines.text.insert(position, f"  {counter} = phi {kind} {incoming}")
         self.enter(after)
+
+    def again(self, loop: Loop) -> str:
+        """What to say of a loop, where its branch goes back."""
+        return ""
 
     def registers(self) -> list[str]:
         """Stack slots of the register arrays, one per element; LLVM turns them into registers."""

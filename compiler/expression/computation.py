@@ -29,7 +29,8 @@ class Chosen:
 class Computation:
     """What one kernel computes: output[flatten(ranges)] = value, for all values of the ranges.
 
-    ranges: of sizes above 1, the last the fastest. value: may hold "reduce" and "function".
+    ranges: of sizes above 1, the last the fastest. value: may hold "reduce" and "function"; or is a
+    "scan" or "sort" along one of the ranges (compiler.kernel.host.scan, .sort).
     others: further outputs over the same ranges; then the value is the "results" of all.
     """
 

@@ -4,8 +4,8 @@
     index      = compiler.expression.algebra.Index    integers that are functions of ranges
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
-lanes > 1 is a short vector. "reduce", "function" and "results" exist only before lowering;
-compiler.kernel.verify knows what may stand where. Whoever makes values holds `interning`.
+lanes > 1 is a short vector. "reduce", "scan", "sort", "function" and "results" exist only before
+lowering; compiler.kernel.verify knows what may stand where. Whoever makes values holds `interning`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "load": (0, "free"),  # arg: Load
     "gate": (2, "same"),  # arg: Validity; the first source where it holds, else the second
     "reduce": (1, "same"),  # arg: (op, ranges); only before lowering
+    "scan": (None, "free"),  # arg: (op, range); of its source, and of what comes before; alike
+    "sort": (1, "free"),  # arg: (bits, range); both as in compiler.graph.node
     "results": (None, "free"),  # the values of several outputs; only before lowering
     "function": (None, "same"),  # arg: the name of an elementary function; only before lowering
     "cast": (1, "free"),

@@ -25,6 +25,10 @@ element-wise    1..3     -                               see ops.py; all of one 
 "scatter"       2 + n    a Scatter of graph.region       the first, with the second's elements at
                                                          the indices, see there
 "reduce"        1        (operation, axes)               the axes keep size 1
+"scan"          1 or 2   (operation, axis)               the reduction of elements up to each one,
+                                                         joined to the second source (size 1 there)
+"sort"          1        (bits, axis)                    the lower halves of uint64, in order of
+                                                         their bits from 32 up
 "contiguous"    1        -                               must be stored
 "call"          0..n     a Call of graph.call            a nested function with these arguments
 "result"        1        its number                      one result of a call
@@ -32,6 +36,11 @@ element-wise    1..3     -                               see ops.py; all of one 
 A gather's indices (sources 1 to n) have one common shape, the first axes of the result; the axes
 that are not indexed follow. Negative indices count from the end, and outside of the axis there is
 zero; `checked`: all are known to lie inside.
+
+A scan may have a narrower type than its source, to which each total is rounded. A sort goes along
+the last axis, along which the lower halves must rise, so that it is stable. That of long rows gives
+uint64, with one more axis before the last, of size 2: the first of the two is in order, the other
+undefined. Only hosts lower scans and sorts; elsewhere tensors use other operations.
 """
 
 from __future__ import annotations
@@ -41,7 +50,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from compiler.dtype import DType, int64
+from compiler.dtype import DType, int64, uint32
 from compiler.graph.origin import Origin
 
 if TYPE_CHECKING:
@@ -158,6 +167,8 @@ def stored_as(root: Node) -> Node:
 
 MOVEMENT = frozenset(("reshape", "permute", "expand", "pad", "shrink", "flip", "stride"))
 WRITES = frozenset(("assign", "scatter"))  # the first source, with some elements replaced
+HELD = 4096  # elements of a row that a kernel sorts in memory of its own
+ALONE = frozenset(("scan", "sort"))  # stored, by a kernel that begins with them
 ONE_TO_ONE = frozenset(("reshape", "permute", "flip"))  # each source element is used exactly once
 
 
@@ -254,6 +265,21 @@ def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked
     rest = tuple(size for axis, size in enumerate(source.shape) if axis not in axes)
     shape = (*indices[0].shape, *rest)
     return Node("gather", source.dtype, shape, (source, *indices), (axes, checked))
+
+
+def scan(operation: str, source: Node, axis: int, dtype: DType, start: Node | None = None) -> Node:
+    sources = (source,) if start is None else (source, start)
+    return Node("scan", dtype, source.shape, sources, (operation, axis))
+
+
+def sort(source: Node, bits: int) -> Node:
+    """The lower halves of rows of uint64, in order of the bits 32 to 32 + bits; as uint32."""
+    *rows, size = source.shape
+    if size <= HELD:
+        return Node("sort", uint32, source.shape, (source,), (bits, len(rows)))
+    found = Node("sort", source.dtype, (*rows, 2, size), (source,), (bits, len(rows) + 1))
+    first = [(0, count) for count in rows] + [(0, 1), (0, size)]
+    return cast(reshape(shrink(found, first), source.shape), uint32)
 
 
 _IDENTITY = {"sum": 0, "prod": 1, "or": False, "and": True}

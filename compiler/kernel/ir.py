@@ -30,11 +30,13 @@ class Store:
 
 @dataclass(frozen=True)
 class Loop:
-    """For range = 0 .. min(range.size, bound) - 1."""
+    """For range = 0 .. min(range.size, bound) - 1. rolled: a host's compiler must not unroll it
+    before it looks for vectors."""
 
     range: Range
     body: tuple[Statement, ...]
     bound: Index | None = None
+    rolled: bool = False
 
 
 @dataclass(frozen=True)

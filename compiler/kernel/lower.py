@@ -26,6 +26,8 @@ from compiler.kernel.host import dots as host_dots
 from compiler.kernel.host import loops as host_loops
 from compiler.kernel.host import matmul as host_matmul
 from compiler.kernel.host import rows as host_rows
+from compiler.kernel.host import scan as host_scan
+from compiler.kernel.host import sort as host_sort
 from compiler.kernel.host import turned as host_turned
 from compiler.kernel.host import windows as host_windows
 from compiler.kernel.ir import Kernel
@@ -81,6 +83,9 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _in_pieces(computation, target, lambda piece: host_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.host(computation, target))
+    if computation.value.op in ("scan", "sort"):
+        build = host_scan.scan if computation.value.op == "scan" else host_sort.sort
+        return _Shape(lambda _: build(computation, target))
     online = find_online(computation)
     if online is not None:
         return _Shape(lambda _: host_online.attention(computation, online, target))
@@ -112,6 +117,8 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
         return _in_pieces(computation, target, lambda piece: gpu_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.gpu(computation, target))
+    if computation.value.op in ("scan", "sort"):
+        raise NotSupported(f"{computation.value.op} is for hosts", target=target.name)
     online = find_online(computation)
     if online is not None:
         return _Shape(

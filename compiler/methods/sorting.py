@@ -9,7 +9,8 @@ element costs some hundred operations a pass, whatever the length of the row.
 
 from __future__ import annotations
 
-from typing import Self
+import math
+from typing import Any, Self
 
 from compiler.dtype import DType, bool_, float32, int32, int64, uint32, uint64
 from compiler.graph import node as graph
@@ -22,6 +23,9 @@ from hcq.errors import BadArgument
 SHORT = 1024  # elements of a row up to which each is compared with each
 START = 1 << 25  # comparisons that take as long as to begin with digits
 EACH = 28  # comparisons that take as long as an element's digits, for each bit
+LOW = 0xFFFFFFFF  # of what a host sorts: the place of a key
+FEW = 128  # elements of a row up to which the first are found by sorting all
+SHARE = 8  # likewise from this share of them on
 BITS = 4  # of a digit
 BLOCK = 64  # elements whose digits are counted together
 ROUND = 256  # rows are made a multiple of it, so that running totals have whole blocks
@@ -41,6 +45,8 @@ class Sorting(Scans):
         last = self.transpose(place, -1)
         if not self.numel():
             return self.cast(int64)
+        if self._serial:
+            return last._stored_along(place)._in_rows(descending).transpose(place, -1)
         bits = 32 if self.dtype.is_float else self.dtype.bits
         saved = self.numel() * (last.shape[-1] - EACH * bits)
         long = last.shape[-1] > SHORT and saved > START
@@ -52,16 +58,102 @@ class Sorting(Scans):
         if not self.ndim:
             found, order = self.reshape(1).sort(axis, descending)
             return found.reshape(()), order.reshape(())
-        order = self.argsort(axis, descending)
-        return self.gather(axis, order), order
+        place = self._axis("sort", axis)
+        if not self._serial or not self.numel():
+            order = self.argsort(axis, descending)
+            return self.gather(axis, order), order
+        last = self.transpose(place, -1)._stored_along(place)
+        order = last._in_rows(descending)
+        return last._at(order).transpose(place, -1), order.transpose(place, -1)
 
     def topk(self, count: int, axis: int = -1, largest: bool = True) -> tuple[Self, Self]:
         """The first of `sort`, the largest (or smallest) first."""
         place = self._axis("topk", axis)
         if not 0 <= integer_of("topk", "count", count) <= self.shape[place]:
             raise BadArgument(f"topk: {count} along axis {axis} of {self._shown}")
+        if self._serial and self.numel():
+            last = self.transpose(place, -1)._stored_along(place)
+            order = last._first(count, largest)
+            return last._at(order).transpose(place, -1), order.transpose(place, -1)
         order = self.argsort(place, largest)[(*[slice(None)] * place, slice(count))]
         return self.gather(place, order), order
+
+    def median(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """The middle of `sort`, the lower of two; NaN where there is one. With an axis also its
+        place, the first of a NaN (int64). BadArgument over nothing."""
+        if axis is None:
+            found = self.reshape(self.numel()).median(0)[0]
+            return found.reshape((1,) * self.ndim) if keepdims else found
+        if not self.ndim:
+            found, where = self.reshape(1).median(axis)
+            return found.reshape(()), where.reshape(())
+        place = self._axis("median", axis)
+        size = self.shape[place]
+        if not size:
+            raise BadArgument(f"median: nothing along axis {axis} of {self._shown}")
+        order = self.argsort(place).transpose(place, -1)
+        last = self.transpose(place, -1)
+        if self.dtype.is_float:
+            count = last.isnan().sum(-1, keepdims=True)
+            middle = count._compare("eq", 0).where((size - 1) // 2, size - count)
+            where = order._at(middle)
+        else:
+            where = order[..., (size - 1) // 2 : (size + 1) // 2]
+        found, where = last._at(where).transpose(place, -1), where.transpose(place, -1)
+        return (found, where) if keepdims else (found.squeeze(place), where.squeeze(place))
+
+    # ---- on a host ----------------------------------------------------------------------------
+
+    def _stored_along(self, place: int) -> Self:
+        """This, what was axis `place` now being the last one, with rows side by side in memory."""
+        return self if place == self.ndim - 1 else self.contiguous()
+
+    def _in_rows(self, descending: bool) -> Self:
+        """argsort along the last axis, by kernels that sort whole rows."""
+        keys, bits = self._ordered(descending)
+        if keys.shape[-1] == 1:
+            return keys.cast(int64) * 0
+        if bits == 64:
+            lower = (keys & LOW).cast(uint32)._order_of(32)
+            return lower._at((keys._at(lower) >> 32).cast(uint32)._order_of(32))
+        return keys._order_of(bits)
+
+    def _order_of(self, bits: int) -> Self:
+        """The places in order of these keys, of so many bits."""
+        places = self._counted(self.shape[-1], self.ndim - 1).cast(uint64)
+        packed = (self.cast(uint64) << 32) | places
+        return self._new(graph.sort(packed.node, bits)).cast(int64)
+
+    def _at(self, places: Self) -> Self:
+        """The elements at places of the last axis, which exist."""
+        entries = [
+            places._counted(size, axis).expand(places.shape).node
+            for axis, size in enumerate(places.shape[:-1])
+        ]
+        axes = tuple(range(self.ndim))
+        return self._new(graph.gather(self.node, axes, [*entries, places.node], checked=True))
+
+    def _first(self, count: int, descending: bool) -> Self:
+        """The first of `_in_rows`, so many. The least of each of `blocks` blocks say which blocks
+        hold them: were an element in another one, there would be `count` blocks whose least come
+        before it."""
+        size = self.shape[-1]
+        if size <= FEW or count * SHARE > size or not count:
+            return self._in_rows(descending)[..., :count]
+        keys, bits = self._ordered(descending)
+        length = 1 << round(math.log2(math.sqrt(size / count)))
+        blocks = -(-size // length)
+        most = (1 << bits) - 1
+        pairs = [(0, 0)] * (keys.ndim - 1) + [(0, blocks * length - size)]
+        least = keys.pad(pairs, most).reshape((*keys.shape[:-1], blocks, length)).min(-1)
+        first = least._first(count, False)
+        first = first._at(first._in_rows(False))  # rising, so that equal keys stay in order
+        first = first.unsqueeze(-1)
+        places = first * length + first._counted(length, first.ndim - 1)
+        places = places.reshape((*places.shape[:-2], count * length))
+        near, _ = self._at(places.minimum(size - 1))._ordered(descending)
+        near = (places < size).where(near, most)  # beyond the end, behind all others
+        return places._at(near._first(count, False))
 
     # ---- short rows ----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial, reduce
 
-from compiler.dtype import DType, int32
+from compiler.dtype import DType, int32, uint64
 from compiler.expression import elementary as ops
 from compiler.expression.algebra import (
     NEVER,
@@ -41,7 +41,7 @@ from compiler.expression.value import (
     value,
     walk,
 )
-from compiler.graph.node import Node
+from compiler.graph.node import ALONE, Node
 from compiler.schedule.group import Group, describe
 
 FEW = 3  # pieces of a cat up to which each element is chosen among all
@@ -260,6 +260,8 @@ class _Tracer:
             return self.value(source, at, valid)
         if op == "reduce":
             return self._reduce(node, at, valid)
+        if op in ALONE:
+            return self._along(node, at, valid)
         if op == "pad":
             return self._pad(node, at, valid)
         return self.value(source, _moved(node, at), valid)
@@ -280,6 +282,17 @@ class _Tracer:
             if picked is not None:
                 return picked
         return value("reduce", node.dtype, (body,), (operation, tuple(ranges)))
+
+    def _along(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        """A scan or a sort, the root of its kernel: along the range at its axis."""
+        what, axis = node.arg
+        body, *start = node.sources
+        inner = (*at[: len(body.shape) - 1], at[-1])  # of a long sort, without the axis of size 2
+        first = (*at[:axis], constant(0), *at[axis + 1 :])
+        sources = [self.value(body, inner, valid)]
+        sources += [self.value(each, first, valid) for each in start]
+        (along,) = at[axis].ranges()
+        return value(node.op, node.dtype, sources, (what, along))
 
     def _pad(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
         pairs, number = node.arg
@@ -399,7 +412,16 @@ def _merge(computation: Computation) -> Computation:
     indices = (computation.position, chosen.coordinate, *chosen.allowed)
     if computation.place is None:
         indices = ()
-    ranges, expression, indices = merge_ranges(computation.ranges, computation.value, indices)
+    ranges, expression = computation.ranges, computation.value
+    if expression.op in ALONE:  # what lies before and behind the range that it goes along
+        last = ranges.index(expression.arg[1])
+        long = expression.op == "sort" and expression.dtype is uint64
+        first = last - 1 if long else last  # there is a range of size 2 before
+        before, expression, _ = merge_ranges(ranges[:first], expression, ())
+        behind, expression, _ = merge_ranges(ranges[last + 1 :], expression, ())
+        ranges = (*before, *ranges[first : last + 1], *behind)
+        return dataclasses.replace(computation, ranges=ranges, value=expression)
+    ranges, expression, indices = merge_ranges(ranges, expression, indices)
     if chosen.ordered:
         ordered, expression, indices = merge_ranges(chosen.ordered, expression, indices)
         chosen = dataclasses.replace(chosen, ordered=ordered)

@@ -17,7 +17,7 @@ from typing import Any
 from compiler.expression import elementary as ops
 from compiler.expression.computation import Computation, elements
 from compiler.expression.value import interning, walk
-from compiler.graph.node import WRITES, Node
+from compiler.graph.node import ALONE, WRITES, Node
 from compiler.pattern import cost
 from compiler.pattern.chain import find_chain, in_step
 from compiler.pattern.online import find_online
@@ -57,7 +57,8 @@ def _candidates(
         if key in stored and key not in fixed and len(readers.get(key, ())) == 1:
             (reader,) = readers[key]
             reduces = any(each.op == "reduce" for each in members(node, stored))
-            if reduces and reader.op not in WRITES and _repeated(node, reader, stored):
+            alone = reader.op in WRITES or reader.op in ALONE
+            if reduces and not alone and _repeated(node, reader, stored):
                 yield node
 
 

@@ -22,13 +22,15 @@ from collections.abc import Mapping, Sequence, Set
 
 from compiler.dtype import bool_
 from compiler.expression.elementary import BUILDERS, price
-from compiler.graph.node import MOVEMENT, ONE_TO_ONE, WRITES, Node, stored_as, topological
+from compiler.graph.node import ALONE, MOVEMENT, ONE_TO_ONE, WRITES, Node, stored_as, topological
 from compiler.pattern import cost as costs
 from compiler.schedule.calls import make_call_group
 from compiler.schedule.fusion import fuse
 from compiler.schedule.group import Group, make_group
 from compiler.schedule.hazards import NONE, InPlace
 from compiler.schedule.siblings import join
+
+KEPT = frozenset(("contiguous", "scatter")) | ALONE  # operations that are stored in any case
 
 
 def schedule(roots: Sequence[Node], in_place: InPlace = NONE) -> list[Group]:
@@ -62,7 +64,7 @@ def _choose(
         for source in {id(source): source for source in node.sources}.values():
             users.setdefault(id(source), []).append(node)
     stored = {id(node) for node in roots}
-    stored |= {id(node) for node in order if node.op in ("contiguous", "scatter")}
+    stored |= {id(node) for node in order if node.op in KEPT}
     stored |= in_place.stored
     for node in order:
         if node.op == "call":

@@ -15,6 +15,7 @@ from typing import Any
 
 from compiler.expression.computation import Computation
 from compiler.expression.value import interning, walk
+from compiler.graph.node import ALONE
 from compiler.pattern import cost
 from compiler.pattern.chain import find_chain, in_step
 from compiler.schedule.calls import CallGroup
@@ -36,6 +37,7 @@ def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
             continue
         if (
             group.stage
+            or group.root.op in ALONE
             or in_pieces(group)
             or isinstance(group, CallGroup)
             or _is_large(group, stored)

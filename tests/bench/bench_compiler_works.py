@@ -47,7 +47,7 @@ class _Works:
 
     def work(
         self, name: str, arrays: Sequence[Array], ours: Build, theirs: Build | None,
-        nodes: Sequence[Any] = (),
+        nodes: Sequence[Any] = (), numpy: Build | None = None,
     ) -> list[Any]:  # fmt: skip
         """One row for each peer. nodes: the same in ONNX, of inputs a, b, c .. to "out"."""
         tensors = [Tensor(array, device=self.device).realize() for array in arrays]
@@ -65,6 +65,8 @@ class _Works:
             found = ours(*tensors).numpy().astype(np.float64)
             worst = float(np.abs(found - wanted).max() / np.abs(wanted).max())
             assert worst < TOLERANCE, (name, worst)
+        if numpy is not None:
+            peers["NumPy"] = partial(numpy, *arrays)
         if nodes and self.runtime is not None:
             peers["onnxruntime"] = self.session(arrays, nodes)
         return _versus(name, mine, peers)
@@ -226,6 +228,59 @@ class _Works:
         multiply = None if self.torch is None else self.torch._int_mm
         return results + self.work("matmul 512^3 int8 in int32", [left, right], _in_int32, multiply)
 
+    def totals(self) -> list[Any]:
+        """Running totals, of many rows, across memory, and of one row."""
+        results = []
+        for shape, axis in (((4096, 4096), 1), ((4096, 4096), 0), ((1, 1 << 24), 1)):
+            arrays = self.floats(*shape), np.array(axis)
+            name = f"{shape[0]} x {shape[1]}, axis {axis}"
+            node = []
+            if self.onnx is not None:
+                node.append(self.onnx.helper.make_node("CumSum", ["a", "b"], ["out"]))
+            results += self.work(
+                f"cumsum {name}", arrays, lambda x, _, axis=axis: x.cumsum(axis),
+                lambda x, _, axis=axis: x.cumsum(axis), node,
+                lambda x, _, axis=axis: np.cumsum(x, axis),
+            )  # fmt: skip
+        near_one = 1 + self.floats(1000, 1000) / 64
+        results += self.work(
+            "cumprod 1000^2", [near_one], lambda x: x.cumprod(1), lambda x: x.cumprod(1), (),
+            lambda x: np.cumprod(x, 1),
+        )  # fmt: skip
+        return results + self.work(
+            "cummax 1000^2", [self.floats(1000, 1000)], lambda x: x.cummax(1),
+            lambda x: x.cummax(1).values, (), lambda x: np.maximum.accumulate(x, 1),
+        )  # fmt: skip
+
+    def orders(self) -> list[Any]:
+        """Sorts (NumPy's is not stable, and of values alone), the first of rows, medians."""
+        results = []
+        for rows, columns in ((1000, 1000), (1, 1_000_000), (65_536, 32)):
+            array = self.floats(rows, columns)
+            results += self.work(
+                f"sort {rows} x {columns}", [array], lambda x: x.sort(1)[0],
+                lambda x: x.sort(1).values, (), np.sort,
+            )  # fmt: skip
+            results += self.work(
+                f"argsort {rows} x {columns}", [array], lambda x: x.argsort(1),
+                lambda x: x.argsort(dim=1, stable=True), (), partial(np.argsort, kind="stable"),
+            )  # fmt: skip
+        for rows, columns, count in ((64, 32_000, 10), (1, 128_256, 50), (128, 1000, 5)):
+            arrays = self.floats(rows, columns), np.array([count])
+            node = []
+            if self.onnx is not None:
+                node.append(self.onnx.helper.make_node("TopK", ["a", "b"], ["out", "where"]))
+            results += self.work(
+                f"topk {count} of {rows} x {columns}", arrays,
+                lambda x, _, count=count: x.topk(count, 1)[0],
+                lambda x, _, count=count: x.topk(count, 1).values, node,
+                lambda x, _, count=count: np.partition(x, -count),
+            )  # fmt: skip
+        return results + self.work(
+            "median 1000 x 1001", [self.floats(1000, 1001)], lambda x: x.median(1)[0],
+            lambda x: x.median(1).values, (), partial(np.median, axis=1),
+        )  # fmt: skip
+
 
 def _convolved(options: dict[str, int], image: Tensor, weight: Tensor) -> Tensor:
     return image.conv2d(weight, **options)
@@ -253,4 +308,6 @@ def measure() -> list[dict[str, object]]:
             *works.blocks(),
             *works.joined(),
             *works.elements(),
+            *works.totals(),
+            *works.orders(),
         ]

@@ -1,4 +1,5 @@
-"""Orders of long rows, by digits, held against NumPy's stable sort."""
+"""Orders, held against NumPy's stable sort: the host's kernels, and the digits of other devices,
+here on `cpu` too."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from compiler import Tensor, jit
+from compiler.graph import node as graph
 from compiler.methods import sorting
 from hcq.device import Device
+from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
 
 Array = NDArray[Any]
@@ -22,7 +25,8 @@ SPECIAL = [np.nan, 0.0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 3.4e38, -1.0, 1.0]
 
 @pytest.fixture
 def by_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short rows are."""
+    """However short rows are, also on a host."""
+    monkeypatch.setattr(sorting.Sorting, "_serial", False)
     for name, number in (("SHORT", 0), ("START", -1), ("EACH", 0)):
         monkeypatch.setattr(sorting, name, number)
 
@@ -72,21 +76,100 @@ def test_devices(device: Device) -> None:
 @settings(max_examples=4)
 @given(data=st.data())
 def test_as_numpy(cpu: Device, data: st.DataObject) -> None:
-    """Both ways give the same, along any axis."""
+    """All ways give the same, along any axis."""
     shape = data.draw(st.sampled_from([(1,), (65,), (3, 257), (2, 64, 3), (4, 0), (513,)]))
     axis = data.draw(st.integers(0, len(shape) - 1))
     array = numbers(np.random.default_rng(data.draw(st.integers(0, 99))), shape, "float32")
     tensor, down = Tensor(array, device=cpu), data.draw(st.booleans())
     wanted = falling(array, axis) if down else np.argsort(array, axis, kind="stable")
+    assert np.array_equal(tensor.argsort(axis, down).numpy(), wanted)
     for short in (0, 1 << 30):
         with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(sorting.Sorting, "_serial", False)
             for name, number in (("SHORT", short), ("START", -1), ("EACH", 0)):
                 changed.setattr(sorting, name, number)
             assert np.array_equal(tensor.argsort(axis, down).numpy(), wanted)
 
 
+@pytest.mark.parametrize("size", [1, 2, 9, 130])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32", "int64", "bool"])
+def test_rows_on_a_host(cpu: Device, dtype: str, size: int) -> None:
+    """By pairs and by digits; elements are kept to the bit."""
+    array = numbers(np.random.default_rng(size), (3, size), "float32" if dtype[0] == "b" else dtype)
+    tensor = Tensor(array, device=cpu).cast(dtype).realize()
+    array = tensor.cast("float32").numpy() if dtype == "bfloat16" else tensor.numpy()
+    values, order = tensor.sort(descending=size == 9)
+    wanted = falling(array, 1) if size == 9 else np.argsort(array, 1, kind="stable")
+    assert np.array_equal(order.numpy(), wanted)
+    found = values.cast("float32").numpy() if dtype == "bfloat16" else values.numpy()
+    assert found.tobytes() == np.take_along_axis(array, wanted, 1).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint64"])
+def test_rows_too_long_for_the_stack(
+    cpu: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "HELD", 100)
+    array = numbers(np.random.default_rng(8), (2, 301), dtype)
+    values, order = Tensor(array, device=cpu).sort(descending=True)
+    assert np.array_equal(order.numpy(), falling(array, 1))
+    np.testing.assert_array_equal(values.numpy(), np.take_along_axis(array, order.numpy(), 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "count", "largest", "dtype"),
+    [
+        ((2, 1000), 1, 5, True, "float32"),
+        ((1001, 2), 0, 3, False, "float32"),
+        ((700,), 0, 2, True, "int64"),
+        ((2, 333), -1, 1, True, "bool"),  # the first of many alike
+        ((2, 300), 1, 200, False, "uint8"),
+    ],
+)
+def test_the_first_of_a_row(
+    cpu: Device, shape: tuple[int, ...], axis: int, count: int, largest: bool, dtype: str
+) -> None:
+    array = numbers(np.random.default_rng(count), shape, dtype)
+    values, order = Tensor(array, device=cpu).topk(count, axis, largest)
+    every = falling(array, axis) if largest else np.argsort(array, axis, kind="stable")
+    wanted = np.take(every, range(count), axis)
+    assert np.array_equal(order.numpy(), wanted)
+    np.testing.assert_array_equal(values.numpy(), np.take_along_axis(array, wanted, axis))
+
+
+@pytest.mark.parametrize(("shape", "axis", "dtype"), [((4, 7), 0, "int8"), ((3, 8), 1, "float32")])
+def test_medians(cpu: Device, shape: tuple[int, ...], axis: int, dtype: str) -> None:
+    """The lower of two, and where it is; NaN where there is one."""
+    array = np.random.default_rng(10).integers(0, 9, shape).astype(dtype)
+    if dtype == "float32":
+        array[1, [2, 5]] = np.nan
+    order = np.argsort(array, axis, kind="stable")
+    places = np.take(order, [(shape[axis] - 1) // 2], axis)
+    if dtype == "float32":
+        places[1] = 2
+    tensor = Tensor(array, device=cpu)
+    found, where = tensor.median(axis, keepdims=True)
+    assert np.array_equal(where.numpy(), places)
+    np.testing.assert_array_equal(found.numpy(), np.take_along_axis(array, places, axis))
+    assert tensor.median(axis)[0].shape == tuple(np.delete(shape, axis))
+    whole = np.nan if dtype == "float32" else np.sort(array, None)[(array.size - 1) // 2]
+    np.testing.assert_array_equal(tensor.median().numpy(), whole)
+    assert Tensor(np.float32(3), device=cpu).median(-1)[1].numpy() == 0
+    with pytest.raises(BadArgument, match="nothing along axis 0"):
+        Tensor(np.zeros((0, 2), np.float32), device=cpu).median(0)
+
+
+def test_few_of_many_are_found_without_sorting_all(cpu: Device) -> None:
+    """In memory for blocks and the chosen ones, not for all elements."""
+    array = np.random.default_rng(9).normal(size=(2, 50_000)).astype(np.float32)
+    values, order = Tensor(array, device=cpu).topk(10)
+    assert values.memory_plan(order).peak < array.nbytes // 2
+    wanted = np.argsort(-array, 1, kind="stable")[:, :10]
+    assert np.array_equal(order.numpy(), wanted)
+
+
 def test_long_rows_are_sorted_by_digits(cpu: Device) -> None:
-    """By default, in memory and kernels that do not grow with the square of the length."""
+    """In memory and kernels that do not grow with the square of the length."""
     random = np.random.default_rng(7)
     array = random.integers(0, 1 << 20, 100_000).astype(np.int32)
     tensor = Tensor(array, device=cpu)

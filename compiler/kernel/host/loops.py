@@ -10,7 +10,8 @@ from collections.abc import Callable
 from compiler.expression.accumulate import combine, identity, replace
 from compiler.expression.algebra import Index, Range, constant, substitute_all, unflatten
 from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, load, substitute, walk
+from compiler.expression.lookup import Lookup, atoms
+from compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from compiler.kernel.choices import Chunk, Space
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import loads, runs_along
@@ -23,6 +24,7 @@ STEPS = 8  # of a reduction that columns take at once, where that makes at most
 OPERATIONS = 64  # in a loop
 COLUMNS = 1024  # results of a row that a group accumulates side by side
 LINE = 64  # of them, at least
+ROLLED = 16  # elements of a row from which on vectors run along it, where each is looked up
 ROWS = 3  # of them, at most, where all use what is read
 
 
@@ -37,24 +39,31 @@ def elementwise(
     """Chunks of the last range, or several whole rows of it, per group."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
-        return _kernel(computation, (), (1, 1, 1), _assign(computation, {}))
+        return kernel_of(computation, (), (1, 1, 1), _assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     if last.size >= most or not outer:
         chunk = min(most, last.size)
         grid = (-(-last.size // chunk), elements(outer), 1)
         start = group_range(0, grid[0]).index() * chunk
         step = Range("j", chunk)
-        places = _places(outer, group_range(1, grid[1]).index())
+        places = places_at(outer, group_range(1, grid[1]).index())
         places[last] = start + step.index()
         inner = Loop(step, _assign(computation, places), constant(last.size) - start)
-        return _kernel(computation, (), grid, (inner,))
+        return kernel_of(computation, (), grid, (inner,))
     rows = max(1, most // last.size)
-    grid, row, loop_bound = _rows(elements(outer), rows)
+    grid, row, loop_bound = rows_of(elements(outer), rows)
     step = Range("j", last.size)
-    places = _places(outer, row)
+    places = places_at(outer, row)
     places[last] = step.index()
-    inner = Loop(step, _assign(computation, places))
-    return _kernel(computation, (), grid, (Loop(Range("r", rows), (inner,), loop_bound),))
+    rolled = last.size >= ROLLED and _looks_up(computation.value, last)
+    inner = Loop(step, _assign(computation, places), rolled=rolled)
+    return kernel_of(computation, (), grid, (Loop(Range("r", rows), (inner,), loop_bound),))
+
+
+def _looks_up(root: Value, along: Range) -> bool:
+    """Whether indices from memory differ along a range."""
+    looked_up = (index for index in indices_of(root) if along in index.ranges())
+    return any(isinstance(atom, Lookup) for index in looked_up for atom in atoms(index))
 
 
 def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None = None) -> Kernel:
@@ -74,14 +83,14 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     count = elements(ranges)
     rows = max(1, (chosen or Chunk(CHUNK)).size // elements(over))
     abreast = STREAMS if rows < STREAMS and count % STREAMS == 0 and count >= MANY else 1
-    grid, row, bound = _rows(count // abreast, rows)
+    grid, row, bound = rows_of(count // abreast, rows)
     totals = Memory("total", reduce.dtype, abreast, "register")
     operation = reduce.arg[0]
     before: list[Statement] = []
     steps: list[Statement] = []
     after: list[Statement] = []
     for stream in range(abreast):
-        places = _places(ranges, row + stream * (count // abreast))
+        places = places_at(ranges, row + stream * (count // abreast))
         at = constant(stream)
         here = load(totals, at)
         before.append(Store(totals, at, identity(operation, reduce.dtype)))
@@ -91,7 +100,7 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     for counter in reversed(over):
         steps = [Loop(counter, tuple(steps))]
     loop = Loop(Range("r", rows), (*before, *steps, *after), bound)
-    return _kernel(computation, (totals,), grid, (loop,))
+    return kernel_of(computation, (totals,), grid, (loop,))
 
 
 def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
@@ -109,7 +118,7 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
 
     def columns(name: str, make: Make) -> Loop:
         step = Range(name, chunk)
-        places = _places(outer, group_range(1, grid[1]).index())
+        places = places_at(outer, group_range(1, grid[1]).index())
         places[last] = start + step.index()
         stores = []
         for row in range(rows):
@@ -147,7 +156,7 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
     for counter in reversed(over[:-1]):
         inside = (Loop(counter, inside),)
     kernel = (columns("j0", clear), *inside, columns("j2", finish))
-    return _kernel(computation, (totals,), grid, kernel)
+    return kernel_of(computation, (totals,), grid, kernel)
 
 
 def _shared(computation: Computation, body: Value) -> Range | None:
@@ -169,14 +178,14 @@ def _abreast(body: Value, length: int) -> int:
     return max(1, min(STEPS, length, OPERATIONS // operations))
 
 
-def _rows(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
+def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
     """A grid over `count` rows, `rows` a group; also a row's number and the row loop's bound."""
     grid = (-(-count // rows), 1, 1)
     start = group_range(0, grid[0]).index() * rows
     return grid, start + Range("r", rows).index(), constant(count) - start
 
 
-def _places(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
+def places_at(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
     """Where each range is when all of them together are at a row-major position."""
     sizes = tuple(r.size for r in ranges)
     return dict(zip(ranges, unflatten(position, sizes), strict=True))
@@ -191,7 +200,7 @@ def _assign(computation: Computation, places: dict[Range, Index]) -> tuple[State
     return (If(substitute_all(computation.chosen.allowed, places), stores),)
 
 
-def _kernel(
+def kernel_of(
     computation: Computation,
     local: tuple[Memory, ...],
     grid: tuple[int, int, int],

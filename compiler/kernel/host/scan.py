@@ -1,0 +1,160 @@
+"""Running totals on the host: one element after the other, with the total carried along.
+
+    across   memory runs across the scanned range: totals of many columns side by side, in vectors
+    along    it runs along: a total waits for the one before, so several rows go abreast
+
+Sums of floats begin anew after 1,024 elements, and the sum of what came before is added to each,
+so that far fewer roundings meet in one. Not so products: zero by infinity is not zero.
+"""
+
+from __future__ import annotations
+
+from compiler.dtype import float32, highest, int32, lowest
+from compiler.expression import elementary as ops
+from compiler.expression.accumulate import combine, identity
+from compiler.expression.algebra import Index, Range, constant, flatten
+from compiler.expression.computation import Computation, elements
+from compiler.expression.value import Memory, Value, binary, cast, const, load, substitute, value
+from compiler.kernel.host.loops import kernel_of, places_at, rows_of
+from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from hcq.target import TargetSpec
+
+CHUNK = 16384  # elements that are worth a group of their own
+ABREAST = (4, 2)  # rows that go together: an addition takes four cycles, and two begin in each
+COLUMNS = 1024  # whose totals a group holds
+LINE = 64  # of them, at least
+STRETCH = 1024  # elements after which a total of floats begins anew
+
+
+def scan(computation: Computation, target: TargetSpec) -> Kernel:
+    """Lower a computation whose value is a "scan"."""
+    along: Range = computation.value.arg[1]
+    if computation.ranges[-1] is along:
+        return _along(computation, target)
+    return _across(computation, target)
+
+
+class _Parts:
+    """What is added up, and how. based: whether something is added to each total."""
+
+    def __init__(self, computation: Computation) -> None:
+        self.operation, self.along = computation.value.arg
+        self.body, *start = [ops.expand(source) for source in computation.value.sources]
+        self.dtype = computation.output.dtype
+        self.keyed = self.operation in ("max", "min") and self.body.dtype is float32
+        rounded = self.operation == "sum" and self.body.dtype.is_float
+        if self.keyed:
+            self.body = _key(self.body, self.operation)
+            start = [_key(each, self.operation) for each in start]
+        self.identity = identity(self.operation, self.body.dtype)
+        self.stretch = min(STRETCH, self.along.size) if rounded else self.along.size
+        self.based = bool(start) or self.stretch < self.along.size
+        self.start = start[0] if start else self.identity
+
+    def next(self, total: Value, places: dict[Range, Index]) -> Value:
+        """The total with one more element."""
+        return combine(self.operation, total, substitute(self.body, places))
+
+    def result(self, total: Value, base: Value) -> Value:
+        """What is stored."""
+        if self.based:
+            total = combine(self.operation, base, total)
+        if self.keyed:
+            total = value("bitcast", float32, (_flipped(total),))
+        return cast(total, self.dtype)
+
+
+def _key(number: Value, operation: str) -> Value:
+    """An integer of the same order, so that a step is one instruction; where NaN wins."""
+    key = _flipped(value("bitcast", int32, (number,)))
+    winner = highest(int32) if operation == "max" else lowest(int32)
+    return value("where", int32, (binary("ne", number, number), const(winner, int32), key))
+
+
+def _flipped(bits: Value) -> Value:
+    """The bits of a float as its key, and back: below zero all but the sign are inverted."""
+    sign = binary("shr", bits, const(31, int32))
+    return binary("xor", bits, binary("and", sign, const(highest(int32), int32)))
+
+
+def _along(computation: Computation, target: TargetSpec) -> Kernel:
+    parts = _Parts(computation)
+    outer, size = computation.ranges[:-1], parts.along.size
+    count = elements(outer)
+    fitting = [n for n in ABREAST if count % n == 0 and count // n >= target.compute_units]
+    abreast = fitting[0] if fitting else 1
+    rows = max(1, CHUNK // (size * abreast))
+    grid, row, bound = rows_of(count // abreast, rows)
+    totals = Memory("total", parts.body.dtype, abreast, "register")
+    bases = Memory("base", parts.body.dtype, abreast, "register")
+    stretch, step = Range("s", -(-size // parts.stretch)), Range("k", parts.stretch)
+    element = stretch.index() * parts.stretch + step.index()
+    first: list[Statement] = []
+    before: list[Statement] = []
+    steps: list[Statement] = []
+    after: list[Statement] = []
+    for stream in range(abreast):
+        at, number = constant(stream), row * abreast + stream
+        places = places_at(outer, number) | {parts.along: element}
+        total, base = load(totals, at), load(bases, at)
+        before.append(Store(totals, at, parts.identity))
+        steps.append(Store(totals, at, parts.next(total, places)))
+        found = parts.result(total, base)
+        steps.append(Store(computation.output, number * size + element, found))
+        if parts.based:
+            first.append(Store(bases, at, substitute(parts.start, places)))
+            after.append(Store(bases, at, combine(parts.operation, base, total)))
+    left = constant(size) - stretch.index() * parts.stretch
+    inner = Loop(step, tuple(steps), left)
+    body = (*first, Loop(stretch, (*before, inner, *after)))
+    memories = (totals, bases) if parts.based else (totals,)
+    return kernel_of(computation, memories, grid, (Loop(Range("r", rows), body, bound),))
+
+
+def _across(computation: Computation, target: TargetSpec) -> Kernel:
+    parts = _Parts(computation)
+    along, size = parts.along, parts.along.size
+    place = computation.ranges.index(along)
+    outer, inner = computation.ranges[:place], computation.ranges[place + 1 :]
+    rows, columns = elements(outer), elements(inner)
+    chunk = min(COLUMNS, columns)
+    if rows < 2 * target.compute_units:
+        share = -(-columns // (2 * target.compute_units))
+        chunk = min(chunk, -(-share // LINE) * LINE)
+    grid = (-(-columns // chunk), rows, 1)
+    row, start = group_range(1, rows).index(), group_range(0, grid[0]).index() * chunk
+    totals = Memory("totals", parts.body.dtype, chunk, "local")
+    bases = Memory("bases", parts.body.dtype, chunk, "local")
+    bound = constant(columns) - start
+    stretch, step = Range("s", -(-size // parts.stretch)), Range("k", parts.stretch)
+    element = stretch.index() * parts.stretch + step.index()
+
+    def each(name: str, memory: Memory, result: Value | None = None) -> Loop:
+        """Set all of a memory: to the identity, or to the base with the total added."""
+        column = Range(name, chunk).index()
+        if result is None:
+            result = combine(parts.operation, load(bases, column), load(totals, column))
+        return Loop(Range(name, chunk), (Store(memory, column, result),), bound)
+
+    column = Range("j", chunk)
+    at = column.index()
+    places = places_at(outer, row) | places_at(inner, start + at) | {along: element}
+    total = parts.next(load(totals, at), places)
+    to = flatten((row, element, start + at), (rows, size, columns))
+    inside = (
+        Store(computation.output, to, parts.result(total, load(bases, at))),
+        Store(totals, at, total),
+    )
+    left = constant(size) - stretch.index() * parts.stretch
+    steps = Loop(step, (Loop(column, inside, bound),), left)
+    clear = each("j0", totals, parts.identity)
+    if not parts.based:
+        return kernel_of(computation, (totals,), grid, (clear, Loop(stretch, (steps,))))
+    column = Range("j1", chunk)
+    places = places_at(outer, row) | places_at(inner, start + column.index())
+    first = Store(bases, column.index(), substitute(parts.start, places))
+    body = (
+        Loop(column, (first,), bound),
+        Loop(stretch, (clear, steps, each("j2", bases))),
+    )
+    return kernel_of(computation, (totals, bases), grid, body)

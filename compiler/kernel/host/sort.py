@@ -1,0 +1,133 @@
+"""Sorts on the host: rows of uint64 in order of their bits from 32 up. The lower halves rise along
+a row, so that no two elements are equal, and stability is order by all bits.
+
+Short rows: a key's place is the number of those below it, counted for all keys of the row in
+vectors. Other rows go by digits of eight bits, the lowest first (H. Seward, 1954): one pass counts
+the digits of all keys, then each pass moves keys to where those with their digit begin. Passes
+alternate between two arrays: on the stack, or, for long rows, the halves of the output, of which
+the first is the last one written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.dtype import int64, uint32, uint64
+from compiler.expression import elementary as ops
+from compiler.expression.algebra import Index, Range, constant
+from compiler.expression.computation import Computation, elements
+from compiler.expression.lookup import lookup
+from compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
+from compiler.kernel.host.loops import kernel_of, places_at, rows_of
+from compiler.kernel.ir import Kernel, Loop, Statement, Store
+from hcq.target import TargetSpec
+
+SHORT = 128  # keys of a row up to which each is compared with each
+TOGETHER = 4  # keys that all others are compared with at a time
+CHUNK = 16384  # keys that are worth a group of their own
+LOW = 32  # the first bit that counts
+DIGIT = 8  # bits
+DIGITS = 1 << DIGIT
+
+Read = Callable[[Index], Value]
+
+
+def sort(computation: Computation, target: TargetSpec) -> Kernel:
+    """Lower a computation whose value is a "sort"."""
+    bits, along = computation.value.arg
+    output, size = computation.output, along.size
+    long = output.dtype is uint64
+    outer = computation.ranges[: -2 if long else -1]
+    body = ops.expand(computation.value.sources[0])
+    rows = max(1, CHUNK // size)
+    grid, row, bound = rows_of(elements(outer), rows)
+
+    def read(place: Index) -> Value:
+        return substitute(body, places_at(outer, row) | {along: place})
+
+    if long:
+        start = row * (2 * size)
+        local, steps = _by_digits(bits, size, read, [(output, start), (output, start + size)])
+    elif size <= SHORT:
+        local, steps = _by_pairs(output, size, row * size, read)
+    else:
+        halves = tuple(Memory(name, uint64, size, "local") for name in ("even", "odd"))
+        local, steps = _by_digits(bits, size, read, [(each, constant(0)) for each in halves])
+        each, local = Range("e", size), (*halves, *local)
+        lower = cast(load(halves[0], each.index()), uint32)
+        steps.append(Loop(each, (Store(output, row * size + each.index(), lower),)))
+    loop = Loop(Range("r", rows), tuple(steps), bound)
+    return kernel_of(computation, local, grid, (loop,))
+
+
+def _by_pairs(
+    output: Memory, size: int, start: Index, read: Read
+) -> tuple[tuple[Memory, ...], list[Statement]]:
+    keys, ranks = Memory("keys", uint64, size, "local"), Memory("ranks", uint64, size, "local")
+    whole = size // TOGETHER
+    first, other, last = Range("i", size), Range("j", whole), Range("l", size)
+
+    def count(places: list[Index], name: str) -> Loop:
+        each = Range(name, size)
+        total = load(ranks, each.index())
+        for place in places:
+            below = binary("lt", load(keys, place), load(keys, each.index()))
+            total = binary("add", total, cast(below, uint64))
+        return Loop(each, (Store(ranks, each.index(), total),))
+
+    begin = (
+        Store(keys, first.index(), read(first.index())),
+        Store(ranks, first.index(), const(0, uint64)),
+    )
+    steps: list[Statement] = [Loop(first, begin)]
+    if whole:
+        block = [other.index() * TOGETHER + place for place in range(TOGETHER)]
+        steps.append(Loop(other, (count(block, "i1"),), rolled=True))
+    if size % TOGETHER:
+        rest = range(whole * TOGETHER, size)
+        steps.append(count([constant(place) for place in rest], "i2"))
+    to = lookup(load(ranks, last.index()), size)
+    lower = cast(load(keys, last.index()), uint32)
+    steps.append(Loop(last, (Store(output, start + to, lower),)))
+    return (keys, ranks), steps
+
+
+def _by_digits(
+    bits: int, size: int, read: Read, halves: list[tuple[Memory, Index]]
+) -> tuple[tuple[Memory, ...], list[Statement]]:
+    """halves: where keys lie after the last pass, and after the one before it."""
+    passes = -(-bits // DIGIT)
+    counts = Memory("counts", int64, passes * DIGITS, "local")
+    total, held = (Memory(name, int64, 1, "register") for name in ("total", "held"))
+    zero, one = constant(0), const(1, int64)
+
+    def counter(key: Value, number: int) -> Index:
+        digit = binary("shr", key, const(LOW + number * DIGIT, uint64))
+        return lookup(binary("and", digit, const(DIGITS - 1, uint64)), DIGITS) + number * DIGITS
+
+    clear, each = Range("c", passes * DIGITS), Range("i", size)
+    places = [counter(read(each.index()), number) for number in range(passes)]
+    more = tuple([Store(counts, at, binary("add", load(counts, at), one)) for at in places])
+    steps: list[Statement] = [
+        Loop(clear, (Store(counts, clear.index(), const(0, int64)),)),
+        Loop(each, more),
+    ]
+    for number in range(passes):
+        digit, each = Range(f"d{number}", DIGITS), Range(f"i{number}", size)
+        at = digit.index() + number * DIGITS
+        begins = (
+            Store(held, zero, load(counts, at)),
+            Store(counts, at, load(total, zero)),
+            Store(total, zero, binary("add", load(total, zero), load(held, zero))),
+        )
+        left = passes - 1 - number
+        (memory, start), (before, begin) = halves[left % 2], halves[(left + 1) % 2]
+        key = load(before, begin + each.index()) if number else read(each.index())
+        at = counter(key, number)
+        to = load(counts, at)
+        move = (
+            Store(memory, start + lookup(to, size), key),
+            Store(counts, at, binary("add", to, one)),
+        )
+        steps += [Store(total, zero, const(0, int64)), Loop(digit, begins), Loop(each, move)]
+    return (counts, total, held), steps
