@@ -39,9 +39,25 @@ NODES = Path("/dev")
 #: "module:function", called with a device and source, gives a Program
 COMPILER = "compiler.front.source:compile_source"
 # Packages that drive chips. Of each, `<package>.chips` tells what there is: `pci_drivers()`, a
-# PciDriver for each PCI id, and `virtual_names()`, the chips with a model;
+# PciDriver for each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`;
 # `<package>.virtual.gpu:attach(chip, ...)` attaches to one; its keywords are the model's.
 VENDORS = ("am", "nv")
+
+
+class ChipSummary(NamedTuple):
+    """A chip for people. title: "Navi31"; products: boards that have it; isa: processor as LLVM or
+    PTX names it; proven: which board ran our driver, and in which report; "" where none has."""
+
+    title: str
+    products: tuple[str, ...]
+    isa: str
+    proven: str = ""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For a DeviceEntry."""
+        products = ", ".join(self.products)
+        return {"products": products, "isa": self.isa, "proven_on_silicon": self.proven or "no"}
 
 
 class PciDriver(NamedTuple):
@@ -49,7 +65,7 @@ class PciDriver(NamedTuple):
     driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
     that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
     registers that the driver uses by the clock (hcq.transport.replay). names: "module:function",
-    called with a recording, gives the names of its registers (am.names).
+    called with a recording, gives the names of its registers (am.names). chip: what it is.
     """
 
     description: str
@@ -58,6 +74,7 @@ class PciDriver(NamedTuple):
     least_bars: tuple[tuple[int, int], ...] = ()
     by_clock: tuple[tuple[int, int], ...] = ()
     names: str = ""
+    chip: ChipSummary | None = None
 
 
 def virtual_chips() -> dict[str, str]:
@@ -206,9 +223,10 @@ def _start_tracing() -> None:
 
 def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
     """What `open` would find on this machine: real devices first. Touches no hardware."""
-    virtual = [
-        DeviceEntry(f"virtual:{chip}", f"model of {chip}") for chip in sorted(virtual_chips())
-    ]
+    virtual = []
+    for chip, vendor in sorted(virtual_chips().items()):
+        summary: ChipSummary = _load(f"{vendor}.chips:summary")(chip)
+        virtual.append(DeviceEntry(f"virtual:{chip}", f"model of {summary.title}", summary.facts))
     cpu = DeviceEntry("cpu", "host threads")
     return [*_pci_devices(sysfs), *_node_devices(NODES), cpu, *virtual]
 
@@ -315,7 +333,10 @@ def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
             "driver": driver.resolve().name if driver.exists() else None,
             "iommu_group": group.resolve().name if group.exists() else None,
         }
-        entries.append(DeviceEntry(f"pci:{function.name}", drivers[identity].description, facts))
+        known = drivers[identity]
+        if known.chip is not None:
+            facts |= known.chip.facts
+        entries.append(DeviceEntry(f"pci:{function.name}", known.description, facts))
     return entries
 
 

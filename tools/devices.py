@@ -15,10 +15,7 @@ from .readings import read_sensors
 def run_ls(out: Output) -> int:
     """List every device name that hcq.open takes on this machine."""
     found = listed()
-    out.table(
-        ("device", "what it is", "facts"),
-        ((entry.name, entry.description, _facts(entry.facts)) for entry in found),
-    )
+    out.table(("device", "what it is", "products", "ISA", "on silicon", "facts"), map(_row, found))
     out.result([asdict(entry) for entry in found])
     return 0
 
@@ -30,8 +27,18 @@ def listed(machine: nvidia.NvidiaMachine | None = None) -> list[DeviceEntry]:
     return [*through_driver.values(), *known]
 
 
-def _facts(facts: dict[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+COLUMNS = ("products", "isa", "proven_on_silicon")  # facts with columns of their own
+
+
+def _row(entry: DeviceEntry) -> tuple[object, ...]:
+    own = [str(entry.facts.get(name, "")) for name in COLUMNS]
+    proven = own[-1] if not entry.name.startswith("virtual:") else "model"
+    rest = ", ".join(
+        f"{key} {value}"
+        for key, value in entry.facts.items()
+        if value is not None and key not in COLUMNS
+    )
+    return (entry.name, entry.description, *own[:-1], proven, rest)
 
 
 def run_info(name: str, out: Output) -> int:

@@ -16,6 +16,7 @@ from am import chips
 from am.chips.facts import ChipFacts
 from hcq.config import Config, config
 from hcq.errors import UgpuError
+from hcq.registry import pci_drivers
 from hcq.transport import pci_function
 from hcq.transport.system import System
 from hcq.transport.vfio_container import ACCESS_REMEDY
@@ -156,6 +157,11 @@ class Doctor:
             name = f"pci:{function.address} {function.vendor:04x}:{function.device:04x}"
             if function.known:
                 yield Finding("device", "ok", f"{name} is a chip we drive")
+                known = pci_drivers()[function.vendor, function.device].chip
+                if known is not None and not known.proven:
+                    yield Finding(
+                        "device", "note", f"no board with {known.title} has run the driver yet"
+                    )
             elif function.vendor == NVIDIA and function.driver == "nvidia":
                 yield Finding("device", "ok", f"{name} is reached through the nvidia driver")
             else:

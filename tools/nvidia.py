@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hcq.registry import DeviceEntry
 from nv import abi
+from nv.chips import proven
 
 _VERSION = re.compile(r"^NVRM version:.*?(Open )?Kernel Module\b.*?\s(\d+\.\d[\d.]*)\s", re.M)
 _NUMBER = re.compile(r"\d+")
@@ -189,6 +190,7 @@ def entries(machine: NvidiaMachine | None = None) -> list[DeviceEntry]:
                 "module": driver.flavour,
                 "pci": gpu.address,
                 "usable": gpu.node.usable and driver.control.usable,
+                "proven_on_silicon": ", ".join(proven()) or "no",
                 "mig": f"{len(gpu.mig)} instances" if gpu.mig else None,
             },
         )

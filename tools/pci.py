@@ -25,6 +25,11 @@ def run(
 ) -> int:
     """Do one verb on a device that a driver of ours knows; everything is checked beforehand."""
     function = ours(name, system if system is not None else System())
+    if verb == "bind":
+        identity = function.identity()
+        chip = pci_drivers()[identity.vendor, identity.device].chip
+        if chip is not None and not chip.proven:
+            out.say(f"note: no board with {chip.title} has run the driver yet")
     lines, act = PLANS[verb](function, dry_run)
     for line in lines or [f"{function.address}: nothing to do"]:
         out.say(("would do: " if dry_run and lines else "") + line)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from am.chips.facts import ChipFacts
 from hcq.errors import DeviceNotFound
-from hcq.registry import PciDriver
+from hcq.registry import ChipSummary, PciDriver
 
 _REGISTER_NAMES = "am.names:register_names"
 _OPEN = "am.device:open_device"
@@ -51,6 +51,12 @@ def find(vendor: int, device: int) -> ChipFacts | None:
     return None
 
 
+def summary(name: str) -> ChipSummary:
+    """Return what a chip is, for lists of devices."""
+    facts = facts_of(name)
+    return ChipSummary(facts.title, facts.products, facts.isa, facts.proven)
+
+
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:
     """Return how to drive each PCI id, for the registry."""
     return {
@@ -61,6 +67,7 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
             facts.generation.least_bars,
             _BY_CLOCK,
             _REGISTER_NAMES,
+            summary(facts.name),
         )
         for facts in all_facts()
         for device in facts.pci_ids

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hcq.registry import PciDriver
+import importlib
+import pkgutil
+
+from hcq.registry import ChipSummary, PciDriver
 
 MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
 
@@ -10,6 +13,18 @@ MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
 def virtual_names() -> tuple[str, ...]:
     """Return the chips with a model."""
     return MODELLED
+
+
+def summary(name: str) -> ChipSummary:
+    """Return what a chip is, for lists of devices."""
+    facts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
+    return ChipSummary(name.upper(), facts.products, facts.target, facts.proven)
+
+
+def proven() -> list[str]:
+    """Return the boards that have run the driver, with their reports."""
+    found = (summary(entry.name).proven for entry in pkgutil.iter_modules(__path__) if entry.ispkg)
+    return [board for board in found if board]
 
 
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:

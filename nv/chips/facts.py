@@ -13,7 +13,8 @@ class ChipFacts:
     target: what the compiler is told ("sm_90"). qmd: major and minor version of the launch
     descriptor that its compute class takes. mmu: page table version (2 Pascal to Ada, 3 from
     Hopper). shared_carveouts: shared memory sizes that an SM can be configured for, ascending.
-    most_cluster: groups of a cluster, 0 where there are none.
+    most_cluster: groups of a cluster, 0 where there are none. products: boards that have the chip.
+    proven: the board that ran our driver and its report in docs/hardware; "" where none has.
     """
 
     name: str
@@ -33,3 +34,5 @@ class ChipFacts:
     shared_per_group: int
     memory_size: int
     most_cluster: int = 0
+    products: tuple[str, ...] = ()
+    proven: str = ""

@@ -26,6 +26,9 @@ def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert isinstance(listed, list)
     assert {"cpu", "virtual:navi31"} <= {entry["name"] for entry in listed}
+    (navi,) = [entry["facts"] for entry in listed if entry["name"] == "virtual:navi31"]
+    assert navi["isa"] == "gfx1100" and "RX 7900 XTX" in navi["products"]
+    assert navi["proven_on_silicon"] == "no"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ FACTS = ChipFacts(
     isa="gfx1100",
     generation=GFX11,
     pci_ids=(0x744C,),
+    products=("RX 7900 XTX", "RX 7900 XT", "RX 7900 GRE"),
     versions={
         "GC": (11, 0, 0),
         "MMHUB": (3, 0, 0),

@@ -18,6 +18,7 @@ FACTS = ChipFacts(
     isa="gfx1101",
     generation=GFX11,
     pci_ids=(0x747E,),
+    products=("RX 7800 XT", "RX 7700 XT"),
     versions={
         "GC": (11, 0, 3),
         "MMHUB": (3, 0, 0),

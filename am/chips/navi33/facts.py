@@ -18,6 +18,7 @@ FACTS = ChipFacts(
     isa="gfx1102",
     generation=GFX11,
     pci_ids=(0x7480, 0x7483),
+    products=("RX 7600 XT", "RX 7600"),
     versions={
         "GC": (11, 0, 2),
         "MMHUB": (3, 0, 2),

@@ -26,4 +26,5 @@ FACTS = ChipFacts(
     shared_carveouts=tuple(kib << 10 for kib in (0, 8, 16, 32, 64, 100, 132, 164)),
     shared_per_group=163 << 10,
     memory_size=40 << 30,
+    products=("A100",),
 )

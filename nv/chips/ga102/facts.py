@@ -26,4 +26,5 @@ FACTS = ChipFacts(
     shared_carveouts=tuple(kib << 10 for kib in (0, 8, 16, 32, 64, 100)),
     shared_per_group=99 << 10,
     memory_size=24 << 30,
+    products=("RTX 3090", "RTX 3080", "A40"),
 )

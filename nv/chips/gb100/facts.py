@@ -27,4 +27,5 @@ FACTS = ChipFacts(
     shared_per_group=227 << 10,
     memory_size=180 << 30,
     most_cluster=16,
+    products=("B200",),
 )

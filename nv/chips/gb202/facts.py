@@ -27,4 +27,5 @@ FACTS = ChipFacts(
     shared_per_group=99 << 10,
     memory_size=32 << 30,
     most_cluster=8,
+    products=("RTX 5090", "RTX PRO 6000 Blackwell"),
 )

@@ -26,4 +26,5 @@ FACTS = ChipFacts(
     shared_carveouts=tuple(kib << 10 for kib in (32, 64)),
     shared_per_group=64 << 10,
     memory_size=11 << 30,
+    products=("RTX 2080 Ti", "Titan RTX", "Quadro RTX 8000"),
 )
