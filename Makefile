@@ -4,10 +4,11 @@
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests, and properties with examples drawn from a new seed
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
+#   make mutants     plant single bugs and count which of them the tests find
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make test-foreign  drivers and compilers of others on the virtual devices (installs them from PyPI once)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
-#   make check       lint, types, layers, file sizes, generated files untouched
+#   make check       lint, types, layers, file sizes, what STYLE promises, generated files untouched
 #   make bench       measure the figures; writes build/bench.json
 #   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
 #   make golden      rewrite the golden files; read the diff before you commit it
@@ -17,7 +18,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow test-masks test-kernel test-foreign hw check bench regen golden clean
+.PHONY: demo test test-slow test-masks mutants test-kernel test-foreign hw check bench regen golden clean
 
 demo:
 	@$(SETUP) demo
@@ -35,6 +36,10 @@ test-slow:
 test-masks:
 	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m tests.masks
+
+mutants:
+	@$(SETUP) demo dev firmware regen nv
+	$(PYTHON) -m tests.mutants
 
 test-kernel:
 	@$(SETUP) demo dev firmware
@@ -57,6 +62,7 @@ check:
 	$(PYTHON) -m mypy am compiler hcq nv qcom tools ugpu usbgpu
 	$(PYTHON) -m tools.house.layers
 	$(PYTHON) -m tools.house.sizes
+	$(PYTHON) -m tools.house.promises
 	$(PYTHON) -m tools.clang2py --check
 
 bench:

@@ -170,6 +170,7 @@ def parse_sos(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_smu(image: Image, out: FirmwareSet) -> None:
+    """The SMU's image: one part."""
     image.expect((1, 0), (2, 0), (2, 1))
     out.parts["smu"] = image.payload()
 
@@ -179,6 +180,7 @@ def parse_toc(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_sdma(image: Image, out: FirmwareSet) -> None:
+    """SDMA's image: the code of its two threads."""
     image.expect((2, 0))
     header = image.header("sdma_firmware_header_v2_0")
     start = image.common.ucode_array_offset_bytes
@@ -189,6 +191,7 @@ def parse_sdma(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_mec(image: Image, out: FirmwareSet) -> None:
+    """The MEC's image: code, and data that each of its four pipes has a copy of."""
     image.expect((2, 0))
     header = image.header("gfx_firmware_header_v2_0")
     start = image.common.ucode_array_offset_bytes
@@ -200,6 +203,7 @@ def parse_mec(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_imu(image: Image, out: FirmwareSet) -> None:
+    """The IMU's image: instructions and data, one after the other."""
     image.expect((1, 0))
     header = image.header("imu_firmware_header_v1_0")
     start = image.common.ucode_array_offset_bytes
@@ -219,6 +223,7 @@ _RLC_PARTS = {
 
 
 def parse_rlc(image: Image, out: FirmwareSet) -> None:
+    """The RLC's image, and those of its helpers that its version has."""
     image.expect((2, 2), (2, 3), (2, 4))
     minor = image.version[1]
     out.parts["rlc_g"] = image.payload()

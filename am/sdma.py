@@ -118,11 +118,13 @@ class Sdma(Assembler):
 
 
 def fence_header() -> int:
+    """The first dword of a FENCE packet."""
     ids = constants("sdma_v6_0_0_pkt_open")
     return _header("FENCE", ids.SDMA_OP_FENCE, MTYPE=_MTYPE_UC)
 
 
 def indirect_header(vmid: int) -> int:
+    """The first dword of an INDIRECT packet that reads its buffer in a VMID."""
     ids = constants("sdma_v6_0_0_pkt_open")
     return _header("INDIRECT", ids.SDMA_OP_INDIRECT, VMID=vmid)
 

@@ -166,6 +166,7 @@ def const(number: bool | int | float, dtype: DType) -> Value:
 
 
 def cast(source: Value, dtype: DType) -> Value:
+    """The value in another type; a constant stays one where that is exact."""
     if source.dtype is dtype:
         return source
     if source.op == "const" and source.lanes == 1:

@@ -185,6 +185,7 @@ def elementwise(op: str, dtype: DType, *sources: Node) -> Node:
 
 
 def cast(source: Node, dtype: DType) -> Node:
+    """The node in another type."""
     if source.dtype is dtype:
         return source
     if source.op == "const" and dtype.is_float and not source.dtype.is_float:
@@ -193,6 +194,7 @@ def cast(source: Node, dtype: DType) -> Node:
 
 
 def reshape(source: Node, shape: Shape) -> Node:
+    """The same elements, in row-major order, in another shape of as many."""
     if shape == source.shape:
         return source
     if source.op == "reshape":
@@ -203,6 +205,7 @@ def reshape(source: Node, shape: Shape) -> Node:
 
 
 def permute(source: Node, axes: tuple[int, ...]) -> Node:
+    """Axis n of the result is axis `axes[n]` of the source."""
     if axes == tuple(range(len(axes))):
         return source
     if source.op == "permute":
@@ -212,6 +215,7 @@ def permute(source: Node, axes: tuple[int, ...]) -> Node:
 
 
 def expand(source: Node, shape: Shape) -> Node:
+    """Repeat the axes of length 1 that are longer in `shape`."""
     if shape == source.shape:
         return source
     if source.op == "expand":
@@ -222,6 +226,7 @@ def expand(source: Node, shape: Shape) -> Node:
 
 
 def pad(source: Node, pairs: Sequence[tuple[int, int]], number: bool | int | float) -> Node:
+    """Put `number` before and after each axis, as often as its pair says."""
     if not any(before or after for before, after in pairs):
         return source
     shape = tuple(
@@ -231,6 +236,7 @@ def pad(source: Node, pairs: Sequence[tuple[int, int]], number: bool | int | flo
 
 
 def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
+    """Keep start <= index < stop of each axis."""
     shape = tuple(stop - start for start, stop in box)
     if shape == source.shape:
         return source
@@ -243,12 +249,14 @@ def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
 
 
 def flip(source: Node, axes: Sequence[int]) -> Node:
+    """Turn some axes around."""
     if not axes:
         return source
     return Node("flip", source.dtype, source.shape, (source,), tuple(sorted(axes)))
 
 
 def stride(source: Node, steps: tuple[int, ...]) -> Node:
+    """Keep every `steps[n]`-th index of axis n, from the first."""
     if all(step == 1 for step in steps):
         return source
     shape = tuple(-(-size // step) for size, step in zip(source.shape, steps, strict=True))
@@ -256,12 +264,15 @@ def stride(source: Node, steps: tuple[int, ...]) -> Node:
 
 
 def cat(sources: Sequence[Node], axis: int) -> Node:
+    """One after the other along an axis."""
     shape = list(sources[0].shape)
     shape[axis] = sum(source.shape[axis] for source in sources)
     return Node("cat", sources[0].dtype, tuple(shape), tuple(sources), axis)
 
 
 def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked: bool) -> Node:
+    """Take elements by indices along `axes`, whose place the indices' own axes take, in front.
+    checked: the indices are known to be in range."""
     rest = tuple(size for axis, size in enumerate(source.shape) if axis not in axes)
     shape = (*indices[0].shape, *rest)
     return Node("gather", source.dtype, shape, (source, *indices), (axes, checked))

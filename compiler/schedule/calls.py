@@ -30,6 +30,7 @@ class CallGroup(Group):
 
 
 def body_of(call: Node) -> Body:
+    """What a node that calls a function calls."""
     called = call.arg
     assert isinstance(called, Call)
     return called.body
@@ -43,6 +44,7 @@ def live_results(call: Node) -> list[tuple[int, Node]]:
 
 
 def make_call_group(call: Node, granted: frozenset[int]) -> CallGroup:
+    """The group that runs a call. granted: parameters whose memory it may write."""
     numbers, results = zip(*live_results(call), strict=True)
     key = ("call", body_of(call).number, numbers, granted)
     first, *others = results

@@ -20,9 +20,11 @@ DIVISORS = (2, 3, 4, 6)
 Pair = tuple[Index, np.ndarray]
 
 
-def sums(factors: tuple[int, ...], offsets: range) -> Iterator[Pair]:
+def sums(
+    factors: tuple[int, ...], offsets: range, others: tuple[int, ...] = (0, 1)
+) -> Iterator[Pair]:
     """Every w*f + x*g + k, and its values at all w and x."""
-    for f, g, k in itertools.product(factors, (0, 1), offsets):
+    for f, g, k in itertools.product(factors, others, offsets):
         yield W.index() * f + X.index() * g + k, AT["w"] * f + AT["x"] * g + k
 
 
@@ -43,7 +45,8 @@ def holds(index: Index, values: np.ndarray) -> None:
 
 
 def test_quotients_and_remainders_of_sums() -> None:
-    for index, values in parted(sums((1, 2, 3, 4, -1, -3), range(-7, 8)), DIVISORS):
+    factors, others = (1, 2, 3, 4, -1, -3), (0, 1, 2, -1, -2)
+    for index, values in parted(sums(factors, range(-7, 8), others), DIVISORS):
         holds(index, values)
 
 

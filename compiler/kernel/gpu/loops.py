@@ -60,6 +60,7 @@ def _side_by_side(computation: Computation, last: Range) -> bool:
 
 
 def blocks(target: TargetSpec) -> tuple[int, ...]:
+    """The sizes of groups to choose from: whole waves."""
     sizes = (target.wave_size * n for n in (1, 2, 4, 8, 16))
     return tuple(size for size in sizes if size <= target.max_threads_per_group)
 
@@ -132,6 +133,7 @@ def kernel_of(
     block: int,
     body: tuple[Statement, ...],
 ) -> Kernel:
+    """A kernel of one computation: outputs first, then inputs."""
     parameters = (*computation.outputs, *computation.inputs)
     outputs = len(computation.outputs)
     return Kernel("kernel", parameters, local, grid, block, body, outputs=outputs)

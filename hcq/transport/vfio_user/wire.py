@@ -129,6 +129,8 @@ class Message:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
+    """Close file descriptors that came with a message; those that are closed already do not
+    matter."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

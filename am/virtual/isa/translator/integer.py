@@ -34,6 +34,7 @@ def same(kind: str, count: int, function: Function) -> Handler:
 
 
 def binary(kind: str, operation: str, swapped: bool = False) -> Handler:
+    """A handler of an LLVM operation on two sources; swapped: the second source comes first."""
     order = (1, 0) if swapped else (0, 1)
     return same(kind, 2, lambda e, v: e.binary(operation, kind, v[order[0]], v[order[1]]))
 

@@ -1,0 +1,86 @@
+"""Planting bugs: lists are understood, bugs are planted, and whether tests find them is told."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+mutants = importlib.import_module("tests.mutants.__main__")
+
+LIST = """
+# a comment
+@ code.py : test_code.py
+- a + b
++ a - b
+> def second
+- return 1
++ return 2
+"""
+CODE = """
+def total(a, b):
+    return a + b
+def first():
+    return 1
+def second():
+    return 1
+"""
+
+
+def test_a_list_is_read_and_planted() -> None:
+    one, two = mutants.parse("list", LIST)
+    assert (one.list_, one.file, one.tests) == ("list", "code.py", ("test_code.py",))
+    assert one.planted(CODE) == CODE.replace("a + b", "a - b")
+    assert two.planted(CODE) == CODE[: CODE.rindex("1")] + "2\n"
+
+
+@pytest.mark.parametrize("line", ["what is this", "+ put where?", "* a"])
+def test_a_line_that_is_not_understood_is_named(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        list(mutants.parse("list", f"@ code.py : test_code.py\n{line}\n"))
+
+
+@pytest.mark.parametrize(("after", "old"), [("", "return 1"), ("", "gone"), ("no such", "a + b")])
+def test_a_place_that_is_not_one_is_refused(after: str, old: str) -> None:
+    mutant = mutants.Mutant("list", "code.py", (), after, old, "x")
+    with pytest.raises(ValueError, match=r"code\.py"):
+        mutant.planted(CODE)
+
+
+def test_all_mutants_have_a_place_and_tests() -> None:
+    found = mutants.listed()
+    assert len(found) >= 100
+    for mutant in found:
+        text = (mutants.ROOT / mutant.file).read_text("utf-8")
+        compile(mutant.planted(text), mutant.file, "exec")
+        assert mutant.tests and all((mutants.ROOT / test).exists() for test in mutant.tests)
+
+
+@pytest.mark.slow
+def test_what_survives_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    (tmp_path / "test_code.py").write_text(
+        "from code import total\ndef test_it():\n    assert total(2, 2) == 4\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('code', 'code.py')\n"
+        "sys.modules['code'] = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(sys.modules['code'])\n"
+    )
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "all.txt").write_text(LIST)
+    subprocess.run(("git", "init", "-q"), cwd=tmp_path, check=True)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "LISTS", tmp_path / "lists")
+    monkeypatch.setattr(mutants, "COPIES", tmp_path / "copies")
+    assert mutants.main([]) == 1
+    said = capsys.readouterr().out
+    assert "killed   code.py: 'a + b' -> 'a - b'" in said
+    assert "SURVIVED code.py: 'return 1' -> 'return 2'" in said
+    assert said.endswith("mutants: 1 of 2 killed\n")
+    assert (tmp_path / "code.py").read_text() == CODE

@@ -1,0 +1,69 @@
+"""The gate keeps the tree's promises, and sees each kind of breach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.house import promises
+from tools.verbs.verb import load
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTED = '"""What it is."""\n'
+
+
+def test_the_tree_keeps_its_promises() -> None:
+    assert promises.check(ROOT) == []
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout that keeps all promises."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "tasks.md").write_text("| key | gap |\n|---|---|\n| wave64 | none |\n")
+    shown = "".join(f"    ugpu {name} X   what it does\n" for name in load())
+    (tmp_path / "README.md").write_text(shown)
+    write(tmp_path, "hcq/queue.py", DOCUMENTED)
+    assert promises.check(tmp_path) == []
+    return tmp_path
+
+
+def write(tree: Path, name: str, text: str) -> None:
+    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+    (tree / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("README.md", "    ugpu fly DEVICE   up and away\n", "shows `ugpu fly`"),
+        ("README.md", "", "does not show `ugpu demo`"),
+        ("docs/tasks.md", "| wave64 | |\n| wave64 | |\n", "the key wave64 stands there twice"),
+        ("hcq/a.py", DOCUMENTED + "# TODO[wings]: grow them\n", "no key 'wings'"),
+        ("hcq/a.py", "x = 1\n", "hcq/a.py: the module has no docstring"),
+        ("hcq/a.py", DOCUMENTED + "class A:\n    pass\n", "hcq/a.py:2: A has no docstring"),
+        ("hcq/a.py", DOCUMENTED + "def f():\n    x = 1\n    return x\n", "f has no docstring"),
+        ("hcq/a.py", DOCUMENTED + "__all__ = ['gone']\n", "exports gone"),
+        ("hcq/a.py", DOCUMENTED + "A = 1\n__all__ = ['A', 'A']\n", "exported twice"),
+        ("tests/a.py", "import time\ntime.sleep(1)\n", "tests/a.py:2: time.sleep() in a test"),
+    ],
+)
+def test_a_breach_is_named(tree: Path, name: str, text: str, said: str) -> None:
+    write(tree, name, text)
+    assert any(said in fault for fault in promises.check(tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hcq/a.py", DOCUMENTED + "def _f():\n    x = 1\n    return x\n"),
+        ("hcq/a.py", DOCUMENTED + "def f():\n    return 1\n"),
+        ("hcq/a.py", DOCUMENTED + "def __getattr__(name): ...\n__all__ = ['lazy']\n"),
+        ("tests/bench/a.py", "import time\ntime.sleep(1)\n"),
+        ("tests/a.py", "clock.sleep(1)\n"),
+    ],
+)
+def test_what_is_no_breach(tree: Path, name: str, text: str) -> None:
+    write(tree, name, text)
+    assert promises.check(tree) == []

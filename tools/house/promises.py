@@ -1,0 +1,156 @@
+"""What the style guide and the documents promise, where a program can check it.
+
+Run as `python -m tools.house.promises`; tests/test_layers.py runs the same checks. The README shows
+the verbs that the command has. A comment names a key of docs/tasks.md. Modules, public classes and
+public functions of more than one statement have a docstring. What `__all__` lists is there. Tests
+wait for conditions: they do not look at the clock, and do not sleep.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..verbs.verb import load
+from .layers import PACKAGES
+
+_TASKS = re.compile(r"^\| ([a-z0-9-]+) \|", re.MULTILINE)
+_MARK = re.compile(r"TODO\[([^\]]*)\]")
+_VERB = re.compile(r"^    ugpu (\w+)(.*)$", re.MULTILINE)
+_BESIDE = re.compile(r"`(\w+)`(?= gives| takes)")  # verbs that share a line
+_CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
+# Tests that measure, run programs on boards, or are how the others wait.
+_BY_CLOCK = (
+    "bench/", "foreign/", "hw/", "kernel/", "mutants/", "support/clocks.py", "support/waiting.py",
+)  # fmt: skip
+
+
+def verbs(root: Path) -> Iterator[str]:
+    """The README's verbs and the command's are the same."""
+    shown: set[str] = set()
+    for name, rest in _VERB.findall((root / "README.md").read_text("utf-8")):
+        shown |= {name, *_BESIDE.findall(rest)}
+    known = set(load())
+    for name in sorted(shown - known):
+        yield f"README.md: shows `ugpu {name}`, which the command does not have"
+    for name in sorted(known - shown):
+        yield f"README.md: does not show `ugpu {name}`"
+
+
+def tasks(root: Path) -> Iterator[str]:
+    """Each key in the code is one of docs/tasks.md, which names each once."""
+    keys = _TASKS.findall((root / "docs" / "tasks.md").read_text("utf-8"))
+    for key in sorted({key for key in keys if keys.count(key) > 1}):
+        yield f"docs/tasks.md: the key {key} stands there twice"
+    for file in _sources(root, *PACKAGES):
+        for key in _MARK.findall(file.read_text("utf-8")):
+            if key not in keys:
+                yield f"{file.relative_to(root)}: docs/tasks.md has no key {key!r}"
+
+
+def docstrings(root: Path) -> Iterator[str]:
+    """Modules, public classes and public functions say what they are."""
+    for file in _sources(root, *PACKAGES):
+        tree, where = _parsed(file), file.relative_to(root)
+        if tree.body and not ast.get_docstring(tree):
+            yield f"{where}: the module has no docstring"
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and _is_undescribed(node):
+                yield f"{where}:{node.lineno}: {node.name} has no docstring"
+
+
+def _is_undescribed(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    if node.name.startswith("_") or node.name == "main" or ast.get_docstring(node):
+        return False
+    if isinstance(node, ast.ClassDef):
+        return True
+    # A verb's help is its description; a function of one statement says itself.
+    short = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Expr | ast.Assign)
+    return not node.decorator_list and not short
+
+
+def exports(root: Path) -> Iterator[str]:
+    """A list of exported names has each once, and the module has them."""
+    for file in _sources(root, *PACKAGES):
+        tree = _parsed(file)
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and _names(node.targets[0]) == ["__all__"]:
+                if not isinstance(node.value, ast.List | ast.Tuple):
+                    continue  # made of other lists
+                elements = node.value.elts
+                listed = [str(e.value) for e in elements if isinstance(e, ast.Constant)]
+                where = f"{file.relative_to(root)}:{node.lineno}"
+                if len(set(listed)) < len(listed):
+                    yield f"{where}: a name is exported twice"
+                defined = set(_defined(tree))
+                for name in listed:
+                    if name not in defined and "__getattr__" not in defined:
+                        yield f"{where}: exports {name}, which the module does not have"
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name) for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            yield from (name for target in node.targets for name in _names(target))
+        elif isinstance(node, ast.AnnAssign):
+            yield from _names(node.target)
+
+
+def _names(target: ast.expr) -> list[str]:
+    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
+
+
+def clocks(root: Path) -> Iterator[str]:
+    """Tests neither sleep nor look at the clock, but for those whose work that is."""
+    for file in _sources(root, "tests"):
+        inside = file.relative_to(root / "tests").as_posix()
+        if inside.startswith(_BY_CLOCK):
+            continue
+        for node in ast.walk(_parsed(file)):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in _CLOCK
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id == "time"
+            ):
+                yield (
+                    f"tests/{inside}:{node.lineno}: time.{node.func.attr}() in a test; wait for a "
+                    "condition (tests.support.waiting), or inject a clock"
+                )
+
+
+def _sources(root: Path, *folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((root / folder).rglob("*.py"))
+
+
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"), str(file))
+
+
+CHECKS = (verbs, tasks, docstrings, exports, clocks)
+
+
+def check(root: Path) -> list[str]:
+    """Return one line per promise that is not kept."""
+    return [fault for each in CHECKS for fault in each(root)]
+
+
+def main() -> int:
+    faults = check(Path.cwd())
+    for fault in faults:
+        print(fault)
+    print(f"promises: {len(faults)} not kept" if faults else "promises: kept")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
