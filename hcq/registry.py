@@ -45,7 +45,7 @@ VENDORS = ("am", "nv")
 
 
 class ChipSummary(NamedTuple):
-    """A chip for people. title: "Navi31"; products: boards that have it; isa: processor as LLVM or
+    """A chip for people. title: its name; products: boards that have it; isa: processor as LLVM or
     PTX names it; proven: which board ran our driver, and in which report; "" where none has."""
 
     title: str

@@ -69,6 +69,7 @@ def test_gpus_are_listed_in_the_order_of_their_minors(machine: NvMachine) -> Non
         "module": "open",
         "pci": "0000:4b:00.0",
         "usable": True,
+        "proven_on_silicon": "no",
         "mig": None,
     }
     driver = NvidiaMachine(machine.root).driver()
