@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
 
+from am.virtual.board import Board
 from am.virtual.registers import Reader, Writer
 from hcq.fields import RegisterValue
-
-if TYPE_CHECKING:
-    from am.virtual.chip import Chip
 
 
 class Reset(enum.IntEnum):
@@ -27,7 +24,7 @@ class Block:
     `block` names the register table: "gc", "mmhub", "nbio", "mp", "osssys", "hdp", "smuio", "thm".
     """
 
-    def __init__(self, chip: Chip, block: str) -> None:
+    def __init__(self, chip: Board, block: str) -> None:
         self.chip = chip
         self.block = block
         self._indices: dict[str, int] = {}
@@ -73,14 +70,3 @@ class Block:
 
     def close(self) -> None:
         """Release threads and memory at the end of the chip's life. Called without the lock."""
-
-
-class DoorbellTarget(Protocol):
-    """An engine that listens to doorbells."""
-
-    def doorbell(self, dword: int, value: int) -> bool:
-        """Take a write of the 64-bit `value` at this dword of BAR2; False if no queue matches.
-
-        Called with `chip.lock` held, at each write; a pair of 32-bit writes makes two calls.
-        """
-        ...

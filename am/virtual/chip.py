@@ -6,17 +6,13 @@ registers and engines; code that runs shaders does so without it.
 
 from __future__ import annotations
 
-import copy
-import ctypes
 import logging
-import threading
 from collections.abc import Callable
 
 from am.chips.facts import ChipFacts
-from am.regs import load
-from am.virtual.block import Block, DoorbellTarget, Reset
+from am.virtual.block import Block, Reset
+from am.virtual.board import TABLES, Board
 from am.virtual.bus.config import ConfigSpace
-from am.virtual.bus.dma import DmaPool, Iommu
 from am.virtual.bus.ih import InterruptHandler
 from am.virtual.bus.nbio import Nbio
 from am.virtual.firmware.discovery import build_discovery
@@ -25,69 +21,38 @@ from am.virtual.firmware.smu import Smu
 from am.virtual.firmware.vbios import Rom
 from am.virtual.memory.gmc import Hub
 from am.virtual.memory.hdp import Hdp
-from am.virtual.memory.vram import Vram
-from am.virtual.objections import Level, Objections
 from am.virtual.options import ChipOptions
-from am.virtual.registers import ALL_ONES, RegisterSpace
-from am.virtual.scheduler import Scheduler
-from hcq.culprit import Culprits
+from am.virtual.registers import ALL_ONES
 
 log = logging.getLogger(__name__)
-_BLOCKS = {
-    "mp": "MP0",
-    "osssys": "OSSSYS",
-    "hdp": "HDP",
-    "mmhub": "MMHUB",
-    "athub": "ATHUB",
-    "gc": "GC",
-    "smuio": "SMUIO",
-    "thm": "THM",
-    "nbio": "NBIF",
-}
 # VRAM begins here in the MC address space (what IFWI of these boards programs).
 FRAME_BUFFER_BASE = 0x80_0000_0000
 
 
-class Chip:
+class Chip(Board):
     """A virtual card. `close` ends its life; `unplug` and `power_cycle` are what a hand does.
 
     objections: what the chip objects to, by level and counted. violations: what a board fails at
     or forgives; tests require it to stay empty. notes: what boards accept. gfx, sdma: set by the
     engines' `install`. culprits: instructions behind page faults.
     autoload_listeners: called under the lock when RLC autoload starts; the engines then set
-    BOOTLOAD_COMPLETE. dma_listeners: called when host memory is taken from the card.
+    BOOTLOAD_COMPLETE.
     """
 
+    config: ConfigSpace
+    mm: Hub
+    gc: Hub
+    ih: InterruptHandler
+    hdp: Hdp
+    smu: Smu
+    psp: Psp
+
     def __init__(self, facts: ChipFacts, options: ChipOptions | None = None) -> None:
-        self.facts = facts
-        self.options = (options or ChipOptions()).on(facts)
-        self.faults = copy.deepcopy(self.options.faults)
-        self.lock = threading.RLock()
-        self.objections = Objections()
-        self.violations, self.notes = self.objections.violations, self.objections.notes
-        self.culprits = Culprits()
+        super().__init__(facts, options)
         self.accesses = 0
-        self.lost = False
-        self.tmr: tuple[int, int] | None = None  # offsets in VRAM: first, one past the last
-        self.msi: Callable[[], None] | None = None  # set by the attached transport
-        self.gfx: DoorbellTarget | None = None
-        self.sdma: list[DoorbellTarget] = []
         self.autoload_listeners: list[Callable[[], None]] = []
-        self._blackout = False
         self._closed = False
         self._power_ons = 0
-        self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)
-        self.space = RegisterSpace(
-            {
-                block: (load(facts.table(name)), facts.generation.typical_bases[name])
-                for block, name in _BLOCKS.items()
-                if name in facts.versions
-            },
-            self.objections,
-        )
-        self.vram = Vram(self.options.vram, shared=self.options.shared_vram)
-        self.iommu = Iommu(self.options.seed)
-        self.dma = DmaPool(self.iommu, self._revoked)
         self.config = ConfigSpace(self)
         self.nbio = Nbio(self)
         self.hdp = Hdp(self)
@@ -153,7 +118,7 @@ class Chip:
         self._power_ons += 1
         self.tmr = None
         self.vram.scramble(self.options.seed + self._power_ons, self.options.noise)
-        for table, name in _BLOCKS.items():
+        for table, name in TABLES.items():
             if name in self.facts.versions:
                 self.space.clear(table)
         self.space.closed = {"gc"}
@@ -197,18 +162,6 @@ class Chip:
         if self.scheduler.error is not None:
             raise self.scheduler.error
 
-    def fault(self, text: str, *, reported: bool = False) -> None:
-        """Record what a board fails at; the caller does the same. See Objections.record."""
-        self.objections.record(Level.FAULT, text, reported=reported)
-
-    def violation(self, text: str) -> None:
-        """Record what boards forgive; the caller goes on."""
-        self.objections.record(Level.VIOLATION, text)
-
-    def note(self, text: str) -> None:
-        """Record what boards accept, and the kernel's driver does not do."""
-        self.objections.record(Level.NOTE, text)
-
     # ---- the bus side: registers --------------------------------------------------------------
 
     def answers(self) -> bool:
@@ -235,80 +188,8 @@ class Chip:
         if self.accesses == self.faults.lost_at_access:
             self.unplug()
 
-    @property
-    def dark(self) -> bool:
-        """Whether registers and memory do not answer because of a reset in progress."""
-        return self._blackout
-
-    # ---- the host side: DMA and interrupts ----------------------------------------------------
-
-    def dma_piece(self, bus: int, size: int) -> tuple[int, int] | None:
-        """Translate a bus address: (host address, bytes in one piece); None if nothing answers."""
-        if self.lost:
-            return None
-        if not self.config.bus_master:
-            self.fault(f"DMA to {bus:#x} with bus mastering off")
-            return None
-        found = None if self.faults.dma_refused else self.iommu.translate(bus, size)
-        if found is None:
-            self.fault(f"DMA to {bus:#x}: the IOMMU refuses")
-        return found
-
-    def dma_read(self, bus: int, size: int) -> bytes:
-        """Read host memory; ones where nothing answers."""
-        parts = []
-        while size > 0:
-            found = self.dma_piece(bus, size)
-            if found is None:
-                parts.append(b"\xff" * size)
-                break
-            parts.append(ctypes.string_at(found[0], found[1]))
-            bus, size = bus + found[1], size - found[1]
-        return b"".join(parts)
-
-    def dma_write(self, bus: int, data: bytes) -> None:
-        """Write host memory; what nothing answers for vanishes."""
-        while data:
-            found = self.dma_piece(bus, len(data))
-            if found is None:
-                return
-            ctypes.memmove(found[0], data[: found[1]], found[1])
-            bus, data = bus + found[1], data[found[1] :]
-
-    def dma_host_address(self, bus: int) -> int | None:
-        """Return where a bus address lies in this process, or None."""
-        found = self.dma_piece(bus, 1)
-        return None if found is None else found[0]
-
-    def map_dma(self, bus: int, size: int, host: int | None) -> None:
-        """Let the card reach memory that somebody else owns, at `host` in this process; None: at
-        no address of ours, so that its engines are refused."""
-        with self.lock:
-            self.iommu.add(bus, size, host)
-
-    def unmap_dma(self, bus: int, size: int) -> None:
-        """Take back what `map_dma` gave, by the same addresses."""
-        with self.lock:
-            self.iommu.remove(bus)
-            self._revoked(0, size)
-
-    def _revoked(self, host: int, size: int) -> None:
+    def revoked(self, host: int, size: int) -> None:
+        """Forget translations: host memory was taken from the card."""
         with self.lock:
             self.gc.caches.revoke_native()
             self.mm.caches.revoke_native()
-
-    def signal_msi(self) -> None:
-        """Send the interrupt message; it is a write by the card, so bus mastering must be on."""
-        if self.lost or self.faults.interrupts_lost:
-            return
-        if not self.config.bus_master:
-            self.fault("MSI with bus mastering off")
-        elif self.msi is not None:
-            self.msi()
-
-    # ---- protected memory ---------------------------------------------------------------------
-
-    def is_protected(self, address: int, size: int) -> bool:
-        """Whether a range of VRAM touches the trusted memory region."""
-        tmr = self.tmr
-        return tmr is not None and address < tmr[1] and tmr[0] < address + size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hcq.errors import BadArgument
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 SIZE = 4096
 _COMMAND, _BARS, _CAPABILITIES = 0x04, 0x10, 0x34
@@ -36,7 +36,7 @@ _IO_SIZE = 256
 class ConfigSpace:
     """4096 bytes and their behaviour. `memory_enabled` and `bus_master` say what the bus may do."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         self._chip = chip
         self._bytes = bytearray(SIZE)
         self.memory_enabled = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from am.virtual.block import Block, Reset
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 ENTRY = 32
 _OSSSYS = 15  # client of MMHUB (Linux 6.12 mmhub_v3_0.c)
@@ -39,7 +39,7 @@ class _Ring(NamedTuple):
 class InterruptHandler(Block):
     """Ring 0 (ring 1 takes only what a driver routes to it, which ours never does)."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         super().__init__(chip, "osssys")
         self.lost = 0  # entries that found no room or no ring
         self._wptr = 0

@@ -13,7 +13,7 @@ from am.virtual.block import Block, Reset
 from am.virtual.firmware.vbios import POSTED
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 _REMAP_DEFAULT = 0x385C  # byte offset of HDP_MEM_COHERENCY_FLUSH_CNTL itself
 _FLUSH_UNITS = 0xFFFF_FFFF
@@ -29,7 +29,7 @@ MOST_ROUTES = 4096  # kept
 class Nbio(Block):
     """Registers of the bus interface, and the doorbell BAR behind it."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         super().__init__(chip, "nbio")
         self._flush_location: int | None = None
         self._doorbells: dict[int, int] = {}  # last 64-bit value by even dword

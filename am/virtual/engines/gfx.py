@@ -19,7 +19,7 @@ from am.virtual.shader import Ending, Outcome
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 VMIDS = 16
 SH_MEM_CONFIG_DEFAULT = 0xC000
@@ -52,7 +52,7 @@ TRAPSTS_ILLEGAL = 1 << 11
 class Gfx(Block):
     """`chip.gfx`: takes AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         super().__init__(chip, "gc")
         self.table = regs.load(chip.facts.table("GC"))
         self._select_layout = self.table["GRBM_GFX_CNTL"]

@@ -11,8 +11,7 @@ from hcq.config import config
 from hcq.emu.memory import Abort
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
-    from am.virtual.memory.shadermemory import HubShaderMemory
+    from am.virtual.board import Board, CutMemory
 
 LOOK_S = 0.01  # how often a launch that waits for the array looks whether it was aborted
 
@@ -27,12 +26,12 @@ def default_core() -> ShaderCore:
 class ShaderArray:
     """Owns the shader core, made when the first wave is launched."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         self._chip = chip
         self._core: ShaderCore | None = None
         self._lock = threading.Lock()
-        self._memories: dict[int, HubShaderMemory] = {}
-        self._current: tuple[Abort, HubShaderMemory] | None = None
+        self._memories: dict[int, CutMemory] = {}
+        self._current: tuple[Abort, CutMemory] | None = None
         self.running = 0  # launches inside or waiting
         self.launches = 0
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from hcq.emu.memory import Access
 
 if TYPE_CHECKING:
-    from am.virtual.memory.gmc import Hub
-    from am.virtual.memory.hubfault import Fault
+    from am.virtual.board import HubPort
+    from am.virtual.memory.access import Fault
 
 CHUNK = 4 << 20  # translated at once; between chunks a transfer can be stopped
 POISON = b"\xdb"  # what overlapping copies leave
@@ -22,7 +22,7 @@ def overlaps(source: int, destination: int, size: int) -> bool:
 
 
 def copy(
-    hub: Hub,
+    hub: HubPort,
     vmid: int,
     source: int,
     destination: int,
@@ -44,7 +44,7 @@ def copy(
 
 
 def _copy_chunk(
-    hub: Hub,
+    hub: HubPort,
     vmid: int,
     source: int,
     destination: int,
@@ -81,7 +81,7 @@ def _copy_chunk(
 
 
 def fill(
-    hub: Hub,
+    hub: HubPort,
     vmid: int,
     destination: int,
     pattern: bytes,

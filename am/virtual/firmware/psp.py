@@ -14,7 +14,7 @@ from am.virtual.firmware.images import HEADER, image_size, verify
 from am.virtual.firmware.pspcommands import Commands
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 CLIENT = 6  # MP0 in MMHUB (Linux 6.12 mmhub_v3_0.c)
 READY = 0x8000_0000
@@ -54,7 +54,7 @@ class State(enum.Enum):
 class Psp(Block):
     """MP0. `state` and `loaded` (kinds of firmware) may be looked at by tests."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         super().__init__(chip, "mp")
         self.state = State.OFF
         self._step = 0  # next entry of _STEPS

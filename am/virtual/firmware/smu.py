@@ -17,7 +17,7 @@ from am.virtual.firmware.powerplay import combo_table, overdrive_table
 from am.virtual.firmware.smumetrics import Metrics
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 _CLIENT = 7  # MP1 in MMHUB
 _OK, _FAILED, _UNKNOWN, _PREREQUISITE, _BUSY = 1, 0xFF, 0xFE, 0xFD, 0xFC
@@ -63,7 +63,7 @@ class Smu(Block):
     messages: all that came, as (id, argument), for tests.
     """
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         super().__init__(chip, "mp")
         self.running = False
         self.features = 0

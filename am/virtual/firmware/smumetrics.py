@@ -15,7 +15,7 @@ from am.regs import structs
 from am.virtual.firmware.clocks import FABRIC, GFX, MEMORY, Clocks
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 _EDGE, _HOTSPOT, _MEMORY_TEMPERATURE = 0, 1, 4
 _IDLE_WATTS, _FULL_WATTS = 18.0, 312.0
@@ -64,7 +64,7 @@ class Load:
 class Metrics:
     """Makes the table, from the load and the clocks."""
 
-    def __init__(self, chip: Chip, clocks: Clocks) -> None:
+    def __init__(self, chip: Board, clocks: Clocks) -> None:
         self._chip = chip
         self._clocks = clocks
         self._random = random.Random(chip.options.seed)

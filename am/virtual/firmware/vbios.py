@@ -17,7 +17,7 @@ from am.regs import structs
 from am.virtual.block import Block, Reset
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 SIZE = 8192
 _STRINGS, _HEADER, _TABLES = 0x100, 0x200, 0x280
@@ -49,7 +49,7 @@ def _firmware_info(facts: ChipFacts, scratch: int) -> bytes:
     )  # fmt: skip
 
 
-def _gfx_info(chip: Chip) -> bytes:
+def _gfx_info(chip: Board) -> bytes:
     """atom_gfx_info_v3_0, up to the clock; the rest of its 136 bytes is zero."""
     options, channels = chip.options, chip.facts.board.channels
     return _table(
@@ -82,7 +82,7 @@ def _vram_info(channels: int) -> bytes:
     return struct.pack("<H", len(whole)) + whole[2:]
 
 
-def build_vbios(chip: Chip) -> bytes:
+def build_vbios(chip: Board) -> bytes:
     """Make the image; its bytes add up to zero."""
     facts = chip.facts
     text = _TEXT.format(facts.title.upper(), facts.title).encode("ascii")
@@ -128,7 +128,7 @@ def build_vbios(chip: Chip) -> bytes:
 class Rom(Block):
     """SMUIO's window on the ROM. IFWI leaves the index counting up by itself."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         super().__init__(chip, "smuio")
         self.image = build_vbios(chip)
         self.on_read("ROM_DATA", self._read)

@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from am.virtual.block import Block, Reset
-from am.virtual.memory.hubfault import Fault, FaultUnit
+from am.virtual.memory.access import Fault
+from am.virtual.memory.hubfault import FaultUnit
 from am.virtual.memory.shadermemory import HubShaderMemory
 from am.virtual.memory.tlb import EXECUTE, READ, WRITE, Caches, Entry
 from am.virtual.memory.walker import Refusal, Walker
@@ -20,7 +21,7 @@ from hcq.emu.memory import Access
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 PAGE = 4096
 ENGINES = 18
@@ -69,7 +70,7 @@ class Hub(Block):
     9 SQC instruction, 13 SDMA0; MMHUB: 6 MP0, 7 MP1, 15 OSSSYS, 16 HDP).
     """
 
-    def __init__(self, chip: Chip, block: str, prefix: str) -> None:
+    def __init__(self, chip: Board, block: str, prefix: str) -> None:
         super().__init__(chip, block)
         self.vm = f"{prefix}VM_"
         self.mc = f"{prefix}MC_VM_"

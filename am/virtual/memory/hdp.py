@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from am.virtual.block import Block, Reset
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 # Bytes that may wait; older writes drain by themselves. A board holds a few KB, who knows how long.
 _CAPACITY = 16 << 20
@@ -20,7 +20,7 @@ _CAPACITY = 16 << 20
 class Hdp(Block):
     """The write buffer behind BAR0. `flush` makes what was written visible to the engines."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Board) -> None:
         super().__init__(chip, "hdp")
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._size = 0

@@ -5,8 +5,9 @@ Facts: GCVM_L2_PROTECTION_FAULT_STATUS in gc_11_0_0; Linux 6.12 gmc_v11_0_proces
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from am.virtual.memory.access import Fault
 from am.virtual.memory.walker import Refusal
 from hcq.emu.memory import Access
 
@@ -19,17 +20,6 @@ _STATUS = "L2_PROTECTION_FAULT_STATUS"
 _CONTROL = "L2_PROTECTION_FAULT_CNTL"
 # Each client 0..15 has an interrupt enable in FAULT_CNTL, the others share one; all on at reset.
 _CONTROL_DEFAULT = 0x3FFF_FFFC
-
-
-class Fault(NamedTuple):
-    """One access that was refused. latched: it is the one that registers and interrupt tell of."""
-
-    address: int
-    access: Access
-    vmid: int
-    client: int
-    status: int
-    latched: bool = True
 
 
 class FaultUnit:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.memory.hubfault import Fault
+from am.virtual.memory.access import Fault
 from am.virtual.memory.tlb import fill_native
 from hcq.culprit import Culprit
 from hcq.emu.memory import Access

@@ -105,9 +105,8 @@ class Processes:
         self._program(name + "END_ADDR", process.end >> PAGE_SHIFT)
         space = self._mec.chip.space
         space.write(space.index("osssys", f"IH_VMID_{vmid}_LUT"), process.number)
-        gc = self._mec.chip.gc
-        space.write(gc.index(f"GCVM_CONTEXT{vmid}_CNTL"), process.control)
-        gc.caches.invalidate(vmid, l1=True, l2=True, levels=frozenset((1, 2, 3)))
+        space.write(self._mec.index(f"GCVM_CONTEXT{vmid}_CNTL"), process.control)
+        self._mec.chip.gc.caches.invalidate(vmid, l1=True, l2=True, levels=frozenset((1, 2, 3)))
         return vmid
 
     def _program(self, name: str, value: int) -> None:

@@ -17,7 +17,7 @@ from am.virtual.registers import Writer
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:
-    from am.virtual.chip import Chip
+    from am.virtual.board import Board
 
 GFX_CLIENT = 0x0A  # SDMA reports under the GFX client (soc15_ih_clientid.h, SOC21)
 SOURCE_REGISTER_WRITE, SOURCE_HANG = 50, 55
@@ -38,7 +38,7 @@ L2_POLICIES = (2, 3)
 class Sdma(Block):
     """`chip.sdma[instance]`."""
 
-    def __init__(self, chip: Chip, instance: int, memory_written: MemoryWritten) -> None:
+    def __init__(self, chip: Board, instance: int, memory_written: MemoryWritten) -> None:
         super().__init__(chip, "gc")
         self.memory_written = memory_written
         self.instance = instance

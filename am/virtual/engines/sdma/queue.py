@@ -12,7 +12,7 @@ from am.virtual.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
 
 if TYPE_CHECKING:
     from am.virtual.engines.sdma.slot import SdmaSlot
-    from am.virtual.memory.hubfault import Fault
+    from am.virtual.memory.access import Fault
 
 FETCH_BYTES = 1 << 20
 SOURCE_TRAP, SOURCE_REGISTER_WRITE, SOURCE_EMPTY, SOURCE_POLL, SOURCE_PAGE = 49, 50, 51, 57, 60
