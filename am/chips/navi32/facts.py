@@ -22,6 +22,7 @@ FACTS = ChipFacts(
     versions={
         "GC": (11, 0, 3),
         "MMHUB": (3, 0, 0),
+        "ATHUB": (3, 0, 0),
         "NBIF": (4, 3, 0),
         "MP0": (13, 0, 10),
         "MP1": (13, 0, 10),
@@ -32,7 +33,9 @@ FACTS = ChipFacts(
         "THM": (13, 0, 6),
     },
     copy_engines=2,
-    clock_gates=frozenset({"GFX_CGCG", "GFX_CGLS", "GFX_MGCG", "REPEATER_FGCG", "HDP_SD"}),
+    clock_gates=frozenset(
+        {"GFX_CGCG", "GFX_CGLS", "GFX_MGCG", "REPEATER_FGCG", "HDP_SD", "ATHUB_MGCG", "ATHUB_LS"}
+    ),
     mode1_by_debug=True,
     board=BoardFacts(
         vram=16 << 30,

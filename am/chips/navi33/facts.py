@@ -22,6 +22,7 @@ FACTS = ChipFacts(
     versions={
         "GC": (11, 0, 2),
         "MMHUB": (3, 0, 2),
+        "ATHUB": (3, 0, 2),
         "NBIF": (4, 3, 1),
         "MP0": (13, 0, 7),
         "MP1": (13, 0, 7),
@@ -32,7 +33,9 @@ FACTS = ChipFacts(
         "THM": (13, 0, 6),
     },
     copy_engines=2,
-    clock_gates=frozenset({"GFX_CGCG", "GFX_CGLS", "REPEATER_FGCG", "HDP_SD"}),
+    clock_gates=frozenset(
+        {"GFX_CGCG", "GFX_CGLS", "REPEATER_FGCG", "HDP_SD", "ATHUB_MGCG", "ATHUB_LS", "IH_CG"}
+    ),
     board=BoardFacts(
         vram=8 << 30,
         shader_engines=2,
