@@ -368,10 +368,13 @@ class AmDevice(Device):
 
     def poll(self) -> UgpuError | None:
         ended = [(queue, queue.ended) for queue in self.compute_queues]
+        overflows = self.units.ih.overflows
         for entry in self.units.ih.drain():
             failure = self.reporter.explain(entry)
             if failure is not None:
                 return failure
+        if self.units.ih.overflows != overflows and (failure := self.reporter.latched()):
+            return failure  # its entry was lost
         for queue, number in ended:
             queue.innocent = number  # what they reported was in the ring
         now = time.monotonic()

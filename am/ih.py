@@ -128,8 +128,11 @@ class Ih:
         if pointer == self.read_pointer:
             return []
         if pointer & _OVERFLOW:
-            pointer = self._overflowed()
-        pointer &= RING_SIZE - 1
+            # The copy says so until the next entry is written, the register until it is cleared.
+            pointer = int(self.chip.osssys.IH_RB_WPTR.read())
+        if pointer & _OVERFLOW:
+            self._overflowed(pointer & RING_SIZE - 1 & ~_OVERFLOW)
+        pointer &= RING_SIZE - 1 & ~_OVERFLOW
         entries = []
         while self.read_pointer != pointer:
             start = self.read_pointer
@@ -138,13 +141,18 @@ class Ih:
         self.chip.osssys.IH_RB_RPTR.write(self.read_pointer)
         return entries
 
-    def _overflowed(self) -> int:
-        """Entries were lost: go on behind the oldest that still exists; returns the pointer."""
+    @property
+    def crowded(self) -> bool:
+        """The ring is half full, as far as its host knows: it is time to drain it. One read of host
+        memory."""
+        pointer = int.from_bytes(self.writeback, "little")
+        return (pointer - self.read_pointer) % RING_SIZE > RING_SIZE // 2
+
+    def _overflowed(self, pointer: int) -> None:
+        """Entries were lost: go on behind the oldest that still exists."""
         ih = self.chip.osssys
-        pointer = int(ih.IH_RB_WPTR.read()) & ~_OVERFLOW & (RING_SIZE - 1)
         self.read_pointer = (pointer + ENTRY_SIZE) % RING_SIZE
         self.overflows += 1
         log.warning("interrupt ring overflow: entries were lost")
         ih.IH_RB_CNTL.update(WPTR_OVERFLOW_CLEAR=1)
         ih.IH_RB_CNTL.update(WPTR_OVERFLOW_CLEAR=0)
-        return pointer

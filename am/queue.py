@@ -220,8 +220,8 @@ class RingQueue(HardwareQueue):
         self._run(Submission(number, address, command_words, self._head, value, None, kernels))
 
     def room(self, words: int) -> bool:
-        if self.count - self.done >= SLOTS - 1:
-            return False
+        if self.count - self.done >= SLOTS - 1 or self.device.units.ih.crowded:
+            return False  # whoever waits for room empties the ring of interrupts
         if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
             return True
         return self.reclaim() and self._find(4 * words) is not None

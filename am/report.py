@@ -32,20 +32,7 @@ class Reporter:
             faults.CLIENT_VMC,
         ):
             hub = units.gmc.mmhub if entry.client == faults.CLIENT_VMC else units.gmc.gfxhub
-            latched = hub.take_fault()
-            kernels = self.suspects()
-            culprit = self._culprit(entry)
-            if culprit is not None and culprit.kernel is not None:
-                kernels = (culprit.kernel,)
-            return faults.page_fault(
-                entry,
-                latched,
-                device=self.device.name,
-                kernels=kernels,
-                culprit=culprit,
-                null=self.device.programs.null_pointers(kernels),
-                regions=self.device.memory.regions(),
-            )
+            return self._page_fault(faults.faulted_page(entry), entry, hub.take_fault())
         if entry.source == faults.SOURCE_SQ:
             return self._wave(entry)
         if entry.client == faults.CLIENT_GRBM_CP:
@@ -58,13 +45,38 @@ class Reporter:
             return faults.sdma_error(entry, {})
         return None
 
+    def latched(self) -> UgpuError | None:
+        """The page fault that a hub holds, whose interrupt entry was lost; None without one."""
+        for hub in self.device.units.gmc:
+            fault = hub.take_fault()
+            if fault is not None:
+                return self._page_fault(fault.address, None, fault)
+        return None
+
+    def _page_fault(
+        self, page: int, entry: Interrupt | None, latched: faults.HubFault | None
+    ) -> UgpuError:
+        kernels = self.suspects()
+        culprit = self._culprit(page)
+        if culprit is not None and culprit.kernel is not None:
+            kernels = (culprit.kernel,)
+        return faults.page_fault(
+            entry,
+            latched,
+            device=self.device.name,
+            kernels=kernels,
+            culprit=culprit,
+            null=self.device.programs.null_pointers(kernels),
+            regions=self.device.memory.regions(),
+        )
+
     def suspects(self) -> tuple[str, ...]:
         """Names of the kernels that may have caused what is reported now."""
         return tuple(name for queue in self.device.compute_queues for name in queue.suspects)
 
-    def _culprit(self, entry: Interrupt) -> faults.Place | None:
+    def _culprit(self, page: int) -> faults.Place | None:
         """The instruction behind a page fault, where a model knows it."""
-        found = take_culprit(self.device.transport, address=faults.faulted_page(entry))
+        found = take_culprit(self.device.transport, address=page)
         if found is None:
             return None
         programs = self.device.programs

@@ -299,32 +299,6 @@ def test_sequence_of_accesses(golden: Golden) -> None:
     golden.check("am-boot-navi31.txt", "\n".join(lines))
 
 
-def test_the_interrupt_ring_wraps(chip: Any) -> None:
-    """More interrupts than the ring has entries: none is lost, none is seen twice."""
-    with opened(chip) as device:
-        queue = device.queue()
-        for _ in range(2100):
-            queue.barrier().submit()
-            queue.timeline.wait()
-        device.synchronize()
-        assert device.units.ih.overflows == 0
-        assert device.units.ih.read_pointer == 2100 * 32 % 0x10000
-    assert chip.violations == []
-
-
-def test_an_overflow_is_noticed_and_left_behind(chip: Any) -> None:
-    with opened(chip) as device:
-        ring = device.units.ih
-        for number in range(2100):
-            chip.ih.raise_interrupt(0x14, 181, data=(number, 0, 0, 0))
-        seen = [entry.data[0] for entry in ring.drain()]
-        assert ring.overflows == 1
-        assert seen == list(range(2100 - len(seen), 2100)) and len(seen) > 2000
-        chip.ih.raise_interrupt(0x14, 181, data=(7777, 0, 0, 0))
-        assert [entry.data[0] for entry in ring.drain()] == [7777]
-        assert ring.overflows == 1
-
-
 def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
     with opened(chip) as device:
         assert device.firmware is not None
