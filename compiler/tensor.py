@@ -97,12 +97,14 @@ class Tensor(
     def zeros(
         cls, *shape: Any, device: Device | str | None = None, dtype: Any = dtypes.float32
     ) -> Self:
+        """A tensor of zeros; takes no memory until it must."""
         return cls.full(shape_of("zeros", shape), 0, device=device, dtype=dtype)
 
     @classmethod
     def ones(
         cls, *shape: Any, device: Device | str | None = None, dtype: Any = dtypes.float32
     ) -> Self:
+        """A tensor of ones; takes no memory until it must."""
         return cls.full(shape_of("ones", shape), 1, device=device, dtype=dtype)
 
     @classmethod
@@ -325,6 +327,7 @@ class Tensor(
         return number
 
     def tolist(self) -> Any:
+        """The elements as nested Python lists; runs what is needed."""
         return self.numpy().tolist()
 
     def to(self, target: Device | DType | str) -> Self:

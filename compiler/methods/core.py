@@ -16,6 +16,7 @@ from compiler.graph.forms import Makes
 from compiler.graph.node import Node, Shape
 from compiler.graph.origin import here, text
 from compiler.graph.recipe import Recipe, recipe_of
+from compiler.methods.aliases import with_aliases
 from hcq.device import Device
 from hcq.errors import BadArgument, BadIndex
 
@@ -206,12 +207,19 @@ class TensorCore:
 
 
 def whole(tensor: type[T]) -> type[T]:
-    """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help()."""
-    for group in tensor.__mro__[1:-1]:
-        for member in vars(group).values():
+    """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help().
+    Public methods with an axis also take PyTorch's names of arguments."""
+    for group in tensor.__mro__[:-1]:
+        for name, member in list(vars(group).items()):
             method = getattr(member, "fget", None) or getattr(member, "__func__", member)
             if isinstance(method, FunctionType):
                 method.__qualname__ = f"{tensor.__name__}.{method.__name__}"
+            if name.startswith("_"):
+                continue
+            if isinstance(member, FunctionType):
+                setattr(group, name, with_aliases(member))
+            elif isinstance(member, staticmethod):
+                setattr(group, name, staticmethod(with_aliases(method)))
     return tensor
 
 

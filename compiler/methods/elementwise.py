@@ -66,12 +66,15 @@ class Elementwise(TensorCore):
     # ---- arithmetic ----------------------------------------------------------------------------
 
     def add(self, other: Any) -> Self:
+        """`self + other`, with broadcasting."""
         return self._binary("add", other)
 
     def sub(self, other: Any) -> Self:
+        """`self - other`, with broadcasting."""
         return self._binary("sub", other)
 
     def mul(self, other: Any) -> Self:
+        """`self * other`, with broadcasting."""
         return self._binary("mul", other)
 
     def div(self, other: Any, reverse: bool = False) -> Self:
@@ -133,17 +136,21 @@ class Elementwise(TensorCore):
         return self._binary("max", other, "maximum")
 
     def minimum(self, other: Any) -> Self:
+        """The smaller of two, with broadcasting; NaN where one is NaN."""
         return self._binary("min", other, "minimum")
 
     def neg(self) -> Self:
+        """`-self`."""
         if self.dtype is bool_:
             raise BadArgument("neg: not for bools; use logical_not")
         return self._new(graph.elementwise("neg", self.dtype, self.node))
 
     def abs(self) -> Self:
+        """Absolute value. Unsigned integers stay as they are."""
         return self._new(graph.elementwise("abs", self.dtype, self.node))
 
     def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
+        """Limit to `min` to `max`; None leaves a side open."""
         bounded = self if min is None else self.maximum(min)
         return bounded if max is None else bounded.minimum(max)
 
@@ -152,36 +159,47 @@ class Elementwise(TensorCore):
     # ---- functions -----------------------------------------------------------------------------
 
     def exp(self) -> Self:
+        """e to the power of each element."""
         return self._function("exp")
 
     def exp2(self) -> Self:
+        """2 to the power of each element."""
         return self._function("exp2")
 
     def log(self) -> Self:
+        """Natural logarithm."""
         return self._function("log")
 
     def log2(self) -> Self:
+        """Logarithm of base 2."""
         return self._function("log2")
 
     def sqrt(self) -> Self:
+        """Square root; NaN for negative numbers."""
         return self._function("sqrt")
 
     def rsqrt(self) -> Self:
+        """1 / sqrt(x)."""
         return self._function("rsqrt")
 
     def reciprocal(self) -> Self:
+        """1 / x."""
         return self._function("reciprocal")
 
     def sin(self) -> Self:
+        """Sine of radians."""
         return self._function("sin")
 
     def cos(self) -> Self:
+        """Cosine of radians."""
         return self._function("cos")
 
     def tanh(self) -> Self:
+        """Hyperbolic tangent."""
         return self._function("tanh")
 
     def sigmoid(self) -> Self:
+        """1 / (1 + exp(-x))."""
         return self._function("sigmoid")
 
     def silu(self) -> Self:
@@ -190,9 +208,11 @@ class Elementwise(TensorCore):
         return (real * real.sigmoid()).cast(dtypes.float_dtype(self.dtype))
 
     def relu(self) -> Self:
+        """max(x, 0)."""
         return self.maximum(0)
 
     def square(self) -> Self:
+        """x * x."""
         return self * self
 
     def sign(self) -> Self:
@@ -204,12 +224,15 @@ class Elementwise(TensorCore):
         return self.isnan().where(self, signs) if self.dtype.is_float else signs
 
     def floor(self) -> Self:
+        """The largest whole number that is not greater."""
         return self._rounding("floor")
 
     def ceil(self) -> Self:
+        """The smallest whole number that is not less."""
         return self._rounding("ceil")
 
     def trunc(self) -> Self:
+        """The whole number towards 0."""
         return self._rounding("trunc")
 
     def round(self) -> Self:
@@ -219,12 +242,15 @@ class Elementwise(TensorCore):
     # ---- comparisons and logic -----------------------------------------------------------------
 
     def isnan(self) -> Self:
+        """Whether an element is NaN."""
         return self._compare("ne", self)
 
     def isinf(self) -> Self:
+        """Whether an element is infinite."""
         return self.abs()._compare("eq", float("inf"))
 
     def isfinite(self) -> Self:
+        """Whether an element is neither infinite nor NaN."""
         return self.abs()._compare("lt", float("inf"))
 
     def where(self, input: Any, other: Any) -> Self:
@@ -247,15 +273,19 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise("where", dtype, condition, first, second))
 
     def logical_not(self) -> Self:
+        """Whether an element is 0."""
         return self._new(graph.elementwise("invert", bool_, graph.cast(self.node, bool_)))
 
     def logical_and(self, other: Any) -> Self:
+        """Whether both are true (not 0)."""
         return self._logical("and", other)
 
     def logical_or(self, other: Any) -> Self:
+        """Whether one of both is true (not 0)."""
         return self._logical("or", other)
 
     def logical_xor(self, other: Any) -> Self:
+        """Whether exactly one is true (not 0)."""
         return self._logical("xor", other)
 
     def _logical(self, op: str, other: Any) -> Self:
@@ -280,12 +310,15 @@ class Elementwise(TensorCore):
         return self._new(graph.Node("bitcast", wanted, self.shape, (self.node,)))
 
     def float(self) -> Self:
+        """Convert to float32."""
         return self.cast(float32)
 
     def half(self) -> Self:
+        """Convert to float16."""
         return self.cast(dtypes.float16)
 
     def bfloat16(self) -> Self:
+        """Convert to bfloat16."""
         return self.cast(dtypes.bfloat16)
 
     def tf32(self) -> Self:
@@ -297,12 +330,15 @@ class Elementwise(TensorCore):
         return (rounded & -0x2000).bitcast(float32)
 
     def int(self) -> Self:
+        """Convert to int32; floats are cut towards 0."""
         return self.cast(dtypes.int32)
 
     def long(self) -> Self:
+        """Convert to int64; floats are cut towards 0."""
         return self.cast(dtypes.int64)
 
     def bool(self) -> Self:
+        """Convert to bool: not equal to 0."""
         return self.cast(bool_)
 
     # ---- operators -----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class Functions(Elementwise):
     # ---- mathematics ---------------------------------------------------------------------------
 
     def tan(self) -> Self:
+        """Tangent of radians."""
         return self._function("tan")
 
     def asin(self) -> Self:
@@ -42,15 +43,19 @@ class Functions(Elementwise):
         return self._function("acos")
 
     def atan(self) -> Self:
+        """Arc tangent, in radians from -pi/2 to pi/2."""
         return self._function("atan")
 
     def sinh(self) -> Self:
+        """Hyperbolic sine."""
         return self._function("sinh")
 
     def cosh(self) -> Self:
+        """Hyperbolic cosine."""
         return self._function("cosh")
 
     def asinh(self) -> Self:
+        """Inverse hyperbolic sine."""
         return self._function("asinh")
 
     def acosh(self) -> Self:
@@ -62,6 +67,7 @@ class Functions(Elementwise):
         return self._function("atanh")
 
     def erf(self) -> Self:
+        """Error function."""
         return self._function("erf")
 
     def expm1(self) -> Self:
@@ -73,6 +79,7 @@ class Functions(Elementwise):
         return self._function("log1p")
 
     def log10(self) -> Self:
+        """Logarithm of base 10."""
         return self._function("log10")
 
     def logaddexp(self, other: Any) -> Self:
@@ -118,37 +125,47 @@ class Functions(Elementwise):
         return self._rounded(real * twice.sigmoid())
 
     def quick_gelu(self) -> Self:
+        """x sigmoid(1.702 x), an approximation of `gelu`."""
         real = self._real()
         return self._rounded(real * (real * 1.702).sigmoid())
 
     def swish(self) -> Self:
+        """x sigmoid(x); the same as `silu`."""
         return self.silu()
 
     def elu(self, alpha: float = 1.0) -> Self:
+        """x where positive, else alpha (exp(x) - 1)."""
         real = self._real()
         return self._rounded((real > 0).where(real, real.minimum(0).expm1() * alpha))
 
     def celu(self, alpha: float = 1.0) -> Self:
+        """max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
         real = self._real()
         return self._rounded((real > 0).where(real, (real.minimum(0) / alpha).expm1() * alpha))
 
     def selu(self) -> Self:
+        """Scaled `elu` with the constants of self-normalising networks."""
         return self._rounded(self._real().elu(SELU_ALPHA) * SELU_SCALE)
 
     def leaky_relu(self, slope: float = 0.01) -> Self:
+        """x where positive, else slope x."""
         real = self._real()
         return self._rounded((real < 0).where(real * slope, real))
 
     def relu6(self) -> Self:
+        """Limit to 0 to 6."""
         return self.clamp(0, 6)
 
     def hardtanh(self, low: float = -1, high: float = 1) -> Self:
+        """Limit to `low` to `high`, -1 to 1 by default."""
         return self.clamp(low, high)
 
     def hardsigmoid(self) -> Self:
+        """relu6(x + 3) / 6."""
         return self._rounded((self._real() / 6 + 0.5).clamp(0, 1))
 
     def hardswish(self) -> Self:
+        """x relu6(x + 3) / 6."""
         real = self._real()
         return self._rounded(real * (real + 3).clamp(0, 6) / 6)
 
@@ -158,13 +175,16 @@ class Functions(Elementwise):
         return self._rounded((real.maximum(0) + (-real.abs()).exp().log1p()) / beta)
 
     def logsigmoid(self) -> Self:
+        """Logarithm of `sigmoid`, without overflow."""
         real = self._real()
         return self._rounded(real.minimum(0) - (-real.abs()).exp().log1p())
 
     def softsign(self) -> Self:
+        """x / (1 + |x|)."""
         real = self._real()
         return self._rounded(real / (real.abs() + 1))
 
     def mish(self) -> Self:
+        """x tanh(softplus(x))."""
         real = self._real()
         return self._rounded(real * real.softplus().tanh())

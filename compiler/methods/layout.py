@@ -22,9 +22,11 @@ class Layout(Operations):
         return self._filled(value)
 
     def zeros_like(self) -> Self:
+        """Zeros of the same shape, type and device."""
         return self._filled(0)
 
     def ones_like(self) -> Self:
+        """Ones of the same shape, type and device."""
         return self._filled(1)
 
     def tril(self, diagonal: int = 0) -> Self:

@@ -79,6 +79,7 @@ class Movement(TensorCore):
         return self._new(broadcast(self.node, wanted))
 
     def broadcast_to(self, *shape: Any) -> Self:
+        """Repeat axes of size 1 up to `shape`; the same as `expand`."""
         wanted = shape_of("broadcast_to", shape)
         if broadcast_shape("broadcast_to", self.node, wanted) != wanted:
             raise BadArgument(f"broadcast_to: from {self._shown} to {list(wanted)}")

@@ -77,6 +77,7 @@ class Reductions(Elementwise, Movement):
         return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """The smallest element along the axes; NaN where one is NaN."""
         return self._remembered("min", Reductions._min, axis, keepdims)
 
     def _min(self, axis: Axis, keepdims: bool) -> Self:
@@ -84,10 +85,12 @@ class Reductions(Elementwise, Movement):
         return self._reduce("and" if self.dtype is bool_ else "min", self.node, axes, keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Whether an element along the axes is true (not 0); a bool tensor."""
         node = graph.cast(self.node, bool_)
         return self._reduce("or", node, self._axes("any", axis), keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Whether every element along the axes is true (not 0); a bool tensor."""
         node = graph.cast(self.node, bool_)
         return self._reduce("and", node, self._axes("all", axis), keepdims)
 
@@ -110,6 +113,7 @@ class Reductions(Elementwise, Movement):
         return (total / max(0, count - correction)).cast(dtypes.float_dtype(self.dtype))
 
     def std(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
+        """Standard deviation along the axes: the root of `var`."""
         return self.var(axis, keepdims, correction).sqrt()
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
@@ -144,6 +148,7 @@ class Reductions(Elementwise, Movement):
         return axes
 
     def softmax(self, axis: int = -1) -> Self:
+        """exp(x) divided by its sum along the axis, without overflow."""
         if type(axis) is not int:
             return self._softmax(axis)
         return self._again(("softmax", axis), (), lambda: self._softmax(axis))
@@ -154,6 +159,7 @@ class Reductions(Elementwise, Movement):
         return (raised / raised.sum(axis, keepdims=True)).cast(dtype)
 
     def log_softmax(self, axis: int = -1) -> Self:
+        """Logarithm of `softmax`, without overflow."""
         dtype = dtypes.float_dtype(self.dtype)
         shifted = self._shifted("log_softmax", axis)
         return (shifted - shifted.exp().sum(axis, keepdims=True).log()).cast(dtype)

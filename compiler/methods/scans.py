@@ -136,6 +136,7 @@ class Scans(Operations):
         return found if keepdims else found.squeeze(axes)
 
     def softmin(self, axis: int = -1) -> Self:
+        """`softmax` of -x."""
         return (-self).softmax(axis)
 
     def layernorm(self, axis: Axis = -1, epsilon: float = 1e-5) -> Self:
@@ -157,6 +158,7 @@ class Scans(Operations):
         return result if bias is None else result + bias
 
     def dot(self, other: Any) -> Self:
+        """Matrix product; the same as `@`."""
         return self.matmul(other)
 
     def scaled_dot_product_attention(

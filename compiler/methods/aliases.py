@@ -1,0 +1,34 @@
+"""PyTorch's names of arguments, `dim` and `keepdim`, beside ours, `axis` and `keepdims`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import FunctionType
+from typing import Any, cast
+
+from hcq.errors import BadArgument
+
+NAMES = {"dim": "axis", "keepdim": "keepdims"}
+
+
+def with_aliases(method: FunctionType) -> FunctionType:
+    """`method`, which also takes the other names of the arguments that it has; as it is where it
+    has none of them. BadArgument for both names of one argument."""
+    known = inspect.signature(method).parameters
+    taken = {alias: name for alias, name in NAMES.items() if name in known and alias not in known}
+    if not taken:
+        return method
+    title = method.__qualname__
+
+    @functools.wraps(method)
+    def aliased(*args: Any, **kwargs: Any) -> Any:  # the method's own arguments
+        if kwargs:
+            for alias in taken.keys() & kwargs.keys():
+                name = taken[alias]
+                if name in kwargs:
+                    raise BadArgument(f"{title} got both {name} and {alias}, expected one of them")
+                kwargs[name] = kwargs.pop(alias)
+        return method(*args, **kwargs)
+
+    return cast(FunctionType, aliased)
