@@ -45,12 +45,17 @@ class Part(Storage):
 
 
 class MemoryPool:
-    """Unused buffers of one device, by size. Thread-safe."""
+    """Unused buffers of one device, by size. Thread-safe.
+
+    poison: for tests, a 32-bit value that all memory is filled with when it is taken, so that a
+    kernel which reads what nobody wrote is found out; nothing is kept then.
+    """
 
     def __init__(self, device: Device, keep: int = KEEP) -> None:
         self.device = device
         self.keep = keep
         self.kept = 0
+        self.poison: int | None = None
         self._free: dict[int, list[Buffer]] = {}
         self._lock = threading.RLock()  # see give_back
 
@@ -66,10 +71,13 @@ class MemoryPool:
                 self.kept -= rounded
                 return Storage(self, waiting.pop(), size)
         try:
-            return Storage(self, self.device.alloc(rounded), size)
+            buffer = self.device.alloc(rounded)
         except OutOfMemory:
             self.clear()
-            return Storage(self, self.device.alloc(rounded), size)
+            buffer = self.device.alloc(rounded)
+        if self.poison is not None:
+            buffer.fill(self.poison)
+        return Storage(self, buffer, size)
 
     def give_back(self, buffer: Buffer) -> None:
         """Called when a Storage dies, wherever the collector runs: also inside `take`, and inside
@@ -77,7 +85,7 @@ class MemoryPool:
         if self.device.closed:
             return
         with self._lock:
-            if self.kept + buffer.size <= self.keep:
+            if self.poison is None and self.kept + buffer.size <= self.keep:
                 self.kept += buffer.size
                 self._free.setdefault(buffer.size, []).append(buffer)
                 return

@@ -113,10 +113,24 @@ def test_buffers_are_used_again(cpu: Device) -> None:
     address = first.buffer.address
     assert pool.take(1000).buffer.address != address
     del first
-    assert pool.kept > 0
-    assert pool.take(900).buffer.address == address or pool.kept > 0
+    both = pool.kept  # two of one class
+    again = pool.take(900), pool.take(900)
+    assert address in [storage.buffer.address for storage in again] and pool.kept == 0
+    del again
+    assert pool.kept == both > 0
     pool.clear()
     assert pool.kept == 0
+
+
+def test_a_poisoned_pool_gives_no_memory_that_was_written(cpu: Device) -> None:
+    pool = MemoryPool(cpu)
+    pool.poison = 0xFFFF_FFFF
+    for _ in range(2):
+        taken = pool.take(1000)
+        assert np.isnan(taken.buffer.numpy(np.float32)).all()
+        taken.buffer.fill(0)
+        del taken
+        assert pool.kept == 0
 
 
 def test_the_pool_keeps_no_more_than_it_may(cpu: Device) -> None:

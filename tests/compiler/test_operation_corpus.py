@@ -6,7 +6,7 @@ import pytest
 
 import hcq
 from am import chips
-from compiler.runtime.runtime import use_cache
+from tests.support.compiler_devices import poisoned
 from tests.support.operation_corpus import corpus
 
 NVIDIA = [f"virtual:{chip}" for chip in ("tu102", "ga102", "ad102", "gh100", "gb202")]
@@ -17,7 +17,7 @@ TURNS = 12  # the fast suite runs every twelfth case, another one on each device
 
 def run(device: str, names: list[str]) -> None:
     with hcq.open(device) as opened:
-        use_cache(opened, None)
+        poisoned(opened, None)
         for name in names:
             corpus()[name].check(opened)
 

@@ -33,6 +33,7 @@ from hcq.target import TargetSpec, ptx_target
 from tests.compiler.test_matrix_units import product
 from tests.support.clocks import Looks
 from tests.support.compiler_cases import buffer
+from tests.support.compiler_devices import poisoned
 from tests.support.packed_products import HOPPER, groups_of, numbers
 
 Array = NDArray[Any]
@@ -117,7 +118,7 @@ def test_nothing_holds_nodes_longer() -> None:
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
     with hcq.open("virtual:gh100") as device:
-        use_cache(device, tmp_path_factory.mktemp("cache") / "kernels")
+        poisoned(device, tmp_path_factory.mktemp("cache") / "kernels")
         yield device
 
 
@@ -223,6 +224,19 @@ def test_plans_show_what_is_packed(gpu: Device) -> None:
     assert "= pack from %" in runs[0].schedule
     hidden = np.maximum(x.astype("f8") @ w, 0)
     np.testing.assert_array_equal(values, (hidden @ w).astype(np.float16))
+
+
+@pytest.mark.usefixtures("always")
+def test_rows_that_are_no_whole_chunks_are_filled_up(gpu: Device) -> None:
+    """What lies between the end of a row and that of its last chunk is added up, too: zeros. The
+    product before it does not write them (all memory is NaN before)."""
+    random = np.random.default_rng(6)
+    x, one, two = (random.integers(-2, 3, shape).astype(np.float16)
+                   for shape in ((64, 64), (64, 72), (72, 64)))  # fmt: skip
+    given = [Tensor(array, device=gpu) for array in (x, one, two)]
+    found = ((given[0] @ given[1]).relu() @ given[2]).numpy()
+    hidden = np.maximum(x.astype("f8") @ one, 0)
+    np.testing.assert_array_equal(found, (hidden @ two).astype(np.float16))
 
 
 @pytest.mark.usefixtures("always")

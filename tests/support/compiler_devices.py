@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import hcq
-from compiler.runtime.runtime import use_cache
+from compiler.runtime.runtime import Runtime, use_cache
 from hcq.device import Device
+
+NAN = 0xFFFF_FFFF  # in every type of floats, and -1 in every type of integers
+
+
+def poisoned(device: Device, folder: Path | None) -> Runtime:
+    """A fresh runtime (see `use_cache`) whose memory is not zero where nobody has written."""
+    made = use_cache(device, folder)
+    made.pool.clear()
+    made.pool.poison = NAN
+    return made
 
 
 def device_fixture(*names: str) -> Callable[..., Iterator[Device]]:
@@ -22,7 +33,7 @@ def device_fixture(*names: str) -> Callable[..., Iterator[Device]]:
         request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Device]:
         with hcq.open(request.param) as opened:
-            use_cache(opened, tmp_path_factory.mktemp("kernels"))
+            poisoned(opened, tmp_path_factory.mktemp("kernels"))
             yield opened
 
     return device
