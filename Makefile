@@ -11,6 +11,7 @@
 #   make check       lint, types, layers, file sizes, what STYLE promises, generated files untouched
 #   make bench       measure the figures; writes build/bench.json
 #   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
+#   make docs        the reference of the programming interface, from docstrings, into build/docs
 #   make golden      rewrite the golden files; read the diff before you commit it
 #   make clean       remove the virtual environment and build products
 
@@ -18,7 +19,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow test-masks mutants test-kernel test-foreign hw check bench regen golden clean
+.PHONY: demo test test-slow test-masks mutants test-kernel test-foreign hw check bench docs regen golden clean
 
 demo:
 	@$(SETUP) demo
@@ -74,6 +75,15 @@ regen:
 	$(PYTHON) -m tools.clang2py
 	git status --short -- am/regs hcq/uapi nv/abi/tables
 	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables)"
+
+# Modules of which users call functions; what is beneath them is read in the sources.
+REFERENCE := ugpu ugpu.ir hcq hcq.errors hcq.device hcq.buffer hcq.queue hcq.program hcq.graph \
+	hcq.memory hcq.target hcq.telemetry hcq.timeline compiler compiler.tensor compiler.dtype \
+	compiler.front.jit compiler.front.function
+
+docs:
+	@$(SETUP) demo docs
+	$(PYTHON) -m pdoc --docformat restructuredtext -o build/docs $(REFERENCE)
 
 golden:
 	@$(SETUP) demo dev
