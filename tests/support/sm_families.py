@@ -112,14 +112,16 @@ def _conversions() -> dict[str, list[Try]]:
     return {
         "integers": [one(t, s) for t in integers for s in integers]
         + [one(t, s, "sat") for t in integers for s in integers if _may_leave(t, s)],
-        "to integers": [one(t, s, m) for t in integers[2:] for s in ("f16", "f32", "f64")
+        "to integers": [one(t, s, m) for t in integers[2:] for s in ("f16", "bf16", "f32", "f64")
                         for m in ("rni", "rzi", "rmi", "rpi")],
         "from integers": [one(t, s, m) for s in integers[2:] for t in ("f32", "f64")
                           for m in ("rn", "rz", "rm", "rp")]
-        + [one("f16", s, "rn") for s in integers[2:]],
-        "floats": [one(t, s, m) for t, s in (("f32", "f64"), ("f16", "f32"), ("f16", "f64"))
+        + [one(t, s, m) for t in ("f16", "bf16") for s in integers[2:] for m in ("rn", "rp")],
+        "floats": [one(t, s, m) for t, s in (("f32", "f64"), ("f16", "f32"), ("f16", "f64"),
+                                             ("f16", "bf16"), ("bf16", "f32"), ("bf16", "f64"),
+                                             ("bf16", "f16"))
                    for m in ("rn", "rz", "rm", "rp")]
-        + [one("bf16", "f32", "rn"), one("bf16", "f32", "rz"), one("f32", "f16"),
+        + [one("f32", "f16"),
            one("f64", "f16"), one("f64", "f32"), one("f32", "bf16"), one("f32", "f32", "ftz"),
            one("f32", "f64", "rn", "ftz"), one("f32", "f64", "rn", "sat")],
         "to whole floats": [one(k, k, m) for k in ("f32", "f64")

@@ -156,11 +156,13 @@ def _narrow(k: Kernel, value: Value, target: str, mode: str) -> Value:
         return narrowed(k, value, target)
     wide = rounding.odd_float(k, value) if value.element == "double" else value
     if target == "bf16":
-        if mode != "rz":
-            raise k.unsupported(f".{mode} to .bf16")
-        bits = k.op("lshr", k.bits_of(wide), number("i32", 16))
-        quiet = number("i16", 0x7FFF)
-        return k.choose(k.cmp("uno", wide, wide), quiet, k.cast("trunc", bits, "i16"))
+        bits = k.bits_of(wide)
+        cut = k.cast("trunc", k.op("lshr", bits, number("i32", 16)), "i16")
+        if mode != "rz":  # away from zero where that is the way and something is cut off
+            rest = k.cmp("ne", k.op("and", bits, number("i32", 0xFFFF)), number("i32", 0))
+            right = k.cmp("slt" if mode == "rm" else "sge", bits, number("i32", 0))
+            cut = k.op("add", cut, k.cast("zext", k.op("and", rest, right), "i16"))
+        return k.choose(k.cmp("uno", wide, wide), number("i16", 0x7FFF), cut)
     nearest = float_to_half(k, wide)
     back = as_float(k, nearest, "f16", False)
     error = k.op("fsub", wide, back)

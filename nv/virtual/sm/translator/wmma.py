@@ -243,16 +243,12 @@ class _Product:
 
 def _product(k: Kernel, i: Instruction) -> _Product:
     """Read the modifiers. Raises NotSupported for kinds that are not there."""
-    rest = [m for m in i.modifiers[1:] if m not in _QUIET]
-    saturates = rest[-1] == "satfinite"
-    rest = rest[: len(rest) - saturates]
-    operation = ""
-    if rest[:2] in (["xor", "popc"], ["and", "popc"]):
-        operation, rest = rest[0], rest[2:]
+    flags = {m for m in i.modifiers if m in ("satfinite", "rn", "xor", "and", "popc")}
+    rest = [m for m in i.modifiers[1:] if m not in _QUIET and m not in flags]
+    saturates = "satfinite" in flags
+    operation = next(iter(flags & {"xor", "and"}), "") if "popc" in flags else ""
     if len(rest) == 5:
         rest[4:] = ["f16", "f16", rest[4]]
-    if "rn" in rest[3:4]:  # of f64, which is the usual one
-        del rest[3]
     if len(rest) != 7 or not set(rest[:2]) <= {"row", "col"} or len(i.operands) != 4:
         raise k.unsupported()
     shape, result, first, second, added = rest[2:]
@@ -260,6 +256,8 @@ def _product(k: Kernel, i: Instruction) -> _Product:
     if shape not in shapes or first != second or not {result, added} <= set(results):
         raise k.unsupported()
     if (operation != "") != (first == "b1") or (saturates and "s32" not in results):
+        raise k.unsupported()
+    if "rn" in flags and first != "f64":
         raise k.unsupported()
     if _BITS[first] < 8 and rest[:2] != ["row", "col"]:
         raise k.unsupported("elements of less than a byte lie along k")
