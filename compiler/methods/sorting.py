@@ -17,7 +17,7 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.graph.region import Region, Scatter
 from compiler.methods.core import integer_of
-from compiler.methods.scans import Scans
+from compiler.methods.running import Running
 from hcq.errors import BadArgument
 
 SHORT = 1024  # elements of a row up to which each is compared with each
@@ -31,7 +31,7 @@ BLOCK = 64  # elements whose digits are counted together
 ROUND = 256  # rows are made a multiple of it, so that running totals have whole blocks
 
 
-class Sorting(Scans):
+class Sorting(Running):
     """Orders are stable; NaN counts as largest."""
 
     __slots__ = ()

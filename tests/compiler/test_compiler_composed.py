@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler import Tensor, jit
-from compiler.methods.scans import BLOCK
+from compiler.methods.running import BLOCK
 from hcq.device import Device
 from hcq.errors import BadArgument
 

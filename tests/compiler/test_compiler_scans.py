@@ -14,7 +14,7 @@ from compiler.dtype import float32
 from compiler.expression.value import interning
 from compiler.graph import node as graph
 from compiler.kernel.lower import lower
-from compiler.methods import scans
+from compiler.methods import running
 from compiler.schedule.express import express
 from compiler.schedule.group import make_group
 from hcq.device import Device
@@ -69,7 +69,7 @@ def test_shapes(cpu: Device, shape: tuple[int, ...], axis: int) -> None:
 @pytest.mark.parametrize("name", TOTALS)
 def test_long_rows_in_pieces(cpu: Device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unequal length, whose totals are in pieces themselves."""
-    monkeypatch.setattr(scans, "PIECE", 8)
+    monkeypatch.setattr(running, "PIECE", 8)
     array = numbers((1, 999), "float32")
     tensor = Tensor(array, device=cpu)
     same(getattr(tensor, name)(1).numpy(), TOTALS[name](array, 1), False)
