@@ -46,6 +46,7 @@ SLOT_WORDS = 16
 SLOTS = RING_SIZE // (SLOT_WORDS * 4)
 ARENA_SIZE = 1 << 20
 _IMAGE_ALIGN = 256
+_LOOK_EVERY = 128  # submissions; the ring of interrupts has room for 2,048
 # The control page: where hardware writes its read pointer, reads the write pointer, and the fence.
 _READ_POINTER, _WRITE_POINTER, _FENCE, _TIMELINE = 0, 64, 128, 192
 CONTROL_SIZE = 4096
@@ -220,7 +221,9 @@ class RingQueue(HardwareQueue):
         self._run(Submission(number, address, command_words, self._head, value, None, kernels))
 
     def room(self, words: int) -> bool:
-        if self.count - self.done >= SLOTS - 1 or self.device.units.ih.crowded:
+        if self.count - self.done >= SLOTS - 1:
+            return False
+        if not self.count % _LOOK_EVERY and self.device.units.ih.crowded:
             return False  # whoever waits for room empties the ring of interrupts
         if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
             return True
