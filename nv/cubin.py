@@ -18,6 +18,7 @@ from hcq.program import Argument
 MAX_SIZE = 256 << 20
 MAX_SECTIONS = 1 << 16
 MAX_PARAMETERS = 32764  # PTX ISA 8.1, "Kernel Function Parameters"
+_UNKNOWN = 0xFFFF_FFFF  # stack of a kernel with recursion or alloca
 MAX_STACK = 512 << 10  # bytes of local memory per thread: CUDA C++ Programming Guide, limits
 MAX_CLUSTER = 16  # groups, on any GPU: Hopper and Blackwell Tuning Guides
 EM_CUDA = 190
@@ -88,7 +89,8 @@ class KernelCode:
     constants: bank -> number of a section. shared_size includes what the system reserves, where the
     assembler counts it. max_threads: 0 where not declared; required_block: what `.reqntid` says.
     required_cluster: `.reqnctapercluster`; explicit_cluster: launches must say how large clusters
-    are; max_cluster: groups of one, 0 where not declared.
+    are; max_cluster: groups of one, 0 where not declared. dynamic_stack: it needs more of a stack
+    than stack_size, the assembler cannot tell how much (recursion, alloca).
     """
 
     name: str
@@ -107,6 +109,7 @@ class KernelCode:
     required_cluster: tuple[int, int, int] | None = None
     explicit_cluster: bool = False
     max_cluster: int = 0
+    dynamic_stack: bool = False
 
 
 @dataclass(frozen=True)
@@ -329,12 +332,11 @@ def _kernel(
     registers = attributes.get(_REGISTERS, text.info >> 24)
     if own is None or not 0 < registers <= 255:
         raise BadCodeObject("a kernel without attributes", kernel=name, registers=registers)
-    stack = max(
-        (attributes.get(kind, 0) for kind in (_FRAME_SIZE, _MIN_STACK_SIZE, _MAX_STACK_SIZE)),
-        default=0,
-    )
+    kinds = _FRAME_SIZE, _MIN_STACK_SIZE, _MAX_STACK_SIZE
+    stacks = [attributes.get(kind, 0) for kind in kinds]
+    stack = max(size for size in stacks if size != _UNKNOWN)
     if stack > MAX_STACK:
-        raise NotSupported(f"kernel {name} needs a stack of unknown size", stack=stack)
+        raise NotSupported(f"kernel {name} needs a stack of {stack} bytes", most=MAX_STACK)
     barriers = text.flags >> _BARRIERS_SHIFT & _BARRIERS_MASK
     at = size = threads = 0
     required: tuple[int, int, int] | None = None
@@ -377,6 +379,7 @@ def _kernel(
         registers=registers,
         barriers=barriers,
         stack_size=stack,
+        dynamic_stack=_UNKNOWN in stacks,
         shared_size=shared_of.get(name, 0),
         parameters_at=at,
         parameters_size=size,

@@ -106,6 +106,9 @@ class NvDevice(Device):
         self.looks = 0  # at timelines by waiters since the last submission
         self.programs = Programs(self)
         self.workspaces = Workspaces(self)
+        # Bytes of a thread's stack for recursion and alloca, of programs loaded from now on: as
+        # much as CUDA's default (cudaLimitStackSize, CUDA C++ Programming Guide).
+        self.dynamic_stack = 1024
         self.faults = Faults(self)
         with self._stage("objects and address space"):
             self.gpu = Gpu(session, index, mig)

@@ -118,7 +118,7 @@ class Programs:
             code,
             address=memory.address + image.entry(code.name),
             constants=sections,
-            local_size=_local_need(code),
+            local_size=self._local_need(code),
             counts_reserved=cubin.counts_reserved,
             carveouts=device.carveouts,
         )
@@ -174,9 +174,16 @@ class Programs:
 
     # ---- local memory ------------------------------------------------------------------------
 
+    def _local_need(self, code: KernelCode) -> int:
+        """Bytes of local memory per thread: the stack, and what the system keeps above it."""
+        need = code.stack_size + STACK_RESERVED
+        if code.dynamic_stack:
+            need += self.device.dynamic_stack
+        return -(-need // _LOCAL_GRANULE) * _LOCAL_GRANULE
+
     def _make_room(self, cubin: Cubin) -> None:
         """Grow local memory to what the neediest kernel wants."""
-        need = max(_local_need(code) for code in cubin.kernels.values())
+        need = max(self._local_need(code) for code in cubin.kernels.values())
         if need <= self.local_size:
             return
         device, gpu = self.device, self.device.gpu
@@ -221,12 +228,6 @@ class Programs:
             size & 0xFFFF_FFFF,
             _ALL_SMS,
         ]
-
-
-def _local_need(code: KernelCode) -> int:
-    """Bytes of local memory per thread: the stack, and what the system keeps above it."""
-    need = code.stack_size + STACK_RESERVED
-    return -(-need // _LOCAL_GRANULE) * _LOCAL_GRANULE
 
 
 def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:

@@ -17,8 +17,9 @@ of 256); hardware never reads them. All numbers little endian:
     56      8     GPU address of the entry's name (UTF-8, not terminated)
     64      192   zero
 
-The table says where the module's variables of `.global` and `.const` lie. Its entries follow each
-other: 8 bytes the GPU address, 4 bytes the length of the name, then the name in UTF-8.
+The table says where the module's variables of `.global` and `.const` lie, and what pointers to its
+functions are. Its entries follow each other: 8 bytes the GPU address, 4 bytes the length of the
+name, then the name in UTF-8.
 """
 
 from __future__ import annotations

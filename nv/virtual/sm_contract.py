@@ -26,7 +26,8 @@ class GridLaunch:
     and dynamic, without what the system has of it. local_size: of a thread. shared_window,
     local_window: where generic addresses reach the group's shared and the thread's local memory
     (each 16 MiB; behind the first that of the groups of a cluster). target: "sm_90".
-    variables: where the loader has put the module's variables of `.global` and `.const`.
+    variables: where the loader has put the module's variables of `.global` and `.const`, and what
+    pointers to its functions are.
     cluster: groups of a cluster, where the launch says so. registers: of a thread; 0: not known.
     environment: %envreg0 to 31; all 0 without.
     """

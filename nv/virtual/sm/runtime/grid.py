@@ -108,7 +108,8 @@ class Grid:
         clusters = gx // cluster[0], gy // cluster[1], gz // cluster[2]
         return cls(
             launch, cluster, clusters, warps, threads, gx * gy * gz, launch.shared_size,
-            launch.shared_size - places.shared_size, local if places.local_size else 0,
+            launch.shared_size - places.shared_size,
+            local if places.local_size or places.stack else 0,
             _resident(launch, warps), threads % layout.LANES == 0, x % layout.LANES == 0,
             _ids(x, y, z), _masks(threads),
         )  # fmt: skip

@@ -154,6 +154,7 @@ GROUP_ENDED = 16  # shared memory of a group that has ended
 GROUP_NOT_BEGUN = 17  # shared memory of a group that has not begun
 ARRIVED_TWICE = 18  # at the cluster's barrier, without waiting in between
 NOT_ARRIVED = 19  # waits at the cluster's barrier without having arrived
+STACK_FULL = 21  # of a thread
 NOT_ONE_GROUP = 20  # data and mbarrier object are not where they must be
 
 # Addresses of the shared memory of a cluster: below this the group's own, then that of each rank.

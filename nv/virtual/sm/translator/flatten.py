@@ -2,7 +2,8 @@
 
 Every call is replaced by the body of the function: registers, labels and variables of each copy get
 names of their own. Parameters of calls become registers, since both sides access them at constant
-offsets. Recursion and calls through pointers cannot be flattened.
+offsets. A call through a pointer becomes a branch to one of the functions it may name; functions
+that call themselves are `procedures`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from nv.virtual.sm.ptx.module import (
     Arguments,
     Function,
     Instruction,
+    Integer,
     Inverted,
     Module,
     Name,
@@ -24,39 +26,103 @@ from nv.virtual.sm.ptx.module import (
     Pair,
     Register,
     Selected,
-    Sink,
     Variable,
     Vector,
 )
+from nv.virtual.sm.translator.procedures import (
+    STACK,
+    Procedure,
+    candidates,
+    cell,
+    cells,
+    expand,
+    move,
+    recursive,
+    split_call,
+)
 
 _MOST_INSTRUCTIONS = 200_000
+_STACKS = frozenset(("alloca", "stacksave", "stackrestore"))
 
 
 @dataclass
 class Flat:
-    """A kernel without calls. labels: name -> index. tables: of brx.idx."""
+    """A kernel without calls. labels: name -> index. tables: of brx.idx. recursive: functions that
+    become procedures. stack: threads take memory of their stack."""
 
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
+    recursive: set[str] = field(default_factory=set)
+    procedures: dict[str, Procedure] = field(default_factory=dict)
+    stack: bool = False
 
 
 @dataclass
 class _Frame:
-    """One copy of a function. names: variables and parameters -> their names here."""
+    """One copy of a function. names: variables and parameters -> their names here. procedure: the
+    one that it is part of."""
 
     function: Function
     prefix: str
     names: dict[str, str]
     depth: tuple[str, ...]
+    procedure: str = ""
 
 
 def flatten(module: Module, entry: Function) -> Flat:
     """Inline all calls. Raises NotSupported and BadCodeObject."""
-    flat = Flat()
+    flat = Flat(recursive=recursive(module))
+    flat.stack = any(i.name in _STACKS for f in module.functions.values() for i in f.body)
     _inline(module, _Frame(entry, "", {}, (entry.name,)), flat)
+    while any(not procedure.written for procedure in flat.procedures.values()):
+        for procedure in [p for p in flat.procedures.values() if not p.written]:
+            _procedure(module, procedure, flat)
+    for procedure in flat.procedures.values():
+        flat.tables[procedure.prefix + "sites"] = tuple(procedure.sites)
+    if flat.stack or flat.procedures:
+        flat.stack = True
+        flat.code, flat.labels = expand(flat.code, flat.labels, flat.procedures)
     return flat
+
+
+def _procedure(module: Module, procedure: Procedure, flat: Flat) -> None:
+    """Write a function that calls itself once; its end goes to where its callers go on."""
+    procedure.written = True
+    function, prefix = procedure.function, procedure.prefix
+    if any(variable.space == "local" and variable.size for variable in function.variables):
+        raise NotSupported(
+            f"PTX line {function.line}: recursion through {function.name}, which has variables in"
+            " local memory"
+        )
+    names = {v.name: prefix + v.name for v in (*function.parameters, *function.results)}
+    flat.labels[prefix + "start"] = len(flat.code)
+    frame = _Frame(function, prefix, names, (function.name,), function.name)
+    _inline(module, frame, flat)
+    flat.labels[prefix + "return"] = len(flat.code)
+    _give_back(frame, flat)
+    _add(flat, function.line, "brx", ("idx",), procedure.back, Name(prefix + "sites"))
+
+
+def _add(
+    flat: Flat, line: int, name: str, modifiers: tuple[str, ...], *given: Operand
+) -> None:  # fmt: skip
+    flat.code.append(Instruction(len(flat.code), line, None, False, name, modifiers, given))
+
+
+def _saves(frame: _Frame) -> Register | None:
+    """Return the register that holds the end of the stack at a function's start, where it takes
+    memory of it."""
+    if frame.prefix and any(i.name in _STACKS for i in frame.function.body):
+        return Register(frame.prefix + "%stack.before", "b32")
+    return None
+
+
+def _give_back(frame: _Frame, flat: Flat) -> None:
+    before = _saves(frame)
+    if before is not None:
+        _add(flat, frame.function.line, "mov", ("b32",), STACK, before)
 
 
 def _inline(module: Module, frame: _Frame, flat: Flat) -> None:
@@ -70,6 +136,9 @@ def _inline(module: Module, frame: _Frame, flat: Flat) -> None:
         name = prefix + variable.name
         frame.names[variable.name] = name
         flat.variables.append(replace(variable, name=name))
+    before = _saves(frame)
+    if before is not None:
+        _add(flat, function.line, "mov", ("b32",), before, STACK)
     for instruction in function.body:
         for label in by_index.pop(instruction.index, ()):
             flat.labels[label] = len(flat.code)
@@ -92,6 +161,8 @@ def _one(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) ->
         _call(module, frame, flat, instruction)
         return
     renamed = _renamed(frame, instruction)
+    if instruction.name in _STACKS:
+        renamed = _stack(renamed)
     if instruction.name == "ret" and frame.prefix:
         target = Name(frame.prefix + "return")
         renamed = replace(renamed, name="bra", modifiers=("uni",), operands=(target,))
@@ -120,11 +191,8 @@ def _parameter(frame: _Frame, instruction: Instruction) -> Instruction:
     size = SIZES.get(kind)
     if size is None:
         raise bad(instruction.line, f"{instruction.opcode}: unknown type")
-    cells = tuple(
-        Register(f"{known}+{at.offset + k * size}:{size}", f"b{8 * max(size, 2)}")
-        for k in range(len(items))
-    )
-    places = (Vector(cells), Vector(items))
+    parts = tuple(cell(known, at.offset + k * size, size) for k in range(len(items)))
+    places = (Vector(parts), Vector(items))
     operands = places if instruction.name == "st" else (places[1], places[0])
     return replace(instruction, name="move", modifiers=(kind,), operands=operands)
 
@@ -166,42 +234,111 @@ def _operand(frame: _Frame, operand: Operand) -> Operand:
     return operand
 
 
+def _stack(i: Instruction) -> Instruction:
+    """Turn what takes or gives back memory of the stack into what works on its end."""
+    kind = i.modifiers[-1] if i.modifiers else ""
+    if kind not in ("u32", "u64", "b32", "b64", "s32", "s64") or not i.operands:
+        raise bad(i.line, f"{i.opcode}: a type and operands are wanted")
+    narrow = kind[1:] == "32"
+    if i.name == "alloca":
+        align = i.operands[2] if len(i.operands) == 3 else Integer(8)
+        results = Vector((i.operands[0], STACK))
+        return replace(i, name="stack_take", modifiers=(kind,),
+                       operands=(results, i.operands[1], align, STACK))  # fmt: skip
+    both = (i.operands[0], STACK) if i.name == "stacksave" else (STACK, i.operands[0])
+    if narrow:
+        return replace(i, name="mov", modifiers=("b32",), operands=both)
+    kinds = ("u64", "u32") if i.name == "stacksave" else ("u32", "u64")
+    return replace(i, name="cvt", modifiers=kinds, operands=both)
+
+
 def _call(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) -> None:
     line = instruction.line
-    results: tuple[Operand, ...] = ()
-    operands = list(instruction.operands)
-    first = operands[0] if operands else None
-    if isinstance(first, Arguments):
-        results = first.items
-        del operands[0]
-    target = operands.pop(0) if operands else Sink()
-    given: tuple[Operand, ...] = ()
-    second = operands[0] if operands else None
-    if isinstance(second, Arguments):
-        given = second.items
-    if not isinstance(target, Name):
-        raise NotSupported(f"PTX line {line}: {instruction.opcode} through a pointer")
-    callee = module.functions.get(target.name)
-    if callee is None or not callee.defined:
-        raise NotSupported(f"PTX line {line}: call of {target.name}, which this module lacks")
-    if callee.name in frame.depth:
-        raise NotSupported(f"PTX line {line}: recursion through {callee.name}")
-    if len(results) != len(callee.results) or len(given) != len(callee.parameters):
-        raise bad(line, f"the call of {callee.name} has the wrong number of parameters")
-    prefix = f"{frame.prefix}{callee.name}.{len(flat.code)}."
-    names: dict[str, str] = {}
-    pairs = [*zip(callee.results, results, strict=True),
-             *zip(callee.parameters, given, strict=True)]  # fmt: skip
-    for formal, actual in pairs:
-        if not isinstance(actual, Name):
-            raise NotSupported(f"PTX line {line}: a register as parameter of a call")
-        names[formal.name] = frame.names.get(actual.name, actual.name)
+    results, target, given = split_call(instruction)
+    number = len(flat.code)
+    done = f"{frame.prefix}call.{number}.done"
     guard = instruction.guard
     if guard is not None:
-        skip = Instruction(
-            len(flat.code), line, Register(frame.prefix + guard.name, guard.type),
-            not instruction.negated, "bra", (), (Name(prefix + "return"),),
-        )  # fmt: skip
-        flat.code.append(skip)
-    _inline(module, _Frame(callee, prefix, names, (*frame.depth, callee.name)), flat)
+        flat.code.append(Instruction(
+            number, line, Register(frame.prefix + guard.name, guard.type),
+            not instruction.negated, "bra", (), (Name(done),),
+        ))  # fmt: skip
+    if isinstance(target, Name):
+        _enter(module, frame, flat, line, target.name, results, given)
+    elif isinstance(target, Register):
+        functions = candidates(module, frame.function, instruction)
+        which = Register(f"{frame.prefix}%call.{number}", "b32")
+        pointer = Register(frame.prefix + target.name, target.type)
+        listed = Arguments(tuple(Name(name) for name in functions))
+        _add(flat, line, "call_target", ("u64",), which, pointer, listed)
+        labels = tuple(f"{frame.prefix}call.{number}.{n}" for n in range(len(functions)))
+        flat.tables[f"{frame.prefix}call.{number}.all"] = labels
+        if functions:
+            table = Name(f"{frame.prefix}call.{number}.all")
+            _add(flat, line, "brx", ("idx",), which, table)
+        else:
+            _add(flat, line, "trap", ())
+        for label, name in zip(labels, functions, strict=True):
+            flat.labels[label] = len(flat.code)
+            _enter(module, frame, flat, line, name, results, given)
+            _add(flat, line, "bra", ("uni",), Name(done))
+    else:
+        raise bad(line, "a call of neither a function nor a register")
+    flat.labels[done] = len(flat.code)
+
+
+def _enter(
+    module: Module, frame: _Frame, flat: Flat, line: int, name: str, results: tuple[str, ...],
+    given: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Write a function out where it is called, or go to where it is written."""
+    callee = module.functions.get(name)
+    if callee is None or not callee.defined:
+        raise NotSupported(f"PTX line {line}: call of {name}, which this module lacks")
+    if len(results) != len(callee.results) or len(given) != len(callee.parameters):
+        raise bad(line, f"the call of {callee.name} has the wrong number of parameters")
+    taking = [(formal, frame.names.get(actual, actual))
+              for formal, actual in zip(callee.parameters, given, strict=True)]  # fmt: skip
+    giving = [(formal, frame.names.get(actual, actual))
+              for formal, actual in zip(callee.results, results, strict=True)]  # fmt: skip
+    if name in flat.recursive:
+        _enter_procedure(frame, flat, line, callee, taking, giving)
+        return
+    prefix = f"{frame.prefix}{callee.name}.{len(flat.code)}."
+    names = {formal.name: actual for formal, actual in (*giving, *taking)}
+    depth = (*frame.depth, callee.name)
+    inner = _Frame(callee, prefix, names, depth, frame.procedure)
+    _inline(module, inner, flat)
     flat.labels[prefix + "return"] = len(flat.code)
+    _give_back(inner, flat)
+
+
+def _enter_procedure(
+    frame: _Frame, flat: Flat, line: int, callee: Function, taking: list[tuple[Variable, str]],
+    giving: list[tuple[Variable, str]],
+) -> None:  # fmt: skip
+    procedure = flat.procedures.setdefault(callee.name, Procedure(callee))
+    prefix, site = procedure.prefix, len(procedure.sites)
+    label = f"{prefix}site.{site}"
+    procedure.sites.append(label)
+    moves = [(cell(prefix + formal.name, *part), cell(actual, *part))
+             for formal, actual in taking for part in cells(callee, formal)]  # fmt: skip
+    if frame.procedure:
+        # What is given may be registers of the very procedure, which a callee's would change.
+        pushed = Integer(len(flat.code))
+        _add(flat, line, "push", (), Name(frame.procedure), pushed)
+    flat.code += [move(line, to, source) for to, source in moves]
+    _add(flat, line, "mov", ("b32",), procedure.back, Integer(site))
+    _add(flat, line, "bra", ("uni",), Name(prefix + "start"))
+    flat.labels[label] = len(flat.code)
+    answers = [(cell(actual, *part), cell(prefix + formal.name, *part))
+               for formal, actual in giving for part in cells(callee, formal)]  # fmt: skip
+    if frame.procedure:
+        kept = [Register(f"%stack.result.{n}", to.type) for n, (to, _) in enumerate(answers)]
+        pairs = zip(kept, answers, strict=True)
+        flat.code += [move(line, held, source) for held, (_, source) in pairs]
+        _add(flat, line, "pop", (), Name(frame.procedure), pushed)
+        pairs = zip(kept, answers, strict=True)
+        flat.code += [move(line, to, held) for held, (to, _) in pairs]
+    else:
+        flat.code += [move(line, to, source) for to, source in answers]

@@ -14,6 +14,7 @@ from nv.virtual.sm.ptx.module import Instruction, Module, Special
 from nv.virtual.sm.translator import (
     atomic,
     bits,
+    calls,
     cluster,
     convert,
     copies,
@@ -50,7 +51,7 @@ _MANY = 24  # accesses to memory: of more those outside of loops are calls
 _VERY_MANY = 150  # all of them are
 _MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
-            wgmma, wide, wmma, cluster, video, video_scalar)  # fmt: skip
+            wgmma, wide, wmma, cluster, video, video_scalar, calls)  # fmt: skip
 
 
 @dataclass(frozen=True)

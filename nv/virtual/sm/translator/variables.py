@@ -17,8 +17,10 @@ from nv.virtual.sm.ptx.module import Function, Module, Variable
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.translator import operands
 from nv.virtual.sm.translator.flatten import Flat
+from nv.virtual.sm.translator.procedures import taken
 
 PAGE = 4096
+_FUNCTIONS = 1 << 40  # addresses of functions, where no launch says others: no memory has them
 
 
 @dataclass
@@ -27,7 +29,8 @@ class Places:
 
     shared_size: static bytes. local_size: of a thread. image: the module window's content.
     parameter_offsets: of the entry. numbers: of the variables of `.global` and `.const`, in
-    the list of their addresses that each launch has.
+    the list of their addresses that each launch has; functions whose address is taken too. stack:
+    threads take what local memory has behind their variables.
     """
 
     addresses: dict[str, int] = field(default_factory=dict)
@@ -38,6 +41,7 @@ class Places:
     local_size: int = 0
     image: bytes = b""
     numbers: dict[str, int] = field(default_factory=dict)
+    stack: bool = False
 
     def address_of(self, name: str) -> int | None:
         """Return the address of a variable in its space, where no launch says another."""
@@ -77,6 +81,11 @@ def place(module: Module, entry: Function, flat: Flat) -> Places:
         _set(places, variable, places.local_size)
         places.local_size += variable.size or 0
     places.local_size = _up(places.local_size, 16)
+    places.stack = flat.stack
+    for number, name in enumerate(taken(module), 1):
+        places.addresses[name] = _FUNCTIONS + 8 * number
+        places.spaces[name] = "func"
+        places.numbers[name] = len(places.numbers)
     _window(places, [v for v in known if v.space in ("global", "const")])
     return places
 

@@ -1,0 +1,57 @@
+"""Where calls through pointers go, and memory of a thread's stack.
+
+Every function whose address a program takes has a number; its address is what the loader says, or
+one that no memory has. A call through a pointer compares it with all functions of its kind. The
+stack lies behind a thread's variables in local memory and grows upwards; `flatten` keeps its end in
+a register.
+Source: PTX ISA 8.x, "Control Flow Instructions: call", "Stack Manipulation Instructions".
+"""
+
+from __future__ import annotations
+
+from nv.virtual.sm.ptx.module import Arguments, Instruction, Integer, Name, Vector
+from nv.virtual.sm.runtime import layout
+from nv.virtual.sm.translator.handler import Handler
+from nv.virtual.sm.translator.kernel import Kernel
+from nv.virtual.sm.translator.value import number
+
+
+def _call_target(k: Kernel, i: Instruction) -> None:
+    """call_target which, pointer, (functions): which of the functions a pointer names."""
+    which, pointer, functions = i.operands
+    assert isinstance(functions, Arguments)
+    address = k.source(pointer, "u64")
+    found = number("i32", len(functions.items))
+    for n, function in enumerate(functions.items):
+        assert isinstance(function, Name)
+        same = k.cmp("eq", address, k.address_of(function.name))
+        found = k.choose(same, number("i32", n), found)
+    k.write(which, found)
+
+
+def _stack_begin(k: Kernel, i: Instruction) -> None:
+    """stack_begin end: the stack is empty."""
+    k.write(i.operands[0], number("i32", k.places.local_size))
+
+
+def _stack_take(k: Kernel, i: Instruction) -> None:
+    """stack_take {place, end}, size, alignment, end: give a thread bytes of its stack."""
+    results, size, alignment, end = i.operands
+    assert isinstance(results, Vector) and isinstance(alignment, Integer)
+    align = max(alignment.value, 1)
+    before = k.resize(k.source(end, "u32"), "i64", False)
+    start = k.op("and", k.op("add", before, number("i64", align - 1)), number("i64", -align))
+    wide = k.resize(k.source(size, i.modifiers[0]), "i64", False)
+    after = k.op("add", start, wide)
+    limit = k.context_value(layout.LOCAL_SIZE, "i64")
+    beyond = k.op("or", k.cmp("ugt", after, limit), k.cmp("ugt", wide, limit))
+    lanes = k.value(f"and i32 {k.mask_bits(beyond)}, {k.mask()}")
+    k.fault_if(lanes, layout.STACK_FULL)
+    element = "i64" if i.modifiers[0][1:] == "64" else "i32"
+    k.write(results.items[0], k.resize(start, element, False))
+    k.write(results.items[1], k.resize(after, "i32", False))
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by name."""
+    return {"call_target": _call_target, "stack_begin": _stack_begin, "stack_take": _stack_take}
