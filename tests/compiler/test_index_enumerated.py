@@ -7,12 +7,12 @@ rule looks for. Here all sums of small coefficients and constants are divided, a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from compiler.expression.algebra import Index, Range, constant
+from compiler.expression.algebra import Index, Opaque, Range, Validity, constant
 
 W, X = Range("w", 24), Range("x", 3)
 AT = {"w": np.repeat(np.arange(24), 3), "x": np.tile(np.arange(3), 24)}
@@ -67,6 +67,38 @@ def test_sums_of_a_quotient_a_remainder_and_the_whole() -> None:
             holds(y // c * k + y % c * m + y * n, values // c * k + values % c * m + values * n)
             folds = k == m * c and not n
             assert not folds or y // c * k + y % c * m == y * m
+
+
+class Found(Opaque):
+    """A number that something else computes."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high, self.key = low, high, "found"
+
+    def indices(self) -> tuple[Index, ...]:
+        return ()
+
+    def rebuild(self, leaf: Callable[[Range], Index]) -> Index:
+        return Index(((self, 1),), 0)
+
+    def guarded(self, conditions: Validity) -> Index:
+        return Index(((self, 1),), 0)
+
+    def magnitude(self) -> int:
+        return max(abs(self.low), abs(self.high))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 3), (5, 6), (4, 9), (-3, -2), (-7, 2)])
+def test_numbers_that_do_not_begin_at_zero(low: int, high: int) -> None:
+    """All ranges do: only numbers from elsewhere have quotients that are constant and not zero."""
+    atom = Index(((Found(low, high), 1),), 0)
+    for factor, offset, divisor in itertools.product((1, 2, 3, -1), range(-4, 5), DIVISORS):
+        whole = atom * factor + offset
+        quotient, rest = whole // divisor, whole % divisor
+        for number in range(low, high + 1):
+            value = number * factor + offset
+            assert quotient.evaluate({"found": number}) == value // divisor
+            assert rest.evaluate({"found": number}) == value % divisor
 
 
 def test_a_range_of_one_is_a_constant() -> None:

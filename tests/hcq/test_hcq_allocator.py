@@ -78,6 +78,21 @@ def test_reserving_takes_exactly_that_range() -> None:
     allocator.reserve(96, 16)
 
 
+@pytest.mark.parametrize(("address", "size"), [(4090, 10), (4096, 1), (-8, 4), (96, 32), (0, 0)])
+def test_what_is_not_all_free_is_not_reserved(address: int, size: int) -> None:
+    allocator = RangeAllocator(0, 4096, 16)
+    allocator.reserve(112, 16)
+    with pytest.raises(BadArgument, match="not free"):
+        allocator.reserve(address, size)
+    assert allocator.used == 16 and allocator.largest == 4096 - 128
+
+
+@pytest.mark.parametrize("granule", [0, -4, 3, 24])
+def test_a_granule_is_a_power_of_two(granule: int) -> None:
+    with pytest.raises(BadArgument, match="granule"):
+        RangeAllocator(0, 24 * 24, granule)
+
+
 @pytest.mark.parametrize(("size", "align"), [(0, 1), (-1, 1), (1, 3), (1, 0)])
 def test_bad_sizes_are_refused(size: int, align: int) -> None:
     with pytest.raises(BadArgument):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hcq.buffer import Buffer
-from hcq.command import CommandBuffer, Relocation, Symbol
+from hcq.command import CommandBuffer, Reference, Relocation, Symbol
 from hcq.errors import BadArgument
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Argument, Kernel, Parameter, Program, pack_arguments
@@ -86,6 +86,19 @@ def test_patching_agrees_with_the_model(
     assert (out == afresh).all()
     encoded.repatch(out, np.array(first, np.uint64))
     assert out.tolist() == model(image, taken, named)
+
+
+@pytest.mark.parametrize(("offset", "width"), [(0, 1), (3, 1), (6, 2), (4, 4), (8, 8), (15, 1)])
+def test_references_put_their_bytes_where_they_belong(offset: int, width: int) -> None:
+    """Into an argument block that begins at word 2; all other bytes stay."""
+    reference = Reference(offset, width, Symbol("parameter", 3).plus(4))
+    encoded = CommandBuffer(np.full(6, 0x5555_5555, np.uint32), 6, reference.relocations(2))
+    out = np.zeros(6, np.uint32)
+    encoded.patch(out, np.array([0x1122_3344_5566_7788], np.uint64))
+    value = (0x1122_3344_5566_7788 + 7).to_bytes(8, "little")[:width]
+    expected = bytearray(b"\x55" * 24)
+    expected[8 + offset : 8 + offset + width] = value
+    assert out.tobytes() == bytes(expected)
 
 
 def test_a_relocation_outside_the_image_is_refused() -> None:
