@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from compiler.dtype import DType
-from compiler.graph.node import Node, Repeated, Shape
+from compiler.graph.node import MOVEMENT, Node, Repeated, Shape
 
 if TYPE_CHECKING:
     from hcq.device import Device
@@ -33,14 +33,15 @@ class Repetition(Protocol):
 
 class Recipe:
     """Operations on `sources` arrays; compared and hashed by identity. long: running it takes a
-    while."""
+    while. moves: it computes nothing, so that each reader may do it again."""
 
-    __slots__ = ("dtype", "long", "made", "script", "shape", "sources")
+    __slots__ = ("dtype", "long", "made", "moves", "script", "shape", "sources")
 
     def __init__(self, sources: int, made: tuple[Made, ...], long: bool) -> None:
         self.sources = sources
         self.made = made
         self.long = long
+        self.moves = all(op in MOVEMENT for op, *_ in made)
         _, self.dtype, self.shape, *_ = made[-1]
         self.script: Repetition | None = None  # the runtime's, of the device that ran it last
 

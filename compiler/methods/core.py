@@ -13,7 +13,7 @@ from compiler import dtype as dtypes
 from compiler.dtype import DType
 from compiler.graph import node as graph
 from compiler.graph.forms import Makes
-from compiler.graph.node import Node, Shape
+from compiler.graph.node import Node, Repeated, Shape
 from compiler.graph.origin import here, text
 from compiler.graph.recipe import Recipe, recipe_of
 from compiler.methods.aliases import with_aliases
@@ -63,7 +63,8 @@ class TensorCore:
         self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
     ) -> Self:
         """What `method` makes of this and the others, found out once for stored arrays of a type
-        and shape. name: what else it depends on. The method must be a function of these alone.
+        and shape, and for slices of them. name: what else it depends on. The method must be a
+        function of these alone.
 
         Called by what the user calls: the line that is remembered is three calls up."""
         device, node = self.device, self.node
@@ -71,9 +72,14 @@ class TensorCore:
         given: tuple[Node, ...]
         if not others:
             if node.storage is None:
-                return method()
-            given = (node,)
-            key = (name, node.dtype.name, node.shape, device.target.compute_units)
+                moved = node.recipe
+                given = node.given if isinstance(node, Repeated) else ()
+                if moved is None or not moved.moves or not given:
+                    return method()
+                key = (name, moved, device.target.compute_units)
+            else:
+                given = (node,)
+                key = (name, node.dtype.name, node.shape, device.target.compute_units)
         else:
             other = others[0].node
             if node.storage is None or other.storage is None or others[0].device is not device:

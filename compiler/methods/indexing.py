@@ -62,6 +62,12 @@ class Indexing(Movement):
         """As in NumPy. Integer tensors, arrays and lists select elements (gather); a bool array
         selects where it is true. An index held by a tensor that is outside its axis gives zero;
         one that is known on the host is refused."""
+        name = _name(key)
+        if name is not None:
+            return self._again(name, (), lambda: self._element(key))
+        return self._element(key)
+
+    def _element(self, key: Any) -> Self:
         entries = self._full_key(key if isinstance(key, tuple) else (key,))
         if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
             return self._gather(entries)
@@ -230,3 +236,19 @@ def _listed(entry: Sequence[Any]) -> np.ndarray[Any, Any]:
         return np.asarray(entry, None if len(entry) else np.int64)
     except ValueError:
         raise BadArgument(f"index: expected a list of equal lengths, got {entry!r}") from None
+
+
+def _name(key: Any) -> tuple[object, ...] | None:
+    """A key of ints and slices by ints, as something to look up; None for others."""
+    name: list[object] = ["[]"]
+    for entry in key if type(key) is tuple else (key,):
+        if type(entry) is slice:
+            parts = entry.start, entry.stop, entry.step
+            if not all(part is None or type(part) is int for part in parts):
+                return None
+            name.append(parts)
+        elif type(entry) is int:
+            name.append(entry)
+        else:
+            return None
+    return tuple(name)

@@ -17,7 +17,7 @@ from compiler.graph.node import Node
 from compiler.graph.recipe import recipe_of
 from compiler.runtime.runtime import runtime_of, use_cache
 from hcq.device import Device
-from hcq.errors import BadArgument, Closed
+from hcq.errors import BadArgument, BadIndex, Closed
 
 LONG = 1 << 18  # elements that are reduced in two kernels
 
@@ -85,6 +85,7 @@ WORKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "softmax": lambda x, y: x.softmax(),
     "product": lambda x, y: x @ y,
     "square": lambda x, y: x @ x,
+    "slice": lambda x, y: x[2:7, ::-2][1] + 1.5,
 }
 
 
@@ -120,6 +121,36 @@ def test_equal_numbers_of_other_kinds_are_other_recipes(cpu: Device) -> None:
     y = Tensor(np.array([1.0], "f4"), device=cpu)
     for _ in range(2):
         assert np.signbit((y * -0.0).numpy())[0] and not np.signbit((y * 0.0).numpy())[0]
+
+
+def test_equal_keys_of_other_kinds_are_other_slices(cpu: Device) -> None:
+    array = np.arange(12, dtype=np.int32).reshape(3, 4)
+    x = Tensor(array, device=cpu)
+    keys = [1, True, np.int64(1), slice(1, 2), slice(None, 1), (1, 1), (1, slice(1, 2)), -2, ...]
+    for key in (*keys, (slice(1, 2), 1), None, np.array([1]), slice(np.int64(1), 3)):
+        for _ in range(2):
+            part = x[key]
+            assert np.array_equal((part * 2).numpy(), array[key] * 2), key
+            assert np.array_equal(part.numpy(), array[key]), key
+    for _ in range(2):
+        with pytest.raises(BadIndex, match="index 3 is outside axis 0"):
+            x[3]
+
+
+def test_a_slice_has_several_readers(cpu: Device) -> None:
+    """What was sliced may be assigned to meanwhile, also from its own slice."""
+    array = np.arange(16, dtype=np.float32)
+    x = Tensor(array, device=cpu)
+    for _ in range(3):
+        part = x[2:9]
+        twice, total = part * 2, part.sum()
+        x[1:] = x[:-1] + 1
+        changed = array.copy()
+        changed[1:] = array[:-1] + 1
+        assert np.array_equal(x.numpy(), changed)
+        assert np.array_equal(twice.numpy(), array[2:9] * 2)
+        assert total.item() == array[2:9].sum() and np.array_equal(part.numpy(), array[2:9])
+        array = changed
 
 
 def test_a_result_in_use_keeps_what_it_is_made_of(cpu: Device) -> None:
