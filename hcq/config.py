@@ -12,6 +12,8 @@ UGPU_RECORD           file that receives all that is done to a device behind a P
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
 UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, by the
                       beginning of their LLVM names, separated by commas: avx512,amx
+UGPU_HOST_CACHES      bytes of a core's data caches, first and second level: 49152,2097152 (default:
+                      what the system says)
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Config:
     winograd: bool = True
     record_file: Path | None = None
     host_without: tuple[str, ...] = ()
+    host_caches: tuple[int, int] | None = None
     objects_folder: Path | None = None
 
 
@@ -70,6 +73,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
             if name.strip()
         ),
         winograd=_switch(environment, "UGPU_WINOGRAD", default.winograd),
+        host_caches=_sizes(environment, "UGPU_HOST_CACHES"),
     )
 
 
@@ -108,6 +112,19 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     if not 0 < value < 1e6:
         raise BadArgument(f"{name} is a number of seconds above zero", value=text)
     return value
+
+
+def _sizes(environment: Mapping[str, str], name: str) -> tuple[int, int] | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    parts = text.split(",")
+    if len(parts) == 2 and all(part.isdecimal() and len(part) < 12 for part in parts):
+        first, second = (int(part) for part in parts)
+        if 4096 <= first <= second <= 1 << 30:
+            return first, second
+    message = f"{name} is two numbers of bytes, 4096 at least, the second no smaller: 49152,2097152"
+    raise BadArgument(message, value=text)
 
 
 def _switch(environment: Mapping[str, str], name: str, default: bool) -> bool:

@@ -6,6 +6,15 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class Caches:
+    """Bytes of data in the caches that a host's core has for itself: the first level, the second.
+    Those of Zen 4 where nobody knows."""
+
+    first: int = 32 << 10
+    second: int = 1 << 20
+
+
+@dataclass(frozen=True)
 class TargetSpec:
     """A code generation target. Sizes are bytes, counts are per compute unit unless said otherwise.
 
@@ -26,6 +35,7 @@ class TargetSpec:
     dynamically (`Queue.launch`), static and dynamic together; 0 where launches give none.
     max_cluster: groups that a launch can have run together as a cluster; 0 where there are none.
     cooperative: launches can have all of their groups run at the same time.
+    caches: of a host's core.
     """
 
     name: str
@@ -43,6 +53,7 @@ class TargetSpec:
     max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
     vector_bytes: int = 16  # what one load moves at best, per thread
     matrix: str = ""  # family of matrix instructions, see `matrix_family`
+    caches: Caches = Caches()
     extra: dict[str, int] = field(default_factory=dict, compare=False)
 
 

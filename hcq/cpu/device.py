@@ -25,6 +25,7 @@ from hcq import host, life
 from hcq.buffer import Buffer
 from hcq.checks import whole
 from hcq.cpu import tiles
+from hcq.cpu.caches import caches
 from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
 from hcq.cpu.object import load_object
 from hcq.cpu.processor import (
@@ -97,6 +98,7 @@ def host_target(threads: int) -> TargetSpec:
         local_memory=64 << 10,
         compute_units=threads,
         vector_bytes=vector,
+        caches=caches(),
     )
 
 

@@ -13,7 +13,7 @@ from compiler import Tensor
 from compiler.dtype import bfloat16
 from compiler.expression.algebra import Range
 from compiler.kernel.host.axis import Axis, deep, joined
-from compiler.kernel.host.tiles import LEFT_BYTES, RIGHT_BYTES, TILE_BYTES, Problem
+from compiler.kernel.host.tiles import Problem
 from hcq.device import Device
 from hcq.errors import BadArgument
 
@@ -171,4 +171,4 @@ def test_tiles_that_are_chosen_fit_or_are_the_smallest(
     assert tile.height * tile.vectors + tile.vectors + 1 <= registers
     assert tile.columns >= 1 and tile.rows >= 1
     if unit == 1:
-        assert problem.fits(tile), (LEFT_BYTES, RIGHT_BYTES, TILE_BYTES)
+        assert problem.fits(tile), tile

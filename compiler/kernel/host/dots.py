@@ -22,7 +22,7 @@ from compiler.expression.algebra import Index, Range, at_least_zero, constant, u
 from compiler.expression.computation import Computation, elements
 from compiler.expression.value import Memory, Value, binary, const, load, substitute, value
 from compiler.kernel.host.axis import Axis, Part
-from compiler.kernel.host.tiles import LEFT_BYTES, vector_registers
+from compiler.kernel.host.tiles import vector_registers
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.pattern.contraction import Contraction
 from hcq.target import TargetSpec
@@ -51,11 +51,11 @@ def find_dots(parts: Contraction, target: TargetSpec) -> Dots | None:
         parts, left=parts.right, right=parts.left, rows=parts.columns, columns=parts.rows,
         all_rows=parts.all_columns, all_columns=parts.all_rows,
     )  # fmt: skip
-    lanes = target.vector_bytes // float32.itemsize
-    return next((found for each in (parts, turned) if (found := _dots(each, lanes))), None)
+    return next((found for each in (parts, turned) if (found := _dots(each, target))), None)
 
 
-def _dots(parts: Contraction, lanes: int) -> Dots | None:
+def _dots(parts: Contraction, target: TargetSpec) -> Dots | None:
+    lanes, held = target.vector_bytes // float32.itemsize, target.caches.second // 2
     right, rows = parts.right, elements(parts.all_rows)
     if parts.reduce.dtype is not float32 or right.op != "load" or right.arg.conditions:
         return None
@@ -63,7 +63,7 @@ def _dots(parts: Contraction, lanes: int) -> Dots | None:
         return None
     ranges = sorted(parts.all_depths, key=lambda r: -right.arg.index.coefficient(r))
     depth = _whole(ranges)
-    few = rows <= MOST_ROWS and rows * depth.whole * float32.itemsize <= 2 * LEFT_BYTES
+    few = rows <= MOST_ROWS and rows * depth.whole * float32.itemsize <= held
     if not few or elements(parts.all_columns) < WIDE or depth.whole < DEEP * lanes:
         return None
     step = Range("step", depth.whole)

@@ -13,6 +13,8 @@ sizes of tiles and panels come from a cost model (compiler.kernel.host.tiles).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from compiler.dtype import int8
 from compiler.expression.accumulate import multiply_add, replace
 from compiler.expression.algebra import Index, Range, constant, unflatten
@@ -23,16 +25,16 @@ from compiler.kernel.host.amx import HEIGHT, STEPS, VECTORS, Panels, TilePacking
 from compiler.kernel.host.amx import best as amx_tile
 from compiler.kernel.host.axis import Axis, Part, deep, joined
 from compiler.kernel.host.loops import ROWS
-from compiler.kernel.host.packing import Packed, Packing, along_depth, direct_height
+from compiler.kernel.host.packing import Packed, Packing, along_depth, direct_height, limit
 from compiler.kernel.host.pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
 from compiler.kernel.host.quads import QUAD, Correction, QuadPacking, in_quads
-from compiler.kernel.host.tiles import PACK, PACK_ONE, Problem, shares, vector_registers
+from compiler.kernel.host.rates import rates_of
+from compiler.kernel.host.tiles import Problem, shares, slice_steps, vector_registers
 from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import runs_along, unit_stride
 from compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from hcq.target import TargetSpec
 
-DEPTH = 256  # steps of a slice, about: a panel of the right factor then fits the first-level cache
 DOTS = 4  # rows up to which sums along both factors' memory are as fast as tiles
 SIDE = 384  # elements of a side from which on one range is enough
 
@@ -102,7 +104,8 @@ class _Blocked:
         self.dtype = parts.reduce.dtype
         self.lanes = max(2, target.vector_bytes // self.dtype.itemsize)
         rows, columns = joined(parts.all_rows, SIDE), joined(parts.all_columns, SIDE)
-        self.depth = deep(parts.all_depths, DEPTH)
+        most = slice_steps(target)
+        self.depth = deep(parts.all_depths, most)
         # steps of the depth that are multiplied at once
         plain = is_plain(parts, rows, columns)
         quads = in_quads(parts, self.depth, plain, target)
@@ -113,7 +116,7 @@ class _Blocked:
         batch = tuple(r for r in computation.ranges if r not in joint)
         self.outer = tuple(r for r in parts.reduce.arg[1] if r not in self.depth.ranges)
         self.tiles = self.group == PAIR and plain and in_tiles(self.depth.size, target)
-        most = max(1, DEPTH * self.group // self.depth.unit)
+        most = max(1, most * self.group // self.depth.unit)
         multiple = STEPS if self.tiles else self.group
         slice_count = -(-_share(self.depth.main.size, most) // multiple) * multiple
         self.slices = -(-self.depth.main.size // slice_count)
@@ -156,7 +159,13 @@ class _Blocked:
             count, bound = self.slice.whole // QUAD, self.steps_bound()
             assert isinstance(self.right, Packed)
             self.excess = Correction(self.right, self.column_panels, self.vectors, count, bound)
-        tall = self.row_panels * self.height
+        known = computation.value, computation.position
+        flat = self.rows.is_flat(*known) and self.columns.is_flat(*known)
+        # whether results are made of a panel's totals while they are in the first-level cache
+        self.by_panels = self.once and flat and not self.tiles
+        if self.by_panels:
+            self.pitch = self.width
+        tall = self.height if self.by_panels else self.row_panels * self.height
         self.tile = Memory("tile", self.dtype, tall * self.pitch, "local")
         self.totals = Memory(
             "totals", self.dtype, self.height * self.vectors, "register", self.lanes
@@ -173,18 +182,19 @@ class _Blocked:
             self.lanes,
             vector_registers(target),
             target.compute_units,
-            self.pack_cost(self.parts.left, rows),
-            self.pack_cost(self.parts.right, columns),
+            rates_of(target),
+            self.in_order(self.parts.left, rows),
+            self.in_order(self.parts.right, columns),
             0 if self.group > 1 else direct_height(self.parts.left, rows, self.slice),
         )
 
-    def pack_cost(self, factor: Value, axis: Axis) -> float:
-        """In order of memory, along the axis or the depth; or not."""
+    def in_order(self, factor: Value, axis: Axis) -> bool:
+        """Whether a factor is packed in order of memory, along the axis or the depth."""
         across = Part(axis, constant(0), axis.main.size)
         along = unit_stride(factor, axis.ranges[-1]) and (
             axis.ranges[-1].size >= 2 * self.lanes or across.is_flat(factor)
         )
-        return PACK if along or along_depth(factor, across, self.slice) else PACK_ONE
+        return along or along_depth(factor, across, self.slice)
 
     def kernel(self) -> Kernel:
         packed = (*self.left.statements, *self.right.statements)
@@ -205,7 +215,7 @@ class _Blocked:
             memories,
             self.grid,
             1,
-            (*cleared, accumulate, self.finish()),
+            (*cleared, accumulate, *(() if self.by_panels else (self.finish(),))),
         )
 
     def clear(self) -> Loop:
@@ -243,14 +253,18 @@ class _Blocked:
         for row in range(height):
             for v in range(vectors):
                 at = constant(row * vectors + v)
-                place = (rows.index() * height + row) * self.pitch
-                place = place + columns.index() * self.width + v * lanes
+                first, across = rows.index() * height, columns.index() * self.width
+                if self.by_panels:
+                    first = across = constant(0)
+                place = self.total(first + row, across + v * lanes)
                 start = self.zero() if self.once else load(self.tile, place, lanes=lanes)
                 if self.excess is not None:
                     start = self.excess.taken_off(start, columns.index(), v)
                 before.append(Store(self.totals, at, start))
                 after.append(Store(self.tile, place, load(self.totals, at, lanes=lanes)))
         panel = (*before, Loop(step, tuple(inner), self.steps_bound()), *after)
+        if self.by_panels:
+            panel = (*panel, self.finish_panel(rows.index(), columns.index()))
         # a panel that lies wholly outside the output is not computed
         inside = Loop(rows, panel, _panels(self.rows, self.height))
         return Loop(columns, (inside,), _panels(self.columns, self.width))
@@ -296,12 +310,34 @@ class _Blocked:
         known = computation.value, computation.position
         row, column = self.rows.walk("row", *known), self.columns.walk("column", *known)
         places = {**self.batch, **row.places, **column.places}
-        total = load(self.tile, row.position * self.pitch + column.position)
-        root = substitute(computation.value, places)
-        result = replace(root, substitute(self.parts.reduce, places), total)
-        position = computation.position.substitute(places)
-        store = Store(computation.output, position, result)
+        store = self.result(places, self.total(row.position, column.position))
         return row.around(column.around(store))
+
+    def finish_panel(self, row_panel: Index, column_panel: Index) -> Statement:
+        """The same of a panel alone."""
+        height, width = self.height, self.width
+        row, column = Range("row", height), Range("column", width)
+        first_row, first_column = row_panel * height, column_panel * width
+        places = {
+            **self.batch,
+            **self.rows.places(first_row + row.index()),
+            **self.columns.places(first_column + column.index()),
+        }
+        store = self.result(places, self.total(row.index(), column.index()))
+        below = limit(self.rows, first_row, self.row_panels * height)
+        inside = limit(self.columns, first_column, self.column_panels * width)
+        return Loop(row, (Loop(column, (store,), inside),), below)
+
+    def total(self, row: Index, column: Index) -> Index:
+        return row * self.pitch + column
+
+    def result(self, places: Mapping[Range, Index], total: Index) -> Store:
+        """What becomes of the total that the tile has at an index."""
+        computation = self.computation
+        known = load(self.tile, total)
+        root = substitute(computation.value, places)
+        result = replace(root, substitute(self.parts.reduce, places), known)
+        return Store(computation.output, computation.position.substitute(places), result)
 
 
 def _panels(part: Part, panel: int) -> Index | None:

@@ -11,25 +11,20 @@ from dataclasses import dataclass
 
 from compiler.kernel.choices import Tile
 from compiler.kernel.host.axis import Axis
+from compiler.kernel.host.rates import DEFAULT, Rates
 from hcq.target import TargetSpec
 
-LEFT_BYTES = 256 << 10  # a packed left slice, at most: it stays in the second-level cache
-DIRECT_BYTES = 352 << 10  # a left slice that is not packed
-RIGHT_BYTES = 576 << 10  # a packed right slice; it is read in order, from the third level at worst
-TILE_BYTES = 384 << 10
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-PACK = 0.2  # to pack an element of a factor: a vector load and a store, memory not in cache
-DIRECT = 0.05  # to fetch an element that is not packed
-PACK_ONE = 1.0  # the same where elements come one by one, or few at a time
-FINISH = 0.3  # to clear an element of the tile, to load it once more and to store it
+HIDDEN = 0.7  # of the time of multiplications, in which loads from the second level cost nothing
 UNEVEN = 0.4  # of a tile: what threads wait for each other at the end
 
 
 @dataclass(frozen=True)
 class Problem:
-    """steps: of the depth, in all; slice_steps: that are packed at a time. left_pack, right_pack:
-    costs of packing an element. registers: vector registers; threads: that share the work.
-    direct_height: of panels up to which the left factor is not packed."""
+    """steps: of the depth, in all; slice_steps: that are packed at a time. registers: vector
+    registers; threads: that share the work. rates: of a core. left_in_order, right_in_order:
+    whether a factor is packed in order of memory. direct_height: of panels up to which the left
+    factor is not packed."""
 
     rows: Axis
     columns: Axis
@@ -40,9 +35,36 @@ class Problem:
     lanes: int
     registers: int
     threads: int
-    left_pack: float = PACK
-    right_pack: float = PACK
+    rates: Rates = DEFAULT
+    left_in_order: bool = True
+    right_in_order: bool = True
     direct_height: int = 0
+
+    @property
+    def left_bytes(self) -> int:
+        """Of a packed left slice, at most: it stays in the second-level cache."""
+        return self.rates.second // 4
+
+    @property
+    def direct_bytes(self) -> int:
+        """Of a left slice that is not packed."""
+        return self.rates.second * 11 // 32
+
+    @property
+    def right_bytes(self) -> int:
+        """Of a packed right slice; it is read in order, from the third level at worst."""
+        return self.rates.second * 9 // 16
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.rates.second * 3 // 8
+
+    def pack_costs(self, height: int) -> tuple[float, float]:
+        """Of an element of the left factor, and of the right."""
+        rates = self.rates
+        left = rates.pack if self.left_in_order else rates.pack_one
+        right = rates.pack if self.right_in_order else rates.pack_one
+        return rates.direct if height <= self.direct_height else left, right
 
     def cost(self, tile: Tile) -> float:
         """Of the whole product, by the thread that ends last."""
@@ -53,15 +75,15 @@ class Problem:
         width = tile.vectors * self.lanes
         panels = _panels(self.rows, tile.rows, tile.height)
         panels *= _panels(self.columns, tile.columns, width)
-        each = step_cost(tile.height, tile.vectors)
+        each = self.step_cost(tile.height, tile.vectors)
         multiply = panels * each
-        left_pack = DIRECT if tile.height <= self.direct_height else self.left_pack
-        pack = across * self.rows.size * left_pack + down * self.columns.size * self.right_pack
-        store = self.rows.size * self.columns.size * FINISH
+        left_pack, right_pack = self.pack_costs(tile.height)
+        pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
+        store = self.rows.size * self.columns.size * self.rates.finish
         total = self.batch * (self.steps * (multiply + pack) + store)
         inside = _ceil(tall, tile.height) * _ceil(wide, width) * each
-        inside += tall * left_pack + wide * self.right_pack
-        one = self.steps * inside + tall * wide * FINISH
+        inside += tall * left_pack + wide * right_pack
+        one = self.steps * inside + tall * wide * self.rates.finish
         if self.threads == 1:
             return total
         return max(total / self.threads, one) + UNEVEN * one
@@ -72,11 +94,11 @@ class Problem:
         tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
         wide = _ceil(tile.columns * self.columns.unit, width) * width
         slice_bytes = self.slice_steps * self.itemsize
-        left_bytes = DIRECT_BYTES if tile.height <= self.direct_height else LEFT_BYTES
+        direct = tile.height <= self.direct_height
         return (
-            tall * slice_bytes <= left_bytes
-            and wide * slice_bytes <= RIGHT_BYTES
-            and tall * wide * self.itemsize <= TILE_BYTES
+            tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes)
+            and wide * slice_bytes <= self.right_bytes
+            and tall * wide * self.itemsize <= self.tile_bytes
         )
 
     def tiles(self) -> Iterator[Tile]:
@@ -87,10 +109,25 @@ class Problem:
             heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
             if not heights:
                 continue
-            height = min(heights, key=lambda h: _ceil(self.rows.size, h) * step_cost(h, vectors))
+            height = min(heights, key=lambda h: self.panels_cost(h, vectors))
             for rows in shares(self.rows, height):
                 for columns in shares(self.columns, vectors * self.lanes):
                     yield Tile(height, vectors, rows, columns)
+
+    def step_cost(self, height: int, vectors: int) -> float:
+        """Of one step of a panel: a multiplication for each pair, or as many loads as they need.
+        Those from the second level are hidden by multiplications in part."""
+        loads, multiplies = height + vectors, height * vectors
+        cost = max(multiplies, self.rates.load * loads)
+        panel = self.slice_steps * vectors * self.lanes * self.itemsize
+        if panel > self.rates.first:
+            fetched = self.rates.load * loads + self.rates.spill * vectors
+            cost = max(cost, multiplies + fetched - HIDDEN * multiplies)
+        return cost + 0.1 * loads + 0.3
+
+    def panels_cost(self, height: int, vectors: int) -> float:
+        """Of a step of all panels of rows."""
+        return _ceil(self.rows.size, height) * self.step_cost(height, vectors)
 
     def best(self) -> Tile:
         """The cheapest that fits, or the smallest."""
@@ -101,15 +138,15 @@ class Problem:
         return min(fitting, key=self.cost)
 
 
+def slice_steps(target: TargetSpec) -> int:
+    """Steps of a slice of the depth, about: a panel of the right factor then stays in the
+    first-level cache."""
+    return max(128, min(512, target.caches.first // 128 // 64 * 64))
+
+
 def vector_registers(target: TargetSpec) -> int:
     """How many vector registers a host has."""
     return 32 if target.vector_bytes >= 64 or target.triple.startswith("aarch64") else 16
-
-
-def step_cost(height: int, vectors: int) -> float:
-    """Of one step of a panel: a multiplication for each pair, or as many loads as they need."""
-    loads = height + vectors
-    return max(height * vectors, 0.8 * loads) + 0.1 * loads + 0.3
 
 
 def shares(axis: Axis, panel: int) -> list[int]:

@@ -1,0 +1,66 @@
+"""Sizes of a core's caches, as Linux describes them, or as a setting says.
+
+Facts: Linux Documentation/ABI/testing/sysfs-devices-system-cpu, /sys/devices/system/cpu/cpu*/cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hcq.config import config
+from hcq.target import Caches
+
+SYSFS = Path("/sys/devices/system/cpu")
+SIBLINGS = 2  # processors of a core: what more than these share, several cores share
+LEAST, MOST = 4 << 10, 64 << 20  # of what we believe, bytes
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
+
+
+def caches() -> Caches:
+    """Of the first processor this process may use; the setting UGPU_HOST_CACHES goes before."""
+    chosen = config().host_caches
+    return Caches(*chosen) if chosen is not None else found(SYSFS, min(os.sched_getaffinity(0)))
+
+
+def found(root: Path, processor: int) -> Caches:
+    """What a tree like sysfs says of a processor. A size that is missing, or none, is the default;
+    of a second level that several cores share, a core counts on its part."""
+    default = Caches()
+    sizes = {1: default.first, 2: default.second}
+    for folder in sorted((root / f"cpu{processor}" / "cache").glob("index*")):
+        level, kind = _text(folder / "level"), _text(folder / "type")
+        size = _bytes(_text(folder / "size"))
+        if level not in ("1", "2") or kind not in ("Data", "Unified"):
+            continue
+        sharing = _count(_text(folder / "shared_cpu_list"))
+        if sharing > SIBLINGS:
+            size = size * SIBLINGS // sharing
+        if LEAST <= size <= MOST:
+            sizes[int(level)] = size
+    return Caches(sizes[1], sizes[2])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _bytes(text: str) -> int:
+    """Of "48K"; 0 where it is no size."""
+    match = re.fullmatch(r"([0-9]{1,9})([KM]?)", text)
+    return int(match[1]) * _UNITS[match[2]] if match else 0
+
+
+def _count(text: str) -> int:
+    """How many processors a list like "0-3,8" names; 1 where it is none."""
+    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*", text):
+        return 1
+    count = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return max(1, count)
