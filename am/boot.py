@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from am import discovery
 from am.chip import ALL_ONES, Chip
 from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet
+from am.gmc import Hub
 from am.psp import DEFAULT_TMR_SIZE
 from am.units import UnitClasses, Units, make_units
 from hcq import trace
@@ -208,12 +209,15 @@ def start_bus_and_hub(units: Units, stages: Stages) -> None:
         units.nbio.start()
         units.nbio.flush_hdp()
     with stages.stage("MMHUB"):
-        units.gmc.mmhub.start(units.carveout, units.memory.root_entry, units.dummy_address)
-        units.gmc.mmhub.clear_fault()
-        units.gmc.flush_tlb()
+        start_hubs(units, units.gmc.mmhubs)
     with stages.stage("IH"):
         enable_master(units.chip.transport)
         units.ih.start(units.dummy_address)
+
+
+def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
+    """Set memory hubs up on our page tables."""
+    units.gmc.start(hubs, units.carveout, units.memory.root_entry, units.dummy_address)
 
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
@@ -273,9 +277,7 @@ def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -
         with stages.stage("MEC"):
             units.gfx.start_mec(firmware.mec_start)
     with stages.stage("GFXHUB"):
-        units.gmc.gfxhub.start(units.carveout, units.memory.root_entry, units.dummy_address)
-        units.gmc.gfxhub.clear_fault()
-        units.gmc.flush_tlb()
+        start_hubs(units, units.gmc.gfxhubs)
         units.memory.stale = False
     if firmware is None:
         with stages.stage("engine resets"):
@@ -341,8 +343,8 @@ def stop(units: Units) -> None:
     for engine in units.engines:
         engine.halt()
     units.ih.stop()
-    units.gmc.gfxhub.stop()
-    units.gmc.mmhub.stop()
+    for hub in units.gmc:
+        hub.stop()
     units.nbio.stop()
 
 

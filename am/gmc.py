@@ -50,11 +50,12 @@ _HUB_FAULTS = (
 class Hub:
     """One hub: `prefix` is GC or MM, as in GCVM_L2_CNTL and MMMC_VM_FB_OFFSET."""
 
-    def __init__(self, chip: Chip, block: RegisterBlock, prefix: str) -> None:
+    def __init__(self, chip: Chip, block: RegisterBlock, prefix: str, number: int = 0) -> None:
         self.chip = chip
         self.block = block
         self.prefix = prefix
-        self.name = "GFXHUB" if prefix == "GC" else "MMHUB"
+        kind = "GFXHUB" if prefix == "GC" else "MMHUB"
+        self.name = f"{kind}{number}" if number else kind
         self.on = False
         # Whether the semaphore may be held on our behalf: by a process that was killed, or by a
         # flush that was interrupted. The device's lock excludes other users of this engine.
@@ -240,19 +241,36 @@ class Hub:
 
 
 class Gmc:
-    """Both hubs."""
+    """The hubs of both kinds: one for each instance of their blocks, as discovery lists them."""
 
     def __init__(self, chip: Chip, nbio: Nbio) -> None:
         self.chip = chip
         self.nbio = nbio
-        self.mmhub = Hub(chip, chip.mmhub, "MM")
-        self.gfxhub = Hub(chip, chip.gc, "GC")
+        self.mmhubs = self._hubs("MMHUB", "MM")
+        self.gfxhubs = self._hubs("GC", "GC")
+
+    def _hubs(self, block: str, prefix: str) -> tuple[Hub, ...]:
+        found = enumerate(self.chip.instances(block))
+        return tuple(Hub(self.chip, registers, prefix, number) for number, registers in found)
 
     def __iter__(self) -> Iterator[Hub]:
-        return iter((self.gfxhub, self.mmhub))
+        return iter((*self.gfxhubs, *self.mmhubs))
+
+    def start(
+        self, hubs: Sequence[Hub], carveout: Carveout, root: int, dummy_address: int
+    ) -> None:
+        """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
+        for hub in hubs:
+            hub.start(carveout, root, dummy_address)
+            hub.clear_fault()
+        self.flush_tlb()
+
+    def take_fault(self, hubs: Sequence[Hub]) -> HubFault | None:
+        """Read and clear the first fault that one of `hubs` has latched."""
+        return next(filter(None, (hub.take_fault() for hub in hubs)), None)
 
     def forget(self) -> None:
-        """Count both hubs as off: the chip was reset."""
+        """Count all hubs as off: the chip was reset."""
         for hub in self:
             hub.on = False
 

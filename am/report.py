@@ -31,8 +31,9 @@ class Reporter:
             faults.CLIENT_GFX,
             faults.CLIENT_VMC,
         ):
-            hub = units.gmc.mmhub if entry.client == faults.CLIENT_VMC else units.gmc.gfxhub
-            return self._page_fault(faults.faulted_page(entry), entry, hub.take_fault())
+            gmc = units.gmc
+            hubs = gmc.mmhubs if entry.client == faults.CLIENT_VMC else gmc.gfxhubs
+            return self._page_fault(faults.faulted_page(entry), entry, gmc.take_fault(hubs))
         if entry.source == faults.SOURCE_SQ:
             return self._wave(entry)
         if entry.client == faults.CLIENT_GRBM_CP:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import hcq
-from am import chips
+from am import chips, discovery
 from am.chips import facts_of
 from am.chips.facts import ChipFacts
 from am.device import AmDevice, open_device
@@ -194,3 +194,43 @@ def test_no_chip_is_named_outside_the_folders() -> None:
                 if path.name != "catalogue.py" and word.search(line):
                     named.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert named == []
+
+
+def test_each_instance_of_a_hub_is_set_up_flushed_and_stopped() -> None:
+    """A second MMHUB at bases of its own, which answers invalidations and keeps what is written."""
+    facts = facts_of(chips.DEFAULT)
+    table, second = load(facts.table("MMHUB")), (0x50000, 0x50800)
+    chip = build_chip(facts, ChipOptions(vram=1 << 30))
+    written: dict[str, list[int]] = {name: [] for name in ("REQ", "SEM")}
+
+    def place(name: str) -> int:
+        return second[table[name].segment] + table[name].offset
+
+    with chip.lock:
+        engine = "MMVM_INVALIDATE_ENG17"
+        chip.space.on_read_at(place(f"{engine}_ACK"), lambda: 0xFFFF)
+        for what, values in written.items():
+            chip.space.on_write_at(place(f"{engine}_{what}"), values.append)
+        chip.space._readers[place(f"{engine}_SEM")] = lambda: 1
+    parse = discovery.parse
+
+    def with_another(data: bytes) -> discovery.Discovery:
+        found = parse(data)
+        another = discovery.IpInstance(34, 1, facts.versions["MMHUB"], second)
+        return replace(found, blocks=(*found.blocks, another))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery, "parse", with_another)
+        device = opened(chip)
+    with device:
+        first, other = device.units.gmc.mmhubs
+        assert (first.name, other.name) == ("MMHUB", "MMHUB1")
+        root = chip.space.peek(place("MMVM_CONTEXT8_PAGE_TABLE_BASE_ADDR_LO32"))
+        assert root == chip.mm.get("MMVM_CONTEXT8_PAGE_TABLE_BASE_ADDR_LO32") != 0
+        flushes = len(written["REQ"])
+        device.flush_tlb()
+        assert written["REQ"][flushes:] == [1 << 8 | 0x1F << 19]
+        assert written["SEM"][-1] == 0, "the semaphore is given back"
+        check_works(device)
+    assert chip.space.peek(place("MMVM_CONTEXT8_CNTL")) == 0
+    chip.close()

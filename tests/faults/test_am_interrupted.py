@@ -76,7 +76,7 @@ def test_a_semaphore_that_a_dead_process_holds(chip: Any) -> None:
     with opened(chip) as device:
         check_memory(device, 5)
         chip.mm._semaphores.add(17)
-        device.units.gmc.mmhub._held = True
+        device.units.gmc.mmhubs[0]._held = True
         check_memory(device, 6)
     assert chip.violations == []
 

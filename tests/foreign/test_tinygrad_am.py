@@ -1,4 +1,5 @@
-"""tinygrad's AM driver boots the virtual Navi31 and computes on it; docs/foreign-drivers.md."""
+"""tinygrad's AM driver boots the virtual Navi31 and Navi33 and computes on them;
+docs/foreign-drivers.md. Navi32's PCI id it refuses."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from am.chips.navi31.facts import FACTS as NAVI31
+from am.chips import facts_of
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
 from am.virtual.firmware.images import synthetic_set
+from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions, Delays
 from tests.foreign.client import require, run_client
 from tests.foreign.remote_card import RemoteCard
-from tests.support.am_navi31 import build_chip
 
 require("tinygrad")
 pytestmark = pytest.mark.foreign
@@ -30,7 +31,7 @@ class Stand:
         self._folder = folder
         self._firmware = folder / "firmware"
         self._firmware.mkdir()
-        for name, image in synthetic_set(NAVI31).items():
+        for name, image in synthetic_set(chip.facts).items():
             (self._firmware / name).write_bytes(image)
         self.card = RemoteCard(VirtualTransport(chip))
 
@@ -50,11 +51,12 @@ class Stand:
         )
 
 
-@pytest.fixture
-def stand(tmp_path: Path) -> Iterator[Stand]:
+@pytest.fixture(params=["navi31"])
+def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
     # tinygrad gives some messages of the SMU 20 ms and goes on, and its wait for the autoload never
     # waits: boards are in time, a busy host may not be.
-    chip = build_chip(ChipOptions(vram=1 << 30, delays=Delays(smu_message=0, autoload=0)))
+    options = ChipOptions(vram=1 << 30, delays=Delays(smu_message=0, autoload=0))
+    chip = build_chip(facts_of(request.param), options)
     try:
         made = Stand(chip, tmp_path)
         with made.card:
@@ -67,10 +69,11 @@ def wrong(report: Any) -> dict[str, str]:
     return {name: result for name, result in report["steps"].items() if result != "ok"}
 
 
+@pytest.mark.parametrize("stand", ["navi31", "navi33"], indirect=True)
 def test_it_boots_and_copies(stand: Stand) -> None:
     report = stand.run("copies")
     assert wrong(report) == {}
-    assert report["arch"] == "gfx1100" and not report["partial boot"]
+    assert report["arch"] == stand.chip.facts.isa and not report["partial boot"]
     assert stand.card.refused == []
 
 
@@ -81,6 +84,7 @@ def test_its_operators_agree_with_numpy(stand: Stand) -> None:
     assert stand.chip.violations == []
 
 
+@pytest.mark.parametrize("stand", ["navi31", "navi33"], indirect=True)
 def test_it_starts_warm_takes_times_and_resets(stand: Stand) -> None:
     """A second process finds the first one's card; a third resets it by the debug mailbox."""
     begun = [stand.run("few")]
