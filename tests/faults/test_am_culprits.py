@@ -3,15 +3,19 @@ has line tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from am.device import AmDevice
+from am.virtual.bus.pci import VirtualTransport
 from hcq.culprit import Culprit, Culprits, take_culprit
 from hcq.errors import PageFault
+from hcq.transport.record import RecordingTransport
+from hcq.transport.trace import TracingTransport
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, opened, run
 from tests.support.kernels import compile_ir
@@ -137,6 +141,17 @@ def test_the_line_of_source_is_named(device: AmDevice, version: int) -> None:
     assert "kernels/copy.cl:11" in str(error)
 
 
+def test_without_pyelftools_the_instruction_alone_is_named(
+    device: AmDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
+    ir = WITH_LINES.replace("DWARF_VERSION", "5")
+    image = compile_ir(ir, "amdgcn-amd-amdhsa", "gfx1100")
+    error = fault(device, image, "copy", np.uint64(UNMAPPED))
+    assert str(error.facts["instruction"]).startswith("global_load_b32")
+    assert "source_line" not in error.facts and "ugpu[lines]" in caplog.text
+
+
 def test_damaged_lines_do_not_hide_the_fault(device: AmDevice) -> None:
     ir = WITH_LINES.replace("DWARF_VERSION", "5")
     image = bytearray(compile_ir(ir, "amdgcn-amd-amdhsa", "gfx1100"))
@@ -154,6 +169,20 @@ def test_the_last_is_told_once() -> None:
     assert found is not None and found.pc == 2
     assert seen.take(0x5000, None) is None
     assert seen.take(None, 3) == Culprit(0x9000, 3, "load") and seen.take(None, 3) is None
+
+
+def traced(inner: VirtualTransport) -> TracingTransport:
+    return TracingTransport(inner, lambda access: None)
+
+
+@pytest.mark.parametrize("around", [traced, RecordingTransport])
+def test_what_stands_around_a_model_passes_it_on(around: Callable[[Any], Any]) -> None:
+    chip: Any = build_chip()
+    chip.culprits.add(Culprit(0x5004, 7, "load"))
+    with around(VirtualTransport(chip)) as transport:
+        assert take_culprit(transport, address=0x5000) == Culprit(0x5004, 7, "load")
+        assert take_culprit(transport, address=0x5000) is None
+    chip.close()
 
 
 def test_chips_know_nothing() -> None:
