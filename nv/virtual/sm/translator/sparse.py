@@ -1,9 +1,9 @@
 """mma with a sparse A (mma.sp), with scales of blocks, and the four small products of m8n8k4.
 
-All of these are multiplied as lists of factors (`listed`). Where the ISA gives figures alone, the
-layouts are those that NVIDIA's public CUTLASS states: metadata by ELayout of
-mma_traits_sm120_sparse and by how host_reorder.h orders metadata for sm_80, scales by SFALayout and
-SFBLayout of mma_traits_sm120.
+Sparse products and those of m8n8k4 are multiplied as lists of factors (`listed`), the others in
+tiles, with factors that carry their scale. Where the ISA gives figures alone, the layouts are those
+that NVIDIA's public CUTLASS states: metadata by ELayout of mma_traits_sm120_sparse and by how
+host_reorder.h orders metadata for sm_80, scales by SFALayout and SFBLayout of mma_traits_sm120.
 
 - Metadata: a row's chunks, four bits each, lowest first. Of factors of 16 and 32 bits a thread of a
   quad holds four chunks of row g in its lower half and of row g + 8 in its upper; of smaller ones
@@ -23,6 +23,7 @@ from nv.virtual.sm.translator import listed
 from nv.virtual.sm.translator.fragments import (
     ELEMENTS,
     VECTOR,
+    accumulate,
     function_of,
     items,
     packed,
@@ -233,11 +234,8 @@ def _paired(product: _Product) -> bool:
     return product.depth == {16: 32, 32: 16}[ELEMENTS[product.first].bits]
 
 
-def _columns(e: Lanes, product: _Product, meta: Value | None, register: int, part: int) -> Value:
+def _columns(e: Lanes, product: _Product, meta: Value, register: int, part: int) -> Value:
     """Return the columns of A that a part of a register holds."""
-    if meta is None:
-        start = 4 * product.per * (register // 2) + part
-        return e.each([start + product.per * (lane % 4) for lane in range(32)])
     where = _meta(product, register, part)
     word = Value(e.shuffle("i32", meta.text, where.lanes), "i32", False)
     index = e.op("lshr", word, e.each(where.shifts))
@@ -307,35 +305,19 @@ def _function(product: _Product, declarations: set[str]) -> str:
     counts = {"d": product.sums, "a": product.a_registers, "b": product.b_registers,
               "c": product.sums, "e": int(product.sparse), "x": 3 if product.scale else 0,
               "y": 3 if product.scale else 0}  # fmt: skip
-    work, rows, depth = product.work, 16, product.depth // (2 if product.sparse else 1)
-    factors, meets = listed.room(e, work, rows * depth), listed.room(e, "i32", rows * depth)
-    second, sums = listed.room(e, work, 8 * product.depth), listed.room(e, work, 8 * rows)
     meta = _loaded(e, "e", 1)[0] if product.sparse else None
     values, columns = _first(e, product, _loaded(e, "a", product.a_registers), meta)
-    per = product.per
-
-    def place_a(n: int, lane: int) -> int:
-        register, part = divmod(n, per)
-        slot = 4 * per * (register // 2) + per * (lane % 4) + part
-        return rows * slot + 8 * (register % 2) + lane // 4
-
-    listed.spread(e, factors, values, place_a)
-    listed.spread(e, meets, columns, place_a)
-    listed.spread(
-        e, second, _second(e, product, _loaded(e, "b", product.b_registers)),
-        lambda n, lane: 8 * (4 * per * (n // per) + per * (lane % 4) + n % per) + lane // 4,
-    )  # fmt: skip
-
-    def place_c(n: int, lane: int) -> int:
-        return 8 * (8 * (n // 2) + lane // 4) + 2 * (lane % 4) + n % 2
-
+    second = _second(e, product, _loaded(e, "b", product.b_registers))
     c = unpacked(e, _loaded(e, "c", product.sums), product.result)
-    start = [number(work, 0)] * 4 if product.saturates else c
+    start = [number("i32", 0)] * 4 if product.saturates else c
     if product.scale:
         start = [e.cast("fpext", value, "double") for value in c]
-    listed.spread(e, sums, [e.varying(value) for value in start], place_c)
-    listed.multiply(e, work, rows, depth, factors, meets, second, sums)
-    found = listed.collect(e, sums, 4, place_c, work)
+    if product.sparse:
+        found = _listed(e, product, values, columns, second, start)
+    else:
+        registers = [values[n : n + product.per] for n in range(0, len(values), product.per)]
+        other = [second[n : n + product.per] for n in range(0, len(second), product.per)]
+        found = accumulate(e, product.work, registers, other, 2, start)
     if product.saturates:
         found = [e.call_op("sadd.sat", x, y) for x, y in zip(found, c, strict=True)]
     if product.scale:
@@ -346,16 +328,45 @@ def _function(product: _Product, declarations: set[str]) -> str:
     return function_of(e, product.name, counts)
 
 
+def _listed(
+    e: Lanes, product: _Product, values: list[Value], columns: list[Value], second: list[Value],
+    start: list[Value],
+) -> list[Value]:  # fmt: skip
+    """Return the sums of a sparse product. columns: of A, that its factors lie in."""
+    work, rows, depth, per = product.work, 16, product.depth // 2, product.per
+    factors, meets = listed.room(e, work, rows * depth), listed.room(e, "i32", rows * depth)
+    matrix, sums = listed.room(e, work, 8 * product.depth), listed.room(e, work, 8 * rows)
+
+    def place_a(n: int, lane: int) -> int:
+        register, part = divmod(n, per)
+        slot = 4 * per * (register // 2) + per * (lane % 4) + part
+        return rows * slot + 8 * (register % 2) + lane // 4
+
+    def place_b(n: int, lane: int) -> int:
+        return 8 * (4 * per * (n // per) + per * (lane % 4) + n % per) + lane // 4
+
+    def place_c(n: int, lane: int) -> int:
+        return 8 * (8 * (n // 2) + lane // 4) + 2 * (lane % 4) + n % 2
+
+    listed.spread(e, factors, values, place_a)
+    listed.spread(e, meets, columns, place_a)
+    listed.spread(e, matrix, second, place_b)
+    listed.spread(e, sums, [e.varying(value) for value in start], place_c)
+    listed.multiply(e, work, rows, depth, factors, meets, matrix, sums)
+    return listed.collect(e, sums, 4, place_c, work)
+
+
 def _first(
     e: Lanes, product: _Product, words: list[Value], meta: Value | None
 ) -> tuple[list[Value], list[Value]]:
-    """Return the factors of A, and the rows of B they meet."""
+    """Return the factors of A, and where they are sparse the rows of B they meet."""
     values, columns = [], []
     halves = [_scales(e, product, _loaded(e, "x", 3), half) for half in (0, 1)] if (
         product.scale) else []  # fmt: skip
     for register, word in enumerate(words):
         for part, value in enumerate(parts(e, word, product.first)):
-            columns.append(_columns(e, product, meta, register, part))
+            if meta is not None:
+                columns.append(_columns(e, product, meta, register, part))
             if product.scale:
                 start = _meta(product, register, part).columns if meta is not None else [
                     4 * product.per * (register // 2) + product.per * (lane % 4) + part
