@@ -115,6 +115,13 @@ def test_what_is_no_regular_file_is_neither_read_nor_waited_for(folder: Path, ki
         assert elsewhere.exists()
 
 
+def test_an_entry_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
+    DiskCache(tmp_path).put(KEY, bytes(100))
+    size = (tmp_path / KEY).stat().st_size
+    assert DiskCache(tmp_path, limit=size).get(KEY) == bytes(100)
+    assert DiskCache(tmp_path, limit=size - 1).get(KEY) is None
+
+
 def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("text")
     os.utime(tmp_path / "thesis.tex", (1, 1))

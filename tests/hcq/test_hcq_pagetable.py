@@ -128,8 +128,10 @@ def test_running_out_of_table_memory_maps_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("va", "size"), [(0, PAGE), (8 * PAGE, 2 * PAGE), (2 * MB, MB), (3 * MB, MB), (0, 1 << 40)]
-)
+    ("va", "size"),
+    [(0, PAGE), (8 * PAGE, 2 * PAGE), (2 * MB, MB), (3 * MB, MB), (0, 1 << 40),
+     (9 * PAGE, PAGE - 1), (9 * PAGE, 1), (9 * PAGE, 0), (9 * PAGE, -PAGE)],
+)  # fmt: skip
 def test_unmapping_what_is_not_there_changes_nothing(va: int, size: int) -> None:
     pages, _, _ = table()
     pages.map(9 * PAGE, [(0, PAGE)], 0)
@@ -138,6 +140,16 @@ def test_unmapping_what_is_not_there_changes_nothing(va: int, size: int) -> None
         pages.unmap(va, size)
     assert pages.lookup(9 * PAGE) is not None
     assert pages.lookup(2 * MB) is not None
+
+
+def test_what_ends_beyond_the_address_space_is_refused() -> None:
+    pages, memory, _ = table()
+    for va in (pages.size - PAGE, pages.size, -PAGE):
+        with pytest.raises(BadArgument, match="outside"):
+            pages.map(va, [(0, 2 * PAGE)], 0)
+    assert memory.writes == 0
+    pages.map(pages.size - 2 * PAGE, [(0, 2 * PAGE)], 0)
+    assert pages.lookup(pages.size - 1) is not None
 
 
 @pytest.mark.parametrize(
