@@ -412,5 +412,5 @@ class CopyQueue(RingQueue):
             elif isinstance(command, Barrier):
                 image.barrier()
             else:
-                raise BadArgument("a copy queue launches no kernels", queue=self.name)
+                raise BadArgument("a copy queue cannot launch kernels", queue=self.name)
         return image.finish(align_words=sdma.ALIGN_WORDS, filler=sdma.NOP)

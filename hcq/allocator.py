@@ -16,7 +16,7 @@ class RangeAllocator:
 
     def __init__(self, base: int, size: int, granule: int = 1, *, name: str = "range") -> None:
         if granule <= 0 or granule & (granule - 1):
-            raise BadArgument("a granule is a power of two", granule=granule)
+            raise BadArgument("granule must be a power of two", granule=granule)
         if base < 0 or size < 0 or base % granule or size % granule:
             raise BadArgument("not a multiple of the granule", base=base, size=size)
         self.base = base
@@ -34,9 +34,9 @@ class RangeAllocator:
         Returns the address; OutOfMemory when no free range fits. owner: see `free`.
         """
         if size <= 0:
-            raise BadArgument("a range has a positive size", size=size)
+            raise BadArgument("size must be positive", size=size)
         if align <= 0 or align & (align - 1):
-            raise BadArgument("an alignment is a power of two", align=align)
+            raise BadArgument("alignment must be a power of two", align=align)
         need = -(-size // self.granule) * self.granule
         align = max(align, self.granule)
         for index, (start, end) in enumerate(self._free):
@@ -61,7 +61,9 @@ class RangeAllocator:
         end = -(-(address + size) // self.granule) * self.granule
         index = bisect_left(self._free, (start + 1, 0)) - 1
         if size <= 0 or index < 0 or self._free[index][1] < end:
-            raise BadArgument(f"{self.name}: not free", address=address, size=size)
+            raise BadArgument(
+                f"{self.name}: the range is already allocated", address=address, size=size
+            )
         self._take(index, start, end - start, None)
 
     def free(self, address: int, owner: object = None) -> None:
@@ -73,7 +75,7 @@ class RangeAllocator:
         if owner is not None and not self.owns(address, owner):
             return
         if address not in self._taken:
-            raise BadArgument(f"{self.name}: nothing is allocated here", address=address)
+            raise BadArgument(f"{self.name}: no allocation starts at this address", address=address)
         if not self._is_free(address):
             self._join(address, address + self._taken[address][0])
         self._taken.pop(address)
@@ -100,7 +102,7 @@ class RangeAllocator:
     def size_of(self, address: int) -> int:
         """Size of the range that starts at `address`; BadArgument if none does."""
         if address not in self._taken:
-            raise BadArgument(f"{self.name}: nothing is allocated here", address=address)
+            raise BadArgument(f"{self.name}: no allocation starts at this address", address=address)
         return self._taken[address][0]
 
     @property

@@ -24,5 +24,5 @@ def as_array(data: Any) -> NDArray[Any]:  # Any: the protocols are looked for
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise BadArgument(f"a {type(data).__name__} is no array: {error}") from error
     if array.dtype.kind in "OU":
-        raise BadArgument(f"a {type(data).__name__} is no array of numbers or bytes")
+        raise BadArgument(f"a {type(data).__name__} cannot be read as an array of numbers or bytes")
     return array

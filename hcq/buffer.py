@@ -51,13 +51,15 @@ class Buffer:
 
     def __getitem__(self, part: slice) -> Buffer:
         if not isinstance(part, slice):
-            raise BadArgument("a buffer is cut by slices of bytes: buffer[a:b]", index=part)
+            raise BadArgument(
+                "buffer indices must be slices of bytes such as buffer[a:b]", index=part
+            )
         try:
             start, stop, step = part.indices(self.size)
         except (TypeError, ValueError):
-            raise BadArgument(f"a slice of a buffer takes ints, got {part!r}") from None
+            raise BadArgument(f"slice bounds must be ints, got {part!r}") from None
         if step != 1:
-            raise BadArgument("a buffer slice is contiguous", step=step)
+            raise BadArgument("slice step must be 1", step=step)
         size = max(0, stop - start)
         view = None if self.view is None else self.view[start : start + size]
         return Buffer(
@@ -79,7 +81,9 @@ class Buffer:
         Python's numbers and lists of them are refused: their width would be a guess."""
         source = _as_bytes(data)
         if len(source) > self.size:
-            raise BadArgument("more data than the buffer holds", data=len(source), size=self.size)
+            raise BadArgument(
+                "the data is larger than the buffer", data=len(source), size=self.size
+            )
         self._check_open()
         self.device.copy_in(self, source)
 
@@ -88,10 +92,12 @@ class Buffer:
         if not isinstance(out, np.ndarray) or out.dtype.hasobject:
             raise BadArgument(f"out must be a NumPy array of numbers, got {_described(out)}")
         if not (out.flags.c_contiguous and out.flags.writeable):
-            raise BadArgument("copy_to fills contiguous, writable arrays", strides=out.strides)
+            raise BadArgument("out must be a contiguous, writable array", strides=out.strides)
         target = out.reshape(-1).view(np.uint8).data
         if len(target) > self.size:
-            raise BadArgument("more wanted than the buffer holds", want=len(target), size=self.size)
+            raise BadArgument(
+                "the requested data is larger than the buffer", want=len(target), size=self.size
+            )
         self._check_open()
         self.device.copy_out(self, target)
 
@@ -102,7 +108,7 @@ class Buffer:
         try:
             kind = np.dtype(dtype)
         except TypeError as error:
-            raise BadArgument(f"no element type: {error}") from error
+            raise BadArgument(f"dtype is not valid: {error}") from error
         if kind.hasobject or not kind.itemsize:
             raise BadArgument(f"dtype must have elements of a fixed size, got {kind}")
         try:
@@ -111,7 +117,7 @@ class Buffer:
             raise BadArgument(f"shape must be whole numbers, 0 or more, got {shape!r}") from error
         except MemoryError:
             raise BadArgument(
-                "more wanted than the buffer holds", shape=shape, size=self.size
+                "the requested data is larger than the buffer", shape=shape, size=self.size
             ) from None
         if array.size:
             self.copy_to(array)
@@ -120,7 +126,9 @@ class Buffer:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Copy the bytes out, for np.asarray; `numpy` reads them as another type."""
         if copy is False:
-            raise BadArgument("a buffer's bytes are copied out; `view` reaches HOST ones in place")
+            raise BadArgument(
+                "a buffer does not export its memory; use copy_to, or `view` of a HOST buffer"
+            )
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
@@ -136,7 +144,7 @@ class Buffer:
         value = whole("value", value, -(1 << 31), 1 << 32)
         self._check_open()
         if self.size % 4:
-            raise BadArgument("fill works on multiples of 4 bytes", size=self.size)
+            raise BadArgument("fill offset and size must be multiples of 4 bytes", size=self.size)
         self.device.fill(self, value & 0xFFFF_FFFF)
 
     def close(self) -> None:

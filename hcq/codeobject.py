@@ -168,12 +168,12 @@ def parse_amdhsa(image: bytes) -> CodeObject:
         raise BadCodeObject("unknown code object version", abi_version=elf.abi_version)
     target = MACHINES.get(elf.flags & 0xFF)
     if target is None:
-        raise NotSupported("a code object for a processor we do not know", flags=elf.flags)
+        raise NotSupported("the code object is for an unknown processor", flags=elf.flags)
     metadata = _metadata(elf)
     declared = metadata.get("amdhsa.target")
     if not isinstance(declared, str) or _processor(declared) != target:
         raise BadCodeObject(
-            "metadata and header name different targets", metadata=declared, header=target
+            "metadata and ELF header name different targets", metadata=declared, header=target
         )
     layout = lay_out(elf, RELOCATIONS) if shared is None else shared
     layout.align = max(layout.align, CODE_ALIGN)
@@ -197,19 +197,19 @@ def _metadata(elf: ElfObject) -> dict[str, Any]:
         data for owner, kind, data in elf.notes() if (owner, kind) == ("AMDGPU", NT_AMDGPU_METADATA)
     ]
     if len(notes) != 1:
-        raise BadCodeObject("a code object has one metadata note", found=len(notes))
+        raise BadCodeObject("expected one metadata note", found=len(notes))
     try:
         metadata = msgpack.unpackb(notes[0])
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise BadCodeObject("the metadata is not msgpack", reason=str(error)) from None
+        raise BadCodeObject("metadata is not valid msgpack", reason=str(error)) from None
     if not isinstance(metadata, dict):
-        raise BadCodeObject("the metadata is not a map")
+        raise BadCodeObject("expected a map as metadata")
     return metadata
 
 
 def _kernel(elf: ElfObject, layout: Layout, linked: bytes, entry: object) -> KernelImage:
     if not isinstance(entry, dict):
-        raise BadCodeObject("a kernel's metadata is not a map")
+        raise BadCodeObject("expected a map as a kernel's metadata")
     name, symbol_name = _text(entry, ".name"), _text(entry, ".symbol")
     descriptor_at = _place(layout, _find(elf, symbol_name), DESCRIPTOR_SIZE)
     descriptor = Descriptor.unpack(linked[descriptor_at : descriptor_at + DESCRIPTOR_SIZE])
@@ -293,9 +293,11 @@ def _place(layout: Layout, symbol: ElfSymbol, size: int) -> int:
     """The offset of `symbol` in the image, checked to hold at least `size` bytes of its section."""
     assert symbol.section is not None
     if symbol.section not in layout.offsets:
-        raise BadCodeObject("a symbol of a section that is not loaded", symbol=symbol.name)
+        raise BadCodeObject(
+            "the symbol belongs to a section that is not loaded", symbol=symbol.name
+        )
     if symbol.value + size > layout.elf.sections[symbol.section].size:
-        raise BadCodeObject("a symbol reaches beyond its section", symbol=symbol.name)
+        raise BadCodeObject("the symbol extends past the end of its section", symbol=symbol.name)
     return layout.offsets[symbol.section] + symbol.value
 
 

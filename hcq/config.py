@@ -52,7 +52,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
     default = Config()
     level = (environment.get("UGPU_LOG") or default.log_level).lower()
     if level not in LOG_LEVELS:
-        raise BadArgument(f"UGPU_LOG is one of {', '.join(LOG_LEVELS)}", value=level)
+        raise BadArgument(f"UGPU_LOG must be one of {', '.join(LOG_LEVELS)}", value=level)
     folders = tuple(
         _expanded("UGPU_FIRMWARE", folder)
         for folder in environment.get("UGPU_FIRMWARE", "").split(":")
@@ -110,7 +110,7 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     except ValueError:
         value = -1.0
     if not 0 < value < 1e6:
-        raise BadArgument(f"{name} is a number of seconds above zero", value=text)
+        raise BadArgument(f"{name} must be a positive number of seconds", value=text)
     return value
 
 
@@ -130,7 +130,7 @@ def _sizes(environment: Mapping[str, str], name: str) -> tuple[int, int] | None:
 def _switch(environment: Mapping[str, str], name: str, default: bool) -> bool:
     text = environment.get(name)
     if text not in (None, "", "0", "1"):
-        raise BadArgument(f"{name} is 0 or 1", value=text)
+        raise BadArgument(f"{name} must be 0 or 1", value=text)
     return text == "1" if text else default
 
 

@@ -163,7 +163,7 @@ class Device(Closing):
     def load(self, image: bytes) -> Program:
         """Load a code object of this device's target; kernels are in it by name."""
         if not isinstance(image, bytes | bytearray | memoryview):
-            raise BadArgument(f"a code object is bytes, not a {type(image).__name__}")
+            raise BadArgument(f"image must be bytes, got {type(image).__name__}")
         made: list[Program] = []
         try:
             with self.lock:
@@ -284,7 +284,7 @@ class Device(Closing):
                     self.check_usable()
                 check_open(prepared.uses)
                 if self.capturing is not None and self.capturing.is_mine:
-                    raise BadArgument("a graph records commands, not what was prepared from them")
+                    raise BadArgument("prepared work cannot be captured; record the commands")
                 self.complete()
                 if hardware.room(len(prepared.words)):
                     value = hardware.timeline.last + 1
@@ -356,7 +356,7 @@ class Device(Closing):
         """Wait, without a look at failures once the value is reached."""
         limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:
-            raise BadArgument("a captured submission has no value to wait for; use Graph.wait")
+            raise BadArgument("a captured submission cannot be awaited; wait for the replay")
         self.check_alive()
         start, resets = time.monotonic(), self.resets
         reached = timeline.value >= value
@@ -435,7 +435,7 @@ class Device(Closing):
                 values[position] = int(symbol.buffer.address)
             elif kind == "parameter":
                 if parameters is None:
-                    raise BadArgument("a Parameter has a value only in a captured graph")
+                    raise BadArgument("Parameter is only allowed in a captured graph")
                 values[position] = parameters[symbol.slot]
         return np.array(values, np.uint64)
 
@@ -458,7 +458,7 @@ class Device(Closing):
 
     def _refuse_in_capture(self, what: str) -> None:
         if self.capturing is not None and self.capturing.is_mine:
-            raise BadArgument(f"{what} is synchronous: a graph records queue.copy and queue.fill")
+            raise BadArgument(f"{what} cannot be captured; record queue.copy or queue.fill")
 
     @property
     def transfer(self) -> Transfer:

@@ -105,7 +105,9 @@ class ElfObject:
                 data_at = name_at + (name_size + 3 & ~3)
                 at = data_at + (size + 3 & ~3)
                 if data_at + size > len(section.data):
-                    raise BadCodeObject("a note reaches beyond its section", section=section.name)
+                    raise BadCodeObject(
+                        "the note extends past the end of its section", section=section.name
+                    )
                 owner = section.data[name_at : name_at + name_size].rstrip(b"\0")
                 found.append(
                     (owner.decode("ascii", "replace"), kind, section.data[data_at : data_at + size])
@@ -155,9 +157,13 @@ def read_header(image: bytes) -> Header:
     if ident[4:7] != b"\x02\x01\x01" or version != 1:
         raise BadCodeObject("not a 64-bit little-endian ELF of version 1", ident=ident[:8].hex())
     if header_size != _HEADER.size or entry_size != _SECTION.size or not count:
-        raise BadCodeObject("odd header sizes", header=header_size, section=entry_size, count=count)
+        raise BadCodeObject(
+            "unexpected header sizes", header=header_size, section=entry_size, count=count
+        )
     if table % 8 or table + count * _SECTION.size > len(image):
-        raise BadCodeObject("the section table reaches beyond the file", offset=table, count=count)
+        raise BadCodeObject(
+            "the section table extends past the end of the file", offset=table, count=count
+        )
     return Header(
         kind, machine, ident[7], ident[8], flags, segments, segment_size, segment_count,
         table, count, names,
@@ -187,15 +193,19 @@ def read_sections(image: bytes, header: Header) -> tuple[Section, ...]:
         if kind in (0, SHT_NOBITS):
             contents.append(b"")
         elif offset + size > len(image):
-            raise BadCodeObject("a section reaches beyond the file", section=number, size=size)
+            raise BadCodeObject(
+                "the section extends past the end of the file", section=number, size=size
+            )
         else:
             contents.append(image[offset : offset + size])
         if size > MAX_SIZE or align > MAX_ALIGN or align & (align - 1):
-            raise BadCodeObject("odd section size or alignment", section=number, align=align)
+            raise BadCodeObject("unexpected section size or alignment", section=number, align=align)
         if flags & (SHF_TLS | SHF_COMPRESSED):
-            raise BadCodeObject("thread-local and compressed sections are foreign", section=number)
+            raise BadCodeObject(
+                "thread-local and compressed sections are not supported", section=number
+            )
     if names >= count or raw[names][1] != SHT_STRTAB:
-        raise BadCodeObject("no table of section names", index=names)
+        raise BadCodeObject("the table of section names is missing", index=names)
     return tuple(
         Section(
             number,
@@ -215,12 +225,12 @@ def read_sections(image: bytes, header: Header) -> tuple[Section, ...]:
 def _read_symbols(sections: tuple[Section, ...]) -> tuple[ElfSymbol, ...]:
     tables = [section for section in sections if section.kind == SHT_SYMTAB]
     if len(tables) != 1:
-        raise BadCodeObject("an object has one symbol table", found=len(tables))
+        raise BadCodeObject("expected one symbol table", found=len(tables))
     table = tables[0]
     if table.size % _SYMBOL.size:
-        raise BadCodeObject("the symbol table is cut off", size=table.size)
+        raise BadCodeObject("the symbol table is truncated", size=table.size)
     if table.link >= len(sections) or sections[table.link].kind != SHT_STRTAB:
-        raise BadCodeObject("no table of symbol names", link=table.link)
+        raise BadCodeObject("the table of symbol names is missing", link=table.link)
     names = sections[table.link].data
     symbols = []
     for name, info, _, index, value, size in _SYMBOL.iter_unpack(table.data):
@@ -228,12 +238,14 @@ def _read_symbols(sections: tuple[Section, ...]) -> tuple[ElfSymbol, ...]:
         section = None
         if SHN_UNDEF < index < SHN_LORESERVE:
             if index >= len(sections):
-                raise BadCodeObject("a symbol of a section that is not there", symbol=text)
+                raise BadCodeObject("the symbol's section does not exist", symbol=text)
             section = index
             if value + size > sections[index].size:
-                raise BadCodeObject("a symbol reaches beyond its section", symbol=text, value=value)
+                raise BadCodeObject(
+                    "the symbol extends past the end of its section", symbol=text, value=value
+                )
         elif index not in (SHN_UNDEF, SHN_ABS) and info & 15 != 4:  # STT_FILE
-            raise BadCodeObject("a symbol of an unknown kind of section", symbol=text, index=index)
+            raise BadCodeObject("the symbol has an unknown section index", symbol=text, index=index)
         symbols.append(
             ElfSymbol(text, value, size, section, index != SHN_UNDEF, info >> 4 == STB_WEAK)
         )
@@ -244,16 +256,20 @@ def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfR
     found = []
     for section in sections:
         if section.kind == SHT_REL:
-            raise BadCodeObject("relocations without addends are foreign", section=section.name)
+            raise BadCodeObject(
+                "relocations without addends (SHT_REL) are not supported", section=section.name
+            )
         if section.kind != SHT_RELA:
             continue
         if section.size % _RELA.size or not 0 < section.info < len(sections):
-            raise BadCodeObject("odd relocation section", section=section.name)
+            raise BadCodeObject("malformed relocation section", section=section.name)
         target = sections[section.info]
         for offset, info, addend in _RELA.iter_unpack(section.data):
             if info >> 32 >= symbols or offset >= len(target.data):
                 raise BadCodeObject(
-                    "a relocation points nowhere", section=target.name, offset=offset
+                    "the relocation's symbol or section does not exist",
+                    section=target.name,
+                    offset=offset,
                 )
             found.append(
                 ElfRelocation(target.index, offset, info & 0xFFFF_FFFF, info >> 32, addend)
@@ -327,7 +343,7 @@ def lay_out(elf: ElfObject, rules: Mapping[int, Rule], jump_size: int = 0) -> La
         layout.size = start + section.size
         layout.align = max(layout.align, section.align)
         if layout.size > MAX_SIZE:
-            raise BadCodeObject("the object unfolds to more than is sensible", size=layout.size)
+            raise BadCodeObject("the loaded object would be too large", size=layout.size)
     for relocation in elf.relocations:
         if relocation.section not in layout.offsets:
             continue  # debugging information: not loaded, so not linked
@@ -336,9 +352,13 @@ def lay_out(elf: ElfObject, rules: Mapping[int, Rule], jump_size: int = 0) -> La
         if rule is None:
             raise BadCodeObject("unknown relocation type", type=relocation.kind, symbol=symbol.name)
         if relocation.offset + rule.width > len(elf.sections[relocation.section].data):
-            raise BadCodeObject("a relocation reaches beyond its section", type=relocation.kind)
+            raise BadCodeObject(
+                "the relocation extends past the end of its section", type=relocation.kind
+            )
         if symbol.section is not None and symbol.section not in layout.offsets:
-            raise BadCodeObject("a relocation to what is not loaded", symbol=symbol.name)
+            raise BadCodeObject(
+                "the relocation refers to a section that is not loaded", symbol=symbol.name
+            )
         outside = not symbol.is_defined and relocation.symbol != 0 and rule.through != "origin"
         if outside and not jump_size:
             raise BadCodeObject(f"the symbol {symbol.name!r} is not defined", symbol=symbol.name)

@@ -153,7 +153,9 @@ class Followers:
                 if follower is None:
                     continue
                 if captured:
-                    raise NotSupported("a graph waits for and signals its own device's timelines")
+                    raise NotSupported(
+                        "a graph cannot wait for or signal another device's timeline"
+                    )
                 follower.follow(command.value.addend)
 
     def problem(self) -> DeviceHang | None:

@@ -132,7 +132,7 @@ class Capture:
     def __enter__(self) -> Capture:
         with self.device.lock:
             if self._thread is not None or self._ready or self.closed:
-                raise BadArgument("a graph is captured once")
+                raise BadArgument("this graph has already been captured")
             if self.device.capturing is not None:
                 raise BadArgument(f"{self.device.name} is already capturing a graph")
             self._thread = threading.get_ident()
@@ -307,7 +307,7 @@ class Capture:
         if self.closed:
             raise Closed("graph used after close")
         if not self._ready:
-            raise BadArgument("a graph replays after its capture has ended")
+            raise BadArgument("replay called before the capture has ended")
         if self._lost is not None:
             raise Closed(self._lost)
 
@@ -349,7 +349,7 @@ class Capture:
                     awaited.add((command.timeline, command.value.addend))
         for timeline, value in awaited - raised:
             if value >= CAPTURED:
-                raise BadArgument(f"{timeline.name}: a wait for a value of another capture")
+                raise BadArgument(f"{timeline.name}: the awaited value belongs to another capture")
         ordered = sorted(raised & awaited, key=lambda point: point[1])
         self._timelines = list(dict.fromkeys(timeline for timeline, _ in ordered))
         steps = dict.fromkeys(self._timelines, 0)
@@ -392,7 +392,7 @@ class Capture:
                 if reference.symbol.kind == "parameter":
                     slot = reference.symbol.slot
                     if self._widths.setdefault(slot, reference.width) != reference.width:
-                        raise BadArgument("a parameter slot has one width", slot=slot)
+                        raise BadArgument("a parameter slot must have one width", slot=slot)
             if command.kernel.program.memory is not None:
                 self._hold(command.kernel.program.memory)
         elif isinstance(command, Copy):
@@ -429,7 +429,7 @@ class Capture:
     def _scalars(self, parameters: Sequence[int | np.generic]) -> list[int]:
         count = max(self._widths, default=-1) + 1
         if len(parameters) != count:
-            raise BadArgument(f"the graph takes {count} parameters, {len(parameters)} given")
+            raise BadArgument(f"the graph takes {count} parameters, got {len(parameters)}")
         return [
             _bits(value, self._widths.get(slot, 8), slot) for slot, value in enumerate(parameters)
         ]
@@ -439,7 +439,7 @@ class Capture:
         places, addresses = [], []
         for old, new in inputs.items():
             if new.device is not self.device:
-                raise BadArgument("the buffer lives on another device", buffer=new)
+                raise BadArgument("the buffer belongs to another device", buffer=new)
             new._check_open()
             place = (id(old.owner or old), int(old.address), old.size)
             if place not in self._bindings:
@@ -470,7 +470,8 @@ class Capture:
                 if end <= low or start >= high:
                     continue
                 if start < low or end > high:
-                    raise BadArgument("the graph uses more than this slice", slice=old, uses=used)
+                    facts = {"slice": old, "uses": used}
+                    raise BadArgument("the graph uses memory outside this slice", **facts)
                 inside.append((position, start - low))
                 size = max(size, end - low)
             found += len(inside)
@@ -493,7 +494,7 @@ def _bits(value: int | np.generic, width: int, slot: int) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if -(1 << 8 * width - 1) <= value < 1 << 8 * width:
             return value & (1 << 8 * width) - 1
-        raise BadArgument(f"parameter {slot} takes {width} bytes", value=value)
+        raise BadArgument(f"parameter {slot} must fit {width} bytes", value=value)
     raise BadArgument(
-        f"parameter {slot} takes an int or a NumPy scalar of {width} bytes, not {value!r}"
+        f"parameter {slot} must be an int or a NumPy scalar of {width} bytes, got {value!r}"
     )

@@ -106,7 +106,7 @@ class Member:
     def set(self, raw: memoryview, at: int, dimensions: tuple[int, ...], value: Any) -> None:
         """Write the value at `at`. Any: what `get` returns, or a sequence for an array."""
         if raw.readonly:
-            raise BadArgument("the bytes behind this structure are read-only", field=self.name)
+            raise BadArgument("the structure's memory is read-only", field=self.name)
         if dimensions:
             Array(self, raw, at, dimensions)[:] = value
         elif self.layout is not None:

@@ -145,9 +145,7 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
     block = bytearray()
     references: list[Reference] = []
     if kernel.arguments is not None and len(args) != len(kernel.arguments):
-        raise BadArgument(
-            f"{kernel.name} takes {len(kernel.arguments)} arguments, {len(args)} given"
-        )
+        raise BadArgument(f"{kernel.name} takes {len(kernel.arguments)} arguments, got {len(args)}")
     for position, value in enumerate(args):
         null = _is_null(kernel, position, value)
         if isinstance(value, Buffer) or null:
@@ -188,7 +186,7 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
         kernel.arguments is None and len(block) + 7 < kernel.kernarg_size
     ):
         raise BadArgument(
-            f"{kernel.name} takes {kernel.kernarg_size} bytes of arguments, {len(block)} given"
+            f"{kernel.name} takes {kernel.kernarg_size} bytes of arguments, got {len(block)}"
         )
     block += bytes(kernel.kernarg_size - len(block))
     return bytes(block), tuple(references)

@@ -164,11 +164,11 @@ class Queue:
         if not isinstance(kernel, Kernel):
             raise BadArgument(f"kernel must be a Kernel, got {kernel!r}")
         if kernel.program.device is not self.device:
-            raise BadArgument("the kernel is loaded on another device", kernel=kernel.name)
+            raise BadArgument("the kernel belongs to another device", kernel=kernel.name)
         if kernel.program.closed:
             raise Closed(f"the program of kernel {kernel.name} is closed")
         if self.hardware.kind is not QueueKind.COMPUTE:
-            raise BadArgument("a copy queue launches no kernels", queue=self.hardware.name)
+            raise BadArgument("a copy queue cannot launch kernels", queue=self.hardware.name)
         full_grid, full_block = _three("grid", grid), _three("block", block)
         threads = full_block[0] * full_block[1] * full_block[2]
         most = self.device.target.max_threads_per_group
@@ -212,7 +212,9 @@ class Queue:
             )
         if any(groups % part for groups, part in zip(grid, sizes, strict=True)):
             raise BadArgument(
-                f"{kernel.name}: the cluster does not divide the grid", grid=grid, cluster=sizes
+                f"{kernel.name}: the grid must be a multiple of the cluster",
+                grid=grid,
+                cluster=sizes,
             )
         return sizes
 
@@ -235,11 +237,16 @@ class Queue:
         count = source.size if size is None else whole("size", size, 0, WORD)
         if count > source.size or count > destination.size:
             raise BadArgument(
-                "copy beyond a buffer", size=count, source=source.size, destination=destination.size
+                "the copy extends past the end of a buffer",
+                size=count,
+                source=source.size,
+                destination=destination.size,
             )
         low, high = sorted((destination.address, source.address))
         if count and low + count > high:
-            raise BadArgument("copy ranges overlap", destination=destination, source=source)
+            raise BadArgument(
+                "source and destination of a copy overlap", destination=destination, source=source
+            )
         if count:
             self.commands.append(Copy(Symbol.of(destination), Symbol.of(source), count))
         return self
@@ -249,7 +256,9 @@ class Queue:
         self._check(destination)
         value = whole("value", value, -(1 << 31), 1 << 32) & 0xFFFF_FFFF
         if destination.size % 4:
-            raise BadArgument("fill works on multiples of 4 bytes", size=destination.size)
+            raise BadArgument(
+                "fill offset and size must be multiples of 4 bytes", size=destination.size
+            )
         if destination.size:
             self.commands.append(Fill(Symbol.of(destination), value, destination.size))
         return self
@@ -264,7 +273,7 @@ class Queue:
             awaited = whole("value", value, 0, WORD)
         if timeline.device is not self.device:
             if awaited >= CAPTURED:
-                raise BadArgument("a value of a graph is awaited inside that graph alone")
+                raise BadArgument("a captured submission can only be awaited inside its graph")
             timeline = self.device.followers.gate(timeline)
         self.commands.append(Wait(timeline, Symbol.constant(awaited)))
         return self
@@ -275,7 +284,7 @@ class Queue:
         self._check_timeline(timeline)
         value = whole("value", value, 0, WORD)
         if timeline.device.is_own(timeline):
-            raise BadArgument("a queue's own timeline is raised by its submissions alone")
+            raise BadArgument("a queue cannot signal its own timeline; each submission raises it")
         if timeline.device is not self.device:
             timeline = self.device.followers.relay(timeline)
         self.commands.append(Signal(timeline, Symbol.constant(value)))
@@ -286,7 +295,9 @@ class Queue:
         self._check(destination)
         offset = whole("offset", offset, 0, WORD)
         if offset % 8 or offset + 8 > destination.size:
-            raise BadArgument("a timestamp takes 8 aligned bytes", offset=offset)
+            raise BadArgument(
+                "a timestamp needs 8 bytes at an offset that is a multiple of 8", offset=offset
+            )
         self.commands.append(Timestamp(Symbol.of(destination, offset)))
         return self
 
@@ -318,9 +329,9 @@ class Queue:
 
     def _check(self, buffer: Buffer) -> None:
         if not isinstance(buffer, Buffer):
-            raise BadArgument(f"a queue works on a Buffer, got {buffer!r}")
+            raise BadArgument(f"buffer must be a Buffer, got {buffer!r}")
         if buffer.device is not self.device:
-            raise BadArgument("the buffer lives on another device", buffer=buffer)
+            raise BadArgument("the buffer belongs to another device", buffer=buffer)
         buffer._check_open()
 
 
@@ -328,8 +339,8 @@ def _three(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
     try:
         given = tuple(operator.index(size) for size in sizes)
     except TypeError:
-        raise BadArgument(f"{what} is one to three whole numbers", **{what: sizes}) from None
+        raise BadArgument(f"{what} must be one to three ints", **{what: sizes}) from None
     full = (*given, 1, 1, 1)[:3]
     if not 1 <= len(given) <= 3 or any(not 0 <= size < 1 << 31 for size in full):
-        raise BadArgument(f"{what} is one to three sizes below 2^31", **{what: given})
+        raise BadArgument(f"{what} must be one to three sizes from 1 to 2^31 - 1", **{what: given})
     return full[0], full[1], full[2]

@@ -195,7 +195,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         return _open_recording(name, Path(rest), options)
     if kind in NODE_DRIVERS:
         if not rest.isdecimal():
-            raise DeviceNotFound(f"{name}: after {kind}: comes a number, as in {kind}:0")
+            raise DeviceNotFound(f"expected a number after {kind}: as in {kind}:0, got {name!r}")
         attach = _load(NODE_DRIVERS[kind].attach)
         return _open_node(name, attach(int(rest)), options)
     if kind in PLANNED:
@@ -257,9 +257,9 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
     try:
         recording = _load("hcq.transport.recording:Recording.load")(path.read_text("ascii"))
     except OSError as error:
-        raise DeviceNotFound(f"{path} does not open: {error.strerror}") from error
+        raise DeviceNotFound(f"cannot open {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadArgument(f"{path} is no recording") from error
+        raise BadArgument(f"{path} is not a recording") from error
     identity = recording.identity
     known = pci_drivers().get((identity.vendor, identity.device))
     replay = _load("hcq.transport.replay:ReplayTransport")
@@ -281,7 +281,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
         identity = attachment.transport.identity
         known = pci_drivers().get((identity.vendor, identity.device))
         if known is None:
-            raise DeviceNotFound(f"{name}: no driver for PCI id {identity}")
+            raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
         make = _load(known.entry)
         _check_options(name, make, options, given=2)
         with opening:
@@ -302,7 +302,7 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     if known is None:
         have = ", ".join(entry.name for entry in _pci_devices(SYSFS_PCI)) or "none"
         raise DeviceNotFound(
-            f"{name} is {identity}, which no driver of ours knows; there are: {have}"
+            f"{name} is {identity}, which no driver supports; supported devices here: {have}"
         )
     make = _load(known.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}

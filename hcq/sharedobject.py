@@ -77,9 +77,11 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
     """Loaded segments and notes as sections, and where each begins."""
     table, count = header.segments, header.segment_count
     if not count or header.segment_size != _SEGMENT.size:
-        raise BadCodeObject("a shared object without program headers", count=count)
+        raise BadCodeObject("the shared object has no program headers", count=count)
     if table % 8 or table + count * _SEGMENT.size > len(image):
-        raise BadCodeObject("the program headers reach beyond the file", offset=table, count=count)
+        raise BadCodeObject(
+            "the program headers extend past the end of the file", offset=table, count=count
+        )
     found: list[Section] = []
     starts: list[int] = []
     end = 0
@@ -88,13 +90,15 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
             image, table + number * _SEGMENT.size
         )
         if kind == PT_TLS:
-            raise BadCodeObject("thread-local segments are foreign", segment=number)
+            raise BadCodeObject("thread-local segments are not supported", segment=number)
         if kind not in (PT_LOAD, PT_NOTE):
             continue
         if offset + file_size > len(image) or file_size > size or address + size > MAX_SIZE:
-            raise BadCodeObject("a segment reaches beyond the file", segment=number, size=size)
+            raise BadCodeObject(
+                "the segment extends past the end of the file", segment=number, size=size
+            )
         if align > MAX_ALIGN or align & (align - 1):
-            raise BadCodeObject("odd segment alignment", segment=number, align=align)
+            raise BadCodeObject("unexpected segment alignment", segment=number, align=align)
         marks = 0
         if kind == PT_LOAD:
             if address < end:
@@ -111,7 +115,7 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
         )
         starts.append(address)
     if not any(segment.is_loaded and segment.size for segment in found):
-        raise BadCodeObject("a shared object that loads nothing")
+        raise BadCodeObject("the shared object has no loadable segment")
     return found, starts
 
 
@@ -130,12 +134,12 @@ def _read_symbols(
 ) -> tuple[ElfSymbol, ...]:
     tables = [section for section in sections if section.kind == SHT_DYNSYM]
     if len(tables) != 1:
-        raise BadCodeObject("a shared object has one table of dynamic symbols", found=len(tables))
+        raise BadCodeObject("expected one table of dynamic symbols", found=len(tables))
     (table,) = tables
     if table.size % _SYMBOL.size:
-        raise BadCodeObject("the symbol table is cut off", size=table.size)
+        raise BadCodeObject("the symbol table is truncated", size=table.size)
     if table.link >= len(sections) or sections[table.link].kind != SHT_STRTAB:
-        raise BadCodeObject("no table of symbol names", link=table.link)
+        raise BadCodeObject("the table of symbol names is missing", link=table.link)
     symbols = []
     for name, info, _, index, value, size in _SYMBOL.iter_unpack(table.data):
         text = read_string(sections[table.link].data, name, "symbol name")
@@ -145,7 +149,9 @@ def _read_symbols(
             if where is None:
                 where = _within(segments, loaded, value, size)  # a mark at a segment's end
             if where is None:
-                raise BadCodeObject("a symbol lies in no segment", symbol=text, value=value)
+                raise BadCodeObject(
+                    "the symbol lies outside all segments", symbol=text, value=value
+                )
             value -= loaded[where]
         symbols.append(
             ElfSymbol(text, value, size, where, index != SHN_UNDEF, info >> 4 == STB_WEAK)
@@ -165,11 +171,13 @@ def _read_relocations(
         if not section.flags & SHF_ALLOC:
             continue  # what the linker kept of its input; applied already
         if section.kind in (SHT_REL, SHT_RELR):
-            raise BadCodeObject("relocations without addends are foreign", section=section.name)
+            raise BadCodeObject(
+                "relocations without addends (SHT_REL) are not supported", section=section.name
+            )
         if section.kind != SHT_RELA:
             continue
         if section.size % _RELA.size:
-            raise BadCodeObject("odd relocation section", section=section.name)
+            raise BadCodeObject("malformed relocation section", section=section.name)
         for address, info, addend in _RELA.iter_unpack(section.data):
             kind, symbol = info & 0xFFFF_FFFF, info >> 32
             rule = rules.get(kind)
@@ -177,6 +185,8 @@ def _read_relocations(
                 raise BadCodeObject("unknown relocation type", type=kind)
             where = _within(segments, loaded, address, rule.width)
             if symbol >= symbols or where is None:
-                raise BadCodeObject("a relocation points nowhere", offset=address)
+                raise BadCodeObject(
+                    "the relocation's symbol or section does not exist", offset=address
+                )
             found.append(ElfRelocation(where, address - loaded[where], kind, symbol, addend))
     return tuple(found)

@@ -156,7 +156,7 @@ class JsonLines:
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
-            raise BadArgument(f"no trace can be written to {path}: {error.strerror}") from None
+            raise BadArgument(f"cannot write the trace to {path}: {error.strerror}") from None
         self._path = path
         self._full = False
         self._lock = threading.Lock()

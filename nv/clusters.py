@@ -86,7 +86,7 @@ def cluster_of(launch: Launch, code: KernelCode) -> tuple[int, int, int] | None:
         raise BadArgument(f"{name}: a cluster has at most {most} groups", cluster=cluster)
     if any(groups % part for groups, part in zip(launch.grid, cluster, strict=True)):
         raise BadArgument(
-            f"{name}: the cluster does not divide the grid", grid=launch.grid, cluster=cluster
+            f"{name}: the grid must be a multiple of the cluster", grid=launch.grid, cluster=cluster
         )
     return cluster
 

@@ -177,7 +177,9 @@ def _header(image: bytes) -> tuple[tuple[int, int], int, int, int]:
     if entry_size != _SECTION.size or not 0 < count < MAX_SECTIONS:
         raise BadCodeObject("odd section headers", size=entry_size, count=count)
     if table + count * _SECTION.size > len(image):
-        raise BadCodeObject("the section table reaches beyond the file", offset=table, count=count)
+        raise BadCodeObject(
+            "the section table extends past the end of the file", offset=table, count=count
+        )
     return divmod(number, 10), table, count, names
 
 
@@ -186,15 +188,17 @@ def _sections(image: bytes, table: int, count: int, names: int) -> tuple[Section
     contents = []
     for number, (_, kind, _, _, offset, size, _, _, align, _) in enumerate(rows):
         if size > MAX_SIZE or align > 1 << 16 or align & align - 1:
-            raise BadCodeObject("odd section size or alignment", section=number, align=align)
+            raise BadCodeObject("unexpected section size or alignment", section=number, align=align)
         if kind in (0, _SHT_NOBITS):
             contents.append(b"")
         elif offset + size > len(image):
-            raise BadCodeObject("a section reaches beyond the file", section=number, size=size)
+            raise BadCodeObject(
+                "the section extends past the end of the file", section=number, size=size
+            )
         else:
             contents.append(image[offset : offset + size])
     if names >= count or rows[names][1] != _SHT_STRTAB:
-        raise BadCodeObject("no table of section names", index=names)
+        raise BadCodeObject("the table of section names is missing", index=names)
     return tuple(
         Section(
             number, _string(contents[names], row[0]), row[1], row[2], row[5],
@@ -210,9 +214,9 @@ def _symbols(sections: tuple[Section, ...]) -> tuple[Symbol, ...]:
         raise BadCodeObject("a cubin has one symbol table", found=len(tables))
     table = tables[0]
     if table.size % _SYMBOL.size:
-        raise BadCodeObject("the symbol table is cut off", size=table.size)
+        raise BadCodeObject("the symbol table is truncated", size=table.size)
     if table.link >= len(sections) or sections[table.link].kind != _SHT_STRTAB:
-        raise BadCodeObject("no table of symbol names", link=table.link)
+        raise BadCodeObject("the table of symbol names is missing", link=table.link)
     names = sections[table.link].data
     symbols = []
     for name, info, other, index, value, size in _SYMBOL.iter_unpack(table.data):
@@ -221,7 +225,9 @@ def _symbols(sections: tuple[Section, ...]) -> tuple[Symbol, ...]:
         if section is not None and (
             section >= len(sections) or value + size > max(sections[section].size, value)
         ):
-            raise BadCodeObject("a symbol reaches beyond its section", symbol=text, value=value)
+            raise BadCodeObject(
+                "the symbol extends past the end of its section", symbol=text, value=value
+            )
         is_entry = bool(other & _STO_ENTRY) and info & 15 == _STT_FUNC and section is not None
         symbols.append(Symbol(text, value, size, section, is_entry))
     return tuple(symbols)
@@ -234,11 +240,13 @@ def _relocations(sections: tuple[Section, ...], symbols: int) -> tuple[Relocatio
             continue
         layout = "<QQ" if section.kind == _SHT_REL else "<QQq"
         if section.size % struct.calcsize(layout) or not 0 < section.info < len(sections):
-            raise BadCodeObject("odd relocation section", section=section.name)
+            raise BadCodeObject("malformed relocation section", section=section.name)
         target = sections[section.info]
         for row in struct.iter_unpack(layout, section.data):
             if row[1] >> 32 >= symbols or row[0] >= max(1, len(target.data)):
-                raise BadCodeObject("a relocation points nowhere", section=target.name)
+                raise BadCodeObject(
+                    "the relocation's symbol or section does not exist", section=target.name
+                )
             addend = row[2] if len(row) > 2 else None
             found.append(
                 Relocation(target.index, row[0], row[1] & 0xFFFF_FFFF, row[1] >> 32, addend)

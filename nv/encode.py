@@ -97,7 +97,7 @@ class Encoder:
     def _encode(self, image: Pushbuffer, command: Command) -> None:
         if isinstance(command, Launch):
             if not self.classes.compute:
-                raise BadArgument("a copy queue launches no kernels", kernel=command.kernel.name)
+                raise BadArgument("a copy queue cannot launch kernels", kernel=command.kernel.name)
             if command.cooperative:  # alone: two that had begun in part would wait for ever
                 self.wait_idle(image)
             encode_launch(image, command)

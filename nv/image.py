@@ -237,7 +237,9 @@ def _check_relocations(image: Image) -> None:
         if rule is None:
             raise NotSupported(f"relocation type {relocation.kind:#x} of {symbol.name!r}")
         if relocation.offset + _size(rule) > len(cubin.sections[relocation.section].data):
-            raise BadCodeObject("a relocation reaches beyond its section", symbol=symbol.name)
+            raise BadCodeObject(
+                "the relocation extends past the end of its section", symbol=symbol.name
+            )
         missing = _SYSTEM.get(symbol.name) if symbol.section is None else None
         if missing is not None:
             raise NotSupported(

@@ -155,9 +155,9 @@ def load(path: Path) -> Recording:
     try:
         return Recording.load(path.read_text("ascii"))
     except OSError as error:
-        raise DeviceNotFound(f"{path} does not open: {error.strerror}") from error
+        raise DeviceNotFound(f"cannot open {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadArgument(f"{path} is no recording") from error
+        raise BadArgument(f"{path} is not a recording") from error
 
 
 def _stages(recording: Recording) -> list[str]:
@@ -258,7 +258,7 @@ def _record_command(options: RecordOptions, path: Path) -> int:
         path.open("wb").close()
         path.unlink()
     except OSError as error:
-        raise BadArgument(f"no recording can be written to {path}: {error.strerror}") from None
+        raise BadArgument(f"cannot write a recording to {path}: {error.strerror}") from None
     code = _run(options.command, {"UGPU_DEVICE": options.device, "UGPU_RECORD": str(path)})
     if not path.exists():
         raise BadArgument(

@@ -27,11 +27,13 @@ class HostMemory:
     def __init__(self, size: int) -> None:
         self.size = size
         if size > total_memory():
-            raise OutOfMemory("more than this machine has", size=size, machine=total_memory())
+            raise OutOfMemory(
+                "the request exceeds this machine's memory", size=size, machine=total_memory()
+            )
         try:
             block = obtain(size + ALIGN)
         except (MemoryError, ValueError):
-            raise OutOfMemory("the host has no memory left", size=size) from None
+            raise OutOfMemory("the host is out of memory", size=size) from None
         start = -block.ctypes.data % ALIGN
         self.array = block[start : start + size]
         self.address: int = self.array.ctypes.data
@@ -60,7 +62,7 @@ class CodeMemory:
         protection = mmap.PROT_READ | mmap.PROT_EXEC
         if library.mprotect(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), protection):
             reason = os.strerror(ctypes.get_errno())
-            raise HostError(f"this system forbids executable memory: {reason}")
+            raise HostError(f"the system refuses executable memory: {reason}")
         flush_instructions(self.address, self.size)
 
     def holds(self, address: int) -> bool:

@@ -77,7 +77,7 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
     elf = read_object(image)
     machine = MACHINES.get(platform.machine())
     if machine is None:
-        raise NotSupported(f"code objects for hosts of kind {platform.machine()} cannot be linked")
+        raise NotSupported(f"linking code objects is not supported on {platform.machine()}")
     if elf.machine != machine.number:
         raise BadCodeObject(
             "not an object for this machine", machine=elf.machine, want=machine.number
@@ -85,7 +85,9 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
     for section in elf.sections:
         writable = section.is_loaded and section.flags & SHF_WRITE and section.size
         if writable and not section.name.startswith(".data.rel.ro"):
-            raise BadCodeObject("kernels have no variables of their own", section=section.name)
+            raise BadCodeObject(
+                "objects with writable data are not supported", section=section.name
+            )
     sizes = _kernels(elf)
     layout = lay_out(elf, machine.rules, JUMP_SIZE)
     outside = {}
@@ -119,16 +121,21 @@ def _kernels(elf: ElfObject) -> dict[str, int]:
         data = elf.sections[mark.section].data[mark.value : mark.value + 8]
         name = mark.name[: -len(MARK)]
         if len(data) < 8:
-            raise BadCodeObject("the mark of a kernel is cut off", kernel=name)
+            raise BadCodeObject("the kernel's .ugpu symbol is truncated", kernel=name)
         version, size = struct.unpack("<II", data)
         if version != VERSION or size > MAX_KERNARG_SIZE:
-            raise BadCodeObject("odd mark of a kernel", kernel=name, version=version, size=size)
+            raise BadCodeObject(
+                "the kernel's .ugpu symbol has an unknown version or size",
+                kernel=name,
+                version=version,
+                size=size,
+            )
         code = elf.find(name)
         if code is None or code.section is None:
-            raise BadCodeObject("a mark without its kernel", kernel=name)
+            raise BadCodeObject("a .ugpu symbol has no kernel of that name", kernel=name)
         section = elf.sections[code.section]
         if not (section.is_loaded and section.flags & SHF_EXECINSTR) or code.value >= section.size:
-            raise BadCodeObject("a kernel that is not code", kernel=name)
+            raise BadCodeObject("the kernel's symbol is not in an executable section", kernel=name)
         found[name] = size
     if not found:
         raise BadCodeObject(f"no kernels in the object: no symbol ends with {MARK}")
@@ -144,4 +151,6 @@ def _find_outside(name: str) -> int:
         except (OSError, AttributeError):
             continue
         return ctypes.cast(function, ctypes.c_void_p).value or 0
-    raise BadCodeObject(f"the object wants {name!r}, which this process does not have", symbol=name)
+    raise BadCodeObject(
+        f"the object needs {name!r}, which this process does not define", symbol=name
+    )

@@ -287,7 +287,7 @@ class CpuQueue(HardwareQueue):
             match command:
                 case Launch():
                     if self.kind is not QueueKind.COMPUTE:
-                        raise BadArgument("a copy queue launches no kernels", queue=self.name)
+                        raise BadArgument("a copy queue cannot launch kernels", queue=self.name)
                     encoder.launch(command)
                 case Copy(destination, source, size):
                     encoder.command(COPY, destination, source, size)

@@ -36,10 +36,10 @@ def attach_pci(
     system = system if system is not None else System()
     if via == "sysfs":
         if bind or no_iommu:
-            raise BadArgument("bind and no_iommu belong to via='vfio'", via=via)
+            raise BadArgument("bind and no_iommu require via='vfio'", via=via)
         return SysfsTransport(address, system=system, reach_bits=reach_bits, least_bars=least_bars)
     if via not in ("vfio", "iommufd"):
-        raise BadArgument("a PCI function is reached via 'vfio', 'iommufd' or 'sysfs'", via=via)
+        raise BadArgument("via must be 'vfio', 'iommufd' or 'sysfs'", via=via)
     function = PciFunction.find(system, address)
     binding = Binding.bind(function, no_iommu=no_iommu) if bind else None
     try:

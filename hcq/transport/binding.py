@@ -140,7 +140,7 @@ class Binding:
         if interrupt is not None:
             raise interrupt
         if failures:
-            raise TransportError("not every function went back to its driver", failures=failures)
+            raise TransportError("some functions did not return to their driver", failures=failures)
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +187,7 @@ def give_back(step: Step) -> None:
         _write(system, path, function.address)
         if function.driver != step.former:
             raise TransportError(
-                f"{function.address} did not go back to {step.former}", driver=function.driver
+                f"{function.address} did not return to {step.former}", driver=function.driver
             )
 
 
@@ -233,7 +233,7 @@ def _take(step: Step) -> None:
     _write(system, system.path(PROBE), function.address)
     if function.driver != VFIO_DRIVER:
         raise TransportError(
-            f"vfio-pci does not take {function.address}",
+            f"vfio-pci refused to bind {function.address}",
             driver=function.driver or "none",
             remedy="dmesg | tail says why",
         )
@@ -251,7 +251,7 @@ def _write(system: System, path: Path, text: str) -> None:
         if error.errno in (errno.EACCES, errno.EPERM):
             raise _denied(path) from error
         raise TransportError(
-            f"the kernel refuses a write to {path}",
+            f"the kernel refused a write to {path}",
             wrote=text.strip(),
             reason=error.strerror or error.errno,
         ) from error
@@ -259,7 +259,8 @@ def _write(system: System, path: Path, text: str) -> None:
 
 def _denied(path: Path) -> AccessDenied:
     return AccessDenied(
-        f"{path} may not be written", remedy="run the same command with sudo: drivers are root's"
+        f"no permission to write {path}",
+        remedy="run the same command with sudo: drivers are root's",
     )
 
 

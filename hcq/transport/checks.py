@@ -35,7 +35,7 @@ def check_iommu(function: PciFunction) -> None:
     """IommuOff unless an IOMMU translates for the function."""
     if not function.translated:
         raise IommuOff(
-            f"no IOMMU translates for {function.address}: it is off, or absent",
+            f"{function.address} has no IOMMU: it is off or absent",
             remedy=IOMMU_REMEDY,
         )
 
@@ -53,7 +53,9 @@ def check_module(function: PciFunction) -> None:
 def check_kind(function: PciFunction) -> None:
     """BadArgument for a bridge, which is not a device to drive."""
     if function.base_class == BRIDGE:
-        raise BadArgument("this function is a bridge", address=function.address)
+        raise BadArgument(
+            "the function is a bridge, expected an endpoint", address=function.address
+        )
 
 
 def check_link(function: PciFunction) -> None:
@@ -103,7 +105,7 @@ def check_openable(function: PciFunction, *, no_iommu: bool = False) -> None:
     driver = function.driver
     if driver != VFIO_DRIVER:
         raise DeviceBusy(
-            f"{function.address} is not in vfio-pci's hands",
+            f"{function.address} is not bound to vfio-pci",
             holder=driver or "no driver",
             remedy=f"sudo ugpu bind pci:{function.address}   # or open it with bind=True",
         )

@@ -51,7 +51,7 @@ class BusAddresses:
                 self._parts.append(RangeAllocator(start, end - start, PAGE, name="bus addresses"))
         if not self._parts:
             raise OutOfMemory(
-                "the IOMMU offers no address that the device reaches",
+                "the IOMMU offers no address within the device's reach",
                 reach_bits=reach_bits,
                 ranges=[f"{first:#x}-{last:#x}" for first, last in ranges],
             )
@@ -62,14 +62,14 @@ class BusAddresses:
                 return part.allocate(size, align)
             except OutOfMemory:
                 continue
-        raise OutOfMemory("bus addresses are used up", size=size)
+        raise OutOfMemory("out of bus addresses", size=size)
 
     def free(self, address: int) -> None:
         for part in self._parts:
             if part.base <= address < part.base + part.size:
                 part.free(address)
                 return
-        raise BadArgument("not an address of this space", address=address)
+        raise BadArgument("the address is outside this address space", address=address)
 
 
 class HostMemory:
@@ -116,7 +116,7 @@ class MappedMemory:
 def rounded(size: int) -> int:
     """A size in whole pages; BadArgument for one that is not positive."""
     if size <= 0:
-        raise BadArgument("DMA memory has a positive size", size=size)
+        raise BadArgument("size of DMA memory must be positive", size=size)
     return -(-size // PAGE) * PAGE
 
 
@@ -136,7 +136,7 @@ def _obtain(system: System, size: int) -> tuple[mmap.mmap, int]:
             pass  # no reserved huge pages; common, and only slower
         mapping = system.anonymous(size + HUGE_PAGE - PAGE)
     except (OSError, ValueError) as error:
-        raise OutOfMemory("no host memory for DMA", size=size) from error
+        raise OutOfMemory("out of host memory for DMA", size=size) from error
     start = -_address(mapping) % HUGE_PAGE
     with contextlib.suppress(OSError):  # a kernel without transparent huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE, start, size)

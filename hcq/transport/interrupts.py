@@ -44,7 +44,9 @@ class EventInterrupts:
     def enable(self, count: int) -> None:
         """Have vectors 0 to `count` - 1 delivered. See hcq.transport.base.Interrupts."""
         if not 1 <= count <= self.vectors:
-            raise BadArgument("the function has not so many", wanted=count, vectors=self.vectors)
+            raise BadArgument(
+                f"requested {count} interrupt vectors, the function has {self.vectors}"
+            )
         with self._changed:
             self._check()
             if count <= len(self._events):
@@ -67,7 +69,7 @@ class EventInterrupts:
             self._check()
             if not 0 <= vector < len(self._events):
                 raise BadArgument(
-                    "that vector is not enabled", vector=vector, enabled=len(self._events)
+                    "the vector is not enabled", vector=vector, enabled=len(self._events)
                 )
             event = self._events[vector]
             self._waiters += 1
@@ -100,7 +102,7 @@ class EventInterrupts:
 
     def _check(self) -> None:
         if self._closed:
-            raise Closed("the transport of these interrupts was closed")
+            raise Closed("the interrupts' transport is closed")
 
 
 def _event(system: System) -> int:
@@ -109,7 +111,7 @@ def _event(system: System) -> int:
         return system.eventfd()
     except OSError as error:
         raise OutOfMemory(
-            f"no descriptor for an event: {error.strerror}", remedy="raise the limit of ulimit -n"
+            f"cannot create an eventfd: {error.strerror}", remedy="raise the limit of ulimit -n"
         ) from error
 
 

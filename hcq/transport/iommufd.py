@@ -48,7 +48,7 @@ class IommufdSpace:
         self._space = 0
         if node_of(function) is None:
             raise NotSupported(
-                f"the kernel makes no VFIO node for {function.address}: it was built without "
+                f"no VFIO device node for {function.address}: it was built without "
                 "VFIO_DEVICE_CDEV",
                 remedy="open it through its group: via='vfio'",
             )
@@ -67,7 +67,7 @@ class IommufdSpace:
         """Open the function's node and attach it to this space; the caller closes it."""
         node = node_of(function)
         if node is None:
-            raise NotSupported(f"the kernel makes no VFIO node for {function.address}")
+            raise NotSupported(f"no VFIO device node for {function.address}")
         descriptor = open_node(self.system, node, "vfio-pci")
         try:
             self._bind(descriptor, function)
@@ -143,7 +143,7 @@ class IommufdSpace:
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     raise TransportError(
-                        "iommufd does not say which addresses are usable",
+                        "iommufd reports no usable address range",
                         reason=error.strerror or error.errno,
                     ) from error
             count = struct.unpack_from("<IIII", buffer)[2]

@@ -76,7 +76,7 @@ def check_access(offset: int, width: int) -> None:
     """BadArgument unless a configuration access is 1, 2 or 4 bytes, aligned and inside."""
     if width not in (1, 2, 4) or offset & (width - 1) or not 0 <= offset <= CONFIG_SIZE - width:
         raise BadArgument(
-            "configuration accesses are 1, 2 or 4 bytes, aligned, below 4096",
+            "a configuration access must be 1, 2 or 4 bytes, aligned, below 4096",
             offset=offset,
             width=width,
         )
@@ -121,7 +121,7 @@ class SavedConfig:
     def __init__(self, read: Read) -> None:
         regs = constants("pci_regs")
         if not answers(read):
-            raise DeviceLost("configuration space reads all ones; there is nothing to save")
+            raise DeviceLost("configuration space reads all ones and cannot be saved")
         self._words = {offset: read(offset, 4) for offset in _SAVED_WORDS}
         self._command = read(regs.PCI_COMMAND, 2)
         self._express: tuple[int, int] | None = None

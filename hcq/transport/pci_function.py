@@ -44,7 +44,7 @@ def normal_address(text: str) -> str:
         raise BadArgument("not a PCI address; one looks like 0000:03:00.0", address=text)
     domain, bus, device, function = match.groups()
     if int(device, 16) > 0x1F:
-        raise BadArgument("a PCI device number is at most 1f", address=text)
+        raise BadArgument("a PCI device number must be 00 to 1f", address=text)
     return f"{(domain or '0000').lower()}:{bus.lower()}:{device.lower()}.{function}"
 
 
@@ -61,7 +61,7 @@ class PciFunction:
         function = cls(system, address)
         if not function.folder.is_dir():
             raise DeviceNotFound(
-                "no PCI function there; `ugpu ls` and `lspci -nn` list what there is",
+                "no PCI function at this address; `ugpu ls` and `lspci -nn` list those present",
                 address=function.address,
             )
         return function
@@ -82,7 +82,7 @@ class PciFunction:
             return int(text or "", 0)
         except ValueError:
             raise DeviceNotFound(
-                f"the function vanished while its {name} was read", address=self.address
+                f"the function disappeared while its {name} was read", address=self.address
             ) from None
 
     def identity(self) -> PciIdentity:

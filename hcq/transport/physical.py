@@ -30,12 +30,12 @@ def check_permitted(system: System) -> None:
     """AccessDenied or HostError, with the remedy, where physical addresses cannot be had."""
     if not system.privileged:
         raise AccessDenied(
-            "physical addresses are shown to root alone",
+            "only root can read physical addresses",
             remedy="run as root, or use VFIO, which needs none: ugpu doctor",
         )
     if system.read_text(COMPACTION) != "0":
         raise HostError(
-            "the kernel may move locked memory while the device uses it",
+            "the kernel may migrate locked memory while the device uses it",
             remedy=f"echo 0 | sudo tee /{COMPACTION}",
         )
 
@@ -66,7 +66,7 @@ class PhysicalMemory:
             last = max(segment.address + segment.size for segment in self.segments) - 1
             if last >> reach_bits:
                 raise OutOfMemory(
-                    f"the memory lies at {last:#x}, where the device does not reach "
+                    f"the memory lies at {last:#x}, outside the device's reach "
                     f"({reach_bits} address bits)",
                     remedy="use VFIO, whose IOMMU gives it addresses that the device reaches",
                 )
@@ -112,13 +112,15 @@ def _segments(system: System, address: int, size: int) -> tuple[DmaSegment, ...]
             remedy="run as root with CAP_SYS_ADMIN, or use VFIO",
         ) from error
     if len(data) != 8 * count:
-        raise HostError("pagemap was cut short", got=len(data), expected=8 * count)
+        raise HostError(
+            "pagemap returned fewer bytes than requested", got=len(data), expected=8 * count
+        )
     runs: list[tuple[int, int]] = []
     for (entry,) in struct.iter_unpack("<Q", data):
         frame = entry & _FRAME
         if not entry & _PRESENT or not frame:
             raise AccessDenied(
-                "the kernel does not show physical addresses",
+                "the kernel hides physical addresses",
                 remedy="run as root with CAP_SYS_ADMIN, or use VFIO",
             )
         if runs and runs[-1][0] + runs[-1][1] == frame * PAGE:

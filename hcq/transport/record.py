@@ -58,7 +58,7 @@ def _opened(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="ascii")
     except OSError as error:
-        raise BadArgument(f"no recording can be written to {path}: {error.strerror}") from None
+        raise BadArgument(f"cannot write a recording to {path}: {error.strerror}") from None
 
 
 def record(inner: Transport) -> tuple[RecordingTransport, Recording]:

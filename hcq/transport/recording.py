@@ -175,7 +175,7 @@ class Recording:
             except (ValueError, LookupError) as error:
                 raise BadArgument(f"line {number} of the recording: {error}", line=line) from None
         if recording is None:
-            raise BadArgument("a recording begins with an identity")
+            raise BadArgument("expected an identity at the start of the recording")
         return recording
 
 

@@ -80,7 +80,7 @@ class ReplayMemory:
             return
         place = int(np.flatnonzero(self._now != self._recorded)[0])
         raise TransportError(
-            "shared memory does not hold what was recorded",
+            "shared memory differs from the recording",
             number=self.number,
             offset=place * 8,
             found=hex(self._now[place]),
@@ -150,12 +150,14 @@ class ReplayInterrupts:
 
     def enable(self, count: int) -> None:
         if not 1 <= count <= self.vectors:
-            raise BadArgument("the function has not so many", wanted=count, vectors=self.vectors)
+            raise BadArgument(
+                f"requested {count} interrupt vectors, the function has {self.vectors}"
+            )
         self._enabled = max(self._enabled, count)
 
     def wait(self, limit_s: float, vector: int = 0) -> bool:
         if not 0 <= vector < self._enabled:
-            raise BadArgument("that vector is not enabled", vector=vector, enabled=self._enabled)
+            raise BadArgument("the vector is not enabled", vector=vector, enabled=self._enabled)
         self._show_next()
         return True
 
@@ -220,7 +222,7 @@ class ReplayTransport(TransportLife):
             self._user = threading.get_ident()
             self._go_on()
             if self.position >= len(self.recording.entries):
-                raise TransportError("it goes on after the end of the recording", entry=str(entry))
+                raise TransportError("access after the end of the recording", entry=str(entry))
             wanted = self.recording.entries[self.position]
             if not _same(entry, wanted):
                 raise TransportError(
@@ -302,7 +304,9 @@ class ReplayTransport(TransportLife):
         self._go_on()
         if self.position < len(self.recording.entries):
             first = str(self.recording.entries[self.position])[:200]
-            raise TransportError("accesses are missing", position=self.position, first=first)
+            raise TransportError(
+                "recorded accesses were not made", position=self.position, first=first
+            )
 
     # ---- hcq.transport.base.Transport --------------------------------------------------------
 
@@ -318,13 +322,13 @@ class ReplayTransport(TransportLife):
     def window(self, index: int) -> ReplayWindow:
         self.check_open()
         if index not in self._windows:
-            raise BadArgument("no such window in the recording", index=index)
+            raise BadArgument("the recording has no such window", index=index)
         return self._windows[index]
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> ReplayMemory:
         """The next allocation of the recording, which must have that size."""
         if size <= 0:
-            raise BadArgument("DMA memory has a positive size", size=size)
+            raise BadArgument("size of DMA memory must be positive", size=size)
         size = -(-size // PAGE) * PAGE
         number = self._allocated
         self.repeat(Allocation(number, size, ()))
@@ -370,7 +374,7 @@ def _check_contents(recording: Recording) -> None:
             size = sizes.get(entry.number)
             if size is None or entry.offset < 0 or entry.offset + len(entry.data) > size:
                 raise BadArgument(
-                    "the recording changes memory that is not there",
+                    "the recording changes memory that was not allocated",
                     position=position, number=entry.number, offset=entry.offset,
                 )  # fmt: skip
 

@@ -130,7 +130,9 @@ class SysfsTransport(TransportLife):
         if bar is None or not bar.size:
             raise BadArgument(f"{self.name} has no BAR {index}", index=index)
         if not bar.memory:
-            raise NotSupported(f"BAR {index} of {self.name} is I/O ports; they cannot be mapped")
+            raise NotSupported(
+                f"BAR {index} of {self.name} is an I/O port range and cannot be mapped"
+            )
         descriptor = self._open_file(f"resource{index}")
         try:
             mapping = self.system.map(descriptor, bar.size, 0)
@@ -142,7 +144,7 @@ class SysfsTransport(TransportLife):
                     remedy="use VFIO, or boot without lockdown (Secure Boot)",
                 ) from error
             raise TransportError(
-                f"BAR {index} of {self.name} does not map",
+                f"cannot map BAR {index} of {self.name}",
                 reason=error.strerror or error.errno,
             ) from error
         finally:
@@ -159,7 +161,7 @@ class SysfsTransport(TransportLife):
             self.check_open()
             if self.function.translated and self.function.group_type != "identity":
                 raise AccessDenied(
-                    f"the IOMMU translates for {self.name}: physical addresses mean nothing to it",
+                    f"the IOMMU translates {self.name}'s accesses, physical addresses are unusable",
                     group=self.function.group,
                     remedy=f"use VFIO: sudo ugpu bind {self.name}",
                 )
@@ -193,7 +195,7 @@ class SysfsTransport(TransportLife):
         self.check_open()
         if kind is ResetKind.FUNCTION:
             if not (self.function.folder / "reset").exists():
-                raise NotSupported(f"the kernel knows no way to reset {self.name} alone")
+                raise NotSupported(f"the kernel offers no reset of {self.name} alone")
             self._write_attribute("reset", "1")
         elif kind is ResetKind.BUS:
             self._reset_bus()
@@ -235,7 +237,7 @@ class SysfsTransport(TransportLife):
         """The bridge above, when nothing else would be reset with us."""
         bridge = self.function.parent
         if bridge is None:
-            raise NotSupported(f"{self.name} is on a root bus; no bridge can reset it")
+            raise NotSupported(f"{self.name} is on a root bus: there is no bridge to reset it")
         others = [
             f"{other.address} ({other.driver or 'no driver'})"
             for entry in sorted(bridge.folder.resolve().iterdir())
@@ -273,7 +275,7 @@ class SysfsTransport(TransportLife):
         offered = bar_sizes(self.function, index)
         if size not in offered:
             raise BadArgument(
-                f"BAR {index} of {self.name} cannot have that size",
+                f"BAR {index} of {self.name} does not support this size",
                 size=size,
                 offered=[f"{one >> 20} MiB" for one in offered],
             )
@@ -316,9 +318,9 @@ class SysfsTransport(TransportLife):
             self.system.write_text(path, text)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
-                raise AccessDenied(f"{path} may not be written", remedy=_SUDO) from error
+                raise AccessDenied(f"no permission to write {path}", remedy=_SUDO) from error
             raise TransportError(
-                f"the kernel refuses a write to {path}",
+                f"the kernel refused a write to {path}",
                 wrote=text,
                 reason=error.strerror or error.errno,
             ) from error
@@ -340,7 +342,7 @@ def rescan(system: System) -> None:
     try:
         system.write_text(path, "1")
     except OSError as error:
-        raise AccessDenied(f"{path} may not be written", remedy=_SUDO) from error
+        raise AccessDenied(f"no permission to write {path}", remedy=_SUDO) from error
 
 
 def bar_sizes(function: PciFunction, index: int) -> list[int]:

@@ -162,7 +162,7 @@ class VfioTransport(TransportLife):
                 mapping = self.system.map(descriptor, region.size, region.offset)
             except OSError as error:
                 raise TransportError(
-                    f"BAR {index} of {self.name} does not map",
+                    f"cannot map BAR {index} of {self.name}",
                     size=region.size,
                     reason=error.strerror or error.errno,
                 ) from error

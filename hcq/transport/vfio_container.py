@@ -135,7 +135,7 @@ class Container:
         except OSError as error:
             if error.errno in (errno.ENODEV, errno.EINVAL):
                 raise DeviceBusy(
-                    f"{function.address} is not in vfio-pci's hands",
+                    f"{function.address} is not bound to vfio-pci",
                     holder=function.driver or "no driver",
                     remedy=f"sudo ugpu bind pci:{function.address}",
                 ) from error

@@ -77,10 +77,10 @@ def test_a_driver_that_strays_is_told_where(tmp_path: Path, firmware: Path) -> N
 
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DeviceNotFound, match="does not open"):
+    with pytest.raises(DeviceNotFound, match="cannot open"):
         hcq.open(f"recording:{tmp_path}/none")
     (tmp_path / "noise").write_bytes(bytes(range(256)))
-    with pytest.raises(BadArgument, match="no recording"):
+    with pytest.raises(BadArgument, match="not a recording"):
         hcq.open(f"recording:{tmp_path}/noise")
     (tmp_path / "other").write_text("identity 1:2 0x0 3:4 0x0\n")
     with pytest.raises(DeviceNotFound, match="no driver"):

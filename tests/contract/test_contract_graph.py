@@ -77,7 +77,7 @@ def test_slices_of_a_replaced_buffer_follow_it(device: Device, program: Program)
         assert (out.numpy(np.uint32) == 2 * ramp + 2).all()
         with pytest.raises(BadArgument, match="smaller"):
             graph.replay(inputs={a: b[:BYTES]})
-        with pytest.raises(BadArgument, match="more than this slice"):
+        with pytest.raises(BadArgument, match="memory outside this slice"):
             graph.replay(inputs={a[4:BYTES]: b})
         graph.replay()
         assert (out.numpy(np.uint32) == 2 * ramp + 1).all(), "refused replays changed nothing"
@@ -166,7 +166,7 @@ def test_parameters_of_all_widths(device: Device, program: Program) -> None:
 
 def test_wrong_use(device: Device, program: Program) -> None:
     with device.alloc(BYTES) as a, device.alloc(BYTES) as b:
-        with pytest.raises(BadArgument, match="after its capture"):
+        with pytest.raises(BadArgument, match="before the capture has ended"):
             device.capture().replay()
         with device.capture() as graph:
             with pytest.raises(BadArgument, match="synchronous"):
@@ -182,7 +182,7 @@ def test_wrong_use(device: Device, program: Program) -> None:
                 device.queue().timeline.wait(value)
         with pytest.raises(BadArgument, match="does not use"):
             graph.replay(inputs={b: a})
-        with pytest.raises(BadArgument, match="once"), graph:
+        with pytest.raises(BadArgument, match="already been captured"), graph:
             pass
         graph.replay()
         assert (a.numpy(np.uint32) == 3).all()

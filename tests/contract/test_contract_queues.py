@@ -172,7 +172,7 @@ def test_recording_is_dropped_when_the_block_raises(device: Device) -> None:
         (lambda b: (b, b, count, np.uint64(1)), "bytes"),
         (lambda b: (b, b, count, 3), "width"),
         (lambda b: (b, b, count, True), "width"),
-        (lambda b: (b, b, count, None), "NoneType|32 given"),  # a null pointer, 8 bytes
+        (lambda b: (b, b, count, None), "NoneType|got 32"),  # a null pointer, 8 bytes
     ],
 )
 def test_wrong_arguments(device: Device, program: Program, arguments, reason: str) -> None:
@@ -203,7 +203,7 @@ def test_wrong_shapes(device: Device, program: Program, grid: tuple, block: tupl
 
 
 def test_wrong_queues_and_kernels(device: Device, program: Program) -> None:
-    with pytest.raises(BadArgument, match="launches no kernels"):
+    with pytest.raises(BadArgument, match="cannot launch kernels"):
         device.queue(QueueKind.COPY).launch(program["spin"], grid=(1,), block=(1,))
     with pytest.raises(BadArgument, match="no compute queue 99"):
         device.queue(index=99)
@@ -280,9 +280,9 @@ def test_prepared_commands_run_with_other_buffers(device: Device, program: Progr
             queue.timeline.wait(again.submit(result.address, source.address))
             assert (result.numpy(np.uint32) == 3 * (x + 2)).all()
         with device.capture():
-            with pytest.raises(BadArgument, match="graph records commands"):
+            with pytest.raises(BadArgument, match="record the commands"):
                 device.submit_prepared(queue.hardware, prepared, [0, 0])
-            with pytest.raises(BadArgument, match="graph records commands"):
+            with pytest.raises(BadArgument, match="record the commands"):
                 again.submit(0, 0)
     finally:
         for buffer in buffers:

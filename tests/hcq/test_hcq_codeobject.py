@@ -97,7 +97,7 @@ def test_an_unknown_processor_is_an_honest_gap() -> None:
         (0, b"\x7fELG", "magic"),
         (4, b"\x01", "64-bit"),
         (16, b"\x02\x00", "shared object"),
-        (16, b"\x03\x00", "without program headers"),
+        (16, b"\x03\x00", "has no program headers"),
         (18, b"\x3e\x00", "AMD HSA"),
         (7, b"\x00", "AMD HSA"),
         (8, b"\x09", "version"),

@@ -171,7 +171,7 @@ def test_declared_arguments_are_checked_one_by_one() -> None:
         ((buffer(0), np.uint64(1), np.uint32(1)), "'count'"),
         ((buffer(0), buffer(0), np.uint32(1)), "'count'"),
         ((buffer(0), np.uint32(1), Parameter(0, 8)), "'x'"),
-        ((buffer(0), np.uint32(1)), "3 arguments, 2 given"),
+        ((buffer(0), np.uint32(1)), "3 arguments, got 2"),
     ):
         with pytest.raises(BadArgument, match=reason):
             pack_arguments(takes, wrong)

@@ -87,7 +87,7 @@ def test_straying_is_an_error() -> None:
     replay.window(5).read32(0)
     with pytest.raises(TransportError):
         replay.config_write(4, 7, 2)
-    with pytest.raises(TransportError, match="missing"):
+    with pytest.raises(TransportError, match="not made"):
         replay.finish()
 
 
@@ -327,7 +327,7 @@ def test_contents_of_memory_that_is_not_there_are_refused() -> None:
         [Allocation(0, 4096, ()), Content(1, 0, bytes(8))],
     ):
         recording = Recording(PciIdentity(1, 2), {}, [*entries])
-        with pytest.raises(BadArgument, match="memory that is not there"):
+        with pytest.raises(BadArgument, match="memory that was not allocated"):
             ReplayTransport(recording).allocate_dma(4096)
 
 

@@ -88,7 +88,7 @@ def test_an_interrupt_while_giving_back_comes_after_all_were_given_back(
 def test_a_function_that_vfio_does_not_take_goes_back_with_the_rest(machine: PciMachine) -> None:
     before = state(machine)
     machine.refuse_probe.add(AUDIO)
-    with pytest.raises(TransportError, match="does not take"):
+    with pytest.raises(TransportError, match="refused to bind"):
         Binding.bind(gpu(machine))
     assert state(machine) == before
 
@@ -103,7 +103,7 @@ def test_a_former_override_is_kept(machine: PciMachine) -> None:
 def test_restoring_goes_on_after_a_failure(machine: PciMachine) -> None:
     binding = Binding.bind(gpu(machine))
     machine.fail["snd_hda_intel/bind"] = errno.ENODEV
-    with pytest.raises(TransportError, match="not every function"):
+    with pytest.raises(TransportError, match="some functions"):
         binding.restore()
     assert machine.driver(GPU) == "amdgpu"
 

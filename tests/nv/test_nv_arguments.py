@@ -46,7 +46,7 @@ def test_kinds_and_counts_are_checked(gh100: NvDevice) -> None:
             ((out, np.float32(1)), "'number' of unmarked is an integer of 4 bytes; a float32"),
             ((np.float64(1), np.uint32(1)), "'out' of unmarked is an integer of 8 bytes"),
             ((out, np.uint64(1)), "'number' of unmarked is an integer of 4 bytes; a uint64 of 8"),
-            ((out,), "2 arguments, 1 given"),
+            ((out,), "2 arguments, got 1"),
             ((out, 7), "pass a Buffer or a NumPy scalar"),
         ):
             with pytest.raises(BadArgument, match=reason):

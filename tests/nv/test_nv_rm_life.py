@@ -309,8 +309,8 @@ def test_arguments_of_wrong_type_or_count(gh100: NvDevice) -> None:
     buffer = gh100.alloc(64)
     good = (buffer, np.uint32(1), np.float64(2))
     for bad, words in (
-        ((buffer, np.uint32(1)), "takes 3 arguments, 2 given"),
-        ((*good, np.uint32(1)), "takes 3 arguments, 4 given"),
+        ((buffer, np.uint32(1)), "takes 3 arguments, got 2"),
+        ((*good, np.uint32(1)), "takes 3 arguments, got 4"),
         ((np.uint64(5), *good[1:]), "'out' of k is an address"),
         ((buffer, buffer, np.float64(2)), "'n' of k is an integer of 4 bytes"),
         ((buffer, np.uint64(1), np.float64(2)), "'n' of k is an integer of 4 bytes"),

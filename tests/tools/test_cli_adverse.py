@@ -38,7 +38,7 @@ CASES: tuple[tuple[str, Mapping[str, str], int, str], ...] = (
     ("info virtual:navi31", {"UGPU_RECORD": "{folder}"}, 2, "Is a directory"),
     ("info virtual:navi31", {"UGPU_RECORD": LONG}, 2, "too long"),
     (f"info pci:{LONGER}", {}, 2, "not a PCI address"),
-    (f"info recording:{LONGER}", {}, 2, "does not open"),
+    (f"info recording:{LONGER}", {}, 2, "cannot open"),
     (f"info vfio-user:/{LONG}", {}, 2, "107 bytes"),
     ("info vfio-user:{folder}/none", {}, 2, "none"),
     (f"info nvrm:{'9' * 300}", {}, 1, "nvidia"),

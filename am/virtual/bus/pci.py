@@ -219,10 +219,10 @@ class MessageInterrupts:
     def wait(self, limit_s: float, vector: int = 0) -> bool:
         """Block until one came since the last call; False after `limit_s`."""
         if vector:
-            raise BadArgument("that vector is not enabled", vector=vector, enabled=self.vectors)
+            raise BadArgument("the vector is not enabled", vector=vector, enabled=self.vectors)
         came = self._came.wait(limit_s)
         if self._closed:
-            raise Closed("the transport of these interrupts was closed")
+            raise Closed("the interrupts' transport is closed")
         if came:
             self._came.clear()
         return came

@@ -134,7 +134,7 @@ class VfioUserTransport(TransportLife):
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> ClientAllocation:
         """Allocate memory that the device reaches; always one run on the bus."""
         if size <= 0:
-            raise BadArgument("DMA memory has a positive size", size=size)
+            raise BadArgument("size of DMA memory must be positive", size=size)
         size = -(-size // PAGE) * PAGE
         with self.lock:
             self.check_open()

@@ -103,7 +103,7 @@ def untranslated() -> Iterator[None]:
 def test_memory_moves_at_physical_addresses(transport: SysfsTransport) -> None:
     compaction = Path("/proc/sys/vm/compact_unevictable_allowed")
     compaction.write_text("1")
-    with pytest.raises(HostError, match="move locked memory"):
+    with pytest.raises(HostError, match="migrate locked memory"):
         transport.allocate_dma(4096)
     compaction.write_text("0")
     device = Edu(transport)
@@ -138,7 +138,7 @@ def test_memory_beyond_the_device_s_reach_is_not_handed_out() -> None:
     Path("/proc/sys/vm/compact_unevictable_allowed").write_text("0")
     with (
         SysfsTransport(edu.address(), reach_bits=28) as transport,
-        pytest.raises(OutOfMemory, match="where the device does not reach"),
+        pytest.raises(OutOfMemory, match="outside the device's reach"),
     ):
         above(transport, 1 << 28)
 
