@@ -402,8 +402,8 @@ cvt.rn.satfinite.tf32.f32 %r1, %f1
 cvt.rna.satfinite.tf32.f32 %r1, %f1
 cvt.rn.satfinite.f16.f32 %h1, %f1
 cvt.rn.satfinite.bf16x2.f32 %r1, %f1, %f2
-! ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b6x16_p32 {%r1}, [sh]
-! ldmatrix.sync.aligned.m8n16.x2.shared.b8x16.b4x16_p64 {%r1, %r2}, [sh]
+ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b6x16_p32 {%r1}, [sh]
+ldmatrix.sync.aligned.m8n16.x2.shared.b8x16.b4x16_p64 {%r1, %r2}, [sh]
 ! ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [sh]
 ! ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8x16.b4x16_p64 {%r1, %r2, %r3, %r4}, [sh]
 ! stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [sh], {%r1}

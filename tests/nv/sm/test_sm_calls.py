@@ -88,9 +88,12 @@ _FIB = """
 
 
 def test_recursion() -> None:
-    text = """and.b32 %r1, %t, 7;
+    text = (
+        """and.b32 %r1, %t, 7;
     { .param .b32 p; .param .b32 r; st.param.b32 [p], %r1; call (r), fib, (p);
-      ld.param.b32 %r9, [r]; }""" + _STORE
+      ld.param.b32 %r9, [r]; }"""
+        + _STORE
+    )
     numbers = [0, 1, 1, 2, 3, 5, 8, 13]
     assert _run(text, _FIB, local=2048) == [numbers[lane & 7] for lane in range(64)]
 
@@ -114,16 +117,22 @@ _EVEN = """
 
 
 def test_two_functions_that_call_each_other_one_of_them_through_a_pointer() -> None:
-    text = """{ .param .b32 p; .param .b32 r; st.param.b32 [p], %t; call (r), even, (p);
-      ld.param.b32 %r9, [r]; }""" + _STORE
+    text = (
+        """{ .param .b32 p; .param .b32 r; st.param.b32 [p], %t; call (r), even, (p);
+      ld.param.b32 %r9, [r]; }"""
+        + _STORE
+    )
     assert _run(text, _EVEN, local=8192) == [1 - lane % 2 for lane in range(64)]
 
 
 def test_a_stack_that_is_too_small_is_a_fault() -> None:
     bench = Bench()
     a, _ = bench.array(np.zeros(64, np.uint32))
-    text = """{ .param .b32 p; .param .b32 r; st.param.b32 [p], 100000; call (r), even, (p);
-      ld.param.b32 %r9, [r]; }""" + _STORE
+    text = (
+        """{ .param .b32 p; .param .b32 r; st.param.b32 [p], 100000; call (r), even, (p);
+      ld.param.b32 %r9, [r]; }"""
+        + _STORE
+    )
     outcome = bench.launch(body(1, text, _EVEN), a, local=1024)
     assert outcome.ending is SmEnding.ILLEGAL_ADDRESS
 

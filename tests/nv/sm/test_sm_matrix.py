@@ -199,6 +199,34 @@ def test_matrices_from_and_to_shared_memory(count: int, transposed: bool) -> Non
     assert np.array_equal(out[256 : 256 + 64 * count], data)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("bits", [4, 6])
+def test_small_elements_are_unpacked_to_bytes(count: int, bits: int) -> None:
+    random = np.random.default_rng(bits)
+    elements = random.integers(0, 1 << bits, (8 * count, 16))
+    one_by_one = (elements[..., None] >> np.arange(bits) & 1).astype(np.uint8)
+    rows = np.full((32, 16), 0xEE, np.uint8)  # what lies behind the elements is padding
+    rows[: 8 * count, : 2 * bits] = np.packbits(
+        one_by_one.reshape(8 * count, 16 * bits), axis=1, bitorder="little"
+    )
+    shape = "b4x16_p64" if bits == 4 else "b6x16_p32"
+    regs = ", ".join(f"%r{20 + n}" for n in range(count))
+    text = f"""
+    mul.wide.u32 %rd40, %t, 16; add.s64 %rd41, %rd0, %rd40; shl.b32 %r2, %t, 4;
+    ld.global.v2.b64 {{%rd2, %rd3}}, [%rd41]; st.shared.v2.b64 [%r2], {{%rd2, %rd3}};
+    bar.warp.sync -1;
+    ldmatrix.sync.aligned.m8n16.x{count}.shared.b8x16.{shape} {{{regs}}}, [%r2];
+    mul.wide.u32 %rd40, %t, 4; add.s64 %rd42, %rd1, %rd40;
+    {"".join(f"st.global.b32 [%rd42+{128 * n}], %r{20 + n};" for n in range(count))}
+    """
+    bench = Bench()
+    source, _ = bench.array(rows)
+    target, out = bench.array(np.zeros(512, np.uint8))
+    head = ".shared .align 16 .b8 part[512];"
+    bench.good(body(2, text, head), source, target, shared=512, target="sm_120a")
+    assert np.array_equal(out[: 128 * count].reshape(8 * count, 16), elements)
+
+
 def test_a_matrix_is_transposed_among_lanes() -> None:
     data = np.arange(64, dtype=np.uint16)
     text = """

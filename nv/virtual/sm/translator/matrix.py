@@ -200,7 +200,41 @@ def _places(matrix: int, transposed: bool) -> list[tuple[list[int], list[int]]]:
     ]
 
 
+_UNPACKED = {"b4x16_p64": 4, "b6x16_p32": 6}  # bits of an element in shared memory
+
+
+def _load_unpacked(k: Kernel, i: Instruction) -> None:
+    """m8n16: rows of 16 elements of 4 or 6 bits and padding; each becomes a byte.
+
+    A group of four lanes has a row, each four neighbours.
+    """
+    bits = _UNPACKED.get(i.modifiers[-1])
+    if bits is None or "b8x16" not in i.modifiers or "trans" in i.modifiers:
+        raise k.unsupported()
+    count = next((int(m[1:]) for m in i.modifiers if m in ("x1", "x2", "x4")), 1)
+    targets = items(k, i.operands[0], count)
+    hosts = _rows(k, i, i.operands[1], count, False)
+    for matrix, target in enumerate(targets):
+        packed_word: Value = number("i32", 0)
+        for byte in range(bits // 2):
+            at = _spread(k, hosts, [8 * matrix + n // 4 for n in range(32)],
+                         [bits // 2 * (n % 4) + byte for n in range(32)])  # fmt: skip
+            text = k.call(VECTOR, f"{PREFIX}load_1", ("ptr", "%context"), (WIDE, at),
+                          ("i32", "-1"))  # fmt: skip
+            part = k.op("shl", Value(text, "i32", False), number("i32", 8 * byte))
+            packed_word = k.op("or", packed_word, part)
+        word: Value = number("i32", 0)
+        for n in range(4):
+            one = k.op("lshr", packed_word, number("i32", bits * n))
+            one = k.op("and", one, number("i32", (1 << bits) - 1))
+            word = k.op("or", word, k.op("shl", one, number("i32", 8 * n)))
+        k.write(target, word)
+
+
 def _load_matrix(k: Kernel, i: Instruction) -> None:
+    if "m8n16" in i.modifiers:
+        _load_unpacked(k, i)
+        return
     count = _matrix_count(k, i)
     targets = items(k, i.operands[0], count)
     hosts = _rows(k, i, i.operands[1], count, False)
