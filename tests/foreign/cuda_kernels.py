@@ -1,9 +1,10 @@
 """Kernels in CUDA C++, and a process that compiles them to PTX by NVIDIA's NVRTC, without a GPU.
 
-    python -m tests.foreign.cuda_kernels ARCHITECTURE RESULT
+    python -m tests.foreign.cuda_kernels ARCHITECTURE [SOURCE] RESULT
 
-ARCHITECTURE is "compute_90" or the like. RESULT, a JSON file, holds the PTX of all kernels.
-The packages are nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cuda-crt.
+ARCHITECTURE is "compute_90" or the like. SOURCE is a file to compile in place of these kernels.
+RESULT, a JSON file, holds the PTX of all kernels. The packages are nvidia-cuda-nvrtc,
+nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl.
 """
 
 from __future__ import annotations
@@ -153,17 +154,17 @@ def places() -> tuple[Path, Path] | None:
     return (libraries[0], headers[0]) if libraries and headers else None
 
 
-def compiled(architecture: str) -> str:
-    """Return the PTX of all kernels; ValueError with the compiler's words."""
+def compiled(architecture: str, kernels: str) -> str:
+    """Return the PTX of all kernels of a text; ValueError with the compiler's words."""
     found = places()
     assert found is not None
     path, include = found
     library = ctypes.CDLL(str(path))
     program = ctypes.c_void_p()
-    text = source().encode()
+    text = kernels.encode()
     library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernels.cu", 0, None, None)
     options = [f"--gpu-architecture={architecture}".encode(), f"-I{include}".encode(),
-               b"--std=c++17"]  # fmt: skip
+               f"-I{include / 'cccl'}".encode(), b"--std=c++17"]  # fmt: skip
     status = library.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*options)
     )
@@ -181,8 +182,9 @@ def compiled(architecture: str) -> str:
 
 def main(arguments: list[str]) -> None:
     """See the module."""
-    architecture, result = arguments
-    Path(result).write_text(json.dumps(compiled(architecture)), encoding="utf-8")
+    architecture, *files, result = arguments
+    text = Path(files[0]).read_text(encoding="utf-8") if files else source()
+    Path(result).write_text(json.dumps(compiled(architecture, text)), encoding="utf-8")
 
 
 if __name__ == "__main__":
