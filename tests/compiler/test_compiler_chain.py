@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from compiler import Tensor
 from compiler.dtype import float16, float32
 from compiler.graph import node as graph
+from compiler.kernel.host import rows as host_rows
+from compiler.kernel.text import format_kernel
 from compiler.pattern import cost
 from compiler.schedule.grouping import schedule
 from hcq.device import Device
-from tests.support.compiler_cases import buffer
+from tests.support.compiler_cases import buffer, kernels_of
 from tests.support.compiler_devices import device_fixture
 
 Array = NDArray[Any]
@@ -102,6 +104,42 @@ def test_specials_stay_in_their_row(device: Device) -> None:
     found = Tensor(array, device=device).softmax().numpy()
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(found, softmax(array, 1), rtol=1e-6)
+
+
+def test_rows_too_long_for_the_stack_are_held_in_the_result(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A softmax computes each exponential once, and stores it where its result will be."""
+    monkeypatch.setattr(host_rows, "HELD_BYTES", 0)
+    rows = Tensor(np.zeros((70, 300), np.float32), device=cpu)
+    (kernel,) = kernels_of(rows.softmax(1).node, cpu.target)
+    text = format_kernel(kernel)
+    assert [memory.space for memory in kernel.locals] == ["register", "register"]
+    stores = [line for line in text.splitlines() if line.strip().startswith("out[")]
+    assert len(stores) == 2 and "out[" in stores[1].partition(" = ")[2], text
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_results_held_in_the_result(
+    cpu: Device, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a type of their own, across memory, of several axes, and written over what they read."""
+    monkeypatch.setattr(host_rows, "HELD_BYTES", 0)
+    array = np.random.default_rng(4).normal(size=(5, 7, 41)).astype(kind)
+    wide = array.astype(np.float64)
+    bound = 2e-6 if kind == "float32" else 2e-3
+    x = Tensor(array, device=cpu)
+    for axis in range(3):
+        found = x.softmax(axis).numpy()
+        np.testing.assert_allclose(found, softmax(wide, axis), bound, bound)
+    centred = (x - x.mean((1, 2), keepdims=True)).exp()
+    whole = np.exp(wide - wide.mean((1, 2), keepdims=True))
+    found = (centred / centred.sum((1, 2), keepdims=True)).numpy()
+    np.testing.assert_allclose(found, whole / whole.sum((1, 2), keepdims=True), bound, bound)
+    flipped = x.softmax(2).flip(2).numpy()
+    np.testing.assert_allclose(flipped, softmax(wide, 2)[..., ::-1], bound, bound)
+    x[:] = x.softmax(2)
+    np.testing.assert_allclose(x.numpy(), softmax(wide, 2), bound, bound)
 
 
 def test_narrow_floats_and_masks(device: Device) -> None:

@@ -1,7 +1,8 @@
 """Chains of reductions on the host: a row after the other, each pass over it a loop.
 
-What a later pass uses again is held in local memory (on the stack, so in the first caches). Where
-memory runs across the rows, COLUMNS of them are done side by side.
+What a later pass uses again is held in local memory (on the stack, so in the first caches); a value
+of rows too long for that, in the result, whose elements the last pass replaces. Where memory runs
+across the rows, COLUMNS of them are done side by side.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ class _Rows:
         self.width = width
         self.lane = Range("lane", width)
         self.held: dict[Value, tuple[int, Memory]] = {}
+        self.base = self.result_base()  # of a row in the result, where that can hold a value
         left = HELD_BYTES
         for held in held_values(chain, loads=False):
             count = elements(chain.passes()[held.made][0]) * width
             left -= count * held.value.dtype.itemsize
             if left < 0:
+                if self.base is not None and held.value.dtype is computation.output.dtype:
+                    self.held[held.value] = held.made, computation.output
                 break
             memory = Memory(f"held{len(self.held)}", held.value.dtype, count, "local")
             self.held[held.value] = held.made, memory
@@ -73,8 +77,9 @@ class _Rows:
             places[last] = start + self.lane.index()
             self.bound = constant(last.size) - start
             body = self.passes(places)
-        memories = (*self.totals, *(memory for _, memory in self.held.values()))
         outputs = self.computation.outputs
+        own = (memory for _, memory in self.held.values() if memory not in outputs)
+        memories = (*self.totals, *own)
         parameters = (*outputs, *self.computation.inputs)
         return Kernel("kernel", parameters, memories, grid, 1, body, outputs=len(outputs))
 
@@ -86,7 +91,7 @@ class _Rows:
             inside: list[Statement] = []
             for value, (made, memory) in self.held.items():
                 if made == number:
-                    at = self.place(ranges)
+                    at = self.place(ranges, memory).substitute(places)
                     inside.append(Store(memory, at, self.finished(value, number, places, True)))
             if number < len(self.totals):
                 total = self.totals[number]
@@ -111,10 +116,23 @@ class _Rows:
         """The statements for every row that is done side by side."""
         return inside if self.width == 1 else [Loop(self.lane, tuple(inside), self.bound)]
 
-    def place(self, ranges: tuple[Range, ...]) -> Index:
+    def place(self, ranges: tuple[Range, ...], memory: Memory) -> Index:
         """Where an element of a row is held."""
         element = flatten([r.index() for r in ranges], [r.size for r in ranges])
+        if memory is self.computation.output and self.base is not None:
+            return self.base + element
         return element * self.width + self.lane.index()
+
+    def result_base(self) -> Index | None:
+        """Where a row of the result begins, if it is the only one and its rows lie as those held
+        would."""
+        last = self.chain.passes()[-1][0]
+        found = self.computation
+        if self.width > 1 or len(found.outputs) > 1 or found.place is not None:
+            return None
+        element = flatten([r.index() for r in last], [r.size for r in last])
+        base = found.position - element
+        return base if base.ranges().isdisjoint(last) else None
 
     def finished(
         self, root: Value, number: int, places: Mapping[Range, Index], whole: bool
@@ -126,7 +144,7 @@ class _Rows:
         def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
             found = self.held.get(node)
             if found is not None and not (whole and node is root):
-                return load(found[1], self.place(ranges))
+                return load(found[1], self.place(ranges, found[1]))
             if node.op == "load" and node.arg.memory in self.stages:
                 return load(self.stages[node.arg.memory], self.lane.index())
             return None

@@ -34,7 +34,7 @@ def copies(machine: VirtualMachine, seed: int, start: threading.Barrier) -> None
             program.submit()
             memory = program.video_memory(1 << 20)
             base = program.gpu_map(memory, 1 << 20)
-            program.wait(SEMAPHORE, number, 120)
+            program.wait(SEMAPHORE, number)
             assert bytes(view[TARGET : TARGET + 4096]) == bytes([seed + number & 0xFF]) * 4096
             program.uvm_call("UVM_FREE", base=base, length=1 << 20)
             program.free(memory)
