@@ -23,7 +23,7 @@ _CLIENT = 7  # MP1 in MMHUB
 _OK, _FAILED, _UNKNOWN, _PREREQUISITE, _BUSY = 1, 0xFF, 0xFE, 0xFD, 0xFC
 # Mode1Reset: the darkness comes so long after the answer was read, or after the answer itself where
 # nothing reads it. UNSURE: how long a board's answer can be read; tinygrad polls for it on boards.
-_MODE1_GRACE, _MODE1_UNREAD = 0.0005, 0.5
+_MODE1_GRACE, _MODE1_UNREAD = 0.0005, 0.25
 _TABLE_ALIGNMENT = 256
 # MP1_FIRMWARE_FLAGS by its SMN address (smu_v13_0_check_fw_status); bit 0: the firmware listens.
 _FIRMWARE_FLAGS, _INTERRUPTS = (0x03B0_0000 | 0x0301_0024) >> 2, 1
