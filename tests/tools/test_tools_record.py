@@ -64,6 +64,14 @@ def test_it_replays(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "as recorded" in capsys.readouterr().out
 
 
+def test_a_device_that_is_not_there_leaves_no_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none.txt"
+    assert cli.main(["record", "virtual:nothing", str(path)]) != 0
+    assert "nothing" in capsys.readouterr().err and not path.exists()
+
+
 def test_two_boots_are_the_same(
     boot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,3 +256,16 @@ def test_how_often_was_looked_is_no_difference() -> None:
     failed = Recording.load(head + write + one.format("0x1") + two.format("0x3") + write)
     found = first_difference(Steps(recordings[0]), Steps(failed))
     assert found is not None and found.what == "the device answered otherwise"
+
+
+def test_reads_that_repeat_are_one_step_that_counts_them(boot: Path) -> None:
+    recording = Recording.load(boot.read_text())
+    reads = [e for e in recording.entries if isinstance(e, Access) and not e.is_write]
+    (one, other) = list({e.offset: e for e in reads if e.window == reads[-1].window}.values())[-2:]
+    write = next(e for e in recording.entries if isinstance(e, Access) and e.is_write)
+    made = replace(recording, entries=[one, other, one, one, write, one])
+    steps = list(Steps(made))
+    assert [(step.verb, step.repeated) for step in steps] == [
+        ("read", 1), ("read", 3), ("write", 1), ("read", 1),
+    ]  # fmt: skip
+    assert str(steps[1]).endswith("(3 times)") and "times" not in str(steps[0])
