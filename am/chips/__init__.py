@@ -15,8 +15,6 @@ _OPEN = "am.device:open_device"
 # Registers that the driver uses by the clock: RCC_CONFIG_MEMSIZE (is the chip still there) and
 # IH_RB_RPTR (what the chip reported was taken in), as (BAR, offset in bytes).
 _BY_CLOCK = ((5, 0x378C), (5, 0x448C))
-
-
 DEFAULT = "navi31"  # where a chip is needed and none was named
 
 
@@ -29,13 +27,17 @@ def facts_of(name: str) -> ChipFacts:
     """Return the facts of a chip; DeviceNotFound for an unknown name."""
     if name not in names():
         raise DeviceNotFound(f"expected the name of a chip ({', '.join(names())}), got {name!r}")
+    return _load(name)
+
+
+def _load(name: str) -> ChipFacts:
     facts: ChipFacts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
     return facts
 
 
 def all_facts() -> Iterator[ChipFacts]:
     """Yield the facts of all chips, by name."""
-    return map(facts_of, names())
+    return map(_load, names())
 
 
 def virtual_names() -> list[str]:
