@@ -18,6 +18,7 @@ from tests.hcq.test_vfio_user_server import dma_map, memory, set_irqs
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import raw_client, served
 from tests.support.vfio_user_wire import exchange, refused
+from tests.support.waiting import until
 
 FULL = 2**64 - 2  # eventfd(2): the largest count
 LIMIT_S = 60.0  # of what takes no time, on a busy host
@@ -158,9 +159,8 @@ def test_a_server_outlives_a_client_that_shares_too_many_files(
 
 
 @pytest.mark.parametrize("what", ["unmap_dma", "detach"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_client_s_end_is_whole_whatever_fails_in_it(
-    what: str, monkeypatch: pytest.MonkeyPatch
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else each later client would be told that the device is taken."""
     device = MemoryDevice()
@@ -184,3 +184,4 @@ def test_a_client_s_end_is_whole_whatever_fails_in_it(
         device.client = None
         device.maps.clear()
         attached(server).close()
+        until(lambda: "a client's end was not whole" in caplog.text)

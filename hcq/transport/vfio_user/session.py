@@ -105,16 +105,22 @@ class Session:
             log.exception("the model cannot be served")
         finally:
             self._leaving = True
-            with contextlib.ExitStack() as left:  # all of it, whatever one of them raises
-                left.callback(self.ended.set)
-                if memory is not None:
-                    left.callback(memory.clear)
-                if self._transport is not None:
-                    left.callback(self.model.detach)
-                # ORDER: before the model, whose threads it may be holding up.
-                left.callback(self._events.close)
-                left.callback(self._requests.close)
-                left.callback(self.channel.close)
+            try:
+                self._leave(memory)
+            except UgpuError:
+                log.exception("a client's end was not whole")
+
+    def _leave(self, memory: ClientMemory | None) -> None:
+        with contextlib.ExitStack() as left:  # all of it, whatever one of them raises
+            left.callback(self.ended.set)
+            if memory is not None:
+                left.callback(memory.clear)
+            if self._transport is not None:
+                left.callback(self.model.detach)
+            # ORDER: before the model, whose threads it may be holding up.
+            left.callback(self._events.close)
+            left.callback(self._requests.close)
+            left.callback(self.channel.close)
 
     def stop(self) -> None:
         """End the connection; `run` returns soon after. Any thread may call it."""
