@@ -55,7 +55,8 @@ class _Statements(Printer):
             else:
                 limit = f" below {statement.bound}" if statement.bound is not None else ""
                 span = f"{statement.range.name} in {statement.range.size}"
-                self.lines.append(f"{indent}for {span}{limit}:")
+                rolled = " rolled" if statement.rolled else ""
+                self.lines.append(f"{indent}for {span}{limit}{rolled}:")
                 self.statements(statement.body, indent + "  ")
 
 
