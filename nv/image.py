@@ -42,11 +42,12 @@ _RULES: dict[int, tuple[tuple[int, int, int], ...]] = {
 _FUNCTIONS = 2  # constant bank with a kernel's table of functions
 # Routines that CUDA's driver links in at load, and what a caller can do without them.
 _SYSTEM = {
-    "malloc": "there is no heap on the device; allocate before the launch",
-    "free": "there is no heap on the device; allocate before the launch",
+    "malloc": "malloc needs the program as PTX, in which the loader puts its own routine",
+    "free": "free needs the program as PTX, in which the loader puts its own routine",
     "vprintf": "printf needs the program as PTX, in which the loader puts its own routine",
     "__assertfail": "assert needs the program as PTX, in which the loader puts its own routine",
-    "__cuda_syscall_cp_async_bulk_unicast": "cp.async.bulk is made of it for sm_120; use cp.async",
+    "__cuda_syscall_cp_async_bulk_unicast": "cp.async.bulk is made of it for sm_120, unless it goes"
+    " to .shared::cta",
 }
 
 

@@ -16,8 +16,10 @@ from hcq.errors import BadCodeObject
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Kernel, Program
 from nv.assemble import assemble
+from nv.bulk_copies import to_own_memory
 from nv.cubin import Cubin, KernelCode, parse_cubin
 from nv.families import STACK_RESERVED
+from nv.heap import Heap, with_heap
 from nv.image import Image, lay_out
 from nv.launch import prepare, shared_size
 from nv.output import Output
@@ -47,6 +49,7 @@ class Programs:
     def __init__(self, device: NvDevice) -> None:
         self.device = device
         self.output = Output(device)
+        self.heap = Heap(device)
         self.local: Memory | None = None
         self.local_size = 0  # bytes per thread that `local` is for
         # Name, entry and bytes of each kernel: not the program, which frees its memory when the
@@ -60,7 +63,7 @@ class Programs:
         if not data.startswith(b"\x7fELF"):
             ptx = data.rstrip(b"\0")
             target = _check_text(ptx, device.gpu.capability)
-            ptx = with_routines(ptx)
+            ptx = to_own_memory(with_heap(with_routines(ptx)), target)
             data = assemble(ptx, target, config().cache_folder / "cubins")
         cubin = parse_cubin(data)
         _check_target(cubin, device.gpu.capability)
@@ -76,7 +79,8 @@ class Programs:
             program = Program(device, buffer)
             for name, code in cubin.kernels.items():
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
-            self._write(memory, self.output.connect(image, memory, image.link(memory.address)))
+            linked = self.heap.connect(image, image.link(memory.address))
+            self._write(memory, self.output.connect(image, memory, linked))
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
             self._loaded[memory] = [
                 (kernel.name, kernel.address, kernel.details.code.code_size)

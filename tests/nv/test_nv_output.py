@@ -147,7 +147,7 @@ def test_an_assert_names_its_place(chip: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["malloc", "free"])
-def test_a_heap_is_not_there(name: str) -> None:
+def test_a_heap_is_not_there_for_cubins(name: str) -> None:
     result = "(.param .b64 r) " if name == "malloc" else ""
     call = "(q), malloc" if name == "malloc" else "free"
     ptx = (
@@ -158,7 +158,7 @@ def test_a_heap_is_not_there(name: str) -> None:
     ).encode()
     with powered() as machine, opened(machine) as device:
         with pytest.raises(NotSupported, match=f"calls {name}, a routine of CUDA's own driver"):
-            device.load(ptx)
+            device.load(assemble(ptx, "sm_90a"))
         work(device)
 
 
@@ -169,23 +169,42 @@ def test_a_cubin_cannot_be_given_routines() -> None:
             device.load(cubin)
 
 
-def test_cp_async_bulk_of_sm_120_is_refused() -> None:
-    ptx = b"""
+_BULK = """
 .version 8.7
 .target sm_120
 .address_size 64
-.visible .entry k(.param .u64 from)
-{ .reg .b64 %rd; .reg .b32 %r<2>; .shared .align 128 .b8 s[256]; .shared .align 8 .b64 m;
-  ld.param.u64 %rd, [from]; mov.u32 %r0, s; mov.u32 %r1, m; mbarrier.init.shared.b64 [%r1], 1;
-  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd], 64, [%r1]; ret; }
+.visible .entry k(.param .u64 from, .param .u64 to)
+{{ .reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p; .shared .align 128 .b8 s[256];
+  .shared .align 8 .b64 m;
+  ld.param.u64 %rd1, [from]; ld.param.u64 %rd2, [to]; mov.u32 %r0, s; mov.u32 %r1, m; {more}
+  mov.u32 %r2, %tid.x; setp.ne.u32 %p, %r2, 0; @%p bra WAIT;
+  mbarrier.init.shared.b64 [%r1], 1; fence.proxy.async;
+  mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 256;
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%rd1], 256, [%r1];
+WAIT: bar.sync 0;
+AGAIN: mbarrier.try_wait.parity.shared.b64 %p, [%r1], 0; @!%p bra AGAIN;
+  shl.b32 %r3, %r2, 2; add.u32 %r3, %r3, %r0; ld.shared.u32 %r4, [%r3];
+  mul.wide.u32 %rd3, %r2, 4; add.s64 %rd2, %rd2, %rd3; st.global.u32 [%rd2], %r4; ret; }}
 """
-    reason = r"cp\.async\.bulk is made of it for sm_120"
-    with (
-        powered("gb202") as machine,
-        opened(machine) as device,
-        pytest.raises(NotSupported, match=reason),
-    ):
-        device.load(ptx)
+
+
+def test_cp_async_bulk_of_sm_120() -> None:
+    """A copy to the group's own memory runs; one that may go to another's is refused."""
+    given = np.arange(64, dtype=np.uint32)
+    with powered("gb202") as machine, opened(machine) as device:
+        with (
+            device.load(_BULK.format(more="").encode()) as program,
+            device.alloc(256) as source,
+            device.alloc(256) as target,
+        ):
+            source.copy_from(given)
+            queue = device.queue()
+            queue.launch(program["k"], grid=(1,), block=(64,), args=(source, target)).submit()
+            device.synchronize()
+            assert np.array_equal(target.numpy(np.uint32), given)
+        reason = r"cp\.async\.bulk is made of it for sm_120"
+        with pytest.raises(NotSupported, match=reason):
+            device.load(_BULK.format(more="mapa.shared::cluster.u32 %r5, %r0, 0;").encode())
 
 
 def test_what_was_printed_last_is_told_at_close() -> None:
