@@ -72,6 +72,15 @@ def test_checksum_is_a_byte_sum(data: bytes) -> None:
     assert checksum(data) == byte_sum(data)
 
 
+def with_ip_header(**fields: int) -> bytes:
+    """A binary whose IP table says another size, or number of dies, of itself."""
+    image = bytearray(GOOD)
+    at = image.index(b"IPDS")
+    for name, value in fields.items():
+        struct.pack_into("<H", image, at + {"size": 6, "dies": 12}[name], value)
+    return with_sum(bytes(image))
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -86,6 +95,9 @@ def test_checksum_is_a_byte_sum(data: bytes) -> None:
         (binary([BLOCKS], gc=gc_table().replace(b"GC", b"XX")), "GC table signature"),
         (binary([BLOCKS], harvest=b"HARW" + bytes(132)), "harvest signature"),
         (binary([BLOCKS], version=9), "version"),
+        (with_ip_header(size=13), "header is impossible"),
+        (with_ip_header(dies=17), "header is impossible"),
+        (with_ip_header(size=len(GOOD)), "ends outside"),
     ],
 )
 def test_what_is_wrong_is_named(data: bytes, what: str) -> None:

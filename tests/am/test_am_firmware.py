@@ -132,6 +132,12 @@ def test_a_container_without_secure_os() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
+def test_an_image_with_more_behind_it_is_refused(name: str) -> None:
+    with pytest.raises(FirmwareInvalid, match="size field"):
+        parsed(name, GOOD[name] + b"\0")
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
 @pytest.mark.parametrize("keep", [0, 8, 31, 40, -1])
 def test_a_truncated_image_is_refused(name: str, keep: int) -> None:
     with pytest.raises(FirmwareInvalid):

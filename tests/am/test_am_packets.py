@@ -80,6 +80,13 @@ def test_dma_fill() -> None:
     assert packet.words == [0xC0055000, 0xC0300000, 0xABCD, 0, 0x1000, 0x2000, 64]
 
 
+def test_dma_fill_in_pieces() -> None:
+    packet = pm4.Pm4()
+    packet.fill(ADDRESS, 0xABCD, 2 * pm4.DMA_MOST + 0x100)
+    assert packet.words[6::7] == [0x03FFFFC0, 0x03FFFFC0, 0x100]
+    assert packet.words[18:20] == [0x07FFFF80 + 0x1000, 0x2000]
+
+
 def test_sdma_copy() -> None:
     packet = sdma.Sdma()
     packet.copy(ADDRESS, OTHER, 0x100)
@@ -99,6 +106,12 @@ def test_sdma_fill() -> None:
     packet = sdma.Sdma()
     packet.fill(ADDRESS, 0x12345678, 0x40)
     assert packet.words == [0x8000000B, 0x1000, 0x2000, 0x12345678, 0x3F]
+
+
+def test_sdma_fills_in_pieces() -> None:
+    packet = sdma.Sdma()
+    packet.fill(ADDRESS, 1, 2 * sdma.MOST + 4)
+    assert packet.words[4::5] == [sdma.MOST - 1, sdma.MOST - 1, 3]
 
 
 def test_sdma_signal() -> None:

@@ -85,6 +85,13 @@ def test_leaf_entries() -> None:
     assert leaf(2, 0x4000_0000, READABLE | WRITABLE, 9) == 1 << 54 | 0x4000_0000 | 9 << 7 | 0x61
 
 
+def test_what_the_driver_maps() -> None:
+    """Host memory is snooped and never cached by the GPU: it is not told when the host writes."""
+    assert leaf(3, 0x1000, FORMAT.host_flags, 0) == 3 << 48 | 0x1007
+    assert leaf(3, 0x1000, FORMAT.data_flags, 0) == 0x1061
+    assert leaf(3, 0x1000, FORMAT.code_flags, 0) == 0x1031
+
+
 def test_table_entries() -> None:
     assert FORMAT.table(0, 0x5000) == 0x5001
     assert FORMAT.physical(3, leaf(3, 0xFFF_FFFF_F000, READABLE, 3)) == 0xFFF_FFFF_F000
