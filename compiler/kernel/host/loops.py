@@ -206,6 +206,7 @@ def kernel_of(
     grid: tuple[int, int, int],
     body: tuple[Statement, ...],
 ) -> Kernel:
+    """A kernel of one computation: outputs first, then inputs."""
     parameters = (*computation.outputs, *computation.inputs)
     outputs = len(computation.outputs)
     return Kernel("kernel", parameters, local, grid, 1, body, outputs=outputs)
