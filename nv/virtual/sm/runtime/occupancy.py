@@ -8,6 +8,8 @@ registers are given out to warps in pieces of 256, from compute capability 8.0 o
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from nv.virtual.sm.runtime import layout
 
 _REGISTERS = 64 << 10
@@ -22,6 +24,7 @@ _MULTIPROCESSORS = {
 _LEAST = (32, 16, 64)
 
 
+@lru_cache(maxsize=256)
 def groups_per_multiprocessor(capability: int, warps: int, shared_size: int, registers: int) -> int:
     """Return how many groups one multiprocessor holds, at least one. registers: of a thread; 0: not
     known. shared_size: bytes of a group, without what the system has of it."""

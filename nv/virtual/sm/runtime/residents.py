@@ -116,6 +116,10 @@ def _fill() -> Native:
     with f.count(f.call("i64", "residents_busy", worker)):
         with f.when(f.load("i64", counter).above(total - 1)):
             f.give(found.get())
+        # The worker's first slot has its place for as long as the worker runs.
+        with f.when(f.load("i32", worker.byte(layout.BUSY)).same(0)):
+            f.value(f"atomicrmw sub ptr {resident.text}, i64 1 monotonic", "i64")
+            place.set(worker)
         old = f.value(f"atomicrmw add ptr {resident.text}, i64 1 monotonic", "i64")
         slot = f.variable("i64", 0)
         with f.when(old.below(f.field(layout.MOST_RESIDENT, "i64"))):
@@ -128,9 +132,6 @@ def _fill() -> Native:
             f.give(found.get())
         first = slot.get().to("ptr")
         place.set(first)
-        # The worker's first slot has its place for as long as the worker runs.
-        with f.when(first.to("i64").same(worker.to("i64"))):
-            f.value(f"atomicrmw sub ptr {resident.text}, i64 1 monotonic", "i64")
         f.call("void", "cluster_begin", first, cluster.get())
         _pass_on(f, f.call("i32", "slot_turn", first, kernel))
         found.set(_MOVED)

@@ -85,7 +85,7 @@ class Slot:
         x, y, z = grid.cluster
         local = grid.local_size * layout.LANES * grid.warps
         shared = _stride(grid.shared_size)
-        put = self.put
+        put, most = self.put, max(grid.launch.sm_count, 1)
         for rank in range(x * y * z):
             at = rank * layout.CONTEXT_SIZE
             if at or self.content is not template:
@@ -98,7 +98,7 @@ class Slot:
             put("Q", at + layout.LOCALS, self._locals.address + rank * local)
             put("Q", at + layout.STATES, self._states.address + rank * state_size * grid.warps)
             put("Q", at + layout.FLIGHT, self._flight.address + rank * _FLIGHT if flies else 0)
-            put("I", at + layout.SM, (sm + rank) % max(grid.launch.sm_count, 1))
+            put("I", at + layout.SM, (sm + rank) % most)
 
 
 def _stride(shared_size: int) -> int:

@@ -35,6 +35,7 @@ _KEPT_SPACES = 16  # address spaces whose TLB a worker keeps
 _REST_S = 50e-6  # when all groups wait in loops for those of other workers, or the clock
 _PAUSE_S = 0.001  # between looks at the abort flag when all warps wait for ever
 _NOWHERE = (0,) * 6  # a group's place in its cluster, its cluster's in the grid
+_NO_ENVIRONMENT = np.zeros(32, np.uint32)
 _KEPT_BYTES = 64 << 20  # of slots but the first, from one launch to the next
 
 
@@ -62,9 +63,9 @@ class Run:
         self.variables = np.array([*variables, 0], np.uint64)
         self.counters = np.zeros(2, np.uint64)
         self.stop = np.zeros(1, np.uint32)
-        self.environment = np.zeros(32, np.uint32)
+        self.environment = _NO_ENVIRONMENT
         if grid.launch.environment:
-            self.environment[:] = grid.launch.environment
+            self.environment = np.array(grid.launch.environment, np.uint32)
         self.violations: dict[tuple[int, int], list[int]] = {}
         self.lock = threading.Lock()
 
@@ -197,7 +198,7 @@ class Worker:
         self._drop_slots()
         self._grow_contexts(groups)
         self._slots[0].grow(groups, grid, run.state_size, bool(run.hooks))
-        put = self._put
+        put = self._slots[0].put
         put("Q", layout.TLB, tlb.ctypes.data)
         launch, counters = grid.launch, run.counters.ctypes.data
         put("Q", layout.ABORT, run.abort.flag.ctypes.data, run.stop.ctypes.data)
