@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from am import psp, smu
+from am.chips.navi31.facts import FACTS as NAVI31
 from am.device import open_device
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.bus.served import ServedChip
@@ -101,7 +102,7 @@ def kill_at(socket: str, firmware: Path, until: str) -> None:
 @pytest.fixture(scope="module")
 def firmware(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("firmware")
-    write_firmware(folder)
+    write_firmware(NAVI31, folder)
     return folder
 
 
