@@ -46,7 +46,7 @@ def load_digits() -> Digits:
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise MissingDependency(
-            "the demo's digits ship inside scikit-learn, which is not installed",
+            "the demo's digits are part of scikit-learn, which is not installed",
             install="pip install 'ugpu[demo]'",
         )
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"

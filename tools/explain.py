@@ -44,9 +44,9 @@ def run(
     exit code. UsageError for a file that is not there or a part that we do not know."""
     unknown = [part for part in show if part not in PARTS]
     if unknown:
-        raise UsageError(f"--show knows {', '.join(PARTS)}, not {', '.join(unknown)}")
+        raise UsageError(f"--show accepts {', '.join(PARTS)}, got {', '.join(unknown)}")
     if not os.path.isfile(script):
-        raise UsageError(f"there is no file {script}")
+        raise UsageError(f"file {script} does not exist")
     if device:
         set_default_device(device)
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()

@@ -49,7 +49,7 @@ def ours(name: str, system: System) -> PciFunction:
     identity = function.identity()
     if (identity.vendor, identity.device) not in pci_drivers():
         raise DeviceNotFound(
-            f"{function.address} is {identity}, which no driver of ours knows; it is left alone",
+            f"{function.address} is {identity}, which ugpu does not support; it is left unchanged",
             driver=function.driver or "none",
         )
     return function

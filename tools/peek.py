@@ -23,8 +23,8 @@ def blocks_of(device: Device) -> Mapping[str, RegisterBlock]:
     } if chip is not None else {}  # fmt: skip
     if not found:
         raise NotSupported(
-            f"{device.name} has no registers that this process reaches: "
-            "its kernel driver or firmware owns them"
+            f"{device.name} has no registers that this process can access: "
+            "its kernel driver or firmware controls them"
         )
     return found
 

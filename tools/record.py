@@ -56,7 +56,7 @@ def run(options: RecordOptions, out: Output) -> int:
     path = options.path.absolute()
     _check_recordable(options.device)
     if not os.path.isdir(path.parent):
-        raise UsageError(f"there is no folder {path.parent}")
+        raise UsageError(f"folder {path.parent} does not exist")
     start = time.perf_counter()
     code = 0
     if options.command:
@@ -100,8 +100,9 @@ def replay(path: Path, out: Output) -> int:
         transport.finish()
     except TransportError as error:
         raise TransportError(
-            "the device opened as recorded; what came then is a program's work, which the "
-            f"recording does not name: run it with UGPU_DEVICE=recording:{path}",
+            "the device opened as recorded; the accesses that follow are a program's "
+            "work, which the "
+            f"recording does not identify: run that program with UGPU_DEVICE=recording:{path}",
             **error.facts,
         ) from None
     out.say(f"replayed: all {len(recording.entries)} entries, as recorded")
@@ -249,7 +250,7 @@ def _check_recordable(device: str) -> None:
     else:
         return
     names = ", ".join(("pci:ADDRESS", "vfio-user:PATH", *through_pci))
-    raise UsageError(f"{device} cannot be recorded: {why}{instead}; what can: {names}")
+    raise UsageError(f"{device} cannot be recorded: {why}{instead}; expected one of {names}")
 
 
 def _record_command(options: RecordOptions, path: Path) -> int:
@@ -262,7 +263,7 @@ def _record_command(options: RecordOptions, path: Path) -> int:
     code = _run(options.command, {"UGPU_DEVICE": options.device, "UGPU_RECORD": str(path)})
     if not path.exists():
         raise BadArgument(
-            "the command opened no device behind a PCI transport: nothing was recorded",
+            "the command did not open a device with a PCI transport; nothing was recorded",
             command=" ".join(options.command),
         )
     recording = load(path)

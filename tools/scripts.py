@@ -30,13 +30,13 @@ def execute(script: str) -> int:
     try:
         text = Path(script).read_bytes()
     except OSError as error:
-        raise UsageError(f"{script} cannot be read: {error.strerror}") from None
+        raise UsageError(f"cannot read {script}: {error.strerror}") from None
     try:
         compile(text, script, "exec", dont_inherit=True)
     except SyntaxError as error:
-        raise UsageError(f"{script} is no Python program: {error}") from None
+        raise UsageError(f"{script} is not a Python program: {error}") from None
     except ValueError as error:  # bytes of zero
-        raise UsageError(f"{script} is no Python program: {error}") from None
+        raise UsageError(f"{script} is not a Python program: {error}") from None
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:

@@ -59,14 +59,16 @@ def write_firmware(facts: ChipFacts, folder: Path) -> None:
         for name, image in synthetic_set(facts).items():
             (folder / name).write_bytes(image)
     except OSError as error:
-        raise UsageError(f"no firmware can be written to {folder}: {error.strerror}") from None
+        raise UsageError(f"cannot write firmware to {folder}: {error.strerror}") from None
 
 
 def run(options: ServeOptions, out: Output) -> int:
     """Serve until told to stop; 0 then."""
     names = {f"virtual:{name}": name for name in chips.virtual_names()}
     if options.device not in names:
-        raise DeviceNotFound(f"{options.device} cannot be served; there are: {', '.join(names)}")
+        raise DeviceNotFound(
+            f"{options.device} cannot be served; expected one of {', '.join(names)}"
+        )
     facts = chips.facts_of(names[options.device])
     with contextlib.ExitStack() as undo:
         folder = options.firmware

@@ -31,7 +31,7 @@ def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output
     """Run the script as __main__ while its kernels are searched. Returns its exit code. UsageError
     for a file that is not there."""
     if not os.path.isfile(script):
-        raise UsageError(f"there is no file {script}")
+        raise UsageError(f"file {script} does not exist")
     if options.device:
         set_default_device(options.device)
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()

@@ -175,7 +175,7 @@ def test_main_refuses_a_wrong_tree_and_names_a_missing_libclang(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["--kernel-src", str(tmp_path), "--root", str(tmp_path)]) == 2
-    assert "not a kernel tree" in capsys.readouterr().err
+    assert "not a usable Linux source tree" in capsys.readouterr().err
 
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name="clang")

@@ -45,9 +45,9 @@ CASES: tuple[tuple[str, Mapping[str, str], int, str], ...] = (
     ("smi {folder}", {}, 1, ""),
     ("demo --device pci:none", {}, 2, "not a PCI address"),
     ("record virtual:navi31 {folder}", {}, 2, "Is a directory"),
-    ("record virtual:navi31 {file}/x", {}, 2, "no folder"),
+    ("record virtual:navi31 {file}/x", {}, 2, "does not exist"),
     (f"record virtual:navi31 {LONG}", {}, 2, "too long"),
-    (f"record virtual:navi31 {LONGER}", {}, 2, "no folder"),
+    (f"record virtual:navi31 {LONGER}", {}, 2, "does not exist"),
     ("record virtual:navi31 /dev/full", {}, 1, "No space left"),
     ("record virtual:navi31 {folder} -- true", {}, 2, "Is a directory"),
     ("record show {folder}", {}, 2, "Is a directory"),
@@ -67,10 +67,10 @@ CASES: tuple[tuple[str, Mapping[str, str], int, str], ...] = (
     (f"serve --vfio-user /tmp/{LONG} virtual:navi31", {}, 2, "107 bytes"),
     ("serve --vfio-user {file} virtual:navi31", {}, 2, "no socket"),
     ("serve --vfio-user {file}/s virtual:navi31", {}, 1, "Not a directory"),
-    *((f"{verb} {LONGER}", {}, 2, "no file") for verb in ("explain", "tune")),
-    *((f"{verb} {{folder}}", {}, 2, "no file") for verb in ("explain", "tune")),
-    *((f"{verb} {{zeros}}", {}, 2, "no Python program") for verb in ("explain", "tune")),
-    *((f"{verb} {{words}}", {}, 2, "no Python program") for verb in ("explain", "tune")),
+    *((f"{verb} {LONGER}", {}, 2, "does not exist") for verb in ("explain", "tune")),
+    *((f"{verb} {{folder}}", {}, 2, "does not exist") for verb in ("explain", "tune")),
+    *((f"{verb} {{zeros}}", {}, 2, "not a Python program") for verb in ("explain", "tune")),
+    *((f"{verb} {{words}}", {}, 2, "not a Python program") for verb in ("explain", "tune")),
     *(
         (f"tune --budget={budget} {{script}}", {}, 2, "above zero")
         for budget in ("inf", "nan", "0", "-1")

@@ -45,7 +45,7 @@ def test_for_people(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_missing_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "nowhere.py"]) == 2
-    assert "there is no file nowhere.py" in capsys.readouterr().err
+    assert "file nowhere.py does not exist" in capsys.readouterr().err
 
 
 def test_a_senseless_budget(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

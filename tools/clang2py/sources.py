@@ -27,7 +27,7 @@ def given_tree(folder: Path, needed: Sequence[str]) -> KernelTree:
     """Use a tree the user has unpacked; UsageError where a header is missing."""
     missing = [path for path in needed if not (folder / path).is_file()]
     if missing:
-        raise UsageError(f"{folder} is not a kernel tree we can use", missing=missing[0])
+        raise UsageError(f"{folder} is not a usable Linux source tree", missing=missing[0])
     makefile = folder / "Makefile"
     text = makefile.read_text(encoding="utf-8") if makefile.is_file() else ""
     parts = re.findall(r"^(?:VERSION|PATCHLEVEL|SUBLEVEL) = (\d+)$", text, flags=re.M)
@@ -39,11 +39,12 @@ def _run(command: Sequence[str], *, cwd: Path | None = None) -> str:
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
     except FileNotFoundError:
         raise MissingDependency(
-            f"{command[0]} is not installed; on another distribution give --kernel-src"
+            f"{command[0]} is not installed; on other distributions pass --kernel-src"
         ) from None
     except subprocess.CalledProcessError as error:
         raise HostError(
-            f"{' '.join(command[:3])} failed; give --kernel-src DIR to use an unpacked Linux tree",
+            f"{' '.join(command[:3])} failed; pass --kernel-src DIR to use an unpacked "
+            "Linux source tree",
             said=error.stderr.strip()[-300:],
         ) from None
     return done.stdout

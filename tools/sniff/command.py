@@ -62,15 +62,17 @@ def version_in(text: str) -> str:
 def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
     """Run a program recorded; the exit code is the program's. The recording is written anew."""
     if not command:
-        raise UsageError("give the program to record: ugpu sniff -- CMD")
+        raise UsageError("expected a program to record: ugpu sniff -- CMD")
     if options.backend not in BACKENDS:
-        raise UsageError(f"backend is one of {', '.join(BACKENDS)}", given=options.backend)
+        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}", given=options.backend)
     driver = options.driver or running_driver(options.proc)
     if not driver:
-        raise UsageError("no NVIDIA driver is running; say whose interface: --driver 580.142")
+        raise UsageError(
+            "no NVIDIA driver is running; name the driver version, such as --driver 580.142"
+        )
     backend = options.backend
     if options.memory and backend == "ptrace":
-        raise UsageError("memory is recorded by the preload library alone")
+        raise UsageError("memory can be recorded with the preload backend only")
     if backend == "auto":
         backend = "preload" if preload.compiler() else "ptrace"
     table = abi.select(driver)
@@ -106,7 +108,9 @@ def run_device(name: str, options: SniffOptions, out: Output) -> int:
     attachment = node.attach(name)
     driver = options.driver or version_in(attachment.node.read_text("/proc/driver/nvidia/version"))
     if not driver:
-        raise UsageError("the driver does not tell its version; say it: --driver 580.142")
+        raise UsageError(
+            "the driver does not report its version; name it, such as --driver 580.142"
+        )
     node.record_device(attachment, name, options.output, driver, _exercise, options.memory)
     found = read(options.output)
     out.say(f"{len(found.calls)} calls recorded in {options.output}")
@@ -123,7 +127,7 @@ def _exercise(device: Device) -> None:
     given = Tensor(numbers, device=device)
     found = (given + 1).numpy()
     if not np.array_equal(found, numbers + 1):
-        raise ChipError("the kernel that was recorded computed wrongly")
+        raise ChipError("the recorded kernel returned a wrong result")
 
     @jit
     def work(x: Tensor) -> Tensor:

@@ -208,11 +208,11 @@ def attach(name: str) -> NodeAttachment:
         if isinstance(made, NodeAttachment):
             return made
         made.transport.close()
-        raise NotSupported(f"{name} is not reached through a kernel driver's node")
+        raise NotSupported(f"{name} is not opened through a kernel driver's node")
     if kind in registry.NODE_DRIVERS and rest.isdecimal():
         found: NodeAttachment = _load(registry.NODE_DRIVERS[kind].attach)(int(rest))
         return found
-    raise DeviceNotFound(f"{name} is no device behind a kernel driver's node")
+    raise DeviceNotFound(f"{name} is not a device opened through a kernel driver's node")
 
 
 def record_device(

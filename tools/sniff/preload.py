@@ -38,10 +38,11 @@ def library(cache: Path) -> Path:
             if _usable(opened, path):
                 return path
     except OSError as error:
-        raise HostError(f"no folder for the recorder: {error}") from None
+        raise HostError(f"cannot create a folder for the recorder: {error}") from None
     found = compiler()
     if found is None:
-        raise MissingDependency("no C compiler (cc, gcc or clang); --backend ptrace needs none")
+        raise MissingDependency("no C compiler found (cc, gcc or clang); "
+            "--backend ptrace works without one")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "recorder.so"
         source = str(SOURCES / "recorder.c")
@@ -50,7 +51,7 @@ def library(cache: Path) -> Path:
             command, capture_output=True, text=True, check=False, timeout=_BUILD_LIMIT_S
         )
         if done.returncode != 0:
-            raise HostError("the recorder does not compile", said=done.stderr.strip()[-500:])
+            raise HostError("the recorder failed to compile", said=done.stderr.strip()[-500:])
         made.replace(path)  # whole or not at all: another process may build it too
     return path
 

@@ -80,14 +80,14 @@ class Recording:
 def _number(line: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = line.get(key, default)
     if type(value) is not int:
-        raise BadArgument(f"{key} is no whole number", found=value)
+        raise BadArgument(f"{key} must be an int", found=value)
     return value
 
 
 def _text(line: Mapping[str, Any], key: str) -> str:
     value = line.get(key)
     if not isinstance(value, str):
-        raise BadArgument(f"{key} is no text", found=value)
+        raise BadArgument(f"{key} must be a string", found=value)
     return value
 
 
@@ -98,12 +98,12 @@ def _bytes(line: Mapping[str, Any], key: str) -> bytes | None:
     try:
         return bytes.fromhex(value)
     except (TypeError, ValueError):
-        raise BadArgument(f"{key} is no row of hexadecimal digits") from None
+        raise BadArgument(f"{key} must be hexadecimal digits") from None
 
 
 def _block(line: object) -> BlockCopy:
     if not isinstance(line, dict):
-        raise BadArgument("a block is no object")
+        raise BadArgument("a block must be an object")
     at, inside, address, size = (_number(line, key) for key in _PLACES)
     return BlockCopy(at, inside, address, size, _bytes(line, "before"), _bytes(line, "after"))
 
@@ -111,13 +111,13 @@ def _block(line: object) -> BlockCopy:
 def _call(line: Mapping[str, Any]) -> Call:
     kind = _text(line, "call")
     if kind not in CALLS:
-        raise BadArgument(f"no call is called {kind}")
+        raise BadArgument(f"{kind} is not a known kind of call")
     time = line.get("time")
     if type(time) not in (int, float):
-        raise BadArgument("time is no number")
+        raise BadArgument("time must be a number")
     blocks = line.get("blocks", [])
     if not isinstance(blocks, list):
-        raise BadArgument("blocks is no list")
+        raise BadArgument("blocks must be a list")
     optional = ("request", "argument", "length", "access", "flags", "offset", "address")
     return Call(
         kind,
@@ -143,9 +143,9 @@ def _objects(lines: Iterable[str]) -> Iterable[tuple[int, dict[str, Any]]]:
         except ValueError:
             if number == len(whole) > 1:
                 return
-            raise BadArgument(f"line {number} is no JSON") from None
+            raise BadArgument(f"line {number} is not valid JSON") from None
         if not isinstance(found, dict):
-            raise BadArgument(f"line {number} is no object")
+            raise BadArgument(f"line {number} is not an object")
         yield number, found
 
 
@@ -156,7 +156,7 @@ def parse(text: str) -> Recording:
         try:
             if recording is None:
                 if line.get("ugpu-sniff") != FORMAT:
-                    raise BadArgument("this is no recording of `ugpu sniff`")
+                    raise BadArgument("not a recording of `ugpu sniff`")
                 command = line.get("command")
                 words = [str(word) for word in command] if isinstance(command, list) else []
                 driver, backend, prefix = (_text(line, key) for key in _FACTS)
@@ -166,7 +166,7 @@ def parse(text: str) -> Recording:
         except BadArgument as error:
             raise BadArgument(f"line {number}: {error}") from None
     if recording is None:
-        raise BadArgument("this is no recording of `ugpu sniff`: it is empty")
+        raise BadArgument("not a recording of `ugpu sniff`: the file is empty")
     return recording
 
 

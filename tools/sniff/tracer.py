@@ -60,7 +60,8 @@ class Tracer:
     def __init__(self, log: Path, prefix: str, rules: Rules) -> None:
         if platform.machine() != "x86_64" or sys.platform != "linux":
             raise NotSupported(
-                "recording by ptrace knows x86-64 Linux only; install a C compiler and use preload"
+                "recording by ptrace supports x86-64 Linux only; "
+                "install a C compiler and use the preload backend"
             )
         self._prefix = prefix
         self._rules = rules
@@ -80,7 +81,7 @@ class Tracer:
         error = ctypes.get_errno()
         if error == errno.ESRCH:
             return False
-        raise HostError(f"ptrace is refused: {os.strerror(error)}", request=request)
+        raise HostError(f"the system refused ptrace: {os.strerror(error)}", request=request)
 
     def run(self, command: Sequence[str]) -> int:
         """Run a program to its end; return its exit code, 128 + the signal where one killed it."""
@@ -91,7 +92,7 @@ class Tracer:
         if not self._ptrace(_SETOPTIONS, child, 0, _OPTIONS):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            raise HostError("ptrace is refused on this machine")
+            raise HostError("the system does not permit ptrace")
         self._ptrace(_SYSCALL, child)
         code = 0
         while True:

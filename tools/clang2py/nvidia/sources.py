@@ -33,7 +33,7 @@ def _git(arguments: Sequence[str]) -> bytes:
         raise MissingDependency("git is not installed") from None
     except subprocess.CalledProcessError as error:
         raise HostError(
-            f"git {arguments[0]} failed; give --nvidia-src DIR to use clones you have",
+            f"git {arguments[0]} failed; pass --nvidia-src DIR to use existing clones",
             said=error.stderr.decode(errors="replace").strip()[-300:],
         ) from None
     return done.stdout
@@ -52,7 +52,7 @@ def _given(folder: Path, name: str) -> Path:
     for place in (folder / name, folder / f"{name}.git", folder / name / ".git"):
         if (place / "HEAD").exists() or (place / ".git").exists():
             return place
-    raise UsageError(f"{folder} has no clone called {name}", folder=str(folder))
+    raise UsageError(f"{folder} does not contain a clone named {name}", folder=str(folder))
 
 
 def _unpack(repository: Path, commit: str, folders: Iterable[str], place: Path) -> Path:
