@@ -48,7 +48,8 @@ class MemoryPool:
     """Unused buffers of one device, by size. Thread-safe.
 
     poison: for tests, a 32-bit value that all memory is filled with when it is taken, so that a
-    kernel which reads what nobody wrote is found out; nothing is kept then.
+    kernel which reads what nobody wrote is found out; nothing is kept then. Memory taken during a
+    capture is not filled: the fill would come before work that the graph puts before it.
     """
 
     def __init__(self, device: Device, keep: int = KEEP) -> None:
@@ -75,7 +76,7 @@ class MemoryPool:
         except OutOfMemory:
             self.clear()
             buffer = self.device.alloc(rounded)
-        if self.poison is not None:
+        if self.poison is not None and self.device.capturing is None:
             buffer.fill(self.poison)
         return Storage(self, buffer, size)
 

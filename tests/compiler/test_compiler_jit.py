@@ -19,7 +19,7 @@ from hcq.device import Device
 from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
 
-device = device_fixture("cpu", "virtual:navi31", "virtual:gh100")
+device = device_fixture("cpu", "virtual:navi31", "virtual:gh100", poison=False)
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray[Any, Any]:

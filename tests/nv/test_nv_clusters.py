@@ -62,10 +62,10 @@ def test_a_kernel_says_what_it_requires(gh100: NvDevice) -> None:
     assert np.array_equal(told(gh100, explicit, (4, 1), (4,)), expected((4, 1), (4, 1)))
     for kernel, grid, cluster, text in (
         (required, (4, 4), (4, 1), r"made for clusters of \(2, 2, 1\)"),
-        (required, (4, 3), None, "does not divide the grid"),
+        (required, (4, 3), None, "must be a multiple of the cluster"),
         (explicit, (4, 1), None, "wants a launch that says"),
         (explicit, (8, 1), (8, 1), "at most 4 groups"),
-        (explicit, (3, 1), (2, 1), "does not divide the grid"),
+        (explicit, (3, 1), (2, 1), "must be a multiple of the cluster"),
         (explicit, (32, 1), (32, 1), "at most 16 groups"),
         (explicit, (4, 1), (0, 1), "at most 16 groups"),
     ):

@@ -22,10 +22,11 @@ def poisoned(device: Device, folder: Path | None) -> Runtime:
     return made
 
 
-def device_fixture(*names: str) -> Callable[..., Iterator[Device]]:
+def device_fixture(*names: str, poison: bool = True) -> Callable[..., Iterator[Device]]:
     """Return a fixture: each of these devices, open for one file of tests, with kernels of its own.
 
-    To be assigned to the name the tests ask for: `device = device_fixture("cpu")`.
+    To be assigned to the name the tests ask for: `device = device_fixture("cpu")`. poison: whether
+    unwritten memory holds NaN; not where memory of a graph is taken before the graph is recorded.
     """
 
     @pytest.fixture(scope="module", params=names)
@@ -33,7 +34,8 @@ def device_fixture(*names: str) -> Callable[..., Iterator[Device]]:
         request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Device]:
         with hcq.open(request.param) as opened:
-            poisoned(opened, tmp_path_factory.mktemp("kernels"))
+            folder = tmp_path_factory.mktemp("kernels")
+            poisoned(opened, folder) if poison else use_cache(opened, folder)
             yield opened
 
     return device
