@@ -77,7 +77,9 @@ def as_dtype(given: DType | DTypeLike) -> DType:
     try:
         return from_numpy(np.dtype(given))
     except TypeError:
-        raise BadArgument(f"{given!r} is no element type; we have {', '.join(_BY_NAME)}") from None
+        raise BadArgument(
+            f"{given!r} is not an element type; expected one of {', '.join(_BY_NAME)}"
+        ) from None
 
 
 def from_numpy(given: np.dtype[Any]) -> DType:
@@ -91,7 +93,9 @@ def from_numpy(given: np.dtype[Any]) -> DType:
 def _named(given: np.dtype[Any]) -> DType:
     name = "float32" if given == np.float64 else given.name
     if name not in _BY_NAME:
-        raise BadArgument(f"no element type for {given.name} arrays; we have {', '.join(_BY_NAME)}")
+        raise BadArgument(
+            f"arrays of {given.name} are not supported; expected one of {', '.join(_BY_NAME)}"
+        )
     return _BY_NAME[name]
 
 

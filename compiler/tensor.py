@@ -125,7 +125,7 @@ class Tensor(
         if not all(math.isfinite(number) for number in (first, end, step)):
             raise BadArgument(f"arange: expected finite numbers, got {first}, {end}, {step}")
         if step == 0:
-            raise BadArgument("arange: the step is 0")
+            raise BadArgument("arange: step must not be 0")
         whole = all(isinstance(number, int) for number in (first, end, step))
         count = max(
             0, int(np.ceil((end - first) / step)) if not whole else -int((first - end) // step)
@@ -232,7 +232,7 @@ class Tensor(
         """Whole numbers in [low, high), at most 2^31 of them."""
         low, high = integer_of("randint", "low", low), integer_of("randint", "high", high)
         if not 0 < high - low <= 1 << 31:
-            raise BadArgument(f"randint: from {low} to {high}")
+            raise BadArgument(f"randint: high must exceed low by 1 to 2^31, got {low} and {high}")
         bits = cls._bits(shape_of("randint", shape), device)
         return ((bits * (high - low) >> 32).cast(dtypes.int64) + low).cast(dtype)
 
@@ -246,7 +246,7 @@ class Tensor(
         """While training, zero with a probability, and else divided by that of the rest; afterwards
         as it is. Takes as many random numbers as there are elements."""
         if not 0 <= number_of("dropout", "probability", probability) <= 1:
-            raise BadArgument(f"dropout: a probability of {probability}")
+            raise BadArgument(f"dropout: probability must be from 0 to 1, got {probability}")
         if not training or not probability:
             return self
         kept = self.rand(self.shape, device=self.device) >= probability
@@ -265,7 +265,7 @@ class Tensor(
         rest = {(*shape[:place], *shape[place + 1 :]) for shape in shapes}
         if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1:
             listed = " and ".join(tensor._shown for tensor in tensors)
-            raise BadArgument(f"cat: shapes {listed} along axis {axis}")
+            raise BadArgument(f"cat: shapes {listed} differ in other axes than {axis}")
         return first._new(graph.cat([graph.cast(t.node, kind) for t in tensors], place))
 
     @staticmethod
@@ -273,7 +273,7 @@ class Tensor(
         """Along a new axis; the shapes must be equal."""
         if len({tensor.shape for tensor in _tensors("stack", tensors)}) > 1:
             listed = " and ".join(tensor._shown for tensor in tensors)
-            raise BadArgument(f"stack: shapes {listed}")
+            raise BadArgument(f"stack: shapes must be equal, got {listed}")
         return Tensor.cat([tensor.unsqueeze(axis) for tensor in tensors], axis)
 
     # ---- results -------------------------------------------------------------------------------
@@ -423,7 +423,9 @@ def _as_array(data: Any) -> NDArray[Any]:
     except BadArgument as error:
         raise BadArgument(f"Tensor: {error.message}") from None
     if array.dtype.kind not in "biuf":
-        raise BadArgument(f"Tensor: a {type(data).__name__} is no array of numbers")
+        raise BadArgument(
+            f"Tensor: expected numbers or an array of numbers, got {type(data).__name__}"
+        )
     return array
 
 

@@ -74,13 +74,13 @@ class Child:
             where = locate(text, ended.said)
             raise CompileError(f"LLVM ended its process ({ended})", **where) from None
         except HostError as error:
-            raise CompileError(f"no process to compile in: {error}") from None
+            raise CompileError(f"cannot start a compiler process: {error}") from None
         status, seconds = ANSWER.unpack_from(message)
         rest = message[ANSWER.size :]
         if status == DONE:
             return Compiled(rest, seconds)
         said = rest.decode(errors="replace")
-        raise CompileError(f"LLVM refuses the code: {brief(said)}", **locate(text, said))
+        raise CompileError(f"LLVM rejected the code: {brief(said)}", **locate(text, said))
 
     def _answer(self, request: bytes) -> bytes:
         try:

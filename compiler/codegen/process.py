@@ -86,7 +86,7 @@ class Process:
         except OSError as error:
             ours.close()
             self.close()
-            raise HostError(f"no child process can be started: {error}") from None
+            raise HostError(f"cannot start a child process: {error}") from None
         finally:
             theirs.close()
         self.channel = ours

@@ -35,7 +35,9 @@ def function(wrapped: Callable[Given, Result]) -> Callable[Given, Result]:
         devices = {id(tensor.device): tensor.device.name for tensor in tensors}
         if len(devices) > 1:
             names = " and ".join(devices.values())
-            raise NotSupported(f"function {calling.__qualname__}: tensors on {names}; on one only")
+            raise NotSupported(
+                f"function {calling.__qualname__}: all tensors must be on one device, got {names}"
+            )
         outline(calling.__qualname__, tensors, since)
         return result
 

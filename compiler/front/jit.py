@@ -63,7 +63,9 @@ class Jit(Generic[Given, Result]):
         devices = {id(tensor.device): tensor.device for tensor in tensors}
         if len(devices) > 1:
             names = " and ".join(device.name for device in devices.values())
-            raise NotSupported(f"@jit {self.name}: arguments on {names}; it runs on one device")
+            raise NotSupported(
+                f"@jit {self.name}: all arguments must be on one device, got {names}"
+            )
         device = next(iter(devices.values()), None)
         if device is not None and _capturing(device):
             return self._function(*args, **kwargs)

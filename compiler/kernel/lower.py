@@ -118,7 +118,7 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.gpu(computation, target))
     if computation.value.op in ("scan", "sort"):
-        raise NotSupported(f"{computation.value.op} is for hosts", target=target.name)
+        raise NotSupported(f"{computation.value.op} is only supported on hosts", target=target.name)
     online = find_online(computation)
     if online is not None:
         return _Shape(

@@ -64,7 +64,10 @@ class Assignment(Operations):
         if not isinstance(given, TensorCore):
             return self._constant("assign", given, self.dtype, shape)
         if broadcast_shape("assign", given.node, shape) != shape:
-            raise BadArgument(f"assign: {given._shown} to a region of {list(shape)}")
+            raise BadArgument(
+                f"assign: the value's shape {given._shown} must broadcast to the region's shape "
+                f"{list(shape)}"
+            )
         return broadcast(graph.cast(given.node, self.dtype), shape)
 
     # ---- by indices ----------------------------------------------------------------------------
@@ -107,7 +110,9 @@ class Assignment(Operations):
         first = sum(entry is not None for entry in entries[:start])
         own = self.shape[first : first + mask.ndim]
         if own != mask.shape:
-            raise BadArgument(f"assign: a mask of shape {mask._shown} for axes {list(own)}")
+            raise BadArgument(
+                f"assign: the mask's shape {mask._shown} must equal the axes {list(own)}"
+            )
         numbers = [i for i, entry in enumerate(entries) if isinstance(entry, int)]
         chosen = sorted([*numbers, *range(start, stop)])
         apart = any(later - place != 1 for place, later in pairwise(chosen))
@@ -140,7 +145,10 @@ class Assignment(Operations):
         shape = (*own[:place], *own[place + 1 :])
         node = graph.reshape(graph.cast(given.node, self.dtype), shape)
         if broadcast_shape("assign", shape, rest) != rest:
-            raise BadArgument(f"assign: {given._shown} to a region of {list(rest)}")
+            raise BadArgument(
+                f"assign: the value's shape {given._shown} must broadcast to the region's shape "
+                f"{list(rest)}"
+            )
         return broadcast(node, rest)
 
 

@@ -47,13 +47,16 @@ class Convolutions(Operations):
         """
         kernel = self._tensor("conv2d", weight)
         if self.ndim != 4 or kernel.ndim != 4:
-            raise BadArgument(f"conv2d: shapes {self._shown} and {kernel._shown}, 4 axes needed")
+            raise BadArgument(
+                f"conv2d: input and kernel must have 4 axes, got shapes {self._shown} and "
+                f"{kernel._shown}"
+            )
         batch, channels, _, _ = self.shape
         out_channels, each, height, width = kernel.shape
         fits = groups > 0 and channels == each * groups and out_channels % groups == 0
         if not fits or not each or not height or not width:
             raise BadArgument(
-                f"conv2d: shapes {self._shown} and {kernel._shown} in {groups} groups do not fit"
+                f"conv2d: shapes {self._shown} and {kernel._shown} do not match in {groups} groups"
             )
         dtype = dtypes.promote(self.dtype, kernel.dtype)
         shaped = (height, width) == (3, 3) and groups == 1 and dtype is float32
@@ -167,7 +170,7 @@ class Convolutions(Operations):
         """[batch, channels, out height, out width, height, width] of the padded source. inside:
         whether the kernel that reads the windows pads by itself."""
         if self.ndim != 4:
-            raise BadArgument(f"{operation}: shape {self._shown}, 4 axes needed")
+            raise BadArgument(f"{operation}: expected 4 axes, got shape {self._shown}")
         steps = pair(operation, stride, 1)
         around = pair(operation, padding, 0)
         apart = pair(operation, dilation, 1)
@@ -183,7 +186,8 @@ class Convolutions(Operations):
             count = (full - (length - 1) * gap - 1) // step + 1
             if count < 1:
                 raise BadArgument(
-                    f"{operation}: a window of {length} with dilation {gap} in {full} elements"
+                    f"{operation}: a window of {length} with dilation {gap} is larger than the "
+                    f"{full} padded elements"
                 )
             counts.append(count)
         for axis in (2, 3):
@@ -198,7 +202,9 @@ def pair(operation: str, given: Pair, least: int) -> tuple[int, int]:
     """Return a Pair as two numbers. BadArgument unless both are integers >= least."""
     listed = given if isinstance(given, list | tuple) else (given, given)
     if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
-        raise BadArgument(f"{operation}: {given!r} is no pair of numbers from {least} on")
+        raise BadArgument(
+            f"{operation}: expected an int or a pair of ints of at least {least}, got {given!r}"
+        )
     return listed[0], listed[1]
 
 
@@ -208,7 +214,7 @@ def biased(operation: str, images: T, bias: Any) -> T:
         return images
     added, channels = images._tensor(operation, bias), images.shape[1]
     if added.shape != (channels,):
-        raise BadArgument(f"{operation}: a bias of shape {added._shown} for {channels} channels")
+        raise BadArgument(f"{operation}: the bias must have shape [{channels}], got {added._shown}")
     return images + images._new(graph.reshape(added.node, (channels, 1, 1)))
 
 

@@ -132,7 +132,9 @@ class TensorCore:
             return self._new(Node("const", made, (), (), other.item()))
         if isinstance(other, np.ndarray):
             return self._from_array(other)
-        raise BadArgument(f"{operation}: a tensor and a {type(other).__name__}")
+        raise BadArgument(
+            f"{operation}: operand must be a Tensor or a number, got {type(other).__name__}"
+        )
 
     @staticmethod
     def _is_operand(other: object) -> bool:
@@ -191,9 +193,9 @@ class TensorCore:
         """An axis counted from either end; `extra` more are allowed, where one is inserted."""
         count = self.ndim + extra
         if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-            raise BadArgument(f"{operation}: an axis is an int, not {axis!r}")
+            raise BadArgument(f"{operation}: axis must be an int, got {axis!r}")
         if not -count <= axis < count:
-            raise BadIndex(f"{operation}: axis {axis} of a tensor of shape {self._shown}")
+            raise BadIndex(f"{operation}: axis {axis} is out of range for shape {self._shown}")
         return int(axis) % count
 
     def _axes(self, operation: str, axis: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -264,7 +266,7 @@ def shape_of(operation: str, given: Sequence[Any], size: int | None = None) -> S
     """A shape given as numbers or one sequence; with `size`, one entry may be -1."""
     entries = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
     if not all(isinstance(e, int | np.integer) and not isinstance(e, bool) for e in entries):
-        raise BadArgument(f"{operation}: {tuple(entries)!r} is no shape")
+        raise BadArgument(f"{operation}: a shape must be ints, got {tuple(entries)!r}")
     shape = [int(entry) for entry in entries]
     if size is not None and shape.count(-1) == 1:
         rest = prod(entry for entry in shape if entry != -1)
@@ -272,7 +274,7 @@ def shape_of(operation: str, given: Sequence[Any], size: int | None = None) -> S
             raise BadArgument(f"{operation}: {size} elements do not fill {shape}")
         shape[shape.index(-1)] = size // rest
     if any(entry < 0 for entry in shape):
-        raise BadArgument(f"{operation}: {shape} is no shape")
+        raise BadArgument(f"{operation}: sizes must be at least 0, got {shape}")
     return tuple(shape)
 
 

@@ -48,7 +48,7 @@ class Einsum(Operations):
         Types as in matmul. BadArgument names the equation.
         """
         if not operands or not isinstance(operands[0], Einsum):
-            raise BadArgument(f"einsum {equation!r}: no tensors")
+            raise BadArgument(f"einsum {equation!r}: expected at least one tensor")
         first = operands[0]
         return first._joined(
             equation, [first._tensor(f"einsum {equation!r}", each) for each in operands]
@@ -90,7 +90,9 @@ class Einsum(Operations):
             axes = tuple(axis for axis, each in enumerate(names) if each == name)
             sizes = {node.shape[axis] for axis in axes}
             if len(sizes) > 1:
-                raise BadArgument(f"einsum {equation!r}: {name!r} is {sorted(sizes)}")
+                raise BadArgument(
+                    f"einsum {equation!r}: axis {name!r} has different sizes: {sorted(sizes)}"
+                )
             places = [graph.iota(sizes.pop())] * count
             node = graph.gather(node, axes, places, checked=True)
             names = (name, *(each for each in names if each != name))
@@ -142,14 +144,18 @@ def _parsed(
     sides = equation.replace(" ", "").split("->")
     terms = sides[0].split(",")
     if len(sides) > 2 or len(terms) != len(operands):
-        raise BadArgument(f"einsum {equation!r}: for {len(operands)} operands")
+        raise BadArgument(
+            f"einsum {equation!r}: the equation does not have {len(operands)} operands"
+        )
     names = []
     most = 0
     for term, operand in zip(terms, operands, strict=True):
         known = len(_letters(equation, term))
         spare = operand.ndim - known
         if spare < 0 or (spare and "..." not in term):
-            raise BadArgument(f"einsum {equation!r}: {term!r} names axes of {operand._shown}")
+            raise BadArgument(
+                f"einsum {equation!r}: {term!r} does not match the axes of shape {operand._shown}"
+            )
         most = max(most, spare)
         names.append(_named(term, spare))
     found = Counter(name for each in names for name in each)
@@ -162,14 +168,16 @@ def _parsed(
         kept = (*_named("..." if most else "", most), *once)
     unknown = [name for name in kept if name not in found]
     if unknown or len(set(kept)) < len(kept):
-        raise BadArgument(f"einsum {equation!r}: the result has axes that no operand has, or twice")
+        raise BadArgument(
+            f"einsum {equation!r}: the result names an axis twice or one that no operand has"
+        )
     return names, kept
 
 
 def _letters(equation: str, term: str) -> str:
     letters = term.replace("...", "", 1)
     if not all(letter.isascii() and letter.isalpha() for letter in letters):
-        raise BadArgument(f"einsum {equation!r}: {term!r} is no list of letters")
+        raise BadArgument(f"einsum {equation!r}: {term!r} must be letters")
     return letters
 
 

@@ -31,7 +31,9 @@ class Elementwise(TensorCore):
     def _combined(self, op: str, other: Any, name: str, reverse: bool) -> Self:
         dtype, (left, right) = self._operands(name or op, other)
         if dtype is bool_ and op in ("sub", "floordiv", "mod"):
-            raise BadArgument(f"{name or op}: not for bools; cast them, or use logical operations")
+            raise BadArgument(
+                f"{name or op}: bools are not supported; cast them, or use logical operations"
+            )
         if reverse:
             left, right = right, left
         return self._new(graph.elementwise(op, dtype, left, right))
@@ -50,7 +52,7 @@ class Elementwise(TensorCore):
     def _bitwise(self, op: str, other: Any, reverse: bool = False) -> Self:
         dtype, (left, right) = self._operands(op, other)
         if dtype.is_float or (op in ("shl", "shr") and dtype is bool_):
-            raise BadArgument(f"{op}: for integers, not {dtype.name}")
+            raise BadArgument(f"{op}: expected integers, got {dtype.name}")
         if reverse:
             left, right = right, left
         return self._new(graph.elementwise(op, dtype, left, right))
@@ -97,7 +99,7 @@ class Elementwise(TensorCore):
         """Power. A small whole exponent that is a Python number is products, rounded once; integers
         wrap and refuse a negative exponent."""
         if self.dtype is bool_:
-            raise BadArgument("pow: not for bools; cast them")
+            raise BadArgument("pow: bools are not supported; cast them")
         if isinstance(other, int | float) and not isinstance(other, bool) and not reverse:
             known = self._known_power(other)
             if known is not None:
@@ -108,7 +110,7 @@ class Elementwise(TensorCore):
         """Where there is something faster, or more exact, than pow."""
         if not self.dtype.is_float:
             if isinstance(exponent, int) and exponent < 0:
-                raise BadArgument("pow: integers to a negative integer power")
+                raise BadArgument("pow: integers cannot be raised to a negative integer power")
             small = isinstance(exponent, int) and exponent <= max(WHOLE_POWERS)
             return self._whole_power(int(exponent)) if small else None
         if exponent in (0.5, -0.5):
@@ -142,7 +144,7 @@ class Elementwise(TensorCore):
     def neg(self) -> Self:
         """`-self`."""
         if self.dtype is bool_:
-            raise BadArgument("neg: not for bools; use logical_not")
+            raise BadArgument("neg: bools are not supported; use logical_not")
         return self._new(graph.elementwise("neg", self.dtype, self.node))
 
     def abs(self) -> Self:
@@ -256,7 +258,7 @@ class Elementwise(TensorCore):
     def where(self, input: Any, other: Any) -> Self:
         """torch.where with self as the condition: `input` where it is true, else `other`."""
         if self.dtype is not bool_:
-            raise BadArgument(f"where: the condition is {self.dtype.name}, not bool")
+            raise BadArgument(f"where: the condition must be bool, got {self.dtype.name}")
         yes, no = self._lift("where", input), self._lift("where", other)
         if isinstance(yes, TensorCore):
             dtype = (
@@ -304,7 +306,9 @@ class Elementwise(TensorCore):
         """The same bits as another type of the same size."""
         wanted: DType = dtypes.as_dtype(dtype)
         if wanted.itemsize != self.dtype.itemsize or bool_ in (wanted, self.dtype):
-            raise BadArgument(f"bitcast: from {self.dtype.name} to {wanted.name}")
+            raise BadArgument(
+                f"bitcast: types must have the same width, got {self.dtype.name} and {wanted.name}"
+            )
         if wanted is self.dtype:
             return self
         return self._new(graph.Node("bitcast", wanted, self.shape, (self.node,)))
@@ -393,7 +397,7 @@ class Elementwise(TensorCore):
 
     def __invert__(self) -> Self:
         if self.dtype.is_float:
-            raise BadArgument(f"invert: for integers and bools, not {self.dtype.name}")
+            raise BadArgument(f"invert: expected integers or bools, got {self.dtype.name}")
         return self._new(graph.elementwise("invert", self.dtype, self.node))
 
     def __and__(self, other: Any) -> Self:

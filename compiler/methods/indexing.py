@@ -76,7 +76,7 @@ class Indexing(Movement):
     def __iter__(self) -> Iterator[Self]:
         """The parts along the first axis."""
         if not self.ndim:
-            raise TypeError("iteration over a tensor without axes")
+            raise TypeError("a tensor without axes cannot be iterated")
         return (self[place] for place in range(self.shape[0]))
 
     def take(self, indices: Any, axis: int) -> Self:
@@ -172,10 +172,10 @@ class Indexing(Movement):
             entries += self._entries(entry)
         dots = [i for i, entry in enumerate(entries) if isinstance(entry, EllipsisType)]
         if len(dots) > 1:
-            raise BadArgument("an index holds ... at most once")
+            raise BadArgument("an index may contain ... once")
         given = sum(1 for entry in entries if entry is not None) - len(dots)
         if given > self.ndim:
-            raise BadIndex(f"{given} indices for shape {self._shown}")
+            raise BadIndex(f"too many indices: {given} for shape {self._shown}")
         place = dots[0] if dots else len(entries)
         rest: list[Key] = [slice(None)] * (self.ndim - given)
         full = [*entries[:place], *rest, *entries[place + len(dots) :]]
@@ -199,9 +199,7 @@ class Indexing(Movement):
             return [entry]
         if isinstance(entry, np.ndarray) and entry.dtype.kind == "b" and entry.ndim:
             return list(entry.nonzero())
-        raise BadArgument(
-            f"a tensor is indexed by int, slice, None, ... or integers, not {entry!r}"
-        )
+        raise BadArgument(f"an index must be int, slice, None, ... or integers, got {entry!r}")
 
     def _check_masks(self, key: Sequence[Any], entries: Sequence[Key]) -> None:
         """A mask has the sizes of the axes it stands for."""
@@ -215,7 +213,9 @@ class Indexing(Movement):
                 stop = self.ndim if dots else axis + mask.ndim
                 own = self.shape[stop - mask.ndim : stop]
                 if not dots and own != mask.shape:
-                    raise BadArgument(f"a mask of shape {list(mask.shape)} for {self._shown}")
+                    raise BadArgument(
+                        f"the mask's shape {list(mask.shape)} does not match shape {self._shown}"
+                    )
                 axis += mask.ndim
             elif isinstance(entry, EllipsisType):
                 dots = True

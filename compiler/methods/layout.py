@@ -39,7 +39,7 @@ class Layout(Operations):
 
     def _triangle(self, operation: str, diagonal: int, below: bool) -> Self:
         if self.ndim < 2:
-            raise BadArgument(f"{operation}: {self._shown} has no two axes")
+            raise BadArgument(f"{operation}: expected at least two axes, got shape {self._shown}")
         down = self._counted(self.shape[-2], self.ndim - 2) + diagonal
         across = self._counted(self.shape[-1], self.ndim - 1)
         kept = across <= down if below else across >= down
@@ -48,7 +48,7 @@ class Layout(Operations):
     def diagonal(self) -> Self:
         """The main diagonal of the last two axes."""
         if self.ndim < 2:
-            raise BadArgument(f"diagonal: {self._shown} has no two axes")
+            raise BadArgument(f"diagonal: expected at least two axes, got shape {self._shown}")
         count = min(self.shape[-2:])
         places = self._new(graph.iota(count))
         return self[(..., places, places)]
@@ -56,7 +56,7 @@ class Layout(Operations):
     def diag(self) -> Self:
         """A matrix with this (of one axis) as its main diagonal."""
         if self.ndim != 1:
-            raise BadArgument(f"diag: {self._shown} has not one axis")
+            raise BadArgument(f"diag: expected one axis, got shape {self._shown}")
         down = self._new(graph.iota(self.shape[0])).unsqueeze(1)
         across = self._new(graph.iota(self.shape[0])).unsqueeze(0)
         return down._compare("eq", across).where(self, 0).cast(self.dtype)
@@ -68,11 +68,13 @@ class Layout(Operations):
         if not isinstance(sizes, list | tuple):
             sizes = integer_of("split", "sizes", sizes)
             if sizes <= 0:
-                raise BadArgument(f"split: into parts of {sizes}")
+                raise BadArgument(f"split: sizes must be positive, got {sizes}")
             sizes = [min(sizes, whole - start) for start in range(0, whole, sizes)]
         sizes = integers_of("split", "sizes", sizes)
         if sum(sizes) != whole or any(size < 0 for size in sizes):
-            raise BadArgument(f"split: {list(sizes)} along axis {axis} of {self._shown}")
+            raise BadArgument(
+                f"split: sizes {list(sizes)} do not add up to axis {axis} of shape {self._shown}"
+            )
         parts, start = [], 0
         for size in sizes:
             parts.append(self[(*[slice(None)] * place, slice(start, start + size))])
@@ -83,7 +85,7 @@ class Layout(Operations):
         """At most `count` parts of equal size (the last may be shorter)."""
         place = self._axis("chunk", axis)
         if integer_of("chunk", "count", count) <= 0:
-            raise BadArgument(f"chunk: into {count} parts")
+            raise BadArgument(f"chunk: count must be positive, got {count}")
         return self.split(max(1, -(-self.shape[place] // count)), place)
 
     def roll(self, shifts: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Self:

@@ -95,7 +95,7 @@ class Losses(Operations):
         """
         name = "cross_entropy"
         if not 0 <= number_of(name, "label_smoothing", label_smoothing) <= 1:
-            raise BadArgument(f"{name}: label_smoothing {label_smoothing}")
+            raise BadArgument(f"{name}: label_smoothing must be from 0 to 1, got {label_smoothing}")
         axis = self._classes(name)
         shifted = self._shifted(name, axis)
         total = shifted.exp().sum(axis, keepdims=True).log()
@@ -104,7 +104,7 @@ class Losses(Operations):
         factors = None if weight is None else self._factors(name, weight)
         if given.dtype.is_float:
             if given.shape != self.shape:
-                raise BadArgument(f"{name}: shapes {self._shown} and {given._shown}")
+                raise BadArgument(f"{name}: shapes {self._shown} and {given._shown} do not match")
             terms = (total - shifted) * (given.cast(float32) * (1 - label_smoothing) + share)
             loss = (terms if factors is None else terms * factors).sum(axis)
             if reduction != "mean":
@@ -125,7 +125,7 @@ class Losses(Operations):
     def _target(self, name: str, target: Any) -> Self:
         given = self._tensor(name, target)
         if given.shape != self.shape:
-            raise BadArgument(f"{name}: shapes {self._shown} and {given._shown}")
+            raise BadArgument(f"{name}: shapes {self._shown} and {given._shown} do not match")
         return given.cast(float32)
 
     def _classes(self, name: str) -> int:
@@ -138,7 +138,10 @@ class Losses(Operations):
         axis = self._classes(name)
         given = self._tensor(name, weight)
         if given.shape != (self.shape[axis],):
-            raise BadArgument(f"{name}: weights {given._shown} for classes of {self._shown}")
+            raise BadArgument(
+                f"{name}: the weights' shape {given._shown} does not match the classes of shape "
+                f"{self._shown}"
+            )
         return given.cast(float32).reshape(
             tuple(size if place == axis else 1 for place, size in enumerate(self.shape))
         )
@@ -151,7 +154,7 @@ class Losses(Operations):
         counted = np.asarray(target)[np.asarray(target != ignore_index)]
         outside = counted[(counted < 0) | (counted >= classes)]
         if outside.size:
-            raise BadIndex(f"{name}: label {outside[0]} for {classes} classes")
+            raise BadIndex(f"{name}: label {outside[0]} is outside the {classes} classes")
 
     def _at_labels(
         self, name: str, target: Any, weight: Any, ignore_index: int
@@ -162,7 +165,8 @@ class Losses(Operations):
         rest = (*self.shape[:axis], *self.shape[axis + 1 :])
         if labels.dtype.is_float or labels.shape != rest:
             raise BadArgument(
-                f"{name}: {labels.dtype.name} labels of shape {labels._shown} for {self._shown}"
+                f"{name}: {labels.dtype.name} labels of shape {labels._shown} do not match "
+                f"shape {self._shown}"
             )
         classes = self.shape[axis]
         counted = labels._compare("ne", ignore_index)
@@ -179,7 +183,9 @@ class Losses(Operations):
 
     def _collected(self, name: str, loss: Self, reduction: str) -> Self:
         if reduction not in ("mean", "sum", "none"):
-            raise BadArgument(f"{name}: reduction {reduction!r}")
+            raise BadArgument(
+                f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}"
+            )
         found = loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
         return found.cast(dtypes.float_dtype(self.dtype))
 

@@ -20,7 +20,9 @@ class Movement(TensorCore):
         """The same elements in row-major order; one size may be -1."""
         wanted = shape_of("reshape", shape, self.numel())
         if prod(wanted) != self.numel():
-            raise BadArgument(f"reshape: from {self._shown} to {list(wanted)}")
+            raise BadArgument(
+                f"reshape: shape {self._shown} has another number of elements than {list(wanted)}"
+            )
         return self._new(graph.reshape(self.node, wanted))
 
     view = reshape
@@ -31,7 +33,9 @@ class Movement(TensorCore):
             return self.reshape(1)
         first, last = self._axis("flatten", start), self._axis("flatten", end)
         if first > last:
-            raise BadArgument(f"flatten: axes {start} to {end} of shape {self._shown}")
+            raise BadArgument(
+                f"flatten: axes {start} to {end} are out of order for shape {self._shown}"
+            )
         joined = prod(self.shape[first : last + 1])
         return self.reshape(*self.shape[:first], joined, *self.shape[last + 1 :])
 
@@ -51,7 +55,10 @@ class Movement(TensorCore):
         listed = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
         order = tuple(self._axis("permute", axis) for axis in listed)
         if sorted(order) != list(range(self.ndim)):
-            raise BadArgument(f"permute: {tuple(listed)} does not order the axes of {self._shown}")
+            raise BadArgument(
+                f"permute: expected an order of the axes of shape {self._shown}, got "
+                f"{tuple(listed)}"
+            )
         return self._new(graph.permute(self.node, order))
 
     def transpose(self, first: int = 0, second: int = 1) -> Self:
@@ -71,25 +78,29 @@ class Movement(TensorCore):
         listed = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
         own = (1,) * (len(listed) - self.ndim) + self.shape
         if len(own) != len(listed):
-            raise BadArgument(f"expand: from {self._shown} to {list(listed)}")
+            raise BadArgument(f"expand: shape {self._shown} cannot be expanded to {list(listed)}")
         kept = [mine if size == -1 else size for mine, size in zip(own, listed, strict=True)]
         wanted = shape_of("expand", [tuple(kept)])
         if any(m not in (1, w) for m, w in zip(own, wanted, strict=True)):
-            raise BadArgument(f"expand: from {self._shown} to {list(wanted)}")
+            raise BadArgument(f"expand: shape {self._shown} cannot be expanded to {list(wanted)}")
         return self._new(broadcast(self.node, wanted))
 
     def broadcast_to(self, *shape: Any) -> Self:
         """Repeat axes of size 1 up to `shape`; the same as `expand`."""
         wanted = shape_of("broadcast_to", shape)
         if broadcast_shape("broadcast_to", self.node, wanted) != wanted:
-            raise BadArgument(f"broadcast_to: from {self._shown} to {list(wanted)}")
+            raise BadArgument(
+                f"broadcast_to: shape {self._shown} does not broadcast to {list(wanted)}"
+            )
         return self._new(broadcast(self.node, wanted))
 
     def pad(self, pairs: Sequence[tuple[int, int]], value: Scalar = 0) -> Self:
         """Surround by `value`: (before, after) for each axis, as numpy.pad takes them."""
         listed = self._pairs("pad", pairs)
         if any(before < 0 or after < 0 for before, after in listed):
-            raise BadArgument(f"pad: {listed} of shape {self._shown}")
+            raise BadArgument(
+                f"pad: amounts must be at least 0, got {listed} for shape {self._shown}"
+            )
         checked = self._constant("pad", value, self.dtype, ()).arg
         return self._new(graph.pad(self.node, listed, checked))
 
@@ -98,16 +109,18 @@ class Movement(TensorCore):
         listed = self._pairs("shrink", box)
         for (start, stop), size in zip(listed, self.shape, strict=True):
             if not 0 <= start <= stop <= size:
-                raise BadArgument(f"shrink: {listed} of shape {self._shown}")
+                raise BadArgument(f"shrink: bounds {listed} are outside shape {self._shown}")
         return self._new(graph.shrink(self.node, listed))
 
     def _pairs(self, operation: str, given: Sequence[Any]) -> list[tuple[int, int]]:
         try:
             listed = [(int(first), int(second)) for first, second in given]
         except (TypeError, ValueError):
-            raise BadArgument(f"{operation}: {given!r} is no list of pairs") from None
+            raise BadArgument(f"{operation}: expected a sequence of pairs, got {given!r}") from None
         if len(listed) != self.ndim:
-            raise BadArgument(f"{operation}: {listed} for shape {self._shown}")
+            raise BadArgument(
+                f"{operation}: expected a pair for each axis of shape {self._shown}, got {listed}"
+            )
         return listed
 
     def flip(self, *axes: Any) -> Self:
@@ -119,7 +132,9 @@ class Movement(TensorCore):
         """Tile: repeats[i] copies along axis i; new axes may come first."""
         counts = shape_of("repeat", repeats)
         if len(counts) < self.ndim:
-            raise BadArgument(f"repeat: {list(counts)} of shape {self._shown}")
+            raise BadArgument(
+                f"repeat: expected a count for each axis of shape {self._shown}, got {list(counts)}"
+            )
         own = (1,) * (len(counts) - self.ndim) + self.shape
         split = self.reshape(tuple(n for size in own for n in (1, size)))
         spread = split.expand(
@@ -136,5 +151,5 @@ class Movement(TensorCore):
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise TypeError("len() of a tensor without axes")
+            raise TypeError("a tensor without axes has no len()")
         return self.shape[0]

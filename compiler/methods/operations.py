@@ -54,12 +54,14 @@ class Operations(Reductions, Functions, Indexing):
         place = self._axis(operation, axis)
         lifted = self._lift(operation, index)
         if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer:
-            raise BadArgument(f"{operation}: the index is a tensor of integers")
+            raise BadArgument(f"{operation}: the index must be a tensor of integers")
         shape = lifted.shape
         fits = len(shape) == self.ndim > 0 and all(
             size <= own or each == place
             for each, (size, own) in enumerate(zip(shape, self.shape, strict=True))
         )
         if not fits:
-            raise BadArgument(f"{operation}: an index {lifted._shown} for {self._shown}")
+            raise BadArgument(
+                f"{operation}: the index's shape {lifted._shown} does not fit shape {self._shown}"
+            )
         return place, lifted.node

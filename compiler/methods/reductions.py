@@ -144,7 +144,7 @@ class Reductions(Elementwise, Movement):
     def _some(self, operation: str, axis: Axis) -> tuple[int, ...]:
         axes = self._axes(operation, axis)
         if any(self.shape[i] == 0 for i in axes):
-            raise BadArgument(f"{operation}: of nothing, axis {axis} of shape {self._shown}")
+            raise BadArgument(f"{operation}: axis {axis} of shape {self._shown} is empty")
         return axes
 
     def softmax(self, axis: int = -1) -> Self:
@@ -174,12 +174,12 @@ class Reductions(Elementwise, Movement):
         floats are summed in float32; bools give whether any pair is true."""
         right = self._lift("matmul", other)
         if not isinstance(right, Reductions):
-            raise BadArgument("matmul: an operand has no axes")
+            raise BadArgument("matmul: operands must have at least one axis")
         return self._again(("matmul",), (right,), lambda: self._matmul(right))
 
     def _matmul(self, right: Reductions) -> Self:
         if not self.ndim or not right.ndim:
-            raise BadArgument("matmul: an operand has no axes")
+            raise BadArgument("matmul: operands must have at least one axis")
         left: Reductions = self
         dtype = dtypes.promote(left.dtype, right.dtype)
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
@@ -205,5 +205,5 @@ class Reductions(Elementwise, Movement):
     def __rmatmul__(self, other: Any) -> Self:
         left = self._lift("matmul", other)
         if not isinstance(left, Reductions):
-            raise BadArgument("matmul: an operand has no axes")
+            raise BadArgument("matmul: operands must have at least one axis")
         return self._new(left.matmul(self).node)

@@ -39,17 +39,19 @@ class Resampling(Operations):
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
         if self.ndim != 4 or kernel.ndim != 4:
-            raise BadArgument(f"conv_transpose2d: {shapes}, 4 axes needed")
+            raise BadArgument(f"conv_transpose2d: expected 4 axes, got {shapes}")
         batch, channels, *size = self.shape
         _, each, *window = kernel.shape
         if groups < 1 or kernel.shape[0] != channels or channels % groups or not kernel.numel():
-            raise BadArgument(f"conv_transpose2d: {shapes} in {groups} groups do not fit")
+            raise BadArgument(f"conv_transpose2d: {shapes} do not match in {groups} groups")
         steps = pair("conv_transpose2d", stride, 1)
         cut = pair("conv_transpose2d", padding, 0)
         more = pair("conv_transpose2d", output_padding, 0)
         gaps = pair("conv_transpose2d", dilation, 1)
         if any(m >= max(s, g) for m, s, g in zip(more, steps, gaps, strict=True)):
-            raise BadArgument("conv_transpose2d: output_padding is below stride or dilation")
+            raise BadArgument(
+                "conv_transpose2d: output_padding must be less than stride or dilation"
+            )
         out = [
             (size[i] - 1) * steps[i] - 2 * cut[i] + gaps[i] * (window[i] - 1) + more[i] + 1
             for i in range(2)
@@ -108,9 +110,11 @@ class Resampling(Operations):
         """
         linear = mode != "nearest"
         if self.ndim < 3 or (linear and mode != LINEAR.get(self.ndim)):
-            raise BadArgument(f"interpolate: {mode!r} of shape {self._shown}")
+            raise BadArgument(
+                f"interpolate: mode {mode!r} is not supported for shape {self._shown}"
+            )
         if align_corners and not linear:
-            raise BadArgument("interpolate: align_corners is for linear modes")
+            raise BadArgument("interpolate: align_corners requires a linear mode")
         wide = self.cast(float32) if linear else self
         for axis, (count, ratio) in enumerate(self._wanted(size, scale), 2):
             if linear:
@@ -130,16 +134,25 @@ class Resampling(Operations):
         """Of each axis, how many elements, and how far apart they are in the source."""
         axes = self.shape[2:]
         if (size is None) == (scale is None) or not self.numel():
-            raise BadArgument(f"interpolate: size {size}, scale {scale} of shape {self._shown}")
+            raise BadArgument(
+                "interpolate: expected either size or scale and a tensor that is not empty, "
+                f"got size {size}, scale {scale}, shape {self._shown}"
+            )
         if size is not None:
             sizes = [size] * len(axes) if isinstance(size, int) else list(size)
             if len(sizes) != len(axes) or not all(type(n) is int and n > 0 for n in sizes):
-                raise BadArgument(f"interpolate: size {size} of shape {self._shown}")
+                raise BadArgument(
+                    f"interpolate: size must be positive for each axis of shape {self._shown}, "
+                    f"got {size}"
+                )
             return [(n, Fraction(have, n)) for have, n in zip(axes, sizes, strict=True)]
         assert scale is not None
         scales = [scale] * len(axes) if isinstance(scale, int | float) else list(scale)
         if len(scales) != len(axes) or not all(each > 0 for each in scales):
-            raise BadArgument(f"interpolate: scale {scale} of shape {self._shown}")
+            raise BadArgument(
+                f"interpolate: scale must be positive for each axis of shape {self._shown}, got "
+                f"{scale}"
+            )
         exact = [Fraction(each).limit_denominator(FINEST) for each in scales]
         counts = [int(have * each) for have, each in zip(axes, exact, strict=True)]
         if not all(counts):

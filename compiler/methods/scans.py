@@ -100,7 +100,7 @@ class Scans(Running):
         seen: Any = None
         if is_causal:
             if mask is not None:
-                raise BadArgument(f"{name}: a mask besides is_causal")
+                raise BadArgument(f"{name}: a mask cannot be combined with is_causal")
             scores = scores._triangle_or(float("-inf"))
         elif mask is not None:
             lifted = self._lift(name, mask)

@@ -29,7 +29,7 @@ class Scattering(Operations):
         least as long as the index along each axis."""
         modes = {None: "set", "add": "add", "multiply": "mul"}
         if reduce not in modes:
-            raise BadArgument(f"scatter: reduce is 'add', 'multiply' or None, not {reduce!r}")
+            raise BadArgument(f"scatter: reduce must be 'add', 'multiply' or None, got {reduce!r}")
         return self._scattered("scatter", axis, index, source, modes[reduce])
 
     def scatter_add(self, axis: int, index: TensorCore, source: Any) -> Self:
@@ -47,7 +47,9 @@ class Scattering(Operations):
         """As `scatter`, the sources joined: "sum", "prod", "mean", "amax" or "amin". include_self:
         with what is there; otherwise only what no source meets stays as it was."""
         if reduce not in _MODES:
-            raise BadArgument(f"scatter_reduce: reduce is one of {list(_MODES)}, not {reduce!r}")
+            raise BadArgument(
+                f"scatter_reduce: reduce must be one of {list(_MODES)}, got {reduce!r}"
+            )
         name, mode = "scatter_reduce", _MODES[reduce]
         base = self
         if not include_self:
@@ -89,7 +91,7 @@ class Scattering(Operations):
         """`value` where the mask is true, else this; both are broadcast to this."""
         lifted = self._lift("masked_fill", mask)
         if not isinstance(lifted, TensorCore) or lifted.dtype is not bool_:
-            raise BadArgument("masked_fill: the mask is a tensor of bools")
+            raise BadArgument("masked_fill: the mask must be a tensor of bools")
         return self._new(lifted.node).where(value, self).cast(self.dtype)
 
     # ---- how -----------------------------------------------------------------------------------
@@ -103,7 +105,10 @@ class Scattering(Operations):
             if given.ndim != self.ndim or any(
                 own < size for own, size in zip(given.shape, node.shape, strict=True)
             ):
-                raise BadArgument(f"{operation}: of {given._shown} by an index {index._shown}")
+                raise BadArgument(
+                    f"{operation}: the index's shape {index._shown} does not fit the source's "
+                    f"shape {given._shown}"
+                )
             box = [(0, size) for size in node.shape]
             values = graph.cast(graph.shrink(given.node, box), self.dtype)
         else:
@@ -114,11 +119,11 @@ class Scattering(Operations):
         place = self._axis(operation, axis)
         lifted, given = self._lift(operation, index), self._lift(operation, source)
         if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer or lifted.ndim != 1:
-            raise BadArgument(f"{operation}: the index is a tensor of integers with one axis")
+            raise BadArgument(f"{operation}: the index must be a tensor of integers with one axis")
         count = lifted.shape[0]
         shape = (*self.shape[:place], count, *self.shape[place + 1 :])
         if isinstance(given, TensorCore) and given.shape != shape:
-            raise BadArgument(f"{operation}: {given._shown} is not of shape {list(shape)}")
+            raise BadArgument(f"{operation}: expected shape {list(shape)}, got {given._shown}")
         ones = [count if each == place else 1 for each in range(self.ndim)]
         node = broadcast(graph.reshape(lifted.node, tuple(ones)), shape)
         if isinstance(given, TensorCore):
@@ -130,7 +135,7 @@ class Scattering(Operations):
     def _written(self, operation: str, place: int, index: Node, values: Node, mode: str) -> Self:
         """The index's axis goes first: along it elements may meet, along the others not."""
         if mode != "set" and self.dtype is bool_:
-            raise NotSupported(f"{operation}: bools are not joined; cast them to integers")
+            raise NotSupported(f"{operation}: bools are not supported; cast them to integers")
         if not values.size:
             return self._new(self.node)
         order = (place, *(axis for axis in range(self.ndim) if axis != place))

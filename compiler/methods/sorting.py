@@ -70,7 +70,10 @@ class Sorting(Running):
         """The first of `sort`, the largest (or smallest) first."""
         place = self._axis("topk", axis)
         if not 0 <= integer_of("topk", "count", count) <= self.shape[place]:
-            raise BadArgument(f"topk: {count} along axis {axis} of {self._shown}")
+            raise BadArgument(
+                f"topk: count must be from 0 to the size of axis {axis} of shape {self._shown}, "
+                f"got {count}"
+            )
         if self._serial and self.numel():
             last = self.transpose(place, -1)._stored_along(place)
             order = last._first(count, largest)
@@ -90,7 +93,7 @@ class Sorting(Running):
         place = self._axis("median", axis)
         size = self.shape[place]
         if not size:
-            raise BadArgument(f"median: nothing along axis {axis} of {self._shown}")
+            raise BadArgument(f"median: axis {axis} of shape {self._shown} is empty")
         order = self.argsort(place).transpose(place, -1)
         last = self.transpose(place, -1)
         if self.dtype.is_float:

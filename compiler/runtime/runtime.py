@@ -377,7 +377,7 @@ def device_of(given: Device | str | None) -> Device:
     if isinstance(given, Device):
         return given
     if given is not None and not isinstance(given, str):
-        raise BadArgument(f"a device is a Device or a name, not a {type(given).__name__}")
+        raise BadArgument(f"device must be a Device or a name, got {type(given).__name__}")
     name = given or _default or config().device or "cpu"
     found = _opened.get(name)
     if found is not None and not found.closed:

@@ -156,7 +156,7 @@ def test_devices_by_name_are_shared_and_checked() -> None:
             Tensor(1)
     finally:
         set_default_device("")
-    with pytest.raises(BadArgument, match="a device is a Device or a name"):
+    with pytest.raises(BadArgument, match="device must be a Device or a name"):
         device_of(cast(Device, 3))
 
 
@@ -193,7 +193,7 @@ def test_construction_and_conversion(cpu: Device) -> None:
         tensor.item()
     with pytest.raises(BadArgument, match="Tensor:"):
         Tensor([[1], [1, 2]], device=cpu)
-    with pytest.raises(BadArgument, match="no element type"):
+    with pytest.raises(BadArgument, match="arrays of complex128 are not supported"):
         Tensor(np.array([1j]), device=cpu)
     with pytest.raises(BadArgument, match="cannot be read as an array"):
         Tensor("text", device=cpu)

@@ -108,14 +108,14 @@ def test_parts(cpu: Device) -> None:
 def test_refusals(cpu: Device) -> None:
     tensor = Tensor(np.zeros((2, 3), np.float32), device=cpu)
     for call, words in (
-        (lambda: tensor.split([1, 1], 1), r"split: \[1, 1\] along axis 1"),
-        (lambda: tensor.chunk(0), "chunk: into 0 parts"),
-        (lambda: tensor[0].tril(), "tril: .* has no two axes"),
-        (lambda: tensor.topk(4, 1), "topk: 4 along axis 1"),
+        (lambda: tensor.split([1, 1], 1), r"split: sizes \[1, 1\] do not add up to axis 1"),
+        (lambda: tensor.chunk(0), "chunk: count must be positive, got 0"),
+        (lambda: tensor[0].tril(), "tril: expected at least two axes"),
+        (lambda: tensor.topk(4, 1), r"topk: count must be .* got 4"),
         (lambda: tensor.roll((1, 2), 0), "roll: 2 shifts for 1 axes"),
         (lambda: tensor.one_hot(3), "one_hot: expected integers"),
         (lambda: tensor.cumsum(2), "cumsum: axis 2"),
-        (lambda: tensor.diag(), "diag: .* not one axis"),
+        (lambda: tensor.diag(), "diag: expected one axis"),
     ):
         with pytest.raises(BadArgument, match=words):
             call()

@@ -125,11 +125,11 @@ def test_pooling_integers_pads_with_their_lowest(cpu: Device) -> None:
     ("shape", "weight", "options", "said"),
     [
         ((3, 8, 8), (4, 3, 3, 3), {}, "4 axes"),
-        ((1, 4, 8, 8), (4, 3, 3, 3), {}, "do not fit"),
-        ((1, 4, 8, 8), (4, 2, 3, 3), {"groups": 3}, "do not fit"),
+        ((1, 4, 8, 8), (4, 3, 3, 3), {}, "do not match"),
+        ((1, 4, 8, 8), (4, 2, 3, 3), {"groups": 3}, "do not match"),
         ((1, 3, 8, 8), (4, 3, 9, 3), {}, "window of 9"),
-        ((1, 3, 8, 8), (4, 3, 3, 3), {"stride": 0}, "no pair"),
-        ((1, 3, 8, 8), (4, 3, 3, 3), {"padding": (1, 2, 3)}, "no pair"),
+        ((1, 3, 8, 8), (4, 3, 3, 3), {"stride": 0}, "expected an int or a pair"),
+        ((1, 3, 8, 8), (4, 3, 3, 3), {"padding": (1, 2, 3)}, "expected an int or a pair"),
         ((1, 3, 8, 8), (4, 3, 3, 3), {"bias": (3,)}, "bias"),
     ],
 )

@@ -72,7 +72,7 @@ def test_masks_and_lists(cpu: Device) -> None:
         assert np.array_equal(tensor[key].numpy(), array[key])
     assert tensor[[]].shape == (0, 5)
     assert np.array_equal(tensor.take([3, 3, 0], 1).numpy(), array.take([3, 3, 0], 1))
-    with pytest.raises(BadArgument, match="mask of shape"):
+    with pytest.raises(BadArgument, match="the mask's shape"):
         tensor[np.ones((3, 5), bool)]
 
 

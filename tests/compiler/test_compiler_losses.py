@@ -144,7 +144,7 @@ def test_refusals(cpu: Device) -> None:
     with pytest.raises(BadArgument, match="mse_loss: shapes"):
         x.mse_loss(Tensor(np.zeros((4, 1), np.float32), device=cpu))
     unknown: Any = "avg"
-    with pytest.raises(BadArgument, match="mse_loss: reduction 'avg'"):
+    with pytest.raises(BadArgument, match=r"mse_loss: reduction must be .* got 'avg'"):
         x.mse_loss(x, unknown)
     with pytest.raises(BadArgument, match="weights"):
         x.cross_entropy(Tensor([1, 2, 0, 1], device=cpu), x)
@@ -165,7 +165,7 @@ def test_dropout(cpu: Device) -> None:
     assert 0.7 < kept.mean() < 0.8
     assert x.dropout(0.25, training=False) is x and x.dropout(0, training=True) is x
     assert not x.dropout(1, training=True).numpy().any()
-    with pytest.raises(BadArgument, match="a probability of 2"):
+    with pytest.raises(BadArgument, match="probability must be from 0 to 1, got 2"):
         x.dropout(2, training=True)
 
 

@@ -64,7 +64,7 @@ def test_extremes(cpu: Device, name: str, data: st.DataObject) -> None:
     axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     tensor = Tensor(array, device=cpu)
     if any(array.shape[i] == 0 for i in axes):
-        with pytest.raises(BadArgument, match=f"{name}: of nothing"):
+        with pytest.raises(BadArgument, match=f"{name}: axis .* is empty"):
             getattr(tensor, name)(axis=axis)
         return
     found = getattr(tensor, name)(axis=axis, keepdims=True).numpy()
@@ -219,7 +219,7 @@ def test_matmul_of_narrow_floats_sums_in_float32(cpu: Device) -> None:
     [
         (((2, 3), (4, 5)), r"matmul: shapes \[2, 3\] .*and \[4, 5\] .*do not multiply"),
         (((2, 2, 3), (3, 3, 4)), r"matmul: shapes \[2\] and \[3\] do not broadcast"),
-        (((), (3, 3)), "matmul: an operand has no axes"),
+        (((), (3, 3)), "matmul: operands must have at least one axis"),
     ],
 )
 def test_matmul_errors(cpu: Device, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
@@ -230,7 +230,7 @@ def test_matmul_errors(cpu: Device, shapes: tuple[tuple[int, ...], ...], message
 
 def test_reduction_errors(cpu: Device) -> None:
     tensor = Tensor(np.zeros((2, 3), np.float32), device=cpu)
-    with pytest.raises(BadArgument, match=r"sum: axis 2 of a tensor of shape \[2, 3\]"):
+    with pytest.raises(BadArgument, match=r"sum: axis 2 is out of range for shape \[2, 3\]"):
         tensor.sum(axis=2)
     with pytest.raises(BadArgument, match="names an axis twice"):
         tensor.max(axis=(0, -2))

@@ -283,15 +283,15 @@ def test_refusals(cpu: Device) -> None:
         tensor[mask] = Tensor([1.0, 2.0], device=cpu)
     with pytest.raises(NotSupported, match="together with other indices"):
         tensor[mask[0], index] = 1
-    with pytest.raises(BadArgument, match=r"a mask of shape \[3\].* for axes \[2\]"):
+    with pytest.raises(BadArgument, match=r"the mask.s shape \[3\].* the axes \[2\]"):
         tensor[mask[0]] = 1
     with pytest.raises(BadArgument, match=r"assign: shapes \[4\]"):
         tensor[index] = Tensor([1.0, 2.0, 3.0, 4.0], device=cpu)
-    with pytest.raises(BadArgument, match="an index"):
+    with pytest.raises(BadArgument, match="the index's shape"):
         tensor.scatter(0, index, 1)
-    with pytest.raises(NotSupported, match="bools are not joined"):
+    with pytest.raises(NotSupported, match="bools are not supported"):
         mask.scatter_add(0, index.reshape(1, 1), True)
-    with pytest.raises(BadArgument, match="reduce is one of"):
+    with pytest.raises(BadArgument, match="reduce must be one of"):
         tensor.scatter_reduce(0, index.reshape(1, 1), 1, "median")
     empty = Tensor(np.zeros((0,), np.int64), device=cpu)
     tensor[empty] = 5

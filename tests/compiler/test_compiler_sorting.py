@@ -155,7 +155,7 @@ def test_medians(cpu: Device, shape: tuple[int, ...], axis: int, dtype: str) -> 
     whole = np.nan if dtype == "float32" else np.sort(array, None)[(array.size - 1) // 2]
     np.testing.assert_array_equal(tensor.median().numpy(), whole)
     assert Tensor(np.float32(3), device=cpu).median(-1)[1].numpy() == 0
-    with pytest.raises(BadArgument, match="nothing along axis 0"):
+    with pytest.raises(BadArgument, match=r"axis 0 of shape .* is empty"):
         Tensor(np.zeros((0, 2), np.float32), device=cpu).median(0)
 
 

@@ -38,7 +38,7 @@ def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:
         return kernel
     x, y, z = kernel.grid
     if x * y * z > most[0]:
-        raise NotSupported(f"a grid of {x} x {y} x {z} groups; the device counts to {most}")
+        raise NotSupported(f"the grid {x} x {y} x {z} exceeds the device's limit {most}")
     flat = group_range(0, x * y * z).index()
     places = unflatten(flat, (z, y, x))
     values = {group_range(axis, kernel.grid[axis]): places[2 - axis] for axis in range(3)}
