@@ -224,7 +224,7 @@ class RingQueue(HardwareQueue):
         if self.count - self.done >= SLOTS - 1:
             return False
         if not self.count % _LOOK_EVERY and self.device.units.ih.crowded:
-            return False  # whoever waits for room empties the ring of interrupts
+            return False  # the thread that waits for room drains the interrupt ring
         if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
             return True
         return self.reclaim() and self._find(4 * words) is not None

@@ -23,7 +23,7 @@ _BLOCKS = {
     "NBIF": 108, "MP0": 255,
 }  # fmt: skip
 _SDMA = (42, 43)
-# Blocks that compute does not use; a driver passes over what it does not know (199 is nobody's;
+# Blocks that compute does not use; a driver skips unknown ids (199 is unassigned;
 # Linux refuses ids from HW_ID_MAX, 300, aloud).
 _OTHERS: tuple[_Ip, ...] = (
     (12, 0, (4, 0, 0), (0x7800, 0x7E00, 0x2403000)),
@@ -39,7 +39,7 @@ _OTHERS: tuple[_Ip, ...] = (
 
 
 def _ips(facts: ChipFacts) -> list[_Ip]:
-    """All blocks of a chip, by id; nobody's last."""
+    """All blocks of a chip, by id; the unassigned one last."""
     bases, versions = facts.generation.typical_bases, facts.versions
     found = [(number, 0, versions[name], bases[name]) for name, number in _BLOCKS.items()
              if name in versions]  # fmt: skip

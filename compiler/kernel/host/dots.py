@@ -129,7 +129,7 @@ class _Product:
         return Kernel("kernel", parameters, memories, self.grid, 1, tuple(body))
 
     def fill(self) -> list[Statement]:
-        """The left factor, row by row. Where the depth is no multiple of a vector the last vector
+        """The left factor, by rows. Where the depth is not a multiple of a vector the last vector
         is the row's last elements, without those that the one before has."""
         factor = self.parts.left
         row, step = self.rows.walk("left_row", factor), self.depth.walk("left_step", factor)

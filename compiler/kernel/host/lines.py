@@ -63,7 +63,7 @@ def staged(
     image: Value, column: Range, stage: Memory, firsts: Sequence[Index], lanes: int
 ) -> tuple[Statement, ...]:
     """Copy a line: column c to firsts[c % n] + c // n, for the n = len(firsts) phases (1 or 2).
-    Nothing where its elements are no neighbours in memory."""
+    Empty where its elements are not adjacent in memory."""
     line, phases = parted(image, column), len(firsts)
     if line.inside.op != "load" or line.inside.arg.conditions or line.high - line.low < phases:
         return ()

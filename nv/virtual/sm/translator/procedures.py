@@ -20,6 +20,7 @@ from nv.virtual.sm.ptx.module import (
     Integer,
     Module,
     Name,
+    Operand,
     Register,
     Variable,
     Vector,
@@ -253,5 +254,5 @@ def _pop(line: int, registers: list[Register]) -> list[Instruction]:
     return out
 
 
-def _one(line: int, name: str, modifiers: tuple[str, ...], *given: object) -> Instruction:
-    return Instruction(0, line, None, False, name, modifiers, tuple(given))  # type: ignore[arg-type]
+def _one(line: int, name: str, modifiers: tuple[str, ...], *given: Operand) -> Instruction:
+    return Instruction(0, line, None, False, name, modifiers, given)
