@@ -14,8 +14,12 @@ FOLDERS = Folders.prepare()  # before anything reads the environment
 
 # TIMEOUT: no deadline per example, as a busy machine would fail tests that are right. The same
 # examples each time, so that a failure can be repeated.
-settings.register_profile("ugpu", deadline=None, derandomize=True)
-settings.register_profile("ugpu-random", deadline=None, database=None, print_blob=True)
+# Hypothesis makes its own profile for continuous integration the parent where CI is set.
+PARENT = settings.get_profile("default")
+settings.register_profile("ugpu", PARENT, deadline=None, derandomize=True)
+settings.register_profile(
+    "ugpu-random", PARENT, deadline=None, database=None, print_blob=True, derandomize=False
+)
 settings.load_profile("ugpu")
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +19,15 @@ def test_it(number):
 """
 
 
-def drawn(folder: Path, seed: int) -> str:
+def drawn(folder: Path, seed: int, ci: bool) -> str:
     said = folder / "said"
     said.unlink(missing_ok=True)
     (folder / "test_it.py").write_text(TEXT.format(path=str(said)))
     command = [sys.executable, "-m", "tests.seeds", str(seed), "-p", "tests.conftest"]
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
     done = subprocess.run(
         [*command, "--rootdir", str(folder), str(folder)],
+        env=environment | ({"CI": "true"} if ci else {}),
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -33,6 +36,7 @@ def drawn(folder: Path, seed: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_seed_repeats_its_examples(tmp_path: Path) -> None:
-    first = drawn(tmp_path, 7)
-    assert drawn(tmp_path, 7) == first != drawn(tmp_path, 8)
+@pytest.mark.parametrize("ci", [False, True])
+def test_a_seed_repeats_its_examples(tmp_path: Path, ci: bool) -> None:
+    first = drawn(tmp_path, 7, ci)
+    assert drawn(tmp_path, 7, ci) == first != drawn(tmp_path, 8, ci)
