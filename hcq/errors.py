@@ -24,6 +24,9 @@
     │   ├── DeviceLost            all-ones: unplugged, or fallen off the bus
     │   ├── LinkDown              the PCIe link is not up
     │   └── TransportError        a transfer was refused or cut short
+    │       ├── EndpointStalled       a USB device refused a request or halted an endpoint
+    │       ├── TransferTimeout       a USB transfer did not end within its limit
+    │       └── TransferOverrun       a USB device sent more than was asked for (babble)
     ├── ChipError             the chip: what its hardware reports
     │   ├── DiscoveryError        the chip's own description of itself is invalid
     │   ├── UnitTimeout           a block did not reach the awaited state in its limit
@@ -177,6 +180,19 @@ class LinkDown(LinkError):
 
 class TransportError(LinkError):
     """A transfer was refused or cut short."""
+
+
+class EndpointStalled(TransportError):
+    """A USB device answered with STALL; carries endpoint, or request, value and index."""
+
+
+class TransferTimeout(TransportError, TimeoutError):
+    """A USB transfer did not end within its limit and was cancelled; carries endpoint or request,
+    length and limit_s."""
+
+
+class TransferOverrun(TransportError):
+    """A USB device sent more than was asked for (babble); carries endpoint and length."""
 
 
 class ChipError(UgpuError):
