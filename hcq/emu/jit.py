@@ -114,10 +114,7 @@ class ObjectCache(DiskCache):
 
 @cache
 def sources_of(package: Path) -> bytes:
-    """Hash the sources that decide what is emitted: a translator's package, and this one.
-
-    Folders named `oracle` emit nothing and do not count.
-    """
+    """Hash the sources that decide what is emitted: a translator's package, and this one."""
     digest = hashlib.sha256()
     for path in source_files(package):
         digest.update(path.read_bytes())
@@ -126,8 +123,7 @@ def sources_of(package: Path) -> bytes:
 
 def source_files(package: Path) -> list[Path]:
     """Return the files that decide what the translator in `package` emits."""
-    found = [*package.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]
-    return sorted(path for path in found if path.parent.name != "oracle")
+    return sorted([*package.rglob("*.py"), *Path(__file__).parent.rglob("*.py")])
 
 
 def key_of(package: Path, *parts: bytes | str | int) -> str:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from am.virtual.isa.core import GfxCore
 from am.virtual.isa.decoder.decode import decode_all
-from am.virtual.isa.oracle.execute import Mode, WaveState, execute
 from am.virtual.shader import Dispatch, Ending
 from hcq.emu.memory import Abort
+from tests.oracles.gfx11.execute import Mode, WaveState, execute
 from tests.support import gfx_encode as asm
 from tests.support.shader_memory import ArrayMemory
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa.oracle.execute import Mode, WaveState, run_group
 from am.virtual.shader import Dispatch
 from hcq.emu.memory import Access
+from tests.oracles.gfx11.execute import Mode, WaveState, run_group
 from tests.support.shader_memory import PAGE, ArrayMemory
 
 LANES = 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support import ptx_oracle as oracle
+from tests.oracles import ptx as oracle
 from tests.support.sm_unit import Try
 
 

@@ -1,1 +1,1 @@
-"""The virtual shader core: decoder, oracle and translator of gfx1100 machine code."""
+"""The virtual shader core: decoder and translator of gfx1100 machine code, and its runtime."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from am.virtual.isa.core import GfxCore
-from am.virtual.isa.oracle.execute import Mode
 from am.virtual.isa.runtime.launch import MXCSR_DEFAULT, denormal_control
 from am.virtual.isa.translator.trig import two_over_pi
+from tests.oracles.gfx11.execute import Mode
 from tests.support import gfx_encode as asm
 from tests.support.gfx_case_makers import registers
 from tests.support.gfx_cases import Case, Registers, run_core, run_oracle

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from am.virtual.isa.decoder.decode import decode
-from am.virtual.isa.oracle.execute import WaveState, execute, run, run_group
 from hcq.errors import NotSupported
+from tests.oracles.gfx11.execute import WaveState, execute, run, run_group
 from tests.support import gfx_encode as asm
 from tests.support.gfx_corpus import compile_ir, corpus
 from tests.support.oracle_run import PageWalker

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from am.virtual.isa.core import GfxCore
 from am.virtual.isa.decoder.decode import decode
 from am.virtual.isa.decoder.formats import UnknownInstruction
-from am.virtual.isa.oracle.execute import WaveState, execute
 from am.virtual.isa.translator.translate import handlers
 from hcq.errors import NotSupported
+from tests.oracles.gfx11.execute import WaveState, execute
 from tests.support.float_compare import both_nan, close
 from tests.support.gfx_case_makers import (
     TRANSCENDENTAL,

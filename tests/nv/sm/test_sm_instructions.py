@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nv.assemble import assemble, find_library
-from tests.support import ptx_oracle as oracle
-from tests.support.ptx_numbers import FORMS, NAN, is_nan
+from tests.oracles import ptx as oracle
+from tests.oracles.ptx_numbers import FORMS, NAN, is_nan
 from tests.support.sm_families import FAMILIES
 from tests.support.sm_run import HEAD
 from tests.support.sm_unit import Try, Unit

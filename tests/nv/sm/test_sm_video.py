@@ -9,8 +9,8 @@ import pytest
 
 from hcq.errors import BadCodeObject, NotSupported
 from nv.assemble import assemble, find_library
+from tests.oracles.video import Video, compute
 from tests.support.sm_run import HEAD, Bench, body
-from tests.support.video_oracle import Video, compute
 
 _TYPES = ("u32", "s32")
 _PARTS = ("", "b0", "b1", "b2", "b3", "h0", "h1")

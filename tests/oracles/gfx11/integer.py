@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from am.virtual.isa.oracle.state import LANES, Lanes
+from tests.oracles.gfx11.state import LANES, Lanes
 
 Operation = Callable[..., Lanes]
 

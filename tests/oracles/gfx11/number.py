@@ -13,9 +13,9 @@ from functools import cache
 
 import numpy as np
 
-from am.virtual.isa.oracle import float as fp
-from am.virtual.isa.oracle.integer import signed, u16, u32, wide
-from am.virtual.isa.oracle.state import Lanes, flush
+from tests.oracles.gfx11 import float as fp
+from tests.oracles.gfx11.integer import signed, u16, u32, wide
+from tests.oracles.gfx11.state import Lanes, flush
 
 Operation = Callable[..., Lanes]
 _KINDS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from am.virtual.isa.decoder.formats import Format, Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand
-from am.virtual.isa.oracle.state import WaveState
 from hcq.errors import NotSupported
+from tests.oracles.gfx11.state import WaveState
 
 _WORD = 0xFFFF_FFFF
 _MODE_REGISTER = 1

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from am.virtual.isa.decoder.decode import decode
 from am.virtual.isa.decoder.formats import Format, Instruction
-from am.virtual.isa.oracle.memory import execute_memory
-from am.virtual.isa.oracle.scalar import execute_scalar
-from am.virtual.isa.oracle.state import Memory, Mode, WaveState
-from am.virtual.isa.oracle.vector import execute_vector
 from hcq.errors import NotSupported
+from tests.oracles.gfx11.memory import execute_memory
+from tests.oracles.gfx11.scalar import execute_scalar
+from tests.oracles.gfx11.state import Memory, Mode, WaveState
+from tests.oracles.gfx11.vector import execute_vector
 
 _SCALAR = (Format.SOP1, Format.SOP2, Format.SOPK, Format.SOPC, Format.SOPP)
 _VECTOR = (

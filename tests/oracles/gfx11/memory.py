@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from am.virtual.isa.decoder.formats import Format, Instruction
 from am.virtual.isa.decoder.operands import Operand
-from am.virtual.isa.oracle.atomic import atomic_result
-from am.virtual.isa.oracle.state import LANES, WaveState, to_lanes
 from hcq.errors import NotSupported
+from tests.oracles.gfx11.atomic import atomic_result
+from tests.oracles.gfx11.state import LANES, WaveState, to_lanes
 
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 _WORD = 0xFFFF_FFFF

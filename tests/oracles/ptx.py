@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from tests.support.ptx_numbers import (
+from tests.oracles.ptx_numbers import (
     FORMS,
     NAN,
     Form,

@@ -13,10 +13,10 @@ import numpy as np
 
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand, Type
-from am.virtual.isa.oracle import float as fp
-from am.virtual.isa.oracle import integer as integers
-from am.virtual.isa.oracle.state import LANES, Lanes, WaveState
 from hcq.errors import NotSupported
+from tests.oracles.gfx11 import float as fp
+from tests.oracles.gfx11 import integer as integers
+from tests.oracles.gfx11.state import LANES, Lanes, WaveState
 
 _SIGN = np.uint16(0x8000)
 

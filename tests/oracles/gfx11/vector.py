@@ -11,12 +11,12 @@ import numpy as np
 
 from am.virtual.isa.decoder.formats import Dpp8, Dpp16, Format, Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand, Type
-from am.virtual.isa.oracle import float as fp
-from am.virtual.isa.oracle import integer as integers
-from am.virtual.isa.oracle import number as numbers
-from am.virtual.isa.oracle.packed import dot_pairs, execute_matrix, execute_packed
-from am.virtual.isa.oracle.state import LANE, LANES, Lanes, WaveState, flush, to_lanes
 from hcq.errors import NotSupported
+from tests.oracles.gfx11 import float as fp
+from tests.oracles.gfx11 import integer as integers
+from tests.oracles.gfx11 import number as numbers
+from tests.oracles.gfx11.packed import dot_pairs, execute_matrix, execute_packed
+from tests.oracles.gfx11.state import LANE, LANES, Lanes, WaveState, flush, to_lanes
 
 _FLOAT_TYPES = (Type.F16, Type.F32, Type.F64)
 _RELATIVE = {

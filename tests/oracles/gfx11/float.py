@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from am.virtual.isa.oracle.state import Lanes
+from tests.oracles.gfx11.state import Lanes
 
 _BITS: dict[type[np.generic], type[np.generic]] = {
     np.float16: np.uint16,
