@@ -3,7 +3,8 @@
     python -m tests.foreign.tinygrad_nv_client CHIP DRIVER RESULT
 
 CHIP is a virtual chip ("ga102"), DRIVER a version of the kernel driver, RESULT the JSON file to
-write: what each step gave, "ok" or the trouble, and what the model called wrong. Driver, renderer
+write: what each step gave, "ok" or the trouble, what the model called wrong, what ended a thread of
+it, and where all threads were when a step took long. Driver, renderer
 and compiler (PTX, nvJitLink) are as installed. Three things around them are replaced: device files
 and mappings (node_files.py), and what the compiler returns gets the note by which the virtual SMs
 find the PTX (noted_cubin.py).
@@ -11,6 +12,7 @@ find the PTX (noted_cubin.py).
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import time
@@ -29,6 +31,7 @@ from tests.foreign.noted_cubin import noted
 from tests.foreign.tinygrad_steps import operators, trouble
 
 MEMORY = 2 << 30
+SLOW_S = 20  # a step that is not over by then has the stacks of all threads in the report
 
 
 def main(chip: str, driver: str, result: str) -> None:
@@ -51,11 +54,24 @@ def main(chip: str, driver: str, result: str) -> None:
     try:
         device = Device["NV"]
         report["arch"], report["renderer"] = device.arch, type(device.renderer).__name__
-        report["steps"] = {name: trouble(act, want) for name, act, want in operators()}
+        report["steps"] = {}
+        with open(f"{result}.stacks", "w+", encoding="utf-8") as stacks:
+            for name, act, want in operators():
+                faulthandler.dump_traceback_later(SLOW_S, file=stacks)
+                report["steps"][name] = trouble(act, want)
+            faulthandler.cancel_dump_traceback_later()
+            stacks.seek(0)
+            report["slow"] = stacks.read()
     except Exception as error:  # it did not come up: the model's log may say why
         report["steps"] = {"bring-up": f"{type(error).__name__}: {error}"}
     report["violations"] = machine.violations
     report["log"] = [str(entry) for entry in machine.log]
+    report["dead"] = [
+        f"{runlist.name}: {runlist.error!r}"
+        for gpu in machine.gpus
+        for runlist in gpu.runlists
+        if runlist.error is not None
+    ]
     report["kernels"] = len(kernels)
     report["gaps"] = [str(gap) for gap in node.gaps]
     report["seconds"] = round(time.monotonic() - begun, 2)
