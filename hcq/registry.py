@@ -5,6 +5,7 @@ auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands o
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 pci:<address>    bare metal
+thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
 vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
 recording:<path> what was recorded of a device by `open(name, record=path)`
@@ -188,6 +189,9 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         return _open_virtual(name, rest, options)
     if kind == "pci":
         return _open_pci(name, rest, options)
+    if kind == "thunderbolt":
+        address = _load("usbgpu.thunderbolt:address_of")(rest, pci_drivers().keys())
+        return _open_pci(name, address, options)
     if kind == "vfio-user":
         connect = _load("hcq.transport.vfio_user.client:VfioUserTransport")
         return _open_attached(name, Attachment(connect(rest)), options)
@@ -312,7 +316,8 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     transport = attach_pci(
         full, reach_bits=known.reach_bits, least_bars=dict(known.least_bars), **for_transport
     )
-    return _open_attached(f"pci:{full}", Attachment(transport), options)
+    own = name if name.startswith("thunderbolt:") else f"pci:{full}"
+    return _open_attached(own, Attachment(transport), options)
 
 
 def _pci_devices(sysfs: Path) -> list[DeviceEntry]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import hcq
 from hcq.registry import DeviceEntry
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.system import System
+from usbgpu import thunderbolt
 
 from . import nvidia
 from .console import Output
@@ -21,10 +24,25 @@ def run_ls(out: Output) -> int:
 
 
 def listed(machine: nvidia.NvidiaMachine | None = None) -> list[DeviceEntry]:
-    """What hcq lists, real devices first, with what the machine knows of NVIDIA's GPUs."""
+    """What hcq lists, real devices first, with what the machine knows of NVIDIA's GPUs and of the
+    way to cards on the PCI bus."""
     through_driver = {entry.name: entry for entry in nvidia.entries(machine)}
     known = [through_driver.pop(entry.name, entry) for entry in hcq.list_devices()]
-    return [*through_driver.values(), *known]
+    return [*through_driver.values(), *(with_way(entry) for entry in known)]
+
+
+def with_way(entry: DeviceEntry, system: System | None = None) -> DeviceEntry:
+    """An entry with the links to the card and its enclosure; as it is for what is on no bus."""
+    kind, _, address = entry.name.partition(":")
+    if kind != "pci":
+        return entry
+    function = PciFunction(system if system is not None else System(), address)
+    return replace(entry, facts=entry.facts | thunderbolt.facts(function))
+
+
+def names_of(entry: DeviceEntry) -> tuple[object, ...]:
+    """What `hcq.open` takes for a device: its name, and that of the enclosure it is in."""
+    return entry.name, entry.facts.get("name_of_enclosure")
 
 
 COLUMNS = ("products", "isa", "proven_on_silicon")  # facts with columns of their own
@@ -46,7 +64,7 @@ def run_info(name: str, out: Output) -> int:
     with hcq.open(name) as device:
         facts: dict[str, object] = {"name": device.name, "target": device.target.name}
         facts |= device.info()
-        facts |= next((entry.facts for entry in listed() if entry.name == name), {})
+        facts |= next((one.facts for one in listed() if name in names_of(one)), {})
         readings = read_sensors(device)
     rows = list(_flat(facts))
     rows += [(f"sensor {reading.title}", reading) for reading in readings]

@@ -1,0 +1,129 @@
+"""The way from the root of the bus to a function: the ports above it, and the links between them.
+
+Source: PCI Express Base Specification 6.0 (encodings: 4.2; types of ports: 1.3), Linux
+Documentation/ABI/testing/sysfs-bus-pci, drivers/pci/pci-sysfs.c. Reads sysfs only: it does not
+wake a port that sleeps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+
+from hcq.transport.pci_function import BRIDGE, PciFunction
+
+HEADER_SIZE = 64  # of configuration space; all that sysfs shows to a user without privileges
+# Bits that arrive for each bit on the wire: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, then
+# flits (Linux drivers/pci/pci.h, PCIE_SPEED2MBS_ENC).
+_ENCODINGS = ((5.0, 8 / 10), (32.0, 128 / 130))
+_TUNNEL_SPEED = 2.5
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """speed: GT/s of a lane; width: lanes. 0 for what the kernel does not know."""
+
+    speed: float
+    width: int
+
+    @property
+    def rate(self) -> int:
+        """Bytes per second in one direction, before the packets' headers."""
+        share = next((share for limit, share in _ENCODINGS if self.speed <= limit), 1.0)
+        return int(self.speed * 1e9 * share * self.width / 8)
+
+    def __str__(self) -> str:
+        return f"{self.speed:g} GT/s x{self.width}"
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A link on the way. `lower` is the function at its lower end, `upper` the port above.
+
+    expected: the most that both ends can do. tunnelled: its packets travel through a Thunderbolt or
+    USB4 fabric; such ports state 2.5 GT/s whatever the fabric carries (Linux, "PCI: ACPI: Detect
+    PCIe root ports that are used for tunneling", quoting the USB4 specification).
+    """
+
+    lower: PciFunction
+    upper: PciFunction
+    current: LinkState
+    expected: LinkState
+    tunnelled: bool
+
+    def __str__(self) -> str:
+        return f"{self.upper.address} to {self.lower.address} at {self.current}"
+
+
+def ports(function: PciFunction) -> list[PciFunction]:
+    """Every bridge above the function, the nearest first."""
+    found = []
+    port = function.parent
+    while port is not None:
+        found.append(port)
+        port = port.parent
+    return found
+
+
+def hops(function: PciFunction) -> list[Hop]:
+    """Every link above the function, the nearest first."""
+    way = [function, *ports(function)]
+    found = []
+    for index, (lower, upper) in enumerate(itertools.pairwise(way)):
+        # Counted from the root: root port, link, upstream port, inside of a switch, downstream
+        # port, link... What is inside of a switch is not a link.
+        if (len(way) - 1 - index) % 2 and _reads_as_link(lower):
+            found.append(_hop(lower, upper))
+    return found
+
+
+def _reads_as_link(function: PciFunction) -> bool:
+    return function.attribute("current_link_width") is not None
+
+
+def _hop(lower: PciFunction, upper: PciFunction) -> Hop:
+    most = [_state(one, "max_link") for one in (lower, upper)]
+    speeds = [one.speed for one in most if one.speed]
+    widths = [one.width for one in most if one.width]
+    expected = LinkState(min(speeds, default=0.0), min(widths, default=0))
+    tunnelled = (
+        lower.base_class == BRIDGE
+        and speeds == [_TUNNEL_SPEED, _TUNNEL_SPEED]
+        # Kernels before 5.14 have no such file.
+        and lower.attribute("removable") in (None, "removable")
+    )
+    return Hop(lower, upper, _state(lower, "current_link"), expected, tunnelled)
+
+
+def _state(function: PciFunction, beginning: str) -> LinkState:
+    speed = (function.attribute(f"{beginning}_speed") or "").split(" ")[0]
+    width = function.attribute(f"{beginning}_width") or ""
+    try:
+        known = float(speed)
+    except ValueError:
+        known = 0.0  # "Unknown"
+    return LinkState(known, int(width) if width.isdecimal() and width != "255" else 0)
+
+
+def slowest(found: list[Hop]) -> Hop | None:
+    """The link that carries least, tunnels left out: what they state is not what they carry."""
+    real = [hop for hop in found if not hop.tunnelled and hop.current.rate]
+    return min(real, key=lambda hop: hop.current.rate, default=None)
+
+
+def header(function: PciFunction) -> bytes | None:
+    """The first 64 bytes of configuration space; None where they cannot be read. Reading them wakes
+    a function that the kernel has put to sleep (drivers/pci/pci-sysfs.c, pci_read_config)."""
+    system = function.system
+    try:
+        descriptor = system.open(function.folder / "config", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        data = system.pread(descriptor, HEADER_SIZE, 0)
+    except OSError:
+        return None
+    finally:
+        system.close(descriptor)
+    return data if len(data) == HEADER_SIZE else None

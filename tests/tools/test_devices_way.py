@@ -1,0 +1,36 @@
+"""`ugpu ls` and `info` show the way to a card: enclosure, authorisation, tunnel, slowest link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hcq import registry
+from hcq.errors import DeviceNotFound
+from hcq.registry import DeviceEntry
+from tests.support.pci_machine import PciMachine
+from tests.support.thunderbolt_tree import RAZER, ThunderboltTree
+from tools.devices import names_of, with_way
+
+
+def test_an_entry_shows_the_way_to_its_card(tmp_path: Path) -> None:
+    tree = ThunderboltTree(PciMachine(tmp_path))
+    (port, _) = tree.host_on_die()
+    tree.enclosure()
+    gpu = tree.card_behind(port, width=1)
+    entry = with_way(DeviceEntry(f"pci:{gpu}", "card", {"driver": None}), tree.machine)
+    assert entry.facts["enclosure"] == "Razer Core X" and entry.facts["driver"] is None
+    assert "8 GT/s x1, 1.0 GB/s" in str(entry.facts["slowest_link"])
+    assert entry.facts["link_cost"] == "30.5 GB/s less than the card's own link"
+    assert names_of(entry) == (f"pci:{gpu}", f"thunderbolt:{RAZER[2]}")
+
+
+def test_an_entry_that_is_on_no_bus_stays() -> None:
+    entry = DeviceEntry("cpu", "host threads")
+    assert with_way(entry) is entry
+
+
+def test_an_enclosure_is_a_name_of_its_own() -> None:
+    with pytest.raises(DeviceNotFound, match="no enclosure 'ffff-not-there' is plugged in"):
+        registry.open("thunderbolt:ffff-not-there")
