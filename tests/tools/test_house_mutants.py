@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 mutants = importlib.import_module("tests.mutants.__main__")
+planting = importlib.import_module("tests.mutants.planting")
 
 LIST = """
 # a comment
@@ -30,7 +32,7 @@ def second():
 
 
 def test_a_list_is_read_and_planted() -> None:
-    one, two = mutants.parse("list", LIST)
+    one, two = planting.parse("list", LIST)
     assert (one.list_, one.file, one.tests) == ("list", "code.py", ("test_code.py",))
     assert one.planted(CODE) == CODE.replace("a + b", "a - b")
     assert two.planted(CODE) == CODE[: CODE.rindex("1")] + "2\n"
@@ -39,25 +41,48 @@ def test_a_list_is_read_and_planted() -> None:
 @pytest.mark.parametrize("line", ["what is this", "+ put where?", "* a"])
 def test_a_line_that_is_not_understood_is_named(line: str) -> None:
     with pytest.raises(ValueError, match="line 2"):
-        list(mutants.parse("list", f"@ code.py : test_code.py\n{line}\n"))
+        list(planting.parse("list", f"@ code.py : test_code.py\n{line}\n"))
 
 
 @pytest.mark.parametrize(("after", "old"), [("", "return 1"), ("", "gone"), ("no such", "a + b")])
 def test_a_place_that_is_not_one_is_refused(after: str, old: str) -> None:
-    mutant = mutants.Mutant("list", "code.py", (), after, old, "x")
+    mutant = planting.Mutant("list", "code.py", (), after, old, "x")
     with pytest.raises(ValueError, match=r"code\.py"):
         mutant.planted(CODE)
 
 
 def test_most_mutants_have_a_place_and_tests() -> None:
     """Code moves; `make mutants` names those that have lost their place."""
-    found = [mutant for mutant in mutants.listed() if mutant.has_place()]
+    found = [mutant for mutant in planting.listed() if mutant.has_place()]
     assert len(found) >= 100
     for mutant in found:
-        text = (mutants.ROOT / mutant.file).read_text("utf-8")
+        text = (planting.ROOT / mutant.file).read_text("utf-8")
         compile(mutant.planted(text), mutant.file, "exec")
     tests = {test for mutant in found for test in mutant.tests}
-    assert sum((mutants.ROOT / test).exists() for test in tests) > 0.9 * len(tests)
+    assert sum((planting.ROOT / test).exists() for test in tests) > 0.9 * len(tests)
+
+
+SPREAD = """
+def total(a, b):
+    if (
+        a > b
+    ):
+        return [
+            a,
+            b,
+        ]
+    return 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "lines"), [("a > b", (3, 5)), ("a,", (6, 9)), ("0", (10, 10)), ("total", (2, 2))]
+)
+def test_the_lines_of_a_bug_are_those_of_its_statement(old: str, lines: tuple[int, int]) -> None:
+    after = "return [" if old == "a," else "]" if old == "0" else ""
+    mutant = planting.Mutant("list", "code.py", (), after, old, "x")
+    found = mutant.lines(SPREAD)
+    assert (found[0], found[-1]) == lines
 
 
 @pytest.mark.slow
@@ -76,13 +101,20 @@ def test_what_survives_is_told(
     )
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "all.txt").write_text(LIST)
+    (tmp_path / ".gitignore").write_text("copies\n")
     subprocess.run(("git", "init", "-q"), cwd=tmp_path, check=True)
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    monkeypatch.setattr(mutants, "LISTS", tmp_path / "lists")
+    reach = tmp_path / "tests" / "mutants" / "reach.py"
+    reach.parent.mkdir(parents=True)
+    shutil.copy(planting.ROOT / "tests" / "mutants" / "reach.py", reach)
+    for module in (mutants, planting):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(planting, "LISTS", tmp_path / "lists")
     monkeypatch.setattr(mutants, "COPIES", tmp_path / "copies")
     assert mutants.main([]) == 1
     said = capsys.readouterr().out
     assert "killed   code.py: 'a + b' -> 'a - b'" in said
     assert "SURVIVED code.py: 'return 1' -> 'return 2'" in said
-    assert said.endswith("mutants: 1 of 2 killed\n")
+    assert said.endswith(
+        "all: 1 of 2\nsurvived: code.py: 'return 1' -> 'return 2'\nmutants: 1 of 2 killed\n"
+    )
     assert (tmp_path / "code.py").read_text() == CODE
