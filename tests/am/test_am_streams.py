@@ -1,0 +1,47 @@
+"""What whole workloads give to the queues, against golden files; nothing is violated."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from am.device import AmDevice
+from tests.conftest import Golden
+from tests.support.am_navi31 import build_chip, opened
+from tests.support.am_streams import Streams
+from tests.support.kernels import contract_object
+from tests.support.workloads import WORKLOADS, Bench, Places
+
+
+def name_queues(device: AmDevice, places: Places) -> None:
+    """Name the memory of the device's queues."""
+    for queue in device._all_queues():
+        short = queue.name.replace(" ", "")
+        places.add(f"{short}.arena", queue.arena.address, queue.arena.size)
+        places.add(f"{short}.ring", queue.ring.address, queue.ring.size)
+        places.add(f"{short}.control", queue.control.address, queue.control.size)
+        places.add(f"{short}.timeline", queue.timeline.memory.address, 16)
+
+
+@pytest.mark.golden
+def test_streams_of_workloads(golden: Golden) -> None:
+    chip: Any = build_chip()
+    lines = []
+    try:
+        with opened(chip) as device, device.load(contract_object(device.target)) as program:
+            places = Places()
+            name_queues(device, places)
+            places.add("scale", program["scale"].address, 4)
+            streams = Streams(chip, places)
+            for workload in WORKLOADS:
+                known = list(places.ranges)
+                with ExitStack() as stack:
+                    workload(Bench(device, program, places, stack))
+                lines += [f"# {workload.__name__}", *streams.take(), ""]
+                places.ranges = known
+        assert chip.violations == []
+    finally:
+        chip.close()
+    golden.check("streams/navi31.txt", "\n".join(lines))
