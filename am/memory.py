@@ -130,7 +130,9 @@ class Mapping:
     @property
     def view(self) -> memoryview:
         assert self.dma is not None
-        return self.dma.view[: self.size]
+        view = self.dma.view[: self.size]
+        assert isinstance(view, memoryview)
+        return view
 
 
 class AddressSpace:

@@ -23,6 +23,7 @@
     ├── LinkError             the way to the chip
     │   ├── DeviceLost            all-ones: unplugged, or fallen off the bus
     │   ├── LinkDown              the PCIe link is not up
+    │   ├── LinkDegraded          the PCIe link has too few lanes; carries width and speed
     │   └── TransportError        a transfer was refused or cut short
     │       ├── EndpointStalled       a USB device refused a request or halted an endpoint
     │       ├── TransferTimeout       a USB transfer did not end within its limit
@@ -176,6 +177,11 @@ class DeviceLost(LinkError):
 
 class LinkDown(LinkError):
     """The PCIe link of the function is not up; carries remedy."""
+
+
+class LinkDegraded(LinkError):
+    """The PCIe link of the function is narrower or slower than it can be used with; carries width,
+    speed and remedy."""
 
 
 class TransportError(LinkError):

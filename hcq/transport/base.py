@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from hcq.memory import BusAddr
+from hcq.transport.view import HostView
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,15 @@ class Traits:
 
     any_order: accesses may come in any order and number (a replay wants the recorded ones).
     counts_interrupts: `Interrupts.wait` is true for interrupts that came, once, and only for those.
+    host_memory: DMA memory is this process's memory, as much as there is. Where it is not, there
+    are `dma_bytes` of it in all, and its view is a RemoteView: each access is a message, and raises
+    DeviceLost once the device is gone. A driver keeps rings and counters in the device then.
     """
 
     any_order: bool = True
     counts_interrupts: bool = True
+    host_memory: bool = True
+    dma_bytes: int = 0
 
 
 class ResetKind(enum.Enum):
@@ -91,7 +97,10 @@ class DmaMemory(Protocol):
     """
 
     size: int
-    view: memoryview
+
+    @property
+    def view(self) -> HostView: ...
+
     segments: Sequence[DmaSegment]
 
     def close(self) -> None: ...

@@ -75,11 +75,14 @@ class RecordedMemory:
     ) -> None:
         self.number = number
         self.size = inner.size
-        self.view: memoryview = inner.view
+        view = inner.view
+        if not isinstance(view, memoryview):
+            raise NotSupported("DMA memory that is not in this process cannot be recorded")
+        self.view: memoryview = view
         self.segments: Sequence[DmaSegment] = inner.segments
         self._inner = inner
         self._on_close = on_close
-        self._now: NDArray[np.uint64] | None = np.frombuffer(inner.view, np.uint64)
+        self._now: NDArray[np.uint64] | None = np.frombuffer(view, np.uint64)
         self._before = self._now.copy()
 
     def changes(self, *, at_once: bool) -> list[Content]:

@@ -1,0 +1,255 @@
+"""The card behind a bridge: found, given addresses, reached; and every way in which it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from hcq.errors import (
+    BadArgument,
+    Closed,
+    DeviceLost,
+    DeviceNotFound,
+    LinkDegraded,
+    LinkDown,
+    LinkError,
+    NotSupported,
+    OutOfMemory,
+)
+from hcq.transport.base import ResetKind
+from tests.support.pci_tree import Node, TreeBridge, chain, gpu
+from usbgpu.transport import UsbTransport
+
+
+def no_pause(seconds: float) -> None:
+    """Time does not pass."""
+
+
+def opened(bridge: TreeBridge) -> UsbTransport:
+    transport = UsbTransport(bridge, "usb:0", sleep=no_pause)
+    transport.config_write(4, 6, 2)
+    return transport
+
+
+# ---- finding it --------------------------------------------------------------------------------
+
+
+def test_the_card_is_powered_found_and_given_its_addresses() -> None:
+    bridge = TreeBridge(chain(gpu()))
+    with opened(bridge) as transport:
+        assert bridge.powered == [1]
+        assert str(transport.identity) == "1002:744c" and transport.present()
+        assert transport.card.function.bus == 3 and len(transport.card.above) == 3
+        assert transport.card.bars == {
+            0: (32 << 30, 1 << 30),  # resized to the largest that it offers
+            2: (33 << 30, 2 << 20),
+            5: (0x1000_0000, 1 << 20),
+        }
+        assert not transport.traits.host_memory and transport.traits.dma_bytes == 512 << 10
+        assert transport.interrupts is None
+    assert bridge.usb.closed and bridge.powered == [1], "it stays powered, for a warm start"
+
+
+def test_a_card_that_is_up_is_not_powered_again() -> None:
+    bridge = TreeBridge(chain(gpu()), up=True)
+    with opened(bridge):
+        assert bridge.powered == []
+
+
+def test_bridges_pass_on_nothing_else() -> None:
+    bridge = TreeBridge(chain(gpu()))
+    with opened(bridge) as transport:
+        for above in transport.card.above:
+            low = above.read(0x20), above.read(0x24)
+            assert low == (0x1000_1000, 0x4010_0000)
+            assert (above.read(0x28), above.read(0x2C)) == (8, 8)
+            assert above.read(0x18, 1) == above.bus and above.read(0x1A, 1) == 3
+
+
+def test_a_card_at_another_port_of_the_switch_is_found() -> None:
+    root = chain(None)
+    switch = root.below[0]
+    nic = Node(0x15338086, 0x02)
+    switch.below[0].below[0] = nic
+    switch.below[3] = Node(0x14791002, 0x06, below={0: gpu()}, port=6)
+    bridge = TreeBridge(root, up=True)
+    transport = UsbTransport(bridge, "usb:0", sleep=no_pause)
+    assert transport.card.port.device == 3
+    transport.close()
+
+
+def test_a_card_that_is_not_ready_is_asked_again() -> None:
+    bridge = TreeBridge(chain(gpu(retries=5)))
+    pauses: list[float] = []
+    UsbTransport(bridge, "usb:0", sleep=pauses.append).close()
+    assert len(pauses) >= 5
+    with pytest.raises(DeviceNotFound):
+        UsbTransport(TreeBridge(chain(gpu(retries=10_000))), "usb:0", sleep=no_pause)
+
+
+@pytest.mark.parametrize(
+    ("root", "supply", "error"),
+    [
+        (chain(None), True, DeviceNotFound),
+        (chain(Node(0x15338086, 0x02)), True, DeviceNotFound),
+        (None, True, DeviceNotFound),
+        (chain(gpu()), False, LinkDown),
+        (chain(gpu(), width=1), True, LinkDegraded),
+    ],
+    ids=["empty slot", "network card", "nothing", "no supply", "one lane"],
+)
+def test_what_cannot_be_used_is_named_and_left_as_it_was(
+    root: Node | None, supply: bool, error: type[Exception]
+) -> None:
+    bridge = TreeBridge(root, supply=supply)
+    with pytest.raises(error):
+        UsbTransport(bridge, "usb:0", sleep=no_pause)
+    assert bridge.powered == [1, 0] and bridge.usb.closed
+    if supply:
+        up = TreeBridge(root, up=True)
+        with pytest.raises(error):
+            UsbTransport(up, "usb:0", sleep=no_pause)
+        assert up.powered == [] and up.usb.closed, "it was powered before"
+
+
+def test_what_else_is_there_is_named() -> None:
+    with pytest.raises(DeviceNotFound, match="8086:1533 of class 0x02"):
+        UsbTransport(TreeBridge(chain(Node(0x15338086, 0x02))), "usb:0", sleep=no_pause)
+
+
+# ---- accesses ----------------------------------------------------------------------------------
+
+
+def test_registers_and_memory_are_reached_through_the_windows() -> None:
+    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
+        registers, memory = transport.window(5), transport.window(0)
+        assert (registers.size, memory.size) == (1 << 20, 1 << 30)
+        registers.write32(0x40, 0x11223344)
+        assert bridge.registers[0x40:0x44] == bytes.fromhex("44332211")
+        memory.write(0x100, b"12345678")
+        assert memory.read(0x100, 8) == b"12345678" and memory.read64(0x100) == int.from_bytes(
+            b"12345678", "little"
+        )
+        transport.config_write(4, 0, 2)
+        assert registers.read32(0x40) == 0xFFFF_FFFF, "memory decoding is off"
+
+
+def test_a_batch_joins_ascending_writes() -> None:
+    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
+        window = transport.window(5)
+        bridge.log.clear()
+        with transport.batch():
+            for offset in (0x10, 0x14, 0x18):
+                window.write32(offset, offset)
+            with transport.batch():
+                window.write64(0x20, 1)
+            assert [entry[2] for entry in bridge.log] == [12]
+            assert window.read32(0x20) == 1
+            window.write32(0x28, 2)
+            window.write32(0x28, 3)
+        base = transport.card.bars[5][0]
+        assert bridge.log == [
+            ("write", base + 0x10, 12),
+            ("write", base + 0x20, 8),
+            ("write", base + 0x28, 4),
+            ("write", base + 0x28, 4),
+        ]
+        assert window.read32(0x28) == 3
+
+
+def test_writes_of_a_batch_that_failed_arrive() -> None:
+    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
+        window = transport.window(5)
+        with pytest.raises(BadArgument), transport.batch():
+            window.write32(0x10, 7)
+            window.write32(0x11, 8)
+        assert bridge.registers[0x10] == 7
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def test_dma_memory_is_the_bridges_sram() -> None:
+    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
+        bridge.sram[:] = b"\xff" * len(bridge.sram)
+        first, second = transport.allocate_dma(5000), transport.allocate_dma(40_000)
+        assert first.size == len(first.view) == 8192 and second.size == 40_960
+        assert [segment.address for segment in first.segments] == [0x20_0000]
+        assert [segment.address for segment in second.segments] == [0x20_4000]
+        assert bytes(first.view) == bytes(8192)
+        first.view[10:14] = b"abcd"
+        first.view[700:702] = b"ef"
+        second.view[17_000:17_003] = b"ghi"
+        assert bytes(first.view[8:16]) == b"\0\0abcd\0\0" and first.view[700:702].tobytes() == b"ef"
+        assert bridge.sram[0x4000 + 17_000 : 0x4000 + 17_003] == b"ghi"
+        with pytest.raises(BadArgument):
+            first.view[0:4] = b"12345"
+        second.close()
+        second.close()
+        with pytest.raises(Closed):
+            bytes(second.view)
+        assert transport.allocate_dma(496 << 10).size == 496 << 10
+        with pytest.raises(OutOfMemory):
+            transport.allocate_dma(4096)
+
+
+# ---- resets, loss ------------------------------------------------------------------------------
+
+
+def test_resets() -> None:
+    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
+        transport.window(5).write32(0, 5)
+        transport.reset(ResetKind.BUS)
+        assert transport.window(5).read32(0) == 5
+        transport.reset(ResetKind.POWER)
+        assert bridge.powered == [1, 0, 1]
+        assert transport.window(5).read32(0) == 5
+        with pytest.raises(NotSupported):
+            transport.reset(ResetKind.FUNCTION)
+
+
+def test_a_bridge_that_was_unplugged_says_so_at_once() -> None:
+    bridge = TreeBridge(chain(gpu()))
+    transport = opened(bridge)
+    window, memory = transport.window(0), transport.allocate_dma(4096)
+    (departed,) = bridge.usb.departures
+    departed()
+    before = bridge.transfers
+    for use in (
+        lambda: window.read32(0),
+        lambda: window.write(0, b"1234"),
+        lambda: transport.config_read(0),
+        lambda: transport.allocate_dma(4096),
+        lambda: transport.batch(),
+    ):
+        with pytest.raises(DeviceLost):
+            use()
+    assert not transport.present() and bridge.transfers == before
+    bridge.gone = True
+    with pytest.raises(DeviceLost):
+        bytes(memory.view)
+    memory.close()
+    transport.close()
+    with pytest.raises(Closed):
+        window.read32(0)
+
+
+@pytest.mark.parametrize("transfers", range(0, 160, 3))
+def test_unplugged_while_it_is_opened(transfers: int) -> None:
+    """At every third transfer."""
+    bridge = TreeBridge(chain(gpu()))
+    check = bridge._check
+
+    def unplug() -> None:
+        bridge.gone = bridge.transfers >= transfers
+        check()
+
+    bridge._check = unplug  # type: ignore[method-assign]
+    try:
+        transport = UsbTransport(bridge, "usb:0", sleep=no_pause)
+    except LinkError:
+        assert bridge.usb.closed
+    except DeviceNotFound:
+        pytest.fail("a bridge that is gone is not an empty one")
+    else:
+        transport.close()
+        assert transfers > 60 and bridge.usb.closed

@@ -1,0 +1,250 @@
+"""The ASM2464PD with the open firmware: vendor requests on endpoint 0, data on two bulk endpoints.
+
+Source: tinygrad/asm2464pd-firmware of 2026-04-29 (handmade/src/main.c, pcie_pio.h), read for its
+facts. Requests: E4 and E5 read and write XDATA; F0 sends PCI Express requests, one at a time or as
+a stream of dwords to or from ascending addresses; F2 arms the transfer of a run of SRAM slots; F3
+switches the card's supply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from hcq.errors import BadArgument, DeviceLost, TransportError, UgpuError
+from usbgpu.bridge import SECTOR, SLOT, SRAM_SIZE, Completion, Status, Tlp
+from usbgpu.usb import Speed, UsbDevice
+
+log = logging.getLogger(__name__)
+
+# (vendor, product) of bridges with this firmware, and how their product strings begin
+IDS = ((0xADD1, 0x0001), (0x3801, 0x0001))
+PRODUCTS = ("custom", "AS2462")
+
+DATA_OUT, DATA_IN = 0x02, 0x81
+_XDATA_READ, _XDATA_WRITE, _TLP, _SRAM, _POWER = 0xE4, 0xE5, 0xF0, 0xF2, 0xF3
+_SINGLE, _STREAM_WRITE, _STREAM_READ = 0, 1, 2
+_TO_HOST = 0x8000
+_PLACE = struct.Struct("<III")  # address low and high; value, or count of dwords
+_ANSWER = struct.Struct("<IBBBB")  # value; completion header high and low; kind; return code
+_DONE, _ERROR = 0, 1  # return codes; 0xFF: no completion came
+# An E4 request for more ends in a time-out on a USB 2 link, or is cut short.
+_XDATA_LIMIT, _XDATA_LIMIT_USB2 = 255, 64
+_RETRIES, _RETRY_PAUSE_S = 10, 1e-3
+# TIMEOUT: a control request is answered at once, but for F0, which polls for a completion as long
+# as the firmware counts to 500,000, and F3, which samples the link up to 20 times 100 ms apart.
+_CONTROL_LIMIT_S, _TLP_LIMIT_S, _POWER_LIMIT_S = 1.0, 5.0, 10.0
+# TIMEOUT: dwords go one by one through the bridge's processor; SRAM goes by its DMA engine.
+_STREAM_LIMIT_S, _SRAM_LIMIT_S = 30.0, 10.0
+_LARGEST_STREAM = 1 << 20  # bytes in one transfer, our choice
+
+
+class CustomBridge:
+    """See usbgpu.bridge.Bridge. Owns `usb` from now on."""
+
+    def __init__(self, usb: UsbDevice, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.usb = usb
+        self.firmware = f"{usb.identity.name} ({usb.identity.release:04x})"
+        self.transfers = 0
+        self._sleep = sleep
+        self._lock = threading.RLock()
+        slow = usb.identity.speed < Speed.SUPER
+        self._xdata_limit = _XDATA_LIMIT_USB2 if slow else _XDATA_LIMIT
+
+    # ---- the bridge itself -------------------------------------------------------------------
+
+    def read_xdata(self, address: int, size: int, bank: int = 0) -> bytes:
+        """See Bridge.read_xdata; one transfer for each 255 bytes (64 on USB 2)."""
+        _check_xdata(address, size, bank)
+        parts = []
+        with self._lock:
+            for start in range(0, size, self._xdata_limit):
+                want = min(self._xdata_limit, size - start)
+                parts.append(self._control_in(_XDATA_READ, address + start, bank << 8, want))
+        return b"".join(parts)
+
+    def write_xdata(self, address: int, data: bytes, bank: int = 0) -> None:
+        """See Bridge.write_xdata; one transfer for each byte."""
+        _check_xdata(address, len(data), bank)
+        with self._lock:
+            for position, value in enumerate(data):
+                self._control_out(_XDATA_WRITE, address + position, bank << 8 | value)
+
+    def power(self, on: bool) -> None:
+        """See Bridge.power."""
+        with self._lock:
+            self._control_out(_POWER, int(on), 0, limit_s=_POWER_LIMIT_S)
+
+    # ---- PCI Express -------------------------------------------------------------------------
+
+    def request(self, kind: Tlp, address: int, value: int = 0, enable: int = 0xF) -> Completion:
+        """See Bridge.request: one transfer for a posted request, else two. A request that failed
+        on its way is sent again, ten times, 1 ms apart."""
+        _check_memory(address, 4)
+        with self._lock:
+            for left in reversed(range(_RETRIES + 1)):
+                self._send(kind, enable, _SINGLE, address, value)
+                if kind.posted:
+                    return Completion(Status.OK)
+                answer = self._control_in(_TLP, 0, 0, _ANSWER.size, limit_s=_TLP_LIMIT_S)
+                data, header, _, _, code = _ANSWER.unpack(answer)
+                if code == _DONE:
+                    return _completion(header >> 5, data)
+                if code != _ERROR:
+                    return Completion(Status.TIMEOUT)
+                if left:
+                    self._sleep(_RETRY_PAUSE_S)
+        return Completion(Status.UNSUPPORTED)
+
+    def read_memory(self, address: int, size: int) -> bytes:
+        """See Bridge.read_memory: two transfers for each MiB."""
+        _check_memory(address, size)
+        parts = []
+        with self._lock:
+            for start in range(0, size, _LARGEST_STREAM):
+                want = min(_LARGEST_STREAM, size - start)
+                self._send(Tlp.MEMORY_READ, 0xF, _STREAM_READ, address + start, want // 4)
+                parts.append(self._bulk_in(want, _STREAM_LIMIT_S))
+        return b"".join(parts)
+
+    def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """See Bridge.write_memory: two transfers for each MiB; one for a single dword."""
+        view = memoryview(data).cast("B") if data else memoryview(b"")
+        _check_memory(address, len(view))
+        if len(view) == 4:
+            self.request(Tlp.MEMORY_WRITE, address, int.from_bytes(view, "little"))
+            return
+        with self._lock:
+            for start in range(0, len(view), _LARGEST_STREAM):
+                part = view[start : start + _LARGEST_STREAM]
+                self._send(Tlp.MEMORY_WRITE, 0xF, _STREAM_WRITE, address + start, len(part) // 4)
+                self._bulk_out(part, _STREAM_LIMIT_S)
+
+    def _send(self, kind: Tlp, enable: int, mode: int, address: int, value: int) -> None:
+        place = _PLACE.pack(address & 0xFFFF_FFFF, address >> 32, value)
+        self._control_out(_TLP, kind | enable << 8, mode, place, limit_s=_TLP_LIMIT_S)
+
+    # ---- SRAM --------------------------------------------------------------------------------
+
+    def read_sram(self, offset: int, size: int) -> bytes:
+        """See Bridge.read_sram: two transfers."""
+        _check_sram(offset, size)
+        if not size:
+            return b""
+        sectors = -(-size // SECTOR)
+        with self._lock:
+            self._arm(_TO_HOST | sectors, offset, size)
+            return self._bulk_in(sectors * SECTOR, _SRAM_LIMIT_S)[:size]
+
+    def write_sram(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """See Bridge.write_sram: two transfers."""
+        view = memoryview(data).cast("B") if data else memoryview(b"")
+        _check_sram(offset, len(view))
+        if not view:
+            return
+        sectors = -(-len(view) // SECTOR)
+        if len(view) % SECTOR:
+            view = memoryview(bytes(view).ljust(sectors * SECTOR, b"\0"))
+        with self._lock:
+            self._arm(sectors, offset, len(view))
+            self._bulk_out(view, _SRAM_LIMIT_S)
+
+    def _arm(self, sectors: int, offset: int, size: int) -> None:
+        """ORDER: the request before its data: a bulk transfer that nothing expects stalls."""
+        self._control_out(_SRAM, sectors, offset // SLOT | -(-size // SLOT) << 8)
+
+    # ---- transfers ---------------------------------------------------------------------------
+
+    def _control_out(
+        self, request: int, value: int, index: int, data: bytes = b"",
+        limit_s: float = _CONTROL_LIMIT_S,
+    ) -> None:  # fmt: skip
+        self.transfers += 1
+        self.usb.control_out(request, value, index, data, limit_s=limit_s)
+
+    def _control_in(
+        self, request: int, value: int, index: int, size: int, limit_s: float = _CONTROL_LIMIT_S
+    ) -> bytes:
+        self.transfers += 1
+        data = self.usb.control_in(request, value, index, size, limit_s=limit_s)
+        if len(data) != size:
+            raise TransportError(
+                f"request {request:#x}: expected {size} bytes, got {len(data)}",
+                request=request, value=value, length=len(data),
+            )  # fmt: skip
+        return data
+
+    def _bulk_out(self, data: memoryview, limit_s: float) -> None:
+        self.transfers += 1
+        with self._cleaning(DATA_OUT):
+            self.usb.submit_out(DATA_OUT, data).wait(limit_s)
+
+    def _bulk_in(self, size: int, limit_s: float) -> bytes:
+        self.transfers += 1
+        packet = self.usb.packet_size(DATA_IN)
+        with self._cleaning(DATA_IN):
+            data = self.usb.submit_in(DATA_IN, -(-size // packet) * packet).wait(limit_s)
+            if len(data) != size:
+                raise TransportError(
+                    f"endpoint {DATA_IN:#x}: expected {size} bytes, got {len(data)}",
+                    endpoint=DATA_IN, length=len(data),
+                )  # fmt: skip
+        return data
+
+    @contextlib.contextmanager
+    def _cleaning(self, endpoint: int) -> Iterator[None]:
+        """After a transfer that failed, end what the firmware still expects of it: CLEAR_FEATURE
+        resets the endpoint there and cancels a stream."""
+        try:
+            yield
+        except DeviceLost:
+            raise
+        except BaseException:
+            try:
+                self.usb.clear_halt(endpoint)
+            except UgpuError as error:
+                log.debug("endpoint %#x is not cleared: %s", endpoint, error)
+            raise
+
+    def close(self) -> None:
+        """See Bridge.close."""
+        self.usb.close()
+
+    def __repr__(self) -> str:
+        return f"<CustomBridge {self.usb.identity.serial or self.usb.identity.port}>"
+
+
+def _completion(status: int, value: int) -> Completion:
+    if status == Status.OK:
+        return Completion(Status.OK, value)
+    try:
+        return Completion(Status(status))
+    except ValueError:
+        raise TransportError("reserved completion status", status=status) from None
+
+
+def _check_xdata(address: int, size: int, bank: int) -> None:
+    if not 0 <= address <= address + size <= 0x1_0000 or bank not in (0, 1):
+        raise BadArgument(
+            "XDATA addresses must be below 0x10000, banks 0 or 1",
+            address=address, size=size, bank=bank,
+        )  # fmt: skip
+
+
+def _check_memory(address: int, size: int) -> None:
+    if (address | size) & 3 or not 0 <= address <= address + size <= 1 << 64:
+        raise BadArgument(
+            "PCI Express requests must be whole, aligned dwords", address=address, size=size
+        )
+
+
+def _check_sram(offset: int, size: int) -> None:
+    if offset % SLOT or size < 0 or not 0 <= offset <= SRAM_SIZE - size:
+        raise BadArgument(
+            f"SRAM transfers must start at a multiple of {SLOT} and end below {SRAM_SIZE}",
+            offset=offset, size=size,
+        )  # fmt: skip

@@ -1,0 +1,101 @@
+"""What a bridge between USB and PCI Express offers, whichever firmware runs on it.
+
+A bridge sends PCI Express requests for us, has SRAM that the card behind it reaches by DMA, and
+shows its own registers (XDATA). Addresses and sizes are bytes, data is little-endian.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from usbgpu.usb import UsbDevice
+
+SRAM_BUS_ADDRESS = 0x20_0000  # where the card sees the SRAM
+SRAM_SIZE = 512 << 10
+SLOT = 16 << 10  # SRAM is transferred from the start of a slot on
+SECTOR = 512  # and in whole sectors
+LTSSM = 0xB450  # XDATA: state of the link below
+LINK_UP = 0x78  # L0
+
+
+class Tlp(enum.IntEnum):
+    """Format and type of a request (PCI Express Base Specification 5.0, table 2-3)."""
+
+    CONFIG_READ_0 = 0x04
+    CONFIG_READ_1 = 0x05
+    CONFIG_WRITE_0 = 0x44
+    CONFIG_WRITE_1 = 0x45
+    MEMORY_READ = 0x20  # with a 64-bit address
+    MEMORY_WRITE = 0x60
+
+    @property
+    def posted(self) -> bool:
+        """Whether no completion comes back."""
+        return self is Tlp.MEMORY_WRITE
+
+
+class Status(enum.IntEnum):
+    """How a request ended: completion status (PCI Express Base Specification 5.0, 2.2.9), or
+    TIMEOUT where no completion came."""
+
+    OK = 0
+    UNSUPPORTED = 1
+    RETRY = 2
+    ABORT = 4
+    TIMEOUT = 0xFF
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The answer to a request. value: the dword that was read, 0 for writes and failures."""
+
+    status: Status
+    value: int = 0
+
+
+class Bridge(Protocol):
+    """One bridge. Thread-safe: each call is one unit. All raise DeviceLost once it is unplugged,
+    and TransportError (EndpointStalled, TransferTimeout, TransferOverrun) for transfers that fail.
+    """
+
+    usb: UsbDevice
+    firmware: str  # its name and version, for people
+    transfers: int  # USB transfers so far
+
+    def read_xdata(self, address: int, size: int, bank: int = 0) -> bytes:
+        """Read registers of the bridge. bank 1: those of PHY and switch."""
+        ...
+
+    def write_xdata(self, address: int, data: bytes, bank: int = 0) -> None:
+        """Write registers of the bridge, one byte after the other."""
+        ...
+
+    def power(self, on: bool) -> None:
+        """Switch the card's supply; on: returns when its link is up, or will not come up."""
+        ...
+
+    def request(self, kind: Tlp, address: int, value: int = 0, enable: int = 0xF) -> Completion:
+        """Send one request for the dword at `address`. enable: which of its bytes count."""
+        ...
+
+    def read_memory(self, address: int, size: int) -> bytes:
+        """Read whole dwords, ascending. A failure of a single read does not show."""
+        ...
+
+    def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Write whole dwords, ascending, in their order."""
+        ...
+
+    def read_sram(self, offset: int, size: int) -> bytes:
+        """Read SRAM from the start of a slot on."""
+        ...
+
+    def write_sram(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write SRAM from the start of a slot on. The rest of the last sector is zeroed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the USB device; idempotent."""
+        ...

@@ -1,0 +1,231 @@
+"""A card behind a USB bridge as a transport. See hcq.transport.base.Transport.
+
+What it has and lacks is in its traits: DMA memory of 512 KiB whose view is reached by transfers, no
+interrupts. The card's own memory is the place for everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from hcq.errors import BadArgument, DeviceLost, LinkDown, LinkError, NotSupported, UnitTimeout
+from hcq.poll import wait_until
+from hcq.transport import pci_config
+from hcq.transport.base import PciIdentity, ResetKind, Traits
+from hcq.transport.life import TransportLife, close_all
+from hcq.uapi import constants
+from usbgpu import tree
+from usbgpu.bridge import LINK_UP, LTSSM, SRAM_SIZE, Bridge
+from usbgpu.sram import SramMemory, SramPool
+from usbgpu.window import BridgeWindow, Combiner
+
+log = logging.getLogger(__name__)
+
+SUPPLY_REMEDY = "switch the supply of the enclosure on, seat the card and its power cables"
+# TIMEOUT: the firmware gives up after 2 s; a link that trains again needs less.
+_LINK_LIMIT_S = 3.0
+_POWER_OFF_S = 1.0  # for the card's supplies to discharge, our choice
+# Linux drivers/pci/pci.c: pci_reset_secondary_bus holds for 2 ms; 100 ms pass before the first
+# request (PCI Express Base Specification 5.0, 6.6.1).
+_RESET_HOLD_S, _RESET_QUIET_S = 2e-3, 0.1
+_RESET_LIMIT_S = 1.0
+
+
+class UsbTransport(TransportLife):
+    """One card behind one bridge. Owns `bridge` from now on. Closing leaves the card powered, so
+    that it may be taken over warm; a failed opening leaves its power as it was."""
+
+    def __init__(
+        self, bridge: Bridge, name: str, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Power the card up, find it and give it its addresses.
+
+        LinkDown without a link, DeviceNotFound without a GPU, LinkDegraded for a link of one lane.
+        """
+        super().__init__(name)
+        self.traits = Traits(host_memory=False, dma_bytes=SRAM_SIZE)
+        self.bridge = bridge
+        self._sleep = sleep
+        self._gone = False
+        self._windows: dict[int, BridgeWindow] = {}
+        self._combiner = Combiner(bridge, self._check)
+        self._pool = SramPool(bridge)
+        self.at_end(bridge.close)
+        self.at_end(self._pool.close)
+        self.at_end(self._close_windows)
+        try:
+            bridge.usb.on_departure(self._departed)
+            was_up = self.link_up()
+            try:
+                self._power_up()
+                self.card = tree.find_card(bridge, sleep=sleep)
+                tree.check_link(self.card)
+                tree.configure(self.card)
+            except BaseException:
+                if not was_up:
+                    with contextlib.suppress(LinkError):
+                        bridge.power(False)
+                raise
+            self.at_end(self._silence)
+            self.identity: PciIdentity = self.card.identity
+        except BaseException:
+            self.close()
+            raise
+        self.opened()
+
+    # ---- link --------------------------------------------------------------------------------
+
+    def link_up(self) -> bool:
+        """Whether the card's link is up (L0)."""
+        return self.bridge.read_xdata(LTSSM, 1)[0] == LINK_UP
+
+    def _power_up(self) -> None:
+        if self.link_up():
+            return
+        self.bridge.power(True)
+        try:
+            wait_until(
+                self.link_up,
+                unit="bridge",
+                waiting_for="PCI Express link",
+                limit_s=_LINK_LIMIT_S,
+                sleep=self._sleep,
+            )
+        except UnitTimeout as error:
+            raise LinkDown(
+                f"{self.name}: no PCI Express link behind the bridge",
+                ltssm=self.bridge.read_xdata(LTSSM, 1)[0],
+                remedy=SUPPLY_REMEDY,
+            ) from error
+
+    def _departed(self) -> None:
+        self._gone = True
+
+    def _check(self) -> None:
+        self.check_open()
+        if self._gone:
+            raise DeviceLost(f"{self.name} was unplugged")
+
+    # ---- configuration space -----------------------------------------------------------------
+
+    def config_read(self, offset: int, width: int = 4) -> int:
+        """Read 1, 2 or 4 bytes: two transfers."""
+        pci_config.check_access(offset, width)
+        self._check()
+        self._combiner.flush()
+        return self.card.function.read(offset, width)
+
+    def config_write(self, offset: int, value: int, width: int = 4) -> None:
+        """Write 1, 2 or 4 bytes: two transfers."""
+        pci_config.check_access(offset, width)
+        if not 0 <= value < 1 << 8 * width:
+            raise BadArgument("the value does not fit the width", value=value, width=width)
+        self._check()
+        self._combiner.flush()
+        self.card.function.write(offset, value, width)
+
+    def present(self) -> bool:
+        """Whether bridge and card answer."""
+        if self.closed or self._gone:
+            return False
+        try:
+            return self.config_read(0, 2) != 0xFFFF
+        except LinkError:
+            return False
+
+    # ---- windows, memory ---------------------------------------------------------------------
+
+    def window(self, index: int) -> BridgeWindow:
+        """Open BAR `index`."""
+        with self.lock:
+            self._check()
+            if index not in self.card.bars:
+                raise BadArgument(f"{self.name} has no BAR {index}", index=index)
+            if index not in self._windows:
+                address, size = self.card.bars[index]
+                self._windows[index] = BridgeWindow(self._combiner, index, address, size)
+            return self._windows[index]
+
+    def batch(self) -> contextlib.AbstractContextManager[None]:
+        """Combine register writes to ascending addresses. See Transport.batch."""
+        self._check()
+        return self._combiner.batch()
+
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> SramMemory:
+        """Allocate SRAM of the bridge, always one run."""
+        if size <= 0:
+            raise BadArgument("size of DMA memory must be positive", size=size)
+        with self.lock:
+            self._check()
+            return self._pool.allocate(size)
+
+    @property
+    def interrupts(self) -> None:
+        """None: the bridge passes no interrupts on; the driver polls."""
+        self.check_open()
+
+    # ---- reset -------------------------------------------------------------------------------
+
+    def reset(self, kind: ResetKind) -> None:
+        """Reset the card from the port above it, or by its supply. Configuration space is put back
+        afterwards."""
+        self._check()
+        self._combiner.flush()
+        if kind is ResetKind.BUS:
+            saved = pci_config.SavedConfig(self.card.function.read)
+            self._pulse()
+            self._await_card()
+            tree.resize(self.card.function)
+            saved.restore(self.card.function.write)
+        elif kind is ResetKind.POWER:
+            saved = pci_config.SavedConfig(self.card.function.read)
+            self.bridge.power(False)
+            self._sleep(_POWER_OFF_S)
+            self._power_up()
+            tree.configure(tree.find_card(self.bridge, sleep=self._sleep))
+            saved.restore(self.card.function.write)
+        else:
+            raise NotSupported("the card offers no reset of a function alone")
+        if not pci_config.answers(self.card.function.read):
+            raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
+
+    def _pulse(self) -> None:
+        """Hold the bus below the port in reset; it is let go whatever happens in between."""
+        regs = constants("pci_regs")
+        port = self.card.port
+        control = port.read(regs.PCI_BRIDGE_CONTROL, 2)
+        try:
+            port.write(regs.PCI_BRIDGE_CONTROL, control | regs.PCI_BRIDGE_CTL_BUS_RESET, 2)
+            self._sleep(_RESET_HOLD_S)
+        finally:
+            port.write(regs.PCI_BRIDGE_CONTROL, control, 2)
+        self._sleep(_RESET_QUIET_S)
+
+    def _await_card(self) -> None:
+        with contextlib.suppress(UnitTimeout):  # reset() says that it does not answer
+            wait_until(
+                lambda: pci_config.answers(self.card.function.read),
+                unit=self.name,
+                waiting_for="vendor id after a bus reset",
+                limit_s=_RESET_LIMIT_S,
+                sleep=self._sleep,
+            )
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def _silence(self) -> None:
+        """ORDER: no DMA of the card any more, before the SRAM is somebody else's."""
+        regs = constants("pci_regs")
+        if self._gone:
+            return
+        with contextlib.suppress(LinkError):
+            command = self.card.function.read(regs.PCI_COMMAND, 2)
+            if command != 0xFFFF:
+                quiet = command & ~regs.PCI_COMMAND_MASTER
+                self.card.function.write(regs.PCI_COMMAND, quiet, 2)
+
+    def _close_windows(self) -> None:
+        close_all(self._windows.values())

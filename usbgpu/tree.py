@@ -1,0 +1,288 @@
+"""The PCI Express tree below a bridge: find the card, number the buses, give out addresses.
+
+Nobody else does: the host's firmware does not see this tree. A function is named by bus, device
+and function number. Source: PCI Express Base Specification 5.0 (7.5.1.3: type 1 header; 7.8.6:
+Resizable BAR; 2.3.1: requests that no function takes, and configuration retries).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hcq.errors import BarUnassigned, DeviceLost, DeviceNotFound, LinkDegraded
+from hcq.transport import pci_config
+from hcq.transport.base import PciIdentity
+from hcq.transport.checks import read_identity
+from hcq.uapi import constants
+from usbgpu.bridge import Bridge, Status, Tlp
+
+log = logging.getLogger(__name__)
+
+MEMORY_BASE, MEMORY_END = 0x1000_0000, 0xF000_0000  # for 32-bit BARs; above the bridge's own SRAM
+PREFETCH_BASE, PREFETCH_END = 32 << 30, 1 << 46
+_MIB = 1 << 20  # granule of a bridge's windows
+_DEEPEST = 16  # buses on the way to a card
+_DEVICES = 32
+_BRIDGE_CLASS, _DISPLAY_CLASS, _ACCELERATOR_CLASS = 0x06, 0x03, 0x12
+_UPSTREAM_PORT = 5
+# TIMEOUT: a function may answer "try again" for a second after a reset (PCI Express, 6.6.1).
+_RETRY_LIMIT_S, _RETRY_PAUSE_S = 1.0, 0.01
+_REBAR_SIZE_SHIFT, _REBAR_SIZE_MASK, _REBAR_SIZES = 8, 0x1F00, 4
+
+
+class Function:
+    """Configuration space of one function below the bridge."""
+
+    def __init__(
+        self, bridge: Bridge, bus: int, device: int = 0, number: int = 0, *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        self.bus, self.device, self.number = bus, device, number
+        self.sleep = sleep
+        self._bridge = bridge
+        self._place = bus << 24 | device << 19 | number << 16
+        self._read_kind = Tlp.CONFIG_READ_1 if bus else Tlp.CONFIG_READ_0
+        self._write_kind = Tlp.CONFIG_WRITE_1 if bus else Tlp.CONFIG_WRITE_0
+
+    def read(self, offset: int, width: int = 4) -> int:
+        """Read 1, 2 or 4 bytes; all ones where no function answers."""
+        pci_config.check_access(offset, width)
+        found = self._request(self._read_kind, offset, 0, width)
+        ones = (1 << 8 * width) - 1
+        return ones if found is None else found >> 8 * (offset & 3) & ones
+
+    def write(self, offset: int, value: int, width: int = 4) -> None:
+        """Write 1, 2 or 4 bytes; DeviceLost where no function answers."""
+        pci_config.check_access(offset, width)
+        if self._request(self._write_kind, offset, value << 8 * (offset & 3), width) is None:
+            raise DeviceLost(f"{self} does not answer in configuration space", offset=offset)
+
+    def _request(self, kind: Tlp, offset: int, value: int, width: int) -> int | None:
+        enable = (1 << width) - 1 << (offset & 3)
+        waited = 0.0
+        while True:
+            done = self._bridge.request(kind, self._place | offset & ~3, value, enable)
+            if done.status is Status.OK:
+                return done.value
+            if done.status is not Status.RETRY or waited >= _RETRY_LIMIT_S:
+                return None
+            self.sleep(_RETRY_PAUSE_S)
+            waited += _RETRY_PAUSE_S
+
+    def __str__(self) -> str:
+        return f"{self.bus:02x}:{self.device:02x}.{self.number}"
+
+
+@dataclass
+class Card:
+    """The card's function, the bridges on the way to it from the root, and its BARs: index to
+    (address, size)."""
+
+    function: Function
+    identity: PciIdentity
+    above: list[Function]
+    bars: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def port(self) -> Function:
+        """The downstream port that the card hangs from."""
+        return self.above[-1]
+
+
+def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) -> Card:
+    """Number the buses below `bridge` up to the first display adapter or accelerator.
+
+    DeviceNotFound with what is there instead, where there is none.
+    """
+    seen: list[str] = []
+    found = _search(bridge, Function(bridge, 0, sleep=sleep), [], seen)
+    if found is None:
+        raise DeviceNotFound(
+            "no GPU behind the bridge" + (f"; there are: {', '.join(seen)}" if seen else ""),
+            remedy="seat the card, connect its power cables and switch the supply on",
+        )
+    return found
+
+
+def _search(
+    bridge: Bridge, function: Function, above: list[Function], seen: list[str]
+) -> Card | None:
+    regs = constants("pci_regs")
+    first = function.read(regs.PCI_VENDOR_ID)
+    if first & 0xFFFF in (0, 0xFFFF):
+        return None
+    kind = function.read(regs.PCI_CLASS_REVISION) >> 24
+    if kind in (_DISPLAY_CLASS, _ACCELERATOR_CLASS):
+        return Card(function, read_identity(str(function), function.read), above)
+    if kind != _BRIDGE_CLASS or len(above) >= _DEEPEST:
+        seen.append(f"{first & 0xFFFF:04x}:{first >> 16:04x} of class {kind:#04x}")
+        return None
+    secondary = function.bus + 1
+    numbers = function.bus | secondary << 8 | 0xFF << 16
+    function.write(regs.PCI_PRIMARY_BUS, numbers)
+    for device in _places_below(function):
+        below = Function(bridge, secondary, device, sleep=function.sleep)
+        found = _search(bridge, below, [*above, function], seen)
+        if found is not None:
+            return found
+    function.write(regs.PCI_PRIMARY_BUS, 0)  # else it would take requests for the next branch
+    return None
+
+
+def _places_below(function: Function) -> Iterator[int]:
+    """Device numbers to look at below a bridge: a link has device 0 alone, the bus inside a switch
+    has its downstream ports (7.3.1)."""
+    yield 0
+    regs = constants("pci_regs")
+    place = pci_config.capability(function.read, regs.PCI_CAP_ID_EXP)
+    if place is not None and function.read(place + regs.PCI_EXP_FLAGS, 2) >> 4 & 15 == (
+        _UPSTREAM_PORT
+    ):
+        yield from range(1, _DEVICES)
+
+
+def link_state(card: Card) -> tuple[int, int]:
+    """Lanes and generation of the link between bridge and card, as the end nearest to the bridge
+    that has a link reports them; (0, 0) where none does."""
+    regs = constants("pci_regs")
+    for function in (*card.above[1:], card.function):
+        place = pci_config.capability(function.read, regs.PCI_CAP_ID_EXP)
+        if place is not None:
+            status = function.read(place + regs.PCI_EXP_LNKSTA, 2)
+            return (status & regs.PCI_EXP_LNKSTA_NLW) >> 4, status & regs.PCI_EXP_LNKSTA_CLS
+    return 0, 0
+
+
+def check_link(card: Card) -> None:
+    """LinkDegraded for a link of one lane: the bridge has two, and one that lost a lane drops."""
+    width, generation = link_state(card)
+    if width == 1:
+        raise LinkDegraded(
+            "the link between bridge and card uses 1 lane, expected 2 or more",
+            width=width, speed=generation, remedy="seat the card and its riser again",
+        )  # fmt: skip
+
+
+# ---- addresses ---------------------------------------------------------------------------------
+
+
+def configure(card: Card) -> None:
+    """Give the card's BARs their largest sizes and addresses, and the bridges above windows that
+    hold them. The same each time for the same card. Decoding of the card stays off.
+
+    BarUnassigned where the BARs do not fit.
+    """
+    regs = constants("pci_regs")
+    function = card.function
+    function.write(regs.PCI_COMMAND, 0, 2)
+    resize(function)
+    low, high = MEMORY_BASE, PREFETCH_BASE
+    wanted = sorted(_bars(function), key=lambda bar: bar.size, reverse=True)
+    for bar in wanted:
+        if bar.prefetchable and bar.wide:
+            address = high = _aligned(high, bar.size)
+            high += bar.size
+        else:
+            address = low = _aligned(low, bar.size)
+            low += bar.size
+        if low > MEMORY_END or high > PREFETCH_END:
+            raise BarUnassigned(
+                f"BAR {bar.index} of the card behind the bridge does not fit",
+                bar=bar.index, size=bar.size, remedy="none: the bridge's address space is full",
+            )  # fmt: skip
+        function.write(bar.register, address & 0xFFFF_FFFF)
+        if bar.wide:
+            function.write(bar.register + 4, address >> 32)
+        card.bars[bar.index] = (address, bar.size)
+    for above in card.above:
+        open_windows(above, function.bus, _aligned(low, _MIB), _aligned(high, _MIB))
+
+
+def open_windows(bridge: Function, last_bus: int, memory_end: int, prefetch_end: int) -> None:
+    """Have a bridge pass on what lies between the bases and these ends (whole MiB), and DMA
+    upwards."""
+    regs = constants("pci_regs")
+    bridge.write(regs.PCI_PRIMARY_BUS, bridge.bus | bridge.bus + 1 << 8 | last_bus << 16)
+    bridge.write(regs.PCI_MEMORY_BASE, _limits(MEMORY_BASE, memory_end))
+    bridge.write(regs.PCI_PREF_MEMORY_BASE, _limits(PREFETCH_BASE, prefetch_end))
+    bridge.write(regs.PCI_PREF_BASE_UPPER32, PREFETCH_BASE >> 32)
+    bridge.write(regs.PCI_PREF_LIMIT_UPPER32, (prefetch_end - 1) >> 32)
+    bridge.write(regs.PCI_COMMAND, regs.PCI_COMMAND_MEMORY | regs.PCI_COMMAND_MASTER, 2)
+
+
+def _limits(base: int, end: int) -> int:
+    """Base and limit registers, as one dword; a window that holds nothing ends below its base."""
+    last = end - 1
+    return (base >> 16 & 0xFFF0) | (last >> 16 & 0xFFF0) << 16
+
+
+def _aligned(address: int, size: int) -> int:
+    return -(-address // size) * size
+
+
+@dataclass(frozen=True)
+class _Bar:
+    index: int
+    register: int
+    size: int
+    wide: bool
+    prefetchable: bool
+
+
+def _bars(function: Function) -> Iterator[_Bar]:
+    """The memory BARs; their registers hold all ones afterwards. I/O BARs are left alone."""
+    regs = constants("pci_regs")
+    index = 0
+    while index < 6:
+        register = regs.PCI_BASE_ADDRESS_0 + 4 * index
+        function.write(register, 0xFFFF_FFFF)
+        value = function.read(register)
+        if value & regs.PCI_BASE_ADDRESS_SPACE_IO:
+            function.write(register, 0)
+        wide = value & 6 == regs.PCI_BASE_ADDRESS_MEM_TYPE_64
+        mask = value & 0xFFFF_FFF0
+        if wide and index < 5:
+            function.write(register + 4, 0xFFFF_FFFF)
+            mask |= function.read(register + 4) << 32
+        elif mask:
+            mask |= 0xFFFF_FFFF << 32
+        if mask and not value & regs.PCI_BASE_ADDRESS_SPACE_IO:
+            prefetchable = bool(value & regs.PCI_BASE_ADDRESS_MEM_PREFETCH)
+            yield _Bar(index, register, (1 << 64) - mask, wide, prefetchable)
+        index += 2 if wide else 1
+
+
+def resize(function: Function) -> None:
+    """Give each resizable BAR the largest size that it offers; decoding is off."""
+    regs = constants("pci_regs")
+    place = extended_capability(function, regs.PCI_EXT_CAP_ID_REBAR)
+    if place is None:
+        return
+    control = function.read(place + regs.PCI_REBAR_CTRL)
+    count = control >> 5 & 7
+    for number in range(max(1, count)):
+        at = place + 8 * number
+        offered = function.read(at + regs.PCI_REBAR_CAP) >> _REBAR_SIZES
+        control = function.read(at + regs.PCI_REBAR_CTRL)
+        if not offered:
+            continue
+        size = offered.bit_length() - 1
+        function.write(
+            at + regs.PCI_REBAR_CTRL, control & ~_REBAR_SIZE_MASK | size << _REBAR_SIZE_SHIFT
+        )
+
+
+def extended_capability(function: Function, wanted: int) -> int | None:
+    """The offset of an extended capability by id; None where the function has none of it."""
+    place, steps = 0x100, 0
+    while place >= 0x100 and steps < 64:
+        header = function.read(place)
+        if header in (0, 0xFFFF_FFFF):
+            return None
+        if header & 0xFFFF == wanted:
+            return place
+        place, steps = header >> 20 & 0xFFC, steps + 1
+    return None

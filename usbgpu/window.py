@@ -1,0 +1,151 @@
+"""BARs of the card behind the bridge, and the combining of writes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from hcq.errors import BadArgument, UgpuError
+from usbgpu.bridge import Bridge, Completion, Status, Tlp
+
+_ALL_ONES = 0xFFFF_FFFF
+_MOST = 4096  # bytes that are held back
+
+
+class Combiner:
+    """Accesses to memory space, in their order. Within `batch`, register writes are held back, and
+    runs of ascending addresses become one transfer. Any thread; a lock makes each access one unit.
+    """
+
+    def __init__(self, bridge: Bridge, check: Callable[[], None]) -> None:
+        self._bridge = bridge
+        self._check = check
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._first = 0  # address of what is held
+        self._held = bytearray()
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """See Transport.batch. What was written before an exception arrives too."""
+        with self._lock:
+            self._depth += 1
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(UgpuError):  # the first one tells more
+                    self._leave()
+                raise
+            else:
+                self._leave()
+
+    def _leave(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is held back."""
+        with self._lock:
+            if self._held:
+                held, self._held = self._held, bytearray()
+                self._bridge.write_memory(self._first, held)
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Write whole dwords."""
+        with self._lock:
+            self._check()
+            size = len(data)
+            if self._held and (
+                address != self._first + len(self._held) or len(self._held) + size > _MOST
+            ):
+                self.flush()
+            if self._depth and size <= _MOST:
+                if not self._held:
+                    self._first = address
+                self._held += data
+                return
+            self.flush()
+            self._bridge.write_memory(address, data)
+
+    def read32(self, address: int) -> int:
+        """Read a dword; all ones where no function takes the request, or none completes it."""
+        with self._lock:
+            self._check()
+            self.flush()
+            done: Completion = self._bridge.request(Tlp.MEMORY_READ, address)
+            return done.value if done.status is Status.OK else _ALL_ONES
+
+    def read(self, address: int, size: int) -> bytes:
+        """Read whole dwords of memory."""
+        with self._lock:
+            self._check()
+            self.flush()
+            if size == 4:
+                return self.read32(address).to_bytes(4, "little")
+            return self._bridge.read_memory(address, size)
+
+
+class BridgeWindow:
+    """A BAR of the card. See hcq.transport.base.Window; a 64-bit access is two of 32 bits, the low
+    half first."""
+
+    def __init__(self, combiner: Combiner, index: int, address: int, size: int) -> None:
+        self.index = index
+        self.size = size
+        self._combiner = combiner
+        self._address = address
+
+    def read32(self, offset: int) -> int:
+        """Read one register: two transfers."""
+        self._check(offset, 4, 4)
+        return self._combiner.read32(self._address + offset)
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write one register: one transfer."""
+        self._check(offset, 4, 4)
+        self._combiner.write(self._address + offset, _bytes(value, 4))
+
+    def read64(self, offset: int) -> int:
+        """Read two registers: four transfers."""
+        self._check(offset, 8, 8)
+        low = self._combiner.read32(self._address + offset)
+        return low | self._combiner.read32(self._address + offset + 4) << 32
+
+    def write64(self, offset: int, value: int) -> None:
+        """Write two registers: two transfers."""
+        self._check(offset, 8, 8)
+        self._combiner.write(self._address + offset, _bytes(value, 8))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read a block of memory: two transfers for each MiB."""
+        self._check(offset, size, 4)
+        return self._combiner.read(self._address + offset, size) if size else b""
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write a block of memory: two transfers for each MiB."""
+        view = memoryview(data).cast("B") if data else memoryview(b"")
+        self._check(offset, len(view), 4)
+        if view:
+            self._combiner.write(self._address + offset, view)
+
+    def close(self) -> None:
+        """Nothing of its own to release."""
+
+    def _check(self, offset: int, size: int, align: int) -> None:
+        misfit = (offset | size) & (align - 1)
+        if offset < 0 or size < 0 or misfit or offset + size > self.size:
+            raise BadArgument(
+                f"BAR {self.index}: accesses must be aligned to their width and inside the window",
+                offset=offset, width=size, size=self.size,
+            )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<BridgeWindow BAR {self.index}, {self.size} bytes>"
+
+
+def _bytes(value: int, width: int) -> bytes:
+    if not 0 <= value < 1 << 8 * width:
+        raise BadArgument(f"a register takes {8 * width} bits", value=value)
+    return value.to_bytes(width, "little")
