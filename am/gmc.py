@@ -256,9 +256,7 @@ class Gmc:
     def __iter__(self) -> Iterator[Hub]:
         return iter((*self.gfxhubs, *self.mmhubs))
 
-    def start(
-        self, hubs: Sequence[Hub], carveout: Carveout, root: int, dummy_address: int
-    ) -> None:
+    def start(self, hubs: Sequence[Hub], carveout: Carveout, root: int, dummy_address: int) -> None:
         """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
         for hub in hubs:
             hub.start(carveout, root, dummy_address)

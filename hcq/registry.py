@@ -66,7 +66,8 @@ class PciDriver(NamedTuple):
     driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
     that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
     registers that the driver uses by the clock (hcq.transport.replay). names: "module:function",
-    called with a recording, gives the names of its registers (am.names). chip: what it is.
+    called with a recording, gives the names of its registers (am.names). chip: what it is. window:
+    "module", with what hcq.window asks for; "" where a driver cannot look without booting.
     """
 
     description: str
@@ -76,6 +77,7 @@ class PciDriver(NamedTuple):
     by_clock: tuple[tuple[int, int], ...] = ()
     names: str = ""
     chip: ChipSummary | None = None
+    window: str = ""
 
 
 def virtual_chips() -> dict[str, str]:

@@ -32,7 +32,8 @@ _SHOWN = 32  # bytes of data that are shown whole; of longer data the half of th
 _WORDS = 8  # words of data that differ
 
 
-def _find_register(recording: Recording) -> Callable[[int, int], Register | None]:
+def register_finder(recording: Recording) -> Callable[[int, int], Register | None]:
+    """A function from (BAR, offset) to the register there, None for what has no name."""
     known = pci_drivers().get((recording.identity.vendor, recording.identity.device))
     if known is None or not known.names:
         return lambda window, offset: None
@@ -45,7 +46,7 @@ def _find_register(recording: Recording) -> Callable[[int, int], Register | None
 
 def names_of(recording: Recording) -> Callable[[int, int], str]:
     """A function from (BAR, offset) to what a person calls that place."""
-    find = _find_register(recording)
+    find = register_finder(recording)
 
     def name(window: int, offset: int) -> str:
         if window == CONFIG:
@@ -79,7 +80,7 @@ class Steps:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._find = _find_register(recording)
+        self._find = register_finder(recording)
         self._name = names_of(recording)
         known = pci_drivers().get((recording.identity.vendor, recording.identity.device))
         self._by_clock = frozenset(known.by_clock if known is not None else ())

@@ -12,6 +12,7 @@ from hcq.registry import ChipSummary, PciDriver
 
 _REGISTER_NAMES = "am.names:register_names"
 _OPEN = "am.device:open_device"
+_WINDOW = "am.window"
 # Registers that the driver uses by the clock: RCC_CONFIG_MEMSIZE (is the chip still there) and
 # IH_RB_RPTR (what the chip reported was taken in), as (BAR, offset in bytes).
 _BY_CLOCK = ((5, 0x378C), (5, 0x448C))
@@ -70,6 +71,7 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
             _BY_CLOCK,
             _REGISTER_NAMES,
             summary(facts.name),
+            _WINDOW,
         )
         for facts in all_facts()
         for device in facts.pci_ids

@@ -41,8 +41,9 @@ def library(cache: Path) -> Path:
         raise HostError(f"cannot create a folder for the recorder: {error}") from None
     found = compiler()
     if found is None:
-        raise MissingDependency("no C compiler found (cc, gcc or clang); "
-            "--backend ptrace works without one")
+        raise MissingDependency(
+            "no C compiler found (cc, gcc or clang); --backend ptrace works without one"
+        )
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "recorder.so"
         source = str(SOURCES / "recorder.c")

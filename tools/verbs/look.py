@@ -1,11 +1,10 @@
-"""Verbs that look at devices: ls, info, smi, peek."""
+"""Verbs that look at devices: ls, info, smi."""
 
 from __future__ import annotations
 
 import argparse
 
 from .. import devices
-from .. import peek as peeking
 from .. import smi as sensors
 from ..console import Output
 from .verb import register
@@ -31,14 +30,3 @@ def _smi(parser: argparse.ArgumentParser) -> None:
 @register("look", "show the sensors of all GPUs side by side", _smi)
 def smi(arguments: argparse.Namespace, out: Output) -> int:
     return sensors.run(arguments.devices, out)
-
-
-def _peek(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("device", help=DEVICE)
-    parser.add_argument("registers", nargs="+", metavar="REGISTER",
-                        help="names such as gc.GRBM_STATUS or CP_STAT; * and ? match")  # fmt: skip
-
-
-@register("look", "read registers by name and show their fields", _peek)
-def peek(arguments: argparse.Namespace, out: Output) -> int:
-    return peeking.run(arguments.device, arguments.registers, out)

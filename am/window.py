@@ -1,0 +1,92 @@
+"""The chip as it is: registers named by its discovery table, nothing booted and nothing reset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from am import chips
+from am.boot import Stages, first_contact
+from am.chip import Chip
+from am.regs import load
+from hcq.errors import BadArgument, DeviceNotFound, UgpuError
+from hcq.fields import RegisterBlock
+from hcq.registry import Attachment
+
+_COMMAND = 4  # PCI command register, offset in configuration space
+
+
+@contextmanager
+def open_window(attachment: Attachment) -> Iterator[Chip]:
+    """Reach the registers of a chip in whatever state it is; the transport is closed in the end.
+
+    While the window is open the function decodes its BARs, does not reach host memory, and its end
+    of the link stays awake (am.boot.first_contact); what configuration space said before is put
+    back. Raises FirmwareSilent where the board's own firmware has not come up, DiscoveryError where
+    the chip's description of itself cannot be read, DeviceLost.
+    """
+    transport = attachment.transport
+    try:
+        identity = transport.identity
+        facts = chips.find(identity.vendor, identity.device)
+        if facts is None:
+            raise DeviceNotFound(f"no chip of ours has PCI id {identity}")
+        command = transport.config_read(_COMMAND, 2)
+        try:
+            chip = first_contact(transport, facts, Stages())
+            try:
+                yield chip
+            finally:
+                chip.link.restore()
+        finally:
+            with suppress(UgpuError):  # the card is gone, and what says so is on its way
+                transport.config_write(_COMMAND, command, 2)
+    finally:
+        transport.close()
+
+
+def dangers() -> tuple[tuple[str, str], ...]:
+    """What writing registers may do, as (pattern of names, what happens).
+
+    Sources: Linux 6.12 amdgpu psp_v13_0.c and smu_v13_0.c (mailboxes), gfx_v11_0.c (soft resets,
+    queue state, RLC), gfxhub_v3_0.c and mmhub_v3_0.c (page tables and apertures), nbio_v4_3.c.
+    """
+    return (
+        ("*C2PMSG_*", "is a mailbox of the PSP or the SMU, whose messages reach as far as a reset"
+         " of the chip"),
+        ("*SOFT_RESET*", "resets units with all that they work on"),
+        ("*RESET_REQ*", "resets units with all that they work on"),
+        ("*VM_CONTEXT*", "says where page tables are: what runs may then reach other memory"),
+        ("*VM_L2_*", "decides how page tables are read: what runs may then reach other memory"),
+        ("*_APERTURE_*", "decides which addresses bypass page tables"),
+        ("*FB_LOCATION*", "decides where device memory lies"),
+        ("CP_HQD_*", "is the state of the queue that GRBM_GFX_CNTL selects; it may run"),
+        ("CP_M*_CNTL", "halts or starts processors that run firmware"),
+        ("RLC_*", "is firmware's: power gating and saved state depend on it"),
+        ("RSMU_*", "selects or accesses another register"),
+        ("*PCIE_INDEX*", "selects or accesses another register"),
+        ("*PCIE_DATA*", "selects or accesses another register"),
+        ("BIF_*", "belongs to the way on which this host reaches the card"),
+    )  # fmt: skip
+
+
+class _Nowhere:
+    """The bus of registers that nobody is asked for."""
+
+    def read32(self, index: int) -> int:
+        raise BadArgument("these registers are of no device; open one to read them", index=index)
+
+    def write32(self, index: int, value: int) -> None:
+        raise BadArgument("these registers are of no device; open one to write them", index=index)
+
+
+def usual_blocks(chip: str) -> dict[str, RegisterBlock]:
+    """The register blocks of a chip by name, at the bases that discovery tables usually state."""
+    facts = chips.facts_of(chip)
+    bases = facts.generation.typical_bases
+    names = {block: "nbio" if block == "NBIF" else block.lower() for block in facts.register_tables}
+    return {
+        names[block]: RegisterBlock(load(table), bases[block], _Nowhere())
+        for block, table in facts.register_tables.items()
+        if block in bases
+    }

@@ -1,0 +1,106 @@
+"""Look at a device as it is, through its registers alone: nothing is booted, reset or set up.
+
+A driver that can do so names a module in its `PciDriver.window`, which has
+
+    open_window(attachment)     a context manager of the chip; its RegisterBlock attributes are the
+                                blocks, and it closes the attachment's transport
+    usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
+    dangers()                   what writes may do, as (pattern of names, text)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, cast
+
+from hcq.errors import DeviceNotFound, NotSupported
+from hcq.fields import RegisterBlock
+from hcq.registry import Attachment, PciDriver, attach_virtual, pci_drivers, virtual_chips
+from hcq.transport.attach import attach_pci, identify
+from hcq.transport.base import PciIdentity
+from hcq.transport.vfio_user.client import VfioUserTransport
+
+
+class WindowModule(Protocol):
+    """What `PciDriver.window` names."""
+
+    def open_window(self, attachment: Attachment) -> AbstractContextManager[object]: ...
+    def usual_blocks(self, chip: str) -> Mapping[str, RegisterBlock]: ...
+    def dangers(self) -> tuple[tuple[str, str], ...]: ...
+
+
+def blocks_of(chip: object) -> dict[str, RegisterBlock]:
+    """The register blocks among the attributes of a driver's chip, by name; {} for None."""
+    found = vars(chip).items() if chip is not None else ()
+    return {name: block for name, block in found if isinstance(block, RegisterBlock)}
+
+
+@contextmanager
+def open_window(name: str) -> Iterator[object]:
+    """The chip of `pci:ADDRESS`, `vfio-user:PATH` or `virtual:CHIP`, in the state it is in; see
+    `blocks_of`.
+
+    A virtual chip is a new one, at power-on. Raises DeviceNotFound for another kind of name and
+    NotSupported where the device's driver cannot do without booting.
+    """
+    attachment, driver = _attach(name)
+    try:
+        module = module_of(driver)
+    except BaseException:
+        attachment.transport.close()
+        raise
+    with module.open_window(attachment) as chip:
+        yield chip
+
+
+def module_of(driver: PciDriver) -> WindowModule:
+    """The module of a driver's window; NotSupported where there is none."""
+    if not driver.window:
+        raise NotSupported(f"{driver.description}: the driver has no registers to show")
+    return cast(WindowModule, importlib.import_module(driver.window))
+
+
+def module_of_chip(chip: str) -> WindowModule:
+    """The module for a chip by its name, as in `virtual:<chip>`; DeviceNotFound, NotSupported."""
+    vendor = virtual_chips().get(chip)
+    if vendor is None:
+        raise DeviceNotFound(f"expected a chip ({', '.join(sorted(virtual_chips()))}), got {chip}")
+    for driver in pci_drivers().values():
+        if driver.entry.partition(".")[0] == vendor:
+            return module_of(driver)
+    raise NotSupported(f"{chip}: its driver has no registers to show")
+
+
+def _attach(name: str) -> tuple[Attachment, PciDriver]:
+    kind, _, rest = name.partition(":")
+    if kind == "pci":
+        address, identity = identify(rest)
+        driver = _driver(name, identity)
+        transport = attach_pci(address, reach_bits=driver.reach_bits)
+        return Attachment(transport), driver
+    if kind == "vfio-user":
+        found = Attachment(VfioUserTransport(rest))
+    elif kind == "virtual":
+        made = attach_virtual(rest)
+        if not isinstance(made, Attachment):
+            made.node.close()
+            raise NotSupported(
+                f"{name} is reached through a kernel driver, which has its registers"
+            )
+        found = made
+    else:
+        raise DeviceNotFound(f"expected pci:ADDRESS, vfio-user:PATH or virtual:CHIP, got {name!r}")
+    try:
+        return found, _driver(name, found.transport.identity)
+    except BaseException:
+        found.transport.close()
+        raise
+
+
+def _driver(name: str, identity: PciIdentity) -> PciDriver:
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None:
+        raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
+    return driver

@@ -1,0 +1,202 @@
+"""Where registers are read: a device, booted or as it is; a recording; a file that `--save` wrote.
+
+A source is named on the command line by what `hcq.open` takes, or by a file; FILE@STAGE is a
+recording as far as the end of a stage of the boot ("boot.rec@PSP ring").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import hcq
+from hcq import window
+from hcq.errors import BadArgument, NotSupported
+from hcq.fields import RegisterBlock, RegisterValue
+from hcq.transport.recording import LongWrite, Recording, Stage
+from hcq.transport.trace import Access
+
+from ..recorded import register_finder
+
+MOST = 200  # registers of a device that one pattern may match
+FORMAT = "ugpu registers 1"
+
+
+class Source(Protocol):
+    """Registers and their values. Names are "block.NAME", or "NAME" where blocks are not known."""
+
+    title: str
+    chip: str  # as in virtual:<chip>; "" where it is not known
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names that a pattern ("gc.CP_*", "CP_STAT") means, in the source's order; BadArgument
+        where there are none, with near names."""
+        ...
+
+    def read(self, name: str) -> RegisterValue: ...
+
+
+class Live:
+    """Registers of a chip. `read` is one access to it."""
+
+    def __init__(self, title: str, chip: object) -> None:
+        blocks = window.blocks_of(chip)
+        if not blocks:
+            raise NotSupported(
+                f"{title} has no registers that this process can access: "
+                "its kernel driver or firmware controls them"
+            )
+        self.title = title
+        self.blocks = blocks
+        self.chip = str(getattr(getattr(chip, "facts", None), "name", ""))
+
+    def matching(self, pattern: str) -> list[str]:
+        return matching(self.blocks, pattern, MOST)
+
+    def read(self, name: str) -> RegisterValue:
+        block, _, register = name.partition(".")
+        return self.blocks[block][register].read()
+
+
+class Kept:
+    """Values of a file, in its order."""
+
+    def __init__(self, title: str, values: Mapping[str, RegisterValue], chip: str = "") -> None:
+        self.title = title
+        self.chip = chip
+        self.values = values
+
+    def matching(self, pattern: str) -> list[str]:
+        exact, bare = pattern.lower(), pattern.rpartition(".")[2].upper()
+        found = [name for name in self.values if fnmatch.fnmatchcase(name.lower(), exact)]
+        found = found or [
+            name for name in self.values if fnmatch.fnmatchcase(bare_name(name), bare)
+        ]
+        if not found:
+            raise BadArgument(f"{self.title} has no value of {pattern!r}")
+        return found
+
+    def read(self, name: str) -> RegisterValue:
+        return self.values[name]
+
+
+def bare_name(name: str) -> str:
+    """A register's name without its block."""
+    return name.rpartition(".")[2]
+
+
+def matching(blocks: Mapping[str, RegisterBlock], pattern: str, most: int) -> list[str]:
+    """Names of registers in `blocks` for a name or a pattern, of one block or of all."""
+    head, dot, tail = pattern.rpartition(".")
+    if dot and head.lower() not in blocks:
+        raise BadArgument(f"unknown block {head!r}, expected one of {', '.join(sorted(blocks))}")
+    places = {head.lower(): blocks[head.lower()]} if dot else blocks
+    name = tail.upper()
+    if any(sign in name for sign in "*?["):
+        found = [
+            (owner, one) for owner in places for one in fnmatch.filter(places[owner].map, name)
+        ]
+        if not 0 < len(found) <= most:
+            raise BadArgument(f"{pattern!r} matches {len(found)} registers, expected 1 to {most}")
+    else:
+        found = [(owner, name) for owner, block in places.items() if name in block.map]
+        if not found:
+            near = _near(places[head.lower()], name) if dot else ""
+            raise BadArgument(f"no register {tail!r} in {', '.join(sorted(places))}{near}")
+    return [f"{owner}.{one}" for owner, one in found]
+
+
+def _near(block: RegisterBlock, name: str) -> str:
+    try:
+        block.map[name]
+    except KeyError as error:
+        return f": {error.args[0]}"
+    return ""
+
+
+@contextmanager
+def open_source(text: str, *, boot: bool = True) -> Iterator[Source]:
+    """Open what `text` names. boot: bring a device up as `hcq.open` does; else look at it as it
+    is (hcq.window)."""
+    name, _, stage = text.partition("@")
+    path = Path(name)
+    if path.is_file():
+        yield _of_file(path, stage)
+    elif boot:
+        with hcq.open(text) as device:
+            yield Live(text, getattr(device, "chip", None))
+    else:
+        with window.open_window(text) as chip:
+            yield Live(text, chip)
+
+
+def _of_file(path: Path, stage: str) -> Kept:
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadArgument(f"{path} is neither a recording nor a file of registers") from error
+    if not text.startswith("{"):
+        return _of_recording(path, Recording.load(text), stage)
+    if stage:
+        raise BadArgument(f"{path} is one state; stages (@{stage}) are of recordings")
+    return load(path, text)
+
+
+def _of_recording(path: Path, recording: Recording, stage: str) -> Kept:
+    """The last value of each register, read or written, at the end of a stage or of all."""
+    find = register_finder(recording)
+    values: dict[str, RegisterValue] = {}
+    stages: list[str] = []
+    for entry in recording.entries:
+        if isinstance(entry, Stage):
+            if stage and stages and stages[-1] == stage:
+                break
+            stages.append(entry.name)
+        if not isinstance(entry, Access) or isinstance(entry, LongWrite) or entry.value is None:
+            continue
+        register = find(entry.window, entry.offset)
+        if register is not None:
+            values[register.name] = register.decode(entry.value & 0xFFFF_FFFF)
+    if stage and stage not in stages:
+        raise BadArgument(f"{path} has no stage {stage!r}, expected one of {', '.join(stages)}")
+    if not values:
+        raise BadArgument(f"{path} has no access to a register that has a name")
+    return Kept(f"{path}@{stage}" if stage else str(path), values)
+
+
+def save(path: Path, source: Source, values: Mapping[str, RegisterValue]) -> None:
+    """Write values for `load`."""
+    registers = {name: int(value) for name, value in values.items()}
+    known = {"format": FORMAT, "source": source.title, "chip": source.chip, "registers": registers}
+    path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+
+
+def load(path: Path, text: str) -> Kept:
+    """Read what `save` wrote. Fields are named where the chip is known."""
+    try:
+        known = json.loads(text)
+        if known["format"] != FORMAT:
+            raise ValueError(f"expected format {FORMAT!r}, got {known['format']!r}")
+        chip, registers = str(known["chip"]), dict(known["registers"])
+        if not all(isinstance(value, int) for value in registers.values()):
+            raise ValueError("expected an integer for each register")
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadArgument(f"{path} is no file of registers: {error}") from None
+    blocks: Mapping[str, RegisterBlock] = {}
+    if chip:
+        with contextlib.suppress(hcq.errors.DeviceNotFound):  # written where more chips are known
+            blocks = window.module_of_chip(chip).usual_blocks(chip)
+    values = {name: _named(blocks, name, value) for name, value in registers.items()}
+    return Kept(str(path), values, chip)
+
+
+def _named(blocks: Mapping[str, RegisterBlock], name: str, value: int) -> RegisterValue:
+    block, _, register = name.rpartition(".")
+    known = blocks[block].map.get(register) if block in blocks else None
+    known = known or hcq.fields.Register(bare_name(name), 0, 0)
+    return known.decode(value & 0xFFFF_FFFF)

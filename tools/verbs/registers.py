@@ -1,0 +1,73 @@
+"""Verbs for registers: peek, reg."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hcq.errors import UsageError
+
+from ..console import Output
+from .verb import register
+
+USAGE = """ugpu reg read SOURCE REGISTER ... [--save FILE]
+       ugpu reg write DEVICE REGISTER[.FIELD]=NUMBER ... [--yes]
+       ugpu reg watch DEVICE REGISTER ... [--every SECONDS] [--looks N]
+       ugpu reg lookup CHIP REGISTER|0xOFFSET ...
+       ugpu reg diff SOURCE SOURCE [REGISTER ...]"""
+FORMS = """REGISTER is a name such as gc.GRBM_STATUS or CP_STAT; * and ? match.
+SOURCE is a device, a recording (FILE, or FILE@STAGE for its state after a stage of the boot), or a
+file that --save wrote. DEVICE is booted as for work, which changes its state; with --no-boot it is
+looked at as it is (pci:ADDRESS, vfio-user:PATH).
+
+read     show values and fields
+write    show what changes and what that may do, and ask
+watch    show each change until Ctrl-C
+lookup   place and fields of registers of a chip (navi31), by name or place; needs no device
+diff     the registers that differ, first the one that differed first; exit code 1 if one does"""
+
+
+def _peek(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", help="a name that `ugpu ls` shows")
+    parser.add_argument("registers", nargs="+", metavar="REGISTER",
+                        help="names such as gc.GRBM_STATUS or CP_STAT; * and ? match")  # fmt: skip
+
+
+@register("look", "read registers by name and show their fields", _peek)
+def peek(arguments: argparse.Namespace, out: Output) -> int:
+    from ..registers import command
+
+    return command.read(arguments.device, arguments.registers, out)
+
+
+def _reg(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("word", choices=("read", "write", "watch", "lookup", "diff"))
+    parser.add_argument("names", nargs="+", metavar="NAME", help="see below")
+    parser.add_argument("--no-boot", action="store_true", help="look at the device as it is")
+    parser.add_argument("--yes", action="store_true", help="write without asking")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="with read: keep the values")
+    parser.add_argument("--every", type=float, default=0.1, metavar="SECONDS")
+    parser.add_argument("--looks", type=int, metavar="N", help="with watch: look N times and end")
+
+
+@register("debug", "registers of a device or recording: read, write, watch, look up, compare", _reg,
+          usage=USAGE, epilog=FORMS)  # fmt: skip
+def reg(arguments: argparse.Namespace, out: Output) -> int:
+    from ..registers import command
+
+    first, *rest = arguments.names
+    boot = not arguments.no_boot
+    if arguments.word == "diff" and rest:
+        return command.diff(first, rest[0], rest[1:], out, boot=boot)
+    if not rest:
+        raise UsageError(f"usage: {USAGE}")
+    if arguments.word == "read":
+        return command.read(first, rest, out, boot=boot, keep=arguments.save)
+    if arguments.word == "write":
+        return command.write(first, rest, out, boot=boot, yes=arguments.yes)
+    if arguments.word == "lookup":
+        return command.lookup(first, rest, out)
+    if not 0 < arguments.every < float("inf"):
+        raise UsageError(f"expected a positive number of seconds, got {arguments.every}")
+    return command.watch(first, rest, out, boot=boot, every_s=arguments.every,
+                         looks=arguments.looks)  # fmt: skip
