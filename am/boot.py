@@ -29,7 +29,6 @@ from hcq.errors import (
     UgpuError,
     UnitTimeout,
 )
-from hcq.poll import wait_until
 from hcq.transport.base import ResetKind, Transport
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def wait_ifwi(chip: Chip) -> None:
         return bool(state & 0x8000_0000) and size not in (0, ALL_ONES)
 
     try:
-        wait_until(probe, unit="IFWI", waiting_for="board firmware", limit_s=limit_s)
+        chip.clock.wait_until(probe, unit="IFWI", waiting_for="board firmware", limit_s=limit_s)
     except UnitTimeout as error:
         chip.check_present("waiting for the board's firmware")
         raise FirmwareSilent(
@@ -412,7 +411,7 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     disable_master(transport)
     strike()
     units.gmc.forget()
-    time.sleep(chip.generation.mode1_quiet_s)
+    chip.clock.sleep(chip.generation.mode1_quiet_s)
     for index, value in enumerate(bars):
         transport.config_write(_FIRST_BAR + 4 * index, value)
     transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)

@@ -15,9 +15,9 @@ from am.chips.facts import ChipFacts
 from am.discovery import Discovery, IpInstance
 from am.link import Link
 from am.regs import load
+from hcq.clock import Clock
 from hcq.errors import BadArgument, DeviceLost, DiscoveryError
 from hcq.fields import BoundRegister, RegisterBlock, RegisterMap, RegisterValue
-from hcq.poll import wait_until
 from hcq.transport.base import Transport, Window
 
 P = ParamSpec("P")
@@ -222,6 +222,11 @@ class Chip:
 
     # ---- presence ----------------------------------------------------------------------------
 
+    @property
+    def clock(self) -> Clock:
+        """The transport's: what all waits and pauses go by."""
+        return self.transport.clock
+
     def memory_size_mb(self) -> int:
         return self.bus.read32(self.generation.memory_size_register)
 
@@ -265,7 +270,7 @@ class Chip:
                 return None
             return value if done(value) else None
 
-        return wait_until(
+        return self.clock.wait_until(
             probe,
             unit=unit,
             waiting_for=waiting_for,

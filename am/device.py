@@ -7,7 +7,6 @@ which order in boot.py and reset.py.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -112,6 +111,7 @@ class AmDevice(Device):
     ) -> None:
         super().__init__(name)
         self.transport = attachment.transport
+        self.clock = self.transport.clock
         identity = self.transport.identity
         self.facts = find_facts(identity.vendor, identity.device)
         self.generation = generation_of(self.facts.generation)
@@ -166,7 +166,7 @@ class AmDevice(Device):
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()
         self._make_queues()
-        self.metrics = Metrics(units.smu, self.lock)
+        self.metrics = Metrics(units.smu, self.lock, self.clock.now)
         self.reporter = Reporter(self)
         self.programs = Programs(self)
         if self.warm:
@@ -377,7 +377,7 @@ class AmDevice(Device):
             return failure  # its entry was lost
         for queue, number in ended:
             queue.innocent = number  # what they reported was in the ring
-        now = time.monotonic()
+        now = self.clock.now()
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.chip.lost():
@@ -387,7 +387,7 @@ class AmDevice(Device):
     def pause(self, limit_s: float) -> None:
         interrupts = self.transport.interrupts
         if interrupts is None:
-            time.sleep(min(limit_s, 1e-4))
+            self.clock.sleep(min(limit_s, 1e-4))
         else:
             interrupts.wait(limit_s)
 

@@ -7,7 +7,6 @@ amdgpu_amdkfd_gfx_v11.c (loading and destroying a hardware queue).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -147,7 +146,7 @@ class Gfx:
             MEC_INVALIDATE_ICACHE=0,
             MEC_HALT=0,
         )
-        time.sleep(_MICRO_PAUSE_S)
+        self.chip.clock.sleep(_MICRO_PAUSE_S)
 
     def disable_mec(self) -> None:
         self.chip.gc.CP_MEC_RS64_CNTL.update(
@@ -156,7 +155,7 @@ class Gfx:
             MEC_INVALIDATE_ICACHE=1,
             MEC_HALT=1,
         )
-        time.sleep(_MICRO_PAUSE_S)
+        self.chip.clock.sleep(_MICRO_PAUSE_S)
 
     def compute_units(self) -> int:
         """CUs that are neither absent nor switched off: discovery and the harvest registers."""
@@ -331,7 +330,7 @@ class Gfx:
                         self._dequeue(DEQUEUE_RESET_WAVES)
         bits = {"SOFT_RESET_CP": 1, "SOFT_RESET_CPC": 1}
         gc.GRBM_SOFT_RESET.update(**bits)
-        time.sleep(_RESET_PAUSE_S)
+        self.chip.clock.sleep(_RESET_PAUSE_S)
         gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
         self.start_mec(program)
 
@@ -354,7 +353,7 @@ class Gfx:
             gc.CP_VMID_RESET.read()
         bits = dict.fromkeys(_SOFT_RESETS, 1)
         gc.GRBM_SOFT_RESET.update(**bits)
-        time.sleep(_RESET_PAUSE_S)
+        self.chip.clock.sleep(_RESET_PAUSE_S)
         gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
         gc.CP_SOFT_RESET_CNTL.update(CMP_HQD_REG_RESET=1)
         gc.CP_MEC_RS64_CNTL.write(0)

@@ -7,7 +7,6 @@ psp_v13_0.c (mailboxes, ring), amdgpu_psp.c (commands, fences), psp_gfx_if.h (la
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from am.chip import ALL_ONES, Chip
@@ -17,7 +16,6 @@ from am.regs import constants, structs
 from hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
 from hcq.fields import RegisterValue
 from hcq.layout import Struct
-from hcq.poll import wait_until
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class Psp:
         # A register of a translation context that we keep off: nothing else uses it, it outlives a
         # process, and every reset that takes the bootloader back clears it too.
         self._note = chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32
-        self.sleep: Callable[[float], None] = time.sleep
+        self.sleep: Callable[[float], None] = chip.clock.sleep
         self.limit_s = BOOTLOADER_LIMIT_S
         self._ids = constants("psp_gfx_if")
         self._layouts = structs("psp_gfx_if")
@@ -292,7 +290,9 @@ class Psp:
             return value == self.fence_value
 
         try:
-            wait_until(probe, unit="PSP", waiting_for=f"fence of {what}", limit_s=FENCE_LIMIT_S)
+            self.chip.clock.wait_until(
+                probe, unit="PSP", waiting_for=f"fence of {what}", limit_s=FENCE_LIMIT_S
+            )
         except UnitTimeout as error:
             raise FirmwareSilent(
                 f"the PSP does not finish {what}",

@@ -33,7 +33,6 @@ from hcq.command import (
 )
 from hcq.errors import BadArgument, DeviceHang, UnitTimeout
 from hcq.memory import Placement
-from hcq.poll import wait_until
 from hcq.queue import HardwareQueue, QueueKind, Resident
 from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
@@ -305,7 +304,9 @@ class RingQueue(HardwareQueue):
             return False
 
         try:
-            wait_until(probe, unit=self.name, waiting_for=what, limit_s=self.device.limit_s)
+            self.device.clock.wait_until(
+                probe, unit=self.name, waiting_for=what, limit_s=self.device.limit_s
+            )
         except UnitTimeout as error:
             failure = DeviceHang(
                 f"{self.name} frees no {what} within {self.device.limit_s} s",

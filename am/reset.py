@@ -30,7 +30,6 @@ from hcq.errors import (
     NotSupported,
     UnitTimeout,
 )
-from hcq.poll import wait_until
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ def prove(device: AmDevice) -> None:
         buffer = queue.encode([Signal(timeline, Symbol.constant(value))])
         queue.submit(buffer, device.values_of(buffer, value))
         try:
-            wait_until(
+            device.clock.wait_until(
                 partial(_reached, timeline, value),
                 unit=queue.name,
                 waiting_for="a signal after the reset",

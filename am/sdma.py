@@ -6,7 +6,6 @@ kernel fills them), sdma_v6_0_0_pkt_open.h (layouts), kfd_mqd_manager_v11.c (use
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from am.assembler import Assembler
@@ -229,12 +228,12 @@ class Engine:
         self.register("FREEZE").update(FREEZE=1)
         self.register("F32_CNTL").update(HALT=1, TH1_RESET=1)
         self.queue("PREEMPT").write(0)
-        time.sleep(_MICRO_PAUSE_S)
+        self.chip.clock.sleep(_MICRO_PAUSE_S)
         reset = self.chip.gc.GRBM_SOFT_RESET
         reset.update(**{f"SOFT_RESET_SDMA{self.index}": 1})
-        time.sleep(_MICRO_PAUSE_S)
+        self.chip.clock.sleep(_MICRO_PAUSE_S)
         reset.update(**{f"SOFT_RESET_SDMA{self.index}": 0})
-        time.sleep(_MICRO_PAUSE_S)
+        self.chip.clock.sleep(_MICRO_PAUSE_S)
         self.register("FREEZE").update(FREEZE=0)
 
     def state(self) -> dict[str, object]:

@@ -7,7 +7,6 @@ smu_v13_0_0_ppt.c (which member is what, units), smu13_driver_if_v13_0_0.h.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 from am.regs import constants
@@ -21,9 +20,7 @@ REFRESH_S = 0.1
 class Metrics:
     """The SMU's table, cached. `lock` is the device's: messages must not interleave."""
 
-    def __init__(
-        self, smu: Smu, lock: threading.RLock, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, smu: Smu, lock: threading.RLock, clock: Callable[[], float]) -> None:
         self.smu = smu
         self.lock = lock
         self.clock = clock

@@ -14,7 +14,6 @@ from am.nbio import Nbio
 from am.regs import constants, structs
 from hcq.errors import DeviceLost, FirmwareRejected, FirmwareSilent, UnitTimeout
 from hcq.layout import Struct
-from hcq.poll import wait_until
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class Smu:
             return None if response == BUSY else response
 
         try:
-            response = wait_until(
+            response = self.chip.clock.wait_until(
                 attempt, unit="SMU", waiting_for=f"end of busy ({message})", limit_s=self.limit_s
             )
         except UnitTimeout:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from hcq import registry, trace
 from hcq.buffer import Buffer
 from hcq.checks import WORD, seconds, whole
+from hcq.clock import Clock
 from hcq.closing import Closing
 from hcq.command import Command, CommandBuffer, Signal, Symbol, check_open, uses
 from hcq.errors import (
@@ -36,7 +36,6 @@ from hcq.follow import Followers
 from hcq.graph import CAPTURED, Capture, Replay
 from hcq.memory import Placement
 from hcq.objectkind import load_program
-from hcq.poll import looked
 from hcq.program import Program
 from hcq.queue import HardwareQueue, Queue, QueueKind
 from hcq.retired import Retired
@@ -56,7 +55,8 @@ class Device(Closing):
     A driver calls `opened` when the device works. In a forked child, and while another thread is
     in `close`, whatever needs the device raises Closed.
 
-    limit_s: how long a wait may take where its caller does not say (seconds).
+    limit_s: how long a wait may take where its caller does not say (seconds). clock: counts limits;
+    a driver sets its transport's.
     clock_hertz: rate of the ticks that Queue.timestamp writes.
     """
 
@@ -74,6 +74,7 @@ class Device(Closing):
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
         self.followers = Followers(self)
         self.retired = Retired(self)
+        self.clock = Clock()
         self._transfer: Transfer | None = None
 
     # ---- hooks a driver provides -------------------------------------------------------------
@@ -244,20 +245,20 @@ class Device(Closing):
         of the queue ends for as long as a wait may take. The lock is not held: what the queue waits
         for may be another thread's submission."""
         timeline = hardware.timeline
-        start, reached = time.monotonic(), timeline.value
+        patience, reached = self.clock.patience(self.limit_s), timeline.value
         while True:
             self.check_failures()
             with self.lock:
                 room = hardware.room(words)
-            looked(room)
+            self.clock.looked(room)
             if room:
                 return
-            now, value = time.monotonic(), timeline.value
+            value = timeline.value
             if value != reached:
-                start, reached = now, value
-            if now - start > self.limit_s:
+                patience, reached = self.clock.patience(self.limit_s), value
+            if patience.over():
                 self._report_hang(timeline, value + 1, self.limit_s)
-            self.pause_until(timeline, value + 1, min(self.limit_s, _LONGEST_PAUSE_S))
+            self.pause_until(timeline, value + 1, min(patience.pause_s, _LONGEST_PAUSE_S))
 
     def expect(self) -> None:
         """Something that takes a while is about to be submitted: what sleeps may wake meanwhile.
@@ -358,17 +359,18 @@ class Device(Closing):
         if value >= CAPTURED:
             raise BadArgument("a captured submission cannot be awaited; wait for the replay")
         self.check_alive()
-        start, resets = time.monotonic(), self.resets
+        resets = self.resets
         reached = timeline.value >= value
+        if not reached:
+            patience = self.clock.patience(limit)
         while not reached:
             self.check_failures()
-            elapsed = time.monotonic() - start
-            if elapsed > limit:
+            if patience.over():
                 self._report_hang(timeline, value, limit)
                 return
-            self.pause_until(timeline, value, min(limit - elapsed, _LONGEST_PAUSE_S))
+            self.pause_until(timeline, value, min(patience.pause_s, _LONGEST_PAUSE_S))
             reached = timeline.value >= value
-            looked(reached)
+            self.clock.looked(reached)
         if self.resets != resets:  # `restart` raised the timeline, not the work
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
 

@@ -100,6 +100,7 @@ class NvDevice(Device):
         self.shared_data: SharedData | None = None
         self.unpublished = ""  # why there are no sensors of clocks and power
         self.session = session
+        self.clock = session.node.clock
         self._on_stage = on_stage
         self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
         self._looked_at = 0.0
@@ -362,7 +363,7 @@ class NvDevice(Device):
             error = queue.error()
             if error is not None:
                 return self.faults.explain(queue, error)
-        now = time.monotonic()
+        now = self.clock.now()
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.gpu.lost():
@@ -374,9 +375,11 @@ class NvDevice(Device):
         # longer. Submitting work starts anew.
         self.looks += 1
         if self.looks < _SPINS:
-            time.sleep(0)
+            self.clock.sleep(0)
         else:
-            time.sleep(min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S))
+            self.clock.sleep(
+                min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
+            )
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.faults.diagnose(timeline)

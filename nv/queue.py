@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from hcq.buffer import Buffer
 from hcq.command import Command, CommandBuffer, Symbol
 from hcq.errors import DeviceHang, DeviceLost, UgpuError
 from hcq.memory import Placement, VirtAddr
-from hcq.poll import wait_until
 from hcq.queue import HardwareQueue, QueueKind, Resident
 from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
@@ -199,7 +197,7 @@ class ChannelQueue(HardwareQueue):
         self.encoder.signal(image, address, Symbol.constant(value))
         encoded = image.finish()
         self.submit(encoded, np.zeros(0, np.uint64))
-        wait_until(
+        self.device.clock.wait_until(
             lambda: self.timeline.value >= value or self.error() is not None,
             unit=self.name,
             waiting_for="end of its first work",
@@ -356,17 +354,18 @@ class ChannelQueue(HardwareQueue):
             self._wait_for(lambda: self.room(words), "entry of the ring, and command memory")
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        start = time.monotonic()
+        clock = self.device.clock
+        patience = clock.patience(self.device.limit_s)
         while not ready():
             self.device.check_failures()
-            if time.monotonic() - start > self.device.limit_s:
+            if patience.over():
                 failure = DeviceHang(
                     f"{self.name} frees no {what} within {self.device.limit_s} s",
                     **self.device.diagnose(self.timeline, self.timeline.last),
                 )
                 self.device.failure = failure
                 raise failure
-            time.sleep(_FULL_PAUSE_S)
+            clock.sleep(_FULL_PAUSE_S)
 
     def close(self) -> None:
         """Tear the channel down and free all memory; idempotent."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import Callable
 
+from hcq.clock import Clock
 from hcq.errors import BadArgument, DeviceLost, LinkDown, LinkError, NotSupported, UnitTimeout
-from hcq.poll import wait_until
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind, Traits
 from hcq.transport.life import TransportLife, close_all
@@ -38,17 +36,15 @@ class UsbTransport(TransportLife):
     """One card behind one bridge. Owns `bridge` from now on. Closing leaves the card powered, so
     that it may be taken over warm; a failed opening leaves its power as it was."""
 
-    def __init__(
-        self, bridge: Bridge, name: str, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        """Power the card up, find it and give it its addresses.
+    def __init__(self, bridge: Bridge, name: str, *, clock: Clock | None = None) -> None:
+        """Power the card up, find it and give it its addresses. clock: default is real time.
 
         LinkDown without a link, DeviceNotFound without a GPU, LinkDegraded for a link of one lane.
         """
         super().__init__(name)
         self.traits = Traits(host_memory=False, dma_bytes=SRAM_SIZE)
         self.bridge = bridge
-        self._sleep = sleep
+        self.clock = clock or Clock()
         self._gone = False
         self._windows: dict[int, BridgeWindow] = {}
         self._combiner = Combiner(bridge, self._check)
@@ -61,7 +57,7 @@ class UsbTransport(TransportLife):
             was_up = self.link_up()
             try:
                 self._power_up()
-                self.card = tree.find_card(bridge, sleep=sleep)
+                self.card = tree.find_card(bridge, sleep=self.clock.sleep)
                 tree.check_link(self.card)
                 tree.configure(self.card)
             except BaseException:
@@ -87,12 +83,11 @@ class UsbTransport(TransportLife):
             return
         self.bridge.power(True)
         try:
-            wait_until(
+            self.clock.wait_until(
                 self.link_up,
                 unit="bridge",
                 waiting_for="PCI Express link",
                 limit_s=_LINK_LIMIT_S,
-                sleep=self._sleep,
             )
         except UnitTimeout as error:
             raise LinkDown(
@@ -183,9 +178,9 @@ class UsbTransport(TransportLife):
         elif kind is ResetKind.POWER:
             saved = pci_config.SavedConfig(self.card.function.read)
             self.bridge.power(False)
-            self._sleep(_POWER_OFF_S)
+            self.clock.sleep(_POWER_OFF_S)
             self._power_up()
-            tree.configure(tree.find_card(self.bridge, sleep=self._sleep))
+            tree.configure(tree.find_card(self.bridge, sleep=self.clock.sleep))
             saved.restore(self.card.function.write)
         else:
             raise NotSupported("the card offers no reset of a function alone")
@@ -199,19 +194,18 @@ class UsbTransport(TransportLife):
         control = port.read(regs.PCI_BRIDGE_CONTROL, 2)
         try:
             port.write(regs.PCI_BRIDGE_CONTROL, control | regs.PCI_BRIDGE_CTL_BUS_RESET, 2)
-            self._sleep(_RESET_HOLD_S)
+            self.clock.sleep(_RESET_HOLD_S)
         finally:
             port.write(regs.PCI_BRIDGE_CONTROL, control, 2)
-        self._sleep(_RESET_QUIET_S)
+        self.clock.sleep(_RESET_QUIET_S)
 
     def _await_card(self) -> None:
         with contextlib.suppress(UnitTimeout):  # reset() says that it does not answer
-            wait_until(
+            self.clock.wait_until(
                 lambda: pci_config.answers(self.card.function.read),
                 unit=self.name,
                 waiting_for="vendor id after a bus reset",
                 limit_s=_RESET_LIMIT_S,
-                sleep=self._sleep,
             )
 
     # ---- life --------------------------------------------------------------------------------

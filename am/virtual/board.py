@@ -25,6 +25,7 @@ from am.virtual.options import ChipOptions
 from am.virtual.registers import RegisterSpace
 from am.virtual.scheduler import Scheduler
 from am.virtual.shader import ShaderMemory
+from hcq.clock import ModelClock
 from hcq.culprit import Culprits
 from hcq.emu.memory import Access
 
@@ -190,7 +191,8 @@ class Board(ABC):
 
     mm, gc, ih, hdp, smu, psp, config: ports of blocks, there when all are made. gfx, sdma: set by
     the engines' `install`. tmr: offsets in VRAM, first and one past the last. msi: set by the
-    attached transport.
+    attached transport. clock: what drivers wait by; threads of the model tell it that they are at
+    work.
     """
 
     config: ConfigPort
@@ -216,6 +218,8 @@ class Board(ABC):
         self.sdma: list[DoorbellTarget] = []
         self._blackout = False
         self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)
+        self.clock = ModelClock()
+        self.clock.plays(self.scheduler)
         bases = facts.generation.typical_bases
         self.space = RegisterSpace(
             {

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from hcq.poll import plays
+from hcq.clock import Work
 from hcq.threads import start
 
 # What comes next is part of what is going on now: it is not late yet, but what was before it was.
@@ -36,7 +36,6 @@ class Scheduler:
         self._running = False  # a callback was taken and has not returned
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None  # a bug in a callback; `Chip.close` raises it
-        plays(self)
 
     def now(self) -> float:
         """Seconds of the chip's own clock."""
@@ -65,13 +64,13 @@ class Scheduler:
             return not self._pending and not self._running
 
     @property
-    def at_work(self) -> bool:
-        """Something runs, or is due soon; see hcq.poll.Player."""
+    def work(self) -> Work:
+        """ENGINES while something runs, or is due soon; see hcq.clock.Part."""
         if self._manual:
-            return False
+            return Work.NONE
         with self._wake:
             soon = bool(self._pending) and self._pending[0][0] < self.now() + _SOON_S
-            return self._running or soon
+            return Work.ENGINES if self._running or soon else Work.NONE
 
     def cancel_all(self) -> None:
         """Forget everything that is pending, also what just waits for the chip's lock."""

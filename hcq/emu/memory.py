@@ -8,11 +8,16 @@ until they are invalidated, as chips do.
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import threading
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hcq.clock import Work
 
 TLB_SETS = 4096  # entries of a native TLB, one for each value of `tlb_set`
 PAGE_SHIFT = 12
@@ -68,6 +73,27 @@ class Abort:
 
     def __init__(self) -> None:
         self.flag = np.zeros(1, np.uint32)
+        self._translating = 0  # threads that do
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def translation(self) -> Iterator[None]:
+        """While the block runs, the program, or part of it, is being translated."""
+        with self._lock:
+            self._translating += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._translating -= 1
+
+    @property
+    def work(self) -> Work:
+        """What an engine that runs this program has to do; see hcq.clock.Part. A program may never
+        end, unless it was told to."""
+        if self._translating:
+            return Work.TRANSLATION
+        return Work.ENGINES if self.flag[0] else Work.NONE
 
     def set(self) -> None:
         self.flag[0] = 1

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from hcq.clock import Clock
 from hcq.memory import BusAddr
 from hcq.transport.view import HostView
 
@@ -133,12 +134,18 @@ class Interrupts(Protocol):
 
 
 class Transport(Protocol):
-    """One function. A context manager; `close` is idempotent and releases all windows and
-    memory."""
+    """One function. A context manager; `close` is idempotent and releases all windows and memory.
+
+    clock: time as this transport counts it. Drivers wait, sleep and look at the time by this clock
+    alone, in any thread, also after `close`. The same object each time.
+    """
 
     name: str
     identity: PciIdentity
     traits: Traits
+
+    @property
+    def clock(self) -> Clock: ...
 
     def config_read(self, offset: int, width: int = 4) -> int:
         """Read 1, 2 or 4 bytes of configuration space."""

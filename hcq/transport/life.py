@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from hcq import life
+from hcq.clock import Clock
 from hcq.errors import Closed
 from hcq.transport.base import Traits
 
@@ -43,6 +44,7 @@ class TransportLife:
     def __init__(self, name: str) -> None:
         self.name = name
         self.traits = Traits()
+        self.clock = Clock()
         self.lock = threading.RLock()
         self.closed = False
         self._ends = contextlib.ExitStack()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from hcq.clock import Clock
 from hcq.errors import NotSupported
 
 
@@ -39,10 +40,14 @@ class NodeMapping(Protocol):
 class Node(Protocol):
     """The files of one kernel driver. `close` is idempotent and releases all handles and mappings.
 
-    Any thread may call; the kernel driver behind it orders what must be ordered.
+    Any thread may call; the kernel driver behind it orders what must be ordered. clock: time as
+    this node counts it; drivers wait, sleep and look at the time by this clock alone.
     """
 
     name: str
+
+    @property
+    def clock(self) -> Clock: ...
 
     def open(self, path: str) -> int:
         """Open a device file for reading and writing; a handle. FileNotFoundError and

@@ -4,7 +4,7 @@
     Path("boot.txt").write_text(recording.save())
 
 Memory has no accesses to see, so it is compared with what it held: before and after every access,
-and each time the driver looks whether something came that it waits for (hcq.poll,
+and each time the driver looks whether something came that it waits for (`clock.looked`,
 `interrupts.wait`). What changed in between goes into the recording there. That costs a pass over
 all shared memory each time; recording is for finding out, not for speed. A word that changes twice
 between two such looks is recorded with its last value.
@@ -23,7 +23,8 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq import poll, trace
+from hcq import trace
+from hcq.clock import WatchedClock
 from hcq.culprit import Culprit, take_culprit
 from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported
 from hcq.transport.base import (
@@ -192,14 +193,12 @@ class RecordingTransport(TransportLife):
         self._opening = False
         self._entries_lock = threading.Lock()  # waits come from threads of their own
         self.traits = inner.traits
-        unwatch = functools.partial(poll.unwatch, self)
+        self.clock = WatchedClock(inner.clock, self.looked)
         # ORDER: from the bottom. The inner transport takes all memory back at once.
         self.at_end(self._let_go)
         if file is not None:
             self.at_end(functools.partial(self._write, file), drop=file.close)
         self.at_end(self._look)
-        self.at_end(unwatch, drop=unwatch)
-        poll.watch(self)
         self.opened()
 
     def image(self, name: str, data: bytes) -> None:
@@ -252,8 +251,8 @@ class RecordingTransport(TransportLife):
         self._look(at_once=True)
 
     def looked(self, found: bool) -> None:
-        """The driver waits, see hcq.poll.Watcher: what comes later is told apart."""
-        if self._look():
+        """The driver waits, see Clock.looked: what comes later is told apart."""
+        if not self.closed and self._look():
             self.recording.entries.append(Wait())
 
     @property

@@ -5,8 +5,8 @@ and reads give what was read then. Interrupts that are waited for come at once.
 
 Memory shared by DMA changes as it did. What the device had written when an access ended is in place
 when it ends. What changed later, whoever changed it, comes when it was seen: when the driver waits
-(hcq.poll, or `interrupts.wait`), what had changed when it looked then is in place for its next
-look; and before each entry all that had changed before it. Until then the driver finds what it
+(`clock.looked`, or `interrupts.wait`), what had changed when it looked then is in place for its
+next look; and before each entry all that had changed before it. Until then the driver finds what it
 wrote itself, so that it may read that back and go on from it; and a word that it waits for, takes
 back and waits for again is seen each time. At every entry memory must hold what it held then, byte
 for byte: a driver that writes something else is told where. Not seen is that it leaves something
@@ -19,14 +19,13 @@ are named as `by_clock`, and are outside the order: reads give what was last rea
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
 from collections.abc import Callable, Collection
 
 import numpy as np
 
-from hcq import poll
+from hcq.clock import Clock, WatchedClock
 from hcq.errors import BadArgument, DeviceBusy, NotSupported, TransportError
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind, Traits
@@ -171,8 +170,10 @@ class ReplayTransport(TransportLife):
         name: str = "recording",
         *,
         by_clock: Collection[tuple[int, int]] = (),
+        clock: Clock | None = None,
     ) -> None:
-        """by_clock: (window, offset) of registers that are used outside the order."""
+        """by_clock: (window, offset) of registers that are used outside the order. clock: default
+        is real time."""
         super().__init__(name)
         _check_contents(recording)
         self.traits = Traits(any_order=False, counts_interrupts=False)
@@ -191,9 +192,7 @@ class ReplayTransport(TransportLife):
         self._allocated = 0
         self._user = threading.get_ident()  # the thread that drives it
         self._present = True
-        unwatch = functools.partial(poll.unwatch, self)
-        self.at_end(unwatch, drop=unwatch)
-        poll.watch(self)
+        self.clock = WatchedClock(clock or Clock(), self.looked)
         self.opened()
 
     # ---- order -------------------------------------------------------------------------------
@@ -243,8 +242,8 @@ class ReplayTransport(TransportLife):
 
     def looked(self, found: bool) -> None:
         """Show a driver that waits what had changed when it looked the next time then. See
-        hcq.poll.Watcher; other threads may wait for other things."""
-        if not found and self._user == threading.get_ident():
+        Clock.looked; other threads may wait for other things."""
+        if not found and not self.closed and self._user == threading.get_ident():
             self._show_next()
 
     def _show_next(self) -> None:

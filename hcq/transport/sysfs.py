@@ -12,9 +12,9 @@ import errno
 import functools
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from hcq.clock import Clock
 from hcq.errors import (
     AccessDenied,
     BadArgument,
@@ -25,7 +25,6 @@ from hcq.errors import (
     TransportError,
     UnitTimeout,
 )
-from hcq.poll import wait_until
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import (
@@ -68,14 +67,14 @@ class SysfsTransport(TransportLife):
         system: System | None = None,
         reach_bits: int = REACH_BITS,
         least_bars: Mapping[int, int] | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock | None = None,
     ) -> None:
         """Open the function at `address`. reach_bits: width of the bus addresses that it can emit;
-        least_bars: bytes that each named BAR must have."""
+        least_bars: bytes that each named BAR must have. clock: default is real time."""
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
         super().__init__(f"pci:{self.function.address}")
-        self._sleep = sleep
+        self.clock = clock or Clock()
         self._reach_bits = reach_bits
         _check_free(self.function)
         check_bars(self.function, least_bars or {})
@@ -210,14 +209,13 @@ class SysfsTransport(TransportLife):
         descriptor = self._open_path(bridge.folder / "config")
         try:
             self._pulse(pci_config.ConfigFile(self.system, descriptor))
-            self._sleep(RESET_QUIET_S)
+            self.clock.sleep(RESET_QUIET_S)
             with contextlib.suppress(UnitTimeout):  # reset() says that it does not answer
-                wait_until(
+                self.clock.wait_until(
                     lambda: pci_config.answers(self._config.read),
                     unit=self.name,
                     waiting_for="vendor id after a bus reset",
                     limit_s=RESET_LIMIT_S,
-                    sleep=self._sleep,
                 )
         finally:
             self.system.close(descriptor)
@@ -229,7 +227,7 @@ class SysfsTransport(TransportLife):
         control = bridge.read(regs.PCI_BRIDGE_CONTROL, 2)
         try:
             bridge.write(regs.PCI_BRIDGE_CONTROL, control | regs.PCI_BRIDGE_CTL_BUS_RESET, 2)
-            self._sleep(RESET_HOLD_S)
+            self.clock.sleep(RESET_HOLD_S)
         finally:
             bridge.write(regs.PCI_BRIDGE_CONTROL, control, 2)
 

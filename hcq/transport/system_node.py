@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from hcq import life
+from hcq.clock import Clock
 from hcq.errors import BadArgument, Closed
 from hcq.transport.node import NodeMapping
 from hcq.transport.system import System
@@ -66,6 +67,7 @@ class SystemNode:
 
     def __init__(self, name: str, system: System | None = None) -> None:
         self.name = name
+        self.clock = Clock()
         self.system = system or System()
         self._open: set[int] = set()
         self._mappings: list[SystemMapping] = []

@@ -89,6 +89,7 @@ class TracingTransport(TransportLife):
         self.inner = inner
         self.listener = listener
         self.traits = inner.traits
+        self.clock = inner.clock
         self.at_end(inner.close)
         self.identity: PciIdentity = inner.identity  # who sits behind it
         self._windows: dict[int, TracingWindow] = {}

@@ -12,7 +12,6 @@ import ctypes
 import errno
 import logging
 import re
-import time
 from typing import Any
 
 from hcq.errors import (
@@ -153,7 +152,7 @@ class RmClient:
                     return int(block.hObjectNew)
                 if abi.status_name(block.status) not in _BUSY:
                     break
-                time.sleep(_BUSY_PAUSE_S)
+                self.node.clock.sleep(_BUSY_PAUSE_S)
         except BaseException:
             if block.hObjectNew:  # made, and nobody has its handle
                 with contextlib.suppress(UgpuError):
@@ -191,7 +190,7 @@ class RmClient:
                 return
             if abi.status_name(block.status) not in _BUSY:
                 break
-            time.sleep(_BUSY_PAUSE_S)
+            self.node.clock.sleep(_BUSY_PAUSE_S)
         raise status_error(block.status, command)
 
     def ask(self, handle: int, command: str, **values: Any) -> Any:

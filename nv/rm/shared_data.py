@@ -15,7 +15,6 @@ from typing import Any
 
 from hcq.errors import NotSupported, UgpuError, UnitTimeout
 from hcq.layout import Struct
-from hcq.poll import wait_until
 from nv.rm.client import CONTROL_NODE
 from nv.rm.gpu import Gpu
 
@@ -56,7 +55,7 @@ class SharedData:
     def _await(self) -> None:
         """Wait for the first samples; what still has none then is taken to be absent."""
         with contextlib.suppress(UnitTimeout):
-            wait_until(
+            self.gpu.client.node.clock.wait_until(
                 lambda: self.value("clkPublicDomainInfos.info[0].targetClkMHz") is not None,
                 unit=self.gpu.path,
                 waiting_for="first samples of clocks and power",

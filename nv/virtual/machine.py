@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 
+from hcq.clock import ModelClock
 from hcq.errors import BadArgument
 from nv import abi
 from nv.chips.facts import ChipFacts
@@ -53,6 +54,10 @@ class VirtualMachine:
         self._client_handles = itertools.count(_FIRST_CLIENT)
         self._mapping_numbers = itertools.count(1)
         self.gpus = [VirtualGpu(self, i, facts, self.options) for i in range(self.options.gpus)]
+        self.clock = ModelClock()  # what drivers wait by
+        for gpu in self.gpus:
+            for runlist in gpu.runlists:
+                self.clock.plays(runlist)
         self._closed = False
 
     @property

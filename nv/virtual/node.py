@@ -82,6 +82,7 @@ class VirtualNode:
     def __init__(self, machine: VirtualMachine, *, owns_machine: bool = False) -> None:
         self.name = f"virtual NVIDIA driver {machine.options.driver}"
         self.machine = machine
+        self.clock = machine.clock
         self.files: dict[int, OpenFile] = {}
         self._owns_machine = owns_machine
         self.gaps: list[NotSupported] = []

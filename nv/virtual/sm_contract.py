@@ -89,6 +89,7 @@ class Attention(Abort):
 
     def __init__(self) -> None:
         super().__init__()
+        self.in_program = False  # the channel runs a grid
         # Two bytes of the one word that warps look at: each is written by itself.
         self._end, self._aside = (self.flag.view(np.uint8)[at : at + 1] for at in (0, 1))
 

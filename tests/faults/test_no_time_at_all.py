@@ -5,30 +5,27 @@ What a host does that gives a model no processor for as long as a board would ne
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import DeviceHang
-from hcq.poll import wait_until
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, start_forever
 from tests.support.nv_machine import opened as opened_nv
 from tests.support.nv_machine import powered, work
 
-WAITERS = ("am.boot", "am.chip", "am.psp", "am.reset", "am.smu", "nv.queue", "nv.rm.shared_data")
-
-
-def at_once(probe: Any, **options: Any) -> Any:
-    return wait_until(probe, **{**options, "limit_s": 0.0})
-
 
 @pytest.fixture(autouse=True)
 def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in WAITERS:
-        monkeypatch.setattr(importlib.import_module(name), "wait_until", at_once)
+    wait_until = Clock.wait_until
+
+    def at_once(clock: Clock, probe: Any, **options: Any) -> Any:
+        return wait_until(clock, probe, **{**options, "limit_s": 0.0})
+
+    monkeypatch.setattr(Clock, "wait_until", at_once)
 
 
 def test_navi31_boots_works_and_is_reset() -> None:

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 import hcq
 from hcq import life
+from hcq.clock import Clock
 from hcq.command import Launch, Reference, Symbol
 from hcq.cpu.device import CpuDevice
 from hcq.cpu.object import load_object
 from hcq.cpu.queue import ARENA_SIZE, SLOTS
 from hcq.errors import BadCodeObject, BadPacket, DeviceHang, NotSupported
 from hcq.memory import Placement
-from hcq.poll import wait_until
 from hcq.queue import QueueKind
 from hcq.target import TargetSpec
 from tests.support.kernels import compile_ir, contract_object
@@ -159,7 +159,8 @@ def test_workers_that_step_aside_may_still_use_every_processor(threads: int) -> 
                     queue.launch(program["count"], grid=(1 << 14,), block=(1,), args=(cells,))
                 device.synchronize()
         numbers = [thread.native_id for thread in device._pool.threads]
-        wait_until(  # who has been sent to another processor takes them back when it gets there
+        # Who has been sent to another processor takes them back when it gets there.
+        Clock().wait_until(
             lambda: all(os.sched_getaffinity(number or 0) == allowed for number in numbers),
             unit="the workers", waiting_for="their processors", limit_s=30,
         )  # fmt: skip
@@ -354,7 +355,7 @@ def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
     hung = device._compute.server.thread
     with device.queue() as queue:
         queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
-    wait_until(
+    Clock().wait_until(
         device._compute.server.in_kernel, unit="cpu", waiting_for="start of the kernel", limit_s=60
     )
     with pytest.raises(DeviceHang) as caught:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
 import os
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 
 from hcq.errors import BadArgument, Closed, NotSupported, TransportError
 from hcq.memory import BusAddr
-from hcq.poll import wait_until
 from hcq.transport import recording as recording_module
 from hcq.transport.base import DmaSegment, PciIdentity, ResetKind, Transport
 from hcq.transport.record import RecordingTransport, record
@@ -33,7 +30,10 @@ from hcq.transport.recording import (
 )
 from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import CONFIG, Access
+from tests.support.clocks import Manual
 from tests.support.pcifunction import PlainFunction, PlainMemory, PlainWindow
+
+TICK_S = 0.1  # of a clock in which nothing is spun for
 
 
 def drive(transport: Transport) -> list[object]:
@@ -186,6 +186,7 @@ class LaterFunction(PlainFunction):
         super().__init__()
         self.answers: list[int] = []
         self.memory = memoryview(b"")
+        self.clock = Manual(TICK_S, on_sleep=self.answer)
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> PlainMemory:
         memory = super().allocate_dma(size, contiguous=contiguous)
@@ -198,7 +199,7 @@ class LaterFunction(PlainFunction):
             self.memory[0] = self.answers.pop(0)
 
 
-def drive_fence(transport: Transport, sleep: Callable[[float], None]) -> list[int]:
+def drive_fence(transport: Transport) -> list[int]:
     """A fence that is waited for and taken back, twice, between two accesses; and a counter that
     is read back from memory."""
     memory = transport.allocate_dma(4096)
@@ -206,9 +207,9 @@ def drive_fence(transport: Transport, sleep: Callable[[float], None]) -> list[in
     seen = []
     for value in (5, 6):
         memory.view[8] += 1
-        wait_until(
+        transport.clock.wait_until(
             lambda value=value: memory.view[0] == value,
-            unit="test", waiting_for="fence", limit_s=1.0, sleep=sleep, clock=ticks(),
+            unit="test", waiting_for="fence", limit_s=1.0,
         )  # fmt: skip
         memory.view[0] = 0
         seen.append(memory.view[8])
@@ -216,21 +217,15 @@ def drive_fence(transport: Transport, sleep: Callable[[float], None]) -> list[in
     return [*seen, memory.view[0], memory.view[8]]
 
 
-def ticks() -> Callable[[], float]:
-    """A clock that goes on by 0.1 s each time, so that nothing is spun for."""
-    count = itertools.count()
-    return lambda: next(count) / 10
-
-
 def test_a_fence_that_is_taken_back_is_seen_each_time() -> None:
     function = LaterFunction()
     recorder, recording = record(function)
     function.answers = [0, 5, 0, 0, 6]
-    assert drive_fence(recorder, function.answer) == [1, 2, 0, 2]
+    assert drive_fence(recorder) == [1, 2, 0, 2]
     recorder.close()
     for _ in range(2):
-        with ReplayTransport(Recording.load(recording.save())) as replay:
-            assert drive_fence(replay, lambda seconds: None) == [1, 2, 0, 2]
+        with ReplayTransport(Recording.load(recording.save()), clock=Manual(TICK_S)) as replay:
+            assert drive_fence(replay) == [1, 2, 0, 2]
             replay.finish()
 
 

@@ -1,19 +1,16 @@
-"""Any driver that waits by hcq.poll replays: what it reads from shared memory, itself written or
-the device's, is what it read when it was recorded."""
+"""Any driver that waits by its transport's clock replays: what it reads from shared memory, written
+by itself or by the device, is what it read when it was recorded."""
 
 from __future__ import annotations
-
-import itertools
-from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.poll import wait_until
 from hcq.transport.base import Transport
 from hcq.transport.record import record
 from hcq.transport.recording import Recording
 from hcq.transport.replay import ReplayTransport
+from tests.support.clocks import Manual
 from tests.support.pcifunction import PlainFunction, PlainMemory, PlainWindow
 
 DRIVERS, DEVICES = range(0, 32, 8), range(64, 96, 8)  # words by who writes them
@@ -33,6 +30,7 @@ class ScriptedWindow(PlainWindow):
 class ScriptedFunction(PlainFunction):
     def __init__(self) -> None:
         super().__init__()
+        self.clock = Manual(1.0, on_sleep=self.sleep)
         self._windows[5] = ScriptedWindow(self, 5)
         self.memory = memoryview(bytearray(4096))
         self.at_once: list[list[Change]] = []
@@ -66,9 +64,7 @@ operations = st.one_of(
 )
 
 
-def drive(
-    transport: Transport, program: list[tuple[str, object]], sleep: Callable[[float], None]
-) -> list[bytes]:
+def drive(transport: Transport, program: list[tuple[str, object]]) -> list[bytes]:
     """Run the driver's side; all of memory as it saw it after each step that it may look after."""
     memory = transport.allocate_dma(4096)
     registers = transport.window(5)
@@ -85,11 +81,9 @@ def drive(
             seen.append(bytes(memory.view[:128]))
         else:
             _, place, value = detail
-            ticks = itertools.count()
-            wait_until(
+            transport.clock.wait_until(
                 lambda place=place, value=value: memory.view[place] == value,
-                unit="test", waiting_for="word", limit_s=100.0, sleep=sleep,
-                clock=lambda ticks=ticks: float(next(ticks)),
+                unit="test", waiting_for="word", limit_s=100.0,
             )  # fmt: skip
             memory.view[place] = 0  # taken back, for the next time
             seen.append(bytes(memory.view[0:32]))
@@ -110,7 +104,7 @@ def test_a_replay_shows_what_was_seen(program: list[tuple[str, object]]) -> None
             function.later += [*others, [(place, value)]]
     recorder, recording = record(function)
     with recorder:
-        seen = drive(recorder, program, function.sleep)
-    with ReplayTransport(Recording.load(recording.save())) as replay:
-        assert drive(replay, program, lambda seconds: None) == seen
+        seen = drive(recorder, program)
+    with ReplayTransport(Recording.load(recording.save()), clock=Manual(1.0)) as replay:
+        assert drive(replay, program) == seen
         replay.finish()

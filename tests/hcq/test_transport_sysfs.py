@@ -30,6 +30,7 @@ from hcq.transport import pci_config, physical
 from hcq.transport.base import ResetKind
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.sysfs import SysfsTransport, bar_sizes, rescan
+from tests.support.clocks import Manual
 from tests.support.descriptors import leaked, settled
 from tests.support.pci_machine import Function, PciMachine
 
@@ -71,7 +72,7 @@ def machine(tmp_path: Path) -> Iterator[BridgedMachine]:
 
 
 def opened(machine: BridgedMachine) -> SysfsTransport:
-    return SysfsTransport(GPU, system=machine, sleep=machine.sleep)
+    return SysfsTransport(GPU, system=machine, clock=Manual(on_sleep=machine.sleep))
 
 
 def header(machine: BridgedMachine) -> tuple[int, ...]:

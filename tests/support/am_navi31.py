@@ -16,7 +16,6 @@ from am.virtual import gpu
 from am.virtual.chip import Chip
 from am.virtual.options import ChipOptions
 from hcq.buffer import Buffer
-from hcq.poll import wait_until
 from hcq.program import Program
 from hcq.registry import Attachment
 
@@ -63,7 +62,7 @@ def start_forever(chip: Any, device: AmDevice, program: Program, out: Buffer) ->
     launches = chip.gfx.mec.array.launches
     with device.queue() as queue:
         queue.launch(program["forever"], grid=(1,), block=(32,), args=(out,))
-    wait_until(
+    chip.clock.wait_until(
         lambda: chip.gfx.mec.array.launches > launches,
         unit="shader array", waiting_for="the launch", limit_s=60,
     )  # fmt: skip

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+from hcq.clock import Clock, Work
 
 
 class Looks:
@@ -26,6 +29,36 @@ class Quickening:
     def __call__(self) -> float:
         self.left *= 0.75
         return 1.0 - self.left
+
+
+class Manual(Clock):
+    """Time of waits that passes in sleep, and `tick` seconds with each look at it.
+
+    on_sleep(seconds) is called in place of sleeping. busy: says what a model is busy with.
+    """
+
+    def __init__(
+        self,
+        tick: float = 1e-6,
+        *,
+        on_sleep: Callable[[float], object] = lambda seconds: None,
+        busy: Callable[[], Work] = lambda: Work.NONE,
+    ) -> None:
+        self.time = 100.0
+        self.tick = tick
+        self.on_sleep = on_sleep
+        self.busy = busy
+
+    def now(self) -> float:
+        self.time += self.tick
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.on_sleep(seconds)
+
+    def work(self) -> Work:
+        return self.busy()
 
 
 class Jumping:

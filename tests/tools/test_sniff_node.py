@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import DeviceNotFound, NotSupported
 from hcq.transport.node import NodeMapping
 from nv import abi
@@ -47,6 +48,7 @@ class ToyNode:
     """Refuses what is asked of UVM, sets the last word of everything else."""
 
     name = "toy"
+    clock = Clock()
 
     def __init__(self) -> None:
         self.closed = False

@@ -12,9 +12,8 @@ import pytest
 
 import hcq
 from am.virtual.options import ChipOptions, FaultPlan
-from hcq import poll
+from hcq.clock import Clock, Work
 from hcq.errors import BadArgument, FirmwareRejected
-from hcq.poll import wait_until
 from hcq.transport.recording import Failure, Recording
 from hcq.transport.trace import Access
 from tests.support.am_navi31 import build_chip
@@ -86,12 +85,13 @@ def test_a_boot_that_looks_late_is_the_same(
 ) -> None:
     """A host that is busy finds answered at its first look what another one has to wait for."""
 
-    def late(probe: Any, **options: Any) -> Any:
-        until(lambda: not poll._at_work(), "the model to have done all it can")
-        return wait_until(probe, **options)
+    wait_until = Clock.wait_until
 
-    for module in ("am.boot", "am.chip", "am.psp", "am.smu"):
-        monkeypatch.setattr(f"{module}.wait_until", late)
+    def late(clock: Clock, probe: Any, **options: Any) -> Any:
+        until(lambda: clock.work() is Work.NONE, "the model to have done all it can")
+        return wait_until(clock, probe, **options)
+
+    monkeypatch.setattr(Clock, "wait_until", late)
     other = tmp_path / "late.txt"
     assert cli.main(["record", "virtual:navi31", str(other)]) == 0
     assert cli.main(["record", "compare", str(boot), str(other)]) == 0

@@ -16,16 +16,13 @@ from hcq.errors import (
     OutOfMemory,
 )
 from hcq.transport.base import ResetKind
+from tests.support.clocks import Manual
 from tests.support.pci_tree import Node, TreeBridge, chain, gpu
 from usbgpu.transport import UsbTransport
 
 
-def no_pause(seconds: float) -> None:
-    """Time does not pass."""
-
-
 def opened(bridge: TreeBridge) -> UsbTransport:
-    transport = UsbTransport(bridge, "usb:0", sleep=no_pause)
+    transport = UsbTransport(bridge, "usb:0", clock=Manual())
     transport.config_write(4, 6, 2)
     return transport
 
@@ -72,7 +69,7 @@ def test_a_card_at_another_port_of_the_switch_is_found() -> None:
     switch.below[0].below[0] = nic
     switch.below[3] = Node(0x14791002, 0x06, below={0: gpu()}, port=6)
     bridge = TreeBridge(root, up=True)
-    transport = UsbTransport(bridge, "usb:0", sleep=no_pause)
+    transport = UsbTransport(bridge, "usb:0", clock=Manual())
     assert transport.card.port.device == 3
     transport.close()
 
@@ -80,10 +77,10 @@ def test_a_card_at_another_port_of_the_switch_is_found() -> None:
 def test_a_card_that_is_not_ready_is_asked_again() -> None:
     bridge = TreeBridge(chain(gpu(retries=5)))
     pauses: list[float] = []
-    UsbTransport(bridge, "usb:0", sleep=pauses.append).close()
+    UsbTransport(bridge, "usb:0", clock=Manual(on_sleep=pauses.append)).close()
     assert len(pauses) >= 5
     with pytest.raises(DeviceNotFound):
-        UsbTransport(TreeBridge(chain(gpu(retries=10_000))), "usb:0", sleep=no_pause)
+        UsbTransport(TreeBridge(chain(gpu(retries=10_000))), "usb:0", clock=Manual())
 
 
 @pytest.mark.parametrize(
@@ -102,18 +99,18 @@ def test_what_cannot_be_used_is_named_and_left_as_it_was(
 ) -> None:
     bridge = TreeBridge(root, supply=supply)
     with pytest.raises(error):
-        UsbTransport(bridge, "usb:0", sleep=no_pause)
+        UsbTransport(bridge, "usb:0", clock=Manual())
     assert bridge.powered == [1, 0] and bridge.usb.closed
     if supply:
         up = TreeBridge(root, up=True)
         with pytest.raises(error):
-            UsbTransport(up, "usb:0", sleep=no_pause)
+            UsbTransport(up, "usb:0", clock=Manual())
         assert up.powered == [] and up.usb.closed, "it was powered before"
 
 
 def test_what_else_is_there_is_named() -> None:
     with pytest.raises(DeviceNotFound, match="8086:1533 of class 0x02"):
-        UsbTransport(TreeBridge(chain(Node(0x15338086, 0x02))), "usb:0", sleep=no_pause)
+        UsbTransport(TreeBridge(chain(Node(0x15338086, 0x02))), "usb:0", clock=Manual())
 
 
 # ---- accesses ----------------------------------------------------------------------------------
@@ -245,7 +242,7 @@ def test_unplugged_while_it_is_opened(transfers: int) -> None:
 
     bridge._check = unplug  # type: ignore[method-assign]
     try:
-        transport = UsbTransport(bridge, "usb:0", sleep=no_pause)
+        transport = UsbTransport(bridge, "usb:0", clock=Manual())
     except LinkError:
         assert bridge.usb.closed
     except DeviceNotFound:

@@ -40,6 +40,7 @@ class RecordingNode:
 
     def __init__(self, node: Node, file: IO[str], rules: Rules, memory: int = 0) -> None:
         self.name = node.name
+        self.clock = node.clock
         self._node = node
         self._file = file
         self._rules = rules

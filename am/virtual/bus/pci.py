@@ -241,6 +241,7 @@ class VirtualTransport(TransportLife):
         if chip.msi is not None:
             raise DeviceBusy(f"{name} is already attached", holder="this process")
         super().__init__(name)
+        self.clock = chip.clock
         self._chip = chip
         self._memory: dict[HostMemory, None] = {}
         self._windows: dict[int, _BarWindow] = {

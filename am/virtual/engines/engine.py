@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from hcq.poll import plays
+from hcq.clock import Work
+from hcq.emu.memory import Abort
 from hcq.threads import start
 
 log = logging.getLogger(__name__)
@@ -48,11 +49,10 @@ class Worker:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._working = False  # inside `step`, and not waiting there
-        self._elsewhere: Callable[[], bool] | None = None  # whether what runs there is to end
+        self._program: Abort | None = None  # of the program that runs inside `step`
         self._numbers = itertools.count(1)
         self._woken = self._seen = 0  # numbers of wakes: the last, and that of which `step` knows
         self.stopped = False
-        plays(self)
 
     def __repr__(self) -> str:
         return f"Worker({self.name!r}, stopped={self.stopped})"
@@ -79,26 +79,23 @@ class Worker:
             raise Stopped(self.name)
 
     @contextlib.contextmanager
-    def elsewhere(self, ending: Callable[[], bool]) -> Iterator[None]:
-        """While the block runs, inside `step`, the engine runs a program, which may never end.
-
-        ending: whether the program was told to end.
-        """
-        self._elsewhere = ending
+    def running(self, program: Abort) -> Iterator[None]:
+        """While the block runs, inside `step`, the engine runs a program, which may never end."""
+        self._program = program
         try:
             yield
         finally:
-            self._elsewhere = None
+            self._program = None
 
     @property
-    def at_work(self) -> bool:
-        """The thread runs, or is to run; see hcq.poll.Player."""
+    def work(self) -> Work:
+        """ENGINES while the thread runs, or is to run, but no program; see hcq.clock.Part."""
         if not self.alive:
-            return False
-        ending = self._elsewhere
-        if ending is not None:
-            return ending()
-        return self._working or self._seen != self._woken
+            return Work.NONE
+        program = self._program
+        if program is not None:
+            return program.work
+        return Work.ENGINES if self._working or self._seen != self._woken else Work.NONE
 
     def check(self) -> None:
         """Raise Stopped when the engine has been told to stop."""

@@ -52,7 +52,8 @@ class ShaderArray:
     def _locked(self, dispatch: Dispatch, vmid: int, abort: Abort) -> Outcome:
         if self._core is None:
             factory = self._chip.options.shader_core or default_core
-            self._core = factory()
+            with abort.translation():  # of what all programs share
+                self._core = factory()
         memory = self._memories.get(vmid)
         if memory is None:
             memory = self._memories[vmid] = self._chip.gc.shader_memory(vmid)

@@ -107,7 +107,8 @@ class GfxCore:
         if launch.total_groups == 0:
             return Outcome(Ending.DONE)
         run = Run(dispatch, launch, memory, abort)
-        kernel = self._kernel(dispatch.code_address, launch, memory)
+        with abort.translation():
+            kernel = self._kernel(dispatch.code_address, launch, memory)
         workers = self._crew.workers[: self._worker_count(dispatch, launch, kernel)]
         start = time.perf_counter()
         work = partial(self._work, kernel=kernel, run=run)
@@ -165,7 +166,8 @@ class GfxCore:
             if run.memory.fetch(root, 4) is None:
                 code = layout.NO_CODE
                 break
-            longer = self._extended(kernel, root, run.launch, run.memory)
+            with run.abort.translation():
+                longer = self._extended(kernel, root, run.launch, run.memory)
             worker.resume_here(longer.program.base - kernel.program.base, run.launch.waves)
             kernel = longer
         return _halted(worker, kernel.program, code, run.dispatch)

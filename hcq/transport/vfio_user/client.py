@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+from hcq.clock import Clock, Work
 from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, NotSupported, UgpuError
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind
@@ -35,6 +36,23 @@ REACH_BITS = 44  # of the bus addresses we hand out: what every chip of ours can
 # TIMEOUT: no command takes so long but a reset of a busy device; our choice.
 ANSWER_LIMIT_S = 30.0
 _COMMAND, _MASTER = 0x04, 0x4
+
+
+class ServedClock(Clock):
+    """Real time; a server that can say so is asked what its model is busy with."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def work(self) -> Work:
+        """Ask the server. NONE for one that cannot say, or is gone."""
+        if not self._connection.peer.model_work:
+            return Work.NONE
+        try:
+            answer = self._connection.call(Command.MODEL_WORK)
+            return Work(wire.unpack(wire.MODEL_WORK, answer, exact=True)[0])
+        except (UgpuError, ValueError):
+            return Work.NONE
 
 
 class VfioUserTransport(TransportLife):
@@ -65,6 +83,7 @@ class VfioUserTransport(TransportLife):
         self._addresses = BusAddresses([(0, (1 << 64) - 1)], reach_bits)
         self._memories = Memories()
         self._connection = Connection(_connect(path), self.name, self._memories, limit_s)
+        self.clock = ServedClock(self._connection)
         # ORDER: closing does this from the bottom: no DMA before memory goes.
         self.at_end(self._free_parts)
         self.at_end(self._connection.close, drop=self._forked)

@@ -69,6 +69,7 @@ class Connection:
             "max_data_xfer_size": wire.LARGEST_TRANSFER,
             "pgsizes": version.PAGE_SIZES,
             "write_multiple": True,
+            "model_work": True,
         }
         if twin_socket:
             offered["twin_socket"] = {"supported": True}

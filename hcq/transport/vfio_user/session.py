@@ -78,6 +78,7 @@ class Session:
             Command.REGION_WRITE: self._region_write,
             Command.REGION_WRITE_MULTI: self._region_write_multi,
             Command.DEVICE_RESET: self._reset,
+            Command.MODEL_WORK: self._model_work,
         }
         # Nearly all messages, and each is waited for; what is not plain goes the way of the others.
         self._registers: dict[int, Callable[[Message], bytes | None]] = {
@@ -234,6 +235,7 @@ class Session:
             "max_dma_maps": version.MOST_DMA_MAPS,
             "pgsizes": version.PAGE_SIZES,
             "write_multiple": True,
+            "model_work": True,
         }
         answer: dict[str, object] = {
             name: value for name, value in offered.items() if name in peer.named
@@ -354,6 +356,9 @@ class Session:
     def _reset(self, message: Message) -> Reply:
         self._device().reset(ResetKind.FUNCTION)
         return _DONE
+
+    def _model_work(self, message: Message) -> Reply:
+        return (wire.MODEL_WORK.pack(self._device().clock.work()),), ()
 
     # ---- regions -----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ class Capabilities:
     """What a peer said it can take; the protocol's defaults where it said nothing.
 
     transfer: bytes of one read or write. descriptors: per message. named: the names it gave at all,
-    since an answer may only repeat those.
+    since an answer may only repeat those. model_work: the command of that name, which is our own.
     """
 
     transfer: int = wire.DEFAULT_TRANSFER
@@ -28,6 +28,7 @@ class Capabilities:
     dma_maps: int = MOST_DMA_MAPS
     write_multiple: bool = False
     twin_socket: bool = False
+    model_work: bool = False
     twin_index: int | None = None
     named: frozenset[str] = frozenset()
 
@@ -57,6 +58,7 @@ def parse(payload: bytes) -> tuple[int, int, Capabilities]:
         dma_maps=_number(given, "max_dma_maps", MOST_DMA_MAPS, 1, 1 << 63),
         write_multiple=_truth(given, "write_multiple"),
         twin_socket=_truth(twin, "supported"),
+        model_work=_truth(given, "model_work"),
         twin_index=None if index < 0 else index,
         named=frozenset(given),
     )  # fmt: skip

@@ -35,6 +35,7 @@ IRQ_INFO: Final = struct.Struct("<IIII")  # argsz, flags, index, count
 SET_IRQS: Final = struct.Struct("<IIIII")  # argsz, flags, index, start, count; then booleans
 REGION_ACCESS: Final = struct.Struct("<QII")  # offset, region, count; then data
 DMA_ACCESS: Final = struct.Struct("<QQ")  # address, count; then data
+MODEL_WORK: Final = struct.Struct("<I")
 WRITE_COUNT: Final = struct.Struct("<Q")
 WRITE_ENTRY: Final = struct.Struct("<QIIQ")  # offset, region, count, data
 # Whole messages about one register: header, place, and (but for the request to read) its value.
@@ -79,6 +80,9 @@ class Command(enum.IntEnum):
     DEVICE_FEATURE = 16
     MIG_DATA_READ = 17
     MIG_DATA_WRITE = 18
+    # Not of the protocol: what the server's model is busy with (hcq.clock.Work, a MODEL_WORK). Sent
+    # only where both sides named the capability "model_work".
+    MODEL_WORK = 0xF001
 
 
 class Region(enum.IntEnum):

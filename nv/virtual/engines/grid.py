@@ -95,12 +95,17 @@ class GridRunner:
         self._name = grid.entry
         if launch.invalidates_data:
             self._gpu.data_cache.invalidate()
+        attention.in_program = True
         try:
-            outcome = self._gpu.multiprocessors.run(grid, memory, attention)
+            with attention.translation():  # of what all programs share
+                multiprocessors = self._gpu.multiprocessors
+            outcome = multiprocessors.run(grid, memory, attention)
         except (BadCodeObject, NotSupported) as error:
             gap = NotSupported(f"{grid.entry}: {error}", **_line_of(grid.ptx, str(error)))
             text = f"{grid.entry}: {error}"
             raise ChannelError(Xid.GR_EXCEPTION, text, gap=gap) from error
+        finally:
+            attention.in_program = False
         self._gpu.violations.extend(f"{grid.entry}: {text}" for text in outcome.violations)
         if self._coherence is not None and isinstance(memory, WatchedMemory):
             scope = GRID_SCOPES[launch.membar]

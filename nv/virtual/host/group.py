@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from hcq.clock import Work
 from nv.virtual.sm_contract import Attention
 
 if TYPE_CHECKING:
@@ -54,6 +55,19 @@ class TimeSliceGroup:
     def working(self) -> bool:
         """A channel's work runs, or stands aside."""
         return self.running is not None
+
+    @property
+    def in_program(self) -> bool:
+        """A grid runs, is translated, or stands aside."""
+        return self.running is not None and self.running.attention.in_program
+
+    @property
+    def work(self) -> Work:
+        """What the group has to do; see hcq.clock.Part."""
+        if self.running is not None and self.in_program:
+            return self.running.attention.work
+        busy = self.working or self.next_channel() is not None
+        return Work.ENGINES if busy else Work.NONE
 
     def ask_aside(self, value: bool) -> None:
         """Ask the running work to stand aside, or let it go on."""

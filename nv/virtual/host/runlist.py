@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hcq.poll import plays
+from hcq.clock import Work
 from hcq.threads import start
 from nv.virtual.host.group import TimeSliceGroup
 
@@ -48,14 +48,16 @@ class Runlist:
         self._waiting: list[TimeSliceGroup] = []  # for the engine, first come first served
         self._closed = False
         self._kicks = 0
-        plays(self)
 
     @property
-    def at_work(self) -> bool:
-        """A channel has something to do that nothing holds up; see hcq.poll.Player."""
+    def work(self) -> Work:
+        """What channels have to do that nothing holds up; see hcq.clock.Part. A grid holds up all
+        others until it is done or stands aside."""
         with self._wake:
             groups = [] if self._closed else self._groups
-            return any(group.working or group.next_channel() is not None for group in groups)
+            if self._owner is not None and self._owner.in_program:
+                groups = [self._owner]
+            return max((group.work for group in groups), default=Work.NONE)
 
     @property
     def busy(self) -> bool:

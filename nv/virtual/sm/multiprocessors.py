@@ -118,7 +118,7 @@ class VirtualMultiprocessors:
         and line, for what these multiprocessors lack; both before anything has run.
         """
         try:
-            with self._lock:
+            with abort.translation(), self._lock:
                 source = self._source(launch)
             grid = Grid.of(launch, source.entry, source.places)
         except BadLaunch as bad:
@@ -127,7 +127,7 @@ class VirtualMultiprocessors:
             return SmOutcome(SmEnding.DONE)
         parameters = aligned(max(len(launch.parameters), 64))
         parameters[: len(launch.parameters)] = np.frombuffer(launch.parameters, np.uint8)
-        with self._lock:
+        with abort.translation(), self._lock:
             hooks = flight_hooks(self._cache) if source.flies else ()
             kernel = self._kernel(launch, source, grid)
             image = source.image(memory, parameters)

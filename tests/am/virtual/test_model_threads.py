@@ -6,8 +6,8 @@ import ctypes
 import random
 import threading
 
+from hcq.clock import Clock
 from hcq.emu.memory import READ_TAG, WRITE_TAG, Access, tlb_set
-from hcq.poll import wait_until
 from tests.support.navi31_bench import bench
 
 TABLE, VA, VMID = 0x60_0000, 0x4000_0000, 2
@@ -98,7 +98,7 @@ def test_a_reset_while_firmware_works_leaves_a_clean_chip() -> None:
             card.write(card.psp(35), 0x80000)
             card.chip.power_cycle()
             card.transport.config_write(4, 6, 2)
-            wait_until(
+            Clock().wait_until(
                 lambda: card.read(card.psp(35)) == 0x80000000,
                 unit="PSP",
                 waiting_for="boot loader",

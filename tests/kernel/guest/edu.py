@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hcq.poll import wait_until
+from hcq.clock import Clock
 from hcq.transport.base import Transport, Window
 from tests.kernel.guest.host import within
 
@@ -80,7 +80,7 @@ class Edu:
         return raised
 
     def _wait(self, register: int, bit: int, what: str) -> None:
-        wait_until(
+        Clock().wait_until(
             lambda: not self.window.read32(register) & bit,
             unit="edu",
             waiting_for=what,

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import DeviceAsleep, LinkDown
-from hcq.poll import wait_until
 from hcq.transport import pci_config
 from hcq.transport.binding import Binding, plan
 from hcq.transport.pci_config import ConfigFile
@@ -117,7 +117,7 @@ def found_again(lost: PciFunction) -> None:
     """Power took its addresses away; the kernel gives it new ones when it finds it again."""
     (lost.folder / "remove").write_text("1")
     rescan(System())
-    wait_until(
+    Clock().wait_until(
         lambda: lost.folder.is_dir(),
         unit="PCI bus", waiting_for="the function with power again", limit_s=within(LIMIT_S),
     )  # fmt: skip

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import AccessDenied, Closed, DeviceBusy, HostError, OutOfMemory
-from hcq.poll import wait_until
 from hcq.transport import pci_config
 from hcq.transport.base import ResetKind
 from hcq.transport.binding import Binding
@@ -67,7 +67,7 @@ def test_the_device_comes_back_after_removal() -> None:
     with pytest.raises(Closed):
         transport.config_read(0)
     rescan(System())
-    wait_until(
+    Clock().wait_until(
         lambda: Path(f"/sys/bus/pci/devices/{address}").exists(),
         unit="PCI bus",
         waiting_for="the device after a rescan",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import DeviceNotFound
-from hcq.poll import wait_until
 from hcq.transport.binding import Binding
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
@@ -45,7 +45,7 @@ def test_an_unplug_during_use_is_orderly(host: Host) -> None:
     assert not interrupts.wait(within(LIMIT_S)) and time.monotonic() - start < within(LIMIT_S)
     assert function.folder.is_dir()
     transport.close()
-    wait_until(
+    Clock().wait_until(
         lambda: not function.folder.is_dir(),
         unit="PCI bus",
         waiting_for="the device's removal after it was closed",
@@ -59,7 +59,7 @@ def test_an_unplug_during_use_is_orderly(host: Host) -> None:
 def test_a_device_plugged_in_is_found(host: Host) -> None:
     before = len(edu.addresses())
     host.monitor("device_add", driver="edu", id="edu9", bus="port0")
-    wait_until(
+    Clock().wait_until(
         lambda: len(edu.addresses()) > before,
         unit="PCI bus",
         waiting_for="the device that was plugged in",

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import (
     BadArgument,
     Closed,
@@ -20,7 +21,6 @@ from hcq.errors import (
     GroupNotViable,
     NotSupported,
 )
-from hcq.poll import wait_until
 from hcq.transport.base import ResetKind
 from hcq.transport.binding import Binding, plan
 from hcq.transport.pci_function import PciFunction
@@ -132,7 +132,7 @@ def faults() -> int:
 
 
 def wait_for_fault(before: int) -> None:
-    wait_until(
+    Clock().wait_until(
         lambda: faults() > before, unit="IOMMU", waiting_for="a logged fault", limit_s=within(10)
     )
 

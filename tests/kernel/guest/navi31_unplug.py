@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import UgpuError
-from hcq.poll import wait_until
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
 from hcq.transport.vfio import VfioTransport
@@ -27,7 +27,7 @@ def test_an_unplug_during_work_is_orderly() -> None:
         assert isinstance(transport, VfioTransport)
         begin = time.monotonic()
         host.monitor("device_del", id="gpu0")
-        wait_until(
+        Clock().wait_until(
             lambda: transport.removal_requested,
             unit="PCI slot", waiting_for="the request to let the card go", limit_s=within(LIMIT_S),
         )  # fmt: skip
@@ -36,7 +36,7 @@ def test_an_unplug_during_work_is_orderly() -> None:
         closer.start()
         closer.join(within(LIMIT_S))
         assert not closer.is_alive() and time.monotonic() - begin < within(LIMIT_S)
-        wait_until(
+        Clock().wait_until(
             lambda: not folder.is_dir(),
             unit="PCI bus", waiting_for="the card's removal", limit_s=within(LIMIT_S),
         )  # fmt: skip

@@ -103,6 +103,7 @@ class ComputeQueue:
         self._executor = slot.executor(self)
         self._executor.consumed = wptr - (wptr - rptr) % setup.size
         self.worker = Worker(f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.fault)
+        self._chip.clock.plays(self.worker)
 
     def __repr__(self) -> str:
         state = self.hung or ("draining" if self.draining else "active")
@@ -347,7 +348,7 @@ class ComputeQueue:
         any_pending = bool(self._pending)
         while self._pending:
             launch, vmid = self._pending.popleft() if in_order else self._pending.pop()
-            with self.worker.elsewhere(lambda: bool(self.abort.flag[0])):
+            with self.worker.running(self.abort):
                 outcome = self.mec.array.run(launch, vmid, self.abort)
             if outcome.ending is Ending.DONE:
                 continue
