@@ -124,7 +124,7 @@ class Chip(Board):
         self.space.closed = {"gc"}
         if scope is not Reset.MODE1 or self.options.config_lost_on_mode1:
             self.config.reset(keep_bars=scope is Reset.MODE1)
-        if scope is Reset.POWER:
+        if scope is Reset.POWER and self.options.platform:
             self.config.assign_bars()
         for block in self.blocks:
             block.reset(scope)

@@ -122,6 +122,8 @@ class ChipOptions:
     model's VRAM is sparse and zero). manual_time: the scheduler has no thread; tests call
     `chip.scheduler.advance`. launch_in_order: dispatches of a queue that no wait separates run in
     their order, not the newest first. shader_core: makes the shader cores, at the first dispatch.
+    platform: the host's firmware gives the BARs addresses at power-on and enlarges BAR0; False
+    behind a bus whose driver does that (bus.endpoint).
     index_latch: an indirect index takes effect only when it was read back (posted writes).
     """
 
@@ -129,6 +131,7 @@ class ChipOptions:
     visible_vram: int | None = None
     shared_vram: bool = False
     function_reset: bool = False  # a function-level reset by way of configuration space
+    platform: bool = True
     registers: int = 1 << 20
     doorbells: int = 2 << 20
     noise: int = 32 << 20

@@ -41,11 +41,17 @@ class ConfigSpace:
         self._bytes = bytearray(SIZE)
         self.memory_enabled = False
         self.bus_master = False
-        self._vram_bar = chip.options.visible_vram or self._whole_vram()
+        self._vram_bar = self._default_vram_bar()
         self._placed: dict[int, int] = {}
 
     def _whole_vram(self) -> int:
         return 1 << (self._chip.options.vram - 1).bit_length()
+
+    def _default_vram_bar(self) -> int:
+        """Return BAR0's size at power-on: without a platform that enlarged it, 256 MiB at most."""
+        options = self._chip.options
+        most = self._whole_vram() if options.platform else min(self._whole_vram(), 256 << 20)
+        return options.visible_vram or most
 
     # ---- sizes --------------------------------------------------------------------------------
 
@@ -62,6 +68,8 @@ class ConfigSpace:
         bars = bytes(self._bytes[_BARS : _BARS + 24])
         self._bytes[:] = bytes(SIZE)
         facts = self._chip.facts
+        if not self._chip.options.platform:
+            self._vram_bar = self._default_vram_bar()
         vendor = facts.generation.vendor
         self._put(0x00, "<HH", vendor, facts.pci_ids[0])
         self._put(_COMMAND, "<HH", 0, 0x0010)
@@ -102,6 +110,11 @@ class ConfigSpace:
                 self._put(_BARS + 4 * index + 4, "<I", address >> 32)
             self._placed[index] = address
         self._update()
+
+    def bar_address(self, index: int) -> int:
+        """Return where a memory BAR lies on the bus, as it was written last."""
+        flags = next(flags for place, flags, _ in _PLACES if place == index)
+        return self._address(index, flags)
 
     def snapshot(self) -> bytes:
         """Return the writable header and capabilities, as an operating system saves them."""
@@ -180,7 +193,8 @@ class ConfigSpace:
 
     def _update(self) -> None:
         command = int.from_bytes(self._bytes[_COMMAND : _COMMAND + 2], "little")
-        in_place = all(
+        # Without a platform the bus before us finds the function by its BARs (bus.endpoint).
+        in_place = not self._chip.options.platform or all(
             self._address(index, flags) == self._placed.get(index)
             for index, flags, _ in _PLACES
             if index != 4

@@ -1,0 +1,112 @@
+"""The bridge chip around its firmware: memory, request engine, SRAM engine, slot, clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hcq.transport.endpoint import Endpoint
+from usbgpu.usb import Speed
+from usbgpu.virtual.fabric import Fabric
+from usbgpu.virtual.memory import REGIONS, Memory
+from usbgpu.virtual.meter import Costs, VirtualClock
+from usbgpu.virtual.sram_engine import SramEngine
+from usbgpu.virtual.tlp import RequestEngine
+
+_PACKET, _PACKET_HIGH_SPEED = 1024, 512
+
+
+@dataclass(frozen=True)
+class HardwareOptions:
+    """How the chip behaves. train_s: seconds from slot power to a link in L0. retries:
+    configuration requests that the card answers with Retry Status after its power came.
+    shuffled, between: see SramEngine."""
+
+    train_s: float = 0.12
+    retries: int = 0
+    shuffled: bool = False
+    between: Callable[[], None] | None = None
+    costs: Costs = field(default_factory=Costs)
+    seed: int = 1
+
+
+class Hardware:
+    """Everything of the chip that firmware uses. objections: what no driver should have done."""
+
+    def __init__(
+        self, card: Endpoint | None, speed: Speed, options: HardwareOptions, clock: VirtualClock
+    ) -> None:
+        self.options = options
+        self.costs = options.costs
+        self.speed = speed
+        self.clock = clock
+        self.objections: list[str] = []
+        self._powered_at = 0.0
+        self._mapped = False
+        self.memory = Memory(options.seed)
+        self.memory.reset()
+        self.fabric = Fabric(card, self.object_to, self._ports_changed)
+        self.requests = RequestEngine(self.memory, self.fabric, self.link_up, self.object_to)
+        self.sram = SramEngine(
+            self.memory,
+            self.object_to,
+            options.seed,
+            shuffled=options.shuffled,
+            between=options.between,
+        )
+        self.fabric.power(False)
+
+    def object_to(self, text: str) -> None:
+        """Record what no driver should do; each text once."""
+        if text not in self.objections:
+            self.objections.append(text)
+
+    @property
+    def super_speed(self) -> bool:
+        return self.speed >= Speed.SUPER
+
+    @property
+    def packet_size(self) -> int:
+        """Bytes of a full bulk packet."""
+        return _PACKET if self.super_speed else _PACKET_HIGH_SPEED
+
+    @property
+    def bulk_rate(self) -> float:
+        """Bytes/s between host and SRAM."""
+        return self.costs.sram_rate if self.super_speed else self.costs.high_speed_rate
+
+    # ---- the slot -----------------------------------------------------------------------------
+
+    def power(self, on: bool) -> None:
+        """Switch the slot's rails; where they are on already, PERST# alone resets what is there."""
+        self._powered_at = self.clock.now()
+        self.fabric.retries_left = self.options.retries if on else 0
+        if on and self.fabric.powered:
+            self.fabric.reset()
+        else:
+            self.fabric.power(on)
+
+    def link_up(self) -> bool:
+        """Whether the link to the card is in L0 now."""
+        trained = self.clock.now() - self._powered_at >= self.options.train_s
+        return self.fabric.link_up and trained
+
+    def _ports_changed(self) -> None:
+        """Let the card's requests reach our memory, or not, as its bridges are set up."""
+        card, wanted = self.fabric.card, self.fabric.card_may_master
+        if card is None or wanted == self._mapped:
+            return
+        self._mapped = wanted
+        for region in REGIONS:
+            if wanted:
+                card.map_dma(region.bus, region.size, self.memory.host + region.offset)
+            else:
+                card.unmap_dma(region.bus, region.size)
+
+    def close(self) -> None:
+        """Take the memory from the card; idempotent."""
+        card = self.fabric.card
+        if card is not None and self._mapped:
+            for region in REGIONS:
+                card.unmap_dma(region.bus, region.size)
+            self._mapped = False
