@@ -55,7 +55,7 @@ class Assembler:
         """Bytes [offset, offset+width) of the data take the value of `symbol`."""
         if width not in (1, 2, 4, 8) or offset % min(width, 4):
             raise BadArgument(
-                "an argument to be filled in has 1, 2, 4 or 8 aligned bytes",
+                "a patched argument must have 1, 2, 4 or 8 bytes and be aligned to its size",
                 offset=offset,
                 width=width,
             )

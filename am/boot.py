@@ -119,7 +119,7 @@ def wait_ifwi(chip: Chip) -> None:
     except UnitTimeout as error:
         chip.check_present("waiting for the board's firmware")
         raise FirmwareSilent(
-            "the board's own firmware does not finish; a power cycle may help",
+            "the board's boot firmware has not finished; a power cycle may help",
             limit_s=limit_s,
             **seen,
         ) from error
@@ -264,7 +264,7 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
     size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
     if size > units.carveout.tmr_space:
-        raise OutOfMemory("the firmware wants more than its reserve", size=size)
+        raise OutOfMemory("the firmware requests more memory than is reserved for it", size=size)
     return size
 
 
@@ -355,11 +355,11 @@ def mode1_reset(units: Units) -> None:
     facts = units.chip.facts
     version = units.smu.version or units.smu.send("GetSmuVersion")
     if version < facts.mode1_since:
-        raise NotSupported("the SMU's firmware knows no mode1 reset", version=version)
+        raise NotSupported("the SMU's firmware does not support the mode1 reset", version=version)
     units.ih.stop()
     _reset_chip(units, units.smu.mode1)
     if units.psp.alive():
-        raise FirmwareSilent("the SMU ignores the mode1 reset", **units.smu.state())
+        raise FirmwareSilent("the SMU does not perform the mode1 reset", **units.smu.state())
 
 
 def debug_mode1_reset(units: Units) -> None:
@@ -368,7 +368,8 @@ def debug_mode1_reset(units: Units) -> None:
     _reset_chip(units, units.smu.strike_mode1)
     if units.psp.alive():
         raise FirmwareSilent(
-            "the SMU ignores the mode1 reset by its debug mailbox", **units.smu.state()
+            "the SMU does not perform the mode1 reset requested through its debug mailbox",
+            **units.smu.state(),
         )
 
 
@@ -377,7 +378,7 @@ def psp_mode1_reset(units: Units) -> None:
     units.ih.stop()
     _reset_chip(units, units.psp.strike_mode1)
     if units.psp.alive():
-        raise FirmwareSilent("the PSP ignores the mode1 reset")
+        raise FirmwareSilent("the PSP does not perform the mode1 reset")
 
 
 def reset_whole_chip(units: Units) -> None:
@@ -442,5 +443,5 @@ def _wait_bootloader(units: Units) -> None:
             limit_s=chip.generation.ifwi_limit_s,
         )
     except UnitTimeout as error:
-        raise FirmwareSilent("the chip does not come back", **error.facts) from error
+        raise FirmwareSilent("the chip does not respond after the reset", **error.facts) from error
     units.psp.forget_components()

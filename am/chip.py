@@ -58,7 +58,10 @@ class RegisterBus:
     def _select(self, address: int) -> int:
         """Aim the RSMU pair at byte `address`; returns the BAR offset of its data register."""
         if self.index_register is None or self.data_register is None:
-            raise BadArgument("register beyond BAR5, and no index pair known yet", address=address)
+            raise BadArgument(
+                "the register lies outside BAR5, and the index/data pair is not set up yet",
+                address=address,
+            )
         self.window.write32(self.index_register * 4, address)
         self.window.read32(self.index_register * 4)
         return self.data_register * 4
@@ -107,7 +110,9 @@ class Vram:
 
     def _check(self, address: int, size: int) -> None:
         if address % 4 or size % 4 or address < 0 or address + size > self.size:
-            raise BadArgument("not a range of VRAM", address=address, size=size, vram=self.size)
+            raise BadArgument(
+                "the range must lie inside VRAM", address=address, size=size, vram=self.size
+            )
 
 
 class OfChip(Protocol):
@@ -164,7 +169,9 @@ class Chip:
             if block in self.generation.optional_blocks and not self._has_table(block, found):
                 continue
             if not found:
-                raise DiscoveryError(f"the discovery table has no {block}", block=block)
+                raise DiscoveryError(
+                    f"expected {block} in the discovery table, found none", block=block
+                )
             self._instances[block] = tuple(self._registers(block, one) for one in found)
             name = block.lower() if block != "NBIF" else "nbio"
             setattr(self, name, self._instances[block][0])
@@ -242,8 +249,8 @@ class Chip:
         config = self.transport.present()
         if not config or self.memory_size_mb() == ALL_ONES:
             raise DeviceLost(
-                f"the chip no longer answers while {while_doing}",
-                config_space="answers" if config else "all ones",
+                f"the chip stopped responding while {while_doing}",
+                config_space="responds" if config else "all ones",
                 registers="all ones",
             )
 

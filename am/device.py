@@ -71,7 +71,7 @@ def open_device(
     from now on.
     """
     if leave not in ("warm", "cold"):
-        raise BadArgument("leave is warm or cold", leave=leave)
+        raise BadArgument(f"leave must be 'warm' or 'cold'", leave=leave)
     if vmid not in VMIDS:
         raise BadArgument(f"vmid must be {' or '.join(map(str, VMIDS))}, got {vmid!r}")
     folders = (Path(firmware),) if firmware is not None else config().firmware_folders
@@ -91,7 +91,7 @@ def find_facts(vendor: int, device: int) -> ChipFacts:
     """Return the facts of the chip with this PCI id: one folder of am/chips has them."""
     found = chips.find(vendor, device)
     if found is None:
-        raise DeviceNotFound(f"no chip of ours has PCI id {vendor:04x}:{device:04x}")
+        raise DeviceNotFound(f"PCI id {vendor:04x}:{device:04x} is not a supported chip")
     return found
 
 

@@ -101,10 +101,15 @@ def parse(data: bytes) -> Discovery:
     signature, major, _minor, expected, size = _unpack(_BINARY, data, 0, "binary header")
     if signature != BINARY_SIGNATURE:
         raise DiscoveryError(
-            "not a discovery binary", expected=BINARY_SIGNATURE, found=signature, version=major
+            "the discovery binary has an unexpected signature or version",
+            expected=BINARY_SIGNATURE,
+            found=signature,
+            version=major,
         )
     if size > len(data) or size < _BINARY.size + _TABLE_COUNT * _TABLE.size:
-        raise DiscoveryError("binary size is impossible", size=size, available=len(data))
+        raise DiscoveryError(
+            "the discovery binary states a size outside the data", size=size, available=len(data)
+        )
     data = data[:size]
     _check_sum("binary", data[_CHECKED_FROM:], expected)
     tables = [
@@ -112,7 +117,7 @@ def parse(data: bytes) -> Discovery:
         for position in range(_TABLE_COUNT)
     ]
     if not tables[IP_TABLE][0]:
-        raise DiscoveryError("the binary has no IP discovery table")
+        raise DiscoveryError("the discovery binary has no IP discovery table")
     harvested = _parse_harvest(data, tables[HARVEST_TABLE])
     blocks = _parse_ips(data, tables[IP_TABLE])
     return Discovery(
@@ -124,19 +129,25 @@ def parse(data: bytes) -> Discovery:
 
 def _unpack(form: struct.Struct, data: bytes, offset: int, what: str) -> tuple[int, ...]:
     if offset < 0 or offset + form.size > len(data):
-        raise DiscoveryError(f"{what} lies outside the binary", offset=offset, size=len(data))
+        raise DiscoveryError(
+            f"the {what} lies outside the discovery binary", offset=offset, size=len(data)
+        )
     return form.unpack_from(data, offset)
 
 
 def _check_sum(what: str, data: bytes, expected: int) -> None:
     found = checksum(data)
     if found != expected:
-        raise DiscoveryError(f"{what} checksum is wrong", expected=expected, found=found)
+        raise DiscoveryError(
+            f"the checksum of the {what} does not match", expected=expected, found=found
+        )
 
 
 def _table(data: bytes, what: str, offset: int, size: int, expected: int) -> bytes:
     if offset + size > len(data):
-        raise DiscoveryError(f"{what} table ends outside the binary", offset=offset, size=size)
+        raise DiscoveryError(
+            f"the {what} table ends outside the discovery binary", offset=offset, size=size
+        )
     _check_sum(f"{what} table", data[offset : offset + size], expected)
     return data[offset : offset + size]
 
@@ -145,11 +156,15 @@ def _parse_ips(data: bytes, table: tuple[int, ...]) -> list[IpInstance]:
     offset, expected = table[0], table[1]
     signature, version, size, _id, dies = _unpack(_IP_HEADER, data, offset, "IP table")
     if signature != IP_SIGNATURE:
-        raise DiscoveryError("IP table signature", expected=IP_SIGNATURE, found=signature)
+        raise DiscoveryError(
+            "the IP table has an unexpected signature", expected=IP_SIGNATURE, found=signature
+        )
     if not 1 <= version <= 4:
-        raise DiscoveryError("IP table version is not known", version=version)
+        raise DiscoveryError("the version of the IP table is not supported", version=version)
     if dies > _MOST_DIES or size < _IP_HEADER.size:
-        raise DiscoveryError("IP table header is impossible", dies=dies, size=size)
+        raise DiscoveryError(
+            "the IP table's header states an invalid size or number of dies", dies=dies, size=size
+        )
     _table(data, "IP", offset, size, expected)
     after_dies = offset + _IP_HEADER.size + _MOST_DIES * _DIE.size
     wide = version == 4 and bool(_unpack(_FLAGS, data, after_dies, "flags")[0] & _FLAG_64_BIT)
@@ -182,7 +197,9 @@ def _parse_gc(data: bytes, table: tuple[int, ...]) -> GcInfo | None:
         return None
     signature, major, minor, size = _unpack(_GC_HEADER, data, offset, "GC table")
     if signature != GC_SIGNATURE:
-        raise DiscoveryError("GC table signature", expected=GC_SIGNATURE, found=signature)
+        raise DiscoveryError(
+            "the GC table has an unexpected signature", expected=GC_SIGNATURE, found=signature
+        )
     body = _table(data, "GC", offset, size, expected)
     if major != 1:
         return None  # gfx9's layout; its driver would read it
@@ -197,7 +214,10 @@ def _parse_gc(data: bytes, table: tuple[int, ...]) -> GcInfo | None:
         scratch_slots_per_cu=values["max_scratch_slots_per_cu"],
     )
     if not 1 <= info.compute_units <= 4096:
-        raise DiscoveryError("GC geometry is impossible", compute_units=info.compute_units)
+        raise DiscoveryError(
+            "the GC table states an invalid number of compute units",
+            compute_units=info.compute_units,
+        )
     return info
 
 
@@ -207,7 +227,11 @@ def _parse_harvest(data: bytes, table: tuple[int, ...]) -> tuple[tuple[int, int]
         return ()
     signature, _version = _unpack(_HARVEST_HEADER, data, offset, "harvest table")
     if signature != HARVEST_SIGNATURE:
-        raise DiscoveryError("harvest signature", expected=HARVEST_SIGNATURE, found=signature)
+        raise DiscoveryError(
+            "the harvest table has an unexpected signature",
+            expected=HARVEST_SIGNATURE,
+            found=signature,
+        )
     body = _table(data, "harvest", offset, _HARVEST_SIZE, expected)
     gone: list[tuple[int, int]] = []
     for position in range(_MOST_HARVESTED):

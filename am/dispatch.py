@@ -104,7 +104,8 @@ def check_supported(image: KernelImage) -> None:
     for what in _NOT_PROVIDED:
         if wanted[what]:
             raise NotSupported(
-                f"kernel {name} wants {what}, which is not provided; compile it with the function "
+                f"kernel {name} requires {what}, which is not provided; compile it with the "
+                "function "
                 'attributes "amdgpu-no-queue-ptr" and "amdgpu-no-dispatch-id", which the clang '
                 "driver adds by itself where it can",
                 kernel=name,
@@ -112,10 +113,13 @@ def check_supported(image: KernelImage) -> None:
     if descriptor.uses_dynamic_stack:
         raise NotSupported(f"kernel {name} needs a stack of unknown size", kernel=name)
     if descriptor.preload:
-        raise NotSupported(f"kernel {name} preloads arguments", kernel=name)
+        raise NotSupported(
+            f"kernel {name} preloads arguments into registers, which is not supported", kernel=name
+        )
     if any(hidden.kind == "hidden_printf_buffer" for hidden in image.hidden):
         raise NotSupported(
-            f"kernel {name} prints (hidden_printf_buffer), which this driver has no buffer for; "
+            f"kernel {name} requires a printf buffer (hidden_printf_buffer), which is not "
+            "provided; "
             "compile it without printf",
             kernel=name,
         )
@@ -163,7 +167,7 @@ def _check_shape(launch: Launch, details: LaunchDetails) -> None:
     most = min(details.image.max_threads or details.threads_limit, details.threads_limit)
     if threads > most:
         raise BadArgument(
-            f"{launch.kernel.name} runs at most {most} threads per group", block=launch.block
+            f"{launch.kernel.name}: a group must have at most {most} threads", block=launch.block
         )
 
 
@@ -227,7 +231,7 @@ def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int
     descriptor = details.image.descriptor
     threads = [groups * size for groups, size in zip(launch.grid, launch.block, strict=True)]
     if any(size >= 1 << 32 for size in threads):
-        raise BadArgument("the grid has more threads than a dispatch packet counts", grid=threads)
+        raise BadArgument("the grid must have fewer than 2**32 threads on each axis", grid=threads)
     packet = _AQL.pack(
         _AQL_KERNEL_DISPATCH, 3, *launch.block, 0, *threads, descriptor.private_size,
         descriptor.local_size + launch.dynamic_local, details.descriptor, 0, 0, 0,

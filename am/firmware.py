@@ -67,7 +67,9 @@ class FirmwareSource:
             for key in (name, f"{VENDOR_FOLDER}/{name}"):
                 if key in self.images:
                     return bytes(self.images[key])
-            raise FirmwareNotFound(f"no image {name} in the given set", name=name, searched="set")
+            raise FirmwareNotFound(
+                f"expected image {name} in the given set, found none", name=name, searched="set"
+            )
         places = [place for top in self.folders for place in (top / VENDOR_FOLDER, top)]
         for folder in places:
             for suffix, unpack in (("", bytes), (".xz", _unpack_xz), (".zst", _unpack_zstd)):
@@ -86,7 +88,7 @@ def _unpack_xz(data: bytes) -> bytes:
     try:
         return lzma.decompress(data)
     except lzma.LZMAError as error:
-        raise FirmwareInvalid("the .xz file is damaged", reason=str(error)) from error
+        raise FirmwareInvalid("the .xz file cannot be decompressed", reason=str(error)) from error
 
 
 def _unpack_zstd(data: bytes) -> bytes:
@@ -94,13 +96,14 @@ def _unpack_zstd(data: bytes) -> bytes:
         zstandard = importlib.import_module("zstandard")
     except ImportError as error:
         raise MissingDependency(
-            "firmware is compressed by zstd", install="pip install 'ugpu[firmware]'"
+            "the firmware is compressed with zstd, and no decompressor is installed",
+            install="pip install 'ugpu[firmware]'",
         ) from error
     try:
         unpacker = zstandard.ZstdDecompressor().decompressobj()
         return bytes(unpacker.decompress(data))
     except zstandard.ZstdError as error:
-        raise FirmwareInvalid("the .zst file is damaged", reason=str(error)) from error
+        raise FirmwareInvalid("the .zst file cannot be decompressed", reason=str(error)) from error
 
 
 # ---- parsing -----------------------------------------------------------------------------------
@@ -114,10 +117,15 @@ class Image:
         self.data = data
         self.common = self.header("common_firmware_header")
         if self.common.size_bytes != len(data):
-            raise self.invalid("size field differs from the file's", stated=self.common.size_bytes)
+            raise self.invalid(
+                "the size stated in the header differs from the size of the file",
+                stated=self.common.size_bytes,
+            )
         least = self.layout("common_firmware_header").size
         if not least <= self.common.header_size_bytes <= len(data):
-            raise self.invalid("header size is impossible", stated=self.common.header_size_bytes)
+            raise self.invalid(
+                "the header states an invalid header size", stated=self.common.header_size_bytes
+            )
 
     @property
     def version(self) -> tuple[int, int]:
@@ -132,12 +140,16 @@ class Image:
     def header(self, name: str) -> Struct:
         layout = self.layout(name)
         if layout.size > len(self.data):
-            raise self.invalid("too short for its header", header=name, needs=layout.size)
+            raise self.invalid(
+                "the image is shorter than its header", header=name, needs=layout.size
+            )
         return layout.view(self.data)
 
     def expect(self, *versions: tuple[int, int]) -> None:
         if self.version not in versions:
-            raise self.invalid("header version is not known", found=self.version, known=versions)
+            raise self.invalid(
+                "the version of the header is not supported", found=self.version, known=versions
+            )
 
     def part(self, offset: int, size: int, what: str) -> bytes:
         if size <= 0:
@@ -160,7 +172,7 @@ def parse_sos(image: Image, out: FirmwareSet) -> None:
     first = image.layout(name).size
     count = header.psp_fw_bin_count
     if not 1 <= count <= 64 or first + count * entry.size > len(image.data):
-        raise image.invalid("component count is impossible", count=count)
+        raise image.invalid("the image states an invalid number of components", count=count)
     base = image.common.ucode_array_offset_bytes
     for position in range(count):
         part = entry.view(image.data, first + position * entry.size)
@@ -254,7 +266,7 @@ def parse_image(name: str, data: bytes, out: FirmwareSet) -> None:
             parser(image, out)
             out.versions[name] = image.common.ucode_version
             return
-    raise image.invalid("no parser for this kind of image")
+    raise image.invalid("this kind of image is not supported")
 
 
 def load_firmware(source: FirmwareSource, facts: ChipFacts) -> FirmwareSet:
@@ -272,12 +284,13 @@ def load_firmware(source: FirmwareSource, facts: ChipFacts) -> FirmwareSet:
     needed = [name for _, name in (generation.smu_firmware, *generation.ip_firmware)]
     for part in needed:
         if part not in found.parts:
-            raise FirmwareInvalid(f"the images lack part {part}", part=part)
+            raise FirmwareInvalid(f"expected part {part} in the images, found none", part=part)
     for what, _, kind in generation.boot_components:
         if kind not in found.boot:
             log.debug("bootloader component %s is not in the set; skipped", what)
     if generation.secure_os_type not in found.boot:
         raise FirmwareInvalid(
-            "the PSP container has no secure OS", fw_type=generation.secure_os_type
+            "expected a secure OS in the PSP container, found none",
+            fw_type=generation.secure_os_type,
         )
     return found

@@ -92,7 +92,7 @@ class Gfx:
             )
         except UnitTimeout as error:
             raise FirmwareSilent(
-                "the RLC does not finish loading the graphics core's firmware",
+                "the RLC has not finished loading the graphics core's firmware",
                 limit_s=AUTOLOAD_LIMIT_S,
                 bootload_status=int(gc.RLC_RLCS_BOOTLOAD_STATUS.read()),
                 cp_stat=int(gc.CP_STAT.read()),

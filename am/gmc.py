@@ -213,7 +213,7 @@ class Hub:
             self.chip.wait(register, done, unit=self.name, waiting_for=what, limit_s=FLUSH_LIMIT_S)
         except UnitTimeout as error:
             raise ChipError(
-                f"{self.name} does not finish a TLB flush ({what})", **error.facts
+                f"{self.name} has not completed a TLB flush ({what})", **error.facts
             ) from error
 
     # ---- faults ------------------------------------------------------------------------------

@@ -67,7 +67,9 @@ class Carveout:
         self.tmr_space = TMR_SPACE
         self.tmr = (size - reserved - TMR_SPACE) // MIB * MIB
         if self.tmr <= self.heap:
-            raise OutOfMemory("too little VRAM to run", vram=size)
+            raise OutOfMemory(
+                "the card has too little VRAM for the driver's own structures", vram=size
+            )
 
     def mc(self, address: int) -> int:
         """The MC address of VRAM offset `address`."""
@@ -96,7 +98,9 @@ class VramTables:
         try:
             address = self.heap.allocate(size, align=PAGE)
             if address + size > self.chip.vram.visible:
-                raise OutOfMemory("page tables must lie in VRAM that the host reaches", size=size)
+                raise OutOfMemory(
+                    "no VRAM that the host can access is left for page tables", size=size
+                )
             if self.owned:
                 self.chip.vram.write(address, bytes(size))
             return self.carveout.physical(address)
@@ -184,7 +188,7 @@ class AddressSpace:
         code: work may read and execute it, not write.
         """
         if size < 0:
-            raise BadArgument("negative size", size=size)
+            raise BadArgument("size must not be negative", size=size)
         asked = size
         size = max(PAGE, -(-size // PAGE) * PAGE)
         align = LARGE_PAGE if size >= LARGE_PAGE else PAGE
@@ -211,7 +215,7 @@ class AddressSpace:
         segments = [(int(segment.address), segment.size) for segment in dma.segments]
         limit = 1 << self.chip.generation.physical_bits
         if any(start + length > limit for start, length in segments):
-            raise OutOfMemory("host memory lies beyond what the chip can address", limit=limit)
+            raise OutOfMemory("the host memory lies above the chip's address limit", limit=limit)
         self.stale = True
         self.tables.map(
             mapping.address, _cut(segments, mapping.size), flags | self.format.host_flags
@@ -234,7 +238,7 @@ class AddressSpace:
             except OutOfMemory as error:
                 if length <= PAGE:
                     raise OutOfMemory(
-                        "device memory is used up", size=mapping.size, missing=left
+                        "the device has too little free memory", size=mapping.size, missing=left
                     ) from error
                 length = max(PAGE, length // 2 // PAGE * PAGE)
                 align = PAGE if length < LARGE_PAGE else align

@@ -40,7 +40,7 @@ class Gfx11Format:
     ) -> NDArray[np.uint64]:
         """Entries for pages at `physical`; flags are those above, VALID is added."""
         if flags & ~_FLAGS:
-            raise BadArgument("not page flags", flags=flags)
+            raise BadArgument("the value contains bits that are not page flags", flags=flags)
         base = VALID | flags | (PDE_AS_PTE if level != len(self.levels) - 1 else 0)
         return physical | (fragment << np.uint64(_FRAGMENT_SHIFT)) | np.uint64(base)
 

@@ -48,7 +48,7 @@ class Programs:
         code = parse_amdhsa(image)
         if code.target != device.facts.isa:
             raise BadCodeObject(
-                "the code object is for another processor",
+                "the code object is built for another processor",
                 found=code.target,
                 expected=device.facts.isa,
             )

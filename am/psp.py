@@ -180,7 +180,7 @@ class Psp:
         """Put `image` into the private buffer, alone: leftovers of a longer one would be read."""
         if len(image) > PRIVATE_SIZE:
             raise FirmwareRejected(
-                "the image exceeds the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
+                "the image is larger than the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
             )
         self.chip.vram.write(self.private, image + bytes(PRIVATE_SIZE - len(image)))
         self.nbio.flush_hdp()
@@ -230,7 +230,7 @@ class Psp:
             )
         except UnitTimeout as error:
             raise FirmwareSilent(
-                f"the PSP does not answer ({what})",
+                f"the PSP does not respond ({what})",
                 waiting_for=what,
                 limit_s=self.limit_s,
                 state=error.facts.get("state"),
@@ -295,7 +295,7 @@ class Psp:
             )
         except UnitTimeout as error:
             raise FirmwareSilent(
-                f"the PSP does not finish {what}",
+                f"the PSP has not completed {what}",
                 image=what,
                 limit_s=FENCE_LIMIT_S,
                 mailbox=int(self.chip.mp0.MP0_SMN_C2PMSG_64.read()),

@@ -55,7 +55,9 @@ def recover(device: AmDevice) -> None:
     device.reset_report = []
     device.vram_lost = False
     if not device.transport.present():
-        raise DeviceLost(f"{device.name} does not answer; nothing can be reset", device=device.name)
+        raise DeviceLost(
+            f"{device.name} does not respond, so it cannot be reset", device=device.name
+        )
     rungs: list[tuple[str, Callable[[AmDevice], None]]] = [
         ("take queues off", _drain),
         ("kill waves", _kill_waves),
@@ -115,10 +117,10 @@ def _drain(device: AmDevice) -> None:
     """Let what runs end, then set the queues up afresh."""
     for queue in device.compute_queues:
         if not device.units.gfx.stop_queue(queue.pipe, queue.queue):
-            raise ChipError("the compute queue does not drain", queue=queue.name)
+            raise ChipError("the compute queue has not drained", queue=queue.name)
     for copy in device.copy_queues:
         if not copy.engine.stop():
-            raise ChipError("the copy queue does not drain", queue=copy.name)
+            raise ChipError("the copy queue has not drained", queue=copy.name)
     _restart_queues(device)
 
 
@@ -126,7 +128,9 @@ def _kill_waves(device: AmDevice) -> None:
     """Kill the waves of the compute queue, reset copy engines that do not rest."""
     for queue in device.compute_queues:
         if not device.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True):
-            raise ChipError("the compute queue stays on the hardware", queue=queue.name)
+            raise ChipError(
+                "the compute queue could not be removed from the hardware", queue=queue.name
+            )
     for copy in device.copy_queues:
         if not copy.engine.stop():
             copy.engine.reset()

@@ -68,7 +68,7 @@ class Smu:
         if response != OK:
             meaning = RESPONSES.get(response, "undefined")
             raise FirmwareRejected(
-                f"the SMU answers {message} with {response:#x} ({meaning})",
+                f"the SMU responded to {message} with {response:#x} ({meaning})",
                 image="SMU",
                 request=message,
                 status=response,
@@ -121,7 +121,7 @@ class Smu:
         except UnitTimeout as error:
             self.stuck = True
             raise FirmwareSilent(
-                f"the SMU does not answer {message} ({what})",
+                f"the SMU does not respond to {message} ({what})",
                 unit="SMU",
                 message_name=message,
                 argument=argument,

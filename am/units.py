@@ -74,7 +74,7 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
     gfx = classes.gfx(chip, nbio)
     engines = tuple(classes.copy_engine(chip, found.instance) for found in chip.copy_engines())
     if not engines:
-        raise DiscoveryError("the discovery table has no copy engine")
+        raise DiscoveryError("expected a copy engine (SDMA) in the discovery table, found none")
     return Units(
         chip=chip,
         carveout=carveout,

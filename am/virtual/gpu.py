@@ -37,7 +37,9 @@ def attach(
     """
     if chip is not None:
         if options is not None or vram is not None or seed is not None or faults is not None:
-            raise BadArgument("a chip that exists cannot be given other options")
+            raise BadArgument(
+                "options cannot be combined with chip=: the given chip already has its options"
+            )
         if chip.facts.name != name:
             raise BadArgument(f"expected a virtual {name}, got a virtual {chip.facts.name}")
         return Attachment(VirtualTransport(chip), synthetic_set(chip.facts), chip)
@@ -45,7 +47,9 @@ def attach(
     built = options or ChipOptions()
     if vram is not None:
         if vram < 1:
-            raise BadArgument(f"vram must be whole MiB, at least 16, got {vram} bytes")
+            raise BadArgument(
+                f"vram must be a multiple of 1 MiB and at least 16 MiB, got {vram} bytes"
+            )
         built = replace(built, vram=vram)
     if seed is not None:
         built = replace(built, seed=seed)

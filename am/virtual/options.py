@@ -165,7 +165,9 @@ class ChipOptions:
 
     def __post_init__(self) -> None:
         if (self.vram and self.vram < 16 << 20) or self.vram % (1 << 20):
-            raise BadArgument(f"vram must be whole MiB, at least 16, got {self.vram} bytes")
+            raise BadArgument(
+                f"vram must be a multiple of 1 MiB and at least 16 MiB, got {self.vram} bytes"
+            )
 
     def on(self, facts: ChipFacts) -> ChipOptions:
         """Fill in what boards with a chip have."""

@@ -380,7 +380,7 @@ def _check_contents(recording: Recording) -> None:
 
 def _check_value(value: int, bits: int) -> None:
     if not 0 <= value < 1 << bits:
-        raise BadArgument(f"a register takes {bits} bits", value=value)
+        raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
 
 def _same(entry: Entry, wanted: Entry) -> bool:

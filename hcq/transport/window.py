@@ -24,7 +24,7 @@ def _refuse(index: int, size: int, offset: int, width: int) -> NoReturn:
 
 def _check_value(value: int, bits: int) -> None:
     if not 0 <= value < 1 << bits:
-        raise BadArgument(f"a register takes {bits} bits", value=value)
+        raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
 
 class MappedWindow:

@@ -14,7 +14,7 @@ SIZES = {0: 1 << 16, 5: 4096}
 
 def _check_value(value: int, bits: int) -> None:
     if not 0 <= value < 1 << bits:
-        raise BadArgument(f"a register takes {bits} bits", value=value)
+        raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
 
 class PlainMemory:

@@ -197,10 +197,10 @@ def test_a_failure_is_named_with_its_stage(
 
 def test_a_failure_outside_of_stages_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "failed.txt"
-    with pytest.raises(BadArgument, match="leave is warm or cold"):
+    with pytest.raises(BadArgument, match="leave must be 'warm' or 'cold'"):
         hcq.open("virtual:navi31", record=path, leave="hot")
     entries = Recording.load(path.read_text()).entries
-    assert entries == [Failure("BadArgument", "leave is warm or cold (leave=hot)")]
+    assert entries == [Failure("BadArgument", "leave must be 'warm' or 'cold' (leave=hot)")]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,11 @@ class ConfigSpace:
 
     def _check(self, offset: int, width: int) -> None:
         if width not in (1, 2, 4) or offset % width or not 0 <= offset <= SIZE - width:
-            raise BadArgument("no such place in configuration space", offset=offset, width=width)
+            raise BadArgument(
+                "the access must be aligned and inside configuration space",
+                offset=offset,
+                width=width,
+            )
 
     def read(self, offset: int, width: int) -> int:
         """Read 1, 2 or 4 aligned bytes."""

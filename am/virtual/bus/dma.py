@@ -37,7 +37,7 @@ class Iommu:
         first = self._next
         self._next += count + self._random.randrange(1, 4)
         if self._next >= _LAST_SLOT:
-            raise OutOfMemory("the virtual IOMMU has no bus addresses left")
+            raise OutOfMemory("the virtual IOMMU has no free bus addresses")
         return first
 
     def map(self, host: int, size: int, *, contiguous: bool) -> list[DmaSegment]:
@@ -145,7 +145,7 @@ class DmaPool:
     def allocate(self, size: int, *, contiguous: bool) -> HostMemory:
         """Allocate zeroed memory, rounded up to pages."""
         if size <= 0:
-            raise BadArgument("a DMA allocation has at least one byte", size=size)
+            raise BadArgument("the size of a DMA allocation must be at least 1 byte", size=size)
         size = -(-size // PAGE) * PAGE
         self._collect()
         spare = self._free.get(size)

@@ -17,7 +17,7 @@ _ONES_32 = 0xFFFF_FFFF
 
 
 def _refuse_value(value: int, bits: int) -> NoReturn:
-    raise BadArgument(f"a register takes {bits} bits", value=value)
+    raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
 
 def _check_value(value: int, bits: int) -> None:
@@ -48,7 +48,8 @@ class _BarWindow:
         misfit = (offset | size) % alignment
         if misfit or offset < 0 or size < 0 or offset + size > self.size:
             raise BadArgument(
-                f"no such place in BAR{self.index}: aligned to {alignment} and inside the window",
+                f"the access to BAR{self.index} must be aligned to {alignment} and inside the "
+                "window",
                 offset=offset,
                 size=size,
                 window=self.size,
@@ -210,7 +211,11 @@ class MessageInterrupts:
     def enable(self, count: int) -> None:
         """Nothing to do for the one vector; BadArgument for more."""
         if count != self.vectors:
-            raise BadArgument("the card sends one message", wanted=count, vectors=self.vectors)
+            raise BadArgument(
+                f"requested {count} interrupt vectors, the card has {self.vectors}",
+                wanted=count,
+                vectors=self.vectors,
+            )
 
     def signal(self) -> None:
         """Take a message from the card."""
@@ -292,7 +297,10 @@ class VirtualTransport(TransportLife):
         """Open BAR 0 (VRAM), 2 (doorbells) or 5 (registers)."""
         self.check_open()
         if index not in self._windows:
-            raise BadArgument("no such memory BAR", index=index)
+            raise BadArgument(
+                f"index must be one of {sorted(self._windows)} (the memory BARs), got {index}",
+                index=index,
+            )
         return self._windows[index]
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> HostMemory:

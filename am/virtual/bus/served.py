@@ -23,7 +23,9 @@ class ServedChip:
 
     def __init__(self, chip: Chip, *, map_vram: bool = False) -> None:
         if map_vram and not chip.options.shared_vram:
-            raise BadArgument("clients can map VRAM only of a chip made with shared_vram")
+            raise BadArgument(
+                "clients can map VRAM only if the chip is opened with shared_vram=True"
+            )
         self.chip = chip
         self.map_vram = map_vram
         self._transport: VirtualTransport | None = None

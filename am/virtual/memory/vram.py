@@ -32,8 +32,8 @@ class Vram:
             self._memory = mmap.mmap(self.descriptor, size, flags=flags | _MAP_NORESERVE)
         except OSError as error:  # vm.overcommit_memory=2, or a limit on address space
             raise OutOfMemory(
-                "this machine does not let us reserve address space for the virtual card's memory;"
-                " give it less, as in hcq.open(name, vram=1 << 30)",
+                "cannot reserve address space for the virtual card's memory;"
+                " open it with less memory, as in ugpu.open(name, vram=1 << 30)",
                 wanted=size,
                 reason=error.strerror,
             ) from error

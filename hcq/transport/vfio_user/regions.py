@@ -116,7 +116,7 @@ class MessageWindow:
 
     def _check_value(self, value: int, bits: int) -> None:
         if not 0 <= value < 1 << bits:
-            raise BadArgument(f"a register takes {bits} bits", value=value)
+            raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
     def read32(self, offset: int) -> int:
         """Read one register: one message and its answer."""

@@ -293,10 +293,10 @@ REFUSED = {
     "dma of registers": ([DMA_DATA, 0, 0, 0, 0, 0, 1 << 26 | 4], "DMA_DATA"),
     "dma of GDS": ([DMA_DATA, 1 << 20, 0, 0, 0, 0, 4], "GDS is not modelled"),
     "dma engine": ([DMA_DATA, 1, 0, 0, 0, 0, 4], "PFP"),
-    "type 0": ([0x00000000], "packet type 0"),
-    "type 2": ([0x80000000], "packet type 2"),
-    "short": ([0xC0013700, 0, 0], "WRITE_DATA with 2"),
-    "long": ([0xC0074900, *[0] * 8], "RELEASE_MEM with 8"),
+    "type 0": ([0x00000000], "packet type must be 3, got 0"),
+    "type 2": ([0x80000000], "packet type must be 3, got 2"),
+    "short": ([0xC0013700, 0, 0], "WRITE_DATA has 2"),
+    "long": ([0xC0074900, *[0] * 8], "RELEASE_MEM has 8"),
     "engine": ([WRITE_DATA_1, 5 << 8 | 1 << 30, low(DATA), high(DATA), 0], "engine"),
     "destination": ([WRITE_DATA_1, 3 << 8, 0, 0, 0], "destination 3"),
     "misaligned": ([WRITE_DATA_1, 5 << 8, low(DATA) + 2, high(DATA), 0], "not 4-byte aligned"),
@@ -307,21 +307,21 @@ REFUSED = {
         [RELEASE_MEM, FENCE_EVENT, DATA_64, low(DATA) + 4, high(DATA), 0, 0, 0],
         "not 8-byte aligned",
     ),
-    "invalid buffer": ([INDIRECT_BUFFER, low(DATA), high(DATA), 4], "without VALID"),
-    "empty buffer": ([INDIRECT_BUFFER, low(DATA), high(DATA), 1 << 23], "no dwords"),
+    "invalid buffer": ([INDIRECT_BUFFER, low(DATA), high(DATA), 4], "must have VALID"),
+    "empty buffer": ([INDIRECT_BUFFER, low(DATA), high(DATA), 1 << 23], "at least 1 dword"),
     "misaligned buffer": (
         [INDIRECT_BUFFER, low(DATA) + 2, high(DATA), 1 << 23 | 4],
         "not aligned to 4 bytes",
     ),
     "chain in the ring": (
         [INDIRECT_BUFFER, low(DATA), high(DATA), 1 << 23 | 1 << 20 | 4],
-        "level 0",
+        "nesting level 0",
     ),
-    "flush index": ([EVENT_WRITE, 7], "event index 0"),
+    "flush index": ([EVENT_WRITE, 7], "event index 4, got 0"),
     "graphics event": ([EVENT_WRITE, 0x2A], "EVENT_WRITE 0x2a"),
-    "predication in the ring": ([PRED_EXEC, 1 << 24 | 1], "PRED_EXEC in the ring"),
-    "beyond SH": ([0xC0027600, 0x3FF, 0, 0], "leaves SH space"),
-    "beyond uconfig": ([0xC0027900, 0x3FFF, 0, 0], "leaves its space"),
+    "predication in the ring": ([PRED_EXEC, 1 << 24 | 1], "PRED_EXEC is valid only in indirect buffers"),
+    "beyond SH": ([0xC0027600, 0x3FF, 0, 0], "outside SH space"),
+    "beyond uconfig": ([0xC0027900, 0x3FFF, 0, 0], "outside UCONFIG space"),
 }
 
 
@@ -393,7 +393,7 @@ def test_nested_buffer_is_refused(bench: Bench) -> None:
 
 def test_packet_beyond_the_buffer_is_refused(bench: Bench) -> None:
     bench.submit(indirect(bench, write(DATA, 1)[:-1]), wait=False)
-    assert "reaches beyond" in bench.hung()
+    assert "ends outside the buffer" in bench.hung()
 
 
 def test_privileged_register_needs_a_privileged_queue() -> None:

@@ -173,7 +173,9 @@ class Launcher:
         """Check all but the grid."""
         flags = self._initiator.decode(initiator)
         if not flags.COMPUTE_SHADER_EN:
-            raise BadDispatch("initiator without COMPUTE_SHADER_EN: nothing is launched")
+            raise BadDispatch(
+                "COMPUTE_DISPATCH_INITIATOR.COMPUTE_SHADER_EN must be 1 to launch, got 0"
+            )
         for name in ("ORDERED_APPEND_ENBL", "PARTIAL_TG_EN", "RESTORE", "AMP_SHADER_EN"):
             if flags[name]:
                 raise BadDispatch(f"initiator {name} is not modelled")
@@ -186,7 +188,7 @@ class Launcher:
         self._check_resources(sh, threads, wave32)
         ring = self._ring.decode(sh[self._ring_at])
         if sh[self._rsrc2_at] & 1 and not (ring.WAVESIZE and ring.WAVES):
-            raise BadDispatch(f"SCRATCH_EN with {ring!r}")
+            raise BadDispatch(f"SCRATCH_EN is set, but COMPUTE_TMPRING_SIZE is {ring!r}")
         return Shape(
             threads,
             wave32,
@@ -202,7 +204,7 @@ class Launcher:
         if not 1 <= product <= MAXIMUM_THREADS:
             raise BadDispatch(
                 f"COMPUTE_NUM_THREAD {threads[0]}x{threads[1]}x{threads[2]} is {product} threads, "
-                f"1 to {MAXIMUM_THREADS} fit a workgroup"
+                f"a workgroup has 1 to {MAXIMUM_THREADS}"
             )
         return threads
 
@@ -215,7 +217,7 @@ class Launcher:
             if rest:
                 raise BadDispatch(
                     f"{dims[axis]} threads on axis {axis} leave a partial workgroup, "
-                    "without PARTIAL_TG_EN"
+                    "but PARTIAL_TG_EN is 0"
                 )
             groups.append(count)
         return groups[0], groups[1], groups[2]
@@ -226,10 +228,12 @@ class Launcher:
         rsrc1 = self._rsrc1.decode(sh[self._rsrc1_at])
         rsrc2 = self._rsrc2.decode(sh[self._rsrc2_at])
         if rsrc2.USER_SGPR > USER_DATA_COUNT:
-            raise BadDispatch(f"RSRC2.USER_SGPR {rsrc2.USER_SGPR}, there are {USER_DATA_COUNT}")
+            raise BadDispatch(
+                f"RSRC2.USER_SGPR must be at most {USER_DATA_COUNT}, got {rsrc2.USER_SGPR}"
+            )
         lds = rsrc2.LDS_SIZE * LDS_GRANULE
         if lds > LDS_LIMIT:
-            raise BadDispatch(f"{lds} bytes of LDS asked, a workgroup gets at most {LDS_LIMIT}")
+            raise BadDispatch(f"requested {lds} bytes of LDS, a workgroup has at most {LDS_LIMIT}")
         # The encoding granule is 8 registers (wave32) or 4 (wave64).
         file, granule = self._vector_registers, GRANULES[self._vector_registers]
         encoded = 8
@@ -237,7 +241,7 @@ class Launcher:
             encoded, file, granule = encoded // 2, file // 2, granule // 2
         vgprs = (rsrc1.VGPRS + 1) * encoded
         if vgprs > 256:
-            raise BadDispatch(f"{vgprs} VGPRs asked, a wave has at most 256")
+            raise BadDispatch(f"requested {vgprs} VGPRs, a wave has at most 256")
         wave = 32 if wave32 else 64
         waves = -(-threads[0] * threads[1] * threads[2] // wave)
         allocated = -(-vgprs // granule) * granule

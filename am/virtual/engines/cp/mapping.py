@@ -44,7 +44,7 @@ def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> KernelSlot:
         return mec.slots[pipe][queue]
     if kind is Kind.SCHEDULER and (pipe, queue) == (SCHEDULER_PIPE, 0):
         return mec.scheduler.slots[pipe]
-    raise CannotMap(f"no {kind.name.lower()} queue {pipe}.{queue}")
+    raise CannotMap(f"{kind.name.lower()} queue {pipe}.{queue} does not exist")
 
 
 def by_doorbell(mec: Mec, doorbell: int) -> KernelSlot:
@@ -57,7 +57,7 @@ def by_doorbell(mec: Mec, doorbell: int) -> KernelSlot:
     for slot in slots:
         if slot.active is not None and slot.doorbell_dword() == doorbell:
             return slot
-    raise CannotMap(f"no queue listens to doorbell {doorbell:#x}")
+    raise CannotMap(f"no queue uses doorbell {doorbell:#x}")
 
 
 def map_queue(slot: KernelSlot, doorbell: int, mqd: int, wptr: int) -> None:
@@ -65,7 +65,8 @@ def map_queue(slot: KernelSlot, doorbell: int, mqd: int, wptr: int) -> None:
     slot.map(mqd, wptr)
     if slot.active is not None and slot.doorbell_dword() != doorbell:
         raise CannotMap(
-            f"the descriptor at {mqd:#x} has doorbell {slot.doorbell_dword():#x}, not {doorbell:#x}"
+            f"expected doorbell {doorbell:#x} in the descriptor at {mqd:#x}, found "
+            f"{slot.doorbell_dword():#x}"
         )
 
 

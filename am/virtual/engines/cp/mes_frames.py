@@ -93,7 +93,9 @@ class FrameExecutor:
         handler, status = known
         early = opcode in (SET_HW_RSRC, QUERY_SCHEDULER_STATUS)
         if not early and self._scheduler.processes is None:
-            raise BadPacket("the scheduler was not told its resources (SET_HW_RSRC)", header)
+            raise BadPacket(
+                "SET_HW_RSRC must come first, and the scheduler has not received it", header
+            )
         try:
             handler(frame, header)
         except CannotMap as error:
@@ -104,7 +106,10 @@ class FrameExecutor:
 
     def _set_resources(self, frame: Sequence[int], header: int) -> None:
         if not _wide(frame, 22) or not _wide(frame, 24):
-            raise BadPacket("SET_HW_RSRC without the memory of the scheduler's context", header)
+            raise BadPacket(
+                "SET_HW_RSRC must contain the address of the scheduler's context memory, got 0",
+                header,
+            )
         resources = Resources(
             frame[2], tuple(frame[5:13]), tuple(frame[13:15]), tuple(frame[15:17])
         )

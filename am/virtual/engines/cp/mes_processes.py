@@ -59,10 +59,12 @@ class Processes:
             raise CannotMap(f"doorbell {doorbell:#x} is in use")
         slot = next((slot for slot in self._slots(kind) if slot.active is None), None)
         if slot is None:
-            raise CannotMap(f"no slot is left for a {kind.name.lower()} queue")
+            raise CannotMap(f"no free slot for a {kind.name.lower()} queue")
         slot.map(mqd, wptr, self._vmid(process))
         if slot.active is None or slot.doorbell_dword() != doorbell:
-            raise CannotMap(f"the descriptor at {mqd:#x} has another doorbell than {doorbell:#x}")
+            raise CannotMap(
+                f"the doorbell in the descriptor at {mqd:#x} differs from {doorbell:#x}"
+            )
         self._queues[doorbell] = (process.context, slot)
 
     def remove(self, doorbell: int) -> AnySlot:
@@ -97,7 +99,7 @@ class Processes:
             if self._resources.vmids >> vmid & 1 and vmid not in taken
         ]
         if not free:
-            raise CannotMap("no VMID is left")
+            raise CannotMap("no free VMID")
         vmid = self._vmids[process.context] = free[0]
         name = f"GCVM_CONTEXT{vmid}_PAGE_TABLE_"
         self._program(name + "BASE_ADDR", process.table | ROOT_VALID)

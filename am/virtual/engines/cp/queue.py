@@ -330,7 +330,7 @@ class ComputeQueue:
             launch = self.mec.launcher.build(self.sh, dims, initiator, shared, private)
         except BadDispatch as bad:
             self._fault(f"dispatch that never launches: {bad}")
-            raise Hang(f"dispatch never launches: {bad}") from bad
+            raise Hang(f"invalid dispatch: {bad}") from bad
         if launch is not None:
             self._pending.append((launch, vmid))
 

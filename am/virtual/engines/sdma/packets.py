@@ -183,7 +183,7 @@ class SdmaExecutor:
             header = words[at]
             if header & 0xFFFF == NOP:
                 if header & 0xC000_0000:
-                    raise BadSdmaPacket("NOP with reserved bits", header)
+                    raise BadSdmaPacket("NOP has reserved bits set", header)
                 at += 1 + (header >> 16 & 0x3FFF)
             else:
                 size = self._length(words, at, end)
@@ -249,7 +249,10 @@ class SdmaExecutor:
         destination = words[at + 1] | words[at + 2] << 32
         unit = 1 << kind
         if kind == 3 or destination % unit:
-            raise BadSdmaPacket(f"CONST_FILL of size {kind} at {destination:#x}", words[at])
+            raise BadSdmaPacket(
+                f"CONST_FILL of size {kind} at {destination:#x} is not aligned or not modelled",
+                words[at],
+            )
         pattern = words[at + 3].to_bytes(4, "little")[:unit]
         size = (words[at + 4] // unit + 1) * unit
         self.around.fill(self.vmid, destination, pattern, size)
@@ -281,9 +284,11 @@ class SdmaExecutor:
         address = words[at + 1] | words[at + 2] << 32
         size = atomics.width(operation)
         if size is None or address % size:
-            raise BadSdmaPacket(f"ATOMIC {operation:#x} at {address:#x}", header)
+            raise BadSdmaPacket(
+                f"ATOMIC {operation:#x} at {address:#x} is not aligned or not modelled", header
+            )
         if loop and operation & ~(atomics.WIDE | atomics.NO_RETURN) != atomics.COMPARE_SWAP:
-            raise BadSdmaPacket("ATOMIC with LOOP is for compare-and-swap alone", header)
+            raise BadSdmaPacket("ATOMIC with LOOP requires a compare-and-swap operation", header)
         source = words[at + 3] | words[at + 4] << 32
         compare = words[at + 5] | words[at + 6] << 32
         mask = (1 << 8 * size) - 1
@@ -323,13 +328,13 @@ class SdmaExecutor:
         header = words[at]
         size = words[at + 3]
         if not self.around.indirect_enabled:
-            raise BadSdmaPacket("INDIRECT while IB_CNTL.IB_ENABLE is 0", header)
+            raise BadSdmaPacket("INDIRECT requires IB_CNTL.IB_ENABLE = 1, found 0", header)
         if self.inside:
-            raise BadSdmaPacket("INDIRECT inside an indirect buffer", header)
+            raise BadSdmaPacket("INDIRECT is not valid inside an indirect buffer", header)
         if not size:
-            raise BadSdmaPacket("INDIRECT of no dwords", header)
+            raise BadSdmaPacket("INDIRECT must have at least 1 dword, got 0", header)
         if (self.position + at + 6) % 8:
-            raise BadSdmaPacket("INDIRECT does not end on an 8-dword boundary of the ring", header)
+            raise BadSdmaPacket("INDIRECT must end on an 8-dword boundary of the ring", header)
         # Only a kernel's ring names VMIDs: a process's buffer lies where its ring does.
         vmid = header >> 16 & 0xF if self.around.privileged else self.around.vmid
         self.inside, self.vmid = True, vmid
@@ -337,7 +342,7 @@ class SdmaExecutor:
             body = self.around.fetch(vmid, words[at + 1] | words[at + 2] << 32, size)
             if self.run(body) != size or self.skip:
                 raise BadSdmaPacket(
-                    "the last packet of an indirect buffer reaches beyond it", header
+                    "the last packet of an indirect buffer ends outside the buffer", header
                 )
         finally:
             self.inside, self.vmid, self.skip = False, self.around.vmid, 0
@@ -364,12 +369,14 @@ class SdmaExecutor:
         value, mask = words[at + 3], words[at + 4]
         retries = words[at + 5] >> 16 & 0xFFF
         if compare is None or (memory and flush):
-            raise BadSdmaPacket(f"POLL_REGMEM header {header:#010x}", header)
+            raise BadSdmaPacket(f"POLL_REGMEM header {header:#010x} is not modelled", header)
         around = self.around
         if memory:
             address = words[at + 1] | words[at + 2] << 32
             if address >> 48:
-                raise BadSdmaPacket(f"POLL_REGMEM at {address:#x}", header)
+                raise BadSdmaPacket(
+                    f"POLL_REGMEM address must be below 2**48, got {address:#x}", header
+                )
             vmid = self.vmid
             met = self._wait(
                 lambda: compare(
@@ -382,7 +389,9 @@ class SdmaExecutor:
             if flush:
                 around.write_register(words[at + 2] >> 2, value)
             elif words[at + 2]:
-                raise BadSdmaPacket("POLL_REGMEM of a register with a high address", header)
+                raise BadSdmaPacket(
+                    "POLL_REGMEM of a register must have a high address of 0", header
+                )
             index = words[at + 1] >> 2
             address = words[at + 1]
             met = self._wait(lambda: compare(around.read_register(index) & mask, value), retries)

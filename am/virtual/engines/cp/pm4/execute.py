@@ -121,7 +121,7 @@ class Executor:
             count = ((header >> 16) & packets.MAXIMUM_COUNT) + 1
             if count > packets.MAXIMUM_COUNT:
                 if header & ~packets.SHADER_TYPE != packets.ONE_DWORD_NOP:
-                    raise BadPacket("count 0x3fff belongs to a one-dword NOP alone", header)
+                    raise BadPacket("count 0x3fff is valid only for a NOP of one dword", header)
                 at += 1
                 if in_ring:
                     self.consumed = base + at
@@ -162,7 +162,7 @@ class Executor:
         offset = words[at]
         if offset + count - 1 > len(self.around.sh):
             raise BadPacket(
-                f"SET_SH_REG of {count - 1} registers at offset {offset:#x} leaves SH space",
+                f"SET_SH_REG of {count - 1} registers at offset {offset:#x} ends outside SH space",
                 words[at - 1],
             )
         values = words[at + 1 : at + count]
@@ -174,7 +174,8 @@ class Executor:
         first = packets.UCONFIG_REGISTERS.start + words[at]
         if first + count - 1 > packets.UCONFIG_REGISTERS.stop:
             raise BadPacket(
-                f"SET_UCONFIG_REG of {count - 1} registers at {words[at]:#x} leaves its space",
+                f"SET_UCONFIG_REG of {count - 1} registers at {words[at]:#x} ends outside "
+                "UCONFIG space",
                 words[at - 1],
             )
         for number in range(count - 1):
@@ -205,7 +206,9 @@ class Executor:
         destination = (control >> 8) & 0xF
         one_address = bool(control & 1 << 16)
         if control >> 30 >= self.engines:
-            raise BadPacket("WRITE_DATA by an engine that the queue lacks", words[at - 1])
+            raise BadPacket(
+                "WRITE_DATA selects an engine that this queue does not have", words[at - 1]
+            )
         if destination == 0:
             for number, value in enumerate(data):
                 index = address if one_address else address + number
@@ -229,7 +232,7 @@ class Executor:
         destination = words[at + 3] | words[at + 4] << 32
         header = words[at - 1]
         if control >> 30 >= self.engines:
-            raise BadPacket("COPY_DATA by an engine that the queue lacks", header)
+            raise BadPacket("COPY_DATA selects an engine that this queue does not have", header)
         if source_kind in (1, 2):
             if source % size:
                 raise BadPacket(f"COPY_DATA of {size} bytes from {source:#x}, not aligned", header)
@@ -297,16 +300,19 @@ class Executor:
         size = command & 0x3FF_FFFF
         header = words[at - 1]
         if control & 1 or command >> 26 & 0xF:
-            raise BadPacket("DMA_DATA by PFP, or of registers, is not modelled", header)
+            raise BadPacket("DMA_DATA by PFP or on registers is not modelled", header)
         if destination_kind not in (0, 3) or source_kind == 1:
             raise BadPacket("DMA_DATA of GDS is not modelled", header)
         if destination >> 48 or (source_kind != 2 and source >> 48):
-            raise BadPacket("DMA_DATA beyond 48 bits", header)
+            raise BadPacket("DMA_DATA addresses must be below 2**48", header)
         if not size:
             return 0
         if source_kind == 2:
             if destination % 4 or size % 4:
-                raise BadPacket(f"DMA_DATA fills {size} bytes at {destination:#x}", header)
+                raise BadPacket(
+                    f"DMA_DATA fill of {size} bytes at {destination:#x} must be 4-byte aligned",
+                    header,
+                )
             pattern = words[at + 1].to_bytes(4, "little")
             self.around.fill(self.vmid, destination, pattern, size)
         else:
@@ -331,7 +337,7 @@ class Executor:
         space, operation, engine = control >> 4 & 3, control >> 6 & 3, control >> 8 & 3
         reference, mask = words[at + 3], words[at + 4]
         if compare is None or space > 1 or operation > 1 or engine >= self.engines:
-            raise BadPacket(f"WAIT_REG_MEM control {control:#x}", header)
+            raise BadPacket(f"WAIT_REG_MEM control {control:#x} is not modelled", header)
         if operation == 1:
             if space:
                 raise BadPacket("WAIT_REG_MEM writes registers only", header)
@@ -348,7 +354,10 @@ class Executor:
             return 0
         address = words[at + 1] | words[at + 2] << 32
         if address & 3 or address >> 48:
-            raise BadPacket(f"WAIT_REG_MEM at {address:#x}", header)
+            raise BadPacket(
+                f"WAIT_REG_MEM address must be 4-byte aligned and below 2**48, got {address:#x}",
+                header,
+            )
         load, vmid = self.around.load, self.vmid
         self._wait(
             lambda: compare(int.from_bytes(load(vmid, address, 4), "little") & mask, reference)
@@ -359,7 +368,10 @@ class Executor:
         control = words[at]
         compare = COMPARE[control & 7]
         if compare is None or control >> 4 & 3 != 1 or control >> 6 & 0xF:
-            raise BadPacket(f"WAIT_REG_MEM64 control {control:#x}: memory only", words[at - 1])
+            raise BadPacket(
+                f"WAIT_REG_MEM64 control {control:#x}: only waits on memory are modelled",
+                words[at - 1],
+            )
         address = words[at + 1] | words[at + 2] << 32
         reference = words[at + 3] | words[at + 4] << 32
         mask = words[at + 5] | words[at + 6] << 32
@@ -376,12 +388,16 @@ class Executor:
         address = words[at] | words[at + 1] << 32
         size = control & 0xFFFFF
         if control & self.valid_bit != self.valid_bit:
-            raise BadPacket("INDIRECT_BUFFER without VALID", header)
+            raise BadPacket("INDIRECT_BUFFER must have VALID set", header)
         if not size:
-            raise BadPacket("INDIRECT_BUFFER of no dwords", header)
+            raise BadPacket("INDIRECT_BUFFER must have at least 1 dword, got 0", header)
         if bool(control & IB_CHAIN) != bool(self.depth):
             # The MEC has no second level: inside a buffer only a chain, which replaces the rest.
-            raise BadPacket(f"INDIRECT_BUFFER control {control:#x} at level {self.depth}", header)
+            raise BadPacket(
+                f"INDIRECT_BUFFER control {control:#x} at nesting level {self.depth} is not "
+                "modelled",
+                header,
+            )
         if self.depth:
             self._chained = (address, size)
             return len(words)
@@ -404,7 +420,7 @@ class Executor:
         if self._chained is not None:
             self.skip = 0
         if not whole or self.skip:
-            raise BadPacket("the last packet of an indirect buffer reaches beyond it", header)
+            raise BadPacket("the last packet of an indirect buffer ends outside the buffer", header)
 
     def _cond_exec(self, words: Sequence[int], at: int, count: int) -> int:
         address = words[at] | words[at + 1] << 32
@@ -414,7 +430,7 @@ class Executor:
     def _pred_exec(self, words: Sequence[int], at: int, count: int) -> int:
         if not self.depth:
             raise BadPacket(
-                "PRED_EXEC in the ring: it works in indirect buffers alone", words[at - 1]
+                "PRED_EXEC is valid only in indirect buffers, found in the ring", words[at - 1]
             )
         return 0 if words[at] >> 24 & 1 else words[at] & 0x3FFF
 
@@ -440,7 +456,9 @@ class Executor:
         event, index = words[at] & 0x3F, words[at] >> 8 & 0xF
         if event == CS_PARTIAL_FLUSH:
             if index != PARTIAL_FLUSH_INDEX:
-                raise BadPacket(f"CS_PARTIAL_FLUSH with event index {index}", words[at - 1])
+                raise BadPacket(
+                    f"CS_PARTIAL_FLUSH requires event index 4, got {index}", words[at - 1]
+                )
             if self.around.drain():
                 self.stale = "earlier launches"
         elif event not in QUIET_EVENTS or index:
@@ -461,13 +479,15 @@ class Executor:
             event == CS_DONE and index == SHADER_DONE_INDEX
         )
         if not sound:
-            raise BadPacket(f"RELEASE_MEM event {event:#x} with index {index}", header)
+            raise BadPacket(
+                f"RELEASE_MEM event {event:#x} with index {index} is not modelled", header
+            )
         destination, interrupt, data = how >> 16 & 3, how >> 24 & 7, how >> 29
         address = words[at + 2] | words[at + 3] << 32
         if destination > 1 or data > 4 or interrupt > 3:
             raise BadPacket(f"RELEASE_MEM selects {how:#010x} are not modelled", header)
         if interrupt == 1 and data:
-            raise BadPacket("RELEASE_MEM INT_SEL 1 is for an interrupt without data", header)
+            raise BadPacket("RELEASE_MEM INT_SEL 1 (interrupt only) requires DATA_SEL 0", header)
         if interrupt > 1 and not data:
             # tinygrad does so in front of each timestamp that it takes, on boards.
             self.around.forgive("RELEASE_MEM INT_SEL 2 or 3 waits for the write of no data", True)

@@ -91,13 +91,14 @@ class GraphicsExecutor(Executor):
             draw = _DRAWS.get(bad.header >> 8 & 0xFF)
             if draw is None:
                 raise
-            raise BadPacket(f"{draw} is not modelled: nothing here draws", bad.header) from bad
+            raise BadPacket(f"{draw} is not modelled (no draws)", bad.header) from bad
 
     def _set_context(self, words: Sequence[int], at: int, count: int) -> int:
         first = words[at]
         if first + count - 1 > len(CONTEXT_REGISTERS):
             raise BadPacket(
-                f"SET_CONTEXT_REG of {count - 1} registers at {first:#x} leaves its space",
+                f"SET_CONTEXT_REG of {count - 1} registers at {first:#x} ends outside context "
+                "space",
                 words[at - 1],
             )
         self.context.update(enumerate(words[at + 1 : at + count], first))

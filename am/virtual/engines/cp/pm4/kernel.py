@@ -88,7 +88,9 @@ class KernelExecutor(Executor):
         if kind is None or control >> 4 & 3 or control >> 29 != 1:
             raise BadPacket(f"MAP_QUEUES control {control:#010x} is not modelled", header)
         if control >> 18 & 3 != me:
-            raise BadPacket(f"MAP_QUEUES of a {kind.name.lower()} queue on another ME", header)
+            raise BadPacket(
+                f"MAP_QUEUES selects an ME that has no {kind.name.lower()} queues", header
+            )
         mec = self._queue.mec
         mqd, wptr = words[at + 2] | words[at + 3] << 32, words[at + 4] | words[at + 5] << 32
         try:

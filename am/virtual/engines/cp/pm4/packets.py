@@ -228,7 +228,7 @@ ONE_DWORD_NOP = (TYPE3 << 30) | (MAXIMUM_COUNT << 16) | (NOP << 8)
 def payload_length(header: int) -> int:
     """Return how many dwords follow `header`. Raises BadPacket unless it is of type 3."""
     if header >> 30 != TYPE3:
-        raise BadPacket(f"packet type {header >> 30}: queues take type 3", header)
+        raise BadPacket(f"packet type must be 3, got {header >> 30}", header)
     if header & ~SHADER_TYPE == ONE_DWORD_NOP:
         return 0
     return ((header >> 16) & MAXIMUM_COUNT) + 1
@@ -249,7 +249,7 @@ def check(
         return entry
     if not entry.minimum <= count <= entry.maximum:
         raise BadPacket(
-            f"{entry.name} with {count} payload dwords, takes {entry.minimum}"
+            f"{entry.name} has {count} payload dwords, expected {entry.minimum}"
             + (f" to {entry.maximum}" if entry.maximum != entry.minimum else ""),
             header,
         )
