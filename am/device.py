@@ -71,7 +71,7 @@ def open_device(
     from now on.
     """
     if leave not in ("warm", "cold"):
-        raise BadArgument(f"leave must be 'warm' or 'cold'", leave=leave)
+        raise BadArgument("leave must be 'warm' or 'cold'", leave=leave)
     if vmid not in VMIDS:
         raise BadArgument(f"vmid must be {' or '.join(map(str, VMIDS))}, got {vmid!r}")
     folders = (Path(firmware),) if firmware is not None else config().firmware_folders

@@ -319,7 +319,7 @@ REFUSED = {
     ),
     "flush index": ([EVENT_WRITE, 7], "event index 4, got 0"),
     "graphics event": ([EVENT_WRITE, 0x2A], "EVENT_WRITE 0x2a"),
-    "predication in the ring": ([PRED_EXEC, 1 << 24 | 1], "PRED_EXEC is valid only in indirect buffers"),
+    "predication in the ring": ([PRED_EXEC, 1 << 24 | 1], "only in indirect buffers"),
     "beyond SH": ([0xC0027600, 0x3FF, 0, 0], "outside SH space"),
     "beyond uconfig": ([0xC0027900, 0x3FFF, 0, 0], "outside UCONFIG space"),
 }
