@@ -57,7 +57,7 @@ class JitLink:
             status = self._library.nvJitLinkCreate(ctypes.byref(handle), len(options), options)
             if status:
                 raise BadCodeObject(
-                    f"{self.name} cannot assemble for {target}; a newer one may: {INSTALL} -U",
+                    f"{self.name} does not support {target}; a newer version may: {INSTALL} -U",
                     target=target,
                     status=status,
                 )
@@ -108,7 +108,7 @@ class Ptxas:
                     capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
-                raise BadCodeObject(f"ptxas did not end within {_LIMIT_S} s") from None
+                raise BadCodeObject(f"ptxas did not finish within {_LIMIT_S} s") from None
             if done.returncode or not output.exists():
                 words = (done.stderr or done.stdout).replace(str(source), "module.ptx")
                 raise BadCodeObject(_first_words(words), target=target, log=words)
@@ -156,7 +156,7 @@ def assemble(ptx: bytes, target: str, cache_folder: Path | None = None) -> bytes
     BadCodeObject carries the assembler's log, MissingDependency the command that installs one.
     """
     if not _ARCHITECTURE.fullmatch(target):
-        raise BadCodeObject("an architecture is named as in sm_90", target=target)
+        raise BadCodeObject("target must be an architecture such as sm_90", target=target)
     assembler = find_assembler()
     if cache_folder is None:
         return assembler.assemble(ptx, target)

@@ -77,13 +77,13 @@ def cluster_of(launch: Launch, code: KernelCode) -> tuple[int, int, int] | None:
     cluster = said or required
     if cluster is None:
         if code.explicit_cluster:
-            raise BadArgument(f"{name} wants a launch that says how large its clusters are")
+            raise BadArgument(f"{name} requires a cluster size at launch: pass cluster=")
         return None
     if required not in (None, cluster):
-        raise BadArgument(f"{name} is made for clusters of {required}", cluster=cluster)
+        raise BadArgument(f"{name}: the cluster must be {required} (as compiled)", cluster=cluster)
     most = code.max_cluster or MAX_CLUSTER
     if cluster[0] * cluster[1] * cluster[2] > most:
-        raise BadArgument(f"{name}: a cluster has at most {most} groups", cluster=cluster)
+        raise BadArgument(f"{name}: a cluster must have at most {most} groups", cluster=cluster)
     if any(groups % part for groups, part in zip(launch.grid, cluster, strict=True)):
         raise BadArgument(
             f"{name}: the grid must be a multiple of the cluster", grid=launch.grid, cluster=cluster

@@ -142,13 +142,16 @@ def parse_cubin(image: bytes) -> Cubin:
     for number, symbol in enumerate(symbols):
         if symbol.is_entry:
             if symbol.name in kernels:
-                raise BadCodeObject("two kernels of one name", kernel=symbol.name)
+                raise BadCodeObject("two kernels have the same name", kernel=symbol.name)
             kernels[symbol.name] = _kernel(
                 sections, symbol, attributes.get(number, {}), shared_of,
                 {**constants_of.get("", {}), **constants_of.get(symbol.name, {})},
             )  # fmt: skip
     if not kernels:
-        raise BadCodeObject("a cubin without a kernel: PTX names one by .entry")
+        raise BadCodeObject(
+            "expected at least one kernel in the cubin, found none (PTX declares a kernel with "
+            ".entry)"
+        )
     # CUDA 13 places the system's share first and says how large it is; earlier ones leave it out.
     reserved = any(symbol.name.startswith(".nv.reservedSmem.") for symbol in symbols)
     return Cubin(
@@ -162,20 +165,22 @@ def parse_cubin(image: bytes) -> Cubin:
 
 def _header(image: bytes) -> tuple[tuple[int, int], int, int, int]:
     if not _HEADER.size <= len(image) <= MAX_SIZE:
-        raise BadCodeObject("not a cubin", size=len(image))
+        raise BadCodeObject("the image is too short for a cubin", size=len(image))
     header = _HEADER.unpack_from(image)
     ident, machine, table, flags = header[0], header[2], header[6], header[7]
     entry_size, count, names = header[11:14]
     if ident[:4] != b"\x7fELF" or ident[4:6] != b"\x02\x01":
         raise BadCodeObject(
-            "neither PTX text nor a 64-bit little-endian ELF", magic=ident[:6].hex()
+            "expected PTX text or a 64-bit little-endian ELF file", magic=ident[:6].hex()
         )
     if machine != EM_CUDA:
-        raise BadCodeObject("not code for NVIDIA GPUs", machine=machine)
+        raise BadCodeObject("the ELF file is not for NVIDIA GPUs", machine=machine)
     # CUDA 13 counts its ABI from 8 and moved the architecture one byte up.
     number = flags >> 8 & 0xFF if ident[8] >= 8 else flags & 0xFF
     if entry_size != _SECTION.size or not 0 < count < MAX_SECTIONS:
-        raise BadCodeObject("odd section headers", size=entry_size, count=count)
+        raise BadCodeObject(
+            "the section headers have an invalid size or number", size=entry_size, count=count
+        )
     if table + count * _SECTION.size > len(image):
         raise BadCodeObject(
             "the section table extends past the end of the file", offset=table, count=count
@@ -211,7 +216,7 @@ def _sections(image: bytes, table: int, count: int, names: int) -> tuple[Section
 def _symbols(sections: tuple[Section, ...]) -> tuple[Symbol, ...]:
     tables = [section for section in sections if section.kind == _SHT_SYMTAB]
     if len(tables) != 1:
-        raise BadCodeObject("a cubin has one symbol table", found=len(tables))
+        raise BadCodeObject("expected one symbol table in the cubin", found=len(tables))
     table = tables[0]
     if table.size % _SYMBOL.size:
         raise BadCodeObject("the symbol table is truncated", size=table.size)
@@ -257,11 +262,11 @@ def _relocations(sections: tuple[Section, ...], symbols: int) -> tuple[Relocatio
 def _string(table: bytes, at: int) -> str:
     end = table.find(b"\0", at)
     if at >= len(table) or end < 0:
-        raise BadCodeObject("a name lies outside its table", offset=at)
+        raise BadCodeObject("a name lies outside the string table", offset=at)
     try:
         return table[at:end].decode("utf-8")
     except UnicodeDecodeError:
-        raise BadCodeObject("a name is not text", offset=at) from None
+        raise BadCodeObject("a name is not UTF-8 text", offset=at) from None
 
 
 # ---- what the sections of NVIDIA say -------------------------------------------------------------
@@ -280,7 +285,9 @@ def _by_kernel(
         bank = _CONSTANT.fullmatch(section.name)
         if bank is not None:
             if int(bank[1]) > 7 or section.size > 64 << 10:
-                raise BadCodeObject("no such constant bank", bank=bank[1], size=section.size)
+                raise BadCodeObject(
+                    "the constant bank is not supported", bank=bank[1], size=section.size
+                )
             constants.setdefault(bank[2] or "", {})[int(bank[1])] = section.index
     return shared, constants
 
@@ -290,23 +297,25 @@ def _attributes(section: Section) -> Iterator[tuple[int, bytes]]:
     data, at = section.data, 0
     while at < len(data):
         if at + 4 > len(data):
-            raise BadCodeObject("attributes are cut off", section=section.name)
+            raise BadCodeObject("the attributes are truncated", section=section.name)
         form, attribute, value = struct.unpack_from("<BBH", data, at)
         at += 4
         if form == 4:
             if at + value > len(data):
-                raise BadCodeObject("attributes are cut off", section=section.name)
+                raise BadCodeObject("the attributes are truncated", section=section.name)
             yield attribute, data[at : at + value]
             at += value
         elif form in (1, 2, 3):
             yield attribute, data[at - 2 : at]
         else:
-            raise BadCodeObject("an attribute of unknown form", section=section.name, form=form)
+            raise BadCodeObject("an attribute has an unknown form", section=section.name, form=form)
 
 
 def _numbers(data: bytes, layout: str, section: Section) -> tuple[int, ...]:
     if len(data) < struct.calcsize(layout):
-        raise BadCodeObject("an attribute is too short", section=section.name, size=len(data))
+        raise BadCodeObject(
+            "an attribute is shorter than its form requires", section=section.name, size=len(data)
+        )
     numbers: tuple[int, ...] = struct.unpack_from(layout, data)
     return numbers
 
@@ -320,7 +329,9 @@ def _global_attributes(sections: tuple[Section, ...], symbols: int) -> dict[int,
                 if attribute in _OF_A_SYMBOL:
                     symbol, value = _numbers(data, "<II", section)
                     if symbol >= symbols:
-                        raise BadCodeObject("an attribute of no symbol", symbol=symbol)
+                        raise BadCodeObject(
+                            "an attribute refers to a symbol that does not exist", symbol=symbol
+                        )
                     found.setdefault(symbol, {})[attribute] = value
     return found
 
@@ -335,16 +346,21 @@ def _kernel(
     assert symbol.section is not None
     name, text = symbol.name, sections[symbol.section]
     if not text.name.startswith(".text") or symbol.value or symbol.value + 16 > len(text.data):
-        raise BadCodeObject("a kernel does not start its text section", kernel=name)
+        raise BadCodeObject("the kernel must start at offset 0 of its text section", kernel=name)
     own = {section.name: section for section in sections}.get(f".nv.info.{name}")
     registers = attributes.get(_REGISTERS, text.info >> 24)
     if own is None or not 0 < registers <= 255:
-        raise BadCodeObject("a kernel without attributes", kernel=name, registers=registers)
+        raise BadCodeObject(
+            "the kernel has no attributes (.nv.info)", kernel=name, registers=registers
+        )
     kinds = _FRAME_SIZE, _MIN_STACK_SIZE, _MAX_STACK_SIZE
     stacks = [attributes.get(kind, 0) for kind in kinds]
     stack = max(size for size in stacks if size != _UNKNOWN)
     if stack > MAX_STACK:
-        raise NotSupported(f"kernel {name} needs a stack of {stack} bytes", most=MAX_STACK)
+        raise NotSupported(
+            f"kernel {name} requires {stack} bytes of stack, the limit is {MAX_STACK}",
+            most=MAX_STACK,
+        )
     barriers = text.flags >> _BARRIERS_SHIFT & _BARRIERS_MASK
     at = size = threads = 0
     required: tuple[int, int, int] | None = None
@@ -372,14 +388,19 @@ def _kernel(
         elif attribute == _MAX_CLUSTER_RANK:
             (most_groups,) = _numbers(data, "<I", own)
         elif attribute == _BLOCKS_ARE_CLUSTERS:
-            raise NotSupported(f"kernel {name} counts its grid in clusters (.blocksareclusters)")
+            raise NotSupported(
+                f"kernel {name} counts its grid in clusters (.blocksareclusters), which is not "
+                "supported"
+            )
     bank = constants.get(0)
     if at + size > (sections[bank].size if bank is not None else 0) and size:
-        raise BadCodeObject("parameters lie outside constant bank 0", kernel=name, size=size)
+        raise BadCodeObject("the parameters lie outside constant bank 0", kernel=name, size=size)
     if at % 4 or barriers > 16 or threads > 1024 or size > MAX_PARAMETERS:
-        raise BadCodeObject("a kernel's attributes are out of range", kernel=name)
+        raise BadCodeObject("the kernel's attributes are out of range", kernel=name)
     if cluster is not None and not 0 < cluster[0] * cluster[1] * cluster[2] <= MAX_CLUSTER:
-        raise BadCodeObject("a kernel's clusters are out of range", kernel=name, cluster=cluster)
+        raise BadCodeObject(
+            "the kernel's cluster size is out of range", kernel=name, cluster=cluster
+        )
     return KernelCode(
         name=name,
         text=text.index,
@@ -423,5 +444,7 @@ def _ordered(
         address = None if unknown else space in _POINTERS
         arguments.append(Argument(argument.offset, argument.size, str(ordinal), address))
     if end > size:
-        raise BadCodeObject(f"{name}: arguments do not fit", end=end, size=size)
+        raise BadCodeObject(
+            f"{name}: the arguments end outside the parameter block", end=end, size=size
+        )
     return tuple(arguments)

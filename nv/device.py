@@ -266,7 +266,7 @@ class NvDevice(Device):
     def recover(self) -> None:
         """Make those channels anew that failed or do not end. DeviceLost where the GPU is gone."""
         if self.gpu.lost():
-            raise DeviceLost(f"{self.name} has fallen off the bus: open it again when it is back")
+            raise DeviceLost(f"{self.name} is no longer on the bus; open it again when it is back")
         self.session.events.forget()
         self.programs.output.drain()
         self.programs.output.clear()
@@ -317,7 +317,7 @@ class NvDevice(Device):
         """
         memory = (buffer.owner or buffer).handle
         if not isinstance(memory, Memory) or memory.gpu.session is not self.session:
-            raise BadArgument("only buffers of a GPU opened by open_peer can be reached")
+            raise BadArgument("expected a buffer of a GPU opened with open_peer")
         with self.lock:
             self.check_usable()
             if memory.gpu is not self.gpu:

@@ -141,5 +141,5 @@ def facts_of(capability: tuple[int, int]) -> ChipFacts:
         if facts.compute_capability[0] == major and facts.compute_capability[1] <= minor
     ]
     if not near:
-        raise NotSupported(f"GPUs of compute capability {major}.{minor} are not known")
+        raise NotSupported(f"compute capability {major}.{minor} is not supported")
     return max(near, key=lambda facts: facts.compute_capability)

@@ -204,7 +204,7 @@ def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
     for name, kernel in cubin.kernels.items():
         for index in (kernel.text, *(index for bank, index in kernel.constants.items() if bank)):
             if index not in image.offsets:
-                raise BadCodeObject(f"{name}: its section {index} is not one that is loaded")
+                raise BadCodeObject(f"{name} lies in section {index}, which is not loaded")
     _check_relocations(image)
     return image
 
@@ -236,7 +236,9 @@ def _check_relocations(image: Image) -> None:
         rule = _RULES.get(relocation.kind)
         symbol = cubin.symbols[relocation.symbol]
         if rule is None:
-            raise NotSupported(f"relocation type {relocation.kind:#x} of {symbol.name!r}")
+            raise NotSupported(
+                f"relocation type {relocation.kind:#x} (symbol {symbol.name!r}) is not supported"
+            )
         if relocation.offset + _size(rule) > len(cubin.sections[relocation.section].data):
             raise BadCodeObject(
                 "the relocation extends past the end of its section", symbol=symbol.name
@@ -244,7 +246,7 @@ def _check_relocations(image: Image) -> None:
         missing = _SYSTEM.get(symbol.name) if symbol.section is None else None
         if missing is not None:
             raise NotSupported(
-                f"the code calls {symbol.name}, a routine of CUDA's own driver: {missing}",
+                f"the code calls {symbol.name}, a routine that CUDA's driver supplies: {missing}",
                 symbol=symbol.name,
             )
         if symbol.section is None or symbol.section not in image.offsets:
@@ -258,7 +260,7 @@ def _size(pieces: tuple[tuple[int, int, int], ...]) -> int:
 
 def _limit(size: int) -> None:
     if size > MAX_IMAGE:
-        raise BadCodeObject("the cubin unfolds to more than is sensible", size=size)
+        raise BadCodeObject("the cubin's sections add up to more than the size limit", size=size)
 
 
 def _up(size: int, align: int) -> int:

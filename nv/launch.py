@@ -158,7 +158,7 @@ def prepare(
     shared = shared_size(code, family, counts_reserved=counts_reserved)
     if shared > carveouts[-1]:
         raise BadArgument(
-            f"{code.name} needs more shared memory than this GPU has",
+            f"{code.name} requires {shared} bytes of shared memory, this GPU has {carveouts[-1]}",
             size=shared,
             most=carveouts[-1],
         )
@@ -292,7 +292,7 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
     dynamic = -(-launch.dynamic_local // _SHARED_GRANULE) * _SHARED_GRANULE
     if cluster is not None:
         if shape.cluster is None:
-            raise NotSupported("this GPU has no clusters", kernel=launch.kernel.name)
+            raise NotSupported("this GPU does not support clusters", kernel=launch.kernel.name)
         shape.cluster.insert(qmd, cluster)
     if dynamic:
         _take_shared(qmd, details, dynamic)
@@ -330,7 +330,8 @@ def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:
     groups = launch.grid[0] * launch.grid[1] * launch.grid[2]
     if groups > most:
         raise BadArgument(
-            f"{launch.kernel.name}: a cooperative launch of {groups} groups, the GPU holds {most}"
+            f"{launch.kernel.name}: requested a cooperative launch of {groups} groups, the GPU "
+            f"holds {most}"
             " of this size",
             groups=groups,
             most=most,
@@ -354,19 +355,21 @@ def _check(launch: Launch, details: LaunchDetails) -> None:
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if threads > details.threads_limit:
         raise BadArgument(
-            f"{name} runs at most {details.threads_limit} threads per group", block=launch.block
+            f"{name}: a group must have at most {details.threads_limit} threads", block=launch.block
         )
     size = details.shared_size + launch.dynamic_local
     if launch.dynamic_local < 0 or size > details.carveouts[-1]:
         raise BadArgument(
-            f"{name}: a group has at most {details.carveouts[-1]} bytes of shared memory",
+            f"{name}: a group must use at most {details.carveouts[-1]} bytes of shared memory",
             size=size,
         )
     if code.required_block not in (None, launch.block):
-        raise BadArgument(f"{name} is made for groups of {code.required_block}", block=launch.block)
+        raise BadArgument(
+            f"{name}: the block must be {code.required_block} (as compiled)", block=launch.block
+        )
     for sizes, most, what in (
         (launch.grid, MAX_GRID, "grid"),
         (launch.block, MAX_BLOCK, "block"),
     ):
         if any(size > limit for size, limit in zip(sizes, most, strict=True)):
-            raise BadArgument(f"the {what} of {name} is at most {most}", **{what: sizes})
+            raise BadArgument(f"the {what} of {name} must be at most {most}", **{what: sizes})

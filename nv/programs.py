@@ -242,16 +242,18 @@ def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:
     found = _TARGET.search(ptx)
     if found is None:
         starts = ptx[:16].decode("ascii", "replace")
-        raise BadCodeObject("neither PTX text (no .target line) nor a cubin", starts=starts)
+        raise BadCodeObject("expected PTX text with a .target line, or a cubin", starts=starts)
     try:
         ptx.decode("utf-8")
     except UnicodeDecodeError:
-        raise BadCodeObject("PTX is text in UTF-8") from None
+        raise BadCodeObject("PTX must be UTF-8 text") from None
     own = capability[0] * 10 + capability[1]
     number, suffix = int(found[1]), found[2].decode()
     if number > own or (suffix == "a" and number != own):
         raise BadCodeObject(
-            "the PTX is for a newer GPU" if number > own else "the PTX is for one GPU alone",
+            "the PTX requires a newer GPU"
+            if number > own
+            else "the PTX runs on one architecture only",
             found=f"sm_{number}{suffix}",
             expected=f"sm_{own} or older",
         )
@@ -263,7 +265,7 @@ def _check_target(cubin: Cubin, capability: tuple[int, int]) -> None:
     major, minor = cubin.capability
     if major != capability[0] or minor > capability[1]:
         raise BadCodeObject(
-            "the cubin is for another GPU",
+            "the cubin is built for another architecture",
             found=cubin.target,
             expected=f"sm_{capability[0]}{capability[1]}",
         )

@@ -164,7 +164,7 @@ def published(data: SharedData) -> list[Sensor]:
             value = data.value(place)
             if value is not None and value >= least:
                 return value * unit
-        raise NotSupported(f"the driver publishes no {places[0][0]}")
+        raise NotSupported(f"the driver does not publish {places[0][0]}")
 
     def throttled(bit: int) -> float:
         return float(int(read(tuple((place, 1.0) for place in _REASONS))) >> bit & 1)

@@ -62,7 +62,7 @@ def select(version: str) -> Abi:
     """
     match = _VERSION.fullmatch(version)
     if match is None:
-        raise BadArgument("this is no driver version", version=version)
+        raise BadArgument("version must be a driver version such as 570.133.07", version=version)
     asked, minor = int(match[1]), int(match[2] or 0)
     branch = min(branches(), key=lambda known: (abs(int(known) - asked), int(known)))
     exact = int(branch) == asked and minor >= _SETTLED.get(branch, 0)
@@ -75,7 +75,7 @@ def _bits(name: str) -> BitTable:
     if not path.is_file():
         kind = name.partition("_")[0]
         known = sorted(p.stem.removeprefix(f"{kind}_") for p in _FOLDER.glob(f"{kind}_*.txt"))
-        raise NotSupported(f"no table {name}; there are {', '.join(known)}")
+        raise NotSupported(f"table must be one of {', '.join(known)}, got {name!r}")
     return BitTable(path.read_text(encoding="ascii"), name)
 
 

@@ -58,7 +58,7 @@ class BitField:
     def bit(self, index: int = 0) -> int:
         """The first bit of element `index`."""
         if not 0 <= index < self.count:
-            raise BadArgument(f"{self.name} has {self.count} elements", index=index)
+            raise BadArgument(f"index of {self.name} must be below {self.count}", index=index)
         return self.lsb + index * self.stride
 
     def number(self, value: int | str) -> int:
@@ -68,7 +68,7 @@ class BitField:
         number = whole(value)
         if not 0 <= number <= self.maximum:
             raise BadArgument(
-                f"field {self.name} holds 0 to {self.maximum:#x}", field=self.name, value=number
+                f"field {self.name} must be 0 to {self.maximum:#x}", field=self.name, value=number
             )
         return number
 
@@ -102,7 +102,7 @@ class Method:
     def at(self, index: int) -> int:
         """The byte offset of element `index` of an array of methods."""
         if index < 0 or (index and not self.stride):
-            raise BadArgument(f"{self.name} is no array that has [{index}]")
+            raise BadArgument(f"{self.name} is not an array with element [{index}]")
         return self.offset + index * self.stride
 
     def field(self, name: str) -> BitField:

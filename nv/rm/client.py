@@ -107,7 +107,9 @@ class RmClient:
         self._ioctl(self.control_file, request, query.raw, "NV_ESC_CHECK_VERSION_STR")
         text = bytes(query.versionString).split(b"\0")[0].decode("ascii", "replace")
         if re.fullmatch(r"\d+(\.\d+)*", text) is None:
-            raise DriverRefused("the NVIDIA driver does not name its version", version=text)
+            raise DriverRefused(
+                "expected a version from the NVIDIA driver, found none", version=text
+            )
         return text
 
     # ---- calls -------------------------------------------------------------------------------
@@ -129,8 +131,8 @@ class RmClient:
             if error.facts.get("errno") != errno.EINVAL:
                 raise
             raise DriverRefused(
-                f"{what} does not get through to the NVIDIA driver (EINVAL): a sandbox in front of"
-                f" it, or not the interface of branch {self.abi.branch}",
+                f"the NVIDIA driver refused {what} with EINVAL: either a sandbox filters"
+                f" requests, or the driver's interface is not that of branch {self.abi.branch}",
                 request=what,
                 status="EINVAL",
             ) from error
@@ -201,7 +203,9 @@ class RmClient:
         known = command in self.constants
         name = self.abi.parameters_of_control(self.constants[command]) if known else None
         if name is None:
-            raise NotSupported(f"driver branch {self.abi.branch} has no {command} with a block")
+            raise NotSupported(
+                f"driver branch {self.abi.branch} has no {command} with a parameter block"
+            )
         block = self.structs[name].new(**values)
         self.control(handle, command, block)
         return block
@@ -271,19 +275,22 @@ def open_file(node: Node, path: str) -> int:
     except FileNotFoundError:
         if path == CONTROL_NODE:
             raise ModuleMissing(
-                f"{path} is not there: NVIDIA's kernel driver is not loaded, or its nodes are not "
-                "made",
+                f"{path} does not exist: NVIDIA's kernel driver is not loaded, or its device "
+                "nodes are "
+                "missing",
                 remedy="sudo modprobe nvidia && sudo nvidia-modprobe -c 0 -u",
             ) from None
         if path.endswith("uvm"):
             raise ModuleMissing(
-                f"{path} is not there: NVIDIA's memory driver is not loaded",
+                f"{path} does not exist: NVIDIA's memory driver (nvidia-uvm) is not loaded",
                 remedy="sudo modprobe nvidia-uvm && sudo nvidia-modprobe -u -c 0",
             ) from None
-        raise DeviceNotFound(f"{path} is not there: no such NVIDIA GPU", path=path) from None
+        raise DeviceNotFound(
+            f"{path} does not exist: this machine has no such NVIDIA GPU", path=path
+        ) from None
     except PermissionError:
         raise AccessDenied(
-            f"{path} may not be opened by this user",
+            f"this user does not have permission to open {path}",
             remedy=f"sudo chmod a+rw {path}, or join the group that owns it",
             path=path,
         ) from None
@@ -300,7 +307,7 @@ def call(node: Node, file: int, request: int, block: memoryview, name: str) -> N
         except OSError as error:
             if error.errno != errno.EINTR:
                 raise os_error(error, name) from error
-    raise TransportError(f"{name}: interrupted again and again", request=name)
+    raise TransportError(f"{name} was interrupted by signals too many times", request=name)
 
 
 def os_error(error: OSError, request: str) -> UgpuError:

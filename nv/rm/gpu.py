@@ -99,7 +99,7 @@ class Gpu:
             if card.minor_number == self.index:
                 return card
         have = ", ".join(str(card.minor_number) for card in cards) or "none"
-        raise DeviceNotFound(f"the NVIDIA driver runs no GPU {self.index}; it has: {have}")
+        raise DeviceNotFound(f"the NVIDIA driver has no GPU {self.index}; available: {have}")
 
     def choose(self, names: Sequence[str]) -> int:
         """The first of `names`, newest first, whose class the GPU has."""
@@ -108,8 +108,9 @@ class Gpu:
             if name in constants and constants[name] in self.classes:
                 return constants[name]
         raise NotSupported(
-            f"this GPU offers none of the classes {', '.join(names)}: older than Turing, or newer "
-            "than we know",
+            f"the GPU supports none of the classes {', '.join(names)}: it is older than Turing "
+            "or newer "
+            "than this driver",
             device_id=self.card.pci_info.device_id,
         )
 

@@ -116,7 +116,9 @@ def allocate(
         memory.close()
         if isinstance(error, OutOfMemory):
             facts = {**error.facts, "size": size}
-            raise OutOfMemory(f"no {placement.value} memory for {size} bytes", **facts) from error
+            raise OutOfMemory(
+                f"not enough {placement.value} memory for {size} bytes", **facts
+            ) from error
         raise
 
 

@@ -65,14 +65,14 @@ def enter_instance(gpu: Gpu, name: str | None) -> Instance | None:
     """
     if not is_divided(gpu):
         if name is not None:
-            raise BadArgument(f"{gpu.path} is not divided (MIG is off): open it without mig=")
+            raise BadArgument(f"MIG is off: open {gpu.path} without mig=")
         return None
     have = ", ".join(instances(gpu)) or "none, make some with nvidia-smi mig -cgi"
     if name is None:
-        raise BadArgument(f"{gpu.path} is divided (MIG): name an instance by mig=; it has: {have}")
+        raise BadArgument(f"MIG is on: pass mig= with an instance; {gpu.path} has: {have}")
     match = _NAME.fullmatch(name)
     if match is None:
-        raise BadArgument("an instance is named as in mig='3/0'", mig=name)
+        raise BadArgument("mig must name an instance, as in mig='3/0'", mig=name)
     outer, inner = int(match[1]), int(match[2])
     folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.index}/mig/gi{outer}"
     client = gpu.client
@@ -81,7 +81,7 @@ def enter_instance(gpu: Gpu, name: str | None) -> Instance | None:
         for path in (f"{folder}/access", f"{folder}/ci{inner}/access"):
             minor = _capability(gpu, path)
             if minor is None:
-                raise DeviceNotFound(f"{gpu.path} has no instance {name}; it has: {have}")
+                raise DeviceNotFound(f"{gpu.path} has no instance {name}; available: {have}")
             files.append(open_file(client.node, f"/dev/nvidia-caps/nvidia-cap{minor}"))
         partition = client.allocate(
             gpu.subdevice,

@@ -38,7 +38,9 @@ class SharedData:
             constants[_POLL + name] for name in _WANTED if _POLL + name in constants
         )  # one bit each
         if not mask:
-            raise NotSupported(f"driver branch {client.abi.branch} publishes no clocks or power")
+            raise NotSupported(
+                f"driver branch {client.abi.branch} does not publish clocks and power"
+            )
         self.gpu = gpu
         self.layout = client.structs.NV00DE_SHARED_DATA
         parameters = client.structs.NV00DE_ALLOC_PARAMETERS.new(polledDataMask=mask)

@@ -102,7 +102,7 @@ class FaultPlan:
     def plant(self, kind: Fault, *, gpu: int | None = None, count: int = 1) -> None:
         """Plan a fault; BadArgument unless `count` is positive."""
         if count < 1:
-            raise BadArgument("a fault strikes at least once", count=count)
+            raise BadArgument("count must be at least 1", count=count)
         key = (kind, gpu)
         self._planned[key] = self._planned.get(key, 0) + count
 

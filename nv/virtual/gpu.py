@@ -20,7 +20,7 @@ CHIPS = MODELLED
 def facts_of(name: str) -> ChipFacts:
     """The facts of one of CHIPS; BadArgument for another."""
     if name not in CHIPS:
-        raise BadArgument(f"no virtual chip {name!r}; there are: {', '.join(CHIPS)}")
+        raise BadArgument(f"virtual chip must be one of {', '.join(CHIPS)}, got {name!r}")
     facts: ChipFacts = importlib.import_module(f"nv.chips.{name}.facts").FACTS
     return facts
 
@@ -50,7 +50,7 @@ def attach(
     """
     if chip is not None:
         if not isinstance(chip, VirtualMachine) or chip.facts.name != name:
-            raise BadArgument(f"chip= takes a virtual machine with {name}", given=repr(chip))
+            raise BadArgument(f"chip must be a virtual machine with {name}", given=repr(chip))
         node = VirtualNode(chip)
     else:
         options = machine or MachineOptions(
@@ -63,5 +63,7 @@ def attach(
         chip = build_machine(name, options)
         node = VirtualNode(chip, owns_machine=True)
     if not 0 <= index < len(chip.gpus):
-        raise BadArgument(f"the machine has {len(chip.gpus)} GPUs", index=index)
+        raise BadArgument(
+            f"index must be below {len(chip.gpus)} (GPUs of this machine)", index=index
+        )
     return NodeAttachment(node, "nvrm", index, chip)

@@ -31,13 +31,13 @@ class VirtualMachine:
         self.facts = facts
         self.options = options or MachineOptions()
         if not 1 <= self.options.gpus <= 8:
-            raise BadArgument("a machine has 1 to 8 GPUs", gpus=self.options.gpus)
+            raise BadArgument("gpus must be 1 to 8", gpus=self.options.gpus)
         if self.options.memory is not None and self.options.memory < _LEAST_MEMORY:
-            raise BadArgument("a virtual GPU has at least 32 MiB", memory=self.options.memory)
+            raise BadArgument("memory must be at least 32 MiB", memory=self.options.memory)
         self.abi = abi.select(self.options.driver)
         if facts.gpfifo_class not in self.abi.classes:
             raise BadArgument(
-                f"driver branch {self.abi.branch} is older than {facts.name}",
+                f"driver branch {self.abi.branch} does not support {facts.name}",
                 driver=self.options.driver,
             )
         self.lock = threading.RLock()
@@ -147,4 +147,4 @@ def _fault(kind: Fault | str) -> Fault:
     for fault in Fault:
         if kind in (fault.name, fault.name.lower(), fault.title):
             return fault
-    raise BadArgument(f"no fault {kind!r}; there are: {', '.join(f.name for f in Fault)}")
+    raise BadArgument(f"fault must be one of {', '.join(f.name for f in Fault)}, got {kind!r}")

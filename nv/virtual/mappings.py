@@ -20,7 +20,7 @@ def _check(offset: int, size: int, *, closed: bool) -> None:
     if closed:
         raise BadArgument("the mapping is closed")
     if offset % 4 or not 0 <= offset <= size - 4:
-        raise BadArgument("a word lies aligned inside the mapping", offset=offset, size=size)
+        raise BadArgument("a word must be aligned and inside the mapping", offset=offset, size=size)
 
 
 class MemoryMapping:

@@ -144,7 +144,7 @@ class VirtualNode:
                 return
             command, size = request & 0xFF, request >> 16 & 0x3FFF
             if size > len(argument):
-                raise _error(errno.EFAULT, f"ioctl {request:#x} reads {size} bytes")
+                raise _error(errno.EFAULT, f"ioctl {request:#x}: cannot read {size} bytes")
             self._escapes.call(found, command, memoryview(argument)[:size])
 
     def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
@@ -154,13 +154,15 @@ class VirtualNode:
             found = self._file(handle)
             context = found.context
             if found.uvm is not None or found.tools is not None:
-                raise _error(errno.EINVAL, "UVM maps only what it manages, which is not modelled")
+                raise _error(errno.EINVAL, "mmap of UVM (managed memory) is not modelled")
             if size <= 0 or offset % PAGE:
-                raise _error(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}")
+                raise _error(
+                    errno.EINVAL, f"mmap of {size} bytes at {offset:#x} is not page-aligned"
+                )
             if context is None:
-                raise _error(errno.EINVAL, f"{found.path}: no RM_MAP_MEMORY prepared this mapping")
+                raise _error(errno.EINVAL, f"{found.path}: mmap must follow RM_MAP_MEMORY")
             if offset:
-                raise _error(errno.EINVAL, "mappings start at offset 0 of the file")
+                raise _error(errno.EINVAL, "mmap offset must be 0")
             if found.gpu is not None and found.gpu.lost:
                 raise _error(errno.EIO, "the GPU is lost")
             if self.machine.faults.take(Fault.MAPPING_REFUSED):
@@ -168,9 +170,13 @@ class VirtualNode:
             pages = -(-size // PAGE) * PAGE
             limit = -(-context.size // PAGE) * PAGE
             if found.gpu is not None and pages != limit:
-                raise _error(errno.ENXIO, f"{size} bytes of a mapping of {context.size}")
+                raise _error(
+                    errno.ENXIO, f"mmap of {size} bytes, RM_MAP_MEMORY prepared {context.size}"
+                )
             if pages > limit:
-                raise _error(errno.ERANGE, f"{size} bytes of a mapping of {context.size}")
+                raise _error(
+                    errno.ERANGE, f"mmap of {size} bytes, RM_MAP_MEMORY prepared {context.size}"
+                )
             mapping = self._mapping(context, size)
             self._mappings = [old for old in self._mappings if not old.closed]
             self._mappings.append(mapping)
@@ -237,7 +243,7 @@ class VirtualNode:
 
     def _need_open(self) -> None:
         if self._closed:
-            raise Closed(f"{self.name}: the program has ended")
+            raise Closed(f"{self.name}: the process has ended")
 
     def _file(self, handle: int) -> OpenFile:
         self._need_open()

@@ -40,7 +40,7 @@ def copy_in(address: int, size: int) -> bytearray:
     buffer = bytearray(size)
     view = (ctypes.c_char * size).from_buffer(buffer)
     if not _transfer("process_vm_readv", ctypes.addressof(view), address, size):
-        raise RmError(Status.INVALID_POINTER, f"nothing to read at {address:#x}")
+        raise RmError(Status.INVALID_POINTER, f"cannot read at {address:#x}")
     del view
     return buffer
 

@@ -123,7 +123,7 @@ def test_a_ladder_without_an_end_is_told_once(
         device.failure = FirmwareSilent("provoked by the test")
         chip.faults.mode1_ignored = True
         chip.faults.ifwi_never = True
-        with pytest.raises(FirmwareSilent, match="board's own firmware"):
+        with pytest.raises(FirmwareSilent, match="board's boot firmware"):
             device.reset()
         (told,) = caplog.records
         assert told.levelno == logging.ERROR

@@ -61,9 +61,9 @@ def test_a_kernel_says_what_it_requires(gh100: NvDevice) -> None:
     explicit = tell(gh100, ".explicitcluster .maxclusterrank 4")
     assert np.array_equal(told(gh100, explicit, (4, 1), (4,)), expected((4, 1), (4, 1)))
     for kernel, grid, cluster, text in (
-        (required, (4, 4), (4, 1), r"made for clusters of \(2, 2, 1\)"),
+        (required, (4, 4), (4, 1), r"the cluster must be \(2, 2, 1\)"),
         (required, (4, 3), None, "must be a multiple of the cluster"),
-        (explicit, (4, 1), None, "wants a launch that says"),
+        (explicit, (4, 1), None, "requires a cluster size at launch"),
         (explicit, (8, 1), (8, 1), "at most 4 groups"),
         (explicit, (3, 1), (2, 1), "must be a multiple of the cluster"),
         (explicit, (32, 1), (32, 1), "at most 16 groups"),
@@ -215,7 +215,7 @@ def test_clusters_out_of_range(tmp_path_factory: pytest.TempPathFactory) -> None
     said = struct.pack("<BBH3I", 4, 0x3D, 12, 2, 3, 1)
     assert data.count(said) == 1
     for sizes in ((2, 3, 3), (0, 1, 1), (1 << 31, 1, 1)):
-        with pytest.raises(BadCodeObject, match="clusters are out of range"):
+        with pytest.raises(BadCodeObject, match="cluster size is out of range"):
             parse_cubin(data.replace(said, struct.pack("<BBH3I", 4, 0x3D, 12, *sizes)))
     with pytest.raises(NotSupported, match="blocksareclusters"):
         parse_cubin(data.replace(said, struct.pack("<BBH3I", 4, 0x5B, 12, 2, 3, 1)))

@@ -125,9 +125,9 @@ def _changed(offset: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("image", "words"),
     [
-        (b"", "not a cubin"),
-        (b"\x7fELF" + bytes(200), "neither PTX"),
-        (_changed(18, b"\xe0\x00"), "not code for NVIDIA"),
+        (b"", "too short for a cubin"),
+        (b"\x7fELF" + bytes(200), "expected PTX text"),
+        (_changed(18, b"\xe0\x00"), "not for NVIDIA GPUs"),
         (_changed(40, b"\xff\xff\xff"), "section table"),
         (cubin("sm_90")[:3000], "beyond the file|section table"),
     ],

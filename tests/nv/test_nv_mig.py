@@ -79,8 +79,8 @@ def test_an_instance_is_entered_by_its_capabilities() -> None:
 
 def test_instances_are_listed() -> None:
     for name, error, words in (
-        (None, BadArgument, "it has: 3/0, 3/1, 5/0"),
-        ("4/0", DeviceNotFound, "no instance 4/0; it has: 3/0"),
+        (None, BadArgument, "has: 3/0, 3/1, 5/0"),
+        ("4/0", DeviceNotFound, "no instance 4/0; available: 3/0"),
         ("3/7", DeviceNotFound, "no instance 3/7"),
         ("three", BadArgument, "mig='3/0'"),
     ):

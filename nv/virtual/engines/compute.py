@@ -162,7 +162,7 @@ class ComputeEngine:
     def _load(self, address: int, words: tuple[int, ...]) -> None:
         if self._inline is None:
             raise ChannelError(
-                Xid.GR_EXCEPTION, "LOAD_INLINE_QMD_DATA without SET_INLINE_QMD_ADDRESS_B"
+                Xid.GR_EXCEPTION, "LOAD_INLINE_QMD_DATA must follow SET_INLINE_QMD_ADDRESS_B"
             )
         start = address - self._data
         for word in words:
@@ -201,7 +201,7 @@ class ComputeEngine:
 
     def _launch(self) -> None:
         if not self.has_set("SEND_PCAS_A"):
-            raise ChannelError(Xid.GR_EXCEPTION, "a launch without SEND_PCAS_A")
+            raise ChannelError(Xid.GR_EXCEPTION, "a launch must follow SEND_PCAS_A")
         self._pending.append(self._fetch(self.value("SEND_PCAS_A") << 8))
 
     def _fetch(self, address: int) -> LaunchDescriptor:
@@ -252,7 +252,9 @@ class ComputeEngine:
     def _report(self, value: int) -> None:
         """SET_REPORT_SEMAPHORE_D: a release after all work before it."""
         if value & 3 != 0:
-            raise ChannelError(Xid.GR_EXCEPTION, f"SET_REPORT_SEMAPHORE_D {value:#x}: trap")
+            raise ChannelError(
+                Xid.GR_EXCEPTION, f"SET_REPORT_SEMAPHORE_D {value:#x}: traps are not modelled"
+            )
         address = self.value("SET_REPORT_SEMAPHORE_A") << 32
         address |= self.value("SET_REPORT_SEMAPHORE_B")
         self._report_to(address, self.value("SET_REPORT_SEMAPHORE_C"), 4, not value >> 28 & 1,
@@ -260,7 +262,9 @@ class ComputeEngine:
 
     def _report_execute(self, value: int) -> None:
         if value & 3 != 0:
-            raise ChannelError(Xid.GR_EXCEPTION, f"REPORT_SEMAPHORE_EXECUTE {value:#x}")
+            raise ChannelError(
+                Xid.GR_EXCEPTION, f"REPORT_SEMAPHORE_EXECUTE {value:#x} is not modelled"
+            )
         address = self.value("SET_REPORT_SEMAPHORE_ADDRESS_UPPER") << 32
         address |= self.value("SET_REPORT_SEMAPHORE_ADDRESS_LOWER")
         payload = self.value("SET_REPORT_SEMAPHORE_PAYLOAD_LOWER")

@@ -86,7 +86,7 @@ class CopyEngine:
         if reserved is None:
             raise self._error(f"class {self.class_id:04x} has no method {address:#06x}")
         if value & reserved:
-            raise self._error(f"method {address:#06x} = {value:#010x}: reserved bits")
+            raise self._error(f"method {address:#06x} = {value:#010x}: reserved bits are set")
         self._values[address] = value
         if address == self._launch:
             self._take(value)
@@ -105,9 +105,9 @@ class CopyEngine:
         """Check a launch, and put it where its turn is."""
         transfer = flags & 3
         if transfer == 3:
-            raise self._error(f"LAUNCH_DMA {flags:#x}: transfer type 3")
+            raise self._error(f"LAUNCH_DMA {flags:#x}: transfer type must be 0 to 2, got 3")
         if flags >> 12 & 3:
-            raise self._error("physical addresses are for privileged channels")
+            raise self._error("physical addresses require a privileged channel")
         if transfer and flags >> 7 & 3 != 3:
             raise self._error("block-linear layouts are not modelled")
         if transfer and flags >> 20 & 3:
@@ -181,7 +181,9 @@ class CopyEngine:
         inputs, outputs = (code >> 20 & 3) + 1, (code >> 24 & 3) + 1
         choose = [code >> 4 * component & 7 for component in range(outputs)]
         if any(pick > _NO_WRITE or inputs <= pick < 4 for pick in choose):
-            raise self._error(f"SET_REMAP_COMPONENTS {code:#x} takes a component that is not there")
+            raise self._error(
+                f"SET_REMAP_COMPONENTS {code:#x} selects a component that does not exist"
+            )
         space = self.channel.space
         constants = (self._value("SET_REMAP_CONST_A"), self._value("SET_REMAP_CONST_B"))
         reads = any(pick < 4 for pick in choose)

@@ -166,7 +166,8 @@ class GridRunner:
         if size and (bank is None or start + size > bank[1]):
             have = 0 if bank is None else bank[1]
             raise refuse(
-                f"{entry} takes {size} bytes from byte {start} of constant bank 0, which has {have}"
+                f"{entry} requires {size} bytes at byte {start} of constant bank 0, which has "
+                f"{have} bytes"
             )
         self._fetch(launch, entry, ptx)
         parameters = b""
@@ -243,15 +244,20 @@ class GridRunner:
         *table, name_at = rest
         if magic != NOTE_MAGIC or version != NOTE_VERSION:
             raise refuse(
-                f"no note that this model knows lies before the program at {address:#x}:"
-                " it cannot execute machine code, only PTX that our loader left there"
+                f"expected the loader's note before the program at {address:#x}, found none:"
+                " the model executes PTX placed by the loader, not machine code"
             )
         if not ptx_size:
             raise refuse(f"the program at {address:#x} was loaded without its PTX")
         if ptx_size > _LONGEST_PTX:
-            raise refuse(f"the program at {address:#x} has {ptx_size} bytes of PTX")
+            raise refuse(
+                f"the note of the program at {address:#x} states an invalid PTX size: "
+                f"{ptx_size} bytes"
+            )
         if length > ptx_size:
-            raise refuse(f"the name of the program at {address:#x} is longer than its PTX")
+            raise refuse(
+                f"the note of the program at {address:#x} states a name longer than its PTX"
+            )
         name = space.read(name_at, length, Client.SM)
         raw = space.read(where, ptx_size, Client.SM)
         text = self._texts.get(raw)
@@ -260,12 +266,14 @@ class GridRunner:
                 text = self._texts[raw] = raw.decode()
             return name.decode(), text, start, size, self._variables(*table)
         except UnicodeDecodeError as error:
-            raise refuse(f"the note before {address:#x} names no text: {error}") from error
+            raise refuse(
+                f"the note before {address:#x} does not contain valid text: {error}"
+            ) from error
 
     def _variables(self, address: int, size: int) -> tuple[tuple[str, int], ...]:
         """The table of variables. Raises UnicodeDecodeError for names that are no text."""
         if size > _LONGEST_TABLE:
-            raise refuse(f"a table of variables of {size} bytes")
+            raise refuse(f"the table of variables has an invalid size: {size} bytes")
         raw = self._channel.space.read(address, size, Client.SM) if size else b""
         found, at = [], 0
         while at + _VARIABLE.size <= len(raw):
@@ -286,8 +294,8 @@ class GridRunner:
         base = engine.pair("SET_SHADER_LOCAL_MEMORY")
         if have < need:
             raise refuse(
-                f"{launch.local_size} bytes of local memory a thread need {need} a TPC;"
-                f" SET_SHADER_LOCAL_MEMORY_NON_THROTTLED says {have}"
+                f"{launch.local_size} bytes of local memory per thread require {need} per TPC,"
+                f" SET_SHADER_LOCAL_MEMORY_NON_THROTTLED provides {have}"
             )
         total = have * -(-facts.sm_count // self._gpu.sm_per_tpc)
         for at in (base, base + total - 1):

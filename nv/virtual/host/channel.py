@@ -136,7 +136,8 @@ class Channel:
             put = self._read_put()
             if put >= self.ring_entries:
                 raise ChannelError(
-                    Xid.PBDMA_ERROR, f"GP_PUT {put} in a ring of {self.ring_entries} entries"
+                    Xid.PBDMA_ERROR,
+                    f"GP_PUT must be below {self.ring_entries} (entries of the ring), got {put}",
                 )
             if put == self._get:
                 self.drain()
@@ -162,15 +163,19 @@ class Channel:
         """One entry of the ring: a segment of methods, or a control entry if its length is 0."""
         length = high >> 10 & 0x1F_FFFF
         if low & 1:
-            raise ChannelError(Xid.PBDMA_ERROR, f"GP entry {high:08x}:{low:08x}: conditional fetch")
+            raise ChannelError(
+                Xid.PBDMA_ERROR, f"GP entry {high:08x}:{low:08x}: conditional fetch is not modelled"
+            )
         if high >> 8 & 1:
-            raise ChannelError(Xid.PBDMA_ERROR, f"GP entry {high:08x}:{low:08x}: reserved bit 40")
+            raise ChannelError(
+                Xid.PBDMA_ERROR, f"GP entry {high:08x}:{low:08x}: reserved bit 40 is set"
+            )
         if length == 0:
             code = high & 0xFF
             if code == 4 and self.gpu.facts.mmu == 3:  # SET_PB_SEGMENT_EXTENDED_BASE
                 self._segment_base = (low >> 8 & 0x1_FFFF) << 40
             elif code != 0:
-                raise ChannelError(Xid.PBDMA_ERROR, f"GP entry with opcode {code}")
+                raise ChannelError(Xid.PBDMA_ERROR, f"GP entry has unknown opcode {code}")
             return
         address = self._segment_base | (high & 0xFF) << 32 | low & ~3
         raw = self.space.read(address, 4 * length, Client.HOST)
@@ -195,11 +200,11 @@ class Channel:
             if operation == 7:  # END_PB_SEGMENT
                 return
             if operation not in (1, 3, 5):
-                raise ChannelError(Xid.PBDMA_ERROR, f"method header {header:08x}")
+                raise ChannelError(Xid.PBDMA_ERROR, f"method header {header:08x} is invalid")
             if at + count > end:
                 raise ChannelError(
                     Xid.PBDMA_ERROR,
-                    f"method header {header:08x} wants {count} words, of {end - at}",
+                    f"method header {header:08x} requires {count} words, {end - at} are left",
                 )
             data = words[at : at + count]
             at += count
@@ -237,7 +242,7 @@ class Channel:
         engine = self.engines.get(class_id)
         if engine is None or value >> 21:
             raise ChannelError(
-                Xid.CLASS_ERROR, f"SET_OBJECT {value:#x}: no such object on the channel"
+                Xid.CLASS_ERROR, f"SET_OBJECT {value:#x}: the channel has no object of this class"
             )
         self._bound[subchannel] = self._last = engine
 

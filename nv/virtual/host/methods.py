@@ -68,7 +68,9 @@ class HostMethods:
             return None
         action = self._actions.get(address)
         if action is None:
-            raise ChannelError(Xid.PBDMA_ERROR, f"host method {address:#x} = {value:#x}")
+            raise ChannelError(
+                Xid.PBDMA_ERROR, f"host method {address:#x} = {value:#x} is not modelled"
+            )
         self._check(address, value)
         return action(value)
 
@@ -95,7 +97,9 @@ class HostMethods:
     def _memory_operation(self, value: int) -> None:
         operation = value >> 27  # the host does not wait for engines before it
         if operation not in _HARMLESS:
-            why = ": the channel is not privileged" if operation in _PRIVILEGED else ""
+            why = (
+                ": the channel is not privileged" if operation in _PRIVILEGED else ": not modelled"
+            )
             raise ChannelError(Xid.PBDMA_ERROR, f"MEM_OP_D operation {operation}{why}")
 
     def _semaphore(self, value: int) -> Callable[[], bool] | None:
@@ -108,7 +112,7 @@ class HostMethods:
             payload |= self._value("SEM_PAYLOAD_HI") << 32
         code = value & 7
         if code > Operation.REDUCTION:
-            raise ChannelError(Xid.PBDMA_ERROR, f"SEM_EXECUTE operation {code}")
+            raise ChannelError(Xid.PBDMA_ERROR, f"SEM_EXECUTE operation {code} is not modelled")
         if address % size:
             raise ChannelError(Xid.PBDMA_ERROR, f"semaphore at {address:#x} is not aligned")
         operation = Operation(code)

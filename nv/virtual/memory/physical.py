@@ -35,8 +35,8 @@ class VideoMemory:
             )
         except OSError as error:  # vm.overcommit_memory=2, or a limit on address space
             raise OutOfMemory(
-                "this machine does not let us reserve address space for the virtual card's memory;"
-                " give it less, as in hcq.open('virtual:gh100', memory=1 << 30)",
+                "cannot reserve address space for the virtual card's memory;"
+                " open it with less memory, as in ugpu.open('virtual:gh100', memory=1 << 30)",
                 wanted=size,
                 reason=error.strerror,
             ) from error

@@ -47,7 +47,7 @@ def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
     if "ANY_PARENT" not in rule.parents and parent.internal not in rule.parents:
         raise RmError(
             Status.INVALID_OBJECT_PARENT,
-            f"{rule.name} under {parent!r}; it goes under {', '.join(rule.parents)}",
+            f"parent of {rule.name} must be {', '.join(rule.parents)}, got {parent!r}",
         )
     _check_gpu(parent)
     gpu = gpu_of(parent)
@@ -78,7 +78,9 @@ def allocate_memory(node: VirtualNode, client: Client, block: Struct, file_handl
     elif block.hClass == _SYSTEM:
         made = SystemMemory.of_size(request, block.limit + 1)
     else:
-        raise RmError(Status.INVALID_CLASS, f"RM_ALLOC_MEMORY of class {block.hClass:#x}")
+        raise RmError(
+            Status.INVALID_CLASS, f"RM_ALLOC_MEMORY of class {block.hClass:#x} is not modelled"
+        )
     client.add(made)
     block.hObjectNew = handle
     if isinstance(made, SystemMemory):
@@ -87,7 +89,7 @@ def allocate_memory(node: VirtualNode, client: Client, block: Struct, file_handl
             file = node.files.get(file_handle)
             if file is None or not file.is_control:
                 client.free(made)
-                raise RmError(Status.INVALID_ARGUMENT, f"{file_handle} is no open nvidiactl")
+                raise RmError(Status.INVALID_ARGUMENT, f"{file_handle} is not an open nvidiactl")
             made.prepare_mapping(file, 0, block.limit + 1)
         block.pMemory = made.backing.host
 
@@ -126,7 +128,7 @@ def _parameters(
     if block.paramsSize not in (0, layout.size):
         raise RmError(
             Status.INVALID_ARGUMENT,
-            f"{name} has {layout.size} bytes in this branch, not {block.paramsSize}",
+            f"{name} must have {layout.size} bytes in this branch, got {block.paramsSize}",
         )
     params: Struct = layout.view(copy_in(block.pAllocParms, layout.size))
     return params

@@ -45,7 +45,7 @@ def _methods_of(class_id: int) -> int:
 def _space(client: RmObject, handle: int) -> VaSpace:
     found = client.client.find(handle, Status.INVALID_OBJECT_HANDLE)
     if not isinstance(found, VaSpace):
-        raise RmError(Status.INVALID_OBJECT, f"{found!r} is no address space")
+        raise RmError(Status.INVALID_OBJECT, f"expected an address space, got {found!r}")
     return found
 
 
@@ -100,7 +100,10 @@ class ContextShare(RmObject):
         require(params.flags <= 2, Status.INVALID_ARGUMENT, f"flags {params.flags}")
         space = _space(self, params.hVASpace) if params.hVASpace else group.space
         if space is None:
-            raise RmError(Status.INVALID_ARGUMENT, "neither share nor group has an address space")
+            raise RmError(
+                Status.INVALID_ARGUMENT,
+                "expected an address space from the share or the group, found none",
+            )
         self.space: VaSpace = space
         taken = {
             child.number for child in group.children.values() if isinstance(child, ContextShare)
@@ -139,7 +142,7 @@ class ChannelObject(RmObject):
             raise RmError(Status.INSUFFICIENT_RESOURCES, "planted")
         number = self.gpu.new_channel_number(self.runlist)
         if number is None:
-            raise RmError(Status.INSUFFICIENT_RESOURCES, "all channels are taken")
+            raise RmError(Status.INSUFFICIENT_RESOURCES, "no free channel")
         offset = params.userdOffset[0]
         channel = Channel(
             self.gpu,
@@ -173,7 +176,10 @@ class ChannelObject(RmObject):
             require(not space_handle, Status.INVALID_ARGUMENT, "a group's channel names no space")
             with_share = bool(share_handle)
             if self.group.channels() and self.group.uses_shares != with_share:
-                raise RmError(Status.INVALID_ARGUMENT, "all channels of a group, or none, share")
+                raise RmError(
+                    Status.INVALID_ARGUMENT,
+                    "either all channels of a group use a context share or none",
+                )
             self.group.uses_shares = with_share
             if share_handle:
                 share = self.client.find(share_handle)
@@ -211,7 +217,7 @@ class ChannelObject(RmObject):
         require(handle, Status.NOT_SUPPORTED, "USERD that the driver allocates")
         memory = self.client.find(handle, Status.INVALID_OBJECT_HANDLE)
         if not isinstance(memory, Memory):
-            raise RmError(Status.INVALID_OBJECT, f"{memory!r} is no memory")
+            raise RmError(Status.INVALID_OBJECT, f"expected memory, got {memory!r}")
         require(offset % USERD_SIZE == 0, Status.INVALID_ARGUMENT, f"USERD at {offset:#x}")
         require(
             offset + USERD_SIZE <= memory.size, Status.INVALID_ARGUMENT, "USERD past its memory"
@@ -224,7 +230,7 @@ class ChannelObject(RmObject):
             return None
         memory = self.client.find(handle, Status.INVALID_OBJECT_HANDLE)
         if not isinstance(memory, Memory):
-            raise RmError(Status.INVALID_OBJECT, f"{memory!r} is no memory")
+            raise RmError(Status.INVALID_OBJECT, f"expected memory, got {memory!r}")
         require(memory.size >= NOTIFIER_SIZE, Status.INVALID_LIMIT, "a notifier has 16 bytes")
         return memory.backing
 
@@ -302,7 +308,9 @@ class EngineObject(RmObject):
         self.owner = cast(ChannelObject, request.parent)
         engines = self.owner.channel.engines
         if request.class_id in engines:
-            raise RmError(Status.STATE_IN_USE, f"class {request.class_id:#x} is on the channel")
+            raise RmError(
+                Status.STATE_IN_USE, f"class {request.class_id:#x} is already on the channel"
+            )
         self.owner.bound = True  # an object puts its channel on the engine's runlist
 
     def release(self) -> None:
@@ -344,7 +352,8 @@ class CopyObject(EngineObject):
             if runlist is not owner.runlist:
                 raise RmError(
                     Status.INVALID_STATE,
-                    f"copy engine of type {params.engineType:#x} on another engine's channel",
+                    f"copy engine of type {params.engineType:#x} does not match the channel's "
+                    "engine",
                 )
         channel = owner.channel
         channel.engines[self.class_id] = CopyEngine(channel, self.class_id)
@@ -364,6 +373,6 @@ class Debugger(RmObject):
             raise RmError(Status.INVALID_CLIENT, f"hAppClient {params.hAppClient:#x}")
         target = client.find(params.hClass3dObject, Status.INVALID_OBJECT_PARENT)
         if not isinstance(target, ComputeObject):
-            raise RmError(Status.INVALID_OBJECT, f"{target!r} is no compute object")
+            raise RmError(Status.INVALID_OBJECT, f"expected a compute object, got {target!r}")
         require(target.owner.gpu is need_gpu(request.parent), Status.INVALID_ARGUMENT, "other GPU")
         self.target = target

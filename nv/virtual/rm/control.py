@@ -74,7 +74,7 @@ def control(client: Client, block: Struct) -> None:
     exporters = _INTERFACES.get(command >> 16, ())
     if not isinstance(found, exporters) or command not in machine.abi.controls:
         machine.asked[name] += 1
-        raise RmError(Status.NOT_SUPPORTED, f"{name} on {found!r}")
+        raise RmError(Status.NOT_SUPPORTED, f"{name} is not valid for {found!r}")
     layout_name = machine.abi.controls[command]
     if layout_name is not None and layout_name not in machine.abi.structs:
         machine.asked[name] += 1
@@ -83,7 +83,7 @@ def control(client: Client, block: Struct) -> None:
     if block.paramsSize != size:
         raise RmError(
             Status.INVALID_PARAM_STRUCT,
-            f"{name} takes {size} bytes in this branch, not {block.paramsSize}",
+            f"{name} must have {size} bytes in this branch, got {block.paramsSize}",
         )
     handler = _handlers(machine.abi).get(command)
     if handler is None:

@@ -61,7 +61,9 @@ def _bind(channel: ChannelObject, params: Struct) -> None:
 
 def _token(channel: ChannelObject, params: Struct) -> None:
     if not channel.bound:
-        raise RmError(Status.INVALID_STATE, "the channel is on no runlist yet: bind or schedule it")
+        raise RmError(
+            Status.INVALID_STATE, "the channel is not on a runlist yet: bind or schedule it first"
+        )
     params.workSubmitToken = channel.token
 
 

@@ -85,10 +85,10 @@ class Escapes:
 
     def _transferred(self, file: OpenFile, argument: memoryview) -> None:
         if len(argument) != 16:
-            raise _error(errno.EINVAL, "an ioctl XFER block has 16 bytes")
+            raise _error(errno.EINVAL, "an ioctl XFER block must have 16 bytes")
         command, size, address = struct.unpack("<IIQ", argument)
         if size > _LARGEST or command == self._transfer:
-            raise _error(errno.EINVAL, f"XFER of {size} bytes")
+            raise _error(errno.EINVAL, f"XFER size {size} is out of range")
         try:
             block = copy_in(address, size)
             try:
@@ -102,14 +102,15 @@ class Escapes:
         layout = self._structs[name]
         if len(argument) != layout.size:
             raise _error(
-                errno.EINVAL, f"{name} has {layout.size} bytes in this branch, not {len(argument)}"
+                errno.EINVAL,
+                f"{name} must have {layout.size} bytes in this branch, got {len(argument)}",
             )
         block: Struct = layout.view(argument)
         return block
 
     def _need_control(self, file: OpenFile) -> None:
         if not file.is_control:
-            raise _error(errno.EINVAL, f"{file.path}: a call for nvidiactl")
+            raise _error(errno.EINVAL, f"{file.path}: this call is valid only on nvidiactl")
 
     def _client(self, handle: int) -> Client:
         client = self._machine.clients.get(handle)
@@ -135,14 +136,16 @@ class Escapes:
             same = theirs.split(".")[0] == ours.split(".")[0]
         if not same:
             set_text(block.versionString, ours)
-            raise _error(errno.EINVAL, f"API mismatch: {theirs!r} against {ours!r}")
+            raise _error(errno.EINVAL, f"API version mismatch: expected {ours!r}, got {theirs!r}")
 
     def _card_info(self, file: OpenFile, argument: memoryview) -> None:
         self._need_control(file)
         layout = self._structs["nv_ioctl_card_info"]
         count = len(argument) // layout.size
         if count < len(self._machine.gpus):
-            raise _error(errno.EINVAL, f"room for {count} cards")
+            raise _error(
+                errno.EINVAL, f"the buffer has {count} entries for cards, which is too few"
+            )
         argument[:] = bytes(len(argument))
         for index, gpu in enumerate(self._machine.gpus):
             card = layout.view(argument, index * layout.size)
@@ -161,9 +164,9 @@ class Escapes:
         block = self._block("nv_ioctl_register_fd", argument)
         control = self._node.files.get(block.ctl_fd)
         if file.control is not None:
-            raise _error(errno.EINVAL, f"{file.path} is registered already")
+            raise _error(errno.EINVAL, f"{file.path} is already registered")
         if control is None or not control.is_control:
-            raise _error(errno.EINVAL, f"{block.ctl_fd} is no open nvidiactl")
+            raise _error(errno.EINVAL, f"{block.ctl_fd} is not an open nvidiactl")
         if control is file or control.control is not None:
             raise _error(errno.EINVAL, "a file cannot be registered with itself or in a chain")
         file.control = control
@@ -172,7 +175,7 @@ class Escapes:
         self._need_control(file)
         block = self._block("nv_ioctl_sys_params", argument)
         if self._machine.memblock_size not in (0, block.memblock_size):
-            raise _error(errno.EBUSY, "memblock_size was set to another value")
+            raise _error(errno.EBUSY, "memblock_size is already set to another value")
         self._machine.memblock_size = block.memblock_size
 
     def _wait_open_complete(self, file: OpenFile, argument: memoryview) -> None:
@@ -184,7 +187,10 @@ class Escapes:
     def _attach_gpus(self, file: OpenFile, argument: memoryview) -> None:
         self._need_control(file)
         if not argument or len(argument) % 4:
-            raise _error(errno.EINVAL, "a list of GPU ids")
+            raise _error(
+                errno.EINVAL,
+                f"the list of GPU ids must be a positive multiple of 4 bytes, got {len(argument)}",
+            )
         known = {gpu.gpu_id for gpu in self._machine.gpus} | {0}
         if not set(memoryview(argument).cast("I")) <= known:
             raise _error(errno.EINVAL, "no such GPU id")
@@ -212,7 +218,7 @@ class Escapes:
     def _alloc_memory(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("nv_ioctl_nvos02_parameters_with_fd", argument)
         if file.is_control:
-            raise _error(errno.EINVAL, "RM_ALLOC_MEMORY is for nvidiaN")
+            raise _error(errno.EINVAL, "RM_ALLOC_MEMORY is valid only on nvidiaN")
         params = block.params
         self._answer(
             params,

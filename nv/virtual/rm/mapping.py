@@ -74,10 +74,12 @@ def map_memory_dma(client: Client, params: Struct) -> None:
     backing = memory.backing
     size = page_size_for(at | params.length | params.offset | backing.page_size | backing.physical)
     if size is None:
-        raise RmError(Status.INVALID_ADDRESS, f"{at:#x} is no multiple of 4 KiB")
+        raise RmError(
+            Status.INVALID_ADDRESS, f"the address must be a multiple of 4 KiB, got {at:#x}"
+        )
     if any(at < start + length and start < at + params.length
            for start, (length, _, _) in range_object.mappings.items()):  # fmt: skip
-        raise RmError(Status.STATE_IN_USE, f"{at:#x} is mapped")
+        raise RmError(Status.STATE_IN_USE, f"{at:#x} is already mapped")
     read_only = params.flags & 3 == _READ_ONLY or backing.read_only
     pte = Pte(
         SYSTEM if backing.gpu is None else VIDEO,

@@ -92,7 +92,8 @@ class VaSpace(RmObject):
         if params.vaSize and params.vaBase + params.vaSize > limit:
             raise RmError(
                 Status.INVALID_ARGUMENT,
-                f"addresses to {params.vaBase + params.vaSize:#x}, of {limit:#x}",
+                f"the address space must end at {limit:#x} or below, got "
+                f"{params.vaBase + params.vaSize:#x}",
             )
         self.external = bool(params.flags & EXTERNALLY_OWNED)
         self.base = params.vaBase
@@ -138,5 +139,5 @@ def need_gpu(found: RmObject) -> VirtualGpu:
     """The GPU of an object that has one."""
     gpu = gpu_of(found)
     if gpu is None:
-        raise RmError(Status.INVALID_DEVICE, f"{found!r} belongs to no GPU")
+        raise RmError(Status.INVALID_DEVICE, f"{found!r} does not belong to a GPU")
     return gpu

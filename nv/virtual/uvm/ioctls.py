@@ -130,7 +130,7 @@ class UvmFile:
         """A memory object that a block names."""
         found = self.object_of(client_handle, handle)
         if not isinstance(found, Memory):
-            raise RmError(Status.INVALID_OBJECT, f"{found!r} is no memory")
+            raise RmError(Status.INVALID_OBJECT, f"expected memory, got {found!r}")
         return found
 
     # Calls
@@ -144,7 +144,7 @@ class UvmFile:
         file = self._node.files.get(block.uvmFd)
         other = file.uvm if file is not None else None
         if other is None or not other.initialized:
-            raise RmError(Status.INVALID_ARGUMENT, f"{block.uvmFd} is no initialised UVM file")
+            raise RmError(Status.INVALID_ARGUMENT, f"{block.uvmFd} is not an initialised UVM file")
         require(other is not self, Status.INVALID_ARGUMENT, "the same file")
         # The kernel keeps no such file where it can do without; the answer says so.
         raise RmError(Status.NOTHING_TO_DO, "the MM file is not needed")
@@ -161,16 +161,16 @@ class UvmFile:
         uuid = bytes(block.gpu_uuid.raw)
         gpu = next((found for found in self._machine.gpus if found.uuid == uuid), None)
         if gpu is None or gpu.lost or not self._node.has_open(gpu):
-            raise RmError(Status.INVALID_DEVICE, f"no GPU {uuid.hex()} that is open here")
+            raise RmError(Status.INVALID_DEVICE, f"GPU {uuid.hex()} is not open in this process")
         require(uuid not in self.gpus, Status.INVALID_DEVICE, "registered already")
         if self._machine.faults.take(Fault.UVM_REFUSED, gpu.index):
             raise RmError(Status.INVALID_DEVICE, "planted")
         if gpu.options.mig is not None:
             inside = self.object_of(block.hClient, block.hSmcPartRef)
             if not isinstance(inside, GpuInstance):
-                raise RmError(Status.INVALID_ARGUMENT, f"{inside!r} is no instance")
+                raise RmError(Status.INVALID_ARGUMENT, f"expected a MIG instance, got {inside!r}")
         elif block.hSmcPartRef:
-            raise RmError(Status.INVALID_DEVICE, "the GPU is not divided")
+            raise RmError(Status.INVALID_DEVICE, "MIG is off")
         self.gpus[uuid] = gpu
         block.numaEnabled, block.numaNodeId = 0, -1
 
@@ -188,7 +188,7 @@ class UvmFile:
         uuid, gpu = self.gpu(block.gpuUuid)
         space = self.object_of(block.hClient, block.hVaSpace)
         if not isinstance(space, VaSpace):
-            raise RmError(Status.INVALID_OBJECT, f"{space!r} is no address space")
+            raise RmError(Status.INVALID_OBJECT, f"expected an address space, got {space!r}")
         require(space.gpu is gpu, Status.INVALID_DEVICE, "a space of another GPU")
         require(uuid not in self.spaces, Status.INVALID_DEVICE, "the GPU has a space already")
         require(not space.registered, Status.INVALID_ARGUMENT, "registered with another file")
@@ -221,7 +221,7 @@ class UvmFile:
         require(space is not None, Status.INVALID_DEVICE, "the GPU has no registered space")
         channel = self.object_of(block.hClient, block.hChannel)
         if not isinstance(channel, ChannelObject):
-            raise RmError(Status.INVALID_CHANNEL, f"{channel!r} is no channel")
+            raise RmError(Status.INVALID_CHANNEL, f"expected a channel, got {channel!r}")
         require(channel.vaspace is space, Status.INVALID_CHANNEL, "of another address space")
         key = (block.hClient, block.hChannel)
         known = self.channels.get(key)

@@ -96,7 +96,10 @@ class ExternalRanges:
             found = self._ranges[self._bases[index]]
             if base + length <= found.base + found.length and not found.context:
                 return found
-        raise RmError(Status.INVALID_ADDRESS, f"{base:#x}, {length} bytes: no external range")
+        raise RmError(
+            Status.INVALID_ADDRESS,
+            f"[{base:#x}, {base + length:#x}) is not inside an external range",
+        )
 
     def map(
         self,
@@ -125,7 +128,10 @@ class ExternalRanges:
                 aperture, peer = PEER, owner
         page_size = page_size_for(backing.page_size | base | length | offset)
         if page_size is None:
-            raise RmError(Status.INVALID_ADDRESS, f"{base:#x} + {offset:#x}: 4 KiB")
+            raise RmError(
+                Status.INVALID_ADDRESS,
+                f"address and offset must be multiples of 4 KiB, got {base:#x} and {offset:#x}",
+            )
         self.unmap(where, uuid, base, length)
         permissions = READ if read_only or backing.read_only else READ | WRITE
         if atomic and permissions & WRITE:
@@ -191,7 +197,10 @@ class ExternalRanges:
         if found is None or found.context:
             raise RmError(Status.INVALID_ADDRESS, f"no range starts at {base:#x}")
         if length is not None and length != found.length:
-            raise RmError(Status.INVALID_ADDRESS, f"{length} bytes of a range of {found.length}")
+            raise RmError(
+                Status.INVALID_ADDRESS,
+                f"the length must be {found.length} (the whole range), got {length}",
+            )
         for uuid in list(found.mappings):
             self.unmap(found, uuid, found.base, found.length)
         self.drop(found)

@@ -103,7 +103,7 @@ def test_headers(program: RmProgram) -> None:
     [
         ([0xC000_0000], "method header"),
         ([0x4000_0000], "method header"),
-        ([0x2008_0017, 1], "wants 8 words"),
+        ([0x2008_0017, 1], "requires 8 words"),
         ([0x2001_0010, 0], "host method 0x40"),
         ([0x2001_6040, 0], "without an object"),
         ([0x2001_001B, 7], "operation 7"),
@@ -141,7 +141,7 @@ def test_put_past_the_ring(program: RmProgram) -> None:
     program.put = 64
     program.ring()
     assert program.wait_error()[0] == Xid.PBDMA_ERROR
-    assert "GP_PUT 64" in program.machine.log[-1].text
+    assert "GP_PUT must be below 64" in program.machine.log[-1].text
 
 
 def test_a_push_buffer_that_is_not_mapped(program: RmProgram) -> None:

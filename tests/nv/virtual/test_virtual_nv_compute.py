@@ -171,7 +171,7 @@ def test_a_launch_without_an_address(program: RmProgram) -> None:
     program.windows()
     program.method(0, 0x2C0, 3)
     program.submit()
-    fails(program, Xid.GR_EXCEPTION, "without SEND_PCAS_A")
+    fails(program, Xid.GR_EXCEPTION, "must follow SEND_PCAS_A")
 
 
 def test_reserved_bits_of_methods(program: RmProgram) -> None:
@@ -198,12 +198,12 @@ def test_a_program_without_its_note(program: RmProgram) -> None:
     program.windows()
     program.launch(program.put_qmd(program.qmd(code + 128)))
     program.submit()
-    fails(program, Xid.GR_EXCEPTION, "no note", "cannot execute machine code")
+    fails(program, Xid.GR_EXCEPTION, "found none", "not machine code")
 
 
 def test_parameters_past_the_bank(program: RmProgram) -> None:
     run(program, size=0x1000)
-    fails(program, Xid.GR_EXCEPTION, "takes 4096 bytes from byte 528 of constant bank 0")
+    fails(program, Xid.GR_EXCEPTION, "requires 4096 bytes at byte 528 of constant bank 0")
 
 
 def test_a_bank_that_is_not_mapped(program: RmProgram) -> None:
@@ -225,7 +225,7 @@ def test_a_bank_may_end_beyond_mapped_memory(program: RmProgram) -> None:
 
 def test_local_memory_must_be_there(program: RmProgram) -> None:
     run(program, SHADER_LOCAL_MEMORY_HIGH_SIZE=64)
-    fails(program, Xid.GR_EXCEPTION, "64 bytes of local memory a thread need 262144 a TPC")
+    fails(program, Xid.GR_EXCEPTION, "64 bytes of local memory per thread require 262144 per TPC")
 
 
 def test_local_memory_that_is_there(program: RmProgram) -> None:

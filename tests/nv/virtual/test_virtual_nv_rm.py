@@ -71,7 +71,7 @@ def test_ioctl_numbers_carry_the_size(program: RmProgram) -> None:
     with pytest.raises(OSError, match="bytes") as error:
         program.node.ioctl(gpu, 3 << 30 | 8 << 16 | ord("F") << 8 | 0xC9, bytearray(8))
     assert error.value.errno == errno.EINVAL
-    with pytest.raises(OSError, match="reads") as error:
+    with pytest.raises(OSError, match="cannot read") as error:
         program.node.ioctl(gpu, 3 << 30 | 4 << 16 | ord("F") << 8 | 0xC9, bytearray(2))
     assert error.value.errno == errno.EFAULT
     program.node.ioctl(gpu, 3 << 30 | 4 << 16 | ord("F") << 8 | 0xC9, block)
@@ -289,7 +289,7 @@ def test_a_mapping_keeps_memory_alive(opened: RmProgram) -> None:
 
 def test_a_file_maps_what_was_prepared_on_it(opened: RmProgram) -> None:
     file = opened.node.open("/dev/nvidia0")
-    with pytest.raises(OSError, match="prepared") as error:
+    with pytest.raises(OSError, match="must follow RM_MAP_MEMORY") as error:
         opened.node.map(file, 4096)
     assert error.value.errno == errno.EINVAL
     memory = opened.video_memory(1 << 20)
@@ -309,7 +309,7 @@ def test_a_file_maps_what_was_prepared_on_it(opened: RmProgram) -> None:
     assert prepare(file, offset=100) == Status.INVALID_ARGUMENT
     assert prepare(file) == Status.OK
     assert prepare(file) == Status.STATE_IN_USE
-    with pytest.raises(OSError, match="mapping of") as error:
+    with pytest.raises(OSError, match="RM_MAP_MEMORY prepared") as error:
         opened.node.map(file, 4096)
     assert error.value.errno == errno.ENXIO
     with pytest.raises(OSError, match="offset 0"):
@@ -409,7 +409,7 @@ def test_sensors(opened: RmProgram) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_every_branch_brings_every_chip_up(chip: str, driver: str) -> None:
     if chip == "gb202" and driver < "570":
-        with pytest.raises(BadArgument, match="older than gb202"):
+        with pytest.raises(BadArgument, match="does not support gb202"):
             RmProgram(chip, driver)
         return
     with RmProgram(chip, driver) as program:
@@ -441,14 +441,14 @@ def test_machines_that_cannot_be() -> None:
     for options in cases:
         with pytest.raises(BadArgument):
             attach("gh100", **options)
-    with pytest.raises(BadArgument, match="no virtual chip"):
+    with pytest.raises(BadArgument, match="virtual chip must be one of"):
         attach("gk110")
 
 
 def test_one_of_two_gpus() -> None:
     with RmProgram(gpus=2) as program:
         program.open_client()
-        with pytest.raises(BadArgument, match="2 GPUs"):
+        with pytest.raises(BadArgument, match="index must be below 2"):
             attach("gh100", chip=program.machine, index=2)
         program.open_device(1)
         assert program.uuid == program.machine.gpus[1].uuid
