@@ -6,11 +6,18 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -102,11 +109,36 @@ class Output:
             progress.add_task(title, total=total)
             yield progress
 
+    @contextmanager
+    def activity(self, title: str) -> Iterator[Callable[[str], None]]:
+        """One line with the elapsed time on a terminal, erased at the end; nothing elsewhere.
+
+        Yields a function that replaces the line's text; any thread may call it.
+        """
+        if self.as_json or not self.console.is_terminal:
+            yield lambda text: None
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            line = progress.add_task(title, total=None)
+            yield lambda text: progress.update(line, description=text)
+
 
 def count(number: int, what: str) -> str:
     """1 kernel, 2 kernels, 3 launches."""
     several = what + ("es" if what.endswith("ch") else "s")
     return f"{number} {what if number == 1 else several}"
+
+
+def human(name: str, value: object) -> tuple[str, str]:
+    """Return a fact as people read it: ("vram_bytes", 1 << 30) becomes ("vram", "1 GiB")."""
+    if name.endswith("_bytes") and isinstance(value, int):
+        name, value = name.removesuffix("_bytes"), human_size(value)
+    return name if "." in name else name.replace("_", " "), str(value)
 
 
 def human_size(size: float) -> str:

@@ -27,6 +27,7 @@ from hcq.device import Device
 from hcq.errors import MissingDependency
 
 from .console import Output
+from .progress import shown
 from .readings import read_sensors
 
 BATCH = 599  # queries per step: 3 steps of the same shape make the 1,797
@@ -98,7 +99,7 @@ def run(name: str, out: Output) -> int:
             out.say(f"  boot    {stage:<24} {ms:8.2f} ms")
 
     start = time.perf_counter()
-    with trace.subscribe(on_event):
+    with shown(out, "boot"), trace.subscribe(on_event):
         opened = hcq.open(name)
     with opened as device:
         boot_s = time.perf_counter() - start
@@ -116,7 +117,7 @@ def run(name: str, out: Output) -> int:
         out.say()
         readings = read_sensors(device)
         for reading in readings:
-            out.say(f"  sensor  {reading.title:<28} {reading}")
+            out.say(f"  sensor  {reading.words:<28} {reading}")
         info = device.info()
     labels = digits.labels[nearest]
     expected = digits.labels[neighbours_by_numpy(digits.pixels)]

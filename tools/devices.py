@@ -1,4 +1,4 @@
-"""`ugpu ls` and `ugpu info`: which devices there are, and what one of them is."""
+"""`ugpu ls` and `ugpu info`: list devices, and show one device's identity and sensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hcq.transport.system import System
 from usbgpu import thunderbolt
 
 from . import nvidia
-from .console import Output
+from .console import Output, human
+from .progress import shown
 from .readings import read_sensors
 
 
@@ -52,7 +53,7 @@ def _row(entry: DeviceEntry) -> tuple[object, ...]:
     own = [str(entry.facts.get(name, "")) for name in COLUMNS]
     proven = own[-1] if not entry.name.startswith("virtual:") else "model"
     rest = ", ".join(
-        f"{key} {value}"
+        " ".join(human(key, value))
         for key, value in entry.facts.items()
         if value is not None and key not in COLUMNS
     )
@@ -60,14 +61,14 @@ def _row(entry: DeviceEntry) -> tuple[object, ...]:
 
 
 def run_info(name: str, out: Output) -> int:
-    """Open a device and show what it says of itself and what its sensors read."""
-    with hcq.open(name) as device:
+    """Open a device and show its identity, firmware versions and sensor readings."""
+    with shown(out, f"info {name}"), hcq.open(name) as device:
         facts: dict[str, object] = {"name": device.name, "target": device.target.name}
         facts |= device.info()
         facts |= next((one.facts for one in listed() if name in names_of(one)), {})
         readings = read_sensors(device)
-    rows = list(_flat(facts))
-    rows += [(f"sensor {reading.title}", reading) for reading in readings]
+    rows: list[tuple[str, object]] = [human(*fact) for fact in _flat(facts)]
+    rows += [(f"sensor {reading.words}", reading) for reading in readings]
     out.table(("fact", "value"), rows)
     out.result({**facts, "sensors": [asdict(reading) for reading in readings]})
     return 0

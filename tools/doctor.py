@@ -26,6 +26,7 @@ from .console import Output
 from .finding import Finding
 from .nvidia import NvidiaMachine
 from .pci import CHECKS
+from .progress import shown
 
 SMALL_BAR = 256 << 20
 NVIDIA = 0x10DE
@@ -335,7 +336,8 @@ MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", 
 
 def run(out: Output) -> int:
     """Show the findings; 1 if one of them stands between this machine and real hardware."""
-    findings = Doctor().findings()
+    with shown(out, "doctor"):
+        findings = Doctor().findings()
     for finding in findings:
         mark, style = MARKS[finding.state]
         out.say(f"{mark:>8}  {finding.check}: {finding.detail}", style=style)

@@ -14,6 +14,7 @@ from compiler.runtime.runtime import set_default_device
 from hcq.errors import UsageError
 
 from .console import Output, count
+from .progress import shown
 from .scripts import as_program, execute
 
 PARTS = ("graph", "schedule", "kernels", "code")
@@ -50,7 +51,7 @@ def run(
     if device:
         set_default_device(device)
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
-    with watch() as runs, as_program(script, arguments), spoken:
+    with watch() as runs, as_program(script, arguments), spoken, shown(out, f"explain {script}"):
         code = execute(script)
     lines = summed(runs)
     _say_summary(runs, lines, out)

@@ -8,6 +8,9 @@ from hcq.device import Device
 
 from .console import human_size
 
+#: suffixes of sensors' names that state the unit
+UNITS = ("bytes", "celsius", "errors", "hertz", "lanes", "ratio", "threads", "watts")
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -19,15 +22,25 @@ class Reading:
     value: float
 
     @property
-    def title(self) -> str:
-        return f"{self.name} {self.label}" if self.label else self.name
+    def words(self) -> str:
+        """The name without its unit, and the label: "temperature edge"."""
+        stem, _, unit = self.name.rpartition("_")
+        name = stem if unit in UNITS else self.name
+        return f"{name} {self.label}".strip().replace("_", " ")
 
     def __str__(self) -> str:
-        if self.unit == "B":
-            return human_size(self.value)
-        if self.unit == "Hz":
-            return f"{self.value / 1e6:.6g} MHz"
-        return f"{self.value:.6g} {self.unit}"
+        match self.unit:
+            case "B":
+                return human_size(self.value)
+            case "Hz":
+                return f"{self.value / 1e6:.6g} MHz"
+            case "ratio":
+                return f"{100 * self.value:.3g} %"
+            case "flag":
+                return "yes" if self.value else "no"
+            case "generation" | "state":  # the name says so
+                return f"{self.value:.4g}"
+        return f"{self.value:.4g} {self.unit}"
 
 
 def read_sensors(device: Device) -> list[Reading]:

@@ -35,6 +35,7 @@ from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access
 
 from .console import Output, human_size
+from .progress import shown
 from .recorded import Steps, first_difference, names_of
 
 BUSIEST = 8  # registers in a summary
@@ -63,14 +64,18 @@ def run(options: RecordOptions, out: Output) -> int:
         code = _record_command(options, path)
     else:
         try:
-            with hcq.open(options.device, record=path) as device:
+            with (
+                shown(out, f"record {options.device}"),
+                hcq.open(options.device, record=path) as device,
+            ):
                 out.say(f"{device.name} was opened ({device.info().get('start', 'start')})")
         except UgpuError:
             if os.path.isfile(path) and path.stat().st_size:
                 _say_summary(summary(load(path)), out)
                 out.say(f"kept in {path}")
             raise
-    recording = load(path)
+    with shown(out, f"read {path}"):
+        recording = load(path)
     seconds = time.perf_counter() - start
     out.say(f"recorded in {seconds:.1f} s into {path} ({human_size(path.stat().st_size)})", "bold")
     report = summary(recording)
@@ -92,7 +97,8 @@ def replay(path: Path, out: Output) -> int:
         out.say(f"the program ended with exit code {code}, on the recording alone")
         out.result({"entries": len(recording.entries), "exit": code})
         return code
-    device = hcq.open(f"recording:{path}")
+    with shown(out, "replay"):
+        device = hcq.open(f"recording:{path}")
     transport = getattr(device, "transport", None)
     assert isinstance(transport, ReplayTransport)
     try:

@@ -10,6 +10,7 @@ from hcq.errors import UgpuError
 
 from .console import Output
 from .devices import listed
+from .progress import shown
 from .readings import Reading, read_sensors
 
 #: kinds of names that are no GPU of this machine
@@ -32,15 +33,25 @@ def gpus() -> list[str]:
 
 def _cell(readings: Iterable[Reading], beginnings: Sequence[str]) -> str:
     return ", ".join(
-        f"{reading.label} {reading}".strip()
+        f"{_which(reading, beginnings)} {reading}".strip()
         for reading in readings
-        if reading.name.startswith(tuple(beginnings))
+        if reading.name.startswith(tuple(beginnings)) and reading.unit != "flag"
+    )
+
+
+def _which(reading: Reading, beginnings: Sequence[str]) -> str:
+    """The reading's words without those that the column's heading says."""
+    return next(
+        reading.words.removeprefix(each).strip()
+        for each in beginnings
+        if reading.name.startswith(each)
     )
 
 
 def _row(name: str, readings: Sequence[Reading]) -> list[str]:
     known = tuple(each for _, beginnings in COLUMNS for each in beginnings)
-    rest = [f"{r.title} {r}" for r in readings if not r.name.startswith(known)]
+    rest = [f"{r.words} {r}" for r in readings if not r.name.startswith(known)]
+    rest += [r.words for r in readings if r.unit == "flag" and r.value]
     cells = [_cell(readings, beginnings) for _, beginnings in COLUMNS]
     return [name, *cells, ", ".join(rest)]
 
@@ -52,7 +63,7 @@ def run(names: Sequence[str], out: Output) -> int:
     failed = False
     for name in names or gpus():
         try:
-            with hcq.open(name) as device:
+            with shown(out, f"smi {name}"), hcq.open(name) as device:
                 readings = read_sensors(device)
         except UgpuError as error:
             failed = True

@@ -13,6 +13,7 @@ from compiler.search.tune import described, tuning
 from hcq.errors import UsageError
 
 from .console import Output
+from .progress import shown
 from .scripts import as_program, execute
 
 
@@ -36,7 +37,8 @@ def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output
         set_default_device(options.device)
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
     searching = tuning(options.beam, options.budget_s)
-    with searching as report, as_program(script, arguments), spoken:
+    progress = shown(out, f"tune {script}")
+    with spoken, progress, searching as report, as_program(script, arguments):
         code = execute(script)
     for kernel in report.kernels:
         out.say(kernel.summary())

@@ -31,6 +31,7 @@ from compiler.runtime.store import Store, key_of, packing_key
 from compiler.search.beam import Found, Trial, search
 from compiler.search.measure import Candidate, Outcome, Parameter, Problem
 from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
+from hcq import trace
 from hcq.device import Device
 from hcq.errors import BadArgument, CompileError, NotSupported
 from hcq.target import TargetSpec
@@ -180,6 +181,7 @@ class Tuner:
         compiling = _Compiling(computation, device)
 
         def measure(choices: Choices, best_s: float) -> Outcome:
+            trace.point("tuning", device=device.name, kernel=work.name, tried=len(work.met))
             ready = compiling.result(choices, best_s, self.end - self.clock())
             if isinstance(ready, Outcome):
                 return ready

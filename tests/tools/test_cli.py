@@ -42,7 +42,7 @@ def test_info(capsys: pytest.CaptureFixture[str], device: str, target: str) -> N
     assert facts["target"] == target
     assert any(reading["name"] == "memory_used_bytes" for reading in facts["sensors"])
     assert cli.main(["info", device]) == 0
-    assert "memory_used_bytes" in capsys.readouterr().out
+    assert "sensor memory used" in capsys.readouterr().out
 
 
 def test_unknown_device_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,16 @@ from tools.readings import Reading
         (0, "B", "0 B"),
         (1.246e9, "Hz", "1246 MHz"),
         (33.0, "°C", "33 °C"),
-        (0.125, "ratio", "0.125 ratio"),
+        (0.125, "ratio", "12.5 %"),
+        (1.0, "flag", "yes"),
     ],
 )
 def test_units(value: float, unit: str, shown: str) -> None:
     assert str(Reading("name", "", unit, value)) == shown
+
+
+def test_units_leave_the_name() -> None:
+    assert Reading("temperature_celsius", "edge", "°C", 33.0).words == "temperature edge"
+    assert Reading("memory_used_bytes", "", "B", 0.0).words == "memory used"
+    assert Reading("ecc_errors", "dram lost", "errors", 0.0).words == "ecc dram lost"
+    assert str(Reading("link_generation", "pcie", "generation", 5.0)) == "5"

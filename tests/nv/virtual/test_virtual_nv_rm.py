@@ -312,7 +312,7 @@ def test_a_file_maps_what_was_prepared_on_it(opened: RmProgram) -> None:
     with pytest.raises(OSError, match="RM_MAP_MEMORY prepared") as error:
         opened.node.map(file, 4096)
     assert error.value.errno == errno.ENXIO
-    with pytest.raises(OSError, match="offset 0"):
+    with pytest.raises(OSError, match="offset must be 0"):
         opened.node.map(file, 1 << 20, 4096)
     opened.node.map(file, 1 << 20).close()
     opened.node.map(file, 1 << 20).close()
