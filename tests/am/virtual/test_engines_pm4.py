@@ -315,9 +315,9 @@ REFUSED = {
     ),
     "chain in the ring": (
         [INDIRECT_BUFFER, low(DATA), high(DATA), 1 << 23 | 1 << 20 | 4],
-        "nesting level 0",
+        "level 0",
     ),
-    "flush index": ([EVENT_WRITE, 7], "event index 4, got 0"),
+    "flush index": ([EVENT_WRITE, 7], "event index must be 4: 0"),
     "graphics event": ([EVENT_WRITE, 0x2A], "EVENT_WRITE 0x2a"),
     "predication in the ring": ([PRED_EXEC, 1 << 24 | 1], "only in indirect buffers"),
     "beyond SH": ([0xC0027600, 0x3FF, 0, 0], "outside SH space"),

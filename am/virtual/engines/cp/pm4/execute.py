@@ -174,8 +174,7 @@ class Executor:
         first = packets.UCONFIG_REGISTERS.start + words[at]
         if first + count - 1 > packets.UCONFIG_REGISTERS.stop:
             raise BadPacket(
-                f"SET_UCONFIG_REG of {count - 1} registers at {words[at]:#x} ends outside "
-                "UCONFIG space",
+                f"SET_UCONFIG_REG of {count - 1} at {words[at]:#x} ends outside UCONFIG space",
                 words[at - 1],
             )
         for number in range(count - 1):
@@ -206,9 +205,7 @@ class Executor:
         destination = (control >> 8) & 0xF
         one_address = bool(control & 1 << 16)
         if control >> 30 >= self.engines:
-            raise BadPacket(
-                "WRITE_DATA selects an engine that this queue does not have", words[at - 1]
-            )
+            raise BadPacket("WRITE_DATA selects an engine not in this queue", words[at - 1])
         if destination == 0:
             for number, value in enumerate(data):
                 index = address if one_address else address + number
@@ -232,7 +229,7 @@ class Executor:
         destination = words[at + 3] | words[at + 4] << 32
         header = words[at - 1]
         if control >> 30 >= self.engines:
-            raise BadPacket("COPY_DATA selects an engine that this queue does not have", header)
+            raise BadPacket("COPY_DATA selects an engine not in this queue", header)
         if source_kind in (1, 2):
             if source % size:
                 raise BadPacket(f"COPY_DATA of {size} bytes from {source:#x}, not aligned", header)
@@ -309,10 +306,7 @@ class Executor:
             return 0
         if source_kind == 2:
             if destination % 4 or size % 4:
-                raise BadPacket(
-                    f"DMA_DATA fill of {size} bytes at {destination:#x} must be 4-byte aligned",
-                    header,
-                )
+                raise BadPacket(f"DMA_DATA fill at {destination:#x} is not aligned", header)
             pattern = words[at + 1].to_bytes(4, "little")
             self.around.fill(self.vmid, destination, pattern, size)
         else:
@@ -354,10 +348,7 @@ class Executor:
             return 0
         address = words[at + 1] | words[at + 2] << 32
         if address & 3 or address >> 48:
-            raise BadPacket(
-                f"WAIT_REG_MEM address must be 4-byte aligned and below 2**48, got {address:#x}",
-                header,
-            )
+            raise BadPacket(f"WAIT_REG_MEM at {address:#x}: unaligned or above 2**48", header)
         load, vmid = self.around.load, self.vmid
         self._wait(
             lambda: compare(int.from_bytes(load(vmid, address, 4), "little") & mask, reference)
@@ -368,10 +359,7 @@ class Executor:
         control = words[at]
         compare = COMPARE[control & 7]
         if compare is None or control >> 4 & 3 != 1 or control >> 6 & 0xF:
-            raise BadPacket(
-                f"WAIT_REG_MEM64 control {control:#x}: only waits on memory are modelled",
-                words[at - 1],
-            )
+            raise BadPacket(f"WAIT_REG_MEM64 control {control:#x} is not modelled", words[at - 1])
         address = words[at + 1] | words[at + 2] << 32
         reference = words[at + 3] | words[at + 4] << 32
         mask = words[at + 5] | words[at + 6] << 32
@@ -393,11 +381,7 @@ class Executor:
             raise BadPacket("INDIRECT_BUFFER must have at least 1 dword, got 0", header)
         if bool(control & IB_CHAIN) != bool(self.depth):
             # The MEC has no second level: inside a buffer only a chain, which replaces the rest.
-            raise BadPacket(
-                f"INDIRECT_BUFFER control {control:#x} at nesting level {self.depth} is not "
-                "modelled",
-                header,
-            )
+            raise BadPacket(f"INDIRECT_BUFFER control {control:#x} at level {self.depth}", header)
         if self.depth:
             self._chained = (address, size)
             return len(words)
@@ -456,9 +440,7 @@ class Executor:
         event, index = words[at] & 0x3F, words[at] >> 8 & 0xF
         if event == CS_PARTIAL_FLUSH:
             if index != PARTIAL_FLUSH_INDEX:
-                raise BadPacket(
-                    f"CS_PARTIAL_FLUSH requires event index 4, got {index}", words[at - 1]
-                )
+                raise BadPacket(f"CS_PARTIAL_FLUSH event index must be 4: {index}", words[at - 1])
             if self.around.drain():
                 self.stale = "earlier launches"
         elif event not in QUIET_EVENTS or index:
