@@ -86,6 +86,12 @@ class Program(Mapping[str, Kernel]):
     def __len__(self) -> int:
         return len(self.kernels)
 
+    def __repr__(self) -> str:
+        names = list(self.kernels)
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        kernels = ", ".join(names[:4]) + more or "no kernels"
+        return f"<Program on {self.device.name}: {kernels}{', closed' if self.closed else ''}>"
+
     def close(self) -> None:
         """Free the code. Kernels must not be running and cannot be launched after; idempotent."""
         self.closed = True

@@ -89,6 +89,10 @@ class Jit(Generic[Given, Result]):
         """How many kernels a replay runs; 0 before there is one."""
         return 0 if self._replay is None else self._replay.kernels
 
+    def __repr__(self) -> str:
+        state = f"recorded, {self.kernels} kernels" if self._replay is not None else "not recorded"
+        return f"<jit {self.name}: {state}>"
+
     def __get__(self, instance: Any, owner: type) -> Any:
         """As a method: each instance has a recording of its own."""
         if instance is None:

@@ -183,6 +183,10 @@ class Kernel:
     outputs: int = 1
     cluster: int = 1
 
+    def __repr__(self) -> str:
+        names = ", ".join(memory.name for memory in self.parameters)
+        return f"<Kernel {self.name}({names}), grid {self.grid}, block {self.block}>"
+
     def group(self, axis: int) -> Range:
         return group_range(axis, self.grid[axis])
 
