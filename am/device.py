@@ -44,11 +44,14 @@ from hcq.registry import Attachment
 from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
+from hcq.transfer import Transfer
 
 log = logging.getLogger(__name__)
 
 EOP_SIZE = 4096
 PRESENCE_INTERVAL_S = 0.02
+# Of a transport with little memory: what units.dummy takes, and the granule of allocations.
+_DMA_RESERVE = _DMA_GRANULE = 16 << 10
 
 
 def open_device(
@@ -138,6 +141,8 @@ class AmDevice(Device):
         except BaseException:
             self._abandon()
             raise
+        if not self.transport.traits.host_memory:
+            self._transfer = Transfer(self, self._staging_size(), self._allocate_staging)
         self.opened()
 
     # ---- life --------------------------------------------------------------------------------
@@ -337,24 +342,35 @@ class AmDevice(Device):
 
     def wrap(self, mapping: Mapping) -> Buffer:
         """A buffer over a mapping."""
-        view = mapping.view if mapping.dma is not None else None
+        view = mapping.view if mapping.placement is Placement.HOST else None
         return Buffer(self, mapping.address, mapping.size, mapping.placement, view, handle=mapping)
 
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
         mapping = None
         try:
             mapping = self.map(size, placement)
-            view = mapping.view[:size] if mapping.dma is not None else None
+            view = mapping.view[:size] if placement is Placement.HOST else None
             return Buffer(self, VirtAddr(mapping.address), size, placement, view, handle=mapping)
         except BaseException:
             if mapping is not None:
                 self.unmap(mapping)
             raise
 
+    def _staging_size(self) -> int:
+        """Of each of the two buffers: half of what the transport has left, in whole 16 KiB, as it
+        hands memory out."""
+        return (self.transport.traits.dma_bytes - _DMA_RESERVE) // 2 // _DMA_GRANULE * _DMA_GRANULE
+
+    def _allocate_staging(self, size: int) -> Buffer:
+        """See Transfer."""
+        with self.lock:
+            self.check_usable()
+            return self.wrap(self.memory.allocate(size, Placement.HOST, staging=True))
+
     def free_memory(self, buffer: Buffer) -> None:
         mapping = buffer.handle
         assert isinstance(mapping, Mapping)
-        buffer.view = None
+        buffer.view = buffer.remote = None
         self.programs.forget(mapping)
         self.unmap(mapping)
 

@@ -136,8 +136,11 @@ class Ih:
         entries = []
         while self.read_pointer != pointer:
             start = self.read_pointer
-            entries.append(Interrupt.decode(self.ring[start : start + ENTRY_SIZE]))
-            self.read_pointer = (start + ENTRY_SIZE) % RING_SIZE
+            end = pointer if pointer > start else RING_SIZE
+            raw = bytes(self.ring[start:end])
+            for at in range(0, end - start, ENTRY_SIZE):
+                entries.append(Interrupt.decode(raw[at : at + ENTRY_SIZE]))
+            self.read_pointer = end % RING_SIZE
         self.chip.osssys.IH_RB_RPTR.write(self.read_pointer)
         return entries
 

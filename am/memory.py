@@ -20,6 +20,7 @@ from hcq.memory import Placement, VirtAddr
 from hcq.pagetable import PageFormat, PageTable
 from hcq.places import Region
 from hcq.transport.base import DmaMemory
+from hcq.transport.view import HostView, RemoteView, widened
 
 MIB = 1 << 20
 PAGE = 4096
@@ -33,11 +34,13 @@ TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much 
 
 class PageTableFormat(PageFormat, Protocol):
     """A generation's page tables. data_flags and code_flags: of pages that work reads and writes,
-    or reads and executes; host_flags: of host memory, besides."""
+    or reads and executes; host_flags: of host memory, besides; shared_flags: of VRAM that the host
+    reads and writes while work does."""
 
     data_flags: int
     code_flags: int
     host_flags: int
+    shared_flags: int
 
     def root(self, physical: int) -> int:
         """What the hubs' registers take for the root table at `physical`."""
@@ -121,7 +124,8 @@ class VramTables:
 
 @dataclass(eq=False)
 class Mapping:
-    """One allocation: where it is mapped and what backs it. `view` for HOST placement."""
+    """One allocation: where it is mapped and what backs it. view: how the host reaches it, for
+    HOST placement; where the host has no memory that the chip reaches, that is VRAM."""
 
     address: VirtAddr
     size: int  # mapped bytes, whole pages
@@ -130,13 +134,14 @@ class Mapping:
     kind: str = ""  # what lies there, for reports
     pieces: list[tuple[int, int]] = field(default_factory=list)  # VRAM offsets and sizes
     dma: DmaMemory | None = None
+    shared: RemoteView | None = None
 
     @property
-    def view(self) -> memoryview:
+    def view(self) -> HostView:
+        if self.shared is not None:
+            return self.shared[: self.size]
         assert self.dma is not None
-        view = self.dma.view[: self.size]
-        assert isinstance(view, memoryview)
-        return view
+        return self.dma.view[: self.size]
 
 
 class AddressSpace:
@@ -182,10 +187,13 @@ class AddressSpace:
         """What the hubs' registers take for the root table."""
         return self.format.root(self.tables.root)
 
-    def allocate(self, size: int, placement: Placement, *, code: bool = False) -> Mapping:
+    def allocate(
+        self, size: int, placement: Placement, *, code: bool = False, staging: bool = False
+    ) -> Mapping:
         """Allocate and map at least `size` bytes, with an unmapped guard page behind them.
 
-        code: work may read and execute it, not write.
+        code: work may read and execute it, not write. staging: HOST memory that copies go through,
+        outside the chip even where there is little of that (Traits.host_memory).
         """
         if size < 0:
             raise BadArgument("size must not be negative", size=size)
@@ -198,7 +206,10 @@ class AddressSpace:
         try:
             mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align, mapping))
             if placement is Placement.HOST:
-                self._map_host(mapping, flags)
+                if staging or self.chip.transport.traits.host_memory:
+                    self._map_host(mapping, flags)
+                else:
+                    self._map_shared(mapping, flags)
             else:
                 self._map_device(mapping, align, flags)
             self.mappings[mapping.address] = mapping
@@ -219,6 +230,28 @@ class AddressSpace:
         self.stale = True
         self.tables.map(
             mapping.address, _cut(segments, mapping.size), flags | self.format.host_flags
+        )
+
+    def _map_shared(self, mapping: Mapping, flags: int) -> None:
+        """VRAM in one run that the host reaches through its window."""
+        start = self.heap.allocate(mapping.size, PAGE, mapping)
+        mapping.pieces.append((start, mapping.size))
+        vram = self.chip.vram
+        if start + mapping.size > vram.visible:
+            raise OutOfMemory("shared memory must lie in visible VRAM", size=mapping.size)
+        read, write = widened(vram.read, vram.write)
+
+        def read_here(offset: int, size: int) -> bytes:
+            return read(start + offset, size)
+
+        def write_here(offset: int, data: bytes | bytearray | memoryview) -> None:
+            write(start + offset, data)
+
+        mapping.shared = RemoteView(read_here, write_here, mapping.size)
+        self.stale = True
+        physical = self.carveout.physical(start)
+        self.tables.map(
+            mapping.address, [(physical, mapping.size)], flags | self.format.shared_flags
         )
 
     def _map_device(self, mapping: Mapping, align: int, flags: int) -> None:

@@ -60,6 +60,11 @@ class Nbio:
             S2A_DOORBELL_PORT2_AWADDR_31_28_VALUE=_SDMA_AWADDR,
         )
 
+    def post_hdp(self) -> None:
+        """As flush_hdp, for what is followed by another posted write, a doorbell: that stays behind
+        the flush on the bus."""
+        self.chip.bus.write32(self._flush_index, 0)
+
     def flush_hdp(self) -> None:
         """Make the host's writes through BAR0 visible to the chip.
 

@@ -34,6 +34,7 @@ class Gfx11Format:
     data_flags = READABLE | WRITABLE
     code_flags = READABLE | EXECUTABLE
     host_flags = SYSTEM | SNOOPED | UNCACHED
+    shared_flags = UNCACHED
 
     def leaf(
         self, level: int, physical: NDArray[np.uint64], flags: int, fragment: NDArray[np.uint64]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from hcq.command import (
     Copy,
     Fill,
     Launch,
+    Part,
     Signal,
     Symbol,
     Timestamp,
@@ -36,6 +37,7 @@ from hcq.memory import Placement
 from hcq.queue import HardwareQueue, QueueKind, Resident
 from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
+from hcq.transport.view import RemoteView
 
 if TYPE_CHECKING:
     from am.device import AmDevice
@@ -51,10 +53,14 @@ _READ_POINTER, _WRITE_POINTER, _FENCE, _TIMELINE = 0, 64, 128, 192
 CONTROL_SIZE = 4096
 _SLOT = struct.Struct(f"<{SLOT_WORDS}I")
 _QWORD = struct.Struct("<Q")
+_GAP_WORDS = 64  # that are written again sooner than a second transfer is made
 
 
 class HostImage(Resident):
-    """An image in memory of its own."""
+    """An image in memory of its own. Where that is not this process's, `words` is a copy, of which
+    what changes is written on."""
+
+    _view: RemoteView | None = None
 
     def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
         self.queue = queue
@@ -63,16 +69,41 @@ class HostImage(Resident):
         try:
             self.mapping = queue.device.map(max(words, 1) * 4, Placement.HOST)
             self.address = int(self.mapping.address)
-            self.words = np.frombuffer(self.mapping.view, np.uint32)[:words]
+            view = self.mapping.view
+            if isinstance(view, memoryview):
+                self.words = np.frombuffer(view, np.uint32)[:words]
+            else:
+                self.words, self._view = np.zeros(words, np.uint32), view
         except BaseException:
             self.close()
             raise
+
+    def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        """See Resident."""
+        super().fill(encoded, values)
+        if self._view is not None:
+            self._view[: 4 * len(self.words)] = self.words.tobytes()
+
+    def insert(self, part: Part, values: NDArray[np.uint64]) -> None:
+        """See Resident."""
+        super().insert(part, values)
+        if self._view is not None and len(part.word):
+            with self.queue.device.transport.batch():
+                for first, end in _runs(part.word):
+                    self._view[4 * first : 4 * end] = self.words[first:end].tobytes()
 
     def close(self) -> None:
         if self.mapping is not None:
             self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
             self.queue.device.unmap(self.mapping)
             self.mapping = None
+
+
+def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of words, as (first, end), that hold all of `positions` and no gap worth a transfer."""
+    places = np.unique(positions)
+    for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP_WORDS) + 1):
+        yield int(run[0]), int(run[-1]) + 1
 
 
 class Submission(NamedTuple):
@@ -107,7 +138,11 @@ class RingQueue(HardwareQueue):
         self.ring = device.map(RING_SIZE, Placement.HOST)
         self.control = device.map(CONTROL_SIZE, Placement.HOST)
         self.arena = device.map(ARENA_SIZE, Placement.HOST)
-        self._words = np.frombuffer(self.arena.view, np.uint32)
+        arena = self.arena.view
+        self._words: NDArray[np.uint32] | None = None  # where they are this process's memory
+        if isinstance(arena, memoryview):
+            self._words = np.frombuffer(arena, np.uint32)
+        self._arena_view = arena
         self._ring_view = self.ring.view
         self._control_view = self.control.view
         memory = device.wrap(self.control)[_TIMELINE : _TIMELINE + TIMELINE_SIZE]
@@ -126,8 +161,8 @@ class RingQueue(HardwareQueue):
         self._head = 0  # arena position that is free next; positions only rise
         self._tail = 0  # arena position up to which memory is free again
         self._close_images()
-        for offset in (_READ_POINTER, _WRITE_POINTER, _FENCE):
-            _QWORD.pack_into(self._control_view, offset, 0)
+        self._control_view[:_TIMELINE] = bytes(_TIMELINE)
+        self._seen = 0  # slots that were done when it was last read
         self._ring_view[:] = bytes(RING_SIZE)
         self._slot = list(self._slot_template())
 
@@ -163,7 +198,7 @@ class RingQueue(HardwareQueue):
     @property
     def done(self) -> int:
         """Slots that have finished; the fence holds the low 32 bits of the number."""
-        low: int = _QWORD.unpack_from(self._control_view, _FENCE)[0] & 0xFFFF_FFFF
+        low = int.from_bytes(self._control_view[_FENCE : _FENCE + 4], "little")
         return self.count - (self.count - low & 0xFFFF_FFFF)
 
     # ---- what a kind provides ----------------------------------------------------------------
@@ -184,19 +219,28 @@ class RingQueue(HardwareQueue):
         image, head = None, self._head
         if 4 * count > ARENA_SIZE // 2:
             image = self._new_image(count)
-            words, address = image.words, image.address
+            address = image.address
+            self._set_image(buffer, values, address)
+            image.fill(buffer, values)
         else:
             start = self._find(4 * count)
             assert start is not None
             head = start + -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
-            first = start % ARENA_SIZE // 4
-            words = self._words[first : first + count]
-            address = int(self.arena.address) + 4 * first
-        self._set_image(buffer, values, address)
-        buffer.patch(words, values)
+            address = int(self.arena.address) + start % ARENA_SIZE
+            self._set_image(buffer, values, address)
+            self._fill_arena(start % ARENA_SIZE, buffer, values)
         value = self.timeline.last + 1
         number, count = self.count + 1, buffer.command_words
         self._run(Submission(number, address, count, head, value, image, buffer.kernels))
+
+    def _fill_arena(self, start: int, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        count = len(buffer.words)
+        if self._words is not None:
+            buffer.patch(self._words[start // 4 : start // 4 + count], values)
+            return
+        words = np.empty(count, np.uint32)
+        buffer.patch(words, values)
+        self._arena_view[start : start + 4 * count] = words.tobytes()
 
     def _new_image(self, count: int) -> HostImage:
         if self._unused is not None:
@@ -220,8 +264,10 @@ class RingQueue(HardwareQueue):
         self._run(Submission(number, address, command_words, self._head, value, None, kernels))
 
     def room(self, words: int) -> bool:
-        if self.count - self.done >= SLOTS - 1:
-            return False
+        if self.count - self._seen >= SLOTS - 1:
+            self._seen = self.done
+            if self.count - self._seen >= SLOTS - 1:
+                return False
         if not self.count % _LOOK_EVERY and self.device.units.ih.crowded:
             return False  # the thread that waits for room drains the interrupt ring
         if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
@@ -243,7 +289,7 @@ class RingQueue(HardwareQueue):
             return
         number, slot = submission.number, self._slot
         self._fill_slot(slot, submission.address, submission.words, number & 0xFFFF_FFFF)
-        _SLOT.pack_into(self._ring_view, (number - 1) % SLOTS * SLOT_WORDS * 4, *slot)
+        place = (number - 1) % SLOTS * _SLOT.size
         holds = submission.image is not None or submission.head != self._head
         if holds and not (self._pending and self._pending[-1] is submission):
             self._pending.append(submission)
@@ -255,9 +301,22 @@ class RingQueue(HardwareQueue):
         self.timeline.last = submission.value
         self.count = number
         pointer = number * SLOT_WORDS << self.shift
-        _QWORD.pack_into(self._control_view, _WRITE_POINTER, pointer)
-        self.device.chip.doorbells.write64(self.doorbell * 4, pointer)
+        self._tell(place, _SLOT.pack(*slot), pointer)
         self.intent = None
+
+    def _tell(self, place: int, slot: bytes, pointer: int) -> None:
+        """Write a slot and the pointer behind it, and ring the doorbell."""
+        chip, end = self.device.chip, _WRITE_POINTER + _QWORD.size
+        if self._words is not None:
+            self._ring_view[place : place + _SLOT.size] = slot
+            self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
+            chip.doorbells.write64(self.doorbell * 4, pointer)
+            return
+        with chip.transport.batch():
+            self._ring_view[place : place + _SLOT.size] = slot
+            self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
+            self.device.units.nbio.post_hdp()
+            chip.doorbells.write64(self.doorbell * 4, pointer)
 
     def _find(self, size: int) -> int | None:
         """Where `size` contiguous bytes of the arena are free, as a position that only rises."""
@@ -318,7 +377,9 @@ class RingQueue(HardwareQueue):
     def close(self) -> None:
         """Free all memory; the hardware queue must be off."""
         self._close_images()
-        self._words = np.zeros(0, np.uint32)
+        if self._words is not None:
+            self._words = np.zeros(0, np.uint32)
+        self._arena_view.release()
         self._ring_view.release()
         self._control_view.release()
 

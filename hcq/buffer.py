@@ -12,6 +12,7 @@ from hcq.arrays import as_array
 from hcq.checks import whole
 from hcq.errors import BadArgument, Closed
 from hcq.memory import Placement, VirtAddr
+from hcq.transport.view import HostView, RemoteView
 
 if TYPE_CHECKING:
     from hcq.device import Device
@@ -22,7 +23,8 @@ class Buffer:
     """`size` bytes at device address `address`. Made by Device.alloc, freed by `close`
     (idempotent).
 
-    view: the bytes themselves where the host can reach them (HOST placement), else None.
+    view: the bytes themselves where this process can reach them (HOST placement), else None.
+    remote: a view of HOST memory that lies behind a bridge (hcq.transport.view).
     handle: what the driver needs to free it; opaque to everyone else.
     `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight. The
     memory of one that is dropped instead is freed some time after work in flight has ended.
@@ -36,7 +38,7 @@ class Buffer:
         address: VirtAddr,
         size: int,
         placement: Placement,
-        view: memoryview | None = None,
+        view: HostView | None = None,
         handle: object = None,
         owner: Buffer | None = None,
     ) -> None:
@@ -44,7 +46,12 @@ class Buffer:
         self.address = address
         self.size = size
         self.placement = placement
-        self.view = view
+        self.view: memoryview | None = None
+        self.remote: RemoteView | None = None
+        if isinstance(view, RemoteView):
+            self.remote = view
+        else:
+            self.view = view
         self.handle = handle
         self.owner = owner  # the buffer this is a slice of
         self.closed = False
@@ -61,7 +68,7 @@ class Buffer:
         if step != 1:
             raise BadArgument("slice step must be 1", step=step)
         size = max(0, stop - start)
-        view = None if self.view is None else self.view[start : start + size]
+        view = None if self.access is None else self.access[start : start + size]
         return Buffer(
             self.device,
             VirtAddr(self.address + start),
@@ -70,6 +77,11 @@ class Buffer:
             view,
             owner=self.owner or self,
         )
+
+    @property
+    def access(self) -> HostView | None:
+        """How the host reaches the bytes, `view` or `remote`."""
+        return self.view if self.view is not None else self.remote
 
     def __len__(self) -> int:
         return self.size

@@ -263,7 +263,7 @@ class Capture:
         values = np.array([*self._points(before), *scalars, *addresses], np.uint64)
         self._bound = places  # an exception from here on leaves all of them to be written again
         for image, part in zip(self._images, parts, strict=True):
-            part.insert(image.resident.words, values)
+            image.resident.insert(part, values)
         self._bound = bound
         return [value + rise for value, rise in zip(before, self._rises, strict=True)]
 
@@ -421,7 +421,7 @@ class Capture:
                 captured[position] = int(symbol.buffer.address)
         slots = [encoded.symbols[position].slot for position in where["parameter"]]
         points = [encoded.symbols[position].slot for position in where["signal"]]
-        encoded.patch(resident.words, captured)
+        resident.fill(encoded, captured)
         return _Image(
             hardware, encoded, resident, where["signal"], points, where["parameter"], slots
         )

@@ -20,6 +20,7 @@ from hcq.command import (
     Copy,
     Fill,
     Launch,
+    Part,
     Signal,
     Symbol,
     Timestamp,
@@ -50,6 +51,14 @@ class Resident(ABC):
 
     words: NDArray[np.uint32]
     address: int
+
+    def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        """Write the image, symbol i having values[i]."""
+        encoded.patch(self.words, values)
+
+    def insert(self, part: Part, values: NDArray[np.uint64]) -> None:
+        """Write what differs in a replay."""
+        part.insert(self.words, values)
 
     @abstractmethod
     def close(self) -> None: ...

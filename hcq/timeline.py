@@ -3,14 +3,17 @@ awaits."""
 
 from __future__ import annotations
 
-import struct
+import contextlib
 from typing import TYPE_CHECKING
+
+from hcq.errors import LinkError
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
     from hcq.device import Device
 
 SIZE = 16  # bytes of memory a timeline takes: the value, then 8 bytes the device may use
+_VALUE = 8
 
 
 class Timeline:
@@ -25,14 +28,15 @@ class Timeline:
         self.address = int(memory.address)
         self.name = name
         self.last = 0
-        assert memory.view is not None
-        self._view = memory.view
-        struct.pack_into("<QQ", self._view, 0, 0, 0)
+        assert memory.access is not None
+        self._view = memory.access
+        self._view[:SIZE] = bytes(SIZE)
 
     @property
     def value(self) -> int:
-        """What the device has reached; one read of host memory."""
-        return int(struct.unpack_from("<Q", self._view, 0)[0])
+        """What the device has reached; one read of host memory, or of memory behind a bridge, which
+        raises DeviceLost once that is gone."""
+        return int.from_bytes(self._view[:_VALUE], "little")
 
     def advance(self) -> int:
         """Hand out the next value; whoever takes it must see to it that it is signalled."""
@@ -51,15 +55,18 @@ class Timeline:
         """Raise it from the host, which carries over what another device has done (hcq.follow)."""
         self.last = max(self.last, value)
         if value > self.value:
-            struct.pack_into("<Q", self._view, 0, value)
+            self._view[:_VALUE] = value.to_bytes(_VALUE, "little")
 
     def restart(self) -> None:
         """After a reset: count everything handed out as reached, since nobody will signal it."""
-        struct.pack_into("<Q", self._view, 0, self.last)
+        self._view[:_VALUE] = self.last.to_bytes(_VALUE, "little")
 
     def detach(self) -> None:
         """Let go of the memory, which its owner frees: the value stays what it was."""
-        self._view = memoryview(bytearray(self._view[:SIZE]))
+        kept = bytearray(SIZE)
+        with contextlib.suppress(LinkError):  # behind a bridge that is gone
+            kept[:] = bytes(self._view[:SIZE])
+        self._view = memoryview(kept)
 
     def __repr__(self) -> str:
         return f"<Timeline {self.name} {self.value}/{self.last}>"
