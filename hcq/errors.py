@@ -19,11 +19,12 @@
     │   ├── BarUnassigned         a BAR has no address on the bus
     │   ├── BarTooSmall           a BAR is smaller than the driver needs
     │   ├── DriverRefused         the system's driver refused a request; carries request and status
+    │   ├── DecodingOff           a function or a port above it does not pass memory accesses on
     │   └── DeviceAsleep          the function is in a power state in which it does not answer
     ├── LinkError             the way to the chip
     │   ├── DeviceLost            all-ones: unplugged, or fallen off the bus
     │   ├── LinkDown              the PCIe link is not up
-    │   ├── LinkDegraded          the PCIe link has too few lanes; carries width and speed
+    │   ├── LinkDegraded          the PCIe link has too few lanes; carries remedy
     │   └── TransportError        a transfer was refused or cut short
     │       ├── EndpointStalled       a USB device refused a request or halted an endpoint
     │       ├── TransferTimeout       a USB transfer did not end within its limit
@@ -163,6 +164,11 @@ class DriverRefused(HostError):
     """The system's driver for the device refused a request; carries request and status."""
 
 
+class DecodingOff(HostError):
+    """A function, or a port above it, does not pass memory accesses on; carries command, needed and
+    remedy."""
+
+
 class DeviceAsleep(HostError):
     """The function is powered down (D3); carries state and remedy."""
 
@@ -180,8 +186,8 @@ class LinkDown(LinkError):
 
 
 class LinkDegraded(LinkError):
-    """The PCIe link of the function is narrower or slower than it can be used with; carries width,
-    speed and remedy."""
+    """A PCIe link is narrower or slower than it can be used with; carries what was found (width and
+    speed of the function's link, or expected and found of one above it) and remedy."""
 
 
 class TransportError(LinkError):

@@ -127,7 +127,7 @@ NODE_DRIVERS: dict[str, NodeDriver] = {
 }
 _recorded = itertools.count(1)
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
-PCI_OPTIONS = frozenset(("via", "bind", "no_iommu"))
+PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
 PLANNED = ("usb", "kfd", "kgsl", "tcp")
 
 
@@ -161,7 +161,8 @@ def open(name: str = "auto", **options: object) -> Device:
     Options are the driver's, and for virtual chips also the model's (`chip=` plugs in a chip again
     that stayed powered). For `pci:` names `bind=True` takes the device from its kernel driver and
     gives it back at close, `via="sysfs"` does without VFIO, and `no_iommu=True` accepts a device
-    whose DMA nothing confines (see hcq.transport.attach). Every driver takes `on_stage`: called
+    whose DMA nothing confines, and `narrow_link=True` a PCIe link with fewer lanes than both its
+    ends have (see hcq.transport.attach). Every driver takes `on_stage`: called
     with the name of each step of coming up and the seconds it took. `record=PATH`, for what is
     behind a PCI transport, writes all that the driver did to the device into a file when it is
     closed, the firmware images that it read included. DeviceNotFound for an unknown name,

@@ -21,7 +21,7 @@ from hcq.transport import pci_function
 from hcq.transport.system import System
 from hcq.transport.vfio_container import ACCESS_REMEDY
 
-from . import doctor_nvidia
+from . import doctor_nvidia, doctor_way
 from .console import Output
 from .finding import Finding
 from .nvidia import NvidiaMachine
@@ -128,6 +128,7 @@ class Doctor:
             *self.devices(functions),
             *doctor_nvidia.findings(nvidia, expected=wanted),
             *bare_metal,
+            *doctor_way.machine(System(self.root)),
             *(item for function in ours for item in self.function(function)),
         ]
 
@@ -288,6 +289,7 @@ class Doctor:
                 look(found)
             except UgpuError as error:
                 yield Finding(check, "missing", str(error.message), str(error.facts["remedy"]))
+        yield from doctor_way.card(found)
 
     def no_iommu(self) -> Iterator[Finding]:
         switch = self.root / "sys/module/vfio/parameters/enable_unsafe_noiommu_mode"

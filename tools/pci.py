@@ -9,6 +9,7 @@ from hcq.registry import pci_drivers
 from hcq.transport.binding import Binding, eject, ejectable, give_back, plan, probe, release
 from hcq.transport.checks import check_bars, check_link, check_power, check_siblings
 from hcq.transport.pci_function import PciFunction, holders
+from hcq.transport.preflight import check_links, check_ports
 from hcq.transport.system import System
 
 from .console import Output
@@ -113,6 +114,8 @@ def _check_group(function: PciFunction) -> None:
 
 CHECKS: tuple[Callable[[PciFunction], None], ...] = (
     check_link,
+    check_links,
+    check_ports,
     _check_awake,
     _check_bars,
     _check_group,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hcq.errors import BadArgument
+from hcq.transport import preflight
 from hcq.transport.base import PciIdentity, Transport
 from hcq.transport.binding import Binding
 from hcq.transport.dma import REACH_BITS
@@ -20,6 +21,7 @@ def attach_pci(
     via: str = "vfio",
     bind: bool = False,
     no_iommu: bool = False,
+    narrow_link: bool = False,
     reach_bits: int = REACH_BITS,
     least_bars: Mapping[int, int] | None = None,
     system: System | None = None,
@@ -30,17 +32,26 @@ def attach_pci(
     from nothing. bind: take the function and
     its IOMMU group from their kernel drivers first, and give them back when the transport closes.
     no_iommu: accept that the device's DMA is not confined (VFIO's no-IOMMU mode); never chosen by
-    itself. reach_bits, least_bars: what the chip needs, see VfioTransport. Every refusal comes
-    before anything is unbound, and an error after binding gives everything back.
+    itself. narrow_link: accept a link with fewer lanes than both its ends have. reach_bits,
+    least_bars: what the chip needs, see VfioTransport. Every refusal comes before anything is
+    unbound, and an error after binding gives everything back.
     """
     system = system if system is not None else System()
     if via == "sysfs":
         if bind or no_iommu:
             raise BadArgument("bind and no_iommu require via='vfio'", via=via)
-        return SysfsTransport(address, system=system, reach_bits=reach_bits, least_bars=least_bars)
+        return SysfsTransport(
+            address,
+            system=system,
+            reach_bits=reach_bits,
+            least_bars=least_bars,
+            narrow_link=narrow_link,
+        )
     if via not in ("vfio", "iommufd"):
         raise BadArgument("via must be 'vfio', 'iommufd' or 'sysfs'", via=via)
     function = PciFunction.find(system, address)
+    if bind:
+        preflight.before(function, narrow_link=narrow_link)
     binding = Binding.bind(function, no_iommu=no_iommu) if bind else None
     try:
         return VfioTransport(
@@ -50,6 +61,7 @@ def attach_pci(
             no_iommu=no_iommu,
             iommufd=True if via == "iommufd" else None,
             least_bars=least_bars,
+            narrow_link=narrow_link,
             on_close=binding.restore if binding is not None else None,
         )
     except BaseException:

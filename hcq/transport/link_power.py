@@ -1,4 +1,4 @@
-"""Low-power states of a function's link (ASPM), by way of the kernel: both ends at once.
+"""Low-power states (ASPM) of the links to a function, by way of the kernel: both ends at once.
 
 Source: Linux Documentation/ABI/testing/sysfs-bus-pci (link/l0s_aspm, link/l1_aspm, since 5.5) and
 drivers/pci/pcie/aspm.c. VFIO keeps a driver's own writes to Link Control back, and the upper end of
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from hcq.transport.pci_function import PciFunction
+from hcq.transport.pci_path import ports
 from hcq.transport.system import System
 
 log = logging.getLogger(__name__)
@@ -20,19 +21,21 @@ _STATES = ("l1_aspm", "l0s_aspm")
 
 
 def keep_awake(system: System, function: PciFunction) -> Callable[[], None]:
-    """Switch the link's low-power states off; returns what switches those back on that were.
+    """Switch the low-power states of every link above off; returns what switches those back on that
+    were.
 
-    Where the kernel has no such files, or this user may not write them, the link stays as it is: a
-    line in the log says so.
+    A card with a switch of its own has its slot's link above that. Where the kernel has no such
+    files, or this user may not write them, a link stays as it is: a line in the log says so.
     """
-    changed: list[str] = []
-    for name in _STATES:
-        if function.attribute(f"link/{name}") == "1" and _write(system, function, name, "0"):
-            changed.append(name)
+    changed: list[tuple[PciFunction, str]] = []
+    for lower in (function, *ports(function)):
+        for name in _STATES:
+            if lower.attribute(f"link/{name}") == "1" and _write(system, lower, name, "0"):
+                changed.append((lower, name))
 
     def restore() -> None:
         while changed:
-            _write(system, function, changed.pop(), "1")
+            _write(system, *changed.pop(), "1")
 
     return restore
 

@@ -11,6 +11,7 @@ import itertools
 import os
 from dataclasses import dataclass
 
+from hcq.errors import AccessDenied
 from hcq.transport.pci_function import BRIDGE, PciFunction
 
 HEADER_SIZE = 64  # of configuration space; all that sysfs shows to a user without privileges
@@ -114,10 +115,15 @@ def slowest(found: list[Hop]) -> Hop | None:
 
 def header(function: PciFunction) -> bytes | None:
     """The first 64 bytes of configuration space; None where they cannot be read. Reading them wakes
-    a function that the kernel has put to sleep (drivers/pci/pci-sysfs.c, pci_read_config)."""
+    a function that the kernel has put to sleep (drivers/pci/pci-sysfs.c, pci_read_config).
+    AccessDenied where this user may not: the kernel lets everybody read them."""
     system = function.system
     try:
         descriptor = system.open(function.folder / "config", os.O_RDONLY)
+    except PermissionError as error:
+        raise AccessDenied(
+            f"{function.folder}/config may not be opened", remedy="run as root"
+        ) from error
     except OSError:
         return None
     try:

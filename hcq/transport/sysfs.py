@@ -25,7 +25,7 @@ from hcq.errors import (
     TransportError,
     UnitTimeout,
 )
-from hcq.transport import pci_config
+from hcq.transport import pci_config, preflight
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import (
     BAR_REMEDY,
@@ -67,10 +67,12 @@ class SysfsTransport(TransportLife):
         system: System | None = None,
         reach_bits: int = REACH_BITS,
         least_bars: Mapping[int, int] | None = None,
+        narrow_link: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Open the function at `address`. reach_bits: width of the bus addresses that it can emit;
-        least_bars: bytes that each named BAR must have. clock: default is real time."""
+        least_bars: bytes that each named BAR must have; narrow_link: see hcq.transport.preflight;
+        clock: default is real time."""
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
         super().__init__(f"pci:{self.function.address}")
@@ -78,6 +80,7 @@ class SysfsTransport(TransportLife):
         self._reach_bits = reach_bits
         _check_free(self.function)
         check_bars(self.function, least_bars or {})
+        preflight.before(self.function, narrow_link=narrow_link)
         self._windows: dict[int, MappedWindow] = {}
         self._memory: set[PhysicalMemory] = set()
         descriptor = self._open_file("config")
@@ -92,6 +95,7 @@ class SysfsTransport(TransportLife):
             self.at_end(self._silence)
             self._write_attribute("enable", "1")
             check_power(self.function, runtime_managed=False)
+            preflight.after(self.function)
             self.opened()
         except BaseException:
             self.close()

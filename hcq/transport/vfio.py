@@ -17,7 +17,7 @@ from hcq.errors import (
     NotSupported,
     TransportError,
 )
-from hcq.transport import pci_config
+from hcq.transport import pci_config, preflight
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import check_bars, check_openable, read_identity
 from hcq.transport.dma import (
@@ -69,6 +69,7 @@ class VfioTransport(TransportLife):
         no_iommu: bool = False,
         iommufd: bool | None = None,
         least_bars: Mapping[int, int] | None = None,
+        narrow_link: bool = False,
         on_removal: Callable[[], None] | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -77,7 +78,8 @@ class VfioTransport(TransportLife):
         reach_bits: width of the bus addresses that the device can emit. least_bars: bytes that each
         named BAR must have at least. iommufd: open the device's own node in an address space of
         iommufd, not its group; None takes the group where the kernel has groups. no_iommu: accept a
-        device that no IOMMU confines; a warning says what that means. on_close: run after closing
+        device that no IOMMU confines; a warning says what that means. narrow_link: see
+        hcq.transport.preflight. on_close: run after closing
         (to bind the former driver again). What can be checked is checked before anything is opened;
         the errors name their remedies.
         """
@@ -87,6 +89,7 @@ class VfioTransport(TransportLife):
         self._constants = constants("vfio")
         check_openable(self.function, no_iommu=no_iommu)
         check_bars(self.function, least_bars or {})
+        preflight.before(self.function, narrow_link=narrow_link)
         self._on_removal = on_removal
         self._reach_bits = reach_bits
         self.removal_requested = False
@@ -113,6 +116,7 @@ class VfioTransport(TransportLife):
             self._addresses = BusAddresses(self.space.ranges, reach_bits)
             self.at_end(self._silence)
             self._enable()
+            preflight.after(self.function)
             self._watch_events()
             self.opened()
         except BaseException:

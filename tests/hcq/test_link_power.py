@@ -10,7 +10,9 @@ import pytest
 from hcq.transport.link_power import keep_awake
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.sysfs import SysfsTransport
+from tests.support.pci_machine import PciMachine
 from tests.support.sysfs_tree import GPU, SysfsTree
+from tests.support.thunderbolt_tree import ThunderboltTree
 
 
 def states(tree: SysfsTree, **values: str) -> None:
@@ -61,3 +63,22 @@ def test_a_kernel_without_the_files(tmp_path: Path) -> None:
     tree = SysfsTree(tmp_path)
     with SysfsTransport(GPU, system=tree):
         assert not (tree.folder / "link").exists()
+
+
+def test_the_slot_of_a_card_with_a_switch_of_its_own(tmp_path: Path) -> None:
+    """The card's own link is inside of it; what sleeps is the link above its switch."""
+    tree = ThunderboltTree(PciMachine(tmp_path))
+    (port, _) = tree.host_on_die()
+    gpu = PciFunction.find(tree.machine, tree.card_behind(port))
+    for address in ("0000:22:00.0", gpu.address):
+        tree.write(address, "link/l1_aspm", "1")
+    written: list[tuple[str, str]] = []
+
+    def write(path: Path, text: str) -> None:
+        written.append((path.parent.parent.name, text))
+
+    tree.machine.write_text = write  # type: ignore[method-assign]
+    restore = keep_awake(tree.machine, gpu)
+    assert written == [(gpu.address, "0"), ("0000:22:00.0", "0")]
+    restore()
+    assert written[2:] == [("0000:22:00.0", "1"), (gpu.address, "1")]

@@ -88,6 +88,8 @@ class PciMachine(System):
         made = Function(address, group, bars=sizes)
         struct.pack_into("<HHHHI", made.config, 0, *ids, 0, 0x10, kind << 8 | 0xC8)
         self._capabilities(made.config)
+        if kind >> 16 == 0x06:  # a bridge, which the kernel has enabled: decoding and mastering
+            made.config[0x04], made.config[0x0E] = 6, 1
         self.functions[address] = made
         if driver is not None:
             self.load(driver)
@@ -168,7 +170,9 @@ class PciMachine(System):
             (self.root / "sys/bus/pci/devices" / path.parent.name).unlink()
         elif name == "reset":
             self.functions[path.parent.name].resets += 1
-        elif name not in ("enable", "rescan") and not name.endswith("_resize"):
+        elif name == "enable":
+            self.functions[path.parent.name].config[0x04] |= 2
+        elif name != "rescan" and not name.endswith("_resize"):
             raise OSError(errno.EINVAL, f"no attribute {name}")
 
     def raise_if_told(self, place: str | int) -> None:

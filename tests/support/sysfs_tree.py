@@ -26,6 +26,7 @@ class SysfsTree(System):
         maker = PciMachine(root)  # makes the files; its reactions are not used
         function = maker.add(GPU, group=None, bars={0: 1 << 20, 5: 4096})
         folder = maker.folder(GPU)
+        function.config[0x04] = 2  # as if enabled: nothing acts on writes here
         (folder / "config").write_bytes(bytes(function.config))
         for index, size in function.bars.items():
             with (folder / f"resource{index}").open("wb") as file:

@@ -43,8 +43,6 @@ class ThunderboltTree:
         self.places[address] = parent or ""
         self.machine.add(address, ids=ids, kind=kind, parent=parent, bars={0: 256 << 20})
         folder = self.machine.folder(address)
-        if kind == BRIDGE:
-            self.machine.functions[address].config[0x0E] = 1
         for names, state in (("current_link", link), ("max_link", most or link)):
             if state is not None:
                 (folder / f"{names}_speed").write_text(f"{state[0]}\n")

@@ -9,6 +9,7 @@ from hcq.config import config
 from hcq.errors import UsageError
 
 from .. import doctor as examination
+from .. import udev_rules
 from ..console import Output
 from .verb import register
 
@@ -31,8 +32,17 @@ hcq.open(name, record=FILE) and UGPU_RECORD=FILE record without this program."""
 _DEVICE_WORDS = 2
 
 
-@register("debug", "list what this machine lacks to reach real hardware, each with its remedy")
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    written = f"write udev rules for USB bridges and VFIO; default: {udev_rules.DEFAULT}"
+    parser.add_argument("--write-udev", nargs="?", type=Path, const=udev_rules.DEFAULT,
+                        metavar="FILE", help=written)  # fmt: skip
+
+
+@register("debug", "list what this machine lacks to reach real hardware, each with its remedy",
+          _doctor)  # fmt: skip
 def doctor(arguments: argparse.Namespace, out: Output) -> int:
+    if arguments.write_udev is not None:
+        return udev_rules.write(arguments.write_udev, out)
     return examination.run(out)
 
 

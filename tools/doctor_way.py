@@ -1,0 +1,248 @@
+"""`ugpu doctor` on the way to a card: Thunderbolt and USB4, ports, links, power, BAR windows,
+lockdown. Reads sysfs; each finding carries the command that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hcq.transport.pci_function import PciFunction
+from hcq.transport.pci_path import hops, ports
+from hcq.transport.sysfs import bar_sizes
+from hcq.transport.system import System
+from usbgpu import thunderbolt
+from usbgpu.thunderbolt import Enclosure
+
+from .finding import Finding
+
+LOCKDOWN = "sys/kernel/security/lockdown"
+# Its last byte says whether Secure Boot is on (UEFI Specification, 3.3).
+SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+AUDIO = 0x0403  # class and subclass, PCI Code and ID Assignment
+_HEADER_LINES = 7  # of `resource`: six BARs and the ROM; a bridge's windows come after them
+_MEMORY, _PREFETCHABLE = 0x200, 0x2000  # Linux include/linux/ioport.h
+# A cable or a slot with so many errors is worth a look; a few come from plugging in. Our choice.
+_MANY_ERRORS = 100
+
+
+def machine(system: System) -> Iterator[Finding]:
+    """What concerns no card that the bus shows: enclosures, and what the kernel forbids."""
+    for enclosure in thunderbolt.enclosures(system):
+        yield from _enclosure(system, enclosure)
+    yield from lockdown(system)
+
+
+def _enclosure(system: System, enclosure: Enclosure) -> Iterator[Finding]:
+    check = f"thunderbolt:{enclosure.unique_id}"
+    name = enclosure.name or "the enclosure"
+    if enclosure.security in thunderbolt.NO_PCIE:
+        yield Finding(
+            check,
+            "missing",
+            f"security level {enclosure.security!r}: the firmware makes no PCIe tunnel to {name}",
+            "set the Thunderbolt security level to 'user' in the firmware setup",
+        )
+    elif not enclosure.authorized:
+        yield Finding(
+            check,
+            "missing",
+            f"{name} is not authorised (security level {enclosure.security!r})",
+            thunderbolt.authorise(system, enclosure),
+        )
+    elif not thunderbolt.functions_in(system, enclosure):
+        yield Finding(
+            check,
+            "note",
+            f"{name} is authorised, and no PCI function is known to be in it",
+            "seat the card, switch the enclosure's power supply on, then: "
+            "echo 1 | sudo tee /sys/bus/pci/rescan",
+        )
+    else:
+        yield Finding(check, "ok", f"{name} is authorised: {enclosure.tunnel}")
+    if enclosure.dma_protection is False:
+        yield Finding(
+            check,
+            "note",
+            "the firmware does not confine the DMA of what is plugged in (Kernel DMA Protection)",
+            "enable Kernel DMA Protection, or VT-d or AMD-Vi at boot, in the firmware setup",
+        )
+
+
+def lockdown(system: System) -> Iterator[Finding]:
+    """What the kernel keeps even from root. Source: Linux man kernel_lockdown(7)."""
+    mode = (system.read_text(LOCKDOWN) or "").partition("[")[2].partition("]")[0]
+    if mode in ("", "none"):
+        return
+    cause = "by Secure Boot" if _secure_boot(system) else "by the kernel command line or a policy"
+    yield Finding(
+        "lockdown",
+        "note",
+        f"the kernel is locked down ({mode}) {cause}: via='sysfs' and no_iommu=True do not work, "
+        "nor do unsigned kernel modules; VFIO works",
+        "sudo mokutil --disable-validation && sudo reboot   # only where VFIO will not do",
+    )
+
+
+def _secure_boot(system: System) -> bool:
+    try:
+        return system.path(SECURE_BOOT).read_bytes()[-1:] == b"\x01"
+    except OSError:
+        return False
+
+
+def card(function: PciFunction) -> Iterator[Finding]:
+    """What stands on the way to a card that a driver of ours takes."""
+    check = f"pci:{function.address}"
+    way = thunderbolt.way_to(function)
+    if way.rate:
+        cost = f", {way.cost / 1e9:.1f} GB/s less than the card's own link" if way.cost else ""
+        yield Finding(check, "ok", f"slowest link: {way.slowest}, {way.rate / 1e9:.1f} GB/s{cost}")
+    yield from _generation(check, function)
+    yield from _siblings(check, function)
+    yield from _runtime_power(check, function)
+    yield from _link_power(check, function)
+    yield from _link_errors(check, function)
+    yield from _windows(check, function)
+
+
+def _generation(check: str, function: PciFunction) -> Iterator[Finding]:
+    for hop in hops(function):
+        if not hop.tunnelled and 0 < hop.current.speed < hop.expected.speed:
+            yield Finding(
+                check,
+                "note",
+                f"the link {hop} could run at {hop.expected.speed:g} GT/s; cards slow it down "
+                "while they are idle",
+                "if it stays so under load: seat the card, use a shorter or better cable",
+            )
+
+
+def _siblings(check: str, function: PciFunction) -> Iterator[Finding]:
+    """A kernel driver that holds another function of a card which is ours puts it to sleep by its
+    own rules, and the card's power with it."""
+    if function.driver not in (None, "vfio-pci"):
+        return  # all of the card is the kernel's
+    for member in function.card():
+        if member.address == function.address or member.driver in (None, "vfio-pci", "pci-stub"):
+            continue
+        kind = "audio function" if member.identity().class_code >> 8 == AUDIO else "function"
+        yield Finding(
+            check,
+            "missing",
+            f"the card's {kind} {member.address} is held by the kernel driver {member.driver}",
+            f"echo {member.address} | sudo tee {_outside(member.folder)}/driver/unbind",
+        )
+
+
+def _runtime_power(check: str, function: PciFunction) -> Iterator[Finding]:
+    asleep = [
+        one
+        for one in (*function.card(), *ports(function))
+        if one.attribute("power/control") == "auto"
+    ]
+    if asleep:
+        files = " ".join(f"{_outside(one.folder)}/power/control" for one in asleep)
+        yield Finding(
+            check,
+            "note",
+            "runtime power management may put these to sleep while no program has the card open, "
+            f"and not every card wakes again: {', '.join(one.address for one in asleep)}",
+            f"echo on | sudo tee {files}",
+        )
+
+
+def _link_power(check: str, function: PciFunction) -> Iterator[Finding]:
+    files = [
+        f"{_outside(hop.lower.folder)}/link/{name}"
+        for hop in hops(function)
+        for name in ("l1_aspm", "l0s_aspm")
+        if hop.lower.attribute(f"link/{name}") == "1"
+    ]
+    if files:
+        yield Finding(
+            check,
+            "note",
+            "ASPM is on: links that sleep and wake again and again may drop the card",
+            f"echo 0 | sudo tee {' '.join(files)}",
+        )
+
+
+def _link_errors(check: str, function: PciFunction) -> Iterator[Finding]:
+    """Corrected errors of the links, as AER counts them (sysfs-bus-pci-devices-aer_stats)."""
+    for one in (function, *ports(function)):
+        lines = (one.attribute("aer_dev_correctable") or "").splitlines()
+        counts = {name: int(text) for name, _, text in (line.rpartition(" ") for line in lines)}
+        if counts.pop("TOTAL_ERR_COR", 0) >= _MANY_ERRORS:
+            shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+            yield Finding(
+                check,
+                "note",
+                f"{one.address} has corrected many link errors since boot: {shown}",
+                "replace the cable or riser; a link that floods errors drops in the end",
+            )
+
+
+def _windows(check: str, function: PciFunction) -> Iterator[Finding]:
+    """BARs without an address or smaller than they could be, and the bridge that has no room."""
+    for bar in function.bars():
+        if not bar.memory or not bar.size:
+            continue
+        offered = max(bar_sizes(function, bar.index), default=bar.size)
+        if bar.assigned and offered <= bar.size:
+            continue
+        wanted = offered if bar.assigned else bar.size
+        narrow = _narrowest(function, wanted)
+        if narrow is not None:
+            yield Finding(
+                check,
+                "note" if bar.assigned else "missing",
+                f"BAR {bar.index} needs {_size(wanted)}, and the bridge {narrow.address} has a "
+                f"window of {_size(_window(narrow))}",
+                f"add {_reserve(function, wanted)} to the kernel command line and reboot",
+            )
+        elif bar.assigned:
+            power = (wanted >> 20).bit_length() - 1
+            yield Finding(
+                check,
+                "note",
+                f"BAR {bar.index} is {_size(bar.size)} and may be {_size(wanted)}; "
+                "unbind the card's driver first",
+                f"echo {power} | sudo tee {_outside(function.folder)}/resource{bar.index}_resize",
+            )
+
+
+def _reserve(function: PciFunction, wanted: int) -> str:
+    """The kernel's option (Linux Documentation/admin-guide/kernel-parameters.txt, pci=): room for
+    cards that are plugged in later, else a new layout of what the firmware gave."""
+    if any(hop.tunnelled for hop in hops(function)):
+        return f"pci=realloc,hpmmioprefsize={max(wanted >> 20, 1)}M"
+    return "pci=realloc"
+
+
+def _narrowest(function: PciFunction, wanted: int) -> PciFunction | None:
+    """The outermost port above whose window is too small: those below it cannot have more."""
+    for port in reversed(ports(function)):
+        if 0 <= _window(port) < wanted:
+            return port
+    return None
+
+
+def _window(port: PciFunction) -> int:
+    """Bytes of the larger of a bridge's memory windows; -1 where the kernel does not say."""
+    sizes = []
+    for line in (port.attribute("resource") or "").splitlines()[_HEADER_LINES:]:
+        start, end, flags = (int(word, 16) for word in line.split()[:3])
+        if flags & (_MEMORY | _PREFETCHABLE):
+            sizes.append(end - start + 1)
+        elif not (start or end or flags):
+            sizes.append(0)
+    return max(sizes, default=-1)
+
+
+def _size(count: int) -> str:
+    return f"{count >> 30} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
+
+
+def _outside(folder: Path) -> str:
+    """A function's folder as a command names it."""
+    return f"/sys/bus/pci/devices/{folder.name}"

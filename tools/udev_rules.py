@@ -1,0 +1,50 @@
+"""`ugpu doctor --write-udev`: rules that let users reach GPUs behind USB bridges and VFIO.
+
+Source: systemd udev(7), sd-login's "uaccess" tag (rules before 73 count), Linux
+Documentation/driver-api/usb/power-management.rst (autosuspend: power/control).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hcq.errors import AccessDenied, UsageError
+from hcq.transport.vfio_container import UDEV_RULE
+
+from .console import Output
+
+DEFAULT = Path("/etc/udev/rules.d/70-ugpu.rules")
+#: USB ids (vendor, product) of bridges with a GPU behind them (ASM2464PD, custom firmware)
+BRIDGES = ((0xADD1, 0x0001), (0x3801, 0x0001))
+RELOAD = "sudo udevadm control --reload && sudo udevadm trigger"
+
+
+def rules() -> str:
+    """The file's text. Bridges stay awake: autosuspend leaves their link degraded."""
+    lines = ["# Written by `ugpu doctor --write-udev`."]
+    lines += [
+        f'SUBSYSTEM=="usb", ENV{{DEVTYPE}}=="usb_device", ATTR{{idVendor}}=="{vendor:04x}", '
+        f'ATTR{{idProduct}}=="{product:04x}", MODE="0660", TAG+="uaccess", '
+        'ATTR{power/control}="on"'
+        for vendor, product in BRIDGES
+    ]
+    return "\n".join([*lines, UDEV_RULE]) + "\n"
+
+
+def write(path: Path, out: Output) -> int:
+    """Write the rules; AccessDenied with the command that may, UsageError for a bad folder."""
+    text = rules()
+    partial = path.with_name(path.name + ".partial")  # udev reads names that end in .rules
+    try:
+        partial.write_text(text, encoding="ascii")
+        os.replace(partial, path)
+    except PermissionError as error:
+        raise AccessDenied(
+            f"{path} may not be written", remedy="sudo ugpu doctor --write-udev"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    out.say(f"wrote {path}; now: {RELOAD}")
+    out.result({"wrote": str(path), "next": RELOAD})
+    return 0
