@@ -23,7 +23,6 @@ from hcq.sourcelines import has_lines, source_of
 if TYPE_CHECKING:
     from am.device import AmDevice
 
-_WAVE_LANES = 32
 _SCRATCH_LEAST = 1024  # bytes per wave
 _SCRATCH_MOST = 256 << 20  # bytes for one class of kernels; fewer waves run beyond that
 _WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must fit
@@ -84,7 +83,7 @@ class Programs:
 
     def _kernel(self, program: Program, name: str, image: KernelImage, base: int) -> Kernel:
         descriptor = image.descriptor
-        scratch = self.scratch(descriptor.private_size)
+        scratch = self.scratch(descriptor.private_size, 32 if descriptor.is_wave32 else 64)
         code = base + image.entry
         return Kernel(
             name=name,
@@ -148,15 +147,16 @@ class Programs:
             position += length
         units.nbio.flush_hdp()
 
-    def scratch(self, private_size: int) -> Scratch | None:
-        """Scratch memory for kernels with `private_size` bytes per thread.
+    def scratch(self, private_size: int, lanes: int = 32) -> Scratch | None:
+        """Scratch memory for kernels with `private_size` bytes per thread, in waves of so many
+        lanes.
 
         Kernels share it by size class; it is kept as long as the device is open, so that launches
         that are encoded stay valid. Its size is for as many waves as the chip can hold.
         """
         if not private_size:
             return None
-        wave_size = max(_SCRATCH_LEAST, 1 << (private_size * _WAVE_LANES - 1).bit_length())
+        wave_size = max(_SCRATCH_LEAST, 1 << (private_size * lanes - 1).bit_length())
         if wave_size not in self._scratch:
             device = self.device
             info = device.chip.discovery.gc

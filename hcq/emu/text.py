@@ -1,18 +1,23 @@
-"""LLVM IR as text, one function body at a time."""
+"""LLVM IR as text, one function body at a time: the builder of all shader cores.
+
+Registers of a wave are vectors of as many elements as the wave has lanes. Memory is reached by PASS
+lanes at a time: a wave of more lanes is cut into passes for it, the lowest lanes first, and what
+comes back is put together again.
+"""
 
 from __future__ import annotations
 
-VECTOR = "<32 x i32>"
+from collections.abc import Sequence
+
+PASS = 32  # lanes that the functions for memory take at a time
+VECTOR = f"<{PASS} x i32>"
+LANES = "lanes"  # stands for the type of a number of one bit a lane
 ELEMENT_BITS = {
     "i1": 1, "i8": 8, "i16": 16, "half": 16, "bfloat": 16, "i32": 32, "float": 32, "i64": 64,
     "double": 64, "i128": 128,
 }  # fmt: skip
 _INTEGER = {"half": "i16", "bfloat": "i16", "float": "i32", "double": "i64"}
-
-
-def vector_of(element: str) -> str:
-    """Return the type of a register of 32 lanes of `element`."""
-    return f"<32 x {element}>"
+_SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
 def integer_of(element: str) -> str:
@@ -20,14 +25,18 @@ def integer_of(element: str) -> str:
     return _INTEGER.get(element, element)
 
 
+def suffix_of(element: str) -> str:
+    """Return how names of intrinsics spell `element`."""
+    return _SUFFIX.get(element, element)
+
+
 def constant(element: str, bits: int) -> str:
-    """Return a constant vector whose lanes all hold `bits`."""
+    """Return a constant vector, of any number of lanes, that all hold `bits`."""
     integer = integer_of(element)
     bits &= (1 << ELEMENT_BITS[element]) - 1
-    text = f"splat ({integer} {bits})"
     if integer == element:
-        return text
-    return f"bitcast (<32 x {integer}> {text} to <32 x {element}>)"
+        return f"splat ({integer} {bits})"
+    return f"splat ({element} bitcast ({integer} {bits} to {element}))"
 
 
 def lanes(values: list[int], element: str = "i32") -> str:
@@ -35,18 +44,52 @@ def lanes(values: list[int], element: str = "i32") -> str:
     return "<" + ", ".join(f"{element} {value}" for value in values) + ">"
 
 
-class Text:
-    """Collect the lines of one function and the declarations it needs."""
+def field(name: str, offset: int, kind: str) -> str:
+    """Return the lines that load a field of the worker context as %name."""
+    return (
+        f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}\n"
+        f"  %{name} = load {kind}, ptr %{name}.p\n"
+    )
 
-    def __init__(self) -> None:
+
+def splat(name: str, kind: str, scalar: str) -> str:
+    """Return the lines that make %name a vector of PASS equal scalars."""
+    vector = f"<{PASS} x {kind}>"
+    return (
+        f"  %{name}.1 = insertelement {vector} poison, {kind} {scalar}, i32 0\n"
+        f"  %{name} = shufflevector {vector} %{name}.1, {vector} poison,"
+        f" {VECTOR} zeroinitializer\n"
+    )
+
+
+class Text:
+    """Collect the lines of one function and the declarations it needs.
+
+    lanes: of its vectors, a multiple of PASS. prefix: of the names it makes, unique in a function.
+    """
+
+    def __init__(self, lanes: int = PASS, prefix: str = "t") -> None:
         self.lines: list[str] = []
         self.declarations: set[str] = set()
+        self.lanes = lanes
+        self.vector = self.vector_of("i32")
+        self.bits = f"i{lanes}"  # one bit a lane, as one number
+        self.passes = range(lanes // PASS)
+        self._prefix = prefix
         self._names = 0
+
+    def text(self) -> str:
+        """Return all lines."""
+        return "\n".join(self.lines)
+
+    def vector_of(self, element: str) -> str:
+        """Return the type of a register whose lanes hold `element`."""
+        return f"<{self.lanes} x {element}>"
 
     def value(self, expression: str) -> str:
         """Append an instruction with a result; return the result's name."""
         self._names += 1
-        name = f"%t{self._names}"
+        name = f"%{self._prefix}{self._names}"
         self.lines.append(f"  {name} = {expression}")
         return name
 
@@ -74,45 +117,123 @@ class Text:
             return ""
         return self.value(text)
 
+    # -- vectors of all lanes --------------------------------------------------------------------
+
     def unary(self, operation: str, element: str, a: str) -> str:
         """Apply a one-operand instruction such as fneg to vectors."""
-        return self.value(f"{operation} <32 x {element}> {a}")
+        return self.value(f"{operation} {self.vector_of(element)} {a}")
 
     def binary(self, operation: str, element: str, a: str, b: str) -> str:
         """Apply a two-operand instruction to vectors."""
-        return self.value(f"{operation} <32 x {element}> {a}, {b}")
+        return self.value(f"{operation} {self.vector_of(element)} {a}, {b}")
 
     def compare(self, predicate: str, element: str, a: str, b: str) -> str:
         """Compare vectors; `predicate` as in LLVM ("olt", "ult", "eq"), by the element's kind."""
         operation = "icmp" if element.startswith("i") else "fcmp"
-        return self.value(f"{operation} {predicate} <32 x {element}> {a}, {b}")
+        return self.value(f"{operation} {predicate} {self.vector_of(element)} {a}, {b}")
 
     def select(self, condition: str, element: str, a: str, b: str) -> str:
         """Choose by lane."""
-        kind = vector_of(element)
-        return self.value(f"select <32 x i1> {condition}, {kind} {a}, {kind} {b}")
+        kind = self.vector_of(element)
+        return self.value(f"select {self.vector_of('i1')} {condition}, {kind} {a}, {kind} {b}")
 
     def convert(self, operation: str, source: str, target: str, a: str) -> str:
         """Convert between element types (trunc, zext, sext, fpext, bitcast, ...)."""
         if source == target:
             return a
-        return self.value(f"{operation} <32 x {source}> {a} to <32 x {target}>")
+        return self.value(f"{operation} {self.vector_of(source)} {a} to {self.vector_of(target)}")
 
     def intrinsic(self, name: str, element: str, *arguments: str) -> str:
         """Call an intrinsic overloaded on one vector type, all arguments of that type."""
-        suffix = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}.get(
-            element, element
-        )
-        kind = vector_of(element)
-        return self.call(kind, f"llvm.{name}.v32{suffix}", *((kind, a) for a in arguments))
+        kind = self.vector_of(element)
+        function = f"llvm.{name}.v{self.lanes}{suffix_of(element)}"
+        return self.call(kind, function, *((kind, a) for a in arguments))
 
     def broadcast(self, element: str, scalar: str) -> str:
         """Return a vector whose lanes all hold a scalar."""
-        one = self.value(f"insertelement <32 x {element}> poison, {element} {scalar}, i32 0")
-        kind = vector_of(element)
-        return self.value(f"shufflevector {kind} {one}, {kind} poison, <32 x i32> zeroinitializer")
+        kind = self.vector_of(element)
+        one = self.value(f"insertelement {kind} poison, {element} {scalar}, i32 0")
+        return self.value(
+            f"shufflevector {kind} {one}, {kind} poison, {self.vector} zeroinitializer"
+        )
+
+    def lane(self, element: str, a: str, index: str | int) -> str:
+        """Return one lane of a vector, by its number (i32)."""
+        return self.value(f"extractelement {self.vector_of(element)} {a}, i32 {index}")
 
     def shuffle(self, element: str, a: str, indices: list[int]) -> str:
         """Permute the lanes of one vector."""
-        kind = vector_of(element)
-        return self.value(f"shufflevector {kind} {a}, {kind} poison, <32 x i32> {lanes(indices)}")
+        kind = self.vector_of(element)
+        return self.value(
+            f"shufflevector {kind} {a}, {kind} poison, {self.vector} {lanes(indices)}"
+        )
+
+    def as_bits(self, mask: str) -> str:
+        """Return a condition of each lane as one number, one bit a lane."""
+        return self.value(f"bitcast {self.vector_of('i1')} {mask} to {self.bits}")
+
+    def as_mask(self, bits: str) -> str:
+        """Return a number of one bit a lane as a condition of each lane."""
+        return self.value(f"bitcast {self.bits} {bits} to {self.vector_of('i1')}")
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def cut(self, element: str, a: str) -> list[str]:
+        """Cut a vector of all lanes into one vector for each pass."""
+        if self.lanes == PASS:
+            return [a]
+        kind = self.vector_of(element)
+        return [
+            self.value(
+                f"shufflevector {kind} {a}, {kind} poison, {VECTOR}"
+                f" {lanes(list(range(first, first + PASS)))}"
+            )
+            for first in range(0, self.lanes, PASS)
+        ]
+
+    def cut_bits(self, bits: str) -> list[str]:
+        """Cut a number of one bit a lane into one i32 for each pass."""
+        if self.lanes == PASS:
+            return [bits]
+        if bits == "-1":
+            return [bits] * (self.lanes // PASS)
+        found = []
+        for first in range(0, self.lanes, PASS):
+            moved = self.value(f"lshr {self.bits} {bits}, {first}") if first else bits
+            found.append(self.value(f"trunc {self.bits} {moved} to i32"))
+        return found
+
+    def whole(self, element: str, parts: list[str]) -> str:
+        """Put the vectors of all passes together."""
+        size = PASS
+        while len(parts) > 1:
+            kind, order = f"<{size} x {element}>", lanes(list(range(2 * size)))
+            size *= 2
+            parts = [
+                self.value(f"shufflevector {kind} {a}, {kind} {b}, <{size} x i32> {order}")
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        return parts[0]
+
+    def cut_arguments(self, arguments: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+        """Cut the (type, value) pairs of a call into those of one call for each pass: vectors of
+        all lanes and, of the type LANES, numbers of one bit a lane. Others go into every pass."""
+        found: list[list[tuple[str, str]]] = [[] for _ in self.passes]
+        for kind, value in arguments:
+            element = kind.removeprefix(f"<{self.lanes} x ").removesuffix(">")
+            if kind == LANES:
+                kind, parts = "i32", self.cut_bits(value)
+            elif kind.startswith("<"):
+                kind, parts = f"<{PASS} x {element}>", self.cut(element, value)
+            else:
+                parts = [value] * len(found)
+            for one, part in zip(found, parts, strict=True):
+                one.append((kind, part))
+        return found
+
+    def by_passes(self, result: str, function: str, *arguments: tuple[str, str]) -> str:
+        """Call a function of PASS lanes for each pass, see `cut_arguments`. Return what all of them
+        returned, a vector of `result` if that is not empty."""
+        kind = f"<{PASS} x {result}>" if result else "void"
+        parts = [self.call(kind, function, *one) for one in self.cut_arguments(arguments)]
+        return self.whole(result, parts) if result else ""

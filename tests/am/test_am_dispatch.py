@@ -93,13 +93,18 @@ define amdgpu_kernel void @sizes(ptr addrspace(1) %out) #1 {
 }
 declare ptr addrspace(4) @llvm.amdgcn.implicitarg.ptr()
 """
+LANES = pytest.mark.parametrize(
+    "features", ["", "-wavefrontsize32,+wavefrontsize64"], ids=["wave32", "wave64"]
+)
 PLAIN = "define amdgpu_kernel void @nothing(ptr addrspace(1) %out) #0 {\n  ret void\n}\n"
 
 
-def built(body: str, attributes: str = NEEDS_LITTLE, cpu: str = "gfx1100") -> bytes:
+def built(
+    body: str, attributes: str = NEEDS_LITTLE, cpu: str = "gfx1100", features: str = ""
+) -> bytes:
     text = f'target triple = "{TRIPLE}"\n{body}\nattributes #0 = {{ {attributes} }}\n'
     more = "nounwind " + attributes.replace('"amdgpu-no-implicitarg-ptr"', "")
-    return compile_ir(f"{text}attributes #1 = {{ {more} }}\n", TRIPLE, cpu)
+    return compile_ir(f"{text}attributes #1 = {{ {more} }}\n", TRIPLE, cpu, features)
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +133,29 @@ def test_dispatch_packet(device: AmDevice) -> None:
     assert list(packet[:6]) == [0x0003_0002, 0x0001_0010, 1, 48, 1, 1]
 
 
+@LANES
 @pytest.mark.parametrize("groups", [1, 7, 200])
-def test_scratch_is_each_threads_own(device: AmDevice, groups: int) -> None:
-    found = run(device, built(SCRATCH), groups, 64, np.uint32(21), words=groups * 64)
+def test_scratch_is_each_threads_own(device: AmDevice, groups: int, features: str) -> None:
+    image = built(SCRATCH, features=features)
+    found = run(device, image, groups, 64, np.uint32(21), words=groups * 64)
     index = np.arange(groups * 64, dtype=np.uint32)
     assert (found == (index % 64 ^ 21) * index).all()
 
 
-def test_local_memory(device: AmDevice) -> None:
-    assert (run(device, built(LOCAL), 1, 64, words=64) == np.arange(63, -1, -1)).all()
+def test_scratch_counts_all_lanes_of_a_wave(device: AmDevice) -> None:
+    """Less than the next power of two of 32 lanes' bytes, and more than half of it: a wave of 64
+    lanes needs the next."""
+    smaller = SCRATCH.replace("[64 x i32]", "[60 x i32]").replace("%i1, 64", "%i1, 60")
+    image = built(smaller, features="-wavefrontsize32,+wavefrontsize64")
+    found = run(device, image, 3, 60, np.uint32(3), words=192).reshape(3, 64)[:, :60]
+    index = np.arange(192, dtype=np.uint32).reshape(3, 64)[:, :60]
+    assert (found == (index % 64 ^ 3) * index).all()
+
+
+@LANES
+def test_local_memory(device: AmDevice, features: str) -> None:
+    image = built(LOCAL, features=features)
+    assert (run(device, image, 1, 64, words=64) == np.arange(63, -1, -1)).all()
 
 
 def test_hidden_arguments(device: AmDevice) -> None:

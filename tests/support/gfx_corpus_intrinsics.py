@@ -149,7 +149,8 @@ i32 amdgcn.s.bitreplicate i32 %n
     return found
 
 
-def matrices(kernel: Kernel) -> dict[str, str]:
+def matrices(kernel: Kernel, lanes: int = 32) -> dict[str, str]:
+    """Kernels of one matrix instruction each, in waves of 32 or 64 lanes."""
     found = {}
     for name, ab, cd, flags in (
         ("f32.16x16x16.f16.v8f32.v16f16", "<16 x half>", "<8 x float>", ""),
@@ -161,6 +162,11 @@ def matrices(kernel: Kernel) -> dict[str, str]:
         ("i32.16x16x16.iu4.v8i32.v2i32", "<2 x i32>", "<8 x i32>", "signed"),
     ):
         base = name.split(".v")[0]
+        if lanes == 64:  # a lane holds half as many elements of C and D
+            count = int(cd[1:].split()[0])
+            cd = cd.replace(f"<{count} ", f"<{count // 2} ")
+            stem, sums, factors = name.rsplit(".", 2)
+            name = ".".join((stem, sums.replace(f"v{count}", f"v{count // 2}"), factors))
         if flags == "signed":
             arguments = f"i1 true, {ab} %ma, i1 false, {ab} %mb, {cd} %c, i1 true"
             shapes = f"i1, {ab}, i1, {ab}, {cd}, i1"

@@ -70,7 +70,7 @@ class Machine:
             if descriptor.properties >> bit & 1:
                 pointer = [KERNARGS & 0xFFFFFFFF, KERNARGS >> 32]
                 user += pointer if name == "kernarg_segment_ptr" else [0] * size
-        wave_size = descriptor.private_size * 32
+        wave_size = descriptor.private_size * (32 if descriptor.is_wave32 else 64)
         if wave_size:
             size = _MOST_SCRATCH_WAVES * wave_size
             self.memory.map(SCRATCH, np.zeros(size, np.uint8))

@@ -34,7 +34,7 @@ _KERNEL = "ugpu_kernel"
 _FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
 _SHORT_S = 300e-6  # so is one that is expected to take no longer: to wake threads takes 100 us
 _MOST_KERNELS = 1024  # kept translated
-_Key = tuple[int, int, bool, int]  # address, vector registers, whole waves, output modifiers
+_Key = tuple[int, int, int, bool, int]  # address, registers, lanes, whole waves, output modifiers
 
 _PROFILES = (
     '\n!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
@@ -173,11 +173,11 @@ class GfxCore:
         return _halted(worker, kernel.program, code, run.dispatch)
 
     def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
-        key = (address, launch.vgprs, launch.full, launch.omod)
+        key = _key(address, launch)
         known = self._kernels.get(key)
         if known is not None and known.program.unchanged(memory):
             return known
-        kernel = self._translated(load(memory, address), launch)
+        kernel = self._translated(load(memory, address, lanes=launch.lanes), launch)
         self._remember(key, kernel)
         return kernel
 
@@ -194,8 +194,8 @@ class GfxCore:
         with self._lock:
             roots = frozenset({root, *(program.base + offset for offset in program.roots)})
             address = program.base + program.entry
-            longer = self._translated(load(memory, address, roots), launch)
-            self._remember((address, launch.vgprs, launch.full, launch.omod), longer)
+            longer = self._translated(load(memory, address, roots, launch.lanes), launch)
+            self._remember(_key(address, launch), longer)
             return longer
 
     def _translated(self, program: Program, launch: Launch) -> Kernel:
@@ -218,6 +218,10 @@ class GfxCore:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[mark] = known
         return Kernel(program, known.code, known.address)
+
+
+def _key(address: int, launch: Launch) -> _Key:
+    return address, launch.vgprs, launch.lanes, launch.full, launch.omod
 
 
 _SEVERITY = (

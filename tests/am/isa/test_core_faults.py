@@ -180,11 +180,14 @@ def test_a_failing_memory_ends_the_dispatch_with_its_error(
         ({"threads": (1024, 2, 1)}, "2048 threads"),
         ({"threads": (0, 1, 1)}, "at least 1"),
         ({"code_address": CODE + 4}, "multiple of 256"),
-        ({"wave32": False}, "wave64"),
         ({"rsrc2": 255 << 15}, "bytes of LDS"),
         ({"rsrc2": 17 << 1}, "user SGPRs"),
         ({"rsrc2": 1}, "WAVESIZE"),
         ({"rsrc2": 1, "scratch_wave_size": 1024, "threads": (256, 1, 1)}, "8 waves"),
+        (
+            {"rsrc2": 1, "scratch_wave_size": 1024, "threads": (256, 1, 1), "wave32": False},
+            "4 waves",
+        ),
         ({"rsrc1": 3 | 0xF1 << 12}, "rounding"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from am.virtual.isa.core import GfxCore
 from am.virtual.isa.translator.program import load
@@ -38,14 +39,15 @@ def _program(chosen: list[int]) -> list[asm.Encoded]:
     return found
 
 
-def test_they_are_found_among_two_hundred() -> None:
+@pytest.mark.parametrize("lanes", [32, 64])
+def test_they_are_found_among_two_hundred(lanes: int) -> None:
     chosen = [0, 1, 77, 150, REGISTERS - FIRST - 1]
     memory = _mapped(_program(chosen))
-    out = memory.map(OUT, np.zeros(32, np.uint32))
+    out = memory.map(OUT, np.zeros(lanes, np.uint32))
     dispatch = Dispatch(
-        code_address=CODE, groups=(1, 1, 1), threads=(32, 1, 1),
-        rsrc1=REGISTERS // 8 - 1 | 0xF0 << 12, rsrc2=4 << 1, rsrc3=0,
-        user_data=[0, 0, OUT & 0xFFFFFFFF, OUT >> 32] + [0] * 12, wave32=True,
+        code_address=CODE, groups=(1, 1, 1), threads=(lanes, 1, 1),
+        rsrc1=REGISTERS // (8 if lanes == 32 else 4) - 1 | 0xF0 << 12, rsrc2=4 << 1, rsrc3=0,
+        user_data=[0, 0, OUT & 0xFFFFFFFF, OUT >> 32] + [0] * 12, wave32=lanes == 32,
     )  # fmt: skip
     core = GfxCore(1)
     assert core.run(dispatch, memory, Abort()).ending is Ending.DONE

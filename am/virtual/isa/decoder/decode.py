@@ -1,6 +1,6 @@
 """Decode gfx1100 machine code, one instruction at a time.
 
-Source: RDNA3 ISA document, chapter "Microcode formats". Masks are those of wave32.
+Source: RDNA3 ISA document, chapter "Microcode formats".
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from am.virtual.isa.decoder.vector import (
 LONGEST = 16  # bytes; no instruction that we decode is longer
 
 
-def decode(code: bytes, offset: int = 0) -> Instruction:
+def decode(code: bytes, offset: int = 0, lanes: int = 32) -> Instruction:
     """Decode the instruction at byte `offset` (a multiple of 4); `pc` is that offset.
+
+    lanes: of the wave, 32 or 64. In a wave of 64 lane masks are pairs of scalar registers, sums of
+    matrices take half as many vector registers, and there are no pairs of operations (VOPD).
 
     Raises UnknownInstruction for anything that is not a known instruction, truncated ones included.
     """
-    words = Words(code, offset)
+    words = Words(code, offset, lanes)
     first = words.first
     if first >> 31 == 0:
         return _decode_short_vector(words)
@@ -54,11 +57,13 @@ def decode(code: bytes, offset: int = 0) -> Instruction:
     raise words.unknown("no compute encoding")
 
 
-def decode_all(code: bytes, offset: int = 0, end: int | None = None) -> list[Instruction]:
+def decode_all(
+    code: bytes, offset: int = 0, end: int | None = None, lanes: int = 32
+) -> list[Instruction]:
     """Decode from `offset` to `end` (default: the end of the code), one after the other."""
     found = []
     while offset < (len(code) if end is None else end):
-        found.append(decode(code, offset))
+        found.append(decode(code, offset, lanes))
         offset += found[-1].size
     return found
 

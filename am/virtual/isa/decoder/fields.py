@@ -36,11 +36,15 @@ def sized(name: str) -> Type:
 class Words:
     """The instruction at one place of the code: its words as they are asked for.
 
+    lanes: of the wave that executes it, 32 or 64. mask: the type of its lane masks.
+
     Every method raises UnknownInstruction when the code ends too early or a field is invalid.
     """
 
-    def __init__(self, code: bytes, pc: int) -> None:
+    def __init__(self, code: bytes, pc: int, lanes: int = 32) -> None:
         self.code = code
+        self.lanes = lanes
+        self.mask = Type.MASK64 if lanes == 64 else Type.MASK
         self.pc = pc
         self.taken: list[int] = []
         self.literal_value: int | None = None

@@ -47,18 +47,19 @@ class Type(enum.Enum):
     PK_F16 = "pk_f16"  # two halves in one register
     PK_BF16 = "pk_bf16"
     PK_B16 = "pk_b16"
-    MASK = "mask"  # one bit a lane: a scalar register in wave32, a pair in wave64
+    MASK = "mask"  # one bit a lane of a wave of 32: a scalar register
+    MASK64 = "mask64"  # one bit a lane of a wave of 64: a pair
 
     @property
     def bits(self) -> int:
-        """Return the size of the value; a mask counts as 32 (wave32)."""
+        """Return the size of the value."""
         return _BITS[self]
 
 
 _BITS = {
     Type.B16: 16, Type.B32: 32, Type.B64: 64, Type.B96: 96, Type.B128: 128, Type.B256: 256,
     Type.B512: 512, Type.F16: 16, Type.BF16: 16, Type.F32: 32, Type.F64: 64, Type.PK_F16: 32,
-    Type.PK_BF16: 32, Type.PK_B16: 32, Type.MASK: 32,
+    Type.PK_BF16: 32, Type.PK_B16: 32, Type.MASK: 32, Type.MASK64: 64,
 }  # fmt: skip
 
 

@@ -10,8 +10,6 @@ from am.virtual.isa.decoder.formats import Dpp8, Dpp16, Format, Instruction
 from am.virtual.isa.decoder.opcodes import Shape
 from am.virtual.isa.decoder.operands import Kind, Operand, Type
 
-_VCC = Operand(Kind.VCC, 0, 1, Type.MASK)
-_EXEC = Operand(Kind.EXEC, 0, 1, Type.MASK)
 _DPP16, _DPP8, _DPP8_FI = 250, 233, 234
 _SCALAR_DESTINATIONS = ("v_readfirstlane_b32", "v_readlane_b32")
 _CARRIES = {
@@ -24,6 +22,11 @@ _MIXED = ("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16")
 
 def _width(kind: Type) -> int:
     return max(1, kind.bits // 32)
+
+
+def _mask(words: Words, kind: Kind) -> Operand:
+    """Return VCC or EXEC, all lanes of it."""
+    return Operand(kind, 0, _width(words.mask), words.mask)
 
 
 def _vector(words: Words, index: int, kind: Type, halves: bool) -> Operand:
@@ -121,13 +124,13 @@ def decode_vop2(words: Words) -> Instruction:
         )
         sources.insert(shape.srcs.index("literal"), constant)
     if "mask" in shape.srcs:
-        sources.append(_VCC)
+        sources.append(_mask(words, Kind.VCC))
     return words.finish(
         Format.VOP2,
         shape,
         opcode,
         dst=_vector(words, words.first >> 17 & 0xFF, kind, halves=True),
-        sdst=_VCC if shape.name in _CARRIES else None,
+        sdst=_mask(words, Kind.VCC) if shape.name in _CARRIES else None,
         srcs=tuple(sources),
         dpp=dpp,
     )
@@ -138,7 +141,7 @@ def decode_vopc(words: Words) -> Instruction:
     opcode = words.first >> 17 & 0xFF
     shape = words.look_up(opcodes.vopc(), opcode)
     sources, dpp = _short_sources(words, shape, words.first >> 9 & 0xFF)
-    sdst = _EXEC if shape.name.startswith("v_cmpx") else _VCC
+    sdst = _mask(words, Kind.EXEC if shape.name.startswith("v_cmpx") else Kind.VCC)
     return words.finish(Format.VOPC, shape, opcode, sdst=sdst, srcs=tuple(sources), dpp=dpp)
 
 
@@ -156,7 +159,7 @@ def _long_sources(
         register = word & 0xFF
     sources = []
     for number, (code, name) in enumerate(zip(codes, shape.srcs, strict=True)):
-        kind = sized(name)
+        kind = words.mask if name == "mask" else sized(name)
         if number == 0 and dpp is not None:
             sources.append(words.vector(register, 1, kind))
         elif name == "mask":
@@ -203,9 +206,9 @@ def _long_destinations(
 ) -> tuple[Operand | None, Operand | None]:
     field = words.first & 0xFF
     if shape.name.startswith("v_cmpx"):
-        return None, _EXEC
+        return None, _mask(words, Kind.EXEC)
     if shape.dst == "mask":
-        return None, words.scalar_destination(field & 0x7F, Type.MASK)
+        return None, words.scalar_destination(field & 0x7F, words.mask)
     if not shape.dst:
         return None, None
     kind = sized(shape.dst)
@@ -215,7 +218,7 @@ def _long_destinations(
     if kind.bits == 16 and selected & 8:
         dst = replace(dst, high=True)
     if shape.name in _CARRIES:
-        return dst, words.scalar_destination(words.first >> 8 & 0x7F, Type.MASK)
+        return dst, words.scalar_destination(words.first >> 8 & 0x7F, words.mask)
     return dst, None
 
 
@@ -225,6 +228,8 @@ def decode_vop3p(words: Words) -> Instruction:
     second = words.next()
     opcode = first >> 16 & 0x7F
     shape = words.look_up(opcodes.vop3p(), opcode)
+    if words.lanes == 64 and shape.name.startswith("v_wmma_"):  # as many sums in more lanes
+        shape = shape._replace(dst="b128", srcs=(*shape.srcs[:2], "b128"))
     selected = first >> 11 & 7
     selected_hi = second >> 27 & 3 | (first >> 14 & 1) << 2
     neg_lo, neg_hi = second >> 29, first >> 8 & 7
@@ -293,6 +298,8 @@ def decode_vopd(words: Words) -> Instruction:
     first = words.first
     second = words.next()
     opcode_x, opcode_y = first >> 22 & 0xF, first >> 17 & 0x1F
+    if words.lanes == 64:
+        raise words.unknown("waves of 64 lanes have no pairs of operations")
     if opcode_x > 12:
         raise words.unknown("unknown opcode")
     dst_x = second >> 24
@@ -320,7 +327,7 @@ def _decode_half(words: Words, opcode: int, dst: int, src0: int, src1: int) -> I
         else:
             sources.append(words.vector(src1, 1, sized(name)))
     if shape.name == "v_dual_cndmask_b32":
-        sources.append(_VCC)
+        sources.append(_mask(words, Kind.VCC))
     dst_type = sized(shape.dst)
     return words.finish(
         Format.VOPD, shape, opcode, dst=words.vector(dst, 1, dst_type), srcs=tuple(sources)

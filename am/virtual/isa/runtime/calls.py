@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
 from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
+from hcq.emu.text import field
 
 PAGE = 1 << PAGE_SHIFT
 ROW_SHIFT = 5  # a TLB row is 32 bytes
@@ -20,13 +21,6 @@ PREFIX = "ugpu_"
 LDS_SPACE = 65536  # bytes of the buffer behind every workgroup's local memory
 
 TAGS = {Access.READ: READ_TAG, Access.WRITE: WRITE_TAG}
-
-
-def field(name: str, offset: int, kind: str) -> str:
-    return (
-        f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}\n"
-        f"  %{name} = load {kind}, ptr %{name}.p\n"
-    )
 
 
 def _translate(access: Access) -> str:
@@ -175,14 +169,16 @@ not.local:
 scratch:
   %own = and i64 %va, 4294967295
   %own.end = add i64 %own, {size}
-  %own.bytes = shl i64 %own.end, 5
+  %own.bytes = shl i64 %own.end, %wave.shift
   %own.in = icmp ule i64 %own.bytes, %wave.size
   br i1 %own.in, label %spread.out, label %global
 spread.out:
   %dword = lshr i64 %own, 2
   %byte = and i64 %own, 3
-  %spread = shl i64 %dword, 7
-  %lane4 = shl i64 %lane, 2
+  %dword.4 = shl i64 %dword, 2
+  %spread = shl i64 %dword.4, %wave.shift
+  %wave.lane = add i64 %lane, %first.lane
+  %lane4 = shl i64 %wave.lane, 2
   %s0 = or i64 %spread, %lane4
   %s1 = or i64 %s0, %byte
   %scratch.va = add i64 %wave.scratch, %s1
@@ -252,7 +248,8 @@ entry:
 {field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
 {field("shared", layout.SHARED_HIGH, "i64")}{field("private", layout.PRIVATE_HIGH, "i64")}
 {field("wave.scratch", layout.WAVE_SCRATCH, "i64")}
-{field("wave.size", layout.SCRATCH_WAVE, "i64")}
+{field("wave.size", layout.SCRATCH_WAVE, "i64")}{field("wave.shift", layout.WAVE_SHIFT, "i64")}
+{field("first.lane", layout.FIRST_LANE, "i64")}
   %dummy = alloca i128
   store i128 0, ptr %dummy
 {before}

@@ -11,22 +11,13 @@ from __future__ import annotations
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, data_parameter
 from am.virtual.isa.runtime.octets import octets_ir
-from am.virtual.isa.runtime.rows import Lines, load_block, load_rows, store_block, store_rows
+from am.virtual.isa.runtime.rows import Rows, load_block, load_rows, store_block, store_rows
 from am.virtual.isa.runtime.runs import RUN, run_starts
-from hcq.emu.text import constant, lanes
+from hcq.emu.text import constant, lanes, splat
 
 WIDE = "<32 x i64>"
 VECTOR = "<32 x i32>"
 _SPLAT = "<32 x i32> zeroinitializer"
-
-
-def splat_lines(name: str, kind: str, scalar: str) -> str:
-    """Return the lines that make %name a vector of 32 equal scalars."""
-    vector = f"<32 x {kind}>"
-    return (
-        f"  %{name}.1 = insertelement {vector} poison, {kind} {scalar}, i32 0\n"
-        f"  %{name} = shufflevector {vector} %{name}.1, {vector} poison, {_SPLAT}\n"
-    )
 
 
 def _by_value(size: int) -> bool:
@@ -80,8 +71,8 @@ some:
   %room = sub i32 {PAGE - size}, %in
   %has.room = icmp sge i32 %room, 0
   %high = call i32 @llvm.uadd.sat.i32(i32 %off, i32 %room)
-{splat_lines("off.v", "i32", "%off")}{splat_lines("low.v", "i32", "%low")}
-{splat_lines("high.v", "i32", "%high")}
+{splat("off.v", "i32", "%off")}{splat("low.v", "i32", "%low")}
+{splat("high.v", "i32", "%high")}
   %step = sub {VECTOR} %offsets, %off.v
   %below = icmp ult {VECTOR} %offsets, %low.v
   %above = icmp ugt {VECTOR} %offsets, %high.v
@@ -122,7 +113,7 @@ def _near_small(store: bool, size: int) -> str:
     return f"""
   %odd.start = and i64 %host.i, 3
   %odd.32 = trunc i64 %odd.start to i32
-{splat_lines("odd", "i32", "%odd.32")}
+{splat("odd", "i32", "%odd.32")}
   %place = add {VECTOR} %step, %odd
   %byte = and {VECTOR} %place, {constant("i32", 3)}
   %dword = sub {VECTOR} %step, %byte
@@ -140,7 +131,7 @@ def _narrow_stores(size: int) -> str:
     kind = f"i{8 * size}"
     lines = [_pointers("%step", "%host")]
     lines.append(f"  %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}\n")
-    lines.append(splat_lines("spare.v", "ptr", "%spare"))
+    lines.append(splat("spare.v", "ptr", "%spare"))
     lines.append("  %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v\n")
     for lane in range(32):
         lines.append(
@@ -154,7 +145,7 @@ def _narrow_stores(size: int) -> str:
 
 def _near_wide(store: bool, size: int) -> str:
     """Return the body of the one-page case for more than four bytes a lane."""
-    block, runs, every = Lines("b"), Lines("r"), Lines("e")
+    block, runs, every = Rows("b"), Rows("r"), Rows("e")
     (store_block if store else load_block)(block, size, ["%host"])
     (store_block if store else load_block)(runs, size, _run_pointers(runs))
     if store:
@@ -189,7 +180,7 @@ runs:
 each:
 {_pointers("%step", "%host")}
   %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}
-{splat_lines("spare.v", "ptr", "%spare")}
+{splat("spare.v", "ptr", "%spare")}
   %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v
   %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
   store <32 x ptr> %safe, ptr %list, align 64
@@ -198,7 +189,7 @@ each:
 """
 
 
-def _run_pointers(e: Lines) -> list[str]:
+def _run_pointers(e: Rows) -> list[str]:
     """Return where each run of lanes begins."""
     found = []
     for lane in range(0, 32, RUN):
@@ -207,7 +198,7 @@ def _run_pointers(e: Lines) -> list[str]:
     return found
 
 
-def _listed(e: Lines, lane: int) -> str:
+def _listed(e: Rows, lane: int) -> str:
     """Return a lane's pointer from the list in the context."""
     place = e.value(f"getelementptr ptr, ptr %list, i64 {lane}")
     return e.value(f"load ptr, ptr {place}")
@@ -242,7 +233,7 @@ define {result} @{PREFIX}near_{verb}_{size}({parameters}) noinline {{
 {body}
 general:
   %offsets.64 = zext {VECTOR} %offsets to {WIDE}
-{splat_lines("base.v", "i64", "%base")}
+{splat("base.v", "i64", "%base")}
   %wide = add {WIDE} %base.v, %offsets.64
 {_general(store, size)}
 nothing:
@@ -268,7 +259,7 @@ define {result} @{PREFIX}far_{verb}_{size}({parameters}) noinline {{
   %first = call i32 @llvm.cttz.i32(i32 %lanes, i1 false)
   %lane = and i32 %first, 31
   %high = extractelement {VECTOR} %highs, i32 %lane
-{splat_lines("high.v", "i32", "%high")}
+{splat("high.v", "i32", "%high")}
   %differ = icmp ne {VECTOR} %highs, %high.v
   %differ.b = bitcast <32 x i1> %differ to i32
   %differ.on = and i32 %differ.b, %lanes
@@ -282,7 +273,7 @@ near:
 general:
   %mixed = shufflevector {VECTOR} %lows, {VECTOR} %highs, <64 x i32> <{order}>
   %pairs = bitcast <64 x i32> %mixed to {WIDE}
-{splat_lines("base.v", "i64", "%base")}
+{splat("base.v", "i64", "%base")}
   %wide = add {WIDE} %base.v, %pairs
 {_general(store, size)}
 }}

@@ -17,7 +17,7 @@ from am.virtual.shader import Dispatch
 MOST_THREADS = 1024
 LDS_GRANULE = 512
 MOST_LDS = 65536
-VGPR_GRANULE = 8
+VGPR_GRANULES = {32: 8, 64: 4}  # by the lanes of a wave
 MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest even, denormals kept
 _FLUSH_RESULTS = 0x8000
 _FLUSH_SOURCES = 0x0040
@@ -36,13 +36,15 @@ def _bits(value: int, low: int, count: int) -> int:
 class Launch:
     """A checked dispatch.
 
-    vgprs, lds_bytes: allocation of a wave and of a workgroup. full: every wave has 32 threads.
+    vgprs, lds_bytes: allocation of a wave and of a workgroup. lanes: of a wave, 32 or 64. full:
+    every wave has a thread for each lane.
     slots: scalar register of each workgroup id, and of the group information. omod: of which
     results the output modifier OMOD takes effect, OMOD_F32 or OMOD_OTHERS (f16 and f64) or both.
     """
 
     vgprs: int
     lds_bytes: int
+    lanes: int
     waves: int
     total_groups: int
     full: bool
@@ -51,14 +53,15 @@ class Launch:
     omod: int
     scalars: NDArray[np.uint32]
     ids: NDArray[np.uint32]
-    execs: NDArray[np.uint32]
+    execs: NDArray[np.uint64]
     scratch: bool
 
     @classmethod
     def of(cls, dispatch: Dispatch) -> Launch:
         """Check a dispatch. Raises BadDispatch with what is wrong."""
         threads = _check_shape(dispatch)
-        waves = -(-threads // layout.LANES)
+        lanes = 32 if dispatch.wave32 else 64
+        waves = -(-threads // lanes)
         lds = _bits(dispatch.rsrc2, 15, 9) * LDS_GRANULE
         if lds > MOST_LDS:
             raise BadDispatch(f"{lds} bytes of LDS; a workgroup has at most {MOST_LDS}")
@@ -68,19 +71,20 @@ class Launch:
         scalars, slots = _scalars(dispatch)
         gx, gy, gz = dispatch.groups
         return cls(
-            vgprs=min(256, (_bits(dispatch.rsrc1, 0, 6) + 1) * VGPR_GRANULE),
+            vgprs=min(256, (_bits(dispatch.rsrc1, 0, 6) + 1) * VGPR_GRANULES[lanes]),
             lds_bytes=lds,
+            lanes=lanes,
             waves=waves,
             total_groups=gx * gy * gz,
-            full=threads % layout.LANES == 0,
+            full=threads % lanes == 0,
             slots=slots,
             mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
             omod=output_modifiers(
                 _bits(dispatch.rsrc1, 16, 4), ieee=bool(_bits(dispatch.rsrc1, 23, 1))
             ),
             scalars=scalars,
-            ids=_thread_ids(*dispatch.threads[:2], waves, _bits(dispatch.rsrc2, 11, 2)),
-            execs=_exec_masks(threads, waves),
+            ids=_thread_ids(*dispatch.threads[:2], waves * lanes, _bits(dispatch.rsrc2, 11, 2)),
+            execs=_exec_masks(threads, waves, lanes),
             scratch=scratch,
         )
 
@@ -96,8 +100,6 @@ def _check_shape(dispatch: Dispatch) -> int:
         raise BadDispatch(f"grid of {dispatch.groups} workgroups")
     if dispatch.code_address & 0xFF:
         raise BadDispatch(f"code address {dispatch.code_address:#x} is not a multiple of 256")
-    if not dispatch.wave32:
-        raise BadDispatch("wave64: these cores execute wave32 (initiator CS_W32_EN) only")
     return threads
 
 
@@ -159,21 +161,21 @@ def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, in
 
 
 @lru_cache(maxsize=256)
-def _thread_ids(x: int, y: int, waves: int, components: int) -> NDArray[np.uint32]:
-    """Return v0 of every lane of every wave: x | y << 10 | z << 20, as far as enabled."""
-    linear = np.arange(waves * layout.LANES, dtype=np.uint32)
+def _thread_ids(x: int, y: int, count: int, components: int) -> NDArray[np.uint32]:
+    """Return v0 of every lane of all waves: x | y << 10 | z << 20, as far as enabled."""
+    linear = np.arange(count, dtype=np.uint32)
     packed = linear % np.uint32(x)
     if components >= 1:
         packed |= (linear // np.uint32(x)) % np.uint32(y) << np.uint32(10)
     if components >= 2:
         packed |= linear // np.uint32(x * y) << np.uint32(20)
-    return packed.reshape(waves, layout.LANES)
+    return packed
 
 
 @lru_cache(maxsize=256)
-def _exec_masks(threads: int, waves: int) -> NDArray[np.uint32]:
-    masks = np.full(waves, 0xFFFFFFFF, np.uint32)
-    rest = threads % layout.LANES
+def _exec_masks(threads: int, waves: int, lanes: int) -> NDArray[np.uint64]:
+    masks = np.full(waves, (1 << lanes) - 1, np.uint64)
+    rest = threads % lanes
     if rest:
         masks[-1] = (1 << rest) - 1
     return masks

@@ -5,8 +5,6 @@ Nothing here is the chip's: it is our own interface between launcher, runtime an
 
 from __future__ import annotations
 
-LANES = 32
-
 # Worker context: one a worker thread, 64-byte aligned.
 TLB = 0  # address of the worker's native TLB
 REFILL = 8  # address of the refill callback: u64 (u64 address, u32 access)
@@ -25,8 +23,8 @@ GROUPS_Y = 100  # u32
 WAVES = 104  # u32 waves in a workgroup
 MXCSR = 108  # u32 floating-point control of the host while kernels run
 SGPR_TEMPLATE = 112  # address of 128 u32
-VGPR_TEMPLATE = 120  # address of [waves][32] u32, v0 of each wave
-EXEC_TEMPLATE = 128  # address of [waves] u32
+VGPR_TEMPLATE = 120  # address of [waves][passes][32] u32, v0 of each wave
+EXEC_TEMPLATE = 128  # address of [waves] u64
 STATES = 136  # address of the first wave state
 STATE_STRIDE = 144  # u64 bytes from one wave state to the next
 SLOT_X = 152  # u32 index of the scalar register of the workgroup's x (a dead slot when disabled)
@@ -44,6 +42,8 @@ RESUME_GROUP = (
 RESUME_WAITING = 208  # u32 waves of that group that already wait at a barrier
 STOP = 216  # address of the dispatch's own stop flag (u32): a wave elsewhere has halted
 ACCESS_PC = 224  # u32 byte offset of the instruction that accesses memory by a runtime function
+FIRST_LANE = 232  # u64 lane of the wave that the running pass begins with
+WAVE_SHIFT = 240  # u64: a wave has 1 << so many lanes
 IO = 256  # 24 columns of 32 u32 through which data passes to and from the runtime functions
 IO_COLUMN = 128
 ROWS = 3328  # 32 rows of 16 bytes: one access of each lane
@@ -60,7 +60,8 @@ STATE_DEAD_SLOT = 128  # index behind the registers, for disabled workgroup ids
 STATE_SCC = 528  # u32
 STATE_RESUME = 532  # u32 resume point of the kernel
 STATE_DONE = 536  # u32
-STATE_VGPR = 640  # 32 u32 for each register
+STATE_VGPR = 640  # 32 u32 for each register; all registers of the first pass, then of the next
+REGISTER = 128  # bytes of a register, of one pass
 
 SGPR_VCC = 106
 SGPR_TTMP = 108
@@ -78,3 +79,8 @@ JUMPED = 5  # indirect jump: resume at the byte offset in STATE_RESUME
 UNKNOWN_CODE = 6  # indirect jump to code not yet translated, at HALT_PC
 SET_HALT = 8  # s_sethalt at HALT_PC
 FAR_CODE = 7  # indirect jump to HALT_PC, further away than offsets of code reach
+
+
+def register_at(number: int, turn: int, count: int) -> int:
+    """Return where the wave state has the lanes of one pass of a vector register, of `count`."""
+    return STATE_VGPR + REGISTER * (number + turn * count)

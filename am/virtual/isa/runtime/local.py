@@ -7,11 +7,10 @@ Atomics on local memory come in as flat addresses in the shared aperture.
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import LDS_SPACE, PREFIX, field
-from am.virtual.isa.runtime.lanes import splat_lines
+from am.virtual.isa.runtime.calls import LDS_SPACE, PREFIX
 from am.virtual.isa.runtime.rows import (
     HALF,
-    Lines,
+    Rows,
     load_block,
     load_rows,
     numbers,
@@ -20,7 +19,7 @@ from am.virtual.isa.runtime.rows import (
     store_rows,
 )
 from am.virtual.isa.runtime.runs import RUN, run_starts
-from hcq.emu.text import constant, lanes
+from hcq.emu.text import constant, field, lanes, splat
 
 VECTOR = "<32 x i32>"
 SIZES = (1, 2, 4, 8, 12, 16)
@@ -38,13 +37,13 @@ def _safe_offsets(size: int) -> str:
 {field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
   %limit = trunc i64 %lds.size to i32
   %end = call i32 @llvm.usub.sat.i32(i32 %limit, i32 {size - 1})
-{splat_lines("end.v", "i32", "%end")}
+{splat("end.v", "i32", "%end")}
   %in.v = icmp ult {VECTOR} %addresses, %end.v
   %mask = bitcast i32 %lanes to <32 x i1>
   %good = and <32 x i1> %in.v, %mask
   %safe = select <32 x i1> %good, {VECTOR} %addresses, {VECTOR} {constant("i32", LDS_SPACE)}
   %first = extractelement {VECTOR} %addresses, i32 0
-{splat_lines("first.v", "i32", "%first")}
+{splat("first.v", "i32", "%first")}
   %steps = add {VECTOR} %first.v, {lanes([size * lane for lane in range(32)])}
   %follows = icmp eq {VECTOR} %steps, %addresses
   %follow.good = and <32 x i1> %follows, %good
@@ -56,7 +55,7 @@ def _safe_offsets(size: int) -> str:
 """
 
 
-def _pointers(e: Lines, halves: tuple[int, ...]) -> list[str]:
+def _pointers(e: Rows, halves: tuple[int, ...]) -> list[str]:
     """Return where the lanes of some halves make their access, by the offsets in %list."""
     found = []
     for lane in (16 * half + k for half in halves for k in range(16)):
@@ -71,7 +70,7 @@ def _load_wide(size: int) -> str:
 
     Lanes 16..31 often read what lanes 0..15 do: operands of matrix instructions are so.
     """
-    row, halves, every = Lines("r"), Lines("h"), Lines("e")
+    row, halves, every = Rows("r"), Rows("h"), Rows("e")
     load_block(row, size, ["%start"])
     load_rows(halves, size, _pointers(halves, (0,)), (0, 1))
     for half in (0, 1):
@@ -108,7 +107,7 @@ def _store_wide(size: int) -> str:
     Tiles are stored in pieces of a row: by each four lanes side by side, or (turned tiles) by each
     four lanes that are eight apart. Those pieces are stored at once.
     """
-    row, pieces, every = Lines("r"), Lines("p"), Lines("e")
+    row, pieces, every = Rows("r"), Rows("p"), Rows("e")
     store_block(row, size, ["%start"])
     if size == 8:
         store_apart(pieces, [_piece(pieces, lane) for lane in range(8)])
@@ -170,7 +169,7 @@ def _lanes_apart(size: int) -> str:
 """
 
 
-def _piece(e: Lines, lane: int) -> str:
+def _piece(e: Rows, lane: int) -> str:
     offset = e.value(f"extractelement {VECTOR} %addresses, i32 {lane}")
     return e.value(f"getelementptr i8, ptr %lds, i64 {e.value(f'zext i32 {offset} to i64')}")
 
@@ -184,7 +183,7 @@ def _clear_spare() -> str:
 
 def _load_narrow(size: int) -> str:
     """Define the load of up to four bytes a lane; the result is zero-extended."""
-    e, kind = Lines("e"), f"i{8 * size}"
+    e, kind = Rows("e"), f"i{8 * size}"
     joined = "poison"
     for lane, at in enumerate(_pointers(e, (0, 1))):
         element = e.value(f"load {kind}, ptr {at}, align 1")
@@ -211,7 +210,7 @@ done:
 
 def _store_narrow(size: int) -> str:
     """Define the store of up to four bytes a lane."""
-    e, kind = Lines("e"), f"i{8 * size}"
+    e, kind = Rows("e"), f"i{8 * size}"
     for lane, at in enumerate(_pointers(e, (0, 1))):
         element = e.value(f"extractelement <32 x {kind}> %v, i32 {lane}")
         e.do(f"store {kind} {element}, ptr {at}, align 1")

@@ -10,11 +10,11 @@ load is known by where its columns are, which no other load of the wave has at t
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT, field
+from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT
 from am.virtual.isa.runtime.layout import VISITED, VISITS
-from am.virtual.isa.runtime.rows import Lines, load_block, store_block
+from am.virtual.isa.runtime.rows import Rows, load_block, store_block
 from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
-from hcq.emu.text import lanes
+from hcq.emu.text import field, lanes
 
 ROW = 8  # lanes
 _VECTOR = "<32 x i32>"
@@ -22,7 +22,7 @@ _LINE = 64  # bytes that hosts fetch at once
 _COLUMNS_SHIFT = 9  # of the columns of the widest load
 
 
-def _row(e: Lines, lane: int, size: int, tag_column: int) -> tuple[str, str]:
+def _row(e: Rows, lane: int, size: int, tag_column: int) -> tuple[str, str]:
     """Return where the row that begins with a lane is, and a number that is zero if it is there."""
     bytes_ = ROW * size
     offset = e.value(f"extractelement {_VECTOR} %offsets, i32 {lane}")
@@ -44,7 +44,7 @@ def _row(e: Lines, lane: int, size: int, tag_column: int) -> tuple[str, str]:
     return e.value(f"inttoptr i64 {e.value(f'add i64 {address}, {delta}')} to ptr"), wrong
 
 
-def _announce(e: Lines, hosts: list[str], size: int) -> None:
+def _announce(e: Rows, hosts: list[str], size: int) -> None:
     """Have the host fetch rows as far ahead as this load has moved since it last ran, if that is
     where the next are; addresses that are none do no harm."""
     columns = e.value("ptrtoint ptr %data to i64")
@@ -64,7 +64,7 @@ def _announce(e: Lines, hosts: list[str], size: int) -> None:
 
 def octets_ir(store: bool, size: int) -> str:
     """Return the lines that make the access, of %base + %offsets, where it is so; else %plain."""
-    look, move = Lines("ol"), Lines("om")
+    look, move = Rows("ol"), Rows("om")
     found = [_row(look, lane, size, WRITE_TAG if store else READ_TAG) for lane in range(0, 32, ROW)]
     wrong = found[0][1]
     for _, other in found[1:]:

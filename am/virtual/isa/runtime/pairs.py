@@ -8,17 +8,16 @@ eight columns in one go. All else is two loads of `local`.
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PREFIX, field
-from am.virtual.isa.runtime.lanes import splat_lines
-from am.virtual.isa.runtime.rows import HALF, Lines, numbers
-from hcq.emu.text import constant
+from am.virtual.isa.runtime.calls import PREFIX
+from am.virtual.isa.runtime.rows import HALF, Rows, numbers
+from hcq.emu.text import constant, field, splat
 
 VECTOR = "<32 x i32>"
 NAME = PREFIX + "lds_load_pair"
 FRAGMENT = PREFIX + "lds_load_fragment"
 
 
-def _turned(e: Lines, halves: tuple[int, ...]) -> None:
+def _turned(e: Rows, halves: tuple[int, ...]) -> None:
     """Load the rows of lanes 0..15, and store the columns to these halves of %low and %high."""
     rows = []
     for lane in range(16):
@@ -34,7 +33,7 @@ def _turned(e: Lines, halves: tuple[int, ...]) -> None:
         for data, start in (("%low", 0), ("%high", 4)):
             order = [16 * side + start + place + k
                      for side in (0, 1) for place in (0, 8) for k in range(4)]  # fmt: skip
-            whole = e.shuffle(16, first, second, order)
+            whole = e.pick(16, first, second, order)
             for half in halves:
                 place = column * layout.IO_COLUMN + 64 * half
                 at = e.value(f"getelementptr i8, ptr {data}, i64 {place}")
@@ -63,14 +62,14 @@ def pairs_ir() -> str:
 
 
 def _function(name: str, halves: tuple[int, ...]) -> str:
-    e = Lines("p")
+    e = Rows("p")
     _turned(e, halves)
     return f"""
 define void @{name}(ptr %context, {VECTOR} %addresses, ptr %low, ptr %high) noinline {{
 {field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
   %limit = trunc i64 %lds.size to i32
   %end = call i32 @llvm.usub.sat.i32(i32 %limit, i32 31)
-{splat_lines("end.v", "i32", "%end")}
+{splat("end.v", "i32", "%end")}
   %inside = icmp ult {VECTOR} %addresses, %end.v
   %inside.bits = bitcast <32 x i1> %inside to i32
   %all.inside = icmp eq i32 %inside.bits, -1

@@ -9,6 +9,7 @@ hosts do fastest.
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
+from hcq.emu.text import Text
 
 HALF = "<16 x i32>"
 _PARTS = range(4)  # 128-bit parts of a vector
@@ -19,30 +20,13 @@ def numbers(first: int) -> str:
     return "<" + ", ".join(f"i32 {first + k}" for k in range(16)) + ">"
 
 
-class Lines:
-    """Lines of a function body; names are unique within it."""
+class Rows(Text):
+    """Lines that move rows and columns, which lie at %data."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.found: list[str] = []
-        self._count = 0
+        super().__init__(prefix=prefix + ".")
 
-    def text(self) -> str:
-        """Return all lines."""
-        return "\n".join(self.found)
-
-    def value(self, expression: str) -> str:
-        """Append an instruction with a result; return the result's name."""
-        self._count += 1
-        name = f"%{self.prefix}.{self._count}"
-        self.found.append(f"  {name} = {expression}")
-        return name
-
-    def do(self, line: str) -> None:
-        """Append an instruction without a result."""
-        self.found.append("  " + line)
-
-    def shuffle(self, count: int, a: str, b: str, order: list[int], element: str = "i32") -> str:
+    def pick(self, count: int, a: str, b: str, order: list[int], element: str = "i32") -> str:
         """Pick elements out of two vectors of `count`; -1: any."""
         kind = f"<{count} x {element}>"
         picked = ", ".join("i32 poison" if k < 0 else f"i32 {k}" for k in order)
@@ -53,7 +37,7 @@ class Lines:
         while len(parts) > 1:
             whole = list(range(2 * count))
             parts = [
-                self.shuffle(count, a, b, whole, element)
+                self.pick(count, a, b, whole, element)
                 for a, b in zip(parts[::2], parts[1::2], strict=True)
             ]
             count *= 2
@@ -67,7 +51,7 @@ class Lines:
                 first = 4 * part + (2 if upper else 0) + number * width
                 order += [first + k for k in range(width)]
                 order += [16 + first + k for k in range(width)]
-        return self.shuffle(16, a, b, order)
+        return self.pick(16, a, b, order)
 
     def turned(self, a: str, b: str, c: str, d: str) -> list[str]:
         """Turn rows into columns in each 128-bit part of four vectors, or columns into rows."""
@@ -83,7 +67,7 @@ class Lines:
         return self.value(f"getelementptr i8, ptr %data, i64 {offset}")
 
 
-def load_rows(e: Lines, size: int, pointers: list[str], halves: tuple[int, ...]) -> None:
+def load_rows(e: Rows, size: int, pointers: list[str], halves: tuple[int, ...]) -> None:
     """Load 16 lanes' rows; put them into these halves of the columns."""
     words = size // 4
     rows = [e.value(f"load <{words} x i32>, ptr {at}, align 1") for at in pointers]
@@ -92,20 +76,20 @@ def load_rows(e: Lines, size: int, pointers: list[str], halves: tuple[int, ...])
             e.do(f"store {HALF} {column}, ptr {e.column(number, half)}, align 64")
 
 
-def _columns_of(e: Lines, words: int, rows: list[str]) -> list[str]:
+def _columns_of(e: Rows, words: int, rows: list[str]) -> list[str]:
     if words == 2:
         pairs = [e.joined(2, rows[k : k + 2]) for k in range(0, 16, 2)]
         low, high = (e.joined(4, pairs[first::2]) for first in (0, 1))
         sides = [(part, side) for part in _PARTS for side in (0, 16)]
         order = [4 * part + side + lane for part, side in sides for lane in (0, 2)]
-        return [e.shuffle(16, low, high, [column + k for k in order]) for column in (0, 1)]
+        return [e.pick(16, low, high, [column + k for k in order]) for column in (0, 1)]
     if words == 3:
-        rows = [e.shuffle(3, row, row, [0, 1, 2, -1]) for row in rows]
+        rows = [e.pick(3, row, row, [0, 1, 2, -1]) for row in rows]
     a, b, c, d = (e.joined(4, rows[first::4]) for first in _PARTS)
     return e.turned(a, b, c, d)
 
 
-def store_rows(e: Lines, size: int, pointers: list[str], half: int) -> None:
+def store_rows(e: Rows, size: int, pointers: list[str], half: int) -> None:
     """Store a half of the columns as 16 lanes' rows, the last lane last."""
     words = size // 4
     columns = [
@@ -115,23 +99,23 @@ def store_rows(e: Lines, size: int, pointers: list[str], half: int) -> None:
         e.do(f"store <{words} x i32> {row}, ptr {at}, align 1")
 
 
-def _rows_of(e: Lines, words: int, columns: list[str]) -> list[str]:
+def _rows_of(e: Rows, words: int, columns: list[str]) -> list[str]:
     if words == 2:
         vectors = [e.interleaved(columns[0], columns[1], 1, upper) for upper in (False, True)]
         return [
-            e.shuffle(16, vectors[lane // 2 % 2], "poison", [first, first + 1])
+            e.pick(16, vectors[lane // 2 % 2], "poison", [first, first + 1])
             for lane in range(16)
             for first in [lane // 4 * 4 + lane % 2 * 2]
         ]
     a, b, c, d = [*columns, "poison"][:4]
     vectors = e.turned(a, b, c, d)
     return [
-        e.shuffle(16, vectors[lane % 4], "poison", [lane // 4 * 4 + k for k in range(words)])
+        e.pick(16, vectors[lane % 4], "poison", [lane // 4 * 4 + k for k in range(words)])
         for lane in range(16)
     ]
 
 
-def load_block(e: Lines, size: int, parts: list[str]) -> None:
+def load_block(e: Rows, size: int, parts: list[str]) -> None:
     """Load all lanes' rows that lie one behind the other in each of `parts`, equally many; put
     them into the columns."""
     words, each = size // 4, 8 * size // len(parts)
@@ -139,11 +123,11 @@ def load_block(e: Lines, size: int, parts: list[str]) -> None:
     whole = e.joined(each, loaded)
     for number in range(words):
         order = [words * lane + number for lane in range(32)]
-        column = e.shuffle(32 * words, whole, "poison", order)
+        column = e.pick(32 * words, whole, "poison", order)
         e.do(f"store <32 x i32> {column}, ptr {e.column(number, 0)}, align 64")
 
 
-def store_block(e: Lines, size: int, parts: list[str]) -> None:
+def store_block(e: Rows, size: int, parts: list[str]) -> None:
     """Store the columns as rows that lie one behind the other in each of `parts`."""
     words, each = size // 4, 8 * size // len(parts)
     columns = [
@@ -155,11 +139,11 @@ def store_block(e: Lines, size: int, parts: list[str]) -> None:
     for number, at in enumerate(parts):
         places = range(number * each, (number + 1) * each)
         order = [place % words * 32 + place // words for place in places]
-        rows = e.shuffle(32 * len(columns), whole, "poison", order)
+        rows = e.pick(32 * len(columns), whole, "poison", order)
         e.do(f"store <{each} x i32> {rows}, ptr {at}, align 1")
 
 
-def store_apart(e: Lines, pieces: list[str]) -> None:
+def store_apart(e: Rows, pieces: list[str]) -> None:
     """Store two columns to eight pieces; piece p is the rows of lanes p, p + 8, p + 16, p + 24."""
     low, high = (
         [e.value(f"load {HALF}, ptr {e.column(number, half)}, align 64") for half in (0, 1)]
@@ -173,6 +157,6 @@ def store_apart(e: Lines, pieces: list[str]) -> None:
             order = [
                 16 * half + start + far + k for half in (0, 1) for far in (0, 8) for k in (0, 1)
             ]
-            row = e.shuffle(16, pairs[0], pairs[1], order)
+            row = e.pick(16, pairs[0], pairs[1], order)
             lane = 4 * (number // 2) + 2 * upper + number % 2
             e.do(f"store <8 x i32> {row}, ptr {pieces[lane]}, align 1")

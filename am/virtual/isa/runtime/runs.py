@@ -8,10 +8,10 @@ left to the loops over lanes of `calls`.
 from __future__ import annotations
 
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT, SIZES, data_parameter, field
-from am.virtual.isa.runtime.rows import Lines, load_block, store_block
+from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT, SIZES, data_parameter
+from am.virtual.isa.runtime.rows import Rows, load_block, store_block
 from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
-from hcq.emu.text import constant, lanes
+from hcq.emu.text import constant, field, lanes
 
 RUN = 4  # lanes
 WIDE = "<32 x i64>"
@@ -23,7 +23,7 @@ def run_starts() -> str:
     return lanes([lane // RUN * RUN for lane in range(32)])
 
 
-def _move(e: Lines, store: bool, size: int, pointers: list[str]) -> None:
+def _move(e: Rows, store: bool, size: int, pointers: list[str]) -> None:
     """Move the runs at `pointers` from or to the columns, or the first IO column."""
     if size > 4:
         (store_block if store else load_block)(e, size, pointers)
@@ -41,11 +41,11 @@ def _move(e: Lines, store: bool, size: int, pointers: list[str]) -> None:
     if size < 4:
         whole = e.value(f"trunc <32 x i32> {whole} to <32 x {kind}>")
     for number, at in enumerate(pointers):
-        part = e.shuffle(32, whole, "poison", [RUN * number + k for k in range(RUN)], kind)
+        part = e.pick(32, whole, "poison", [RUN * number + k for k in range(RUN)], kind)
         e.do(f"store <{RUN} x {kind}> {part}, ptr {at}, align 1")
 
 
-def _looked_up(e: Lines, tag_column: int) -> tuple[list[str], str]:
+def _looked_up(e: Rows, tag_column: int) -> tuple[list[str], str]:
     """Look the runs' pages up in the TLB; return where the runs are, and a number that is zero when
     all pages were found."""
     order = ", ".join(f"i32 {first}" for first in range(0, 32, RUN))
@@ -76,7 +76,7 @@ def _each(number: int) -> str:
 
 def _access(store: bool, size: int) -> str:
     verb, tag_column = ("store", WRITE_TAG) if store else ("load", READ_TAG)
-    look, move = Lines("l"), Lines("m")
+    look, move = Rows("l"), Rows("m")
     hosts, wrong = _looked_up(look, tag_column)
     _move(move, store, size, hosts)
     order = run_starts()

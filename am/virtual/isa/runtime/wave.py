@@ -8,18 +8,12 @@ from __future__ import annotations
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.calls import PREFIX
 from hcq.emu.crew import TAKE_GROUP
-
-
-def _load(name: str, offset: int, kind: str) -> str:
-    return (
-        f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}\n"
-        f"  %{name} = load {kind}, ptr %{name}.p\n"
-    )
+from hcq.emu.text import field
 
 
 def _set_scalar_from(slot: int, name: str, value: str) -> str:
     return (
-        _load(f"slot.{name}", slot, "i32")
+        field(f"slot.{name}", slot, "i32")
         + f"  %at.{name} = getelementptr i32, ptr %state, i32 %slot.{name}\n"
         + f"  store i32 {value}, ptr %at.{name}\n"
     )
@@ -70,21 +64,27 @@ entry:
   ; Kernels spill to the stack: where it begins within a page makes them up to a fifth slower.
   %page = alloca i8, align 4096
   store volatile i8 0, ptr %page
-{_load("abort", layout.ABORT, "ptr")}{_load("stop", layout.STOP, "ptr")}
-{_load("counter", layout.COUNTER, "ptr")}
-{_load("total", layout.TOTAL, "i64")}{_load("waves", layout.WAVES, "i32")}
-{_load("nx", layout.GROUPS_X, "i32")}{_load("ny", layout.GROUPS_Y, "i32")}
-{_load("template", layout.SGPR_TEMPLATE, "ptr")}{_load("vgprs", layout.VGPR_TEMPLATE, "ptr")}
-{_load("execs", layout.EXEC_TEMPLATE, "ptr")}{_load("states", layout.STATES, "ptr")}
-{_load("stride", layout.STATE_STRIDE, "i64")}{_load("resume.group", layout.RESUME_GROUP, "i64")}
+{field("abort", layout.ABORT, "ptr")}{field("stop", layout.STOP, "ptr")}
+{field("counter", layout.COUNTER, "ptr")}
+{field("total", layout.TOTAL, "i64")}{field("waves", layout.WAVES, "i32")}
+{field("nx", layout.GROUPS_X, "i32")}{field("ny", layout.GROUPS_Y, "i32")}
+{field("template", layout.SGPR_TEMPLATE, "ptr")}{field("vgprs", layout.VGPR_TEMPLATE, "ptr")}
+{field("execs", layout.EXEC_TEMPLATE, "ptr")}{field("states", layout.STATES, "ptr")}
+{field("stride", layout.STATE_STRIDE, "i64")}{field("resume.group", layout.RESUME_GROUP, "i64")}
+{field("wave.shift", layout.WAVE_SHIFT, "i64")}
+  ; A wave of several passes has as many files of vector registers.
+  %v.shift = sub i64 %wave.shift, 5
+  %v.passes = shl i64 1, %v.shift
+  %v.files = sub i64 %stride, {layout.STATE_VGPR}
+  %v.file = lshr i64 %v.files, %v.shift
   %nx64 = zext i32 %nx to i64
   %ny64 = zext i32 %ny to i64
   %resuming = icmp ne i64 %resume.group, -1
   br i1 %resuming, label %go.on, label %next.group
 go.on:
   store i64 -1, ptr %resume.group.p
-{_load("resume.wave", layout.HALT_WAVE, "i32")}
-{_load("resume.waiting", layout.RESUME_WAITING, "i32")}
+{field("resume.wave", layout.HALT_WAVE, "i32")}
+{field("resume.waiting", layout.RESUME_WAITING, "i32")}
   br label %passes
 next.group:
   %asked = load atomic i32, ptr %abort monotonic, align 4
@@ -94,7 +94,7 @@ next.group:
   br i1 %stopped, label %aborted, label %take
 {TAKE_GROUP}  br label %init
 init:
-  %w = phi i32 [ 0, %begin ], [ %w.next, %init ]
+  %w = phi i32 [ 0, %begin ], [ %w.next, %init.end ]
   %w64 = zext i32 %w to i64
   %offset = mul i64 %w64, %stride
   %state = getelementptr i8, ptr %states, i64 %offset
@@ -105,26 +105,38 @@ init:
   %first.bit = select i1 %first, i32 -2147483648, i32 0
   %info = or i32 %first.bit, %waves
 {_set_scalar_from(layout.SLOT_INFO, "info", "%info")}
-  %exec.p = getelementptr i32, ptr %execs, i32 %w
-  %exec = load i32, ptr %exec.p
+  %exec.p = getelementptr i64, ptr %execs, i32 %w
+  %exec = load i64, ptr %exec.p
   %exec.to = getelementptr i8, ptr %state, i64 {4 * layout.SGPR_EXEC}
-  store i32 %exec, ptr %exec.to
+  store i64 %exec, ptr %exec.to
   %scc = getelementptr i8, ptr %state, i64 {layout.STATE_SCC}
   store i32 0, ptr %scc
   %resume.to = getelementptr i8, ptr %state, i64 {layout.STATE_RESUME}
   store i32 0, ptr %resume.to
   %done.to = getelementptr i8, ptr %state, i64 {layout.STATE_DONE}
   store i32 0, ptr %done.to
-  %v.from = getelementptr [32 x i32], ptr %vgprs, i32 %w
-  %v.to = getelementptr i8, ptr %state, i64 {layout.STATE_VGPR}
-  call void @llvm.memcpy.p0.p0.i64(ptr %v.to, ptr %v.from, i64 128, i1 false)
+  %v.to.first = getelementptr i8, ptr %state, i64 {layout.STATE_VGPR}
+  %v.number.first = shl i64 %w64, %v.shift
+  br label %v.init
+v.init:
+  %v.number = phi i64 [ %v.number.first, %init ], [ %v.number.next, %v.init ]
+  %v.to = phi ptr [ %v.to.first, %init ], [ %v.to.next, %v.init ]
+  %v.left = phi i64 [ %v.passes, %init ], [ %v.left.next, %v.init ]
+  %v.from = getelementptr [{layout.REGISTER} x i8], ptr %vgprs, i64 %v.number
+  call void @llvm.memcpy.p0.p0.i64(ptr %v.to, ptr %v.from, i64 {layout.REGISTER}, i1 false)
+  %v.to.next = getelementptr i8, ptr %v.to, i64 %v.file
+  %v.number.next = add i64 %v.number, 1
+  %v.left.next = sub i64 %v.left, 1
+  %v.more = icmp ne i64 %v.left.next, 0
+  br i1 %v.more, label %v.init, label %init.end
+init.end:
   %w.next = add i32 %w, 1
   %w.more = icmp ult i32 %w.next, %waves
   br i1 %w.more, label %init, label %passes
 passes:
-  %group = phi i64 [ %resume.group, %go.on ], [ %g, %init ], [ %group, %pass.end ]
-  %k.start = phi i32 [ %resume.wave, %go.on ], [ 0, %init ], [ 0, %pass.end ]
-  %waiting.start = phi i32 [ %resume.waiting, %go.on ], [ 0, %init ], [ 0, %pass.end ]
+  %group = phi i64 [ %resume.group, %go.on ], [ %g, %init.end ], [ %group, %pass.end ]
+  %k.start = phi i32 [ %resume.wave, %go.on ], [ 0, %init.end ], [ 0, %pass.end ]
+  %waiting.start = phi i32 [ %resume.waiting, %go.on ], [ 0, %init.end ], [ 0, %pass.end ]
   br label %wave
 wave:
   %k = phi i32 [ %k.start, %passes ], [ %k.next, %wave.end ]
@@ -137,7 +149,7 @@ wave:
   %is.done = icmp ne i32 %k.done, 0
   br i1 %is.done, label %wave.end, label %run
 run:
-{_load("scratch", layout.SCRATCH, "i64")}{_load("scratch.wave", layout.SCRATCH_WAVE, "i64")}
+{field("scratch", layout.SCRATCH, "i64")}{field("scratch.wave", layout.SCRATCH_WAVE, "i64")}
   %s.offset = mul i64 %k64, %scratch.wave
   %s.base = add i64 %scratch, %s.offset
   %s.to = getelementptr i8, ptr %context, i64 {layout.WAVE_SCRATCH}

@@ -18,6 +18,7 @@ from am.virtual.isa.runtime.calls import LDS_SPACE, PAGE
 from am.virtual.isa.runtime.launch import Launch
 from am.virtual.shader import Dispatch, ShaderMemory
 from hcq.emu.memory import Abort, Access
+from hcq.emu.text import PASS
 
 REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
 _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
@@ -100,7 +101,7 @@ class Worker:
             if code is None:
                 break
             with contextlib.suppress(UnknownInstruction):
-                return pc, text(decode(code, 0))
+                return pc, text(decode(code, 0, self._run.launch.lanes))
         return pc, ""
 
     def _tlb_for(self, memory: ShaderMemory) -> tuple[NDArray[np.uint64], int]:
@@ -122,7 +123,7 @@ class Worker:
         dispatch, launch = run.dispatch, run.launch
         self._run = run
         self._tlb, tlb_place = self._tlb_for(run.memory)
-        stride = layout.STATE_VGPR + 128 * launch.vgprs
+        stride = layout.STATE_VGPR + layout.REGISTER * launch.vgprs * (launch.lanes // PASS)
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
             self._quads[layout.STATES // 8] = _place(self._states)
@@ -140,6 +141,8 @@ class Worker:
         quads[layout.STATE_STRIDE // 8] = stride
         quads[layout.CODE_BASE // 8] = code_base
         quads[layout.RESUME_GROUP // 8] = NO_GROUP
+        quads[layout.FIRST_LANE // 8] = 0
+        quads[layout.WAVE_SHIFT // 8] = launch.lanes.bit_length() - 1
         words[layout.GROUPS_X // 4] = dispatch.groups[0]
         words[layout.GROUPS_Y // 4] = dispatch.groups[1]
         words[layout.WAVES // 4] = launch.waves

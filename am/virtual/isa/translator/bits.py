@@ -9,7 +9,7 @@ from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.integer import Function, binary, same, shift
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import constant
+from hcq.emu.text import constant, lanes
 
 
 def _shift64(operation: str) -> Handler:
@@ -86,8 +86,9 @@ def _zeros(intrinsic: str) -> Function:
     """Count zeros from one end; -1 when there is nothing but zeros."""
 
     def function(e: Registers, v: tuple[str, ...]) -> str:
-        kind = "<32 x i32>"
-        count = e.call(kind, f"llvm.{intrinsic}.v32i32", (kind, v[0]), ("i1", "false"))
+        kind = e.vector
+        name = f"llvm.{intrinsic}.v{e.lanes}i32"
+        count = e.call(kind, name, (kind, v[0]), ("i1", "false"))
         empty = e.compare("eq", "i32", v[0], constant("i32", 0))
         return e.select(empty, "i32", constant("i32", -1), count)
 
@@ -100,13 +101,14 @@ def _sign_bits(e: Registers, v: tuple[str, ...]) -> str:
 
 
 def _mask_count(upper: bool) -> Function:
-    """Count the mask bits of lanes below one's own; the upper half has no lanes here."""
+    """Count the mask bits of lanes below one's own, of the first 32 lanes or of those above."""
+    first = 32 if upper else 0
 
     def function(e: Registers, v: tuple[str, ...]) -> str:
-        if upper:
+        if first >= e.lanes:
             return v[1]
-        below = "<" + ", ".join(f"i32 {(1 << lane) - 1}" for lane in range(32)) + ">"
-        bits = e.binary("and", "i32", v[0], below)
+        counted = [min(max(lane - first, 0), 32) for lane in range(e.lanes)]
+        bits = e.binary("and", "i32", v[0], lanes([(1 << count) - 1 for count in counted]))
         return e.binary("add", "i32", e.intrinsic("ctpop", "i32", bits), v[1])
 
     return function

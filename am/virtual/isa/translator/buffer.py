@@ -18,13 +18,14 @@ from am.virtual.isa.translator.memory import (
     check_registers,
     data_registers,
     io_column,
-    load_columns,
+    load_to_columns,
     narrow_result,
-    store_columns,
+    set_registers,
+    store_wide,
 )
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import VECTOR, constant
+from hcq.emu.text import LANES, constant
 
 
 class Buffer:
@@ -51,9 +52,13 @@ class Buffer:
         inside = e.compare("ule", "i32", end, records)
         mask = e.exec_mask()
         if mask is not None:
-            inside = e.value(f"and <32 x i1> {inside}, {mask}")
+            inside = e.binary("and", "i1", inside, mask)
         self.mask = inside
-        self.lanes = e.value(f"bitcast <32 x i1> {inside} to i32")
+        self.lanes = e.as_bits(inside)
+
+    def arguments(self, e: Registers) -> list[tuple[str, str]]:
+        """Return what the functions for near accesses are called with."""
+        return [("i64", self.base), (e.vector, self.offsets), (LANES, self.lanes)]
 
 
 def _load(size: int, how: str) -> Handler:
@@ -61,17 +66,13 @@ def _load(size: int, how: str) -> Handler:
         assert i.dst is not None
         check_registers(e, i.dst, i.addr)
         buffer = Buffer(e, i, size)
-        arguments = (
-            ("ptr", "%context"), ("i64", buffer.base), (VECTOR, buffer.offsets),
-            ("i32", buffer.lanes),
-        )  # fmt: skip
+        arguments, name = buffer.arguments(e), f"near_load_{size}"
         e.note_access()
         if size <= 4:
-            values = [e.call(VECTOR, f"{PREFIX}near_load_{size}", *arguments)]
+            values = [e.by_passes("i32", PREFIX + name, ("ptr", "%context"), *arguments)]
         else:
-            at = ("ptr", io_column(e, 0))
-            e.call("void", f"{PREFIX}near_load_{size}", *arguments, at)
-            values = load_columns(e, i.dst.width)
+            column = ("ptr", io_column(e, 0))
+            values = load_to_columns(e, i.dst.width, name, *arguments, column)
         for k, value in enumerate(values):
             value = e.select(buffer.mask, "i32", value, constant("i32", 0))
             e.set_vector_register(i.dst.index + k, narrow_result(e, i.dst, value, size, how))
@@ -84,20 +85,15 @@ def _store(size: int, high: bool) -> Handler:
         assert i.data is not None
         check_registers(e, i.data, i.addr)
         buffer = Buffer(e, i, size)
-        values = data_registers(e, i.data)
+        arguments, name = buffer.arguments(e), f"near_store_{size}"
+        if size > 4:
+            store_wide(e, i.data, name, *arguments)
+            return
+        value = e.vector_register(i.data.index)
         if high:
-            values[0] = e.binary("lshr", "i32", values[0], constant("i32", 16))
-        arguments = [
-            ("ptr", "%context"), ("i64", buffer.base), (VECTOR, buffer.offsets),
-            ("i32", buffer.lanes),
-        ]  # fmt: skip
-        if size <= 4:
-            arguments.append((VECTOR, values[0]))
-        else:
-            store_columns(e, values)
-            arguments.append(("ptr", io_column(e, 0)))
+            value = e.binary("lshr", "i32", value, constant("i32", 16))
         e.note_access()
-        e.call("void", f"{PREFIX}near_store_{size}", *arguments)
+        e.by_passes("", PREFIX + name, ("ptr", "%context"), *arguments, (e.vector, value))
 
     return emit
 
@@ -109,12 +105,11 @@ def _atomic(bits: int, operation: str) -> Handler:
         buffer = Buffer(e, i, bits // 8)
         wide = e.convert("zext", "i32", "i64", buffer.offsets)
         addresses = e.binary("add", "i64", e.broadcast("i64", buffer.base), wide)
-        store_columns(e, data_registers(e, i.data))
-        atomic_call(e, bits, operation, addresses, False, buffer.lanes)
+        data, returns = data_registers(e, i.data), i.dst is not None
+        old = atomic_call(e, bits, operation, addresses, False, buffer.lanes, data, returns)
         if i.dst is not None:
-            for k, value in enumerate(load_columns(e, bits // 32)):
-                value = e.select(buffer.mask, "i32", value, constant("i32", 0))
-                e.set_vector_register(i.dst.index + k, value)
+            inside = [e.select(buffer.mask, "i32", value, constant("i32", 0)) for value in old]
+            set_registers(e, i.dst, inside)
 
     return emit
 

@@ -113,8 +113,8 @@ def to_integer(e: Registers, source: str, target: str, value: str, signed: bool)
     name = "fptosi" if signed else "fptoui"
     suffix = {"float": "f32", "double": "f64"}[source]
     return e.call(
-        f"<32 x {target}>", f"llvm.{name}.sat.v32{target}.v32{suffix}",
-        (f"<32 x {source}>", value),
+        e.vector_of(target), f"llvm.{name}.sat.v{e.lanes}{target}.v{e.lanes}{suffix}",
+        (e.vector_of(source), value),
     )  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def toward_zero(e: Registers, value: str) -> str:
     )
     infinite = constant("float", 0x7F800000)
     finite = e.compare("olt", "float", e.intrinsic("fabs", "float", value), infinite)
-    larger = e.value(f"and <32 x i1> {larger}, {finite}")
+    larger = e.binary("and", "i1", larger, finite)
     bits = e.convert("bitcast", "half", "i16", near)
     return e.binary("sub", "i16", bits, e.convert("zext", "i1", "i16", larger))
 
@@ -301,7 +301,7 @@ def _transcendental(function: str, kind: str) -> Handler:
         value = e.source(i.srcs[0], kind)
         if kind == "half":
             value = e.convert("fpext", "half", "float", value)
-        result = e.call("<32 x float>", PREFIX + function, ("<32 x float>", value))
+        result = e.by_passes("float", PREFIX + function, (e.vector_of("float"), value))
         if kind == "half":
             result = e.convert("fptrunc", "float", "half", result)
         e.set_result(i, kind, result)

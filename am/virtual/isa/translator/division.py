@@ -7,6 +7,7 @@ meant literally, a division's correct result decides (LLVM expands fdiv into the
 from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.runtime import layout
 from am.virtual.isa.translator.float import SUFFIXES, fma
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
@@ -29,15 +30,15 @@ def biased_exponent(e: Registers, kind: str, value: str) -> str:
 def _is_denormal(e: Registers, kind: str, value: str) -> str:
     small = e.compare("eq", "i32", biased_exponent(e, kind, value), constant("i32", 0))
     nonzero = e.compare("une", kind, value, constant(kind, 0))
-    return e.value(f"and <32 x i1> {small}, {nonzero}")
+    return e.binary("and", "i1", small, nonzero)
 
 
 def _and(e: Registers, a: str, b: str) -> str:
-    return e.value(f"and <32 x i1> {a}, {b}")
+    return e.binary("and", "i1", a, b)
 
 
 def _or(e: Registers, a: str, b: str) -> str:
-    return e.value(f"or <32 x i1> {a}, {b}")
+    return e.binary("or", "i1", a, b)
 
 
 def _div_scale(kind: str) -> Handler:
@@ -75,9 +76,9 @@ def _div_scale(kind: str) -> Handler:
         result = e.select(low_denormal, kind, up, result)
         result = e.select(wide_gap, kind, e.select(is_low, kind, up, value), result)
         result = e.select(either_zero, kind, constant(kind, nan), result)
-        no_low_denormal = e.value(f"xor <32 x i1> {low_denormal}, splat (i1 true)")
+        no_low_denormal = e.binary("xor", "i1", low_denormal, "splat (i1 true)")
         flag = _or(e, wide_gap, _and(e, no_low_denormal, quotient_denormal))
-        nonzero = e.value(f"xor <32 x i1> {either_zero}, splat (i1 true)")
+        nonzero = e.binary("xor", "i1", either_zero, "splat (i1 true)")
         if i.sdst is not None:
             e.set_mask(i.sdst, _and(e, flag, nonzero))
         e.set_result(i, kind, result)
@@ -93,7 +94,7 @@ def _div_fmas(kind: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         a, b, c = (e.source(operand, kind) for operand in i.srcs[:3])
         total = fma(e, kind, a, b, c)
-        flag = e.value(f"bitcast i32 {e.scalar_register(106)} to <32 x i1>")
+        flag = e.as_mask(e.mask_register(layout.SGPR_VCC))
         large = e.compare("sgt", "i32", biased_exponent(e, kind, c), constant("i32", bias))
         up, down = constant(kind, (bias + step) << shift), constant(kind, (bias - step) << shift)
         if kind == "float":  # scaled before the rounding, as the chip does
@@ -122,8 +123,8 @@ def _steered(e: Registers, a: str, b: str, c: str, total: str) -> str:
     bits = e.convert("bitcast", "double", "i64", total)
     odd = e.convert("trunc", "i64", "i1", bits)
     one_bit = e.compare("eq", "i32", exponent, constant("i32", 128))
-    wrong = e.value(f"xor <32 x i1> {odd}, {one_bit}")
-    wrong = e.value(f"xor <32 x i1> {wrong}, splat (i1 true)")
+    wrong = e.binary("xor", "i1", odd, one_bit)
+    wrong = e.binary("xor", "i1", wrong, "splat (i1 true)")
     inexact = e.compare("one", "double", error, constant("double", 0))
     denormal = e.compare("sle", "i32", exponent, constant("i32", 128))
     signs = e.binary("xor", "i64", bits, e.convert("bitcast", "double", "i64", error))

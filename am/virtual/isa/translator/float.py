@@ -92,7 +92,7 @@ def fused(kind: str, accumulates: bool = False, legacy: bool = False) -> Handler
 def _either_zero(e: Registers, kind: str, a: str, b: str) -> str:
     zero = constant(kind, 0)
     first, second = e.compare("oeq", kind, a, zero), e.compare("oeq", kind, b, zero)
-    return e.value(f"or <32 x i1> {first}, {second}")
+    return e.binary("or", "i1", first, second)
 
 
 def _arithmetic(operation: str, swapped: bool = False) -> Function:
@@ -113,7 +113,7 @@ def _mullit(e: Registers, kind: str, v: tuple[str, ...]) -> str:
     lowest = constant(kind, 0xFF7FFFFF)
     sound = e.compare("ogt", kind, v[1], lowest)  # neither -infinity nor NaN
     positive = e.compare("ogt", kind, v[2], constant(kind, 0))
-    both = e.value(f"and <32 x i1> {sound}, {positive}")
+    both = e.binary("and", "i1", sound, positive)
     return e.select(both, kind, _legacy_product(e, kind, v), lowest)
 
 
@@ -129,7 +129,7 @@ def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
     equal = e.compare("oeq", kind, a, b)
     better = e.compare("ogt" if name == "max" else "olt", kind, a, b)
     b_is_nan = e.compare("uno", kind, b, b)
-    take_a = e.value(f"or <32 x i1> {better}, {b_is_nan}")
+    take_a = e.binary("or", "i1", better, b_is_nan)
     chosen = e.select(take_a, kind, a, b)
     return e.select(equal, kind, e.convert("bitcast", integer, kind, joined), chosen)
 
@@ -158,7 +158,7 @@ def _median(e: Registers, kind: str, v: tuple[str, ...]) -> str:
     middle = extreme(e, kind, "max", low, extreme(e, kind, "min", high, v[2]))
     lowest = extreme(e, kind, "min", low, v[2])
     nan_a, nan_b = e.compare("uno", kind, v[0], v[1]), e.compare("uno", kind, v[2], v[2])
-    any_nan = e.value(f"or <32 x i1> {nan_a}, {nan_b}")
+    any_nan = e.binary("or", "i1", nan_a, nan_b)
     return e.select(any_nan, kind, lowest, middle)
 
 
@@ -257,7 +257,7 @@ def _zero_or_special(e: Registers, value: str) -> str:
     zero = e.compare("oeq", "double", value, constant("double", 0))
     magnitude = e.intrinsic("fabs", "double", value)
     special = e.compare("uge", "double", magnitude, constant("double", 0x7FF << 52))
-    return e.value(f"or <32 x i1> {zero}, {special}")
+    return e.binary("or", "i1", zero, special)
 
 
 def _widened(e: Registers, kind: str, value: str) -> str:

@@ -60,8 +60,8 @@ def _branch_condition(e: Registers, name: str) -> str:
     if name in ("s_cbranch_scc0", "s_cbranch_scc1"):
         scc = e.scc()
         return scc if name.endswith("1") else e.value(f"xor i1 {scc}, true")
-    register = e.exec() if "exec" in name else e.scalar_register(layout.SGPR_VCC)
-    return e.value(f"icmp {'ne' if name.endswith('nz') else 'eq'} i32 {register}, 0")
+    mask = e.exec() if "exec" in name else e.mask_register(layout.SGPR_VCC)
+    return e.value(f"icmp {'ne' if name.endswith('nz') else 'eq'} {e.bits} {mask}, 0")
 
 
 def emit_end(e: Registers, i: Instruction) -> None:

@@ -216,7 +216,7 @@ def _carrying(operation: str, swapped: bool, takes_carry: bool) -> Handler:
             result = e.binary(operation, "i32", before, e.convert("zext", "i1", "i32", carry_in))
             first, second = (result, before) if operation == "add" else (before, result)
             again = e.compare("ult", "i32", first, second)
-            carry = e.value(f"or <32 x i1> {carry}, {again}")
+            carry = e.binary("or", "i1", carry, again)
         if i.clamp:
             limit = constant("i32", -1 if operation == "add" else 0)
             result = e.select(carry, "i32", limit, result)

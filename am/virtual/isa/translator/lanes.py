@@ -9,16 +9,16 @@ from am.virtual.isa.decoder.formats import Dpp8, Dpp16, Instruction
 from am.virtual.isa.decoder.operands import Kind
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import VECTOR, constant
+from hcq.emu.text import constant, lanes
 
 _ROW = 16
 
 
-def dpp16_sources(control: int) -> list[int | None]:
+def dpp16_sources(control: int, lanes: int) -> list[int | None]:
     """Return the lane each lane reads; None where the row ends."""
     found: list[int | None] = []
     amount = control & 0xF
-    for lane in range(32):
+    for lane in range(lanes):
         row, inside = lane & ~0xF, lane & 0xF
         source: int
         if control < 0x100:
@@ -43,9 +43,9 @@ def dpp16_sources(control: int) -> list[int | None]:
     return found
 
 
-def dpp8_sources(selectors: tuple[int, ...]) -> list[int | None]:
+def dpp8_sources(selectors: tuple[int, ...], lanes: int) -> list[int | None]:
     """Return the lane each lane reads within its group of eight."""
-    return [lane & ~7 | selectors[lane & 7] for lane in range(32)]
+    return [lane & ~7 | selectors[lane & 7] for lane in range(lanes)]
 
 
 def _bits(flags: list[bool]) -> str:
@@ -64,14 +64,14 @@ def apply_dpp(e: Registers, i: Instruction) -> None:
     if operand.kind is not Kind.VGPR or operand.width != 1:
         raise Unsupported("DPP of something that is not one vector register")
     if isinstance(control, Dpp8):
-        sources, zero_invalid = dpp8_sources(control.selectors), True
-        written = [True] * 32
+        sources, zero_invalid = dpp8_sources(control.selectors, e.lanes), True
+        written = [True] * e.lanes
     else:
         assert isinstance(control, Dpp16)
-        sources, zero_invalid = dpp16_sources(control.control), control.bound_ctrl
+        sources, zero_invalid = dpp16_sources(control.control, e.lanes), control.bound_ctrl
         written = [
             bool(control.row_mask >> lane // 16 & 1 and control.bank_mask >> lane % 16 // 4 & 1)
-            for lane in range(32)
+            for lane in range(e.lanes)
         ]
     order = [lane if source is None else source for lane, source in enumerate(sources)]
     inside = [source is not None for source in sources]
@@ -80,13 +80,13 @@ def apply_dpp(e: Registers, i: Instruction) -> None:
     exec_mask = e.exec_mask()
     if exec_mask is not None and not control.fetch_inactive:
         enabled = e.shuffle("i1", exec_mask, order)
-        valid = enabled if valid is None else e.value(f"and <32 x i1> {enabled}, {valid}")
+        valid = enabled if valid is None else e.binary("and", "i1", enabled, valid)
     mask: str | None = None if all(written) else _bits(written)
     if valid is not None:
         if zero_invalid:
             value = e.select(valid, "i32", value, constant("i32", 0))
         else:
-            mask = valid if mask is None else e.value(f"and <32 x i1> {valid}, {mask}")
+            mask = valid if mask is None else e.binary("and", "i1", valid, mask)
     e.override = (operand, value)
     e.extra_mask = mask
 
@@ -95,28 +95,31 @@ def first_lane(e: Registers) -> str:
     """Return the number of the first enabled lane as i32; 0 when none is."""
     if e.full:
         return "0"
-    count = e.call("i32", "llvm.cttz.i32", ("i32", e.exec()), ("i1", "false"))
-    return e.value(f"and i32 {count}, 31")
+    count = e.call(e.bits, f"llvm.cttz.{e.bits}", (e.bits, e.exec()), ("i1", "false"))
+    if e.wide:
+        count = e.value(f"trunc {e.bits} {count} to i32")
+    return e.value(f"and i32 {count}, {e.lanes - 1}")
 
 
 def _read_first_lane(e: Registers, i: Instruction) -> None:
     assert i.dst is not None
     if i.srcs[0].is_vector:
         vector = e.vector_register(i.srcs[0].index)
-        e.set_scalar(i.dst, e.value(f"extractelement {VECTOR} {vector}, i32 {first_lane(e)}"))
+        e.set_scalar(i.dst, e.lane("i32", vector, first_lane(e)))
     else:
         e.set_scalar(i.dst, e.scalar(i.srcs[0]))
 
 
 def _lane(e: Registers, value: str) -> str:
-    return str(int(value) & 31) if value.isdigit() else e.value(f"and i32 {value}, 31")
+    most = e.lanes - 1
+    return str(int(value) & most) if value.isdigit() else e.value(f"and i32 {value}, {most}")
 
 
 def _read_lane(e: Registers, i: Instruction) -> None:
     assert i.dst is not None
     lane = _lane(e, e.scalar(i.srcs[1]))
     vector = e.vector_register(i.srcs[0].index)
-    e.set_scalar(i.dst, e.value(f"extractelement {VECTOR} {vector}, i32 {lane}"))
+    e.set_scalar(i.dst, e.lane("i32", vector, lane))
 
 
 def _write_lane(e: Registers, i: Instruction) -> None:
@@ -124,20 +127,27 @@ def _write_lane(e: Registers, i: Instruction) -> None:
     assert i.dst is not None
     value, lane = e.scalar(i.srcs[0]), _lane(e, e.scalar(i.srcs[1]))
     old = e.vector_register(i.dst.index)
-    new = e.value(f"insertelement {VECTOR} {old}, i32 {value}, i32 {lane}")
+    new = e.value(f"insertelement {e.vector} {old}, i32 {value}, i32 {lane}")
     e.store_vector(i.dst.index, new)
 
 
 def gather_lanes(e: Registers, vector: str, indices: str) -> str:
-    """Permute lanes by a vector of lane numbers (0..31), through memory."""
+    """Permute lanes by a vector of lane numbers, through memory."""
     slot = e.scratch_vector()
-    e.do(f"store {VECTOR} {vector}, ptr {slot}")
+    e.do(f"store {e.vector} {vector}, ptr {slot}")
     wide = e.convert("zext", "i32", "i64", indices)
-    pointers = e.value(f"getelementptr i32, ptr {slot}, <32 x i64> {wide}")
+    pointers = e.value(f"getelementptr i32, ptr {slot}, {e.vector_of('i64')} {wide}")
     return e.call(
-        VECTOR, "llvm.masked.gather.v32i32.v32p0", ("<32 x ptr>", pointers),
-        ("<32 x i1>", "splat (i1 true)"), (VECTOR, "poison"),
+        e.vector, f"llvm.masked.gather.v{e.lanes}i32.v{e.lanes}p0", (e.vector_of("ptr"), pointers),
+        (e.vector_of("i1"), "splat (i1 true)"), (e.vector, "poison"),
     )  # fmt: skip
+
+
+def enabled_at(e: Registers, lane: str) -> str:
+    """Return, for each lane, whether EXEC enables the lane of the number in `lane`."""
+    number = e.convert("zext", "i32", e.bits, lane)
+    bits = e.binary("lshr", e.bits, e.broadcast(e.bits, e.exec()), number)
+    return e.convert("trunc", e.bits, "i1", bits)
 
 
 def _permute_row(exchange: bool) -> Handler:
@@ -151,18 +161,16 @@ def _permute_row(exchange: bool) -> Handler:
         assert i.dst is not None
         low, high = e.scalar(i.srcs[1]), e.scalar(i.srcs[2])
         both = e.broadcast("i64", e.pair(low, high))
-        amounts = "<" + ", ".join(f"i64 {4 * (lane & 15)}" for lane in range(32)) + ">"
+        amounts = lanes([4 * (lane & 15) for lane in range(e.lanes)], "i64")
         selector = e.convert("trunc", "i64", "i32", e.binary("lshr", "i64", both, amounts))
         selector = e.binary("and", "i32", selector, constant("i32", 15))
-        rows = [lane & 16 ^ (16 if exchange else 0) for lane in range(32)]
-        row = "<" + ", ".join(f"i32 {number}" for number in rows) + ">"
-        lane = e.binary("or", "i32", selector, row)
+        rows = [lane & ~15 ^ (16 if exchange else 0) for lane in range(e.lanes)]
+        lane = e.binary("or", "i32", selector, lanes(rows))
         value = gather_lanes(e, e.source(i.srcs[0]), lane)
         fetch_inactive = bool(i.op_sel and i.op_sel[0])
         bound_ctrl = bool(i.op_sel and i.op_sel[1])
         if not e.full and not fetch_inactive:
-            bits = e.binary("lshr", "i32", e.broadcast("i32", e.exec()), lane)
-            enabled = e.convert("trunc", "i32", "i1", bits)
+            enabled = enabled_at(e, lane)
             other = constant("i32", 0) if bound_ctrl else e.vector_register(i.dst.index)
             value = e.select(enabled, "i32", value, other)
         e.set_vector(i.dst, "i32", value)
@@ -171,7 +179,10 @@ def _permute_row(exchange: bool) -> Handler:
 
 
 def _swap_halves(e: Registers, i: Instruction) -> None:
-    """Exchange the halves of a wave of 64: nothing in a wave of 32."""
+    """Exchange the halves of a wave of 64, disabled lanes are read too; nothing in one of 32."""
+    if e.wide and i.dst is not None:
+        order = [lane ^ 32 for lane in range(e.lanes)]
+        e.set_vector(i.dst, "i32", e.shuffle("i32", e.source(i.srcs[0]), order))
 
 
 def handlers() -> dict[str, Handler]:

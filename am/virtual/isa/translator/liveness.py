@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.translator.program import Block, Program, Stop, ones_after
+from am.virtual.isa.translator.program import Block, Program, Stop, exec_registers, ones_after
+from hcq.emu.text import PASS
 
 ALL = (1 << 512) - 1
 _LOADS = ("ds_load_b", "global_load_b")  # of 32 bits and more: they write nothing but whole ones
@@ -60,12 +60,13 @@ def _before(i: Instruction, live: int, full: bool) -> int:
     return live & ~written | _read(i, written)
 
 
-def _fulls(block: Block) -> list[bool]:
-    """Return, for each instruction of a block, whether EXEC is known to be all ones there."""
-    ones = {layout.SGPR_EXEC} if block.full else set()
+def _fulls(block: Block, whole: frozenset[int]) -> list[bool]:
+    """Return, for each instruction of a block, whether EXEC, which is the scalar registers `whole`,
+    is known to be all ones there."""
+    ones = set(whole) if block.full else set()
     found = []
     for instruction in block.instructions:
-        found.append(layout.SGPR_EXEC in ones)
+        found.append(whole <= ones)
         ones_after(instruction, ones)
     return found
 
@@ -79,9 +80,13 @@ def _passed(block: Block, fulls: list[bool], live: int) -> int:
 def read_after(program: Program) -> dict[int, int]:
     """Return, by the offset of each ds_load_b128, what is read in lanes 16..31 after it.
 
-    Empty where control may pass to unknown places, or registers are chosen by number at run time.
+    Empty where control may pass to unknown places, or registers are chosen by number at run time,
+    and of programs of 64 lanes.
     """
-    fulls = {start: _fulls(block) for start, block in program.blocks.items()}
+    if program.lanes > PASS:
+        return {}
+    whole = exec_registers(program)
+    fulls = {start: _fulls(block, whole) for start, block in program.blocks.items()}
     for block in program.blocks.values():
         for instruction in block.instructions:
             if instruction.name in _NOWHERE or "movrel" in instruction.name:

@@ -12,15 +12,16 @@ from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.runtime.local import ATOMICS
 from am.virtual.isa.runtime.pairs import FRAGMENT as LOAD_FRAGMENT
 from am.virtual.isa.runtime.pairs import NAME as LOAD_PAIR
-from am.virtual.isa.translator.lanes import gather_lanes
+from am.virtual.isa.translator.lanes import enabled_at, gather_lanes
 from am.virtual.isa.translator.liveness import registers
 from am.virtual.isa.translator.memory import (
-    ADDRESSES,
     Address,
     check_registers,
     data_registers,
     io_column,
+    joined_passes,
     load_columns,
+    load_to_columns,
     load_wide,
     narrow_result,
     set_registers,
@@ -29,7 +30,7 @@ from am.virtual.isa.translator.memory import (
 )
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import VECTOR, constant, lanes
+from hcq.emu.text import LANES, PASS, VECTOR, constant, lanes
 
 
 def _local_address(e: Registers, i: Instruction, offset: int) -> str:
@@ -40,7 +41,7 @@ def _local_address(e: Registers, i: Instruction, offset: int) -> str:
 
 
 def _arguments(e: Registers, address: str) -> list[tuple[str, str]]:
-    return [(VECTOR, address), ("i32", e.exec())]
+    return [(e.vector, address), (LANES, e.exec())]
 
 
 def _load(size: int, how: str = "") -> Handler:
@@ -63,7 +64,7 @@ def load_pair(e: Registers, first: Instruction, second: Instruction, live: int) 
 
     live: what is read in lanes 16..31 after them.
     """
-    if not e.full or any(i.name != "ds_load_b128" or i.gds for i in (first, second)):
+    if e.wide or not e.full or any(i.name != "ds_load_b128" or i.gds for i in (first, second)):
         return False
     low, high = sorted((first, second), key=lambda i: i.offset)
     if low.addr is None or low.addr != high.addr or high.offset - low.offset != 16:
@@ -78,14 +79,14 @@ def load_pair(e: Registers, first: Instruction, second: Instruction, live: int) 
         return False
     apart = live & (registers(low.dst) | registers(high.dst))
     address = (VECTOR, _local_address(e, low, low.offset))
-    targets = ("ptr", places[0]), ("ptr", places[1])
+    targets = ("ptr", places[0][0]), ("ptr", places[1][0])
     e.call("void", LOAD_PAIR if apart else LOAD_FRAGMENT, ("ptr", "%context"), address, *targets)
     return True
 
 
 def _load_narrow(e: Registers, size: int, address: str) -> str:
     name = f"{PREFIX}lds_load_{size}"
-    return e.call(VECTOR, name, ("ptr", "%context"), *_arguments(e, address))
+    return e.by_passes("i32", name, ("ptr", "%context"), *_arguments(e, address))
 
 
 def _store(size: int, high: bool = False) -> Handler:
@@ -106,7 +107,7 @@ def _store_at(e: Registers, size: int, data: Operand, address: str, high: bool =
     if high:
         value = e.binary("lshr", "i32", value, constant("i32", 16))
     name = f"{PREFIX}lds_store_{size}"
-    e.call("void", name, ("ptr", "%context"), *arguments, (VECTOR, value))
+    e.by_passes("", name, ("ptr", "%context"), *arguments, (e.vector, value))
 
 
 def _load_two(size: int, step: int) -> Handler:
@@ -122,9 +123,7 @@ def _load_two(size: int, step: int) -> Handler:
                 values.append(_load_narrow(e, size, address))
             else:
                 at = ("ptr", io_column(e, 0))
-                name = f"{PREFIX}lds_load_{size}"
-                e.call("void", name, ("ptr", "%context"), *_arguments(e, address), at)
-                values += load_columns(e, 2)
+                values += load_to_columns(e, 2, f"lds_load_{size}", *_arguments(e, address), at)
         set_registers(e, i.dst, values)
 
     return emit
@@ -144,24 +143,34 @@ def _store_two(size: int, step: int) -> Handler:
 
 
 def atomic_call(
-    e: Registers, bits: int, operation: str, addresses: str, flat: bool, enabled: str
-) -> None:
-    """Call the runtime's atomic operation; data and old values are in the columns."""
-    e.note_access()
-    e.call(
-        "void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (ADDRESSES, addresses),
-        ("i32", enabled), ("i32", str(ATOMICS.index(operation))),
-        ("i1", "true" if flat else "false"),
+    e: Registers, bits: int, operation: str, addresses: str, flat: bool, enabled: str,
+    data: list[str], returns: bool,
+) -> list[str]:  # fmt: skip
+    """Call the runtime's atomic operation on the registers `data`; return the registers of the old
+    values, if they are wanted."""
+    arguments = (
+        (e.vector_of("i64"), addresses), (LANES, enabled),
+        ("i32", str(ATOMICS.index(operation))), ("i1", "true" if flat else "false"),
     )  # fmt: skip
+    words = [e.cut("i32", word) for word in data]
+    e.note_access()
+    old = []
+    for turn, one in enumerate(e.cut_arguments(arguments)):
+        store_columns(e, [word[turn] for word in words])
+        e.call("void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), *one)
+        if returns:
+            old.append(load_columns(e, bits // 32))
+    return joined_passes(e, old)
 
 
 def _atomic(
-    e: Registers, bits: int, operation: str, addresses: str, flat: bool, dst: Operand | None
-) -> None:
-    atomic_call(e, bits, operation, addresses, flat, e.exec())
+    e: Registers, bits: int, operation: str, addresses: str, flat: bool, dst: Operand | None,
+    data: list[str],
+) -> None:  # fmt: skip
+    enabled, returns = e.exec(), dst is not None
+    old = atomic_call(e, bits, operation, addresses, flat, enabled, data, returns)
     if dst is not None:
-        for k, value in enumerate(load_columns(e, bits // 32)):
-            e.set_vector_register(dst.index + k, value)
+        set_registers(e, dst, old)
 
 
 def _memory_atomic(bits: int, operation: str, flat: bool) -> Handler:
@@ -169,8 +178,7 @@ def _memory_atomic(bits: int, operation: str, flat: bool) -> Handler:
         assert i.data is not None
         check_registers(e, i.addr, i.data, i.dst)
         addresses = Address(e, i).all()
-        store_columns(e, data_registers(e, i.data))
-        _atomic(e, bits, operation, addresses, flat, i.dst)
+        _atomic(e, bits, operation, addresses, flat, i.dst, data_registers(e, i.data))
 
     return emit
 
@@ -181,10 +189,10 @@ def _local_atomic(bits: int, operation: str) -> Handler:
         check_registers(e, i.addr, i.data, i.data1, i.dst)
         high = e.value(f"trunc i64 {e.context(layout.SHARED_HIGH, 'i64')} to i32")
         addresses = e.join(_local_address(e, i, i.offset), e.broadcast("i32", high))
-        store_columns(e, data_registers(e, i.data))
+        data = data_registers(e, i.data)
         if i.data1 is not None:
-            store_columns(e, data_registers(e, i.data1), bits // 32)
-        _atomic(e, bits, operation, addresses, True, i.dst)
+            data += data_registers(e, i.data1)
+        _atomic(e, bits, operation, addresses, True, i.dst, data)
 
     return emit
 
@@ -199,13 +207,11 @@ def _exchange_two(bits: int, step: int) -> Handler:
         for operand, offset in ((i.data, i.offset0), (i.data1, i.offset1)):
             assert operand is not None
             address = _local_address(e, i, offset * step * bits // 8)
-            store_columns(e, data_registers(e, operand))
             addresses = e.join(address, e.broadcast("i32", high))
-            atomic_call(e, bits, "swap", addresses, True, e.exec())
-            old += load_columns(e, bits // 32)
+            data = data_registers(e, operand)
+            old += atomic_call(e, bits, "swap", addresses, True, e.exec(), data, True)
         assert i.dst is not None
-        for k, value in enumerate(old):
-            e.set_vector_register(i.dst.index + k, value)
+        set_registers(e, i.dst, old)
 
     return emit
 
@@ -261,17 +267,22 @@ def _enabled_only(e: Registers, value: str, lane: str) -> str:
     """Zero what was read from a disabled lane."""
     if e.full:
         return value
-    bits = e.binary("lshr", "i32", e.broadcast("i32", e.exec()), lane)
-    enabled = e.convert("trunc", "i32", "i1", bits)
-    return e.select(enabled, "i32", value, constant("i32", 0))
+    return e.select(enabled_at(e, lane), "i32", value, constant("i32", 0))
+
+
+def _named_lane(e: Registers, i: Instruction) -> str:
+    """Return the lane that each lane's address names, within its own 32 lanes."""
+    number = e.binary("lshr", "i32", _local_address(e, i, i.offset), constant("i32", 2))
+    number = e.binary("and", "i32", number, constant("i32", 31))
+    if not e.wide:
+        return number
+    return e.binary("or", "i32", number, lanes([lane & ~31 for lane in range(e.lanes)]))
 
 
 def _backward_permute(e: Registers, i: Instruction) -> None:
     """Each lane reads the lane its address names."""
     assert i.data is not None and i.dst is not None
-    address = _local_address(e, i, i.offset)
-    lane = e.binary("lshr", "i32", address, constant("i32", 2))
-    lane = e.binary("and", "i32", lane, constant("i32", 31))
+    lane = _named_lane(e, i)
     value = gather_lanes(e, e.vector_register(i.data.index), lane)
     e.set_vector(i.dst, "i32", _enabled_only(e, value, lane))
 
@@ -279,23 +290,22 @@ def _backward_permute(e: Registers, i: Instruction) -> None:
 def _forward_permute(e: Registers, i: Instruction) -> None:
     """Each enabled lane writes to the lane its address names; the highest wins; others get zero."""
     assert i.data is not None and i.dst is not None
-    address = _local_address(e, i, i.offset)
-    lane = e.binary("lshr", "i32", address, constant("i32", 2))
-    lane = e.binary("and", "i32", lane, constant("i32", 31))
+    lane = _named_lane(e, i)
     slot = e.scratch_vector()
-    e.do(f"store {VECTOR} zeroinitializer, ptr {slot}")
+    e.do(f"store {e.vector} zeroinitializer, ptr {slot}")
     wide = e.convert("zext", "i32", "i64", lane)
-    pointers = e.value(f"getelementptr i32, ptr {slot}, <32 x i64> {wide}")
+    pointers = e.value(f"getelementptr i32, ptr {slot}, {e.vector_of('i64')} {wide}")
     mask = e.exec_mask() or "splat (i1 true)"
     e.call(
-        "void", "llvm.masked.scatter.v32i32.v32p0", (VECTOR, e.vector_register(i.data.index)),
-        ("<32 x ptr>", pointers), ("<32 x i1>", mask),
+        "void", f"llvm.masked.scatter.v{e.lanes}i32.v{e.lanes}p0",
+        (e.vector, e.vector_register(i.data.index)),
+        (e.vector_of("ptr"), pointers), (e.vector_of("i1"), mask),
     )  # fmt: skip
-    e.set_vector(i.dst, "i32", e.value(f"load {VECTOR}, ptr {slot}"))
+    e.set_vector(i.dst, "i32", e.value(f"load {e.vector}, ptr {slot}"))
 
 
 def swizzle_sources(offset: int) -> list[int]:
-    """Return the lane each lane reads under ds_swizzle_b32's pattern."""
+    """Return the lane each of 32 lanes reads under ds_swizzle_b32's pattern."""
     found = []
     for lane in range(32):
         if offset >= 0xE000:  # FFT: reversed bits under a mask
@@ -318,7 +328,7 @@ def swizzle_sources(offset: int) -> list[int]:
 
 def _swizzle(e: Registers, i: Instruction) -> None:
     assert i.addr is not None and i.dst is not None
-    order = swizzle_sources(i.offset)
+    order = [PASS * turn + lane for turn in e.passes for lane in swizzle_sources(i.offset)]
     value = e.shuffle("i32", e.vector_register(i.addr.index), order)
     e.set_vector(i.dst, "i32", _enabled_only(e, value, lanes(order)))
 

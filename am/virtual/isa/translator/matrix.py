@@ -16,7 +16,23 @@ from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
 from hcq.emu.text import constant
 
-_ROWS = 8  # registers of C and D
+_COLUMNS = 8  # of C and D: their registers, the passes of each one after another
+
+
+def _sums(e: Registers, operand: Operand) -> list[str]:
+    """Return the registers of C."""
+    return _registers(e, operand, _COLUMNS // len(e.passes))
+
+
+def _as_columns(e: Registers, values: list[str]) -> list[str]:
+    """Return the passes of registers of C or D one after another: so their rows follow each other,
+    in waves of 32 and of 64 lanes alike."""
+    return [part for value in values for part in e.cut("i32", value)]
+
+
+def _as_registers(e: Registers, columns: list[str]) -> list[str]:
+    count = len(e.passes)
+    return [e.whole("i32", columns[k : k + count]) for k in range(0, len(columns), count)]
 
 
 def _registers(e: Registers, operand: Operand, count: int) -> list[str]:
@@ -28,7 +44,7 @@ def _registers(e: Registers, operand: Operand, count: int) -> list[str]:
 
 
 def _placed(e: Registers, values: list[str], column: int) -> str:
-    """Put values into IO columns; return where they are."""
+    """Put one pass of some registers into IO columns; return where they are."""
     store_columns(e, values, column)
     return io_column(e, column)
 
@@ -39,13 +55,14 @@ def _factor(e: Registers, i: Instruction, number: int) -> str:
     flips = 0
     if "_iu" not in i.name:
         flips = (0x8000 if i.neg_lo[number] else 0) | (0x80000000 if i.neg_hi[number] else 0)
-    place = e.in_place(operand)
-    if place is not None and not flips:
-        return place
+    places = e.in_place(operand)
+    if places is not None and not flips:
+        return places[0]  # other lanes repeat what is there
     words = _registers(e, operand, operand.width)
     if flips:
         words = [e.binary("xor", "i32", word, constant("i32", flips)) for word in words]
-    return _placed(e, words, (A_COLUMN, B_COLUMN)[number])
+    firsts = [e.cut("i32", word)[0] for word in words]
+    return _placed(e, firsts, (A_COLUMN, B_COLUMN)[number])
 
 
 def _call(e: Registers, i: Instruction, function: str, added: str, result: str) -> None:
@@ -67,9 +84,14 @@ def _matrix(function: str) -> Handler:
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        result = e.in_place(i.dst)
-        assert result is not None  # they are pinned
-        _call(e, i, function, _added(e, i), result)
+        places = e.in_place(i.dst)
+        assert places is not None  # they are pinned
+        if not e.wide:
+            _call(e, i, function, _added(e, i), places[0])
+            return
+        added = _added(e, i)
+        _call(e, i, function, added, io_column(e, C_COLUMN))
+        _store_sums(e, i.dst, _as_registers(e, _result_columns(e)))
 
     return emit
 
@@ -78,15 +100,25 @@ def _added(e: Registers, i: Instruction) -> str:
     """Return where C is, its modifiers applied."""
     operand = i.srcs[2]
     integers = "_iu" in i.name
-    place = e.in_place(operand)
-    if place is not None and (integers or not (i.neg_hi[2] or i.neg_lo[2])):
-        return place
-    values = _registers(e, operand, _ROWS)
+    places = None if e.wide else e.in_place(operand)
+    if places is not None and (integers or not (i.neg_hi[2] or i.neg_lo[2])):
+        return places[0]
+    values = _sums(e, operand)
     if i.neg_hi[2] and not integers:
         values = [e.binary("and", "i32", v, constant("i32", 0x7FFFFFFF)) for v in values]
     if i.neg_lo[2] and not integers:
         values = [e.binary("xor", "i32", v, constant("i32", 0x80000000)) for v in values]
-    return _placed(e, values, C_COLUMN)
+    return _placed(e, _as_columns(e, values), C_COLUMN)
+
+
+def _result_columns(e: Registers) -> list[str]:
+    """Read D from where C was."""
+    return load_columns(e, C_COLUMN + _COLUMNS)[C_COLUMN:]
+
+
+def _store_sums(e: Registers, dst: Operand, values: list[str]) -> None:
+    for k, value in enumerate(values):  # EXEC is ignored
+        e.store_vector(dst.index + k, value)
 
 
 def _half_matrix(element: str) -> Handler:
@@ -96,24 +128,23 @@ def _half_matrix(element: str) -> Handler:
         assert i.dst is not None
         high = i.op_sel[2]
         added = []
-        for word in _registers(e, i.srcs[2], _ROWS):
+        for word in _sums(e, i.srcs[2]):
             if i.srcs[2].is_constant:
                 word = constant("i32", i.srcs[2].value & 0xFFFF)
             elif high:
                 word = e.binary("lshr", "i32", word, constant("i32", 16))
             added.append(_widened(e, word, element))
-        place = _placed(e, added, C_COLUMN)
+        place = _placed(e, _as_columns(e, added), C_COLUMN)
         _call(e, i, f"wmma_f32_{element}", place, place)
         merged: list[str] = []
-        for k, value in enumerate(load_columns(e, C_COLUMN + _ROWS)[C_COLUMN:]):
+        for k, value in enumerate(_as_registers(e, _result_columns(e))):
             old = e.vector_register(i.dst.index + k)
             wide = e.convert("zext", "i16", "i32", _narrowed(e, value, element))
             if high:
                 wide = e.binary("shl", "i32", wide, constant("i32", 16))
             kept = e.binary("and", "i32", old, constant("i32", 0xFFFF if high else ~0xFFFF))
             merged.append(e.binary("or", "i32", kept, wide))
-        for k, value in enumerate(merged):  # EXEC is ignored here too
-            e.store_vector(i.dst.index + k, value)
+        _store_sums(e, i.dst, merged)
 
     return emit
 

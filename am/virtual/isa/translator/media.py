@@ -24,7 +24,7 @@ def _major(e: Registers, x: str, y: str, z: str) -> tuple[str, str]:
     size_x, size_y, size_z = (e.intrinsic("fabs", _FLOAT, v) for v in (x, y, z))
     over_x = e.compare("oge", _FLOAT, size_z, size_x)
     over_y = e.compare("oge", _FLOAT, size_z, size_y)
-    on_z = e.value(f"and <32 x i1> {over_x}, {over_y}")
+    on_z = e.binary("and", "i1", over_x, over_y)
     return on_z, e.compare("oge", _FLOAT, size_y, size_x)
 
 

@@ -2,7 +2,7 @@
 
 Global loads and stores of up to 32 bits a lane have a fast path in the kernel: when the lanes'
 addresses are consecutive, lie in one page and the page is in the TLB, one vector moves. All else
-calls the functions of `runtime`.
+calls the functions of `runtime`, once for each pass.
 Source: RDNA3 ISA document, chapters on scalar memory, flat, global and scratch instructions.
 """
 
@@ -15,9 +15,7 @@ from am.virtual.isa.runtime.calls import PAGE, PREFIX, ROW_SHIFT
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
 from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
-from hcq.emu.text import VECTOR, constant, lanes
-
-ADDRESSES = "<32 x i64>"
+from hcq.emu.text import LANES, PASS, VECTOR, constant, lanes
 
 
 class Address:
@@ -37,7 +35,7 @@ class Address:
             self.base = e.value(f"add i64 {base}, {i.offset}") if i.offset else base
 
     def all(self) -> str:
-        """Return every lane's address as <32 x i64>."""
+        """Return every lane's address as i64."""
         e = self.e
         if self.high is None:
             wide = e.convert("zext", "i32", "i64", self.low)
@@ -50,31 +48,31 @@ class Address:
     def consecutive(self, size: int) -> str:
         """Return as i1 whether all enabled lanes follow lane 0 at steps of `size` bytes."""
         e = self.e
-        first = e.value(f"extractelement {VECTOR} {self.low}, i32 0")
-        steps = lanes([size * lane for lane in range(32)])
+        first = e.lane("i32", self.low, 0)
+        steps = lanes([size * lane for lane in range(e.lanes)])
         wanted = e.binary("add", "i32", e.broadcast("i32", first), steps)
         good = e.compare("eq", "i32", wanted, self.low)
         if self.high is not None:
-            first_high = e.value(f"extractelement {VECTOR} {self.high}, i32 0")
+            first_high = e.lane("i32", self.high, 0)
             same = e.compare("eq", "i32", e.broadcast("i32", first_high), self.high)
-            good = e.value(f"and <32 x i1> {good}, {same}")
-        bits = e.value(f"bitcast <32 x i1> {good} to i32")
+            good = e.binary("and", "i1", good, same)
+        bits = e.as_bits(good)
         if not e.full:
-            disabled = e.value(f"xor i32 {e.exec()}, -1")
-            bits = e.value(f"or i32 {bits}, {disabled}")
-        all_follow = e.value(f"icmp eq i32 {bits}, -1")
+            disabled = e.value(f"xor {e.bits} {e.exec()}, -1")
+            bits = e.value(f"or {e.bits} {bits}, {disabled}")
+        all_follow = e.value(f"icmp eq {e.bits} {bits}, -1")
         # Offsets that wrap around 4 GB are consecutive as numbers only.
-        straight = e.value(f"icmp ule i32 {first}, {(1 << 32) - 32 * size}")
+        straight = e.value(f"icmp ule i32 {first}, {(1 << 32) - e.lanes * size}")
         return e.value(f"and i1 {all_follow}, {straight}")
 
     def first(self) -> str:
         """Return lane 0's address as i64."""
         e = self.e
-        low = e.value(f"extractelement {VECTOR} {self.low}, i32 0")
+        low = e.lane("i32", self.low, 0)
         if self.high is None:
             wide = e.value(f"zext i32 {low} to i64")
         else:
-            wide = e.pair(low, e.value(f"extractelement {VECTOR} {self.high}, i32 0"))
+            wide = e.pair(low, e.lane("i32", self.high, 0))
         return e.value(f"add i64 {wide}, {self.base}")
 
 
@@ -105,12 +103,12 @@ def io_column(e: Registers, column: int) -> str:
 
 
 def load_columns(e: Registers, count: int) -> list[str]:
-    """Read the first `count` IO columns."""
+    """Read the first `count` IO columns: one pass of as many registers."""
     return [e.value(f"load {VECTOR}, ptr {io_column(e, c)}, align 64") for c in range(count)]
 
 
 def store_columns(e: Registers, values: list[str], first: int = 0) -> None:
-    """Write vectors to the IO columns from `first` on."""
+    """Write one pass of some registers to the IO columns from `first` on."""
     for column, value in enumerate(values, first):
         e.do(f"store {VECTOR} {value}, ptr {io_column(e, column)}, align 64")
 
@@ -161,16 +159,44 @@ def narrow_result(e: Registers, dst: Operand, value: str, size: int, how: str) -
     return value
 
 
+def begin_pass(e: Registers, turn: int) -> None:
+    """Say which pass comes, to functions that look for a lane's own scratch memory."""
+    if e.wide:
+        at = e.value(f"getelementptr i8, ptr %context, i64 {layout.FIRST_LANE}")
+        e.do(f"store i64 {PASS * turn}, ptr {at}")
+
+
+def joined_passes(e: Registers, passes: list[list[str]]) -> list[str]:
+    """Put the registers together that each pass has read."""
+    return [e.whole("i32", list(parts)) for parts in zip(*passes, strict=True)]
+
+
+def load_to_columns(
+    e: Registers, count: int, function: str, *arguments: tuple[str, str]
+) -> list[str]:
+    """Call a load that leaves `count` dwords a lane in the IO columns; return as many registers."""
+    found = []
+    for turn, one in enumerate(e.cut_arguments(arguments)):
+        begin_pass(e, turn)
+        e.call("void", PREFIX + function, ("ptr", "%context"), *one)
+        found.append(load_columns(e, count))
+    return joined_passes(e, found)
+
+
 def load_wide(
     e: Registers, dst: Operand, function: str, *arguments: tuple[str, str]
 ) -> list[str] | None:
     """Call a load of more than four bytes a lane. Returns what it has read in each register, or
     None where the registers have it already."""
-    place = e.in_place(dst) if e.full else None
-    at = place or io_column(e, 0)
+    places = e.in_place(dst) if e.full else None
     e.note_access()
-    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments, ("ptr", at))
-    return load_columns(e, dst.width) if place is None else None
+    if places is None:
+        column = ("ptr", io_column(e, 0))
+        return load_to_columns(e, dst.width, function, *arguments, column)
+    for turn, one in enumerate(e.cut_arguments(arguments)):
+        begin_pass(e, turn)
+        e.call("void", PREFIX + function, ("ptr", "%context"), *one, ("ptr", places[turn]))
+    return None
 
 
 def set_registers(e: Registers, dst: Operand, values: list[str] | None) -> None:
@@ -181,20 +207,23 @@ def set_registers(e: Registers, dst: Operand, values: list[str] | None) -> None:
 
 def store_wide(e: Registers, data: Operand, function: str, *arguments: tuple[str, str]) -> None:
     """Call a store of more than four bytes a lane."""
-    at = e.in_place(data)
-    if at is None:
-        store_columns(e, data_registers(e, data))
-        at = io_column(e, 0)
+    places = e.in_place(data)
+    words = [] if places else [e.cut("i32", word) for word in data_registers(e, data)]
     e.note_access()
-    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments, ("ptr", at))
+    for turn, one in enumerate(e.cut_arguments(arguments)):
+        if places is None:
+            store_columns(e, [word[turn] for word in words])
+        at = places[turn] if places else io_column(e, 0)
+        begin_pass(e, turn)
+        e.call("void", PREFIX + function, ("ptr", "%context"), *one, ("ptr", at))
 
 
 def _arguments(e: Registers, address: Address) -> tuple[str, list[tuple[str, str]]]:
     """Return which of the runtime's functions take an address, and their arguments for it."""
     if address.high is None:
-        return "near", [("i64", address.base), (VECTOR, address.low), ("i32", e.exec())]
+        return "near", [("i64", address.base), (e.vector, address.low), (LANES, e.exec())]
     return "far", [
-        (VECTOR, address.low), (VECTOR, address.high), ("i64", address.base), ("i32", e.exec()),
+        (e.vector, address.low), (e.vector, address.high), ("i64", address.base), (LANES, e.exec()),
     ]  # fmt: skip
 
 
@@ -203,11 +232,11 @@ def _call_access(
 ) -> str:
     """Call the runtime's near or far access of up to four bytes a lane; the result of a load."""
     reach, arguments = _arguments(e, address)
-    stored = [(VECTOR, data)] if data is not None else []
-    result = VECTOR if verb == "load" else "void"
+    stored = [(e.vector, data)] if data is not None else []
+    result = "i32" if verb == "load" else ""
     name = f"{PREFIX}{reach}_{verb}_{size}"
     e.note_access()
-    return e.call(result, name, ("ptr", "%context"), *arguments, *stored)
+    return e.by_passes(result, name, ("ptr", "%context"), *arguments, *stored)
 
 
 def _global_load(size: int, how: str) -> Handler:
@@ -223,12 +252,12 @@ def _global_load(size: int, how: str) -> Handler:
             return
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
-        hit, host = _hit(e, address.first(), 32 * size, write=False)
+        hit, host = _hit(e, address.first(), e.lanes * size, write=False)
         good = e.value(f"and i1 {consecutive}, {hit}")
         e.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
         e.begin(fast)
         kind = f"i{8 * size}"
-        value = e.value(f"load <32 x {kind}>, ptr {host}, align 1")
+        value = e.value(f"load {e.vector_of(kind)}, ptr {host}, align 1")
         value = e.convert("zext", kind, "i32", value)
         e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
         e.do(f"br label %{done}")
@@ -261,18 +290,18 @@ def _global_store(size: int, high: bool) -> Handler:
         value = _stored(e, i, high)
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
-        hit, host = _hit(e, address.first(), 32 * size, write=True)
+        hit, host = _hit(e, address.first(), e.lanes * size, write=True)
         good = e.value(f"and i1 {consecutive}, {hit}")
         e.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
         e.begin(fast)
         kind = f"i{8 * size}"
         narrow = e.convert("trunc", "i32", kind, value)
         if mask is None:
-            e.do(f"store <32 x {kind}> {narrow}, ptr {host}, align 1")
+            e.do(f"store {e.vector_of(kind)} {narrow}, ptr {host}, align 1")
         else:
             e.call(
-                "void", f"llvm.masked.store.v32{kind}.p0", (f"<32 x {kind}>", narrow),
-                ("ptr align 1", host), ("<32 x i1>", mask),
+                "void", f"llvm.masked.store.v{e.lanes}{kind}.p0", (e.vector_of(kind), narrow),
+                ("ptr align 1", host), (e.vector_of("i1"), mask),
             )  # fmt: skip
         e.do(f"br label %{done}")
         e.begin(slow)
@@ -286,26 +315,30 @@ def _global_store(size: int, high: bool) -> Handler:
 def _load_lanes(e: Registers, i: Instruction, size: int, how: str, addresses: str) -> None:
     """Load by each lane's own flat address."""
     assert i.dst is not None
-    function, arguments = f"flat_load_{size}", [(ADDRESSES, addresses), ("i32", e.exec())]
+    function = f"flat_load_{size}"
+    arguments = [(e.vector_of("i64"), addresses), (LANES, e.exec())]
     if size > 4:
         set_registers(e, i.dst, load_wide(e, i.dst, function, *arguments))
         return
     e.note_access()
-    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments)
-    (value,) = load_columns(e, 1)
+    (value,) = load_to_columns(e, 1, function, *arguments)
     e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
 
 
 def _store_lanes(e: Registers, i: Instruction, size: int, high: bool, addresses: str) -> None:
     """Store by each lane's own flat address."""
     assert i.data is not None
-    function, arguments = f"flat_store_{size}", [(ADDRESSES, addresses), ("i32", e.exec())]
+    function = f"flat_store_{size}"
+    arguments = [(e.vector_of("i64"), addresses), (LANES, e.exec())]
     if size > 4:
         store_wide(e, i.data, function, *arguments)
         return
-    store_columns(e, [_stored(e, i, high)])
+    parts = e.cut("i32", _stored(e, i, high))
     e.note_access()
-    e.call("void", PREFIX + function, ("ptr", "%context"), *arguments)
+    for turn, one in enumerate(e.cut_arguments(arguments)):
+        store_columns(e, [parts[turn]])
+        begin_pass(e, turn)
+        e.call("void", PREFIX + function, ("ptr", "%context"), *one)
 
 
 def _flat_load(size: int, how: str) -> Handler:

@@ -49,6 +49,7 @@ class Program:
     """All code reachable from `entry`; offsets count from GPU address `base` (page aligned).
 
     spans: (offset, bytes) of the code that was used. roots: offsets reached by indirect jumps.
+    lanes: of its waves.
     """
 
     base: int
@@ -56,10 +57,11 @@ class Program:
     blocks: dict[int, Block]
     spans: tuple[tuple[int, bytes], ...]
     roots: frozenset[int] = frozenset()
+    lanes: int = 32
     digest: str = field(default="")
 
     def __post_init__(self) -> None:
-        state = hashlib.sha256(repr((self.entry, sorted(self.roots))).encode())
+        state = hashlib.sha256(repr((self.entry, sorted(self.roots), self.lanes)).encode())
         for offset, code in self.spans:
             state.update(f"{offset}:{len(code)}:".encode() + code)
         for block in self.blocks.values():
@@ -104,8 +106,9 @@ class _BelowBase(Exception):
 class _Fetcher:
     """Pages of code, fetched when control flow first reaches them."""
 
-    def __init__(self, memory: ShaderMemory, base: int) -> None:
+    def __init__(self, memory: ShaderMemory, base: int, lanes: int) -> None:
         self._memory = memory
+        self._lanes = lanes
         self._base = base
         self._pages: dict[int, bytes | None] = {}
 
@@ -125,18 +128,18 @@ class _Fetcher:
             return None
         if inside + LONGEST > PAGE:
             return self._at_end(offset, code, inside)
-        return _moved(decode(code, inside), offset - inside)
+        return _moved(decode(code, inside, self._lanes), offset - inside)
 
     def _at_end(self, offset: int, code: bytes, inside: int) -> Instruction | None:
         try:
-            return _moved(decode(code, inside), offset - inside)
+            return _moved(decode(code, inside, self._lanes), offset - inside)
         except UnknownInstruction as short:
             if inside + 4 * (len(short.words) + 1) <= PAGE:
                 raise
         following = self.page(offset // PAGE + 1)
         if following is None:
             return None
-        return _moved(decode(code + following[:LONGEST], inside), offset - inside)
+        return _moved(decode(code + following[:LONGEST], inside, self._lanes), offset - inside)
 
 
 def _moved(instruction: Instruction, by: int) -> Instruction:
@@ -149,18 +152,25 @@ def _moved(instruction: Instruction, by: int) -> Instruction:
     return instruction
 
 
-def load(memory: ShaderMemory, address: int, roots: frozenset[int] = frozenset()) -> Program:
-    """Fetch and decode all code reachable from `address` and from the GPU addresses `roots`."""
+def load(
+    memory: ShaderMemory, address: int, roots: frozenset[int] = frozenset(), lanes: int = 32
+) -> Program:
+    """Fetch and decode all code reachable from `address` and from the GPU addresses `roots`.
+
+    lanes: of the waves that execute it, 32 or 64.
+    """
     base = address & -PAGE
     while True:
         try:
-            return _load(memory, address, base, roots)
+            return _load(memory, address, base, roots, lanes)
         except _BelowBase as below:
             base += below.offset & -PAGE
 
 
-def _load(memory: ShaderMemory, address: int, base: int, roots: frozenset[int]) -> Program:
-    fetcher = _Fetcher(memory, base)
+def _load(
+    memory: ShaderMemory, address: int, base: int, roots: frozenset[int], lanes: int
+) -> Program:
+    fetcher = _Fetcher(memory, base, lanes)
     decoded: dict[int, Instruction] = {}
     bad: dict[int, tuple[Stop, tuple[int, ...]]] = {}
     starts = {address - base, *(root - base for root in roots)}
@@ -188,7 +198,7 @@ def _load(memory: ShaderMemory, address: int, base: int, roots: frozenset[int]) 
             offset = instruction.next_pc
     blocks = {start: _block(start, starts, decoded, bad) for start in sorted(starts)}
     offsets = frozenset(root - base for root in roots)
-    return Program(base, address - base, blocks, _spans(decoded, bad), offsets)
+    return Program(base, address - base, blocks, _spans(decoded, bad), offsets, lanes)
 
 
 def successors(instruction: Instruction) -> tuple[int, ...] | None:
@@ -257,7 +267,7 @@ def mark_full_blocks(program: Program, entry_full: bool) -> None:
     A forward analysis: the set of scalar registers known to be all ones, joined by intersection.
     """
     known: dict[int, frozenset[int]] = {
-        program.entry: frozenset({layout.SGPR_EXEC}) if entry_full else frozenset()
+        program.entry: exec_registers(program) if entry_full else frozenset()
     }
     for root in program.roots:
         known[root] = frozenset()
@@ -273,43 +283,48 @@ def mark_full_blocks(program: Program, entry_full: bool) -> None:
                 known[target] = merged
                 work.append(target)
     for start, block in program.blocks.items():
-        block.full = layout.SGPR_EXEC in known.get(start, frozenset())
+        block.full = exec_registers(program) <= known.get(start, frozenset())
 
 
-def _is_ones(operand: Operand, ones: set[int]) -> bool:
+def exec_registers(program: Program) -> frozenset[int]:
+    """Return the scalar registers that EXEC is, for a program's waves."""
+    return frozenset(range(layout.SGPR_EXEC, layout.SGPR_EXEC + program.lanes // 32))
+
+
+def _is_ones(operand: Operand, word: int, ones: set[int]) -> bool:
     if operand.is_constant:
-        return operand.value & 0xFFFFFFFF == 0xFFFFFFFF
-    return operand.kind in _BASES and _BASES[operand.kind] + operand.index in ones
+        return operand.value >> 32 * word & 0xFFFFFFFF == 0xFFFFFFFF
+    return operand.kind in _BASES and _BASES[operand.kind] + operand.index + word in ones
 
 
 def ones_after(instruction: Instruction, ones: set[int]) -> None:
     """Update the set of scalar registers known to be all ones by one instruction's effect."""
     name = instruction.name
-    result = False
-    exec_after: bool | None = None
-    if name == "s_mov_b32":
-        result = _is_ones(instruction.srcs[0], ones)
-    elif name == "s_or_b32":
-        result = any(_is_ones(operand, ones) for operand in instruction.srcs)
-    elif name == "s_and_b32":
-        result = all(_is_ones(operand, ones) for operand in instruction.srcs)
-    elif name.endswith("_saveexec_b32"):
-        was_full = layout.SGPR_EXEC in ones
-        source = _is_ones(instruction.srcs[0], ones)
-        result = was_full
-        exec_after = (name.startswith("s_or_save") and (was_full or source)) or (
-            name.startswith("s_and_save") and was_full and source
-        )
+    words = range(2 if name.endswith("_b64") else 1)
+    stem = name.removesuffix("_b64").removesuffix("_b32")
+    result: list[int] = []  # words of the destination that are all ones
+    exec_after: list[int] | None = None  # the same of EXEC
+    if stem in ("s_mov", "s_or", "s_and"):
+        all_or_any = any if stem == "s_or" else all
+        result = [
+            word
+            for word in words
+            if all_or_any(_is_ones(operand, word, ones) for operand in instruction.srcs)
+        ]
+    elif stem.endswith("_saveexec"):
+        result = [word for word in words if layout.SGPR_EXEC + word in ones]
+        source = [word for word in words if _is_ones(instruction.srcs[0], word, ones)]
+        both = {"s_or_saveexec": {*result, *source}, "s_and_saveexec": {*result} & {*source}}
+        exec_after = sorted(both.get(stem, set()))
     elif "exec" in name or name.startswith("v_cmpx"):
-        exec_after = False
+        exec_after, words = [], range(2)
     for operand in (instruction.dst, instruction.sdst):
         if operand is None or operand.kind not in _BASES:
             continue
         first = _BASES[operand.kind] + operand.index
         ones.difference_update(range(first, first + operand.width))
-        if result and operand is instruction.dst:
-            ones.add(first)
+        if operand is instruction.dst:
+            ones.update(first + word for word in result)
     if exec_after is not None:
-        ones.discard(layout.SGPR_EXEC)
-        if exec_after:
-            ones.add(layout.SGPR_EXEC)
+        ones.difference_update(layout.SGPR_EXEC + word for word in words)
+        ones.update(layout.SGPR_EXEC + word for word in exec_after)

@@ -1,8 +1,9 @@
 """Registers of one wave in the translated function: reading operands, writing results under EXEC.
 
-Every register is a stack slot (alloca) that LLVM's SROA pass promotes: vector registers are
-<32 x i32>, scalar registers i32 (VCC 106, M0 125, EXEC 126), SCC i1. Vector registers that native
-functions take in place are pinned: they lie in the wave state all the time.
+Every register is a stack slot (alloca) that LLVM's SROA pass promotes: vector registers are vectors
+of i32, one a lane, scalar registers i32 (VCC 106, M0 125, EXEC 126), SCC i1. Vector registers that
+native functions take in place are pinned: they lie in the wave state all the time, in a file for
+each pass of 32 lanes. Masks of 64 lanes are two scalar registers.
 Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VOP3 modifiers".
 """
 
@@ -12,7 +13,7 @@ from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.launch import OMOD_F32, OMOD_OTHERS, output_modifiers
-from hcq.emu.text import ELEMENT_BITS, VECTOR, Text, constant, integer_of
+from hcq.emu.text import ELEMENT_BITS, PASS, VECTOR, Text, constant, integer_of, lanes
 
 _BASE = {
     Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,
@@ -41,9 +42,14 @@ class Registers(Text):
     """
 
     def __init__(
-        self, vector_limit: int, pinned: frozenset[int] = frozenset(), omod: int = 0
+        self,
+        vector_limit: int,
+        pinned: frozenset[int] = frozenset(),
+        omod: int = 0,
+        lanes: int = PASS,
     ) -> None:
-        super().__init__()
+        super().__init__(lanes)
+        self.wide = lanes > PASS  # masks are pairs of scalar registers
         self._launched_omod = self.omod = omod
         self.vector_limit = vector_limit
         self.pinned = pinned
@@ -94,7 +100,7 @@ class Registers(Text):
             raise Unsupported(f"scalar register {number}")
         self.used_scalars.add(number)
         self.do(f"store i32 {value}, ptr %s{number}")
-        if number == layout.SGPR_EXEC:
+        if number in (layout.SGPR_EXEC, layout.SGPR_EXEC + 1):
             self._exec_mask = None
             self.full = False
 
@@ -126,8 +132,8 @@ class Registers(Text):
         if kind is Kind.SCC:
             return self.value(f"zext i1 {self.scc()} to i32")
         if kind in (Kind.VCCZ, Kind.EXECZ):
-            number = layout.SGPR_VCC if kind is Kind.VCCZ else layout.SGPR_EXEC
-            zero = self.value(f"icmp eq i32 {self.scalar_register(number)}, 0")
+            mask = self.mask_register(layout.SGPR_VCC) if kind is Kind.VCCZ else self.exec()
+            zero = self.value(f"icmp eq {self.bits} {mask}, 0")
             return self.value(f"zext i1 {zero} to i32")
         if kind is Kind.APERTURE:
             return self.halves(self.aperture(operand.index))[0]
@@ -182,29 +188,40 @@ class Registers(Text):
 
     # -- masks ----------------------------------------------------------------------------------
 
+    def mask_register(self, number: int) -> str:
+        """Read a lane mask by its first scalar register, as one number."""
+        low = self.scalar_register(number)
+        return self.pair(low, self.scalar_register(number + 1)) if self.wide else low
+
     def exec(self) -> str:
-        """Read EXEC as i32."""
+        """Read EXEC as one number."""
+        return "-1" if self.full else self.mask_register(layout.SGPR_EXEC)
+
+    def exec_low(self) -> str:
+        """Read the first 32 lanes of EXEC as i32."""
         return "-1" if self.full else self.scalar_register(layout.SGPR_EXEC)
 
     def exec_mask(self) -> str | None:
-        """Return EXEC as <32 x i1>, or None where it is known to be all ones."""
+        """Return EXEC as a condition of each lane, or None where it is known to be all ones."""
         if self.full:
             return None
         if self._exec_mask is None:
-            value = self.scalar_register(layout.SGPR_EXEC)
-            self._exec_mask = self.value(f"bitcast i32 {value} to <32 x i1>")
+            self._exec_mask = self.as_mask(self.mask_register(layout.SGPR_EXEC))
         return self._exec_mask
 
     def mask_source(self, operand: Operand) -> str:
-        """Read a lane mask as <32 x i1>."""
-        return self.value(f"bitcast i32 {self.scalar(operand)} to <32 x i1>")
+        """Read a lane mask as a condition of each lane."""
+        return self.as_mask(self.scalar64(operand) if self.wide else self.scalar(operand))
 
     def set_mask(self, operand: Operand, mask: str) -> None:
-        """Write a lane mask (<32 x i1>): lanes that EXEC disables give zero."""
+        """Write a lane mask, given as a condition of each lane: disabled lanes give zero."""
         enabled = self.write_mask()
         if enabled is not None:
-            mask = self.value(f"and <32 x i1> {mask}, {enabled}")
-        self.set_scalar(operand, self.value(f"bitcast <32 x i1> {mask} to i32"))
+            mask = self.binary("and", "i1", mask, enabled)
+        if self.wide:
+            self.set_scalar64(operand, self.as_bits(mask))
+        else:
+            self.set_scalar(operand, self.as_bits(mask))
 
     def write_mask(self) -> str | None:
         """Return the lanes to be written, None for all."""
@@ -213,7 +230,7 @@ class Registers(Text):
             return mask
         if mask is None:
             return self.extra_mask
-        return self.value(f"and <32 x i1> {mask}, {self.extra_mask}")
+        return self.binary("and", "i1", mask, self.extra_mask)
 
     # -- vector registers -----------------------------------------------------------------------
 
@@ -225,19 +242,27 @@ class Registers(Text):
     def vector_register(self, number: int) -> str:
         """Read a vector register."""
         self._use(number)
-        return self.value(f"load {VECTOR}, ptr {self._home(number)}, align 64")
+        if number not in self.pinned:
+            return self.value(f"load {self.vector}, ptr %v{number}, align 64")
+        return self.whole("i32", [
+            self.value(f"load {VECTOR}, ptr {self.pinned_at(number, n)}, align 64")
+            for n in self.passes
+        ])  # fmt: skip
 
     def store_vector(self, number: int, value: str) -> None:
         """Write a vector register in all lanes, whatever EXEC is."""
         self._use(number)
-        self.do(f"store {VECTOR} {value}, ptr {self._home(number)}, align 64")
-
-    def _home(self, number: int) -> str:
-        """Return where a register is. A pinned one's address is computed at each use, which costs
-        nothing: kept from the function's start, it would be a value to spill."""
         if number not in self.pinned:
-            return f"%v{number}"
-        offset = layout.STATE_VGPR + layout.IO_COLUMN * number
+            self.do(f"store {self.vector} {value}, ptr %v{number}, align 64")
+            return
+        for n, part in enumerate(self.cut("i32", value)):
+            self.do(f"store {VECTOR} {part}, ptr {self.pinned_at(number, n)}, align 64")
+
+    def pinned_at(self, number: int, turn: int) -> str:
+        """Return where the lanes of one pass of a pinned register are. The address is computed at
+        each use, which costs nothing: kept from the function's start, it would be a value to
+        spill."""
+        offset = layout.register_at(number, turn, self.vector_limit)
         return self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
 
     def set_vector_register(self, number: int, value: str) -> None:
@@ -251,17 +276,16 @@ class Registers(Text):
             value = self.select(mask, "i32", value, self.vector_register(number))
         self.store_vector(number, value)
 
-    def in_place(self, operand: Operand) -> str | None:
-        """Return where all registers of an operand lie one after another, None if they do not.
-
-        What is written there is written in all lanes.
+    def in_place(self, operand: Operand) -> list[str] | None:
+        """Return where all registers of an operand lie one after another, for each pass; None if
+        they do not. What is written there is written in all lanes.
         """
         numbers = range(operand.index, operand.index + operand.width)
         if operand.kind is not Kind.VGPR or not self.pinned.issuperset(numbers):
             return None
         for number in numbers:
             self._use(number)
-        return self._home(operand.index)
+        return [self.pinned_at(operand.index, n) for n in self.passes]
 
     def scratch_vector(self) -> str:
         """Return the address of a vector's worth of memory for use within one instruction."""
@@ -269,19 +293,22 @@ class Registers(Text):
         return "%lanes.slot"
 
     def join(self, low: str, high: str) -> str:
-        """Join two <32 x i32> into a <32 x i64>."""
-        order = ", ".join(f"i32 {lane}, i32 {lane + 32}" for lane in range(32))
-        mixed = self.value(f"shufflevector {VECTOR} {low}, {VECTOR} {high}, <64 x i32> <{order}>")
-        return self.value(f"bitcast <64 x i32> {mixed} to <32 x i64>")
+        """Join the low and high 32 bits of each lane into an i64."""
+        count, kind = self.lanes, self.vector
+        order = lanes([number for lane in range(count) for number in (lane, lane + count)])
+        mixed = self.value(
+            f"shufflevector {kind} {low}, {kind} {high}, <{2 * count} x i32> {order}"
+        )
+        return self.value(f"bitcast <{2 * count} x i32> {mixed} to {self.vector_of('i64')}")
 
     def split(self, value: str) -> tuple[str, str]:
-        """Split a <32 x i64> into its low and high <32 x i32>."""
+        """Split the i64 of each lane into its low and high 32 bits."""
         low = self.convert("trunc", "i64", "i32", value)
         shifted = self.binary("lshr", "i64", value, constant("i64", 32))
         return low, self.convert("trunc", "i64", "i32", shifted)
 
     def set_vector64(self, number: int, value: str) -> None:
-        """Write a <32 x i64> to two registers."""
+        """Write the i64 of each lane to two registers."""
         low, high = self.split(value)
         self.set_vector_register(number, low)
         self.set_vector_register(number + 1, high)

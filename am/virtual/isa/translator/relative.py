@@ -50,10 +50,16 @@ def _index(e: Registers, base: int, shift: int, limit: int) -> str:
     return e.value(f"select i1 {inside}, i32 {number}, i32 0")
 
 
-def _vector_at(e: Registers, index: str) -> str:
-    offset = e.value(f"mul i32 {index}, 128")
-    start = e.value(f"getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR}")
-    return e.value(f"getelementptr i8, ptr {start}, i32 {offset}")
+def _vector_at(e: Registers, index: str) -> list[str]:
+    """Return where the passes of the register of a number are."""
+    offset = e.value(f"mul i32 {index}, {layout.REGISTER}")
+    starts = [e.pinned_at(0, turn) for turn in e.passes]
+    return [e.value(f"getelementptr i8, ptr {start}, i32 {offset}") for start in starts]
+
+
+def _load_at(e: Registers, places: list[str]) -> str:
+    parts = [e.value(f"load {VECTOR}, ptr {place}, align 64") for place in places]
+    return e.whole("i32", parts)
 
 
 def _scalar_at(e: Registers, index: str) -> str:
@@ -82,16 +88,16 @@ def _vector_move(source_shift: int | None, target_shift: int | None) -> Handler:
         else:
             _touch(e, source)
             index = _index(e, source.index, source_shift, e.vector_limit)
-            value = e.value(f"load {VECTOR}, ptr {_vector_at(e, index)}, align 64")
+            value = _load_at(e, _vector_at(e, index))
         if target_shift is None:
             e.set_vector(target, "i32", value)
             return
-        place = _vector_at(e, _index(e, target.index, target_shift, e.vector_limit))
+        places = _vector_at(e, _index(e, target.index, target_shift, e.vector_limit))
         mask = e.write_mask()
         if mask is not None:
-            old = e.value(f"load {VECTOR}, ptr {place}, align 64")
-            value = e.select(mask, "i32", value, old)
-        e.do(f"store {VECTOR} {value}, ptr {place}, align 64")
+            value = e.select(mask, "i32", value, _load_at(e, places))
+        for place, part in zip(places, e.cut("i32", value), strict=True):
+            e.do(f"store {VECTOR} {part}, ptr {place}, align 64")
 
     return emit
 

@@ -59,14 +59,16 @@ def _define_logic() -> None:
 
     def saveexec(operation: str, bits: int, write_result: bool) -> Handler:
         def emit(e: Registers, i: Instruction) -> None:
-            if bits == 64:
-                raise Unsupported("wave64")
-            source = e.scalar(i.srcs[0])
-            old = e.exec()
-            result = _logic(e, operation, 32, source, old)
-            e.set_scalar_register(layout.SGPR_EXEC, result)
-            _write(e, i, 32, result if write_result else old)
-            _set_scc_nonzero(e, 32, result)
+            if bits == 64 and not e.wide:
+                raise Unsupported("64 bits of EXEC in a wave of 32 lanes")
+            source = _read(e, i.srcs[0], bits)
+            old = e.exec() if bits == 64 or not e.wide else e.exec_low()
+            result = _logic(e, operation, bits, source, old)
+            halves = e.halves(result) if bits == 64 else (result,)
+            for number, half in enumerate(halves, layout.SGPR_EXEC):
+                e.set_scalar_register(number, half)
+            _write(e, i, bits, result if write_result else old)
+            _set_scc_nonzero(e, bits, result)
 
         return emit
 

@@ -34,7 +34,7 @@ from am.virtual.isa.translator.pinned import pinned_registers
 from am.virtual.isa.translator.program import Block, Program, Stop, successors
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import VECTOR
+from hcq.emu.text import VECTOR, Text
 
 _PROFILES = (
     '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
@@ -67,7 +67,8 @@ def translate(program: Program, vector_limit: int, name: str, omod: int = 0) -> 
 
     omod: see Launch.omod.
     """
-    e = Registers(vector_limit, pinned_registers(program, vector_limit), omod)
+    pinned = pinned_registers(program, vector_limit)
+    e = Registers(vector_limit, pinned, omod, program.lanes)
     resumes: set[int] = set(program.roots)
     jumps = False
     live = read_after(program)
@@ -153,9 +154,9 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append("  %scc = alloca i1")
     head.extend(f"  %s{k} = alloca i32" for k in scalars)
     moving = [k for k in vectors if k not in e.pinned]
-    head.extend(f"  %v{k} = alloca {VECTOR}" for k in moving)
+    head.extend(f"  %v{k} = alloca {e.vector}" for k in moving)
     if e.uses_scratch_vector:
-        head.append(f"  %lanes.slot = alloca {VECTOR}")
+        head.append(f"  %lanes.slot = alloca {e.vector}")
     if e.switches_mode:
         # Another wave may have left its own mode behind.
         head.append("  %mode.slot = alloca i32")
@@ -177,34 +178,53 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append("  %scc.b = icmp ne i32 %scc.i, 0")
     head.append("  store i1 %scc.b, ptr %scc")
     for k in vectors:
-        head.append(f"  %vp{k} = getelementptr i8, ptr %wave, i64 {layout.STATE_VGPR + 128 * k}")
+        for turn in e.passes:
+            at = layout.register_at(k, turn, e.vector_limit)
+            head.append(f"  %vp{k}.{turn} = getelementptr i8, ptr %wave, i64 {at}")
     if resumes or jumps:
-        head.extend(_resume(moving, program.entry, resumes))
+        head.extend(_resume(moving, program.entry, resumes, e.lanes))
     head.append("start:")
-    for k in vectors:
-        if k == 0:
-            head.append(f"  %v0.i = load {VECTOR}, ptr %vp0, align 64")
-        initial = "%v0.i" if k == 0 else "zeroinitializer"
-        home = f"%vp{k}" if k in e.pinned else f"%v{k}"
-        head.append(f"  store {VECTOR} {initial}, ptr {home}, align 64")
+    head.extend(_initial(e, vectors))
     head.append(f"  br label %pc{program.entry}")
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
-    tail = [*_save(scalars, moving), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
+    tail = [*_save(scalars, moving, e.lanes), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
     body = emit_relative.expanded(e.lines, scalars)
     return "\n".join([*head, *body, *tail, *sorted(e.declarations), _PROFILES])
 
 
-def _resume(vectors: list[int], entry: int, resumes: list[int]) -> list[str]:
+def _initial(e: Registers, vectors: list[int]) -> list[str]:
+    """Return the lines that give the vector registers their first values: zeros, all but v0."""
+    t = Text(e.lanes, "vi")
+    for k in vectors:
+        if k in e.pinned:
+            if k:
+                for turn in e.passes:
+                    t.do(f"store {VECTOR} zeroinitializer, ptr %vp{k}.{turn}, align 64")
+            continue
+        value = "zeroinitializer" if k else _state_vector(t, k)
+        t.do(f"store {t.vector} {value}, ptr %v{k}, align 64")
+    return t.lines
+
+
+def _state_vector(t: Text, k: int) -> str:
+    """Read a vector register from the wave state."""
+    return t.whole("i32", [
+        t.value(f"load {VECTOR}, ptr %vp{k}.{turn}, align 64") for turn in t.passes
+    ])  # fmt: skip
+
+
+def _resume(vectors: list[int], entry: int, resumes: list[int], lanes: int) -> list[str]:
     lines = [
         "  %resume = load i32, ptr %resume.p",
         "  %fresh = icmp eq i32 %resume, 0",
         "  br i1 %fresh, label %start, label %restore",
         "restore:",
     ]
+    t = Text(lanes, "vr")
     for k in vectors:
-        lines.append(f"  %vr{k} = load {VECTOR}, ptr %vp{k}, align 64")
-        lines.append(f"  store {VECTOR} %vr{k}, ptr %v{k}")
+        t.do(f"store {t.vector} {_state_vector(t, k)}, ptr %v{k}")
+    lines.extend(t.lines)
     cases = " ".join(f"i32 {offset + 1}, label %pc{offset}" for offset in resumes)
     lines.append(f"  switch i32 %resume, label %elsewhere [ {cases} ]")
     lines.append("elsewhere:")
@@ -216,7 +236,7 @@ def _resume(vectors: list[int], entry: int, resumes: list[int]) -> list[str]:
     return lines
 
 
-def _save(scalars: list[int], vectors: list[int]) -> list[str]:
+def _save(scalars: list[int], vectors: list[int], lanes: int) -> list[str]:
     lines = ["save:"]
     for k in scalars:
         lines.append(f"  %so{k} = load i32, ptr %s{k}")
@@ -224,9 +244,12 @@ def _save(scalars: list[int], vectors: list[int]) -> list[str]:
     lines.append("  %scc.o = load i1, ptr %scc")
     lines.append("  %scc.w = zext i1 %scc.o to i32")
     lines.append("  store i32 %scc.w, ptr %scc.p")
+    t = Text(lanes, "vo")
     for k in vectors:
-        lines.append(f"  %vo{k} = load {VECTOR}, ptr %v{k}")
-        lines.append(f"  store {VECTOR} %vo{k}, ptr %vp{k}, align 64")
+        value = t.value(f"load {t.vector}, ptr %v{k}")
+        for turn, part in enumerate(t.cut("i32", value)):
+            t.do(f"store {VECTOR} {part}, ptr %vp{k}.{turn}, align 64")
+    lines.extend(t.lines)
     lines.append("  %resume.o = load i32, ptr %resume.slot")
     lines.append("  store i32 %resume.o, ptr %resume.p")
     lines.append("  %code.o = load i32, ptr %code.slot")

@@ -8,6 +8,7 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Bulk copy".
 from __future__ import annotations
 
 from hcq.emu.memory import PAGE_SHIFT
+from hcq.emu.native import Word, joined
 from hcq.emu.text import lanes
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
@@ -19,7 +20,7 @@ from nv.virtual.sm.runtime.distributed import (
     rank_of,
 )
 from nv.virtual.sm.runtime.flights import own, ring
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.proxies import check
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 

@@ -10,9 +10,10 @@ Source: PTX ISA 8.x, "Cluster of Cooperative Thread Arrays", barrier.cluster.
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.distributed import context_of
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import PREFIX
 
 _FOR_EVER = 1 << 62

@@ -8,8 +8,9 @@ Source: PTX ISA 8.x, "State Spaces: Shared State Space", mapa; CUDA C++ Programm
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from nv.virtual.sm.runtime import layout
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import MASK, PREFIX, WIDE
 
 _OFFSETS = layout.GENERIC_WINDOW_SIZE - 1

@@ -8,10 +8,11 @@ Source: PTX ISA 8.x, "Register Fragments and Shared Memory Matrix Layouts" of wg
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from hcq.emu.text import lanes
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.products import factor_extent, factor_turned
 from nv.virtual.sm.runtime.resolve import PREFIX
 

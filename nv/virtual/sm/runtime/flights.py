@@ -8,9 +8,10 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Asynchronous co
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import MASK, PREFIX, WIDE
 
 _NUMBERS = "<32 x i32>"

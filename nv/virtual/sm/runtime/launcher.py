@@ -10,8 +10,9 @@ Source: PTX ISA 8.x, "bar, barrier".
 from __future__ import annotations
 
 from hcq.emu.crew import TAKE_GROUP
+from hcq.emu.text import field
 from nv.virtual.sm.runtime import layout
-from nv.virtual.sm.runtime.resolve import PREFIX, field
+from nv.virtual.sm.runtime.resolve import PREFIX
 
 
 def _context(name: str, offset: int, kind: str, value: str) -> str:

@@ -9,9 +9,10 @@ Source: PTX ISA 8.x, "mbarrier", "Contents of the mbarrier object", "Phase of th
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.distributed import address_of, owner
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 
 OPERATIONS = (

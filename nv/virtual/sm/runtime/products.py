@@ -8,10 +8,11 @@ Source: PTX ISA 8.x, "Asynchronous Warpgroup Level Matrix Instructions".
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.flights import own
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import PREFIX
 
 _RESERVED = 0x3FF1_C000_C000_C000  # bits of a matrix descriptor that mean nothing

@@ -10,10 +10,11 @@ Source: PTX ISA 8.x, "Memory Consistency Model": proxies, proxy-preserved base c
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.distributed import address_of, context_of, owner
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import MASK, PREFIX, WIDE
 
 _ROW = "<64 x i8>"

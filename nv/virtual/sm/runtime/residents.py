@@ -11,10 +11,11 @@ the number of groups that a chip holds: `occupancy`.
 
 from __future__ import annotations
 
+from hcq.emu.native import Word, joined
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.clusters import cluster_count
 from nv.virtual.sm.runtime.distributed import context_of
-from nv.virtual.sm.runtime.native import Native, Word, joined
+from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import PREFIX
 
 _FOR_EVER = 1 << 62

@@ -10,31 +10,13 @@ Source: PTX ISA 8.x, "State Spaces", "Generic Addressing" and "Alignment".
 from __future__ import annotations
 
 from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
-from hcq.emu.text import lanes
+from hcq.emu.text import field, lanes, splat
 from nv.virtual.sm.runtime import layout
 
 PREFIX = "nvsm_"
 ROW_SHIFT = 5  # a TLB row is 32 bytes
 WIDE = "<32 x i64>"
 MASK = "<32 x i1>"
-
-
-def field(name: str, offset: int, kind: str) -> str:
-    """Return the lines that load a field of the context as %name."""
-    return (
-        f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}\n"
-        f"  %{name} = load {kind}, ptr %{name}.p\n"
-    )
-
-
-def splat(name: str, kind: str, scalar: str) -> str:
-    """Return the lines that make %name a vector of 32 equal scalars."""
-    vector = f"<32 x {kind}>"
-    return (
-        f"  %{name}.1 = insertelement {vector} poison, {kind} {scalar}, i32 0\n"
-        f"  %{name} = shufflevector {vector} %{name}.1, {vector} poison,"
-        " <32 x i32> zeroinitializer\n"
-    )
 
 
 def _row(address: str) -> str:
