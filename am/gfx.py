@@ -6,6 +6,7 @@ amdgpu_amdkfd_gfx_v11.c (loading and destroying a hardware queue).
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,9 @@ IDLE_INTERRUPTS = (
 )
 _ALL_VMIDS_BUT_0 = 0xFFFF_FFFE
 _VMID_RESET_READS = 3  # gives the queues time to go
+
+
+_SIMDS = 4  # of a workgroup processor
 
 
 class Gfx:
@@ -260,36 +264,45 @@ class Gfx:
         """
         info = self.chip.discovery.gc
         assert info is not None
-        gc, names = self.chip.gc, self._wave_registers()
-        try:
-            for engine in range(info.shader_engines):
-                gc.GRBM_GFX_INDEX.write(
-                    SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=wgp << 2 | simd
-                )
-                status = self._wave_read(wave, names["STATUS"])
+        for engine in range(info.shader_engines):
+            with self.aim(engine, array, wgp, simd):
+                status = self.wave_register(wave, "STATUS")
                 if status in (0, ALL_ONES):
                     continue
-                low = self._wave_read(wave, names["PC_LO"])
-                high = self._wave_read(wave, names["PC_HI"])
+                low, high = self.wave_register(wave, "PC_LO"), self.wave_register(wave, "PC_HI")
                 return {
                     "pc": high << 32 | low,
                     "shader_engine": engine,
                     "wave_status": status,
-                    "trap_status": self._wave_read(wave, names["TRAPSTS"]),
+                    "trap_status": self.wave_register(wave, "TRAPSTS"),
                 }
-        finally:
-            self._broadcast()
         return {}
 
-    def _wave_registers(self) -> dict[str, int]:
-        from_table = self.chip.wave_registers
-        return {
-            name: from_table[f"SQ_WAVE_{name}"].offset
-            for name in ("STATUS", "PC_LO", "PC_HI", "TRAPSTS")
-        }
+    def simds(self) -> Iterator[tuple[int, int, int, int]]:
+        """Each SIMD as (shader engine, array, workgroup processor, SIMD), those included that were
+        harvested, which have no waves."""
+        info = self.chip.discovery.gc
+        assert info is not None
+        return itertools.product(
+            range(info.shader_engines), range(info.arrays_per_engine),
+            range(info.wgps_per_array), range(_SIMDS),
+        )  # fmt: skip
 
-    def _wave_read(self, wave: int, index: int) -> int:
-        self.chip.gc.SQ_IND_INDEX.write(WAVE_ID=wave, INDEX=index)
+    @contextmanager
+    def aim(self, engine: int, array: int, wgp: int, simd: int) -> Iterator[None]:
+        """Have registers of waves mean those of one SIMD, and all again in the end."""
+        try:
+            self.chip.gc.GRBM_GFX_INDEX.write(
+                SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=wgp << 2 | simd
+            )
+            yield
+        finally:
+            self._broadcast()
+
+    def wave_register(self, slot: int, name: str) -> int:
+        """SQ_WAVE_<name> of a wave slot of the SIMD that `aim` chose."""
+        offset = self.chip.wave_registers[f"SQ_WAVE_{name}"].offset
+        self.chip.gc.SQ_IND_INDEX.write(WAVE_ID=slot, INDEX=offset)
         return int(self.chip.gc.SQ_IND_DATA.read())
 
     # ---- resets ------------------------------------------------------------------------------

@@ -42,6 +42,10 @@ class PageTableFormat(PageFormat, Protocol):
     host_flags: int
     shared_flags: int
 
+    def is_table(self, level: int, entry: int) -> bool:
+        """Whether an entry of a level points to a table of the next."""
+        ...
+
     def root(self, physical: int) -> int:
         """What the hubs' registers take for the root table at `physical`."""
         ...

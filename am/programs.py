@@ -117,6 +117,14 @@ class Programs:
                 return None if start is None else (entries[start][0], pc - start)
         return None
 
+    def code_at(self, pc: int) -> tuple[int, bytes]:
+        """The program that `pc` lies in: address, and bytes as they were written. LookupError where
+        there is none."""
+        for mapping, code in self._code:
+            if mapping.address <= pc < mapping.address + mapping.size:
+                return int(mapping.address), code
+        raise LookupError(f"no program at {pc:#x}")
+
     def source_of(self, pc: int) -> str:
         """The "file:line" of the instruction at `pc`, or "" where its program does not say."""
         for mapping, _ in self._code:

@@ -9,6 +9,8 @@ UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are less precise
 UGPU_RECORD           file that receives all that is done to a device behind a PCI transport
+UGPU_CRASHES          folder for bundles of evidence, one for each failure of a device (default:
+                      $XDG_STATE_HOME/ugpu/crashes); 0: none are written
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
 UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, by the
                       beginning of their LLVM names, separated by commas: avx512,amx
@@ -45,6 +47,7 @@ class Config:
     host_without: tuple[str, ...] = ()
     host_caches: tuple[int, int] | None = None
     objects_folder: Path | None = None
+    crash_folder: Path | None = None
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -64,6 +67,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         cache_folder=_path(environment, "UGPU_CACHE") or _default_cache(environment),
         objects_folder=_path(environment, "UGPU_OBJECTS"),
         log_level=level,
+        crash_folder=_crash_folder(environment),
         trace_file=_path(environment, "UGPU_TRACE"),
         record_file=_path(environment, "UGPU_RECORD"),
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
@@ -99,6 +103,20 @@ def _default_cache(environment: Mapping[str, str]) -> Path:
         return Path("~/.cache/ugpu").expanduser()
     except RuntimeError:
         return Path(tempfile.gettempdir()) / f"ugpu-{os.geteuid()}"
+
+
+def _crash_folder(environment: Mapping[str, str]) -> Path | None:
+    """Without a home folder there is none."""
+    text = environment.get("UGPU_CRASHES")
+    if text:
+        return None if text == "0" else _expanded("UGPU_CRASHES", text)
+    state = environment.get("XDG_STATE_HOME")
+    if state:
+        return _expanded("XDG_STATE_HOME", state) / "ugpu" / "crashes"
+    try:
+        return Path("~/.local/state/ugpu/crashes").expanduser()
+    except RuntimeError:
+        return None
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -200,13 +201,14 @@ class Faults:
 
     def place_of(self, address: int) -> str:
         """Where the page of a fault lies beside the memory of this device, for people."""
-        return place_of(
-            address,
-            (
-                Region(memory.address, memory.size, f"{memory.placement.value} memory")
-                for memory in self.device.gpu.memories
-            ),
-        )
+        return place_of(address, self.regions())
+
+    def regions(self) -> list[Region]:
+        """The memory of this device, for reports."""
+        return [
+            Region(memory.address, memory.size, f"{memory.placement.value} memory")
+            for memory in self.device.gpu.memories
+        ]
 
     def _page_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
         """The page, access and kind of a fault: what the driver keeps for the debugger of compute
@@ -260,36 +262,39 @@ class Faults:
 
     def _exception(self) -> dict[str, int] | None:
         """The first multiprocessor that reports an error of a warp."""
+        try:
+            return next(self._exceptions(), None)
+        except UgpuError as error:
+            log.debug("reading the multiprocessors' state: %s", error)
+            return None
+
+    def exceptions(self) -> list[dict[str, int]]:
+        """What multiprocessors report, each that has an error; raises what RM refuses."""
+        return list(self._exceptions())
+
+    def _exceptions(self) -> Iterator[dict[str, int]]:
         device = self.device
-        if not device.debugger:
-            return None
-        channel = device.compute_queue.channel
+        channel = device.compute_queue.channel if device.debugger else None
         if channel is None:
-            return None
-        client = device.gpu.client
+            return
         for start in range(0, device.gpu.sm_count, _SMS_AT_ONCE):
             count = min(_SMS_AT_ONCE, device.gpu.sm_count - start)
-            try:
-                found = client.ask(
-                    device.debugger,
-                    "NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES",
-                    hTargetChannel=channel.handle,
-                    numSMsToRead=count,
-                    startingSM=start,
-                )
-            except UgpuError as error:
-                log.debug("reading the multiprocessors' state: %s", error)
-                return None
+            found = device.gpu.client.ask(
+                device.debugger,
+                "NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES",
+                hTargetChannel=channel.handle,
+                numSMsToRead=count,
+                startingSM=start,
+            )
             for position in range(count):
                 state = found.smErrorStateArray[position]
                 if state.hwwWarpEsr or state.hwwGlobalEsr:
-                    return {
+                    yield {
                         "sm": start + position,
                         "warp_error": int(state.hwwWarpEsr),
                         "pc": int(state.hwwWarpEsrPc64),
                         "address": int(state.hwwEsrAddr),
                     }
-        return None
 
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
         """What is known of a queue that does not go on."""

@@ -32,7 +32,7 @@ _PTX_LINE = re.compile(r"\bline (\d+)")
 _MARKS = {
     "amdhsa": "`define amdgpu_kernel void @name(...)`",
     "ptx": "`define ptx_kernel void @name(...)`",
-    "host": "`define void @name(ptr %kernarg, ptr %launch)` and its data symbol `@\"name.ugpu\"`",
+    "host": '`define void @name(ptr %kernarg, ptr %launch)` and its data symbol `@"name.ugpu"`',
 }
 
 
@@ -77,8 +77,7 @@ def _text(source: object) -> str:
             ) from None
     if not isinstance(source, str):
         raise BadArgument(
-            "source must be str, bytes or a Kernel of ugpu.ir, "
-            f"got {type(source).__name__}"
+            f"source must be str, bytes or a Kernel of ugpu.ir, got {type(source).__name__}"
         )
     if not source.strip():
         raise BadArgument("source must not be empty")

@@ -111,9 +111,7 @@ class Repeated(Node):
 
     given: tuple[Node, ...]  # nothing once the graph is there, or the result
 
-    def __init__(
-        self, recipe: Recipe, given: tuple[Node, ...], dtype: DType, shape: Shape
-    ) -> None:
+    def __init__(self, recipe: Recipe, given: tuple[Node, ...], dtype: DType, shape: Shape) -> None:
         # op, sources and arg stay unset: see __getattr__
         self.dtype = dtype
         self.shape = shape

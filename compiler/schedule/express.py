@@ -47,10 +47,6 @@ from compiler.schedule.group import Group, describe
 FEW = 3  # pieces of a cat up to which each element is chosen among all
 
 
-
-
-
-
 def express(group: Group) -> Computation:
     """Express a group's root as a function of its ranges, with as few ranges as possible; one that
     joins many pieces, piece by piece."""
@@ -441,5 +437,3 @@ def _merge(computation: Computation) -> Computation:
         chosen = dataclasses.replace(chosen, allowed=tuple(allowed), coordinate=coordinate)
         changed = dataclasses.replace(changed, chosen=chosen)
     return dataclasses.replace(changed, place=place)
-
-

@@ -32,9 +32,7 @@ class RemoteView:
         start, stop = self._bounds(part)
         return RemoteView(self._read, self._write, stop - start, self._start + start)
 
-    def __setitem__(
-        self, part: slice, data: bytes | bytearray | memoryview | RemoteView
-    ) -> None:
+    def __setitem__(self, part: slice, data: bytes | bytearray | memoryview | RemoteView) -> None:
         start, stop = self._bounds(part)
         source = bytes(data) if isinstance(data, RemoteView) else data
         size = memoryview(source).nbytes

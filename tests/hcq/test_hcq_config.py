@@ -17,7 +17,10 @@ from hcq.trace import Bus, Event, JsonLines
 
 def test_an_empty_environment_gives_the_defaults() -> None:
     found = from_environment({})
-    assert found == Config(cache_folder=Path("~/.cache/ugpu").expanduser())
+    assert found == Config(
+        cache_folder=Path("~/.cache/ugpu").expanduser(),
+        crash_folder=Path("~/.local/state/ugpu/crashes").expanduser(),
+    )
 
 
 def test_every_setting() -> None:
@@ -30,6 +33,7 @@ def test_every_setting() -> None:
             "UGPU_TRACE": "/tmp/trace",
             "UGPU_WAIT_LIMIT": "2.5",
             "UGPU_RECORD": "/tmp/record",
+            "UGPU_CRASHES": "/tmp/crashes",
         }
     )
     assert found == Config(
@@ -40,7 +44,10 @@ def test_every_setting() -> None:
         Path("/tmp/trace"),
         2.5,
         record_file=Path("/tmp/record"),
+        crash_folder=Path("/tmp/crashes"),
     )
+    assert from_environment({"UGPU_CRASHES": "0"}).crash_folder is None
+    assert from_environment({"XDG_STATE_HOME": "/s"}).crash_folder == Path("/s/ugpu/crashes")
     assert from_environment({"XDG_CACHE_HOME": "/c"}).cache_folder == Path("/c/ugpu")
 
 

@@ -78,9 +78,7 @@ def ours(device: NvDevice) -> tuple[list[int], dict[int, str]]:
     with device.load(text(capability)) as program, device.alloc(4 * words_of(capability)) as out:
         queue = Queue(device.compute_queue)
         window = np.zeros(WINDOW, np.uint8).view(f"V{WINDOW}")[0]
-        queue.launch(
-            program[KERNEL], grid=(1,), block=(words_of(capability),), args=(out, window)
-        )
+        queue.launch(program[KERNEL], grid=(1,), block=(words_of(capability),), args=(out, window))
         (launch,) = [command for command in queue.commands if isinstance(command, Launch)]
         details = launch.kernel.details
         assert isinstance(details, LaunchDetails)

@@ -221,8 +221,11 @@ def run(device, budget):
 
 @pytest.mark.parametrize(
     ("name", "remark"),
-    [("dies", "ended with 9"), ("raises", "OutOfMemory: all of it"),
-     pytest.param("lingers", "", marks=pytest.mark.slow)],
+    [
+        ("dies", "ended with 9"),
+        ("raises", "OutOfMemory: all of it"),
+        pytest.param("lingers", "", marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_section_found_survives_its_end(
     name: str, remark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

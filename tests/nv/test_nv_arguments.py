@@ -61,6 +61,7 @@ def test_kinds_and_counts_are_checked(gh100: NvDevice) -> None:
             ("", False),
         ]  # fmt: skip
 
+
 STRUCTURE = """
 .version 7.0
 .target sm_75
@@ -81,9 +82,7 @@ def test_structures_by_value(gh100: NvDevice) -> None:
         for small, given in ((b"\0\0\1", pair), (bytearray(b"\0\0\1"), pair.tobytes())):
             out.fill(0)
             with gh100.queue() as queue:
-                queue.launch(
-                    program["sum"], grid=(1,), block=(1,), args=(out, small, given)
-                )
+                queue.launch(program["sum"], grid=(1,), block=(1,), args=(out, small, given))
             gh100.synchronize()
             assert out[:4].numpy(np.uint32)[0] == 43
         for args, reason in (

@@ -69,9 +69,7 @@ def test_addresses_of_context_buffers_hold_no_memory_after_their_channel() -> No
         base = first.channel.contexts
         assert base is not None
         first.channel.close()
-        taken = [
-            allocate(device.gpu, 2 << 20, Placement.DEVICE, Region.DEVICE) for _ in range(4)
-        ]
+        taken = [allocate(device.gpu, 2 << 20, Placement.DEVICE, Region.DEVICE) for _ in range(4)]
         assert all(not base.base <= memory.address < base.base + base.size for memory in taken)
         for memory in taken:
             memory.close()

@@ -43,6 +43,7 @@ class Folders:
             "PYTHONPYCACHEPREFIX": sys.pycache_prefix,
             "UGPU_OBJECTS": str(kept / "objects"),
             "UGPU_CACHE": str(own / "cache"),
+            "UGPU_CRASHES": "0",
             "HOME": str(own / "home"),
             "XDG_CACHE_HOME": str(own / "home" / ".cache"),
         }

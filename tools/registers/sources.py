@@ -1,4 +1,5 @@
-"""Where registers are read: a device, booted or as it is; a recording; a file that `--save` wrote.
+"""Where registers are read: a device, booted or as it is; a recording; a crash bundle; a file that
+`--save` wrote.
 
 A source is named on the command line by what `hcq.open` takes, or by a file; FILE@STAGE is a
 recording as far as the end of a stage of the boot ("boot.rec@PSP ring").
@@ -8,23 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import hcq
-from hcq import window
+from hcq import bundle, window
 from hcq.errors import BadArgument, NotSupported
 from hcq.fields import RegisterBlock, RegisterValue
+from hcq.registerfile import RegisterFile
 from hcq.transport.recording import LongWrite, Recording, Stage
 from hcq.transport.trace import Access
 
 from ..recorded import register_finder
 
 MOST = 200  # registers of a device that one pattern may match
-FORMAT = "ugpu registers 1"
+REGISTERS = "registers.json"  # of a bundle
 
 
 class Source(Protocol):
@@ -136,6 +137,11 @@ def open_source(text: str, *, boot: bool = True) -> Iterator[Source]:
 
 
 def _of_file(path: Path, stage: str) -> Kept:
+    if path.name.endswith(bundle.SUFFIX):
+        content = bundle.read(path).parts.get(REGISTERS)
+        if content is None:
+            raise BadArgument(f"{path} has no {REGISTERS}; its manifest says why")
+        return _of_values(str(path), RegisterFile.loads(content, str(path)))
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -144,7 +150,7 @@ def _of_file(path: Path, stage: str) -> Kept:
         return _of_recording(path, Recording.load(text), stage)
     if stage:
         raise BadArgument(f"{path} is one state; stages (@{stage}) are of recordings")
-    return load(path, text)
+    return _of_values(str(path), RegisterFile.loads(text, str(path)))
 
 
 def _of_recording(path: Path, recording: Recording, stage: str) -> Kept:
@@ -170,29 +176,18 @@ def _of_recording(path: Path, recording: Recording, stage: str) -> Kept:
 
 
 def save(path: Path, source: Source, values: Mapping[str, RegisterValue]) -> None:
-    """Write values for `load`."""
-    registers = {name: int(value) for name, value in values.items()}
-    known = {"format": FORMAT, "source": source.title, "chip": source.chip, "registers": registers}
-    path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    """Write values for `open_source`."""
+    path.write_text(RegisterFile(source.title, source.chip, values).dumps(), "utf-8")
 
 
-def load(path: Path, text: str) -> Kept:
-    """Read what `save` wrote. Fields are named where the chip is known."""
-    try:
-        known = json.loads(text)
-        if known["format"] != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}, got {known['format']!r}")
-        chip, registers = str(known["chip"]), dict(known["registers"])
-        if not all(isinstance(value, int) for value in registers.values()):
-            raise ValueError("expected an integer for each register")
-    except (ValueError, LookupError, TypeError) as error:
-        raise BadArgument(f"{path} is no file of registers: {error}") from None
+def _of_values(title: str, file: RegisterFile) -> Kept:
+    """Fields are named where the chip is known."""
     blocks: Mapping[str, RegisterBlock] = {}
-    if chip:
+    if file.chip:
         with contextlib.suppress(hcq.errors.DeviceNotFound):  # written where more chips are known
-            blocks = window.module_of_chip(chip).usual_blocks(chip)
-    values = {name: _named(blocks, name, value) for name, value in registers.items()}
-    return Kept(str(path), values, chip)
+            blocks = window.module_of_chip(file.chip).usual_blocks(file.chip)
+    values = {name: _named(blocks, name, value) for name, value in file.values.items()}
+    return Kept(title, values, file.chip)
 
 
 def _named(blocks: Mapping[str, RegisterBlock], name: str, value: int) -> RegisterValue:

@@ -1,4 +1,4 @@
-"""Verbs for registers: peek, reg."""
+"""Verbs for registers and for what failures left: peek, reg, crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USAGE = """ugpu reg read SOURCE REGISTER ... [--save FILE]
        ugpu reg lookup CHIP REGISTER|0xOFFSET ...
        ugpu reg diff SOURCE SOURCE [REGISTER ...]"""
 FORMS = """REGISTER is a name such as gc.GRBM_STATUS or CP_STAT; * and ? match.
-SOURCE is a device, a recording (FILE, or FILE@STAGE for its state after a stage of the boot), or a
+SOURCE is a device, a recording (FILE, or FILE@STAGE for its state after a stage of the boot), a
 file that --save wrote. DEVICE is booted as for work, which changes its state; with --no-boot it is
 looked at as it is (pci:ADDRESS, vfio-user:PATH).
 
@@ -71,3 +71,35 @@ def reg(arguments: argparse.Namespace, out: Output) -> int:
         raise UsageError(f"expected a positive number of seconds, got {arguments.every}")
     return command.watch(first, rest, out, boot=boot, every_s=arguments.every,
                          looks=arguments.looks)  # fmt: skip
+
+
+CRASH_USAGE = """ugpu crash ls
+       ugpu crash show BUNDLE [PART ...]
+       ugpu crash diff BUNDLE BUNDLE|RECORDING[@STAGE]
+       ugpu crash export BUNDLE FILE|FOLDER/"""
+CRASH_FORMS = """When a device fails, the evidence of the first failure is kept in a file:
+registers, queues, waves, page tables, programs. BUNDLE is such a file, the beginning of its name,
+or its number in `ls`. `ugpu reg` reads the registers of a bundle too. UGPU_CRASHES names the
+folder; 0 keeps nothing."""
+
+
+def _crash(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("word", choices=("ls", "show", "diff", "export"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="see below")
+
+
+@register("debug", "what failures of devices left: list, show, compare, export", _crash,
+          usage=CRASH_USAGE, epilog=CRASH_FORMS)  # fmt: skip
+def crash(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import crash as kept
+
+    match [arguments.word, *arguments.names]:
+        case ["ls"]:
+            return kept.ls(out)
+        case ["show", name, *parts]:
+            return kept.show(name, parts, out)
+        case ["diff", left, right]:
+            return kept.diff(left, right, out)
+        case ["export", name, target]:
+            return kept.export(name, target, out)
+    raise UsageError(f"usage: {CRASH_USAGE}")

@@ -1,0 +1,49 @@
+"""Keeps the evidence of a device's first failure; what follows it does not replace it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hcq import bundle
+from hcq.bundle import Evidence
+from hcq.config import config
+from hcq.errors import UgpuError
+
+log = logging.getLogger(__name__)
+
+Gather = Callable[[UgpuError], Evidence]
+
+
+class Keeper:
+    """Of one device. folder: where bundles go; None: the settings' (UGPU_CRASHES)."""
+
+    def __init__(self, device: str, folder: Path | None = None) -> None:
+        self.device = device
+        self.folder = folder if folder is not None else config().crash_folder
+        self.kept: Path | None = None  # the bundle of the failure that was not mended yet
+
+    def keep(self, error: UgpuError, gather: Gather) -> None:
+        """Write a bundle and tell `error` where it is (its fact `bundle`), unless one was written
+        since the last `mended`. Never raises: the error that is on its way is what counts."""
+        if self.folder is None or self.kept is not None:
+            return
+        try:
+            self.kept = bundle.write(self.folder, self.device, error, gather(error))
+        except Exception as problem:
+            log.warning("%s: no bundle was written: %s", self.device, problem)
+            return
+        error.add_facts(bundle=_short(self.kept))
+        log.info("%s: evidence of the failure is in %s", self.device, self.kept)
+
+    def mended(self) -> None:
+        """The device was reset: the next failure is a first one again."""
+        self.kept = None
+
+
+def _short(path: Path) -> str:
+    home = os.path.expanduser("~")
+    text = str(path)
+    return f"~{text[len(home) :]}" if len(home) > 1 and text.startswith(f"{home}/") else text

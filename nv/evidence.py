@@ -1,0 +1,53 @@
+"""What the driver knows of a failure through RM, for a bundle (hcq.bundle): channels, mappings, the
+multiprocessors' exceptions, sensors. RM keeps the registers and the page tables for itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hcq.bundle import Evidence
+from hcq.errors import UgpuError
+
+if TYPE_CHECKING:
+    from nv.device import NvDevice
+    from nv.queue import ChannelQueue
+
+_GONE = "the GPU does not answer"
+
+
+def gather(device: NvDevice, error: UgpuError) -> Evidence:
+    """Collect the parts; never raises what RM or the GPU does. error: what the bundle is of."""
+    found = Evidence()
+    found.take("queues.json", lambda: [_queue(queue) for queue in device.all_queues])
+    found.take("memory.json", lambda: _regions(device))
+    found.take("driver.json", lambda: {name: str(fact) for name, fact in device.info().items()})
+    found.missing["registers.json"] = "the kernel driver does not show them"
+    if device.gpu.lost():
+        found.missing |= {"exceptions.json": _GONE, "sensors.json": _GONE}
+        return found
+    found.take("exceptions.json", device.faults.exceptions)
+    if device.shared_data is None:
+        found.missing["sensors.json"] = "nobody had asked for them, and a first look takes long"
+    else:
+        found.take("sensors.json", lambda: {one.name: one.read() for one in device.sensors()})
+    return found
+
+
+def _queue(queue: ChannelQueue) -> dict[str, object]:
+    stands, failed = queue.progress(), queue.error()
+    return {
+        "name": queue.name,
+        "timeline": queue.timeline.value,
+        "timeline_last": queue.timeline.last,
+        "gp_get": stands.fetched,
+        "gp_put": stands.given,
+        "kernels": list(queue.in_flight),
+        "notifier": None if failed is None else str(failed),
+    }
+
+
+def _regions(device: NvDevice) -> list[dict[str, object]]:
+    return [
+        {"address": region.address, "size": region.size, "kind": region.kind}
+        for region in device.faults.regions()
+    ]

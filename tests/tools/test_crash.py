@@ -1,0 +1,102 @@
+"""`ugpu crash`: bundles listed, shown, compared, handed on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hcq import bundle
+from hcq.bundle import Evidence
+from hcq.config import Config
+from hcq.errors import PageFault
+from hcq.registerfile import RegisterFile
+from tools import cli, crash
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    kept = tmp_path / "crashes"
+    monkeypatch.setattr(crash, "config", lambda: Config(crash_folder=kept))
+    return kept
+
+
+def keep(folder: Path, at: float, status: int, **facts: object) -> Path:
+    evidence = Evidence()
+    values = {"gc.CP_HQD_ACTIVE": 1, "gc.GRBM_STATUS": status}
+    evidence.take("registers.json", RegisterFile("card", "navi31", values).dumps)
+    evidence.take("program.bin", lambda: bytes(range(40)))
+    evidence.take("waves.json", lambda: 1 / 0)
+    error = PageFault("card: a write faulted", address=0x1000, **facts)
+    return bundle.write(folder, "card", error, evidence, now=at)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, Any]:
+    code = cli.main(["crash", "--json", *map(str, words)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_newest_is_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "ls") == (0, [])
+    old, new = keep(folder, 0, 0), keep(folder, 60, 0)
+    (folder / f"2{bundle.SUFFIX}").write_text("damaged")
+    code, found = answer(capsys, "ls")
+    assert code == 0
+    assert [Path(each["path"]) for each in found[1:]] == [new, old]
+    assert "no crash bundle" in found[0]["error"]
+    assert found[1]["error"] == "PageFault" and found[1]["message"] == "card: a write faulted"
+
+
+def test_show_and_its_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = keep(folder, 0, 0x8000_0000)
+    assert cli.main(["crash", "show", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "PageFault: card: a write faulted" in said and "0x1000" in said
+    assert "ZeroDivisionError" in said
+    assert cli.main(["crash", "show", str(path), "program.bin"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "000020  20212223 24252627"
+    code, refused = answer(capsys, "show", path, "waves.json")
+    assert code == 2 and "ZeroDivisionError" in refused["message"]
+    code, refused = answer(capsys, "show", "9")
+    assert code == 2 and "names 0 of 1 bundles" in refused["message"]
+
+
+def test_registers_of_a_bundle(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = keep(folder, 0, 0x8000_0000)
+    assert cli.main(["reg", "read", str(path), "gc.GRBM*"]) == 0
+    assert "GUI_ACTIVE=0x1" in capsys.readouterr().out
+
+
+def test_diff_names_the_first_register(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(folder, 0, 0, kernel="one")
+    keep(folder, 60, 0x8000_0000, kernel="two")
+    assert cli.main(["crash", "diff", "2", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "GUI_ACTIVE 0x0 / 0x1" in said and "CP_HQD_ACTIVE" not in said
+    assert "one" in said and "two" in said
+    assert cli.main(["crash", "diff", "1", "1"]) == 0
+
+
+def test_export(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = keep(folder, 0, 0)
+    assert cli.main(["crash", "export", "1", str(tmp_path / "one.zip")]) == 0
+    assert (tmp_path / "one.zip").read_bytes() == path.read_bytes()
+    assert cli.main(["crash", "export", "1", f"{tmp_path}/open/"]) == 0
+    names = sorted(each.name for each in (tmp_path / "open").iterdir())
+    assert names == ["manifest.json", "program.bin", "registers.json"]
+    assert cli.main(["crash", "export", "1", str(tmp_path / "one.zip")]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_without_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(crash, "config", Config)
+    assert cli.main(["crash", "ls"]) == 2
+    assert "UGPU_CRASHES" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["show"], ["diff", "1"], ["export", "1"], ["ls", "1"]])
+def test_usage(folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["crash", *words]) == 2
+    assert "usage" in capsys.readouterr().err
