@@ -4,6 +4,7 @@ auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands o
                  stock kernel driver that this user may open, else cpu
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
+virtual:<chip>+usb   the same behind a virtual USB3 bridge
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
@@ -33,6 +34,7 @@ from hcq.transport.node import NodeAttachment
 if TYPE_CHECKING:
     from hcq.device import Device
     from hcq.transport.base import Transport
+    from hcq.transport.endpoint import Endpoint
 
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 NODES = Path("/dev")
@@ -43,6 +45,8 @@ COMPILER = "compiler.front.source:compile_source"
 # PciDriver for each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`;
 # `<package>.virtual.gpu:attach(chip, ...)` attaches to one; its keywords are the model's.
 VENDORS = ("am", "nv")
+# Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
+ENDPOINTS = ("am",)
 
 
 class ChipSummary(NamedTuple):
@@ -239,6 +243,9 @@ def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
 
 
 def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
+    chip, plus, bus = chip.partition("+")
+    if plus:
+        return _open_attached(name, _attach_over(name, chip, bus, options), options)
     attach = _attach_of(chip)
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
@@ -246,6 +253,41 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
     if isinstance(attachment, NodeAttachment):
         return _open_node(name, attachment, options)
     return _open_attached(name, attachment, options)
+
+
+def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
+    """Put a model of a chip into a virtual enclosure, or open one that exists again."""
+    vendor = virtual_chips().get(chip)
+    if bus != "usb" or vendor not in ENDPOINTS:
+        have = ", ".join(f"virtual:{known}+usb" for known in _over_usb())
+        raise DeviceNotFound(f"no virtual device {name!r}; there are: {have}")
+    make, plug_in = _load(f"{vendor}.virtual.gpu:endpoint"), _load("usbgpu.virtual.attach:plug_in")
+    enclosure = options.pop("enclosure", None)
+    for_model = set(list(inspect.signature(make).parameters)[1:]) & set(options)
+    option_types(make, options)
+    model = {key: options.pop(key) for key in for_model}
+    old: Endpoint | None = getattr(enclosure, "card", None)  # of an Enclosure, not of its options
+    if old is not None and model:
+        raise BadArgument(f"a card in an enclosure cannot be given other options: {sorted(model)}")
+    card: Endpoint = make(chip, **model) if old is None else old
+    try:
+        usb, clock = plug_in(card if old is None else None, enclosure)
+    except BaseException:
+        if old is None:
+            card.close()
+        raise
+    try:
+        bridge = _load("usbgpu.asm24:CustomBridge")(usb, sleep=clock.sleep)
+        transport = _load("usbgpu.transport:UsbTransport")(bridge, name, clock=clock)
+    except BaseException:
+        usb.close()
+        raise
+    return Attachment(transport, card.firmware, card.model)
+
+
+def _over_usb() -> list[str]:
+    """Chips whose model can be put into a virtual enclosure."""
+    return [chip for chip, vendor in sorted(virtual_chips().items()) if vendor in ENDPOINTS]
 
 
 def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, object]) -> Device:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from am.chips import facts_of
 from am.chips.facts import ChipFacts
+from am.virtual.bus.endpoint import ChipEndpoint
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
 from am.virtual.engines import install as engines
@@ -35,25 +37,36 @@ def attach(
 
     vram (bytes), seed and faults change single fields of `options`.
     """
+    found = _chip(name, chip, options or ChipOptions(), vram=vram, seed=seed, faults=faults)
+    own = chip is None
+    return Attachment(VirtualTransport(found, owns_chip=own), synthetic_set(found.facts), found)
+
+
+def endpoint(
+    name: str,
+    chip: Chip | None = None,
+    *,
+    options: ChipOptions | None = None,
+    vram: int | None = None,
+    seed: int | None = None,
+    faults: FaultPlan | None = None,
+) -> ChipEndpoint:
+    """Return a card for a bus in front of it; arguments as for `attach`. The caller closes it."""
+    built = replace(options or ChipOptions(), platform=False)
+    found = _chip(name, chip, built, vram=vram, seed=seed, faults=faults)
+    return ChipEndpoint(found, firmware=synthetic_set(found.facts), owns_chip=chip is None)
+
+
+def _chip(name: str, chip: Chip | None, built: ChipOptions, **changes: Any) -> Chip:
+    """Check `chip`, or build one. changes: fields of options that are not None."""
+    changes = {key: value for key, value in changes.items() if value is not None}
     if chip is not None:
-        if options is not None or vram is not None or seed is not None or faults is not None:
-            raise BadArgument(
-                "options cannot be combined with chip=: the given chip already has its options"
-            )
+        if changes or built not in (ChipOptions(), ChipOptions(platform=False)):
+            raise BadArgument("a chip that exists cannot be given other options")
         if chip.facts.name != name:
             raise BadArgument(f"expected a virtual {name}, got a virtual {chip.facts.name}")
-        return Attachment(VirtualTransport(chip), synthetic_set(chip.facts), chip)
-    facts = facts_of(name)
-    built = options or ChipOptions()
-    if vram is not None:
-        if vram < 1:
-            raise BadArgument(
-                f"vram must be a multiple of 1 MiB and at least 16 MiB, got {vram} bytes"
-            )
-        built = replace(built, vram=vram)
-    if seed is not None:
-        built = replace(built, seed=seed)
-    if faults is not None:
-        built = replace(built, faults=faults)
-    own = build_chip(facts, built)
-    return Attachment(VirtualTransport(own, owns_chip=True), synthetic_set(facts), own)
+        return chip
+    vram = changes.get("vram")
+    if vram is not None and vram < 1:
+        raise BadArgument(f"vram must be whole MiB, at least 16, got {vram} bytes")
+    return build_chip(facts_of(name), replace(built, **changes))

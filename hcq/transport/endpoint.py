@@ -6,9 +6,11 @@ neither knows the other. Addresses are bus addresses, sizes bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from hcq.clock import Clock
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,15 @@ class EndpointFunction(Protocol):
 
 
 class Endpoint(Protocol):
-    """A card. functions: by function number, [0] first. All methods may come from any thread."""
+    """A card. All methods may come from any thread.
+
+    functions: by function number, [0] first. clock: the model's time and work. firmware: images
+    that its driver loads, by file name. model: the chip, for those who want to look inside.
+    """
+
+    clock: Clock
+    firmware: Mapping[str, bytes]
+    model: object
 
     @property
     def functions(self) -> Sequence[EndpointFunction]: ...

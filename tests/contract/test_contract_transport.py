@@ -19,7 +19,7 @@ from hcq.transport.recording import Recording
 from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access, TracingTransport
 from tests.support.pcifunction import PlainFunction
-from tests.support.transport_stands import Subject, rule
+from tests.support.transport_stands import Subject, much, rule
 
 LIMIT_S = 60.0
 
@@ -170,7 +170,7 @@ def test_memory_for_the_device(subject: Subject) -> None:
     assert all(segment.address % 4096 == 0 for segment in memory.segments)
     memory.view[10:14] = b"abcd"
     assert bytes(memory.view[10:14]) == b"abcd"
-    whole = transport.allocate_dma(4 << 20, contiguous=True)
+    whole = transport.allocate_dma(much(transport), contiguous=True)
     assert len(whole.segments) == 1
     places = [(s.address, s.address + s.size) for s in (*memory.segments, *whole.segments)]
     places.sort()
@@ -263,8 +263,9 @@ def test_a_device_that_is_lost_reads_all_ones_or_says_so(subject: Subject) -> No
         with suppress(DeviceLost):
             window.write32(64, 1)
     assert not transport.present()
-    memory.view[:4] = b"ours"
-    assert bytes(memory.view[:4]) == b"ours"
+    if transport.traits.host_memory:
+        memory.view[:4] = b"ours"
+        assert bytes(memory.view[:4]) == b"ours"
     memory.close()
     transport.close()
     with pytest.raises(Closed):

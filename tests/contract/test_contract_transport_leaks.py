@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hcq.errors import BadArgument, NotSupported, UgpuError
 from hcq.transport.base import Transport
 from tests.support import holdings
-from tests.support.transport_stands import Subject, rule
+from tests.support.transport_stands import Subject, much, rule
 
 CYCLES = 100
 COUNTED = ("descriptors", "mappings", "threads")
@@ -24,7 +24,7 @@ def windows(transport: Transport) -> None:
 
 
 def memory(transport: Transport) -> None:
-    for size in (4096, 3 << 20):
+    for size in (4096, much(transport)):
         transport.allocate_dma(size).close()
 
 

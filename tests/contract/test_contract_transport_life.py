@@ -14,7 +14,7 @@ import pytest
 from hcq.errors import Closed, DeviceLost
 from hcq.transport.base import Transport
 from tests.support.descriptors import leaked, settled
-from tests.support.transport_stands import STANDS, Stand, Subject, rule
+from tests.support.transport_stands import STANDS, Stand, Subject, much, rule
 
 LIMIT_S = 60.0
 ROUNDS = 6
@@ -61,6 +61,7 @@ def test_leaving_the_block_closes(subject: Subject) -> None:
 
 @rule
 def test_memory_lives_as_long_as_somebody_looks_at_it(subject: Subject) -> None:
+    subject.needs("host_memory")
     memory = subject.transport.allocate_dma(1 << 16)
     memory.view[:4] = b"kept"
     array = np.frombuffer(memory.view, np.uint8)
@@ -166,8 +167,8 @@ def use_all(subject: Subject) -> None:
         transport.window(bar).read32(0x40)
     for _ in range(4):
         transport.allocate_dma(4096).close()
-    transport.allocate_dma(4 << 20).close()
-    transport.allocate_dma(4 << 20)
+    transport.allocate_dma(much(transport)).close()
+    transport.allocate_dma(much(transport))
     if transport.interrupts is not None:
         transport.interrupts.enable(transport.interrupts.vectors)
 

@@ -17,6 +17,7 @@ import pytest
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
+from am.virtual.gpu import endpoint
 from am.virtual.options import ChipOptions
 from hcq.transport.base import DmaMemory, Traits, Transport
 from hcq.transport.record import RecordingTransport, record
@@ -32,6 +33,14 @@ from tests.support.pcifunction import PlainFunction
 from tests.support.sysfs_tree import GPU, SysfsTree
 from tests.support.vfio_user_device import ADDRESS, COMMAND, SIZE, VECTOR, MemoryDevice
 from tests.support.vfio_user_served import served
+from usbgpu.asm24 import CustomBridge
+from usbgpu.transport import UsbTransport
+from usbgpu.usb import Speed
+from usbgpu.virtual.attach import plug_in
+from usbgpu.virtual.device import Transfer
+from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+
+COMPLETION = 0x82_200C  # where the card writes for the bridge to send SRAM to the host
 
 Deliver = Callable[[Transport, DmaMemory, bytes, int], None]
 Rule = Callable[["Subject"], None]
@@ -52,6 +61,11 @@ class Subject:
         assert trait in Traits.__dataclass_fields__
         if not getattr(self.transport.traits, trait):
             pytest.skip(f"{type(self.transport).__name__} declares no {trait}")
+
+
+def much(transport: Transport) -> int:
+    """Bytes of DMA memory that are many for a transport, and that it has twice."""
+    return 4 << 20 if transport.traits.host_memory else transport.traits.dma_bytes // 4
 
 
 class Stand:
@@ -116,6 +130,57 @@ def virtual() -> Iterator[Subject]:
 def _enable(transport: Transport) -> None:
     """Memory space and bus master, as a driver sets them."""
     transport.config_write(4, transport.config_read(4, 2) | 6, 2)
+
+
+# ---- behind a USB bridge -----------------------------------------------------------------------
+
+
+@contextmanager
+def _over_usb(
+    lost: Callable[[Chip, Enclosure], None], *, speed: Speed = Speed.SUPER_PLUS
+) -> Iterator[Subject]:
+    """The virtual Navi31 in a virtual enclosure. No driver runs the card's engines here, so that it
+    completes each read of SRAM by itself, which the bridge waits for."""
+    card = endpoint("navi31", options=ChipOptions(vram=256 << 20))
+    box = Enclosure(card, EnclosureOptions(speed=speed))
+    usb, clock = plug_in(None, box)
+    submit_in = usb.submit_in
+
+    def completed(endpoint: int, length: int, stream: int = 0) -> Transfer:
+        transfer = submit_in(endpoint, length, stream)
+        if box.awaits_card:
+            card.chip.dma_write(COMPLETION, bytes(4))
+        return transfer
+
+    usb.submit_in = completed  # type: ignore[method-assign]
+    bridge = CustomBridge(usb, sleep=clock.sleep)
+    try:
+        with UsbTransport(bridge, "virtual:navi31+usb", clock=clock) as transport:
+            _enable(transport)
+            yield Subject(transport, lambda: lost(card.chip, box))
+    finally:
+        box.close()
+        card.chip.close()
+
+
+@contextmanager
+def usb() -> Iterator[Subject]:
+    """Here the cable is pulled."""
+    with _over_usb(lambda _, box: box.unplug()) as subject:
+        yield subject
+
+
+@contextmanager
+def usb_high_speed() -> Iterator[Subject]:
+    with _over_usb(lambda _, box: box.unplug(), speed=Speed.HIGH) as subject:
+        yield subject
+
+
+@contextmanager
+def usb_card() -> Iterator[Subject]:
+    """Here the card falls off its link."""
+    with _over_usb(lambda chip, _: chip.unplug()) as subject:
+        yield subject
 
 
 # ---- wrapped -----------------------------------------------------------------------------------
@@ -293,6 +358,7 @@ def vfio_user_mapped() -> Iterator[Subject]:
 
 STANDS = [
     *map(Stand, (plain, virtual, vfio, vfio_msix, vfio_by_file, iommufd, sysfs)),
+    *map(Stand, (usb, usb_high_speed, usb_card)),
     *map(Stand, (vfio_user, vfio_user_gone, vfio_user_vectors, vfio_user_navi31, vfio_user_mapped)),
     traced(plain), traced(virtual), traced(vfio_user), recorded(sysfs), recorded(vfio_user),
     replayed(plain), replayed(sysfs), replayed(vfio_user),

@@ -69,8 +69,11 @@ class Transfer:
 class VirtualUsb:
     """An opened enclosure. Leaves with the cable: another plug makes another one."""
 
-    def __init__(self, enclosure: Enclosure, identity: UsbIdentity) -> None:
+    def __init__(
+        self, enclosure: Enclosure, identity: UsbIdentity, at_close: Callable[[], None]
+    ) -> None:
         self._box = enclosure
+        self._at_close = at_close
         self.identity = identity
         self._lock = enclosure.lock
         self._queues: dict[tuple[int, int], list[Transfer]] = {}
@@ -390,6 +393,7 @@ class VirtualUsb:
             self._queues.clear()
             self._departures.clear()
             self._box.released(self)
+        self._at_close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -119,14 +120,17 @@ class Enclosure:
 
     # ---- the cable ----------------------------------------------------------------------------
 
-    def open(self) -> VirtualUsb:
-        """Open it as a host does; DeviceLost while it is unplugged, DeviceBusy while it is open."""
+    def open(self, *, at_close: Callable[[], None] = lambda: None) -> VirtualUsb:
+        """Open it as a host does; DeviceLost while it is unplugged, DeviceBusy while it is open.
+
+        at_close: called once when the host has closed it.
+        """
         with self.lock:
             if not self._plugged:
                 raise DeviceLost(f"nothing is plugged into {self.options.port}")
             if self._device is not None:
                 raise DeviceBusy(f"the USB device at {self.options.port} is open already")
-            self._device = VirtualUsb(self, self.identity)
+            self._device = VirtualUsb(self, self.identity, at_close)
             return self._device
 
     def released(self, device: VirtualUsb) -> None:

@@ -103,7 +103,11 @@ class Memory:
         else:
             for region in REGIONS:
                 if region.xdata <= address < region.xdata + region.xdata_size:
-                    self.shared[region.offset + address - region.xdata] = value
+                    at = address - region.xdata
+                    if region is COMPLETION and self._mark and at < _ENTRY:
+                        self._write_entry(at, value)
+                    else:
+                        self.shared[region.offset + at] = value
                     return
             self._banks[0][address] = value
 
@@ -142,6 +146,16 @@ class Memory:
         return b"".join(
             self._hidden[part] if raw[part] == self._mark[part] else raw[part] for part in dwords
         )
+
+    def _write_entry(self, at: int, value: int) -> None:
+        """Write a byte of the entry from XDATA: only the card's writes count as its completion."""
+        part = slice(at & ~3, (at & ~3) + 4)
+        if self._raw_entry()[part] != self._mark[part]:
+            self.shared[COMPLETION.offset + at] = value
+            return
+        hidden = bytearray(self._hidden)
+        hidden[at] = value
+        self._hidden = bytes(hidden)
 
     def scribble_submission(self) -> None:
         """Do what the SRAM engine does when it starts: it writes its own queue entries.

@@ -7,10 +7,11 @@ card does not carry them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from am.virtual.bus.pci import DoorbellWindow, RegisterWindow, VramWindow
 from am.virtual.chip import Chip
+from hcq.clock import Clock
 from hcq.errors import BadArgument, DeviceBusy
 from hcq.transport.endpoint import Aperture, EndpointFunction
 
@@ -128,12 +129,17 @@ class ChipEndpoint:
     owns_chip: `close` ends the chip's life too; else it stays the caller's, powered.
     """
 
-    def __init__(self, chip: Chip, *, owns_chip: bool = False) -> None:
+    def __init__(
+        self, chip: Chip, *, firmware: Mapping[str, bytes] | None = None, owns_chip: bool = False
+    ) -> None:
         if chip.options.platform:
             raise BadArgument("expected a chip with platform=False, got one that has a platform")
         if chip.msi is not None:
             raise DeviceBusy(f"virtual:{chip.facts.name} is already attached")
         self.chip = chip
+        self.model: object = chip
+        self.clock: Clock = chip.clock
+        self.firmware: Mapping[str, bytes] = firmware or {}
         self._audio = AudioFunction(chip)
         self._functions: tuple[EndpointFunction, ...] = (GraphicsFunction(chip), self._audio)
         self._owns_chip = owns_chip

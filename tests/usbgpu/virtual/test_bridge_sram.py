@@ -76,6 +76,16 @@ def test_a_completion_before_the_arming_does_not_count() -> None:
             rig.usb.submit_in(0x81, 1024).wait(0.001)
 
 
+def test_a_completion_written_by_the_host_does_not_count() -> None:
+    with box() as rig:
+        rig.up()
+        rig.request.arm(512, inward=True)
+        rig.request.poke(0xB80C, 1, 2, 3, 4)
+        assert rig.request.xdata(0xB80C, 4) == b"\x01\x02\x03\x04"
+        with pytest.raises(TransferTimeout):
+            rig.usb.submit_in(0x81, 1024).wait(0.001)
+
+
 def test_bulk_without_arming_is_never_taken() -> None:
     with box() as rig:
         rig.up()

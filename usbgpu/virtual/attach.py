@@ -1,0 +1,58 @@
+"""Plugging in: an enclosure around a card's model, as one opened USB device."""
+
+from __future__ import annotations
+
+import time
+
+from hcq.clock import Clock, Work
+from hcq.errors import BadArgument
+from hcq.transport.endpoint import Endpoint
+from usbgpu.virtual.device import VirtualUsb
+from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from usbgpu.virtual.meter import VirtualClock
+
+# A card's model takes 30 ms for what boards need seconds for: no sleep is longer in real time.
+_LONGEST_SLEEP_S = 0.05
+
+
+class EnclosureClock(Clock):
+    """Time in front of an enclosure: what transfers cost and what was slept has passed, though
+    little of it in real time. The card works in real time, and its work suspends limits."""
+
+    def __init__(self, virtual: VirtualClock, card: Clock) -> None:
+        self._virtual = virtual
+        self._card = card
+
+    def now(self) -> float:
+        return time.monotonic() + self._virtual.now()
+
+    def sleep(self, seconds: float) -> None:
+        real = min(seconds, _LONGEST_SLEEP_S)
+        self._virtual.advance(seconds - real)
+        time.sleep(real)
+
+    def work(self) -> Work:
+        return self._card.work()
+
+
+def plug_in(
+    card: Endpoint | None, enclosure: Enclosure | EnclosureOptions | None = None
+) -> tuple[VirtualUsb, Clock]:
+    """Open an enclosure and tell its clock.
+
+    With a card: a new enclosure around it, both closed with the USB device. Without: `enclosure`
+    itself, which stays the caller's, opened again.
+    """
+    if card is None:
+        if not isinstance(enclosure, Enclosure) or enclosure.card is None:
+            raise BadArgument(f"enclosure must be an Enclosure with a card, got {enclosure!r}")
+        return enclosure.open(), EnclosureClock(enclosure.clock, enclosure.card.clock)
+    if isinstance(enclosure, Enclosure):
+        raise BadArgument("an enclosure that exists has a card already")
+    box = Enclosure(card, enclosure)
+
+    def close() -> None:
+        box.close()
+        card.close()
+
+    return box.open(at_close=close), EnclosureClock(box.clock, card.clock)
