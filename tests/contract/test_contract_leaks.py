@@ -118,7 +118,7 @@ def _grown(more: dict[str, int], least: int) -> dict[str, int]:
     return {
         name: count
         for name, count in more.items()
-        if name in strict or (count >= least and name not in BOUNDED)
+        if name in strict or name.startswith("kernel: ") or (count >= least and name not in BOUNDED)
     }
 
 

@@ -15,27 +15,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from am.device import AmDevice
+from am.virtual.bus.pci import VirtualTransport
 from hcq.device import Device
+from nv.device import NvDevice
+from nv.virtual.node import VirtualNode
 from tests.support.waiting import until
 
 
 @dataclass(frozen=True)
 class Holdings:
     """One count. mappings: entries of /proc/self/maps but anonymous ones, which the allocator of
-    the C library splits and merges as it likes; kinds: Python objects by type."""
+    the C library splits and merges as it likes; kinds: Python objects by type; kernel: what the
+    kernel driver or IOMMU behind a virtual device holds for this process, by name."""
 
     descriptors: int
     mappings: int
     threads: int
     device_bytes: int
     kinds: Counter[str]
+    kernel: Counter[str]
 
     def beyond(self, before: Holdings) -> dict[str, int]:
         """What there is more of than before; Python objects by type."""
         names = ("descriptors", "mappings", "threads", "device_bytes")
         more = {name: getattr(self, name) - getattr(before, name) for name in names}
         found = {name: count for name, count in more.items() if count > 0}
-        return found | dict(self.kinds - before.kinds)
+        return found | dict(self.kinds - before.kinds) | dict(self.kernel - before.kernel)
 
 
 @contextmanager
@@ -59,7 +65,8 @@ def count(device: Device | None = None) -> Holdings:
             int(sensor.read()) for sensor in device.sensors() if sensor.name == "memory_used_bytes"
         )
     kinds = Counter(type(each).__qualname__ for each in gc.get_objects())
-    return Holdings(_descriptors(), _mappings(), threading.active_count(), used, kinds)
+    kernel = _kernel(device)
+    return Holdings(_descriptors(), _mappings(), threading.active_count(), used, kinds, kernel)
 
 
 def settled(device: Device | None = None) -> Holdings:
@@ -78,6 +85,28 @@ def settled(device: Device | None = None) -> Holdings:
 def resident() -> int:
     """Bytes of memory that the process has in RAM."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _kernel(device: Device | None) -> Counter[str]:
+    """Open files, mappings, ranges and the resource manager's objects of a virtual node; pages that
+    a virtual card may reach. Nothing for other devices."""
+    if isinstance(device, NvDevice) and isinstance(device.gpu.session.node, VirtualNode):
+        node = device.gpu.session.node
+        machine = node.machine
+        found = Counter(f"kernel: {type(each).__name__}" for each in machine.live_objects())
+        for file in node.files.values():
+            found[f"kernel: open {file.path}"] += 1
+            if file.uvm is not None:
+                found["kernel: UVM ranges"] += len(file.uvm.ranges)
+        found["kernel: mappings"] = len(machine.mappings)
+        found["kernel: clients"] = len(machine.clients)
+        found["kernel: system memory"] = machine.system_used
+        return found
+    if isinstance(device, AmDevice) and isinstance(device.chip.transport, VirtualTransport):
+        lent = device.chip.transport._memory
+        size = sum(memory.size for memory in lent)
+        return Counter({"kernel: memory for DMA": len(lent), "kernel: bytes for DMA": size})
+    return Counter()
 
 
 def _descriptors() -> int:
