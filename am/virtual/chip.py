@@ -117,7 +117,8 @@ class Chip(Board):
         self._blackout = False
         self._power_ons += 1
         self.tmr = None
-        self.vram.scramble(self.options.seed + self._power_ons, self.options.noise)
+        options = self.options
+        self.vram.scramble(options.seed + self._power_ons, options.noise, options.poison)
         for table, name in TABLES.items():
             if name in self.facts.versions:
                 self.space.clear(table)

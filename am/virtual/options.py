@@ -119,7 +119,9 @@ class ChipOptions:
     visible_vram: size of BAR0; None shows all of VRAM. shared_vram: VRAM lies in a memfd that other
     processes can map; what they write there passes the host data path by. noise: bytes of VRAM,
     from its start, that hold noise after power-on (all of it does on a board; beyond that the
-    model's VRAM is sparse and zero). manual_time: the scheduler has no thread; tests call
+    model's VRAM is sparse and zero). poison: a 32-bit word that fills these bytes instead of noise,
+    such as a NaN, which shows in results that depend on memory nobody has written.
+    manual_time: the scheduler has no thread; tests call
     `chip.scheduler.advance`. launch_in_order: dispatches of a queue that no wait separates run in
     their order, not the newest first. shader_core: makes the shader cores, at the first dispatch.
     platform: the host's firmware gives the BARs addresses at power-on and enlarges BAR0; False
@@ -135,6 +137,7 @@ class ChipOptions:
     registers: int = 1 << 20
     doorbells: int = 2 << 20
     noise: int = 32 << 20
+    poison: int | None = None
     seed: int = 1
     manual_time: bool = False
     index_latch: bool = False

@@ -75,7 +75,7 @@ class VirtualGpu:
         self.facts = facts
         self.options = options
         self.lock = threading.RLock()
-        self.memory = VideoMemory(options.memory or facts.memory_size)
+        self.memory = VideoMemory(options.memory or facts.memory_size, options.poison)
         self.form = format_of(facts.mmu)
         self.gpu_id = 0x100 * (index + 1)
         self.bus = index + 1

@@ -27,6 +27,8 @@ class MachineOptions:
     mig: of a divided GPU, its instances as (GPU instance, compute instance); None: not divided.
     coherence: whether missing barriers and invalidations of global data are violations; grids are
     slower, see nv.virtual.engines.coherence.
+    poison: a 32-bit word that fills the video memory of new objects, such as a NaN, which shows in
+    results that depend on memory nobody has written; None: scrubbed, as by the kernel driver.
     multiprocessors: makes a GPU's SMs; None for those that execute PTX.
     """
 
@@ -41,3 +43,4 @@ class MachineOptions:
     mig: tuple[tuple[int, int], ...] | None = None
     coherence: bool = False
     multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None
+    poison: int | None = None

@@ -64,10 +64,14 @@ class Vram:
     def _forget(self) -> None:
         self._memory.madvise(mmap.MADV_DONTNEED if self.descriptor < 0 else mmap.MADV_REMOVE)
 
-    def scramble(self, seed: int, noise: int) -> None:
-        """Lose the contents: `noise` bytes from the start become noise, the rest zero (sparse)."""
+    def scramble(self, seed: int, noise: int, poison: int | None = None) -> None:
+        """Lose the contents: `noise` bytes from the start become noise, the rest zero (sparse).
+        poison: a 32-bit word that stands there in place of noise."""
         self._forget()
-        tile = np.random.default_rng(seed).bytes(_NOISE_TILE)
+        if poison is None:
+            tile = np.random.default_rng(seed).bytes(_NOISE_TILE)
+        else:
+            tile = poison.to_bytes(4, "little") * (_NOISE_TILE // 4)
         for start in range(0, min(noise, self.size), _NOISE_TILE):
             piece = tile[: min(noise, self.size) - start]
             self._memory[start : start + len(piece)] = piece

@@ -22,11 +22,12 @@ class VideoMemory:
 
     The top is the kernel driver's own, for page tables and instance blocks. Memory that is handed
     out again reads as zeros, since the resource manager scrubs what was freed. Not thread-safe:
-    the GPU's lock protects it.
+    the GPU's lock protects it. poison: a 32-bit word that fills it instead.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, poison: int | None = None) -> None:
         self.size = size
+        self._poison = poison
         reserved = max(4 << 20, min(size // 32, 64 << 20)) // GRANULE * GRANULE
         self.usable = (size - reserved) // GRANULE * GRANULE
         try:
@@ -62,7 +63,10 @@ class VideoMemory:
         """Take scrubbed memory for a client; hcq.errors.OutOfMemory if there is none."""
         address = self._clients.allocate(size, max(align, GRANULE))
         length = self._clients.size_of(address)
-        self._memory.madvise(mmap.MADV_DONTNEED, address, length)
+        if self._poison is None:
+            self._memory.madvise(mmap.MADV_DONTNEED, address, length)
+        else:
+            self.words[address // 8 : (address + length) // 8] = self._poison << 32 | self._poison
         return address
 
     def free(self, address: int) -> None:
