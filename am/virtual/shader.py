@@ -10,12 +10,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hcq.emu.memory import Abort, Access, LaneMemory
+
+_SIMDS = 4  # of a WGP
 
 
 class ShaderMemory(LaneMemory, Protocol):
@@ -83,6 +85,31 @@ class Outcome:
     detail: str = ""
     group: tuple[int, int, int] = (0, 0, 0)
     wave: int = 0
+
+
+class WavePlace(NamedTuple):
+    """The SIMD that a wave runs on."""
+
+    engine: int
+    array: int
+    wgp: int
+    simd: int
+
+
+def place_of(
+    group: tuple[int, int, int], groups: tuple[int, int, int], sizes: tuple[int, int, int]
+) -> WavePlace:
+    """Where the waves of a group run: groups go to the shader engines in turns, then to their
+    arrays, to the WGPs of an array and to the SIMDs of a WGP. sizes: how many engines, arrays of an
+    engine, WGPs of an array.
+
+    UNSURE: no document says in which order SPI deals groups out; HW_ID1 of waves on a board would.
+    """
+    number = group[0] + groups[0] * (group[1] + groups[1] * group[2])
+    rest, engine = divmod(number, sizes[0])
+    rest, array = divmod(rest, sizes[1])
+    rest, wgp = divmod(rest, sizes[2])
+    return WavePlace(engine, array, wgp, rest % _SIMDS)
 
 
 class ShaderCore(Protocol):

@@ -183,6 +183,24 @@ def test_illegal_instruction(device: AmDevice, program: Program, out: Buffer) ->
     assert caught.value.facts["pc"] in range(kernel, kernel + 256)
 
 
+@pytest.mark.parametrize("group", [1, 6, 11, 12, 47, 50])
+def test_the_state_of_a_wave_is_found_wherever_it_runs(
+    device: AmDevice, program: Program, out: Buffer, group: int
+) -> None:
+    """Six shader engines of two arrays of four WGPs of four SIMDs."""
+    with pytest.raises(IllegalInstruction) as caught:
+        with device.queue() as queue:
+            args = (out, np.uint32(group))
+            queue.launch(program["illegal_in"], grid=(64,), block=(32,), args=args)
+        device.synchronize()
+    facts = caught.value.facts
+    place = (facts["shader_engine"], facts["array"], facts["wgp"], facts["simd"])
+    assert place == (group % 6, group // 6 % 2, group // 12 % 4, group // 48)
+    assert facts["kernel"] == "illegal_in" and facts["trap_status"] == 1 << 11
+    kernel = program["illegal_in"].address
+    assert facts["pc"] in range(kernel, kernel + 256)
+
+
 def test_endless_loop(chip: Any, device: AmDevice, program: Program, out: Buffer) -> None:
     start_forever(chip, device, program, out)
     with pytest.raises(DeviceHang) as caught:

@@ -77,6 +77,14 @@ def test_a_stuck_smu_is_reset_by_its_debug_mailbox(chip: Any) -> None:
         report = [(step.name, step.worked) for step in device.reset_report]
         assert report == [("mode1 reset", False), ("mode1 reset by the debug mailbox", True)]
         check_runs(device, program, out, 5)
+        # It listens again: what fails next is reset by the mildest rung.
+        assert not device.units.smu.stuck
+        start_forever(chip, device, program, out)
+        with pytest.raises(DeviceHang):
+            device.synchronize(limit_s=0.05)
+        device.reset()
+        assert [step.name for step in device.reset_report] == ["take queues off", "kill waves"]
+        check_runs(device, program, out, 6)
 
 
 def test_the_mildest_rung_that_works_is_taken(chip: Any, caplog: pytest.LogCaptureFixture) -> None:

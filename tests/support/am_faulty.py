@@ -34,6 +34,17 @@ define amdgpu_kernel void @illegal(ptr addrspace(1) %out) #0 {
   store i32 1, ptr addrspace(1) %out
   ret void
 }
+define amdgpu_kernel void @illegal_in(ptr addrspace(1) %out, i32 %which) #0 {
+  %group = call i32 @llvm.amdgcn.workgroup.id.x()
+  %mine = icmp eq i32 %group, %which
+  br i1 %mine, label %bad, label %good
+bad:
+  call void @llvm.amdgcn.s.sleep(i32 83)
+  br label %good
+good:
+  store i32 1, ptr addrspace(1) %out
+  ret void
+}
 define amdgpu_kernel void @forever(ptr addrspace(1) %out) #0 {
 entry:
   br label %loop
@@ -45,6 +56,7 @@ done:
   ret void
 }
 declare void @llvm.amdgcn.s.sleep(i32)
+declare i32 @llvm.amdgcn.workgroup.id.x()
 attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
   "amdgpu-no-dispatch-ptr"
   "amdgpu-flat-work-group-size"="64,64" }
@@ -54,6 +66,7 @@ attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-d
 # Written by hand from the RDNA3 ISA document: s_sleep as a placeholder, and what replaces it.
 _SLEEP_85 = bytes.fromhex("550083bf")
 _SLEEP_84 = bytes.fromhex("540083bf")
+_SLEEP_83 = bytes.fromhex("530083bf")
 _JUMP = bytes.fromhex(
     "800004f4080000f8"  # s_load_b64 s[2:3], s[0:1], 8
     "07fc89bf"  # s_waitcnt lgkmcnt(0)
@@ -67,4 +80,6 @@ def faulty_object() -> bytes:
     image = compile_ir(KERNELS, "amdgcn-amd-amdhsa", "gfx1100")
     assert image.count(_SLEEP_85 * 4) == 1
     assert image.count(_SLEEP_84) == 1
+    assert image.count(_SLEEP_83) == 1
+    image = image.replace(_SLEEP_83, _UNDEFINED)
     return image.replace(_SLEEP_85 * 4, _JUMP).replace(_SLEEP_84, _UNDEFINED)

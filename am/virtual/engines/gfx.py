@@ -15,7 +15,7 @@ from am.virtual.engines.cp.rlc import Rlc
 from am.virtual.engines.engine import clock_ticks
 from am.virtual.engines.sdma.engine import Sdma
 from am.virtual.engines.shaders import ShaderArray
-from am.virtual.shader import Ending, Outcome
+from am.virtual.shader import Ending, Outcome, WavePlace
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:
@@ -156,20 +156,24 @@ class Gfx(Block):
 
     # ---- waves --------------------------------------------------------------------------------
 
-    def halted_wave(self) -> Outcome | None:
-        """The wave that halted, of a queue that hangs."""
+    def halted_wave(self) -> tuple[Outcome, WavePlace] | None:
+        """The wave that halted, of a queue that hangs, and where it is."""
         for queue in self.mec.queues():
             if queue.wave is not None:
-                return queue.wave
+                return queue.wave, queue.wave_place
         return None
 
     def _wave_data(self) -> int:
-        """Read wave state; the halted wave sits in SE 0, SA 0, WGP 0, SIMD 0, in its own slot."""
-        wave = self.halted_wave()
+        """Read wave state; the halted wave sits on the SIMD of its group, in its own slot."""
+        halted = self.halted_wave()
         index = self.fields("SQ_IND_INDEX")
         where = self.fields("GRBM_GFX_INDEX")
-        place = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
-        if wave is None or any(place):
+        if halted is None:
+            return 0
+        wave, place = halted
+        instance = place.wgp << 2 | place.simd
+        at = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
+        if at != (place.engine, place.array, instance):
             return 0
         if index.INDEX != WAVE_VALID_AND_IDLE and wave.wave & 0x1F != index.WAVE_ID:
             return 0

@@ -18,7 +18,7 @@ from am.virtual.engines import transfer
 from am.virtual.engines.cp.dispatch import BadDispatch
 from am.virtual.engines.cp.pm4.packets import BadPacket, PrivilegedRegister
 from am.virtual.engines.engine import Worker
-from am.virtual.shader import Dispatch, Ending, Outcome
+from am.virtual.shader import Dispatch, Ending, Outcome, WavePlace, place_of
 from hcq.emu.memory import Abort
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class ComputeQueue:
         self.wptr = wptr  # dwords, counts for ever
         self.hung = ""  # why, once it hangs
         self.wave: Outcome | None = None  # the halted wave, if that is why
+        self.wave_place = WavePlace(0, 0, 0, 0)  # of the halted wave
         self.executing = False  # the packet that was read last, perhaps
         self.draining = False
         self.done = False  # a drain was completed
@@ -356,16 +357,20 @@ class ComputeQueue:
                 self.worker.check()
                 self.abort.clear()  # SPI reset the waves; the queue itself goes on
                 continue
-            self._wave_failed(outcome, vmid)
+            self._wave_failed(outcome, launch, vmid)
         return any_pending
 
-    def _wave_failed(self, outcome: Outcome, vmid: int) -> None:
+    def _wave_failed(self, outcome: Outcome, launch: Dispatch, vmid: int) -> None:
+        options = self._chip.options
+        sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
         self.wave = outcome
+        self.wave_place = place = place_of(outcome.group, launch.groups, sizes)
         if outcome.ending is Ending.BAD_DISPATCH:
             self._fault(f"dispatch that never launches: {outcome.detail}")
         elif outcome.ending is Ending.ILLEGAL_INSTRUCTION:
             detail = (outcome.words[0] if outcome.words else 0) & 0x1FFFFF
             data0 = detail | SQ_ILLEGAL_INSTRUCTION | (outcome.wave & 0x1F) << 27
+            data0 |= place.array << 25
             with self._chip.lock:
                 self.worker.check()
                 self._chip.ih.raise_interrupt(
@@ -373,7 +378,7 @@ class ComputeQueue:
                     SOURCE_SQ,
                     ring_id=self.slot.ring_id,
                     vmid=vmid,
-                    data=(data0, SQ_ENCODING_ERROR, 0, 0),
+                    data=(data0, SQ_ENCODING_ERROR | place.wgp << 2 | place.simd, 0, 0),
                 )
         raise Hang(f"{outcome.ending.value} at pc {outcome.pc:#x} {outcome.detail}".rstrip())
 
