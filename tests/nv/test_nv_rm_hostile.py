@@ -26,6 +26,7 @@ class Garbling:
     def __init__(self, node: Node, seed: int) -> None:
         self.node = node
         self.name = node.name
+        self.clock = node.clock
         self.random = random.Random(seed)
         self.left = self.random.randrange(CALLS)
 

@@ -44,6 +44,7 @@ class Failing:
     def __init__(self, node: Node, at: int) -> None:
         self.node = node
         self.name = node.name
+        self.clock = node.clock
         self.left = at
         self.failed = ""
 

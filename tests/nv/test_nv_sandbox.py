@@ -52,6 +52,7 @@ class Sandbox:
 
     def __init__(self, node: Node, version: str) -> None:
         self.name = node.name
+        self.clock = node.clock
         self.node = node
         self.table = abi.select(version)
         self.stopped: set[str] = set()
