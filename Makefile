@@ -1,6 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; each sets up all it needs by itself.
 #
 #   make demo        a virtual GPU comes up, classifies real digits, and is checked against NumPy
+#   make dev         the virtual environment with all that development and tests need
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests, and properties with examples drawn from a new seed
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
@@ -19,7 +20,10 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo test test-slow test-masks mutants test-kernel test-foreign hw check bench docs regen golden clean
+.PHONY: demo dev test test-slow test-masks mutants test-kernel test-foreign hw check bench docs regen golden clean
+
+dev:
+	@$(SETUP) demo dev firmware regen nv
 
 demo:
 	@$(SETUP) demo

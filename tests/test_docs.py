@@ -21,8 +21,15 @@ def programs() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "text"), programs(), ids=[name for name, _ in programs()])
-def test_a_program_runs(where: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_runs(
+    where: str,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A comment behind a `print` is what it prints."""
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
     exec(compile(text, where, "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
     for expected in re.findall(r"print\(.*\)  # (.*)", text):

@@ -58,6 +58,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _verb_first(words: Sequence[str]) -> list[str]:
+    """`ugpu -v info cpu` as `ugpu info -v cpu`: the options that all verbs take may precede it."""
+    shared = (JSON, "--verbose", "-v", "-vv", "-vvv")
+    at = next((n for n, word in enumerate(words) if word not in shared), len(words))
+    return [*words[at : at + 1], *words[:at], *words[at + 1 :]]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit code. Nothing but an error of our own leaves by a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -73,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str], out: Output) -> int:
     handler: logging.Handler | None = None
     try:
-        arguments = parser().parse_args(words)
+        arguments = parser().parse_args(_verb_first(words))
         out.as_json = arguments.json  # the word may have been a script's
         levels = (config().log_level, "info", "debug", "trace")
         handler = configure(levels[min(arguments.verbose, 3)])

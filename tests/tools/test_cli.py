@@ -45,6 +45,13 @@ def test_info(capsys: pytest.CaptureFixture[str], device: str, target: str) -> N
     assert "sensor memory used" in capsys.readouterr().out
 
 
+def test_shared_options_may_precede_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--json", "-v", "info", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "cpu"
+    assert cli.main(["-v"]) == 2
+    assert "VERB" in capsys.readouterr().err
+
+
 def test_unknown_device_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "virtual:nothing"]) == 2
     assert "DeviceNotFound" in capsys.readouterr().err

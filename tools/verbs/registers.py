@@ -23,7 +23,7 @@ looked at as it is (pci:ADDRESS, vfio-user:PATH).
 read     show values and fields
 write    show what changes and what that may do, and ask
 watch    show each change until Ctrl-C
-lookup   place and fields of registers of a chip (navi31), by name or place; needs no device
+lookup   place and fields of registers of a chip, by name or place; needs no device
 diff     the registers that differ, first the one that differed first; exit code 1 if one does"""
 
 

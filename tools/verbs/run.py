@@ -35,7 +35,8 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
-@register("run", "run a script and show its kernels with their times and rates", _explain)
+@register("run", "run a script and show its kernels with their times and rates", _explain,
+          usage="ugpu explain [option ...] SCRIPT [argument of the script ...]")  # fmt: skip
 def explain(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
     from .. import explain
@@ -55,7 +56,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
-@register("run", "search faster kernels for a script and keep what is found", _tune)
+@register("run", "search faster kernels for a script and keep what is found", _tune,
+          usage="ugpu tune [option ...] SCRIPT [argument of the script ...]")  # fmt: skip
 def tune(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
     from .. import tune
