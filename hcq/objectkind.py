@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from hcq.errors import BadCodeObject
+from hcq.ir3object import MAGIC
 
 if TYPE_CHECKING:
     from hcq.device import Device
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 _MACHINES = {
     3: "x86", 62: "x86-64", 183: "AArch64", 190: "NVIDIA GPUs", 224: "AMD GPUs", 243: "RISC-V"
 }  # fmt: skip
-_OF_ABI = {"amdhsa": (224,), "ptx": (190,), "host": (62, 183)}
+_OF_ABI: dict[str, tuple[int, ...]] = {
+    "amdhsa": (224,), "ptx": (190,), "host": (62, 183), "ir3": (),
+}  # fmt: skip
 _HEADER = struct.Struct("<16sHH")  # e_ident, e_type, e_machine
 _KINDS = {1: "relocatable object", 2: "executable", 3: "shared object", 4: "core dump"}
 # How an object that loads is made.
@@ -24,6 +27,7 @@ _MADE_BY = {
     "amdhsa": "clang -x hip --offload-arch={target} --offload-device-only --no-gpu-bundle-output, "
     "or clang -target amdgcn-amd-amdhsa -mcpu={target}",
     "ptx": "nvcc -ptx or nvcc -cubin -arch={target}",
+    "ir3": "Device.compile of LLVM IR (compiler.codegen.adreno)",
     "host": "clang -c -fPIC (a relocatable object with a symbol <kernel>.ugpu)",
 }
 
@@ -63,6 +67,8 @@ def _not_elf(image: bytes, abi: str) -> str:
         return "bundle of objects, which clang-offload-bundler --unbundle takes apart"
     if image.startswith(b"\x50\xed\x55\xba"):
         return "CUDA fat binary, which cuobjdump -xelf all takes apart"
+    if abi == "ir3" and image.startswith(MAGIC):
+        return ""
     if image.startswith((b"BC\xc0\xde", b"\xde\xc0\x17\x0b")):
         return "LLVM bitcode; `compile` takes the text that llvm-dis prints"
     try:

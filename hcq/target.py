@@ -31,6 +31,9 @@ class TargetSpec:
       `.reqntid`; shared memory is static, or one `.extern .shared` array whose size the launch
       gives. The driver has it assembled for its GPU.
 
+    - "ir3": an object of hcq.ir3object. Parameters stand in the constant file at natural alignment.
+      cpu and features are those of `adreno_target`.
+
     local_memory: of a group, static. dynamic_local_memory: of a group that takes a share of it
     dynamically (`Queue.launch`), static and dynamic together; 0 where launches give none.
     max_cluster: groups that a launch can have run together as a cluster; 0 where there are none.
@@ -106,3 +109,27 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
         max_grid=PTX_MAX_GRID,
         matrix=matrix_family(cpu),
     )
+
+
+def adreno_target(
+    name: str, chip_id: int, generation: int, local_memory: int, compute_units: int = 1
+) -> TargetSpec:
+    """The target of an Adreno GPU of generation 6 or 7. chip_id: as its kernel driver reports it.
+    Turnip's limits: 1,024 threads of a group, 65,535 groups along an axis."""
+    return TargetSpec(
+        name=f"adreno-{name}",
+        abi="ir3",
+        triple="adreno",
+        cpu=f"gen{generation}",
+        features=f"chip={chip_id:#x}",
+        wave_size=64,
+        max_threads_per_group=1024,
+        local_memory=local_memory,
+        compute_units=compute_units,
+        max_grid=(65535,) * 3,
+    )
+
+
+def adreno_chip(target: TargetSpec) -> tuple[int, int]:
+    """The chip id and generation of a target that `adreno_target` made."""
+    return int(target.features.removeprefix("chip="), 16), int(target.cpu.removeprefix("gen"))

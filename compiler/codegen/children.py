@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from compiler.codegen.adreno.version import adreno_version
 from compiler.codegen.complaints import brief, locate
 from compiler.codegen.process import Ended, Process
 from hcq import ownfolder
@@ -54,7 +55,7 @@ def request(text: str, target: TargetSpec) -> bytes:
 @functools.cache
 def version() -> str:
     """What the generated code depends on besides its text and target."""
-    return f"llvmlite {metadata.version('llvmlite')}"
+    return f"llvmlite {metadata.version('llvmlite')}, {adreno_version()}"
 
 
 class Child:
@@ -66,13 +67,14 @@ class Child:
 
     def compile(self, text: str, target: TargetSpec) -> Compiled:
         """Compile in the child; CompileError says how it ended otherwise."""
+        who = "Mesa" if target.abi == "ir3" else "LLVM"
         try:
             message = self._answer(request(text, target))
         except TimeoutError:
-            raise CompileError("LLVM did not end in time", limit_s=self.limit_s) from None
+            raise CompileError(f"{who} did not end in time", limit_s=self.limit_s) from None
         except Ended as ended:
             where = locate(text, ended.said)
-            raise CompileError(f"LLVM ended its process ({ended})", **where) from None
+            raise CompileError(f"{who} ended its process ({ended})", **where) from None
         except HostError as error:
             raise CompileError(f"cannot start a compiler process: {error}") from None
         status, seconds = ANSWER.unpack_from(message)
@@ -80,7 +82,7 @@ class Child:
         if status == DONE:
             return Compiled(rest, seconds)
         said = rest.decode(errors="replace")
-        raise CompileError(f"LLVM rejected the code: {brief(said)}", **locate(text, said))
+        raise CompileError(f"{who} rejected the code: {brief(said)}", **locate(text, said))
 
     def _answer(self, request: bytes) -> bytes:
         try:

@@ -1,4 +1,4 @@
-"""The one LLVM emitter: a Kernel to LLVM IR text, for the host and for AMD and NVIDIA GPUs.
+"""The one LLVM emitter: a Kernel to LLVM IR text, for the host and for AMD, NVIDIA and Adreno GPUs.
 
 Targets differ in how a kernel is entered (see TargetSpec.abi), in what a thread, a group and
 local memory are, and in the width of indices: 64 bits on the host; on a GPU 32, unless range
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from compiler.codegen.adreno.shell import Adreno
 from compiler.codegen.gpu import Amd
 from compiler.codegen.host import Host
 from compiler.codegen.nvptx import Nvidia
@@ -24,6 +25,7 @@ SHELLS: Mapping[str, Callable[[Kernel, TargetSpec, int], Shell]] = {
     "host": Host,
     "amdhsa": Amd,
     "ptx": Nvidia,
+    "ir3": Adreno,
 }
 
 

@@ -1,4 +1,4 @@
-"""LLVM IR text to an object file, or to PTX, by llvmlite.
+"""LLVM IR text to an object file, or to PTX, by llvmlite; for Adreno, with Mesa.
 
 LLVM's back ends end the process on IR they cannot handle, so it is compiled in a child process:
 `compile_text` is for anybody's IR, `compile_here` for that process (compiler.codegen.worker).
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from compiler.codegen.adreno.build import compile_adreno
 from compiler.codegen.children import shared, version
 from hcq.kept import kept
 from hcq.target import TargetSpec
@@ -37,11 +38,16 @@ def _name(text: str) -> str:
 def compile_here(text: str, target: TargetSpec) -> bytes:
     """The same in this process, which LLVM may end. RuntimeError for what its parser, verifier or
     target lookup refuse."""
+    if target.abi == "ir3":
+        return _compile(text, target)
     machine = (target.abi, target.triple, target.cpu, target.features)
     return kept(partial(_compile, text, target), Path(__file__), version(), *machine, text)
 
 
 def _compile(text: str, target: TargetSpec) -> bytes:
+    if target.abi == "ir3":
+        with _lock:
+            return compile_adreno(text, target, _host_machine())
     with _lock:
         machine = _machine(target.triple, target.cpu, target.features)
         module = llvm.parse_assembly(text)
@@ -71,3 +77,10 @@ def _machine(triple: str, cpu: str, features: str) -> llvm.TargetMachine:
     return found.create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small"
     )
+
+
+@lru_cache(maxsize=1)
+def _host_machine() -> llvm.TargetMachine:
+    """A target machine for passes that ask none."""
+    llvm.initialize_native_target()
+    return llvm.Target.from_default_triple().create_target_machine()

@@ -17,6 +17,7 @@ import time
 from compiler.codegen.children import ANSWER, DONE, REFUSED
 from compiler.codegen.objects import compile_here
 from compiler.codegen.process import receive, send
+from hcq.errors import UgpuError
 from hcq.target import TargetSpec
 
 IDLE_S = 60.0  # TIMEOUT: a process that nobody asks anything ends; the next request starts another
@@ -28,7 +29,7 @@ def answer(message: bytes) -> bytes:
     start = time.perf_counter()
     try:
         image = compile_here(asked["text"], TargetSpec(**asked["target"]))
-    except RuntimeError as error:  # LLVM's parser, verifier or target lookup refuses
+    except (RuntimeError, UgpuError) as error:  # LLVM's parser, verifier or target lookup; ours
         return ANSWER.pack(REFUSED, time.perf_counter() - start) + str(error).encode()
     return ANSWER.pack(DONE, time.perf_counter() - start) + image
 

@@ -32,6 +32,7 @@ _PTX_LINE = re.compile(r"\bline (\d+)")
 _MARKS = {
     "amdhsa": "`define amdgpu_kernel void @name(...)`",
     "ptx": "`define ptx_kernel void @name(...)`",
+    "ir3": '`define spir_kernel void @name(...)` with the attribute "adreno-threads"="<threads>"',
     "host": '`define void @name(ptr %kernarg, ptr %launch)` and its data symbol `@"name.ugpu"`',
 }
 

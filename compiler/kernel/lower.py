@@ -47,7 +47,7 @@ from hcq.target import TargetSpec
 def lower(computation: Computation, target: TargetSpec, choices: Choices | None = None) -> Kernel:
     """The verified kernel, with the default choices or given ones (of one of its `spaces`).
     NotSupported for a target whose ABI we do not know."""
-    if target.abi not in ("host", "amdhsa", "ptx"):
+    if target.abi not in ("host", "amdhsa", "ptx", "ir3"):
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )

@@ -1,0 +1,158 @@
+"""Calls of intrinsics, LLVM's and those of kernels for Adreno, in NIR.
+
+adreno.thread, adreno.group.x|y|z    numbers of the thread in its group, of the group
+adreno.barrier                       all threads of the group have come here
+adreno.exchange(word, mask)          the word of the wave's lane `number xor mask`
+adreno.any(test), adreno.all(test)   whether a condition holds in one lane of the wave, or in all
+adreno.mulhi(word, word)             the upper half of an unsigned product
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from compiler.codegen.adreno.llvm import Instruction, Type
+from compiler.codegen.adreno.nir import Builder
+from hcq.errors import NotSupported
+
+if TYPE_CHECKING:
+    from compiler.codegen.adreno.select import Selection
+
+# One operation of NIR each.
+_PLAIN = {
+    "llvm.smin": "imin", "llvm.smax": "imax", "llvm.umin": "umin", "llvm.umax": "umax",
+    "llvm.fabs": "fabs", "llvm.sqrt": "fsqrt", "llvm.floor": "ffloor", "llvm.ceil": "fceil",
+    "llvm.trunc": "ftrunc", "llvm.rint": "fround_even", "llvm.nearbyint": "fround_even",
+    "llvm.roundeven": "fround_even", "llvm.exp2": "fexp2", "llvm.log2": "flog2",
+    "llvm.sin": "fsin", "llvm.cos": "fcos", "llvm.fma": "ffma", "llvm.fmuladd": "ffma",
+    "llvm.minnum": "fmin", "llvm.maxnum": "fmax", "llvm.ctpop": "bit_count",
+    "adreno.mulhi": "umul_high",
+}  # fmt: skip
+_WAVE = {
+    "adreno.exchange": "shuffle_xor",
+    "adreno.any": "vote_any",
+    "adreno.all": "vote_all",
+}
+_NUMBERS = {"adreno.thread": "load_local_invocation_id", "adreno.group": "load_workgroup_id"}
+_IGNORED = ("llvm.assume", "llvm.lifetime.start", "llvm.lifetime.end", "llvm.dbg.value")
+
+
+def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
+    """The result of a call, by lane."""
+    build, kind = selection.build, one.type
+    name, _, rest = _split(one.kind)
+    if name in _IGNORED:
+        return ()
+    if kind is None:
+        raise NotSupported(f"calls of {one.kind} for Adreno", code=one.line.strip())
+    if name in _NUMBERS:
+        vector = build.intrinsic(_NUMBERS[name], (), 3, 32)
+        return (build.alu("mov", 32, vector, channel="xyz".index(rest or "x")),)
+    given = [selection.lanes(operand) for operand in one.operands]
+    if name in _WAVE:
+        selection.lanes_used = True
+        return tuple(
+            build.intrinsic(_WAVE[name], sources, 1, kind.bits)
+            for sources in zip(*given, strict=True)
+        )
+    if name == "llvm.abs":
+        return tuple(build.alu("iabs", kind.bits, value) for value in given[0])
+    if name in ("llvm.fptosi.sat", "llvm.fptoui.sat"):
+        source = one.operands[0].type
+        signed = name == "llvm.fptosi.sat"
+        return tuple(_saturated(build, value, source, kind, signed) for value in given[0])
+    if name in ("llvm.minimum", "llvm.maximum"):
+        least = name == "llvm.minimum"
+        return tuple(_extreme(build, left, right, kind.bits, least)
+                     for left, right in zip(*given, strict=True))
+    if name == "llvm.copysign":
+        return tuple(_copysign(build, left, right, kind.bits)
+                     for left, right in zip(*given, strict=True))
+    plain = _PLAIN.get(name)
+    if plain is None:
+        raise NotSupported(f"calls of {one.kind} for Adreno", code=one.line.strip())
+    return tuple(build.alu(plain, kind.bits, *sources) for sources in zip(*given, strict=True))
+
+
+def _split(callee: str) -> tuple[str, str, str]:
+    """An intrinsic's name without what tells its types; the last part of one of ours."""
+    parts = callee.split(".")
+    if parts[0] == "adreno":
+        return ".".join(parts[:2]), ".", ".".join(parts[2:])
+    end = 3 if parts[2:3] in (["sat"], ["start"], ["end"], ["value"]) else 2
+    return ".".join(parts[:end]), ".", ".".join(parts[end:])
+
+
+def _saturated(build: Builder, value: int, source: Type, kind: Type, signed: bool) -> int:
+    """A float towards zero; what does not fit becomes the nearest end of the range, NaN zero."""
+    bits = source.bits
+    if bits == 16:
+        value, bits = build.alu("f2f32", 32, value), 32
+    wide = max(kind.bits, 32)
+    low = -(1 << kind.bits - 1) if signed else 0
+    high = (1 << kind.bits - (1 if signed else 0)) - 1
+    found = build.alu(f"f2{'i' if signed else 'u'}{wide}", wide, value)
+    above = build.alu("fge", 1, value, build.constant(bits, _single(float(high + 1))))
+    below = build.alu("flt", 1, value, build.constant(bits, _single(float(low))))
+    found = build.alu("bcsel", wide, above, build.constant(wide, high), found)
+    found = build.alu("bcsel", wide, below, build.constant(wide, low), found)
+    nan = build.alu("fneu", 1, value, value)
+    found = build.alu("bcsel", wide, nan, build.constant(wide, 0), found)
+    return found if kind.bits == wide else build.alu(f"u2u{kind.bits}", kind.bits, found)
+
+
+def _single(number: float) -> int:
+    """The bits of a power of two, of its negative, or of zero, as float32."""
+    bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
+    return bits
+
+
+def _extreme(build: Builder, left: int, right: int, bits: int, least: bool) -> int:
+    """The smaller or larger float; NaN where one is NaN."""
+    found = build.alu("fmin" if least else "fmax", bits, left, right)
+    for value in (left, right):
+        nan = build.alu("fneu", 1, value, value)
+        found = build.alu("bcsel", bits, nan, value, found)
+    return found
+
+
+def _copysign(build: Builder, number: int, sign: int, bits: int) -> int:
+    top = 1 << bits - 1
+    size = build.alu("iand", bits, number, build.constant(bits, top - 1))
+    return build.alu("ior", bits, size, build.alu("iand", bits, sign, build.constant(bits, top)))
+
+
+def compared_bits(build: Builder, kind: str, left: int, right: int) -> int:
+    """A comparison of truth values as integers of one bit; signed, true is -1."""
+    if kind in ("eq", "ne"):
+        different = build.alu("ixor", 1, left, right)
+        return different if kind == "ne" else build.alu("inot", 1, different)
+    if kind[0] == "s":
+        left, right = right, left
+    if kind[1:] in ("gt", "ge"):
+        left, right = right, left
+    operation = "iand" if kind[1:] in ("lt", "gt") else "ior"
+    return build.alu(operation, 1, build.alu("inot", 1, left), right)
+
+
+def reshaped(build: Builder, values: Sequence[int], old: int, new: int) -> tuple[int, ...]:
+    """Lanes of another width, with the same bits in memory's order."""
+    if new < old:
+        return tuple(
+            build.alu(f"u2u{new}", new,
+                      build.alu("ushr", old, value, build.constant(32, place)) if place else value)
+            for value in values
+            for place in range(0, old, new)
+        )  # fmt: skip
+    found = []
+    count = new // old
+    for first in range(0, len(values), count):
+        total = build.alu(f"u2u{new}", new, values[first])
+        for place in range(1, count):
+            part = build.alu(f"u2u{new}", new, values[first + place])
+            part = build.alu("ishl", new, part, build.constant(32, place * old))
+            total = build.alu("ior", new, total, part)
+        found.append(total)
+    return tuple(found)

@@ -1,0 +1,426 @@
+"""LLVM IR text, as LLVM prints it, read into instructions.
+
+Of LLVM's language this knows what kernels are made of: one function, scalars and short vectors,
+pointers to global memory (address space 1) and local memory (3). What else stands there is a
+CompileError that shows the line.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+
+from hcq.errors import CompileError
+
+_TOKEN = re.compile(
+    r'"[^"]*"|%(?:"[^"]*"|[\w.$-]+)|@(?:"[^"]*"|[\w.$-]+)|[-+]?\d+\.\d*(?:[eE][-+]?\d+)?|[-+]?[\w.]+|\S'
+)
+_LABEL = re.compile(r'^("[^"]*"|[\w.$-]+):')
+_GLOBAL = re.compile(
+    r"^(@\S+) = .*?addrspace\(3\) (?:global|constant) (.*?)(?:,? align (\d+))?(?:, .*)?$"
+)
+_FLOATS = {"half": 16, "float": 32}
+# Instructions whose operands are written alike.
+_FORMS = {
+    **dict.fromkeys(("add", "sub", "mul", "udiv", "sdiv", "urem", "srem", "shl"), "binary"),
+    **dict.fromkeys(("lshr", "ashr", "and", "or", "xor"), "binary"),
+    **dict.fromkeys(("fadd", "fsub", "fmul", "fdiv"), "binary"),
+    **dict.fromkeys(("trunc", "zext", "sext", "fptrunc", "fpext", "fptoui", "fptosi"), "convert"),
+    **dict.fromkeys(("uitofp", "sitofp", "bitcast", "ptrtoint", "inttoptr"), "convert"),
+    **dict.fromkeys(("icmp", "fcmp"), "compare"),
+    **dict.fromkeys(("freeze", "fneg"), "unary"),
+}
+# Words between an operation and its operands that change nothing here.
+_FLAGS = frozenset((
+    "nuw", "nsw", "exact", "disjoint", "nneg", "inbounds", "nusw", "samesign", "volatile", "fast",
+    "nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc", "noundef", "nofpclass", "signext",
+    "zeroext", "range", "convergent",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Type:
+    """A type. kind: "i", "f" or "p"; bits: of an element, of a pointer 64 or 32; lanes."""
+
+    kind: str
+    bits: int
+    lanes: int = 1
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value: a name, or the bits of each lane (None: undefined)."""
+
+    type: Type
+    name: str = ""
+    lanes: tuple[int | None, ...] = ()
+
+
+@dataclass
+class Instruction:
+    """One instruction. loose: the float operation may be reordered and contracted. Further facts
+    by operation: `kind` is the predicate of a comparison, the callee of a call, the operation of an
+    atomicrmw; `targets` the labels of a br and of a phi; `align` bytes of a load or store."""
+
+    operation: str
+    result: str = ""
+    type: Type | None = None
+    operands: tuple[Operand, ...] = ()
+    kind: str = ""
+    targets: tuple[str, ...] = ()
+    align: int = 0
+    loose: bool = False
+    invariant: bool = False
+    line: str = ""
+
+
+@dataclass
+class Function:
+    """A kernel. blocks: in order, the first is the entry. local: offset of each local memory."""
+
+    name: str
+    parameters: list[tuple[str, Type]] = field(default_factory=list)
+    blocks: dict[str, list[Instruction]] = field(default_factory=dict)
+    local: dict[str, int] = field(default_factory=dict)
+    local_size: int = 0
+
+
+def read_module(text: str) -> Function:
+    """The one function that a module defines."""
+    function: Function | None = None
+    local: dict[str, int] = {}
+    size, block = 0, "entry"
+    inside = False
+    for line in text.splitlines():
+        if not inside:
+            if line.startswith("define"):
+                if function is not None:
+                    raise CompileError("expected one kernel in a module for Adreno, got more")
+                function, inside, block = _header(line), True, ""
+                continue
+            found = _GLOBAL.match(line)
+            if found is not None:
+                align = int(found[3] or 64)
+                size += -size % align
+                local[found[1]] = size
+                size += _size(found[2], line)
+            continue
+        assert function is not None
+        if line == "}":
+            inside = False
+            continue
+        code = line.split(";", 1)[0].rstrip() if '"' not in line else line.rstrip()
+        if not code:
+            continue
+        label = _LABEL.match(code)
+        if label is not None:
+            block = "%" + label[1]
+            function.blocks[block] = []
+            continue
+        if not block:
+            block = "%0"
+            function.blocks[block] = []
+        function.blocks[block].append(_Reader(code, local).instruction())
+    if function is None:
+        raise CompileError("expected a kernel in a module for Adreno, got none")
+    function.local, function.local_size = local, size
+    return function
+
+
+def _header(line: str) -> Function:
+    found = re.search(r"@([\w.$-]+)\((.*)\)(?: local_unnamed_addr)?(?: #\d+)?[^()]*\{$", line)
+    if found is None:
+        raise CompileError("cannot read a function's header", code=line)
+    function = Function(found[1])
+    reader = _Reader(found[2], {})
+    while reader.peek():
+        kind = reader.type()
+        while not reader.peek().startswith("%"):
+            if reader.take() == "(":
+                reader.until(")")
+        function.parameters.append((reader.take(), kind))
+        if reader.peek() == ",":
+            reader.take()
+    return function
+
+
+def _size(text: str, line: str) -> int:
+    """Bytes of a local memory: of its type, which stands before its contents."""
+    found = re.match(r"\[(\d+) x (half|float|i\d+)\]|(half|float|i\d+)", text)
+    if found is None:
+        raise CompileError("expected an array of scalars in local memory", code=line)
+    name = found[2] or found[3]
+    bits = _FLOATS.get(name) or int(name[1:])
+    return int(found[1] or 1) * (bits // 8)
+
+
+class _Reader:
+    """Reads the tokens of one line."""
+
+    def __init__(self, line: str, local: dict[str, int]) -> None:
+        self.line = line
+        self.local = local
+        self.tokens: list[str] = _TOKEN.findall(line)
+        self.at = 0
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self) -> str:
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def expect(self, token: str) -> None:
+        found = self.take()
+        if found != token:
+            raise self.fault(f"expected {token!r}, got {found!r}")
+
+    def until(self, token: str) -> None:
+        while self.take() not in (token, ""):
+            pass
+
+    def fault(self, message: str) -> CompileError:
+        return CompileError(f"LLVM IR for Adreno: {message}", code=self.line.strip())
+
+    def flags(self) -> set[str]:
+        found = set()
+        while self.peek() in _FLAGS:
+            found.add(self.take())
+            if self.peek() == "(":
+                self.until(")")
+        return found
+
+    # ---- types and operands --------------------------------------------------------------------
+
+    def type(self) -> Type:
+        token = self.take()
+        if token == "<":
+            lanes = int(self.take())
+            self.expect("x")
+            element = self.type()
+            self.expect(">")
+            return Type(element.kind, element.bits, lanes)
+        if token in _FLOATS:
+            return Type("f", _FLOATS[token])
+        if token == "ptr":
+            space = 0
+            if self.peek() == "addrspace":
+                self.take()
+                self.expect("(")
+                space = int(self.take())
+                self.expect(")")
+            if space not in (1, 3):
+                raise self.fault(f"pointers to address space {space} are not supported")
+            return Type("p", 64 if space == 1 else 32)
+        if token[:1] == "i" and token[1:].isdigit() and int(token[1:]) in (1, 8, 16, 32, 64):
+            return Type("i", int(token[1:]))
+        raise self.fault(f"type {token!r} is not supported")
+
+    def operand(self, kind: Type) -> Operand:
+        token = self.peek()
+        if token.startswith("%"):
+            return Operand(kind, self.take())
+        if token.startswith("@"):
+            name = self.take()
+            if name not in self.local:
+                raise self.fault(f"{name} is not local memory")
+            return Operand(kind, "", (self.local[name],))
+        return Operand(kind, "", self._lanes(kind))
+
+    def _lanes(self, kind: Type) -> tuple[int | None, ...]:
+        token = self.take()
+        if token in ("poison", "undef"):
+            return (None,) * kind.lanes
+        if token in ("zeroinitializer", "null"):
+            return (0,) * kind.lanes
+        if token == "splat":
+            self.expect("(")
+            value = self._lanes(self.type())
+            self.expect(")")
+            return value * kind.lanes
+        if token == "<":
+            lanes: list[int | None] = []
+            for lane in range(kind.lanes):
+                if lane:
+                    self.expect(",")
+                lanes += self._lanes(self.type())
+            self.expect(">")
+            return tuple(lanes)
+        return (self._bits(token, kind),)
+
+    def _bits(self, token: str, kind: Type) -> int:
+        if token in ("true", "false"):
+            return int(token == "true")
+        try:
+            if kind.kind != "f":
+                return int(token) & ((1 << kind.bits) - 1)
+            if token.startswith("0xH"):
+                return int(token[3:], 16)
+            if token.startswith("0x"):  # the double that equals it
+                number: float = struct.unpack("<d", struct.pack("<Q", int(token, 16)))[0]
+            else:
+                number = float(token)
+            form = "<f" if kind.bits == 32 else "<e"
+            return int.from_bytes(struct.pack(form, number), "little")
+        except (ValueError, OverflowError, struct.error):
+            raise self.fault(f"cannot read the constant {token!r}") from None
+
+    def typed(self) -> Operand:
+        kind = self.type()
+        self.flags()
+        return self.operand(kind)
+
+    # ---- instructions --------------------------------------------------------------------------
+
+    def instruction(self) -> Instruction:
+        result = ""
+        if len(self.tokens) > 1 and self.tokens[1] == "=":
+            result = self.take()
+            self.take()
+        name = self.take()
+        while name in ("tail", "notail", "musttail"):
+            name = self.take()
+        flags = self.flags()
+        read = getattr(self, f"_{_FORMS.get(name, name)}", None)
+        if read is None or name in _FORMS.values():
+            raise self.fault(f"instruction {name!r} is not supported")
+        found: Instruction = read()
+        found.operation, found.result, found.line = name, result, self.line
+        found.loose = not flags.isdisjoint(("reassoc", "contract", "fast"))
+        found.invariant = "!invariant.load" in self.line
+        return found
+
+    def _binary(self) -> Instruction:
+        first = self.typed()
+        self.expect(",")
+        return Instruction("", "", first.type, (first, self.operand(first.type)))
+
+    def _unary(self) -> Instruction:
+        first = self.typed()
+        return Instruction("", "", first.type, (first,))
+
+    def _convert(self) -> Instruction:
+        first = self.typed()
+        self.expect("to")
+        return Instruction("", "", self.type(), (first,))
+
+    def _compare(self) -> Instruction:
+        self.flags()
+        kind = self.take()
+        found = self._binary()
+        found.kind = kind
+        assert found.type is not None
+        found.type = Type("i", 1, found.type.lanes)
+        return found
+
+    def _many(self) -> tuple[Operand, ...]:
+        found = [self.typed()]
+        while self.peek() == ",":
+            self.take()
+            if self.peek() in ("align", "!"):
+                break
+            found.append(self.typed())
+        return tuple(found)
+
+    def _select(self) -> Instruction:
+        given = self._many()
+        return Instruction("", "", given[1].type, given)
+
+    def _alignment(self) -> int:
+        found = re.search(r"\balign (\d+)", self.line)
+        return int(found[1]) if found else 0
+
+    def _load(self) -> Instruction:
+        kind = self.type()
+        self.expect(",")
+        return Instruction("", "", kind, (self.typed(),), align=self._alignment())
+
+    def _store(self) -> Instruction:
+        value = self.typed()
+        self.expect(",")
+        return Instruction("", "", None, (value, self.typed()), align=self._alignment())
+
+    def _getelementptr(self) -> Instruction:
+        while self.peek() in _FLAGS:
+            self.take()
+        if self.peek() == "[":
+            raise self.fault("getelementptr of an array type is not supported")
+        element = self.type()
+        self.expect(",")
+        base = self.typed()
+        self.expect(",")
+        size = element.lanes * max(element.bits, 8) // 8
+        given = (base, self.typed())
+        return Instruction("", "", base.type, given, kind=str(size))
+
+    def _br(self) -> Instruction:
+        if self.peek() == "label":
+            self.take()
+            return Instruction("", targets=(self.take(),))
+        test = self.typed()
+        labels = []
+        for _ in range(2):
+            self.expect(",")
+            self.expect("label")
+            labels.append(self.take())
+        return Instruction("", "", None, (test,), targets=tuple(labels))
+
+    def _ret(self) -> Instruction:
+        return Instruction("")
+
+    def _phi(self) -> Instruction:
+        kind = self.type()
+        given, labels = [], []
+        while True:
+            self.expect("[")
+            given.append(self.operand(kind))
+            self.expect(",")
+            labels.append(self.take())
+            self.expect("]")
+            if self.peek() != ",":
+                break
+            self.take()
+            if self.peek() != "[":
+                break
+        return Instruction("", "", kind, tuple(given), targets=tuple(labels))
+
+    def _call(self) -> Instruction:
+        self.flags()
+        kind = None
+        if self.peek() == "void":
+            self.take()
+        else:
+            kind = self.type()
+        callee = self.take()
+        self.expect("(")
+        given: tuple[Operand, ...] = ()
+        if self.peek() != ")":
+            given = self._many()
+        return Instruction("", "", kind, given, kind=callee.removeprefix("@"))
+
+    def _extractelement(self) -> Instruction:
+        given = self._many()
+        kind = given[0].type
+        return Instruction("", "", Type(kind.kind, kind.bits), given)
+
+    def _insertelement(self) -> Instruction:
+        given = self._many()
+        return Instruction("", "", given[0].type, given)
+
+    def _shufflevector(self) -> Instruction:
+        given = self._many()
+        kind = given[0].type
+        return Instruction("", "", Type(kind.kind, kind.bits, given[2].type.lanes), given)
+
+    def _atomicrmw(self) -> Instruction:
+        operation = self.take()
+        given = self._many()
+        return Instruction("", "", given[1].type, given, kind=operation)
+
+    def _fence(self) -> Instruction:
+        return Instruction("")
+
+    def _unreachable(self) -> Instruction:
+        return Instruction("")

@@ -1,0 +1,249 @@
+"""NIR in its serialised form, written byte by byte.
+
+Mesa's `nir_deserialize` reads this form (Mesa 25.2, src/compiler/nir/nir_serialize.c), so that no
+layout of NIR's structs in memory matters but one, `shader_info`. Objects (the function, blocks,
+definitions) are numbered in the order in which they are written.
+
+Numbers of operations and intrinsics differ between versions of Mesa: they come from the library's
+own tables (`Tables`), by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hcq.errors import NotSupported
+
+# enum nir_instr_type, nir_cf_node_type, nir_jump_type (nir.h)
+_ALU, _INTRINSIC, _LOAD_CONST, _JUMP, _UNDEF = 0, 4, 5, 6, 7
+_BLOCK, _IF, _LOOP = 0, 1, 2
+BREAK, CONTINUE = 2, 3
+_COMPUTE = 5  # MESA_SHADER_COMPUTE
+# struct shader_info: its size, and the offsets of stage, shared_size and workgroup_size.
+INFO_SIZE, _STAGE, _SHARED_SIZE, _WORKGROUP_SIZE = 368, 49, 268, 280
+_ENTRY = 0x9  # of a function: is_entrypoint, has an implementation
+_MOST_OBJECTS = 1 << 16  # sources of ALU instructions are 16 bits wide in the form written here
+_EXACT = 1 << 4
+_DONT_UNROLL = 2  # enum nir_loop_control
+# Definitions in a loop that Mesa may unroll: its passes take seconds for thousands of instructions.
+_MOST_UNROLLED = 128
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """An intrinsic: its number, the names of its constant indices in order, whether it defines a
+    value."""
+
+    number: int
+    indices: tuple[str, ...]
+    defines: bool
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The library's numbers. operations: number and count of sources, by name."""
+
+    operations: Mapping[str, tuple[int, int]]
+    intrinsics: Mapping[str, Intrinsic]
+
+
+@dataclass
+class _Block:
+    data: bytearray = field(default_factory=bytearray)
+    count: int = 0
+
+
+@dataclass
+class _If:
+    condition: int
+    then: list[_Node] = field(default_factory=list)
+    otherwise: list[_Node] = field(default_factory=list)
+
+
+@dataclass
+class _Loop:
+    begins: int
+    body: list[_Node] = field(default_factory=list)
+    control: int = 0
+
+
+_Node = _Block | _If | _Loop
+
+
+class Builder:
+    """A compute shader under construction. Definitions are named by their numbers."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._next = 1  # 0 is the function
+        self._body: list[_Node] = []
+        self._open: list[list[_Node]] = [self._body]
+        self._ifs: list[_If] = []
+        self._loops: list[_Loop] = []
+        self._constants: dict[tuple[int, int], int] = {}
+        self._begin()
+
+    def _number(self) -> int:
+        number = self._next
+        if number >= _MOST_OBJECTS:
+            raise NotSupported("kernel of more than 65,535 values for Adreno")
+        self._next += 1
+        return number
+
+    def _begin(self) -> None:
+        """Begin a block; constants are made anew in each."""
+        self._block = _Block()
+        self._open[-1].append(self._block)
+        self._constants.clear()
+        self._number()
+
+    def _put(self, data: bytes) -> None:
+        block = self._block
+        block.data += bytes(-len(block.data) % 4) + data
+        block.count += 1
+
+    # ---- instructions --------------------------------------------------------------------------
+
+    def constant(self, bits: int, value: int) -> int:
+        """A scalar constant of 1, 8, 16, 32 or 64 bits."""
+        value &= (1 << bits) - 1
+        known = self._constants.get((bits, value))
+        if known is not None:
+            return known
+        header = _LOAD_CONST | bits.bit_length() << 8
+        if bits <= 16:  # packing 2: the value is in the header
+            self._put(struct.pack("<I", header | 2 << 11 | value << 13))
+        else:
+            self._put(struct.pack("<II" if bits == 32 else "<IQ", header, value))
+        number = self._constants[bits, value] = self._number()
+        return number
+
+    def undefined(self, bits: int) -> int:
+        self._put(struct.pack("<I", _UNDEF | bits.bit_length() << 8))
+        return self._number()
+
+    def alu(
+        self, name: str, bits: int, *sources: int, lanes: int = 1, channel: int = 0,
+        exact: bool = True,
+    ) -> int:
+        """An operation. channel: which component of the first source is meant. exact: no
+        optimisation may change the result."""
+        number, count = self.tables.operations[name]
+        assert count == len(sources), (name, sources)
+        header = _ALU | channel << 7 | number << 11 | 1 << 21 | _defined(lanes, bits) << 24
+        if exact:
+            header |= _EXACT
+        self._put(struct.pack(f"<II{count}H", header, 0, *sources))
+        return self._number()
+
+    def channels(self, vector: int, lanes: int, bits: int) -> tuple[int, ...]:
+        """The components of a definition of so many."""
+        if lanes == 1:
+            return (vector,)
+        return tuple(self.alu("mov", bits, vector, channel=lane) for lane in range(lanes))
+
+    def intrinsic(
+        self, name: str, sources: Sequence[int] = (), lanes: int = 1, bits: int = 32,
+        **indices: int,
+    ) -> int:
+        """An intrinsic; indices not named are 0. Returns the definition, or 0 where there is
+        none."""
+        known = self.tables.intrinsics[name]
+        values = [indices.pop(index, 0) for index in known.indices]
+        assert not indices, (name, indices)
+        header = _INTRINSIC | known.number << 4
+        if values:
+            header |= 3 << 14  # 32 bits each
+        if known.defines:
+            header |= _defined(lanes, bits) << 24
+        words = [header, *(source << 2 for source in sources), *values]
+        self._put(struct.pack(f"<{len(words)}I", *words))
+        return self._number() if known.defines else 0
+
+    # ---- control flow --------------------------------------------------------------------------
+
+    def begin_if(self, condition: int) -> None:
+        node = _If(condition)
+        self._open[-1].append(node)
+        self._ifs.append(node)
+        self._open.append(node.then)
+        self._begin()
+
+    def begin_else(self) -> None:
+        self._open[-1] = self._ifs[-1].otherwise
+        self._begin()
+
+    def end_if(self) -> None:
+        self._ifs.pop()
+        self._open.pop()
+        self._begin()
+
+    def begin_loop(self) -> None:
+        node = _Loop(self._next)
+        self._open[-1].append(node)
+        self._loops.append(node)
+        self._open.append(node.body)
+        self._begin()
+
+    def end_loop(self) -> None:
+        """End the innermost loop; Mesa unrolls only small ones."""
+        node = self._loops.pop()
+        if self._next - node.begins > _MOST_UNROLLED:
+            node.control = _DONT_UNROLL
+        self._open.pop()
+        self._begin()
+
+    def jump(self, kind: int) -> None:
+        """BREAK or CONTINUE, the last instruction of its block."""
+        self._put(struct.pack("<I", _JUMP | kind << 4))
+
+    # ---- the whole -----------------------------------------------------------------------------
+
+    def serialise(self, threads: int, local_memory: int, wave: int = 0) -> bytes:
+        """The shader, with groups of `threads` along x and so many bytes of local memory. wave: the
+        threads that a wave must have, 0 for any number."""
+        info = bytearray(INFO_SIZE)
+        info[_STAGE : _STAGE + 3] = (_COMPUTE, 0xFF, 0xFF)  # no stage before or after it
+        struct.pack_into("<I", info, _SHARED_SIZE, local_memory)
+        struct.pack_into("<3HB", info, _WORKGROUP_SIZE, threads, 1, 1, wave)  # ... subgroup_size
+        out = bytearray(struct.pack("<II", self._next, 0) + info)
+        # no variables; inputs, uniforms, outputs, scratch; one function without a name:
+        # attributes, subroutine index and types, parameters; structured, without preamble and
+        # local variables
+        out += struct.pack("<6I", 0, 0, 0, 0, 0, 1)
+        out += struct.pack("<5I", _ENTRY, 0, 0, 0, 0)
+        out += struct.pack("<BBxxI", 1, 0, 0)
+        _nodes(out, self._body)
+        _word(out, 0)  # constant data
+        _word(out, 0)  # transform feedback
+        return bytes(out)
+
+
+def _defined(lanes: int, bits: int) -> int:
+    """A definition's byte: components and bits, both encoded in three bits."""
+    return lanes << 2 | bits.bit_length() << 5
+
+
+def _word(out: bytearray, value: int) -> None:
+    out += bytes(-len(out) % 4) + struct.pack("<I", value)
+
+
+def _nodes(out: bytearray, nodes: list[_Node]) -> None:
+    _word(out, len(nodes))
+    for node in nodes:
+        if isinstance(node, _Block):
+            _word(out, _BLOCK)
+            _word(out, node.count)
+            out += node.data
+        elif isinstance(node, _If):
+            _word(out, _IF)
+            _word(out, node.condition << 2)
+            out.append(0)  # no hint
+            _nodes(out, node.then)
+            _nodes(out, node.otherwise)
+        else:
+            _word(out, _LOOP)
+            out += bytes((node.control, 0, 0, 0))  # not divergent; no continue construct
+            _nodes(out, node.body)

@@ -1,0 +1,336 @@
+"""LLVM IR to NIR: a function's blocks and instructions, one lane after another.
+
+Vectors are split into their lanes, which Adreno's registers hold anyway; loads and stores put up to
+four together again. A phi is a NIR register, which Mesa turns into an SSA value.
+
+    pointer to global memory   a 64-bit base and a 32-bit offset in bytes, or a 64-bit address
+    pointer to local memory    a 32-bit offset in bytes
+    parameter                  dwords of the constant file, in order, 8 bytes at multiples of 8
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.codegen.adreno import calls
+from compiler.codegen.adreno.llvm import Function, Instruction, Operand, Type
+from compiler.codegen.adreno.memory import Memory
+from compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
+from compiler.codegen.adreno.structure import Walk
+from hcq.errors import CompileError
+
+_INTEGER = {
+    "add": "iadd", "sub": "isub", "mul": "imul", "udiv": "udiv", "sdiv": "idiv", "urem": "umod",
+    "srem": "irem", "and": "iand", "or": "ior", "xor": "ixor", "shl": "ishl", "lshr": "ushr",
+    "ashr": "ishr",
+}  # fmt: skip
+_FLOAT = {"fadd": "fadd", "fsub": "fsub", "fmul": "fmul", "fdiv": "fdiv"}
+_CONVERT = {
+    "zext": "u2u", "sext": "i2i", "trunc": "u2u", "fptrunc": "f2f", "fpext": "f2f",
+    "fptoui": "f2u", "fptosi": "f2i", "uitofp": "u2f", "sitofp": "i2f", "ptrtoint": "u2u",
+    "inttoptr": "u2u",
+}  # fmt: skip
+# Operation and whether its sources change places.
+_ICMP = {
+    "eq": ("ieq", False), "ne": ("ine", False), "slt": ("ilt", False), "sge": ("ige", False),
+    "sgt": ("ilt", True), "sle": ("ige", True), "ult": ("ult", False), "uge": ("uge", False),
+    "ugt": ("ult", True), "ule": ("uge", True),
+}  # fmt: skip
+_FCMP = {
+    "oeq": ("feq", False), "une": ("fneu", False), "olt": ("flt", False), "oge": ("fge", False),
+    "ogt": ("flt", True), "ole": ("fge", True),
+}  # fmt: skip
+# Unordered comparisons are the opposite ones, inverted.
+_OPPOSITE = {"uge": "olt", "ult": "oge", "ule": "ogt", "ugt": "ole"}
+Lanes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shader:
+    """A serialised shader. parameters: (name, offset in the constant file, bytes, is an address);
+    bytes of constants in all, and of local memory. lanes: it has to do with lanes of its wave."""
+
+    blob: bytes
+    parameters: tuple[tuple[str, int, int, bool], ...]
+    constants: int
+    local_size: int
+    lanes: bool
+
+
+def shader_of(function: Function, tables: Tables, threads: int) -> Shader:
+    """The shader of a kernel whose groups have so many threads."""
+    return Selection(function, tables, threads).shader()
+
+
+class Selection:
+    """The translation of one function."""
+
+    def __init__(self, function: Function, tables: Tables, threads: int) -> None:
+        self.function = function
+        self.threads = threads
+        self.build = Builder(tables)
+        self.values: dict[str, Lanes] = {}
+        self.made: dict[str, Instruction] = {}  # what defines a name
+        self.registers: dict[str, Lanes] = {}
+        self.parameters: list[tuple[str, int, int, bool]] = []
+        self.memory = Memory(self)
+        self.lanes_used = False
+
+    def shader(self) -> Shader:
+        constants = self._entry()
+        for block in self.function.blocks.values():
+            for one in block:
+                if one.result:
+                    self.made[one.result] = one
+        blocks = self.function.blocks
+        Walk({name: block[-1].targets for name, block in blocks.items()}, self)
+        size = self.function.local_size
+        blob = self.build.serialise(self.threads, size, 64 if self.lanes_used else 0)
+        return Shader(blob, tuple(self.parameters), constants, size, self.lanes_used)
+
+    def _entry(self) -> int:
+        """Load parameters, declare registers; the bytes of constants."""
+        build, offset = self.build, 0
+        zero = build.constant(32, 0)
+        for name, kind in self.function.parameters:
+            size = max(kind.bits // 8, 4) * kind.lanes
+            offset += -offset % size
+            if kind.lanes > 1 or kind.bits < 32:
+                raise CompileError("expected parameters of 32 or 64 bits", parameter=name)
+            words = build.intrinsic("load_const_ir3", [zero], size // 4, 32, base=offset // 4)
+            if size == 8:
+                words = build.alu("pack_64_2x32", 64, words)
+            self.values[name] = (words,)
+            self.parameters.append((name[1:], offset, size, kind.kind == "p"))
+            offset += size
+        for block in self.function.blocks.values():
+            for one in block:
+                if one.operation == "phi" and one.type is not None:
+                    self.registers[one.result] = tuple(
+                        build.intrinsic(
+                            "decl_reg", num_components=1, bit_size=one.type.bits, divergent=1
+                        )
+                        for _ in range(one.type.lanes)
+                    )
+        return offset
+
+    # ---- control flow (structure.Sink) ---------------------------------------------------------
+
+    def run(self, block: str) -> None:
+        for one in self.function.blocks[block]:
+            if one.operation == "phi":
+                assert one.type is not None
+                bits = one.type.bits
+                self.values[one.result] = tuple(
+                    self.build.intrinsic("load_reg", [register], 1, bits)
+                    for register in self.registers[one.result]
+                )
+            elif one.operation not in ("br", "ret", "unreachable", "fence"):
+                found = self._instruction(one)
+                if found:
+                    self.values[one.result] = found
+            elif one.operation == "fence":
+                self.memory.fence(False)
+
+    def edge(self, source: str, target: str) -> None:
+        for one in self.function.blocks[target]:
+            if one.operation != "phi":
+                break
+            given = self.lanes(one.operands[one.targets.index(source)])
+            for value, register in zip(given, self.registers[one.result], strict=True):
+                self.build.intrinsic("store_reg", [value, register], write_mask=1)
+
+    def begin_if(self, block: str) -> None:
+        (test,) = self.lanes(self.function.blocks[block][-1].operands[0])
+        self.build.begin_if(test)
+
+    def begin_else(self) -> None:
+        self.build.begin_else()
+
+    def end_if(self) -> None:
+        self.build.end_if()
+
+    def begin_loop(self) -> None:
+        self.build.begin_loop()
+
+    def end_loop(self) -> None:
+        self.build.end_loop()
+
+    def leave(self) -> None:
+        self.build.jump(BREAK)
+
+    def again(self) -> None:
+        self.build.jump(CONTINUE)
+
+    # ---- values --------------------------------------------------------------------------------
+
+    def lanes(self, operand: Operand) -> Lanes:
+        """The definitions of an operand's lanes."""
+        if operand.name:
+            known = self.values.get(operand.name) or self.memory.address(operand.name)
+            if known is None:
+                raise CompileError("a value is used before it is defined", value=operand.name)
+            return known
+        bits = operand.type.bits
+        return tuple(self.build.constant(bits, lane or 0) for lane in operand.lanes)
+
+    def each(self, name: str, bits: int, one: Instruction, exact: bool = True) -> Lanes:
+        """An operation on each lane of all operands."""
+        given = [self.lanes(operand) for operand in one.operands]
+        return tuple(
+            self.build.alu(name, bits, *sources, exact=exact)
+            for sources in zip(*given, strict=True)
+        )
+
+    def _instruction(self, one: Instruction) -> Lanes:
+        operation, kind = one.operation, one.type
+        if operation in _FLOAT:
+            assert kind is not None
+            return self.each(_FLOAT[operation], kind.bits, one, exact=not one.loose)
+        if operation in _INTEGER:
+            assert kind is not None
+            return self._integer(one, kind)
+        if operation in _CONVERT:
+            assert kind is not None
+            return self._convert(one, kind)
+        if operation in ("icmp", "fcmp"):
+            return self._compare(one)
+        found: Lanes = getattr(self, f"_{operation}")(one)
+        return found
+
+    def _integer(self, one: Instruction, kind: Type) -> Lanes:
+        name = _INTEGER[one.operation]
+        if name not in ("ishl", "ushr", "ishr"):
+            if kind.bits == 1:  # arithmetic modulo two
+                name = {"iadd": "ixor", "isub": "ixor", "imul": "iand"}.get(name, name)
+            return self.each(name, kind.bits, one)
+        left, right = (self.lanes(operand) for operand in one.operands)
+        build = self.build
+        amounts = [self.resized(value, kind.bits, 32) for value in right]
+        return tuple(
+            build.alu(name, kind.bits, value, amount)
+            for value, amount in zip(left, amounts, strict=True)
+        )
+
+    def resized(self, value: int, old: int, new: int) -> int:
+        """An unsigned integer of another width."""
+        return value if old == new else self.build.alu(f"u2u{new}", new, value)
+
+    def _convert(self, one: Instruction, kind: Type) -> Lanes:
+        old, bits = one.operands[0].type, kind.bits
+        name = _CONVERT[one.operation]
+        if old.bits == bits and name == "u2u":
+            return self.lanes(one.operands[0])
+        if old.bits == 1:  # a truth value
+            if name == "i2i":
+                given = self.lanes(one.operands[0])
+                build = self.build
+                return tuple(build.alu("ineg", bits, build.alu(f"b2i{bits}", bits, value))
+                             for value in given)  # fmt: skip
+            name = {"u2u": "b2i", "u2f": "b2f", "i2f": "b2f"}[name]
+            found = self.each(f"{name}{bits}", bits, one)
+            if one.operation == "sitofp":
+                return tuple(self.build.alu("fneg", bits, value) for value in found)
+            return found
+        if bits == 1:
+            build = self.build
+            return tuple(
+                build.alu("ine", 1, build.alu("iand", old.bits, value, build.constant(old.bits, 1)),
+                          build.constant(old.bits, 0))
+                for value in self.lanes(one.operands[0])
+            )  # fmt: skip
+        if one.operation == "fptrunc" and bits == 16:
+            return self.each("f2f16_rtne", bits, one)
+        return self.each(f"{name}{bits}", bits, one)
+
+    def _compare(self, one: Instruction) -> Lanes:
+        build, kind = self.build, one.kind
+        left, right = (self.lanes(operand) for operand in one.operands)
+        pairs = list(zip(left, right, strict=True))
+        if one.operation == "icmp":
+            if one.operands[0].type.bits == 1:
+                return tuple(calls.compared_bits(build, kind, *pair) for pair in pairs)
+            name, turned = _ICMP[kind]
+            return tuple(build.alu(name, 1, *(pair[::-1] if turned else pair)) for pair in pairs)
+        return tuple(self._float_compare(kind, *pair) for pair in pairs)
+
+    def _float_compare(self, kind: str, left: int, right: int) -> int:
+        build = self.build
+        if kind in _FCMP:
+            name, turned = _FCMP[kind]
+            return build.alu(name, 1, *((right, left) if turned else (left, right)))
+        if kind in _OPPOSITE:
+            return build.alu("inot", 1, self._float_compare(_OPPOSITE[kind], left, right))
+        if kind in ("uno", "ord"):
+            either = build.alu(
+                "ior", 1, build.alu("fneu", 1, left, left), build.alu("fneu", 1, right, right)
+            )
+            return either if kind == "uno" else build.alu("inot", 1, either)
+        different = build.alu(
+            "ior", 1, build.alu("flt", 1, left, right), build.alu("flt", 1, right, left)
+        )
+        return different if kind == "one" else build.alu("inot", 1, different)  # ueq
+
+    def _select(self, one: Instruction) -> Lanes:
+        test, yes, no = (self.lanes(operand) for operand in one.operands)
+        tests = test * (len(yes) // len(test))
+        assert one.type is not None
+        return tuple(
+            self.build.alu("bcsel", one.type.bits, *sources)
+            for sources in zip(tests, yes, no, strict=True)
+        )
+
+    def _fneg(self, one: Instruction) -> Lanes:
+        assert one.type is not None
+        return self.each("fneg", one.type.bits, one)
+
+    def _freeze(self, one: Instruction) -> Lanes:
+        return self.lanes(one.operands[0])
+
+    def _bitcast(self, one: Instruction) -> Lanes:
+        assert one.type is not None
+        old, new = one.operands[0].type, one.type
+        if old.bits == new.bits:
+            return self.lanes(one.operands[0])
+        return calls.reshaped(self.build, self.lanes(one.operands[0]), old.bits, new.bits)
+
+    def _extractelement(self, one: Instruction) -> Lanes:
+        vector, place = one.operands
+        return (self.lanes(vector)[self._constant(place, one)],)
+
+    def _insertelement(self, one: Instruction) -> Lanes:
+        vector, value, place = one.operands
+        lanes = list(self.lanes(vector))
+        lanes[self._constant(place, one)] = self.lanes(value)[0]
+        return tuple(lanes)
+
+    def _constant(self, operand: Operand, one: Instruction) -> int:
+        if operand.name or operand.lanes[0] is None:
+            raise CompileError("expected a constant lane of a vector", code=one.line.strip())
+        return operand.lanes[0]
+
+    def _shufflevector(self, one: Instruction) -> Lanes:
+        first, second, mask = one.operands
+        both = self.lanes(first) + self.lanes(second)
+        return tuple(both[lane or 0] for lane in mask.lanes)
+
+    # ---- memory and calls ----------------------------------------------------------------------
+
+    def _getelementptr(self, one: Instruction) -> Lanes:
+        return self.memory.moved(one)
+
+    def _load(self, one: Instruction) -> Lanes:
+        return self.memory.load(one)
+
+    def _store(self, one: Instruction) -> Lanes:
+        self.memory.store(one)
+        return ()
+
+    def _atomicrmw(self, one: Instruction) -> Lanes:
+        return self.memory.atomic(one)
+
+    def _call(self, one: Instruction) -> Lanes:
+        if one.kind == "adreno.barrier":
+            self.memory.fence(True)
+            return ()
+        return calls.call(self, one)

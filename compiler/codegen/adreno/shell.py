@@ -1,0 +1,51 @@
+"""Kernels for Adreno GPUs (TargetSpec.abi "ir3") as LLVM IR text.
+
+The text is that of the other GPUs but for the intrinsics, which compiler.codegen.adreno.calls
+lists; compiler.codegen.adreno.build makes machine code of it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from compiler.codegen.exchange import Word
+from compiler.codegen.gpu import Gpu
+from compiler.codegen.values import Values
+from compiler.expression.value import Value
+
+
+class AdrenoValues(Values):
+    """Values of Adreno GPUs."""
+
+    def other_lane(self, mask: int) -> Word:
+        def exchanged(word: str) -> str:
+            return self.call("adreno.exchange", "i32", [("i32", word), ("i32", str(mask))])
+
+        return exchanged
+
+    def _integer(self, node: Value, sources: list[str], kind: str) -> str:
+        if node.op == "mulhi" and kind == "i32":
+            return self.call("adreno.mulhi", kind, [(kind, text) for text in sources])
+        return super()._integer(node, sources, kind)
+
+
+class Adreno(Gpu):
+    """A kernel of an ir3 object (hcq.ir3object)."""
+
+    values = AdrenoValues
+    pointers: ClassVar = {
+        "global": "ptr addrspace(1)",
+        "local": "ptr addrspace(3)",
+        "register": "ptr addrspace(5)",
+    }
+    convention = "spir_kernel"
+    thread = "adreno.thread"
+    group = "adreno.group.{}"
+    separator = "."
+
+    def barrier(self) -> None:
+        self.lines.declarations.add("declare void @adreno.barrier()")
+        self.lines.put("call void @adreno.barrier()")
+
+    def attributes(self) -> str:
+        return f'"adreno-threads"="{self.kernel.block}"'

@@ -1,0 +1,16 @@
+"""What machine code for Adreno depends on besides its LLVM IR: Mesa's version and these files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+MESA = "25.2.7.2"  # of tinymesa; Mesa 25.2.7
+
+
+def adreno_version() -> str:
+    """Mesa's version, and a digest of this folder's sources."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return f"tinymesa {MESA} {digest.hexdigest()}"

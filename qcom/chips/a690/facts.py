@@ -1,0 +1,30 @@
+"""Adreno 690, as in the Snapdragon 8cx Gen 3.
+
+Sources: Mesa 25.0.7 src/freedreno/common/freedreno_devices.py, entry 690, and
+src/freedreno/ir3/ir3_compiler.c (constants); chip id and gmem, Linux 7.3
+drivers/gpu/drm/msm/adreno/a6xx_catalog.c.
+"""
+
+from __future__ import annotations
+
+from qcom.chips.facts import ChipFacts
+
+FACTS = ChipFacts(
+    name="a690",
+    gpu_id=690,
+    chip_ids=(0x06090000,),
+    generation=6,
+    step=4,
+    shader_processors=8,
+    registers=64,
+    wave_base=64,
+    max_waves=16,
+    wave_granularity=2,
+    constants=256,
+    local_memory=32 << 10,
+    fibers=128 * 32,
+    instruction_cache=127,
+    gmem=4 << 20,
+    highest_bank_bit=16,
+    products=("Snapdragon 8cx Gen 3",),
+)

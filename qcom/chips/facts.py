@@ -1,0 +1,46 @@
+"""What differs between Adreno GPUs, as facts: shared by the driver and the models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hcq.target import TargetSpec, adreno_target
+
+
+@dataclass(frozen=True)
+class ChipFacts:
+    """One GPU. Sizes are bytes.
+
+    name: as in Mesa ("a630"). gpu_id: three digits, as Mesa numbers it; 0 where it has none.
+    chip_ids: what kernel drivers report, the usual one first. generation: 6 or 7, which decides
+    registers and packets; step: within it, as Linux counts. registers: vec4 that a wave's threads
+    share of the register file, at its base size. wave_base: threads of a single wave; a double one
+    has twice as many. max_waves: of a shader processor. wave_granularity: waves that run as one.
+    constants: vec4 of a compute kernel's constant file. fibers: threads that private memory is laid
+    out for, per shader processor. gmem: on-chip memory. products: where it is found.
+    """
+
+    name: str
+    gpu_id: int
+    chip_ids: tuple[int, ...]
+    generation: int
+    step: int
+    shader_processors: int
+    registers: int
+    wave_base: int
+    max_waves: int
+    wave_granularity: int
+    constants: int
+    local_memory: int
+    fibers: int
+    instruction_cache: int
+    gmem: int
+    highest_bank_bit: int
+    products: tuple[str, ...] = ()
+    proven: str = ""
+
+    def target(self) -> TargetSpec:
+        """What the compiler is told."""
+        return adreno_target(
+            self.name, self.chip_ids[0], self.generation, self.local_memory, self.shader_processors
+        )

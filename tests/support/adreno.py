@@ -1,0 +1,71 @@
+"""What tests of code for Adreno share: targets, disassembly, kernels as LLVM IR."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+
+import pytest
+
+from compiler.codegen.objects import compile_text
+from hcq.ir3object import Ir3Kernel, parse_ir3
+from hcq.target import TargetSpec
+from qcom import chips
+
+MESA = importlib.util.find_spec("tinymesa") is not None and sys.platform == "linux"
+needs_mesa = pytest.mark.skipif(not MESA, reason="tinymesa is not installed")
+
+
+@cache
+def target(chip: str) -> TargetSpec:
+    return chips.facts(chip).target()
+
+
+def compiled(text: str, chip: str) -> Ir3Kernel:
+    """The kernel of a module, compiled in a child process as programs compile it."""
+    return parse_ir3(compile_text(text, target(chip)))
+
+
+def disassembly(kernel: Ir3Kernel, chip: str) -> str:
+    """Instructions up to `end`, by Mesa's disassembler, under a line of facts."""
+    from compiler.codegen.adreno.mesa import library
+
+    text = library().disassembly(kernel.code, chips.facts(chip).gpu_id)
+    lines = text.splitlines()
+    code = lines[: lines.index("end") + 1]
+    facts = (
+        f"; {kernel.name}: {kernel.full_registers} full, {kernel.half_registers} half registers, "
+        f"{kernel.constants} vec4 of constants, {kernel.local_size} bytes of local memory, "
+        f"{kernel.private_size} of private memory, branch stack {kernel.branch_stack}, "
+        f"{'double' if kernel.double_wave else 'single'} wave"
+    )
+    return "\n".join([facts, *code]) + "\n"
+
+
+def module(body: str, parameters: str, threads: int = 64, extra: str = "") -> str:
+    """LLVM IR of a kernel `k`. body: with %i, the number of the thread in the grid."""
+    return f"""{extra}
+define spir_kernel void @k({parameters}) #0 {{
+entry:
+  %thread = call i32 @adreno.thread()
+  %group = call i32 @adreno.group.x()
+  %first = mul i32 %group, {threads}
+  %i = add i32 %first, %thread
+  %wide = zext i32 %i to i64
+{body}
+  ret void
+}}
+declare i32 @adreno.thread()
+declare i32 @adreno.group.x()
+declare void @adreno.barrier()
+declare i32 @adreno.exchange(i32, i32)
+declare i1 @adreno.any(i1)
+declare i1 @adreno.all(i1)
+declare i32 @adreno.mulhi(i32, i32)
+declare float @llvm.fma.f32(float, float, float)
+declare half @llvm.fma.f16(half, half, half)
+declare i32 @llvm.fptosi.sat.i32.f32(float)
+declare float @llvm.maximum.f32(float, float)
+attributes #0 = {{ nounwind "adreno-threads"="{threads}" }}
+"""
