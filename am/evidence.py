@@ -1,25 +1,18 @@
 """What a chip that failed can still tell, for a bundle (hcq.bundle): registers, queues, waves, page
 tables, interrupts, sensors, programs.
 
-Registers are read, and none is written but those that select what others show (GRBM_GFX_CNTL,
-GRBM_GFX_INDEX, SQ_IND_INDEX). A chip that is gone, or whose bus answers no more, is not touched:
-then what the host knows is all there is.
-
-Sources: Linux 6.12 gfx_v11_0.c (gc_reg_list_11_0, gc_cp_reg_list_11, and wave_read: which wave
-registers there are), gfxhub_v3_0.c, psp_v13_0.c, smu_v13_0.c, sdma_v6_0.c.
+A chip that is gone, or whose bus answers no more, is not touched: then what the host knows is all
+there is.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import time
+import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from am.chip import ALL_ONES
-from am.generations.gfx11.evidence import QUEUE_REGISTERS, REGISTERS, WAVE_REGISTERS
-from am.gfx import MEC
-from am.queue import SLOT_WORDS, SLOTS, ComputeQueue, RingQueue
+from am import inspect, states
+from am.queue import SLOT_WORDS, SLOTS, RingQueue
 from hcq.bundle import Evidence
 from hcq.errors import UgpuError
 from hcq.registerfile import RegisterFile
@@ -29,8 +22,6 @@ if TYPE_CHECKING:
 
 _SLOTS_AROUND = 4  # shown before and behind the one that the hardware is at
 _WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; all waves of a chip take longer through some transports
-_MOST_WAVES = 64
-_SLOTS_OF_SIMD = 16
 _MOST_CODE = 1 << 20  # bytes of a program
 
 
@@ -41,11 +32,19 @@ def gather(device: AmDevice, error: UgpuError) -> Evidence:
     found.take("memory.json", lambda: _regions(device))
     found.take("boot.json", lambda: _boot(device))
     if device.cut_off or device.chip.lost():
-        for name in ("registers.json", "hqd.json", "waves.json", "walk.json", "sensors.json"):
+        for name in (
+            "registers.json",
+            "states.json",
+            "hqd.json",
+            "waves.json",
+            "walk.json",
+            "sensors.json",
+        ):
             found.missing[name] = "the chip does not answer"
         return found
     found.take("registers.json", lambda: _registers(device))
-    found.take("hqd.json", lambda: _hardware_queues(device))
+    found.take("states.json", lambda: states.as_json(device.chip))
+    found.take("hqd.json", lambda: inspect.hardware_queues(device.chip))
     found.take("waves.json", lambda: list(_waves(device)))
     address = error.facts.get("address")
     if isinstance(address, int):
@@ -69,7 +68,7 @@ def _queue(queue: RingQueue) -> dict[str, object]:
     slots = {}
     for number in range(first, min(queue.count, done + _SLOTS_AROUND)):
         start = number % SLOTS * SLOT_WORDS * 4
-        words = ring[start : start + SLOT_WORDS * 4].cast("I")
+        words = struct.unpack(f"<{SLOT_WORDS}I", bytes(ring[start : start + SLOT_WORDS * 4]))
         slots[number + 1] = [f"{word:08x}" for word in words]
     return {
         "name": queue.name,
@@ -101,78 +100,27 @@ def _boot(device: AmDevice) -> dict[str, object]:
 
 
 def _registers(device: AmDevice) -> str:
-    values: dict[str, int] = {}
-    for block, patterns in REGISTERS.items():
-        registers = getattr(device.chip, block, None)
-        if registers is None:
-            continue
-        for pattern in patterns:
-            for name in fnmatch.filter(registers.map, pattern):
-                values[f"{block}.{name}"] = int(registers[name].read())
+    values = inspect.registers(device.chip)
     return RegisterFile(device.name, device.facts.name, values).dumps()
-
-
-def _hardware_queues(device: AmDevice) -> dict[str, dict[str, int]]:
-    gfx, gc = device.units.gfx, device.chip.gc
-    found = {}
-    for queue in device.compute_queues:
-        assert isinstance(queue, ComputeQueue)
-        with gfx.select(me=MEC, pipe=queue.pipe, queue=queue.queue):
-            found[queue.name] = {name: int(gc[name].read()) for name in QUEUE_REGISTERS}
-    return found
 
 
 def _waves(device: AmDevice) -> Iterator[dict[str, object]]:
     """Each wave that is there, as far as time allows, with the kernel it is in."""
-    info = device.chip.discovery.gc
-    if info is None:
-        return
-    gfx = device.units.gfx
-    end, count = time.monotonic() + _WAVES_LIMIT_S, 0
-    for place in gfx.simds():
-        with gfx.aim(*place):
-            for slot in range(_SLOTS_OF_SIMD):
-                if time.monotonic() > end or count == _MOST_WAVES:
-                    yield {"more": "not looked at: the time or the room for waves was used up"}
-                    return
-                status = gfx.wave_register(slot, "STATUS")
-                if status in (0, ALL_ONES):
-                    continue
-                count += 1
-                registers = {name: gfx.wave_register(slot, name) for name in WAVE_REGISTERS}
-                yield {"place": [*place, slot], **registers, **_where(device, registers)}
-
-
-def _where(device: AmDevice, registers: dict[str, int]) -> dict[str, object]:
-    pc = registers["PC_HI"] << 32 | registers["PC_LO"]
-    found = device.programs.find(pc)
-    if found is None:
-        return {"pc": pc}
-    return {
-        "pc": pc,
-        "kernel": found[0],
-        "offset": found[1],
-        "source": device.programs.source_of(pc),
-    }
+    for wave in inspect.waves(device.chip, _WAVES_LIMIT_S):
+        pc = wave.get("pc")
+        found = device.programs.find(pc) if isinstance(pc, int) else None
+        if found is not None and isinstance(pc, int):
+            source = device.programs.source_of(pc)
+            wave |= {"kernel": found[0], "offset": found[1], "source": source}
+        yield wave
 
 
 def _walk(device: AmDevice, address: int) -> dict[str, object]:
     """The entries that lead to an address, as they lie in VRAM and as the driver wrote them."""
-    tables = device.memory.tables
-    form, physical = device.memory.format, tables.root
-    steps = []
-    for number, level in enumerate(form.levels):
-        place = physical + 8 * (address >> level.shift & (1 << level.bits) - 1)
-        entry = int.from_bytes(device.chip.vram.read(place, 8), "little")
-        steps.append({"level": number, "at": place, "entry": f"{entry:#018x}"})
-        if not form.is_table(number, entry):
-            break
-        physical = form.physical(number, entry)
-    known = tables.lookup(address)
+    memory = device.memory
+    known = memory.tables.lookup(address)
     return {
-        "address": address,
-        "root": tables.root,
-        "steps": steps,
+        **inspect.walk(device.chip, memory.format, address, device.vmid),
         "driver": None if known is None else f"{known.entry:#018x} at level {known.level}",
     }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from am import chips
+from am import chips, inspect, states
 from am.boot import Stages, first_contact
 from am.chip import Chip
+from am.generations.record import generation_of
+from am.gmc import QUEUE_VMID
 from am.regs import load
 from hcq.errors import BadArgument, DeviceNotFound, UgpuError
 from hcq.fields import RegisterBlock
@@ -45,6 +47,11 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
         transport.close()
 
 
+#: registers that reading changes: semaphores, and windows that go on to the next word
+CHANGED_BY_READING = ("*_INVALIDATE_ENG*_SEM", "*_UCODE_DATA", "*_RAM_DATA", "*_FIFO*_DATA",
+                      "*_PERFMON_DATA*", "SQ_IND_DATA")  # fmt: skip
+
+
 def dangers() -> tuple[tuple[str, str], ...]:
     """What writing registers may do, as (pattern of names, what happens).
 
@@ -68,6 +75,23 @@ def dangers() -> tuple[tuple[str, str], ...]:
         ("*PCIE_DATA*", "selects or accesses another register"),
         ("BIF_*", "belongs to the way on which this host reaches the card"),
     )  # fmt: skip
+
+
+def look(chip: Chip, part: str) -> object:
+    """A part of what a bundle has, of the chip as it is: states, queues, waves, registers."""
+    looks: dict[str, Callable[[Chip], object]] = {
+        "states": states.as_json,
+        "queues": inspect.hardware_queues,
+        "waves": lambda chip: list(inspect.waves(chip)),
+        "registers": inspect.registers,
+    }
+    return looks[part](chip)
+
+
+def walk(chip: Chip, address: int, vmid: int | None, hub: str) -> dict[str, object]:
+    """Where a virtual address leads; vmid: that of our own work where it is None."""
+    form = generation_of(chip.generation).units.page_format()
+    return inspect.walk(chip, form, address, QUEUE_VMID if vmid is None else vmid, hub)
 
 
 class _Nowhere:

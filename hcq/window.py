@@ -6,6 +6,9 @@ A driver that can do so names a module in its `PciDriver.window`, which has
                                 blocks, and it closes the attachment's transport
     usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
     dangers()                   what writes may do, as (pattern of names, text)
+    CHANGED_BY_READING          patterns of registers that reading changes
+    look(chip, part)            "states", "queues", "waves" or "registers", as bundles have them
+    walk(chip, address, vmid, hub)      the page table entries that lead to a virtual address
 """
 
 from __future__ import annotations
@@ -26,9 +29,13 @@ from hcq.transport.vfio_user.client import VfioUserTransport
 class WindowModule(Protocol):
     """What `PciDriver.window` names."""
 
+    CHANGED_BY_READING: tuple[str, ...]
+
     def open_window(self, attachment: Attachment) -> AbstractContextManager[object]: ...
     def usual_blocks(self, chip: str) -> Mapping[str, RegisterBlock]: ...
     def dangers(self) -> tuple[tuple[str, str], ...]: ...
+    def look(self, chip: object, part: str) -> object: ...
+    def walk(self, chip: object, address: int, vmid: int | None, hub: str) -> dict[str, object]: ...
 
 
 def blocks_of(chip: object) -> dict[str, RegisterBlock]:
@@ -86,9 +93,7 @@ def _attach(name: str) -> tuple[Attachment, PciDriver]:
         made = attach_virtual(rest)
         if not isinstance(made, Attachment):
             made.node.close()
-            raise NotSupported(
-                f"{name} is reached through a kernel driver, which has its registers"
-            )
+            raise NotSupported(f"{name} has no window: its registers belong to a kernel driver")
         found = made
     else:
         raise DeviceNotFound(f"expected pci:ADDRESS, vfio-user:PATH or virtual:CHIP, got {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -43,7 +43,8 @@ class Source(Protocol):
 
 
 class Live:
-    """Registers of a chip. `read` is one access to it."""
+    """Registers of a chip. `read` is one access to it. Patterns leave out registers that reading
+    changes; they are read where they are named."""
 
     def __init__(self, title: str, chip: object) -> None:
         blocks = window.blocks_of(chip)
@@ -57,7 +58,11 @@ class Live:
         self.chip = str(getattr(getattr(chip, "facts", None), "name", ""))
 
     def matching(self, pattern: str) -> list[str]:
-        return matching(self.blocks, pattern, MOST)
+        found = matching(self.blocks, pattern, MOST)
+        if len(found) > 1 and self.chip:
+            changed = window.module_of_chip(self.chip).CHANGED_BY_READING
+            found = [name for name in found if not _like(bare_name(name), changed)]
+        return found
 
     def read(self, name: str) -> RegisterValue:
         block, _, register = name.partition(".")
@@ -84,6 +89,10 @@ class Kept:
 
     def read(self, name: str) -> RegisterValue:
         return self.values[name]
+
+
+def _like(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def bare_name(name: str) -> str:

@@ -1,30 +1,43 @@
 """Which registers tell about a gfx11 chip that failed, by block; names may be patterns.
 
+Reading must change nothing: an invalidation engine's _SEM is taken by who reads it.
+
 Source: Linux 6.12 gfx_v11_0.c (gc_reg_list_11_0, gc_cp_reg_list_11, wave_read_wave_data).
 """
 
 from __future__ import annotations
 
 REGISTERS = {
-    "nbio": ("RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE",),
-    "mp0": ("MP0_SMN_C2PMSG_*",),
-    "mp1": ("MP1_SMN_C2PMSG_*",),
-    "osssys": ("IH_RB_CNTL*", "IH_RB_RPTR*", "IH_RB_WPTR*", "IH_STATUS"),
-    "mmhub": ("MMVM_L2_PROTECTION_FAULT_*", "MMVM_L2_STATUS", "MMVM_L2_CNTL*",
-              "MMVM_INVALIDATE_ENG17_*", "MMVM_CONTEXT[08]_*", "MMMC_VM_FB_LOCATION_*"),
+    "nbio": (
+        "RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE",
+    ),
+    "mp0": (
+        "MP0_SMN_C2PMSG_*",
+    ),
+    "mp1": (
+        "MP1_SMN_C2PMSG_*",
+    ),
+    "osssys": (
+        "IH_RB_CNTL*", "IH_RB_RPTR*", "IH_RB_WPTR*", "IH_STATUS",
+    ),
+    "mmhub": (
+        "MMVM_L2_PROTECTION_FAULT_*", "MMVM_L2_STATUS", "MMVM_L2_CNTL*",
+        "MMVM_INVALIDATE_ENG17_REQ", "MMVM_INVALIDATE_ENG17_ACK", "MMVM_CONTEXT[08]_*",
+        "MMMC_VM_FB_LOCATION_*",
+    ),
     "gc": (
         "GRBM_STATUS*", "GRBM_READ_ERROR*", "CP_STALLED_STAT*", "CP_BUSY_STAT", "CP_STAT",
         "CP_CPF_STATUS", "CP_CPF_BUSY_STAT*", "CP_CPF_STALLED_STAT1", "CP_CPC_STATUS",
         "CP_CPC_BUSY_STAT*", "CP_CPC_STALLED_STAT1", "CP_ROQ_*_STAT", "CP_MEQ_STAT",
         "CP_HPD_STATUS0", "CP_INT_STATUS*", "CPC_INT_STATUS", "CP_MEC_CNTL", "CP_MEC_RS64_CNTL",
         "CP_MEC1_INSTR_PNTR", "CP_MEC2_INSTR_PNTR", "CP_PQ_STATUS", "CP_VMID_STATUS",
-        "CPC_UTCL1_STATUS", "CPF_UTCL1_STATUS", "CP_HQD_ERROR",
-        "GCVM_L2_PROTECTION_FAULT_*", "GCVM_L2_STATUS", "GCVM_L2_CNTL*",
-        "GCVM_INVALIDATE_ENG17_*", "GCVM_CONTEXT[08]_*", "GCMC_VM_FB_LOCATION_*",
-        "RLC_STAT", "RLC_CNTL", "RLC_GPM_STAT", "RLC_SAFE_MODE", "RLC_RLCS_BOOTLOAD_STATUS",
-        "RLC_SMU_COMMAND", "RLC_SMU_MESSAGE*", "RLC_SMU_ARGUMENT_*",
-        "SDMA[01]_STATUS*_REG", "SDMA[01]_QUEUE0_RB_*", "SDMA[01]_QUEUE0_CONTEXT_STATUS",
-        "SDMA[01]_F32_CNTL", "SDMA[01]_UTCL1_*STATUS", "SCRATCH_REG[67]",
+        "CPC_UTCL1_STATUS", "CPF_UTCL1_STATUS", "CP_HQD_ERROR", "GCVM_L2_PROTECTION_FAULT_*",
+        "GCVM_L2_STATUS", "GCVM_L2_CNTL*", "GCVM_INVALIDATE_ENG17_REQ",
+        "GCVM_INVALIDATE_ENG17_ACK", "GCVM_CONTEXT[08]_*", "GCMC_VM_FB_LOCATION_*", "RLC_STAT",
+        "RLC_CNTL", "RLC_GPM_STAT", "RLC_SAFE_MODE", "RLC_RLCS_BOOTLOAD_STATUS", "RLC_SMU_COMMAND",
+        "RLC_SMU_MESSAGE*", "RLC_SMU_ARGUMENT_*", "SDMA[01]_STATUS*_REG", "SDMA[01]_QUEUE0_RB_*",
+        "SDMA[01]_QUEUE0_CONTEXT_STATUS", "SDMA[01]_F32_CNTL", "SDMA[01]_UTCL1_*STATUS",
+        "SCRATCH_REG[67]",
     ),
 }  # fmt: skip
 

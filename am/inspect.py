@@ -1,0 +1,107 @@
+"""Look into a chip in any state: registers, hardware queues, waves, page tables.
+
+Only registers are written that select what others show: GRBM_GFX_CNTL, GRBM_GFX_INDEX and
+SQ_IND_INDEX; they are put back. Sources: Linux 6.12 gfx_v11_0.c (gc_reg_list_11_0,
+gc_cp_reg_list_11, wave_read_wave_data), gfxhub_v3_0.c (contexts).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Iterator
+
+from am.chip import ALL_ONES, Chip
+from am.generations.gfx11.evidence import QUEUE_REGISTERS, REGISTERS, WAVE_REGISTERS
+from am.gfx import MEC, Gfx
+from am.memory import PageTableFormat
+from am.nbio import Nbio
+from hcq.errors import BadArgument
+
+MOST_WAVES = 256
+_SLOTS_OF_SIMD = 20  # bits of VALID_AND_IDLE.WAVE_SLOT
+_ROOT_ADDRESS = ~0xFFF
+
+
+def registers(chip: Chip) -> dict[str, int]:
+    """What tells about a chip that failed, by "block.NAME"."""
+    values: dict[str, int] = {}
+    for block, patterns in REGISTERS.items():
+        here = getattr(chip, block, None)
+        if here is None:
+            continue
+        for pattern in patterns:
+            for name in fnmatch.filter(here.map, pattern):
+                values[f"{block}.{name}"] = int(here[name].read())
+    return values
+
+
+def hardware_queues(chip: Chip) -> list[dict[str, object]]:
+    """The compute queues that the MEC has active, with their registers."""
+    gfx, facts, found = Gfx(chip, Nbio(chip)), chip.generation, []
+    for pipe in range(facts.compute_pipes):
+        for queue in range(facts.queues_per_pipe):
+            with gfx.select(me=MEC, pipe=pipe, queue=queue):
+                if not chip.gc.CP_HQD_ACTIVE.read().ACTIVE:
+                    continue
+                values = {name: int(chip.gc[name].read()) for name in QUEUE_REGISTERS}
+            found.append({"pipe": pipe, "queue": queue, "registers": values})
+    return found
+
+
+def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object]]:
+    """Each wave that is there: place (shader engine, array, workgroup processor, SIMD, slot), pc
+    and registers. Where `limit_s` or MOST_WAVES ends it early, the last one says so."""
+    gfx, count = Gfx(chip, Nbio(chip)), 0
+    end = None if limit_s is None else time.monotonic() + limit_s
+    for place in gfx.simds():
+        with gfx.aim(*place):
+            there = gfx.wave_register(0, "VALID_AND_IDLE")  # a bit for each slot of the SIMD
+            for slot in range(_SLOTS_OF_SIMD if there != ALL_ONES else 0):
+                if count == MOST_WAVES or (end is not None and time.monotonic() > end):
+                    yield {"more": "not looked at: the time or the room for waves was used up"}
+                    return
+                if not there >> slot & 1:
+                    continue
+                count += 1
+                values = {name: gfx.wave_register(slot, name) for name in WAVE_REGISTERS}
+                pc = values["PC_HI"] << 32 | values["PC_LO"]
+                yield {"place": [*place, slot], "pc": pc, "registers": values}
+
+
+def walk(
+    chip: Chip, form: PageTableFormat, address: int, vmid: int, hub: str = "gc"
+) -> dict[str, object]:
+    """The page table entries that lead to a virtual address, as they lie in VRAM.
+
+    hub: "gc" or "mmhub". The root is what the hub's context of `vmid` names.
+    """
+    if address < 0 or not 0 <= vmid < 16:
+        raise BadArgument("expected an address and a VMID below 16", address=address, vmid=vmid)
+    prefix = "GCVM" if hub == "gc" else "MMVM"
+    block = getattr(chip, hub)
+    low, high = (
+        int(block[f"{prefix}_CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR_{part}"].read())
+        for part in ("LO32", "HI32")
+    )
+    enabled = bool(block[f"{prefix}_CONTEXT{vmid}_CNTL"].read().ENABLE_CONTEXT)
+    root = (high << 32 | low) & _ROOT_ADDRESS
+    steps, physical, end = [], root, "a page" if enabled else "the context is off"
+    for number, level in enumerate(form.levels if enabled else ()):
+        place = physical + 8 * (address >> level.shift & (1 << level.bits) - 1)
+        if place + 8 > chip.vram.size:
+            end = f"level {number} lies outside VRAM"
+            break
+        entry = int.from_bytes(chip.vram.read(place, 8), "little")
+        steps.append({"level": number, "at": place, "entry": entry})
+        physical = form.physical(number, entry)
+        if not form.is_table(number, entry):
+            end = "a page" if entry & 1 else f"level {number} has no valid entry"
+            break
+    found: dict[str, object] = {
+        "address": address, "vmid": vmid, "enabled": enabled, "root": root, "steps": steps,
+        "end": end,
+    }  # fmt: skip
+    if end == "a page":
+        found["physical"] = physical + (address & (1 << form.levels[len(steps) - 1].shift) - 1)
+    return found

@@ -1,0 +1,303 @@
+"""What state each firmware and unit of a chip is in, by name, with what it means and what helps.
+
+Reads registers and writes none, so that it can be asked of a chip in any state: one that was not
+booted, one that hangs, one that another process left. Registers that change when they are read
+(the semaphores of the invalidation engines) are left alone.
+
+Sources: Linux 6.12 amdgpu_discovery.c (board firmware), psp_v13_0.c (bootloader, secure OS, ring),
+amdgpu_ras.c, amdgpu_ras.h (boot errors), smu_cmn.c (responses), gfx_v11_0.c (autoload, RLC, MEC),
+sdma_v6_0.c, ih_v6_0.c, gmc_v11_0.c (invalidation engines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from am.chip import ALL_ONES, Chip
+from am.smu import BUSY, OK, RESPONSES
+from hcq.errors import UgpuError
+
+_READY = 0x8000_0000
+_POWER_CYCLE = "power the card off and on; where that does not help, reseat it and check its supply"
+_MODE1 = "device.reset() or `force_cold=True` resets the chip (mode1)"
+_BOOT = "open the device: the driver boots it"
+_LOST = "check cable, slot and supply, then rescan the bus"
+
+
+@dataclass(frozen=True)
+class State:
+    """unit: what it is of. name: for people and programs. ok: as in a chip that works, or that
+    waits to be booted. registers: what it was read from."""
+
+    unit: str
+    name: str
+    ok: bool
+    meaning: str
+    remedy: str
+    registers: dict[str, int]
+
+
+def states(chip: Chip) -> list[State]:
+    """Each unit's state, in the order of a boot; the first that is not ok is where to look. A chip
+    that does not answer at all is one state."""
+    if chip.lost():
+        config = chip.transport.present()
+        meaning = (
+            "registers read as ones but configuration space answers: the link sleeps or memory "
+            "decoding is off"
+            if config
+            else "the card has left the bus"
+        )
+        return [State("link", "no answer", False, meaning, _LOST, {})]
+    found = []
+    for look in _LOOKS:
+        try:
+            found += list(look(chip))
+        except UgpuError as error:
+            found.append(
+                State(look.__name__.strip("_"), "unreadable", False, str(error), _LOST, {})
+            )
+    return found
+
+
+def as_json(chip: Chip) -> list[dict[str, object]]:
+    """The same, for a bundle."""
+    return [asdict(state) for state in states(chip)]
+
+
+def _board(chip: Chip) -> Iterator[State]:
+    word = int(chip.mp0.MP0_SMN_C2PMSG_33.read())
+    registers = {"C2PMSG_33": word, "RCC_CONFIG_MEMSIZE": chip.memory_size_mb()}
+    if word & _READY and registers["RCC_CONFIG_MEMSIZE"]:
+        yield State("board firmware", "done", True, "the card's own start is over", "", registers)
+        return
+    yield State(
+        "board firmware",
+        "not done",
+        False,
+        "the card's own firmware (IFWI) has not finished: memory training, or no supply",
+        _POWER_CYCLE,
+        registers,
+    )
+
+
+def _psp(chip: Chip) -> Iterator[State]:
+    mp0 = chip.mp0
+    loader, sign = int(mp0.MP0_SMN_C2PMSG_35.read()), int(mp0.MP0_SMN_C2PMSG_81.read())
+    registers = {"C2PMSG_35": loader, "C2PMSG_81": sign}
+    if sign == 0:
+        yield _bootloader(chip, loader, registers)
+        return
+    if sign == ALL_ONES:
+        yield State("PSP", "no answer", False, "its mailbox reads as ones", _POWER_CYCLE, registers)
+        return
+    ring = int(mp0.MP0_SMN_C2PMSG_64.read())
+    registers |= {"C2PMSG_64": ring, "C2PMSG_58": int(mp0.MP0_SMN_C2PMSG_58.read())}
+    if ring & 0xFFFF and ring & _READY:
+        yield State(
+            "PSP",
+            "ring refused",
+            False,
+            f"the secure OS runs and refused a ring command with status {ring & 0xFFFF:#x}",
+            _MODE1,
+            registers,
+        )
+    elif not ring & _READY and ring:
+        yield State(
+            "PSP",
+            "ring busy",
+            False,
+            "the secure OS runs and has not ended a ring command",
+            _MODE1,
+            registers,
+        )
+    else:
+        yield State("PSP", "secure OS", True, "the secure OS runs", "", registers)
+
+
+def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
+    refusal = word & 0xFF if chip.generation.bootloader_tells_refusal else 0
+    if refusal:
+        return State(
+            "PSP",
+            "bootloader refused",
+            False,
+            f"the bootloader refused a component with status {refusal:#x}: wrong or "
+            "damaged firmware image, or one for another chip",
+            "update the firmware images; the chip needs a bus reset",
+            registers,
+        )
+    if word == _READY:
+        return State(
+            "PSP",
+            "bootloader ready",
+            True,
+            "it waits for firmware: the chip is not booted",
+            _BOOT,
+            registers,
+        )
+    return State(
+        "PSP",
+        "bootloader not ready",
+        False,
+        "the bootloader has not finished what it was given",
+        _POWER_CYCLE,
+        registers,
+    )
+
+
+def _smu(chip: Chip) -> Iterator[State]:
+    flags = chip.bus.read32(chip.generation.smu_firmware_flags // 4)
+    mp1 = chip.mp1
+    registers = {
+        "MP1_FIRMWARE_FLAGS": flags,
+        "C2PMSG_66": int(mp1.MP1_SMN_C2PMSG_66.read()),
+        "C2PMSG_82": int(mp1.MP1_SMN_C2PMSG_82.read()),
+        "C2PMSG_90": int(mp1.MP1_SMN_C2PMSG_90.read()),
+    }
+    response = registers["C2PMSG_90"]
+    last = f"message {registers['C2PMSG_66']:#x}, argument {registers['C2PMSG_82']:#x}"
+    if not flags & 1:
+        yield State("SMU", "not loaded", True, "no power firmware runs yet", _BOOT, registers)
+    elif response == 0 and registers["C2PMSG_66"]:
+        yield State(
+            "SMU", "hung or at work", False, f"it has not answered {last}", _MODE1, registers
+        )
+    elif response == BUSY:
+        yield State("SMU", "busy", False, f"it answered {last} with busy", "ask again", registers)
+    elif response not in (0, OK):
+        text = RESPONSES.get(response, f"status {response:#x}")
+        yield State("SMU", "refused", True, f"it refused {last}: {text}", "", registers)
+    else:
+        yield State("SMU", "running", True, "it answers messages", "", registers)
+
+
+def _graphics(chip: Chip) -> Iterator[State]:
+    gc = chip.gc
+    boot, control = gc.RLC_RLCS_BOOTLOAD_STATUS.read(), gc.RLC_CNTL.read()
+    registers = {"RLC_RLCS_BOOTLOAD_STATUS": int(boot), "RLC_CNTL": int(control)}
+    if not boot.BOOTLOAD_COMPLETE:
+        begun = int(chip.mp0.MP0_SMN_C2PMSG_81.read()) not in (0, ALL_ONES)
+        if begun:
+            meaning = "the secure OS runs, but the graphics core's firmware has not come up"
+            yield State("RLC", "autoload not complete", False, meaning, _MODE1, registers)
+        else:
+            meaning = "the graphics core's firmware was not loaded"
+            yield State("RLC", "not loaded", True, meaning, _BOOT, registers)
+        return
+    yield State(
+        "RLC",
+        "running",
+        bool(control.RLC_ENABLE_F32),
+        "the graphics core's firmware is loaded"
+        if control.RLC_ENABLE_F32
+        else "its processor is switched off",
+        "" if control.RLC_ENABLE_F32 else _MODE1,
+        registers,
+    )
+    yield from _mec(chip)
+
+
+def _mec(chip: Chip) -> Iterator[State]:
+    gc = chip.gc
+    control = gc.CP_MEC_RS64_CNTL.read()
+    registers = {
+        "CP_MEC_RS64_CNTL": int(control),
+        "CP_STAT": int(gc.CP_STAT.read()),
+        "CP_CPC_STATUS": int(gc.CP_CPC_STATUS.read()),
+        "GRBM_STATUS": int(gc.GRBM_STATUS.read()),
+    }
+    if control.MEC_HALT:
+        meaning = "its processors stand still: no driver has started it, or one has stopped it"
+        yield State("MEC", "halted", True, meaning, _BOOT, registers)
+    elif not any(control[f"MEC_PIPE{pipe}_ACTIVE"] for pipe in range(4)):
+        yield State("MEC", "inactive", True, "no pipe was started", _BOOT, registers)
+    else:
+        busy = bool(gc.GRBM_STATUS.read().GUI_ACTIVE)
+        yield State(
+            "MEC",
+            "at work" if busy else "idle",
+            True,
+            "work runs on the graphics core" if busy else "nothing runs",
+            "",
+            registers,
+        )
+
+
+def _copy_engines(chip: Chip) -> Iterator[State]:
+    for engine in chip.copy_engines():
+        name = f"SDMA{engine.instance}"
+        control = chip.gc[f"{name}_F32_CNTL"].read()
+        status = chip.gc[f"{name}_STATUS_REG"].read()
+        registers = {f"{name}_F32_CNTL": int(control), f"{name}_STATUS_REG": int(status)}
+        if control.HALT:
+            yield State(
+                name, "halted", True, "it was not started, or was stopped", _BOOT, registers
+            )
+        else:
+            yield State(
+                name,
+                "idle" if status.IDLE else "at work",
+                True,
+                "nothing to copy" if status.IDLE else "it copies or waits",
+                "",
+                registers,
+            )
+
+
+def _memory(chip: Chip) -> Iterator[State]:
+    for block, prefix in (("gc", "GCVM"), ("mmhub", "MMVM")):
+        registers = getattr(chip, block)
+        status = registers[f"{prefix}_L2_PROTECTION_FAULT_STATUS"].read()
+        name = "GFXHUB" if block == "gc" else "MMHUB"
+        values = {f"{prefix}_L2_PROTECTION_FAULT_STATUS": int(status)}
+        if status:
+            low = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_LO32"].read())
+            high = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_HI32"].read())
+            address = (high & 0xF) << 44 | low << 12
+            yield State(
+                name,
+                "page fault",
+                False,
+                f"a {'write to' if status.RW else 'read of'} {address:#x} by VMID "
+                f"{status.VMID} faulted",
+                "find the kernel: `ugpu waves`",
+                values,
+            )
+        else:
+            yield State(name, "no fault", True, "no page fault is latched", "", values)
+
+
+def _interrupts(chip: Chip) -> Iterator[State]:
+    ih = chip.osssys
+    control, write = ih.IH_RB_CNTL.read(), ih.IH_RB_WPTR.read()
+    registers = {
+        "IH_RB_CNTL": int(control),
+        "IH_RB_WPTR": int(write),
+        "IH_RB_RPTR": int(ih.IH_RB_RPTR.read()),
+    }
+    if not control.RB_ENABLE:
+        yield State("IH", "off", True, "no interrupts are written", _BOOT, registers)
+    elif write.RB_OVERFLOW:
+        yield State(
+            "IH",
+            "overflow",
+            False,
+            "interrupts were lost: nobody took them in time",
+            "the driver goes on by itself; reports may be missing",
+            registers,
+        )
+    else:
+        yield State("IH", "on", True, "interrupts are written to their ring", "", registers)
+
+
+_LOOKS: tuple[Callable[[Chip], Iterator[State]], ...] = (
+    _board,
+    _psp,
+    _smu,
+    _graphics,
+    _copy_engines,
+    _memory,
+    _interrupts,
+)

@@ -1,0 +1,170 @@
+"""What a chip tells of itself in any state: named states, queues, waves, page tables, evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hcq
+from am import evidence, window
+from am.chips import facts_of
+from am.device import open_device
+from am.generations.gfx11 import evidence as lists
+from am.inspect import walk
+from am.regs import load
+from am.virtual.chip import Chip
+from am.virtual.gpu import attach, build_chip
+from am.virtual.options import ChipOptions, Delays, FaultPlan
+from hcq import bundle
+from hcq.errors import FirmwareError, IllegalInstruction, PageFault, UgpuError
+from tests.support.am_faulty import faulty_object
+
+
+@contextlib.contextmanager
+def card(faults: FaultPlan | None = None) -> Iterator[Chip]:
+    options = ChipOptions(faults=faults or FaultPlan(), delays=Delays())
+    chip = build_chip(facts_of("navi31"), options)
+    try:
+        yield chip
+    finally:
+        chip.close()
+
+
+def named(chip: Chip) -> dict[str, dict[str, Any]]:
+    with window.open_window(attach("navi31", chip)) as seen:
+        found: Any = window.look(seen, "states")
+    return {one["unit"]: one for one in found}
+
+
+def test_a_chip_that_was_not_booted_is_no_failure() -> None:
+    with card() as chip:
+        found = named(chip)
+    assert [one for one in found.values() if not one["ok"]] == []
+    assert found["PSP"]["name"] == "bootloader ready" and found["RLC"]["name"] == "not loaded"
+
+
+def test_a_chip_that_was_left_warm() -> None:
+    with card() as chip:
+        hcq.open("virtual:navi31", chip=chip).close()
+        found = named(chip)
+    assert [one for one in found.values() if not one["ok"]] == []
+    assert found["PSP"]["name"] == "secure OS" and found["SMU"]["name"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("faults", "unit", "name"),
+    [
+        (FaultPlan(secure_os_never=True), "PSP", "bootloader not ready"),
+        (FaultPlan(psp_ring_status=0x5), "PSP", "ring refused"),
+        (FaultPlan(smu_silent=True), "SMU", "hung or at work"),
+        (FaultPlan(autoload_never=True), "RLC", "autoload not complete"),
+    ],
+)
+def test_a_boot_that_failed_is_named(faults: FaultPlan, unit: str, name: str) -> None:
+    with card(faults) as chip:
+        attachment = attach("navi31", chip)
+        with pytest.raises(FirmwareError):
+            open_device("card", attachment)
+        found = named(chip)
+    wrong = next(one for one in found.values() if not one["ok"])
+    assert (wrong["unit"], wrong["name"]) == (unit, name)
+    assert wrong["meaning"] and wrong["remedy"] and wrong["registers"]
+
+
+def test_a_card_that_left() -> None:
+    with card() as chip, window.open_window(attach("navi31", chip)) as seen:
+        chip.unplug()
+        found: Any = window.look(seen, "states")
+    assert [(one["unit"], one["name"], one["ok"]) for one in found] == [
+        ("link", "no answer", False)
+    ]
+
+
+def test_the_lists_name_registers_that_there_are() -> None:
+    gc = load("gc_11_0_0")
+    assert [name for name in lists.QUEUE_REGISTERS if name not in gc] == []
+    waves = load("gc_11_0_0_indirect")
+    assert [name for name in lists.WAVE_REGISTERS if f"SQ_WAVE_{name}" not in waves] == []
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Any]:
+    with hcq.open("virtual:navi31", vram=256 << 20) as device:
+        yield device
+
+
+def run(gpu: Any, name: str, *arguments: object) -> None:
+    program = gpu.load(faulty_object())
+    with gpu.queue() as queue:
+        queue.launch(program[name], grid=(1, 1, 1), block=(64, 1, 1), args=arguments)
+
+
+def test_evidence_of_a_page_fault(gpu: Any) -> None:
+    buffer = gpu.alloc(4096)
+    run(gpu, "write_at", buffer, np.uint64(0x2040_0000_0000))
+    with pytest.raises(PageFault) as caught:
+        gpu.synchronize()
+    found = evidence.gather(gpu, caught.value)
+    assert found.missing == {}
+    parts = {name: json.loads(data) for name, data in found.parts.items() if name.endswith("json")}
+    assert parts["queues.json"][0]["suspects"] == ["write_at"]
+    assert parts["walk.json"]["end"] == "level 1 has no valid entry"
+    assert parts["walk.json"]["driver"] is None
+    assert parts["registers.json"]["registers"]["gc.SCRATCH_REG7"] == 0x75470001
+    assert parts["program.json"]["pc"] == caught.value.facts["pc"]
+    assert (
+        len(found.parts["program.bin"])
+        > caught.value.facts["pc"] - parts["program.json"]["address"]
+    )
+    assert parts["hqd.json"][0]["registers"]["CP_HQD_ACTIVE"] == 1
+    gpu.reset()
+    # Nothing of it took a semaphore or left a selection behind: the device works.
+    word = np.arange(1024, dtype=np.uint32)
+    other = gpu.alloc(4096)
+    other.copy_from(word)
+    assert np.array_equal(other.numpy(np.uint32), word)
+
+
+def test_the_wave_that_stopped(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_WAVES_LIMIT_S", None)
+    run(gpu, "illegal", gpu.alloc(4096))
+    with pytest.raises(IllegalInstruction) as caught:
+        gpu.synchronize()
+    parts = evidence.gather(gpu, caught.value).parts
+    waves = json.loads(parts["waves.json"])
+    assert [wave["kernel"] for wave in waves] == ["illegal"]
+    assert waves[0]["pc"] == caught.value.facts["pc"]
+    gpu.reset()
+
+
+def test_a_walk_ends_where_the_driver_mapped(gpu: Any) -> None:
+    buffer = gpu.alloc(1 << 21)
+    memory = gpu.memory
+    for offset in (0, 4096, (1 << 21) - 4):
+        address = int(buffer.address) + offset
+        found = walk(gpu.chip, memory.format, address, gpu.vmid)
+        known = memory.tables.lookup(address)
+        assert found["end"] == "a page" and found["physical"] == known.physical
+    assert walk(gpu.chip, memory.format, 0x1000, gpu.vmid)["end"] != "a page"
+    assert walk(gpu.chip, memory.format, 0x1000, 5)["enabled"] is False
+
+
+def test_a_bundle_of_a_card_that_left(tmp_path: Any) -> None:
+    with card() as chip:
+        device = open_device("card", attach("navi31", chip))
+        chip.unplug()
+        with pytest.raises(UgpuError) as caught:
+            device.alloc(4096).copy_from(bytes(4096))
+            device.synchronize()
+        found = evidence.gather(device, caught.value)
+        assert found.missing["registers.json"] == "the chip does not answer"
+        assert {"queues.json", "memory.json", "boot.json"} <= set(found.parts)
+        path = bundle.write(tmp_path, "card", caught.value, found)
+        assert bundle.read(path).manifest["device"] == "card"
+        with contextlib.suppress(UgpuError):
+            device.close()

@@ -1,0 +1,90 @@
+"""Verbs that look into a chip: fw, waves, ring, vm, mem."""
+
+from __future__ import annotations
+
+import argparse
+
+from hcq.errors import UsageError
+
+from ..console import Output
+from .verb import register
+
+SOURCE = "a device as it is (pci:ADDRESS, vfio-user:PATH, virtual:CHIP), or a crash bundle"
+
+
+def _number(text: str) -> int:
+    return int(text, 0)
+
+
+def _source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help=SOURCE)
+    parser.add_argument("--boot", action="store_true", help="bring the device up first")
+
+
+def _fw(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("word", choices=("state",))
+    _source(parser)
+
+
+@register("debug", "the state of each firmware and unit, with its meaning and remedy", _fw,
+          usage="ugpu fw state SOURCE [--boot]")  # fmt: skip
+def fw(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import inside
+
+    return inside.states(arguments.source, out, boot=arguments.boot)
+
+
+@register("debug", "the waves on a chip: place, program counter, kernel", _source)
+def waves(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import inside
+
+    return inside.waves(arguments.source, out, boot=arguments.boot)
+
+
+@register("debug", "the active compute queues of a chip, with their pointers", _source)
+def ring(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import inside
+
+    return inside.rings(arguments.source, out, boot=arguments.boot)
+
+
+def _vm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("word", choices=("walk",))
+    _source(parser)
+    parser.add_argument("address", type=_number)
+    parser.add_argument("--vmid", type=int, help="default: the one this driver's work has")
+    parser.add_argument("--hub", choices=("gc", "mmhub"), default="gc")
+
+
+@register("debug", "the page table entries that lead to an address", _vm,
+          usage="ugpu vm walk DEVICE ADDRESS [--vmid N] [--hub gc|mmhub] [--boot]")  # fmt: skip
+def vm(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import inside
+
+    return inside.walk(arguments.source, arguments.address, out, vmid=arguments.vmid,
+                       hub=arguments.hub, boot=arguments.boot)  # fmt: skip
+
+
+def _mem(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("word", choices=("read", "write"))
+    _source(parser)
+    parser.add_argument("address", type=_number, help="in VRAM, a multiple of 4")
+    parser.add_argument("values", type=_number, nargs="*", help="read: bytes (256); write: words")
+    parser.add_argument("--yes", action="store_true", help="write without asking")
+
+
+@register("debug", "read or write VRAM by its own addresses", _mem,
+          usage="ugpu mem read DEVICE ADDRESS [SIZE]\n       "
+          "ugpu mem write DEVICE ADDRESS WORD ... [--yes]")  # fmt: skip
+def mem(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import inside
+
+    source, address, values, boot = (
+        arguments.source, arguments.address, arguments.values, arguments.boot,
+    )  # fmt: skip
+    if arguments.word == "read" and len(values) <= 1:
+        size = values[0] if values else 256
+        return inside.read_memory(source, address, size, out, boot=boot)
+    if arguments.word == "write" and values:
+        return inside.write_memory(source, address, values, out, boot=boot, yes=arguments.yes)
+    raise UsageError("usage: ugpu mem read DEVICE ADDRESS [SIZE], or write DEVICE ADDRESS WORD ...")
