@@ -84,6 +84,10 @@ class HubPort(Protocol):
         """Translate [address, address + size) into (host address, bytes) runs; 0: it faulted."""
         ...
 
+    def mapped(self, vmid: int, address: int, size: int) -> int:
+        """Return how many of the bytes from `address` on are mapped; faults nowhere."""
+        ...
+
     def shader_memory(self, vmid: int) -> CutMemory:
         """One VMID as the shader cores see it; the same object each time."""
         ...

@@ -18,6 +18,7 @@ from hcq.transport.endpoint import Aperture, EndpointFunction
 _AUDIO_DEVICE = 0xAB30  # HDMI/DP audio of these boards, as pci.ids lists it
 _AUDIO_CLASS = 0x040300
 _AUDIO_BAR = 16 << 10
+_DOORBELLS = 2  # BAR
 _COMMAND, _BAR0, _MEMORY = 0x04, 0x10, 1 << 1
 
 
@@ -68,8 +69,22 @@ class GraphicsFunction:
         if (offset | len(data)) % 4:
             self._chip.fault(f"write of {len(data)} bytes to BAR{index} at {offset:#x}")
             return
+        if index == _DOORBELLS:
+            self._let_time_pass()
         for at in range(0, len(data), 4):
             window.write32(offset + at, int.from_bytes(data[at : at + 4], "little"))
+
+    def _let_time_pass(self) -> None:
+        """Have writes to VRAM arrive before a doorbell that is rung without a flush.
+
+        A bus like USB brings the doorbell 100 us or more after them. tinygrad's driver leaves the
+        flush out there (runtime/ops_amd.py, signal_doorbell), and runs on boards.
+        """
+        chip = self._chip
+        with chip.lock:
+            if chip.hdp.waits:
+                chip.violation("a doorbell is rung while writes wait in the HDP")
+                chip.hdp.drain()
 
     def _write_bytes(self, offset: int, data: bytes) -> None:
         chip = self._chip

@@ -200,6 +200,21 @@ class Hub(Block):
                 at += length
         return fault
 
+    def mapped(self, vmid: int, address: int, size: int) -> int:
+        """Return how many of the bytes from `address` on are mapped; faults nowhere."""
+        at, end = address, address + size
+        with self.chip.lock:
+            view = self._view or self._look()
+            while at < end:
+                if vmid == 0 and view.aperture[0] <= at < view.aperture[1]:
+                    at = min(end, view.aperture[1])
+                    continue
+                entry = self._translate(vmid, at)
+                if isinstance(entry, Refusal):
+                    break
+                at = min(end, entry.virtual + (1 << entry.shift))
+        return at - address
+
     def shader_memory(self, vmid: int) -> HubShaderMemory:
         """One VMID as the shader cores see it; the same object each time."""
         with self.chip.lock:

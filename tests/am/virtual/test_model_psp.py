@@ -80,6 +80,41 @@ def test_the_loader_needs_the_image_flushed_and_the_hub_open() -> None:
         assert card.read(card.psp(35)) == 0x80000044
 
 
+@pytest.mark.parametrize("pages", [0, 1, 128, 256])
+def test_the_loader_reads_no_further_than_the_image(pages: int) -> None:
+    """Behind a USB bridge the buffer is as large as the bridge's memory: 512 KiB."""
+    root, va, valid = 0x60_0000, 0x1234_5000_0000, 1
+    with bench() as card:
+        card.enable()
+        card.open_hub("mmhub")
+        tables = [root + 0x1000 * depth for depth in range(4)]
+        for depth, shift in enumerate((39, 30, 21)):
+            slot = va >> shift & 511
+            card.vram.write(tables[depth], bytes(4096))
+            card.vram.write64(tables[depth] + 8 * slot, tables[depth + 1] | valid)
+        card.vram.write(tables[3], bytes(4096))
+        for page in range(pages):
+            place = STAGING + 0x1000 * page | valid | 0x60  # readable and writable
+            card.vram.write64(tables[3] + 8 * page, place)
+        for register, low, high in (
+            ("PAGE_TABLE_BASE", root | valid, 0),
+            ("PAGE_TABLE_START", 0, 0),
+            ("PAGE_TABLE_END", 0xFFFF_FFFF, 0xF),
+        ):
+            card.write(card.hub("mmhub", register), low)
+            card.write(card.hub("mmhub", register) + 1, high)
+        card.write(card.hub("mmhub", "CONTEXT0_CNTL"), 1 | 3 << 1 | 0x7FFE00)
+        card.vram.write(STAGING, card.boot_part(3).ljust(1 << 20, b"\x00"))
+        card.flush_hdp()
+        card.write(card.psp(36), va >> 20)
+        card.write(card.psp(35), 0x80000)
+        card.pass_time()
+        good = pages > 1
+        assert card.read(card.psp(35)) == (0x8000_0000 if good else 0x8000_0033)
+        if good:
+            assert card.chip.violations == []
+
+
 def test_leftovers_in_the_staging_buffer_are_noted() -> None:
     with bench() as card:
         card.enable()
