@@ -17,7 +17,7 @@ from am.firmware import FirmwareSet, FirmwareSource, load_firmware
 from am.generations.record import generation_of
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.gmc import QUEUE_VMID, VMIDS
-from am.memory import AddressSpace, Mapping
+from am.memory import PAGE, AddressSpace, Mapping
 from am.mqd import QueueMemory
 from am.programs import Programs
 from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
@@ -27,6 +27,7 @@ from am.sensors import Metrics, make_sensors
 from am.smu import version_text
 from am.units import Units
 from hcq.buffer import Buffer
+from hcq.bulk_transfer import BulkTransfer
 from hcq.config import config
 from hcq.device import Device
 from hcq.errors import (
@@ -44,14 +45,12 @@ from hcq.registry import Attachment
 from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
-from hcq.transfer import Transfer
+from hcq.transport.bulk import BulkMemory
 
 log = logging.getLogger(__name__)
 
 EOP_SIZE = 4096
 PRESENCE_INTERVAL_S = 0.02
-# Of a transport with little memory: what units.dummy takes, and the granule of allocations.
-_DMA_RESERVE = _DMA_GRANULE = 16 << 10
 
 
 def open_device(
@@ -141,8 +140,9 @@ class AmDevice(Device):
         except BaseException:
             self._abandon()
             raise
-        if not self.transport.traits.host_memory:
-            self._transfer = Transfer(self, self._staging_size(), self._allocate_staging)
+        bulk = self.transport.traits.bulk
+        if bulk is not None:
+            self._transfer = self._make_transfer(bulk)
         self.opened()
 
     # ---- life --------------------------------------------------------------------------------
@@ -356,16 +356,24 @@ class AmDevice(Device):
                 self.unmap(mapping)
             raise
 
-    def _staging_size(self) -> int:
-        """Of each of the two buffers: half of what the transport has left, in whole 16 KiB, as it
-        hands memory out."""
-        return (self.transport.traits.dma_bytes - _DMA_RESERVE) // 2 // _DMA_GRANULE * _DMA_GRANULE
+    def _make_transfer(self, bulk: BulkMemory) -> BulkTransfer:
+        """Map what copies go through, for good."""
+        started = self.wrap(self.map(4, Placement.HOST))
+        memory = self._at_bus(bulk.address, bulk.size)
+        fence, release = self._at_bus(bulk.fence, 8), self._at_bus(bulk.release, 4)
+        return BulkTransfer(self, bulk, memory, fence, release, started)
 
-    def _allocate_staging(self, size: int) -> Buffer:
-        """See Transfer."""
-        with self.lock:
-            self.check_usable()
-            return self.wrap(self.memory.allocate(size, Placement.HOST, staging=True))
+    def _at_bus(self, address: int, size: int) -> Buffer:
+        """Memory outside the chip, by its bus address; mapped by whole pages."""
+        start = address % PAGE
+        mapping = self.memory.allocate(start + size, Placement.HOST, bus=address - start)
+        whole = Buffer(self, mapping.address, start + size, Placement.HOST, handle=mapping)
+        return whole[start:]
+
+    def nudge(self) -> None:
+        """See Device."""
+        if not self.transport.traits.host_memory:
+            self.units.nbio.post_hdp()
 
     def free_memory(self, buffer: Buffer) -> None:
         mapping = buffer.handle

@@ -10,7 +10,7 @@ import logging
 import struct
 from dataclasses import dataclass
 
-from am.chip import Chip, batched
+from am.chip import ALL_ONES, Chip, batched
 from am.memory import Mapping
 from am.nbio import Nbio
 
@@ -127,6 +127,8 @@ class Ih:
         pointer = int.from_bytes(self.writeback, "little")
         if pointer == self.read_pointer:
             return []
+        if pointer == ALL_ONES:  # memory behind a link that is gone
+            self.chip.check_present("reading the interrupt ring")
         if pointer & _OVERFLOW:
             # The copy says so until the next entry is written, the register until it is cleared.
             pointer = int(self.chip.osssys.IH_RB_WPTR.read())

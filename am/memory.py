@@ -192,12 +192,12 @@ class AddressSpace:
         return self.format.root(self.tables.root)
 
     def allocate(
-        self, size: int, placement: Placement, *, code: bool = False, staging: bool = False
+        self, size: int, placement: Placement, *, code: bool = False, bus: int | None = None
     ) -> Mapping:
         """Allocate and map at least `size` bytes, with an unmapped guard page behind them.
 
-        code: work may read and execute it, not write. staging: HOST memory that copies go through,
-        outside the chip even where there is little of that (Traits.host_memory).
+        code: work may read and execute it, not write. bus: a bus address, of memory that is not
+        allocated but mapped only; the host does not reach it by the mapping.
         """
         if size < 0:
             raise BadArgument("size must not be negative", size=size)
@@ -209,8 +209,11 @@ class AddressSpace:
         mapping = Mapping(VirtAddr(0), size, placement, asked, kind)
         try:
             mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align, mapping))
-            if placement is Placement.HOST:
-                if staging or self.chip.transport.traits.host_memory:
+            if bus is not None:
+                self.stale = True
+                self.tables.map(mapping.address, [(bus, size)], flags | self.format.host_flags)
+            elif placement is Placement.HOST:
+                if self.chip.transport.traits.host_memory:
                     self._map_host(mapping, flags)
                 else:
                     self._map_shared(mapping, flags)

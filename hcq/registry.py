@@ -8,6 +8,7 @@ virtual:<chip>+usb   the same behind a virtual USB3 bridge
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
+usb:<which>      a card behind a USB bridge: the bridge's serial number, port (2-1.4) or index
 vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
 recording:<path> what was recorded of a device by `open(name, record=path)`
 """
@@ -33,7 +34,7 @@ from hcq.transport.node import NodeAttachment
 
 if TYPE_CHECKING:
     from hcq.device import Device
-    from hcq.transport.base import Transport
+    from hcq.transport.base import PciIdentity, Transport
     from hcq.transport.endpoint import Endpoint
 
 SYSFS_PCI = Path("/sys/bus/pci/devices")
@@ -72,6 +73,7 @@ class PciDriver(NamedTuple):
     registers that the driver uses by the clock (hcq.transport.replay). names: "module:function",
     called with a recording, gives the names of its registers (am.names). chip: what it is. window:
     "module", with what hcq.window asks for; "" where a driver cannot look without booting.
+    needs_host_memory: see hcq.transport.base.Traits.host_memory.
     """
 
     description: str
@@ -82,6 +84,7 @@ class PciDriver(NamedTuple):
     names: str = ""
     chip: ChipSummary | None = None
     window: str = ""
+    needs_host_memory: bool = True
 
 
 def virtual_chips() -> dict[str, str]:
@@ -132,7 +135,7 @@ NODE_DRIVERS: dict[str, NodeDriver] = {
 _recorded = itertools.count(1)
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
-PLANNED = ("usb", "kfd", "kgsl", "tcp")
+PLANNED = ("kfd", "kgsl", "tcp")
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,9 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind == "vfio-user":
         connect = _load("hcq.transport.vfio_user.client:VfioUserTransport")
         return _open_attached(name, Attachment(connect(rest)), options)
+    if kind == "usb":
+        attach_usb = _load("usbgpu.attach:attach")
+        return _open_attached(name, Attachment(attach_usb(rest, _behind_bridge)), options)
     if kind == "recording":
         return _open_recording(name, Path(rest), options)
     if kind in NODE_DRIVERS:
@@ -342,6 +348,18 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
     except BaseException:
         attachment.transport.close()
         raise
+
+
+def _behind_bridge(identity: PciIdentity) -> None:
+    """Refuse a card that no driver drives behind a bridge."""
+    known = pci_drivers().get((identity.vendor, identity.device))
+    if known is None:
+        raise DeviceNotFound(f"the card behind the bridge is {identity}, which no driver supports")
+    if known.needs_host_memory:
+        raise NotSupported(
+            f"the card behind the bridge is {identity} ({known.description}): its driver needs "
+            "host memory that the card reaches, which a USB bridge does not offer"
+        )
 
 
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:

@@ -36,7 +36,11 @@ class Timeline:
     def value(self) -> int:
         """What the device has reached; one read of host memory, or of memory behind a bridge, which
         raises DeviceLost once that is gone."""
-        return int.from_bytes(self._view[:_VALUE], "little")
+        view = self._view
+        if isinstance(view, memoryview):
+            return int.from_bytes(view[:_VALUE], "little")
+        # A dword comes in one access, and the rest is known: it is never far behind.
+        return self.last - (self.last - int.from_bytes(view[:4], "little") & 0xFFFF_FFFF)
 
     def advance(self) -> int:
         """Hand out the next value; whoever takes it must see to it that it is signalled."""
@@ -65,7 +69,7 @@ class Timeline:
         """Let go of the memory, which its owner frees: the value stays what it was."""
         kept = bytearray(SIZE)
         with contextlib.suppress(LinkError):  # behind a bridge that is gone
-            kept[:] = bytes(self._view[:SIZE])
+            kept[:_VALUE] = max(0, self.value).to_bytes(_VALUE, "little")
         self._view = memoryview(kept)
 
     def __repr__(self) -> str:

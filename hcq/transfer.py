@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hcq.memory import Placement
@@ -25,17 +24,9 @@ class Transfer:
     transfer at a time; the device's lock is not held while waiting.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        staging_size: int = STAGING_SIZE,
-        allocate: Callable[[int], Buffer] | None = None,
-    ) -> None:
-        """allocate: makes a staging buffer of a size, for a device whose HOST memory is no good
-        for that."""
+    def __init__(self, device: Device, staging_size: int = STAGING_SIZE) -> None:
         self.device = device
         self.staging_size = staging_size
-        self._allocate = allocate or self._allocate_host
         # See Capture's; also, the handler of a signal may close the device.
         self._lock = threading.RLock()
         self._staging: list[Buffer] = []
@@ -56,9 +47,9 @@ class Transfer:
                 lane = number % len(staging)
                 chunk = data[start : start + self.staging_size]
                 queues[lane].timeline.wait(pending[lane])
-                access = staging[lane].access
-                assert access is not None
-                access[: len(chunk)] = chunk
+                view = staging[lane].view
+                assert view is not None
+                view[: len(chunk)] = chunk
                 part = destination[start : start + len(chunk)]
                 pending[lane] = queues[lane].copy(part, staging[lane], len(chunk)).submit()
             for queue, value in zip(queues, pending, strict=True):
@@ -81,17 +72,16 @@ class Transfer:
                 ahead = number + 1
                 if ahead < len(starts):
                     lane = ahead % len(staging)
-                    piece = source[starts[ahead] : min(starts[ahead] + self.staging_size, len(out))]
-                    pending[ahead] = queues[lane].copy(staging[lane], piece).submit()
+                    part = source[starts[ahead] : min(starts[ahead] + self.staging_size, len(out))]
+                    pending[ahead] = queues[lane].copy(staging[lane], part).submit()
                 if number < 0:
                     continue
                 lane = number % len(staging)
                 queues[lane].timeline.wait(pending[number])
                 chunk = out[starts[number] : starts[number] + self.staging_size]
-                access = staging[lane].access
-                assert access is not None
-                part = access[: len(chunk)]
-                chunk[:] = part if isinstance(part, memoryview) else bytes(part)
+                view = staging[lane].view
+                assert view is not None
+                chunk[:] = view[: len(chunk)]
 
     def close(self) -> None:
         """Free the staging buffers; they come back at the next transfer."""
@@ -100,9 +90,6 @@ class Transfer:
                 buffer.close()
             self._staging = []
 
-    def _allocate_host(self, size: int) -> Buffer:
-        return self.device.alloc(size, placement=Placement.HOST)
-
     def stop(self) -> None:
         """Wait until no transfer is under way; the device, which closes, lets none begin."""
         with self._lock:
@@ -110,6 +97,7 @@ class Transfer:
 
     def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
         while len(self._staging) < 2:
-            self._staging.append(self._allocate(self.staging_size))
+            staging = self.device.alloc(self.staging_size, placement=Placement.HOST)
+            self._staging.append(staging)
         count = len(self.device.hardware_queues(QueueKind.COPY))
         return self._staging, [self.device.queue(QueueKind.COPY, lane % count) for lane in range(2)]

@@ -52,6 +52,7 @@ class CustomBridge:
         self.transfers = 0
         self._sleep = sleep
         self._lock = threading.RLock()
+        self._owed: int | None = None  # what an F2 request announced and has not been transferred
         slow = usb.identity.speed < Speed.SUPER
         self._xdata_limit = _XDATA_LIMIT_USB2 if slow else _XDATA_LIMIT
 
@@ -130,15 +131,17 @@ class CustomBridge:
 
     # ---- SRAM --------------------------------------------------------------------------------
 
-    def read_sram(self, offset: int, size: int) -> bytes:
-        """See Bridge.read_sram: two transfers."""
+    def read_sram(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
+        """See Bridge.read_sram: two transfers, besides those of `begun`."""
         _check_sram(offset, size)
         if not size:
             return b""
         sectors = -(-size // SECTOR)
         with self._lock:
             self._arm(_TO_HOST | sectors, offset, size)
-            return self._bulk_in(sectors * SECTOR, _SRAM_LIMIT_S)[:size]
+            data = self._bulk_in(sectors * SECTOR, _SRAM_LIMIT_S, begun)
+            self._owed = None
+        return data[:size]
 
     def write_sram(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """See Bridge.write_sram: two transfers."""
@@ -152,10 +155,27 @@ class CustomBridge:
         with self._lock:
             self._arm(sectors, offset, len(view))
             self._bulk_out(view, _SRAM_LIMIT_S)
+            self._owed = None
 
     def _arm(self, sectors: int, offset: int, size: int) -> None:
-        """ORDER: the request before its data: a bulk transfer that nothing expects stalls."""
+        """ORDER: the request before its data: nothing takes a bulk transfer that was not armed."""
+        self._settle()
+        self._owed = sectors
         self._control_out(_SRAM, sectors, offset // SLOT | -(-size // SLOT) << 8)
+
+    def _settle(self) -> None:
+        """Finish a transfer that was armed before an exception cut it off: only that disarms it."""
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return
+        size = (owed & ~_TO_HOST) * SECTOR
+        try:
+            if owed & _TO_HOST:
+                self._bulk_in(size, _CONTROL_LIMIT_S)
+            else:
+                self._bulk_out(memoryview(bytes(size)), _CONTROL_LIMIT_S)
+        except TransportError as error:
+            log.debug("a transfer that was cut off is not finished: %s", error)
 
     # ---- transfers ---------------------------------------------------------------------------
 
@@ -183,11 +203,20 @@ class CustomBridge:
         with self._cleaning(DATA_OUT):
             self.usb.submit_out(DATA_OUT, data).wait(limit_s)
 
-    def _bulk_in(self, size: int, limit_s: float) -> bytes:
+    def _bulk_in(
+        self, size: int, limit_s: float, begun: Callable[[], object] | None = None
+    ) -> bytes:
         self.transfers += 1
         packet = self.usb.packet_size(DATA_IN)
         with self._cleaning(DATA_IN):
-            data = self.usb.submit_in(DATA_IN, -(-size // packet) * packet).wait(limit_s)
+            pending = self.usb.submit_in(DATA_IN, -(-size // packet) * packet)
+            try:
+                if begun is not None:
+                    begun()
+                data = pending.wait(limit_s)
+            except BaseException:
+                pending.cancel()
+                raise
             if len(data) != size:
                 raise TransportError(
                     f"endpoint {DATA_IN:#x}: expected {size} bytes, got {len(data)}",

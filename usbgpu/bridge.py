@@ -7,6 +7,7 @@ shows its own registers (XDATA). Addresses and sizes are bytes, data is little-e
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,12 +89,14 @@ class Bridge(Protocol):
         """Write whole dwords, ascending, in their order."""
         ...
 
-    def read_sram(self, offset: int, size: int) -> bytes:
-        """Read SRAM from the start of a slot on."""
+    def read_sram(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
+        """Read SRAM from the start of a slot on. The data goes out once the card writes a
+        completion (0x82200C on its bus) after `begun` was called, which streams no reads."""
         ...
 
     def write_sram(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write SRAM from the start of a slot on. The rest of the last sector is zeroed."""
+        """Write SRAM from the start of a slot on; it may land after this has returned. The rest of
+        the last sector is zeroed."""
         ...
 
     def close(self) -> None:

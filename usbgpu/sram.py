@@ -1,7 +1,7 @@
-"""The bridge's SRAM as DMA memory: all the memory outside the card that the card reaches.
+"""The bridge's SRAM: the memory outside the card that the card reaches.
 
-A transfer begins at a slot, so that each allocation has slots of its own: what the card writes into
-one is never sent back by a host that writes into another.
+Its first page is what the host reads and writes at will, byte by byte through XDATA, and is given
+out as DMA memory. All slots but the first are filled and emptied by transfers.
 """
 
 from __future__ import annotations
@@ -9,89 +9,98 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from hcq.allocator import RangeAllocator
+from hcq.errors import OutOfMemory
 from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment
-from hcq.transport.dma import rounded
+from hcq.transport.dma import PAGE, rounded
 from hcq.transport.view import RemoteView
-from usbgpu.bridge import SECTOR, SLOT, SRAM_BUS_ADDRESS, SRAM_SIZE, Bridge
+from usbgpu.bridge import SLOT, SRAM_BUS_ADDRESS, SRAM_SIZE, Bridge
+
+DMA_BYTES = PAGE
+_XDATA = 0xF000  # where the bridge's own processor sees the first page
+# A page that the card writes and XDATA shows. The SRAM engine uses its start; tinygrad 0.14 has a
+# fence here too (ops_amd.py).
+_FENCE_BUS, _FENCE_XDATA, _FENCE_SIZE = 0x82_0800, 0xA800, 8
+# The completion queue of the bridge's storage engine: a completion lets armed data go out.
+_RELEASE_BUS = 0x82_200C
 
 
-class SramMemory:
-    """DMA memory in the SRAM. See hcq.transport.base.DmaMemory. A write from within a slot on
-    rewrites the slot up to there, and the rest of its last sector: the card must not write there
-    meanwhile. Accesses to an unplugged bridge raise DeviceLost."""
+class SramPage:
+    """The first page as DMA memory. See hcq.transport.base.DmaMemory. A write is one transfer for
+    each byte. Accesses to an unplugged bridge raise DeviceLost."""
 
-    def __init__(
-        self, bridge: Bridge, offset: int, size: int, release: Callable[[SramMemory], None]
-    ) -> None:
-        self.offset = offset
-        self.size = size
-        self.view = RemoteView(self._read, self._write, size)
-        self.segments: Sequence[DmaSegment] = (
-            DmaSegment(BusAddr(SRAM_BUS_ADDRESS + offset), size),
-        )
+    def __init__(self, bridge: Bridge, release: Callable[[SramPage], None]) -> None:
+        self.size = PAGE
+        self.view = RemoteView(self._read, self._write, PAGE)
+        self.segments: Sequence[DmaSegment] = (DmaSegment(BusAddr(SRAM_BUS_ADDRESS), PAGE),)
         self._bridge = bridge
         self._release = release
-        self._closed = False
-        self._lock = threading.RLock()  # a write that reads first is one unit
-
-    def close(self) -> None:
-        """Free the slots. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.view.release()
-            self._release(self)
 
     def _read(self, start: int, size: int) -> bytes:
-        slot = start - start % SLOT
-        return self._bridge.read_sram(self.offset + slot, start - slot + size)[start - slot :]
+        return self._bridge.read_xdata(_XDATA + start, size)
 
     def _write(self, start: int, data: bytes | bytearray | memoryview) -> None:
-        slot, end = start - start % SLOT, start + len(data)
-        last = min(self.size, -(-end // SECTOR) * SECTOR)
-        with self._lock:
-            head = self._read(slot, start - slot) if slot != start else b""
-            tail = self._read(end, last - end) if last > end else b""
-            whole = b"".join((head, data, tail)) if head or tail else data
-            self._bridge.write_sram(self.offset + slot, whole)
+        self._bridge.write_xdata(_XDATA + start, bytes(data))
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        self.view.release()
+        self._release(self)
 
     def __repr__(self) -> str:
-        return f"<SramMemory {self.size} bytes at bus {self.segments[0].address:#x}>"
+        return f"<SramPage {self.size} bytes at bus {SRAM_BUS_ADDRESS:#x}>"
 
 
-class SramPool:
-    """Hands out the SRAM. OutOfMemory once it is used up. Any thread."""
+class Sram:
+    """See hcq.transport.bulk.BulkMemory, and `allocate`. Any thread."""
+
+    address = BusAddr(SRAM_BUS_ADDRESS + SLOT)
+    size = SRAM_SIZE - SLOT
+    granule = SLOT
+    fence = BusAddr(_FENCE_BUS)
+    release = BusAddr(_RELEASE_BUS)
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._ranges = RangeAllocator(0, SRAM_SIZE, SLOT, name="SRAM of the bridge")
-        self._taken: set[SramMemory] = set()
         self._lock = threading.RLock()
+        self._page: SramPage | None = None
 
-    def allocate(self, size: int) -> SramMemory:
-        """Allocate and zero `size` bytes, in whole pages."""
-        size = rounded(size)
+    def allocate(self, size: int) -> SramPage:
+        """Allocate and zero the page; OutOfMemory for more, or a second time."""
+        if rounded(size) > PAGE or self._page is not None:
+            raise OutOfMemory(
+                "the bridge has one page of DMA memory", size=size, free=PAGE * (self._page is None)
+            )
         with self._lock:
-            offset = self._ranges.allocate(size, SLOT)
-            memory = SramMemory(self._bridge, offset, size, self._free)
-            self._taken.add(memory)
-            try:
-                self._bridge.write_sram(offset, bytes(size))
-            except BaseException:
-                self._free(memory)
-                raise
-            return memory
+            self._bridge.write_sram(0, bytes(PAGE))
+            self._page = SramPage(self._bridge, self._free)
+            return self._page
 
-    def _free(self, memory: SramMemory) -> None:
+    def _free(self, page: SramPage) -> None:
         with self._lock:
-            if memory in self._taken:
-                self._taken.discard(memory)
-                self._ranges.free(memory.offset)
+            if self._page is page:
+                self._page = None
 
     def close(self) -> None:
-        """Free all; idempotent."""
-        with self._lock:
-            taken = list(self._taken)
-        for memory in taken:
-            memory.close()
+        """Take the page back; idempotent."""
+        page = self._page
+        if page is not None:
+            page.close()
+
+    # ---- bulk --------------------------------------------------------------------------------
+
+    def send(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """See BulkMemory.send: two transfers."""
+        self._bridge.write_sram(SLOT + offset, data)
+
+    def receive(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
+        """See BulkMemory.receive: two transfers, and what `begun` does."""
+        return self._bridge.read_sram(SLOT + offset, size, begun)
+
+    def read_fence(self) -> int:
+        """See BulkMemory.read_fence: one transfer."""
+        return int.from_bytes(self._bridge.read_xdata(_FENCE_XDATA, _FENCE_SIZE), "little")
+
+    def clear_fence(self) -> None:
+        """See BulkMemory.clear_fence: eight transfers."""
+        self._bridge.write_xdata(_FENCE_XDATA, bytes(_FENCE_SIZE))

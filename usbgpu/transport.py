@@ -1,13 +1,14 @@
 """A card behind a USB bridge as a transport. See hcq.transport.base.Transport.
 
-What it has and lacks is in its traits: DMA memory of 512 KiB whose view is reached by transfers, no
-interrupts. The card's own memory is the place for everything else.
+What it has and lacks is in its traits: one page of DMA memory, whose view is reached by transfers;
+496 KiB that data goes through; no interrupts. The card's own memory is the place for all else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from hcq.clock import Clock
 from hcq.errors import BadArgument, DeviceLost, LinkDown, LinkError, NotSupported, UnitTimeout
@@ -16,8 +17,8 @@ from hcq.transport.base import PciIdentity, ResetKind, Traits
 from hcq.transport.life import TransportLife, close_all
 from hcq.uapi import constants
 from usbgpu import tree
-from usbgpu.bridge import LINK_UP, LTSSM, SRAM_SIZE, Bridge
-from usbgpu.sram import SramMemory, SramPool
+from usbgpu.bridge import LINK_UP, LTSSM, Bridge
+from usbgpu.sram import DMA_BYTES, Sram, SramPage
 from usbgpu.window import BridgeWindow, Combiner
 
 log = logging.getLogger(__name__)
@@ -36,21 +37,29 @@ class UsbTransport(TransportLife):
     """One card behind one bridge. Owns `bridge` from now on. Closing leaves the card powered, so
     that it may be taken over warm; a failed opening leaves its power as it was."""
 
-    def __init__(self, bridge: Bridge, name: str, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        name: str,
+        *,
+        accept: Callable[[PciIdentity], object] = lambda identity: None,
+        clock: Clock | None = None,
+    ) -> None:
         """Power the card up, find it and give it its addresses. clock: default is real time.
 
-        LinkDown without a link, DeviceNotFound without a GPU, LinkDegraded for a link of one lane.
+        accept: raises for a card that is not wanted. LinkDown without a link, DeviceNotFound
+        without a GPU, LinkDegraded for a link of one lane.
         """
         super().__init__(name)
-        self.traits = Traits(host_memory=False, dma_bytes=SRAM_SIZE)
+        self._sram = Sram(bridge)
+        self.traits = Traits(host_memory=False, dma_bytes=DMA_BYTES, bulk=self._sram)
         self.bridge = bridge
         self.clock = clock or Clock()
         self._gone = False
         self._windows: dict[int, BridgeWindow] = {}
         self._combiner = Combiner(bridge, self._check)
-        self._pool = SramPool(bridge)
         self.at_end(bridge.close)
-        self.at_end(self._pool.close)
+        self.at_end(self._sram.close)
         self.at_end(self._close_windows)
         try:
             bridge.usb.on_departure(self._departed)
@@ -58,6 +67,7 @@ class UsbTransport(TransportLife):
             try:
                 self._power_up()
                 self.card = tree.find_card(bridge, sleep=self.clock.sleep)
+                accept(self.card.identity)
                 tree.check_link(self.card)
                 tree.configure(self.card)
             except BaseException:
@@ -149,13 +159,13 @@ class UsbTransport(TransportLife):
         self._check()
         return self._combiner.batch()
 
-    def allocate_dma(self, size: int, *, contiguous: bool = False) -> SramMemory:
-        """Allocate SRAM of the bridge, always one run."""
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> SramPage:
+        """Allocate the one page of the bridge's SRAM that the host reads and writes."""
         if size <= 0:
             raise BadArgument("size of DMA memory must be positive", size=size)
         with self.lock:
             self._check()
-            return self._pool.allocate(size)
+            return self._sram.allocate(size)
 
     @property
     def interrupts(self) -> None:

@@ -78,13 +78,16 @@ class Combiner:
             return done.value if done.status is Status.OK else _ALL_ONES
 
     def read(self, address: int, size: int) -> bytes:
-        """Read whole dwords of memory."""
+        """Read whole dwords of memory; all ones where the card does not answer."""
         with self._lock:
             self._check()
             self.flush()
             if size == 4:
                 return self.read32(address).to_bytes(4, "little")
-            return self._bridge.read_memory(address, size)
+            data = self._bridge.read_memory(address, size)
+            # A stream does not tell of requests that nobody took: it goes on with stale data.
+            last = self._bridge.request(Tlp.MEMORY_READ, address + size - 4)
+            return data if last.status is Status.OK else b"\xff" * size
 
 
 class BridgeWindow:
@@ -119,7 +122,7 @@ class BridgeWindow:
         self._combiner.write(self._address + offset, _bytes(value, 8))
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read a block of memory: two transfers for each MiB."""
+        """Read a block of memory: two transfers for each MiB, and two."""
         self._check(offset, size, 4)
         return self._combiner.read(self._address + offset, size) if size else b""
 

@@ -72,6 +72,7 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
             _REGISTER_NAMES,
             summary(facts.name),
             _WINDOW,
+            needs_host_memory=False,
         )
         for facts in all_facts()
         for device in facts.pci_ids

@@ -17,6 +17,7 @@ from typing import Protocol, Self
 
 from hcq.clock import Clock
 from hcq.memory import BusAddr
+from hcq.transport.bulk import BulkMemory
 from hcq.transport.view import HostView
 
 
@@ -51,13 +52,15 @@ class Traits:
     counts_interrupts: `Interrupts.wait` is true for interrupts that came, once, and only for those.
     host_memory: DMA memory is this process's memory, as much as there is. Where it is not, there
     are `dma_bytes` of it in all, and its view is a RemoteView: each access is a message, and raises
-    DeviceLost once the device is gone. A driver keeps rings and counters in the device then.
+    DeviceLost once the device is gone. A driver keeps rings and counters in the device then, and
+    copies go through `bulk`.
     """
 
     any_order: bool = True
     counts_interrupts: bool = True
     host_memory: bool = True
     dma_bytes: int = 0
+    bulk: BulkMemory | None = None
 
 
 class ResetKind(enum.Enum):

@@ -163,6 +163,7 @@ def test_memory_for_the_device(subject: Subject) -> None:
     for wrong in (0, -1):
         with pytest.raises(BadArgument):
             transport.allocate_dma(wrong)
+    subject.needs("host_memory")
     memory = transport.allocate_dma(5000)
     assert memory.size == len(memory.view) == 8192
     assert bytes(memory.view) == bytes(8192), "zero at first"

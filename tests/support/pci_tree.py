@@ -3,7 +3,7 @@ route, BARs that are sized, windows, and memory in the card's BAR 0."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hcq.errors import DeviceLost
@@ -130,6 +130,7 @@ class TreeBridge:
         self.memory = bytearray(1 << 16)  # of the card, behind BARs 0 and 5
         self.registers = bytearray(1 << 16)
         self.sram = bytearray(SRAM_SIZE)
+        self.fence = bytearray(8)
         self.log: list[tuple[str, int, int]] = []
 
     def _check(self) -> None:
@@ -140,11 +141,21 @@ class TreeBridge:
 
     def read_xdata(self, address: int, size: int, bank: int = 0) -> bytes:
         self._check()
-        assert (address, size) == (LTSSM, 1)
-        return bytes([LINK_UP if self.up else 0x10])
+        if address == LTSSM:
+            return bytes([LINK_UP if self.up else 0x10])
+        memory, start = self._xdata(address, size)
+        return bytes(memory[start : start + size])
 
     def write_xdata(self, address: int, data: bytes, bank: int = 0) -> None:
-        raise AssertionError
+        self._check()
+        memory, start = self._xdata(address, len(data))
+        memory[start : start + len(data)] = data
+
+    def _xdata(self, address: int, size: int) -> tuple[bytearray, int]:
+        if address >= 0xF000:
+            return self.sram, address - 0xF000
+        assert (address, size) == (0xA800, 8)
+        return self.fence, 0
 
     def power(self, on: bool) -> None:
         self._check()
@@ -220,8 +231,9 @@ class TreeBridge:
         if found is not None:
             found[0][found[1] : found[1] + len(data)] = data
 
-    def read_sram(self, offset: int, size: int) -> bytes:
+    def read_sram(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
         self._check()
+        begun()
         assert offset % (16 << 10) == 0
         return bytes(self.sram[offset : offset + size])
 

@@ -37,10 +37,7 @@ from usbgpu.asm24 import CustomBridge
 from usbgpu.transport import UsbTransport
 from usbgpu.usb import Speed
 from usbgpu.virtual.attach import plug_in
-from usbgpu.virtual.device import Transfer
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
-
-COMPLETION = 0x82_200C  # where the card writes for the bridge to send SRAM to the host
 
 Deliver = Callable[[Transport, DmaMemory, bytes, int], None]
 Rule = Callable[["Subject"], None]
@@ -64,8 +61,8 @@ class Subject:
 
 
 def much(transport: Transport) -> int:
-    """Bytes of DMA memory that are many for a transport, and that it has twice."""
-    return 4 << 20 if transport.traits.host_memory else transport.traits.dma_bytes // 4
+    """Bytes of DMA memory that are many for a transport."""
+    return 4 << 20 if transport.traits.host_memory else transport.traits.dma_bytes
 
 
 class Stand:
@@ -139,20 +136,10 @@ def _enable(transport: Transport) -> None:
 def _over_usb(
     lost: Callable[[Chip, Enclosure], None], *, speed: Speed = Speed.SUPER_PLUS
 ) -> Iterator[Subject]:
-    """The virtual Navi31 in a virtual enclosure. No driver runs the card's engines here, so that it
-    completes each read of SRAM by itself, which the bridge waits for."""
+    """The virtual Navi31 in a virtual enclosure."""
     card = endpoint("navi31", options=ChipOptions(vram=256 << 20))
     box = Enclosure(card, EnclosureOptions(speed=speed))
     usb, clock = plug_in(None, box)
-    submit_in = usb.submit_in
-
-    def completed(endpoint: int, length: int, stream: int = 0) -> Transfer:
-        transfer = submit_in(endpoint, length, stream)
-        if box.awaits_card:
-            card.chip.dma_write(COMPLETION, bytes(4))
-        return transfer
-
-    usb.submit_in = completed  # type: ignore[method-assign]
     bridge = CustomBridge(usb, sleep=clock.sleep)
     try:
         with UsbTransport(bridge, "virtual:navi31+usb", clock=clock) as transport:

@@ -41,7 +41,7 @@ def test_the_card_is_powered_found_and_given_its_addresses() -> None:
             2: (33 << 30, 2 << 20),
             5: (0x1000_0000, 1 << 20),
         }
-        assert not transport.traits.host_memory and transport.traits.dma_bytes == 512 << 10
+        assert not transport.traits.host_memory and transport.traits.dma_bytes == 4096
         assert transport.interrupts is None
     assert bridge.usb.closed and bridge.powered == [1], "it stays powered, for a warm start"
 
@@ -165,28 +165,42 @@ def test_writes_of_a_batch_that_failed_arrive() -> None:
 # ---- memory ------------------------------------------------------------------------------------
 
 
-def test_dma_memory_is_the_bridges_sram() -> None:
+def test_dma_memory_is_the_first_page_of_the_bridges_sram() -> None:
     with opened(bridge := TreeBridge(chain(gpu()))) as transport:
         bridge.sram[:] = b"\xff" * len(bridge.sram)
-        first, second = transport.allocate_dma(5000), transport.allocate_dma(40_000)
-        assert first.size == len(first.view) == 8192 and second.size == 40_960
-        assert [segment.address for segment in first.segments] == [0x20_0000]
-        assert [segment.address for segment in second.segments] == [0x20_4000]
-        assert bytes(first.view) == bytes(8192)
-        first.view[10:14] = b"abcd"
-        first.view[700:702] = b"ef"
-        second.view[17_000:17_003] = b"ghi"
-        assert bytes(first.view[8:16]) == b"\0\0abcd\0\0" and first.view[700:702].tobytes() == b"ef"
-        assert bridge.sram[0x4000 + 17_000 : 0x4000 + 17_003] == b"ghi"
+        memory = transport.allocate_dma(100)
+        assert memory.size == len(memory.view) == 4096
+        assert [segment.address for segment in memory.segments] == [0x20_0000]
+        assert bytes(memory.view) == bytes(4096)
+        memory.view[10:14] = b"abcd"
+        assert bytes(memory.view[8:16]) == b"\0\0abcd\0\0"
+        assert memory.view[11:12].tobytes() == b"b" and bridge.sram[10:14] == b"abcd"
         with pytest.raises(BadArgument):
-            first.view[0:4] = b"12345"
-        second.close()
-        second.close()
-        with pytest.raises(Closed):
-            bytes(second.view)
-        assert transport.allocate_dma(496 << 10).size == 496 << 10
+            memory.view[0:4] = b"12345"
         with pytest.raises(OutOfMemory):
             transport.allocate_dma(4096)
+        memory.close()
+        memory.close()
+        with pytest.raises(Closed):
+            bytes(memory.view)
+        with pytest.raises(OutOfMemory):
+            transport.allocate_dma(4097)
+        transport.allocate_dma(4096)
+
+
+def test_data_goes_through_the_rest_of_the_sram() -> None:
+    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
+        bulk = transport.traits.bulk
+        assert bulk is not None and (bulk.address, bulk.size) == (0x20_4000, 496 << 10)
+        bulk.send(16 << 10, b"x" * 700)
+        assert bridge.sram[32 << 10 : (32 << 10) + 700] == b"x" * 700
+        begun: list[int] = []
+        assert bulk.receive(16 << 10, 3, lambda: begun.append(1)) == b"xxx" and begun == [1]
+        bridge.fence[:] = (5 << 32 | 7).to_bytes(8, "little")
+        assert bulk.read_fence() == 5 << 32 | 7
+        bulk.clear_fence()
+        assert bulk.read_fence() == 0
+        assert (bulk.fence, bulk.release) == (0x82_0800, 0x82_200C)
 
 
 # ---- resets, loss ------------------------------------------------------------------------------

@@ -1,0 +1,210 @@
+"""Synchronous copies between host memory and device buffers, through a transport's BulkMemory.
+
+Two halves of it are used in turn, so that the device copies one while the other is transferred. The
+copy queue is told of many chunks at once. In: for each chunk it waits for a mark behind the data,
+copies, and raises the fence, after which the half is free. Out: it copies into a half, raises the
+fence, waits until the host has started to receive, and releases the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from hcq.errors import UgpuError
+from hcq.queue import QueueKind
+from hcq.timeline import Timeline
+from hcq.transfer import Transfer
+from hcq.transport.bulk import BulkMemory
+
+if TYPE_CHECKING:
+    from hcq.buffer import Buffer
+    from hcq.device import Device
+    from hcq.queue import Queue
+
+_MARK = 4  # bytes at the end of each half
+_ALIGN = 256  # of the data in a half, for the copy engine
+_GROUP = 32  # chunks of one submission
+
+
+class Mark(Timeline):
+    """Memory that a queue waits for, and that the host writes in its own way."""
+
+    def __init__(self, device: Device, memory: Buffer, name: str) -> None:
+        self.device = device
+        self.memory = memory
+        self.address = int(memory.address)
+        self.name = name
+        self.last = 0
+
+
+class Fence(Mark):
+    """Memory that a queue raises and the host reads at the cost of one transfer."""
+
+    def __init__(self, device: Device, memory: Buffer, bulk: BulkMemory) -> None:
+        super().__init__(device, memory, f"{device.name} transfers")
+        self._bulk = bulk
+
+    @property
+    def value(self) -> int:
+        return self._bulk.read_fence()
+
+
+class BulkTransfer(Transfer):
+    """See Transfer. memory: what `bulk` has, as work sees it; fence: 8 bytes, release: 4 bytes at
+    its places; started: a HOST buffer that the host writes dword by dword."""
+
+    def __init__(
+        self,
+        device: Device,
+        bulk: BulkMemory,
+        memory: Buffer,
+        fence: Buffer,
+        release: Buffer,
+        started: Buffer,
+    ) -> None:
+        half = bulk.size // 2 // bulk.granule * bulk.granule
+        super().__init__(device, half - _ALIGN)
+        self.half = half
+        self._bulk = bulk
+        self._halves = (memory[:half], memory[half : 2 * half])
+        self._marks = [
+            Mark(device, one[half - _MARK :], f"{device.name} half {number}")
+            for number, one in enumerate(self._halves)
+        ]
+        self._fence = Fence(device, fence, bulk)
+        self._release = release
+        self._started = Mark(device, started, f"{device.name} receives")
+        self._number = 0  # of the last chunk, counted from 1
+        self._reached = 0  # chunk, as the fence said when it was last read
+        self._resets = -1  # the device's, when the marks were cleared
+
+    def upload(self, destination: Buffer, data: memoryview) -> None:
+        """Copy `data` (bytes) to the start of `destination`."""
+        self.device.synchronize()
+        with self._lock:
+            self.device.check_usable()
+            self._clear()
+            starts = range(0, len(data), self.staging_size)
+            for first in range(0, len(starts), _GROUP):
+                group = [
+                    (start, min(self.staging_size, len(data) - start))
+                    for start in starts[first : first + _GROUP]
+                ]
+                self._upload(destination, data, group)
+
+    def _upload(
+        self, destination: Buffer, data: memoryview, group: list[tuple[int, int]]
+    ) -> None:
+        base, queue = self._number, self._queue()
+        for number, (start, size) in enumerate(group, base + 1):
+            half, place = self._halves[number % 2], self._place(size)
+            queue.wait(self._marks[number % 2], number)
+            queue.copy(destination[start : start + size], half[place : place + size])
+            queue.signal(self._fence, number)
+        end = self._number = base + len(group)
+        with self._released(lambda: self._mark_all(end)):
+            value = queue.submit()
+            for number, (start, size) in enumerate(group, base + 1):
+                self._await(number - 2)  # its half is free
+                self._send(number, data[start : start + size])
+        queue.timeline.wait(value)
+
+    def _place(self, size: int) -> int:
+        """Where data lies in a half: up to the mark, which is the last to arrive."""
+        return (self.half - _MARK - size) // _ALIGN * _ALIGN
+
+    def _send(self, number: int, data: memoryview) -> None:
+        place, granule = self._place(len(data)), self._bulk.granule
+        first = place // granule * granule
+        wire = bytearray(self.half - first)
+        wire[place - first : place - first + len(data)] = data
+        wire[-_MARK:] = _mark(number)
+        self._bulk.send(number % 2 * self.half + first, wire)
+
+    def _mark_all(self, number: int) -> None:
+        """Let the queue go on, whatever it copies."""
+        granule = self._bulk.granule
+        for half in range(2):
+            self._bulk.send((half + 1) * self.half - granule, bytes(granule - 4) + _mark(number))
+
+    def download(self, source: Buffer, out: memoryview) -> None:
+        """Copy the start of `source` to `out` (bytes, writable)."""
+        self.device.synchronize()
+        with self._lock:
+            self.device.check_usable()
+            self._clear()
+            starts = range(0, len(out), self.half)
+            for first in range(0, len(starts), _GROUP):
+                group = [
+                    (start, min(self.half, len(out) - start))
+                    for start in starts[first : first + _GROUP]
+                ]
+                self._download(source, out, group)
+
+    def _download(self, source: Buffer, out: memoryview, group: list[tuple[int, int]]) -> None:
+        base, queue = self._number, self._queue()
+        for number, (start, size) in enumerate(group, base + 1):
+            queue.copy(self._halves[number % 2], source[start : start + size], size)
+            queue.signal(self._fence, number)
+            queue.wait(self._started, number)
+            queue.fill(self._release, 0)
+        # What lies at the end of a half is no mark any more.
+        for half in self._halves:
+            queue.fill(half[self.half - _MARK :], 0)
+        end = self._number = base + len(group)
+        with self._released(lambda: self._start(end)):
+            value = queue.submit()
+            for number, (start, size) in enumerate(group, base + 1):
+                self._await(number)
+                place = number % 2 * self.half
+                out[start : start + size] = self._bulk.receive(
+                    place, size, functools.partial(self._start, number)
+                )
+        queue.timeline.wait(value)
+
+    def _start(self, number: int) -> None:
+        access = self._started.memory.access
+        assert access is not None
+        access[:_MARK] = _mark(number)
+        self.device.nudge()
+
+    @contextlib.contextmanager
+    def _released(self, let_go: Callable[[], object]) -> Iterator[None]:
+        """Have the queue not wait for ever where an exception cuts the host's part off."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(UgpuError):
+                let_go()
+            raise
+
+    def _await(self, number: int) -> None:
+        """Wait for chunk `number`, by one read where it has ended."""
+        if self._reached < number:
+            self._reached = self._fence.value
+        if self._reached < number:
+            self._fence.wait(number)
+            self._reached = number
+
+    def _queue(self) -> Queue:
+        return self.device.queue(QueueKind.COPY)
+
+    def _clear(self) -> None:
+        """At first, and after a reset: the device clears the marks, the host the rest."""
+        if self._resets == self.device.resets:
+            return
+        self._number = self._reached = 0
+        self._bulk.clear_fence()
+        self._start(0)
+        queue = self._queue()
+        for mark in self._marks:
+            queue.fill(mark.memory, 0)
+        queue.timeline.wait(queue.submit())
+        self._resets = self.device.resets
+
+
+def _mark(number: int) -> bytes:
+    return (number & 0xFFFF_FFFF).to_bytes(_MARK, "little")

@@ -1,0 +1,46 @@
+"""Memory between host and device that is filled and emptied by whole transfers.
+
+A transport whose host memory the device does not reach has it instead (Traits.bulk). The host
+cannot see when data that it has sent is there: the device polls for a mark behind it. What the
+device has put there goes to the host after both have said that they are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hcq.memory import BusAddr
+
+
+class BulkMemory(Protocol):
+    """`size` bytes that the device sees at `address`, in `granule`s; sizes and offsets are bytes.
+
+    fence: where the device writes 8 bytes that the host reads at the cost of one transfer.
+    release: where it writes a dword to let a receive begin. One transfer takes place at a time; any
+    thread may begin one.
+    """
+
+    address: BusAddr
+    size: int
+    granule: int
+    fence: BusAddr
+    release: BusAddr
+
+    def send(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Send data to `offset`, a multiple of `granule`. It arrives in ascending order, perhaps
+        after this call has returned. Bytes behind it, up to a multiple of 512, become zero."""
+        ...
+
+    def receive(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
+        """Receive from `offset`, a multiple of `granule`. begun: called when everything is ready;
+        it must have the device write to `release` soon, and read no memory of the device."""
+        ...
+
+    def read_fence(self) -> int:
+        """The 64 bits at `fence`."""
+        ...
+
+    def clear_fence(self) -> None:
+        """Make them zero; the device writes none meanwhile."""
+        ...

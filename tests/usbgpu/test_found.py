@@ -1,0 +1,107 @@
+"""Bridges in sysfs: which there are, which one a name means; the rule for udev."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from hcq.errors import AccessDenied, DeviceNotFound, NotSupported
+from tests.support.usb_script import IDENTITY
+from usbgpu import attach, found, udev
+from usbgpu.usb import Speed
+
+
+def plug(sysfs: Path, port: str, **attributes: str) -> Path:
+    folder = sysfs / port
+    (folder / "power").mkdir(parents=True)
+    texts = {
+        "idVendor": "add1", "idProduct": "0001", "bcdDevice": "0001", "manufacturer": "tiny",
+        "product": "custom v0.1", "serial": "0badcafe", "speed": "10000", "devnum": "3",
+        "power/control": "auto",
+    } | attributes  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).write_text(text + "\n")
+    return folder
+
+
+def test_bridges_are_listed_by_port(tmp_path: Path) -> None:
+    plug(tmp_path, "2-10", serial="b")
+    plug(tmp_path, "2-1.4", serial="a")
+    plug(tmp_path, "1-3", idVendor="1d6b", idProduct="0002")
+    plug(tmp_path, "2-2", idVendor="3801", speed="480")
+    (tmp_path / "2-2:1.0").mkdir()
+    (tmp_path / "usb1").mkdir()
+    listed = found.bridges(tmp_path)
+    assert [one.port for one in listed] == ["2-1.4", "2-2", "2-10"]
+    assert listed[1].speed is Speed.HIGH and listed[0].speed is Speed.SUPER_PLUS
+    assert (listed[0].vendor, listed[0].address, listed[0].serial) == (0xADD1, 3, "a")
+    assert found.bridges(tmp_path / "nothing") == []
+
+
+def test_a_name_is_a_serial_number_a_port_or_an_index(tmp_path: Path) -> None:
+    plug(tmp_path, "2-1", serial="0")
+    plug(tmp_path, "2-2", serial="cafe")
+    assert found.choose("0", tmp_path).port == "2-1"
+    assert found.choose("1", tmp_path).port == "2-2"
+    assert found.choose("cafe", tmp_path).port == "2-2"
+    assert found.choose("2-1", tmp_path).port == "2-1"
+    for wrong in ("2", "", "babe", "3-1"):
+        with pytest.raises(DeviceNotFound, match="usb:0, usb:cafe"):
+            found.choose(wrong, tmp_path)
+
+
+def test_two_enclosures_with_one_serial_are_told_apart_by_port(tmp_path: Path) -> None:
+    plug(tmp_path, "2-1")
+    plug(tmp_path, "4-1.2")
+    with pytest.raises(DeviceNotFound, match=r"usb:2-1, usb:4-1\.2"):
+        found.choose("0badcafe", tmp_path)
+    assert found.choose("4-1.2", tmp_path).port == "4-1.2"
+
+
+def test_what_vanishes_or_is_garbled_is_passed_over(tmp_path: Path) -> None:
+    plug(tmp_path, "2-1", idVendor="zzzz")
+    (plug(tmp_path, "2-2") / "devnum").unlink()
+    (plug(tmp_path, "2-3") / "serial").unlink()
+    assert [(one.port, one.serial) for one in found.bridges(tmp_path)] == [("2-3", "")]
+
+
+def test_unknown_firmware_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    plug(tmp_path, "2-1", product="USB4 Enclosure")
+    with pytest.raises(NotSupported, match="USB4 Enclosure"):
+        attach.attach("0", lambda identity: None, sysfs=tmp_path)
+    attach.check_firmware(IDENTITY)
+
+
+def test_the_rule_names_every_bridge(tmp_path: Path) -> None:
+    path = tmp_path / "70-ugpu-usb.rules"
+    udev.write_rules(path)
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == 2
+    for line, vendor in zip(lines, ("add1", "3801"), strict=True):
+        assert f'ATTR{{idVendor}}=="{vendor}", ATTR{{idProduct}}=="0001"' in line
+        assert 'TAG+="uaccess"' in line and 'ATTR{power/control}="on"' in line
+    with pytest.raises(AccessDenied, match="write-udev"):
+        udev.write_rules(tmp_path / "missing" / "x.rules")
+
+
+def test_a_port_is_kept_awake_while_it_is_held(tmp_path: Path) -> None:
+    folder = plug(tmp_path, "2-1")
+    control = folder / "power" / "control"
+    kept = udev.KeptAwake(folder)
+    assert control.read_text() == "on"
+    kept.restore()
+    kept.restore()
+    assert control.read_text() == "auto"
+    control.write_text("on")
+    udev.KeptAwake(folder).restore()
+    assert control.read_text() == "on"
+    assert stat.S_ISREG(control.stat().st_mode)
+
+
+def test_a_port_that_cannot_be_kept_awake_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    udev.KeptAwake(tmp_path / "2-1").restore()
+    assert "may be suspended" in caplog.text and "write-udev" in caplog.text

@@ -1,0 +1,81 @@
+"""Bridges that are plugged in, from sysfs: nothing is opened, no library is needed.
+
+Source: Linux Documentation/ABI/stable/sysfs-bus-usb and testing/sysfs-bus-usb.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hcq.errors import DeviceNotFound
+from usbgpu import asm24
+from usbgpu.usb import Speed, UsbIdentity
+
+SYSFS_USB = Path("/sys/bus/usb/devices")
+
+
+def bridges(sysfs: Path = SYSFS_USB) -> list[UsbIdentity]:
+    """Bridges by port, whatever firmware they run."""
+    if not sysfs.is_dir():
+        return []
+    found = (identity_at(folder) for folder in sysfs.iterdir() if ":" not in folder.name)
+    known = [one for one in found if one is not None and (one.vendor, one.product) in asm24.IDS]
+    return sorted(known, key=lambda one: _order(one.port))
+
+
+def identity_at(folder: Path) -> UsbIdentity | None:
+    """Who is plugged in at a folder of sysfs; None for one that has left meanwhile."""
+    try:
+        return UsbIdentity(
+            vendor=int(_text(folder, "idVendor"), 16),
+            product=int(_text(folder, "idProduct"), 16),
+            release=int(_text(folder, "bcdDevice"), 16),
+            manufacturer=_text(folder, "manufacturer", ""),
+            name=_text(folder, "product", ""),
+            serial=_text(folder, "serial", ""),
+            speed=_speed(_text(folder, "speed")),
+            port=folder.name,
+            address=int(_text(folder, "devnum")),
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def choose(wanted: str, sysfs: Path = SYSFS_USB) -> UsbIdentity:
+    """The bridge with this serial number, at this port ("2-1.4"), or with this index by port.
+
+    DeviceNotFound for none, and for several with the same serial, with their ports.
+    """
+    found = bridges(sysfs)
+    same = [one for one in found if wanted and one.serial == wanted]
+    if len(same) > 1:
+        ports = ", ".join(f"usb:{one.port}" for one in same)
+        raise DeviceNotFound(
+            f"{len(same)} bridges have serial {wanted}; name the port instead: {ports}"
+        )
+    at_port = [one for one in found if one.port == wanted]
+    by_index = found[int(wanted) :][:1] if wanted.isdecimal() and len(wanted) < 4 else []
+    chosen = next(iter([*same, *at_port, *by_index]), None)
+    if chosen is None:
+        have = ", ".join(f"usb:{one.serial or one.port}" for one in found) or "none"
+        raise DeviceNotFound(f"no bridge usb:{wanted}; plugged in: {have}")
+    return chosen
+
+
+def _text(folder: Path, name: str, default: str | None = None) -> str:
+    try:
+        return (folder / name).read_text(errors="replace").strip()
+    except OSError:
+        if default is None:
+            raise
+        return default
+
+
+def _speed(text: str) -> Speed:
+    """sysfs has 1.5 and 12 too, at which no bridge works."""
+    rate = int(float(text))
+    return max((speed for speed in Speed if speed <= rate), default=Speed.FULL)
+
+
+def _order(port: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in port.replace("-", ".").split(".") if part.isdecimal())
