@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 
 EOP_SIZE = 4096
 PRESENCE_INTERVAL_S = 0.02
+# A card that was pulled out sends no interrupt: each waiter must look again. Our choice: half of
+# the 100 ms within which every waiter learns of it.
+LONGEST_SLEEP_S = 0.05
 
 
 def open_device(
@@ -413,7 +416,7 @@ class AmDevice(Device):
         if interrupts is None:
             self.clock.sleep(min(limit_s, 1e-4))
         else:
-            interrupts.wait(limit_s)
+            interrupts.wait(min(limit_s, LONGEST_SLEEP_S))
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.reporter.diagnose(timeline)

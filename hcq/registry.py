@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hcq import trace
-from hcq.checks import option_types, path_like
+from hcq.checks import option_types, path_like, seconds
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from hcq.transport.node import NodeAttachment
@@ -170,13 +170,20 @@ def open(name: str = "auto", **options: object) -> Device:
     gives it back at close, `via="sysfs"` does without VFIO, and `no_iommu=True` accepts a device
     whose DMA nothing confines, and `narrow_link=True` a PCIe link with fewer lanes than both its
     ends have (see hcq.transport.attach). Every driver takes `on_stage`: called
-    with the name of each step of coming up and the seconds it took. `record=PATH`, for what is
+    with the name of each step of coming up and the seconds it took. `wait_s` waits so long for a
+    device that is not there, or not free, yet (hcq.transport.hotplug). `record=PATH`, for what is
     behind a PCI transport, writes all that the driver did to the device into a file when it is
     closed, the firmware images that it read included. DeviceNotFound for an unknown name,
     BadArgument for an unknown option.
     """
     if not isinstance(name, str):
         raise BadArgument(f"name must be a str, got {name!r}")
+    wait_s = seconds("wait_s", options.pop("wait_s", 0.0))
+    if wait_s:
+        if name == "auto":
+            raise BadArgument("wait_s requires the name of a device, got 'auto'")
+        keep_trying = _load("hcq.transport.hotplug:keep_trying")
+        return _device(keep_trying(lambda: open(name, **options), wait_s))
     if name == "auto":
         ready = [e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci"]
         ready += [e.name for e in _node_devices(NODES) if e.facts["usable"]]
@@ -369,7 +376,8 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     if known is None:
         have = ", ".join(entry.name for entry in _pci_devices(SYSFS_PCI)) or "none"
         raise DeviceNotFound(
-            f"{name} is {identity}, which no driver supports; supported devices here: {have}"
+            f"{name} is {identity}, which no driver supports; supported devices here: {have}",
+            present=True,
         )
     make = _load(known.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}

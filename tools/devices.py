@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import hcq
 from hcq.registry import DeviceEntry
+from hcq.transport.hotplug import Watcher
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
 from usbgpu import thunderbolt
@@ -41,11 +42,22 @@ def with_way(entry: DeviceEntry, system: System | None = None) -> DeviceEntry:
     return replace(entry, facts=entry.facts | thunderbolt.facts(function))
 
 
+def run_watch(out: Output, watcher: Watcher | None = None) -> int:
+    """Show each card that arrives or departs, until Ctrl-C or until stdout takes no more."""
+    with watcher if watcher is not None else Watcher() as watching:
+        while out.lost is None:
+            for change in watching.changes(_WATCH_S):
+                out.say(str(change))
+                out.result(asdict(change))
+    return 0
+
+
 def names_of(entry: DeviceEntry) -> tuple[object, ...]:
     """What `hcq.open` takes for a device: its name, and that of the enclosure it is in."""
     return entry.name, entry.facts.get("name_of_enclosure")
 
 
+_WATCH_S = 1.0  # between looks at whether somebody still reads
 COLUMNS = ("products", "isa", "proven_on_silicon")  # facts with columns of their own
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from hcq.errors import DeviceBusy, DeviceNotFound
 from hcq.registry import pci_drivers
-from hcq.transport.binding import Binding, eject, ejectable, give_back, plan, probe, release
+from hcq.transport.binding import Binding, give_back, plan, probe, release
 from hcq.transport.checks import check_bars, check_link, check_power, check_siblings
+from hcq.transport.eject import eject, steps
 from hcq.transport.pci_function import PciFunction, holders
 from hcq.transport.preflight import check_links, check_ports
 from hcq.transport.system import System
@@ -57,26 +58,24 @@ def ours(name: str, system: System) -> PciFunction:
 
 
 def _bind(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[], object]]:
-    steps = plan(function, rights=not dry_run)
-    return [str(step) for step in steps], lambda: Binding.bind(function)
+    planned = plan(function, rights=not dry_run)
+    return [str(step) for step in planned], lambda: Binding.bind(function)
 
 
 def _unbind(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[], object]]:
-    steps = release(function, rights=not dry_run)
+    released = release(function, rights=not dry_run)
 
     def act() -> None:
-        for step in steps:
+        for step in released:
             give_back(step)
             probe(step.function)
 
-    lines = [f"{step.function.address}: vfio-pci -> the kernel's choice" for step in steps]
+    lines = [f"{step.function.address}: vfio-pci -> the kernel's choice" for step in released]
     return lines, act
 
 
 def _eject(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[], object]]:
-    card = ejectable(function, rights=not dry_run)
-    lines = [f"{one.address}: removed from the bus" for one in card]
-    return lines, lambda: eject(function)
+    return steps(function, rights=not dry_run), lambda: eject(function)
 
 
 PLANS = {"bind": _bind, "unbind": _unbind, "eject": _eject}

@@ -252,6 +252,7 @@ def _card_in(system: System, enclosure: Enclosure, drivers: Collection[tuple[int
     what = f"no card that ugpu supports, only {have}" if have else "no PCI function"
     raise DeviceNotFound(
         f"the enclosure {enclosure.name} holds {what}",
+        present=bool(have),
         remedy="seat the card and switch the enclosure's power supply on",
     )
 

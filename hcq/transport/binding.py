@@ -81,9 +81,9 @@ def plan(
     for member in taken:
         _check_expendable(function, member)
     for member in taken:
-        _check_idle(member)
+        check_idle(member)
     for member in taken if rights else ():
-        _check_rights(member.folder / "driver_override")
+        check_rights(member.folder / "driver_override")
     return [Step(member, member.driver, member.override) for member in taken]
 
 
@@ -165,7 +165,7 @@ def release(function: PciFunction, *, rights: bool = True) -> list[Step]:
         )
     members = [one for one in function.group_members() if one.driver == VFIO_DRIVER]
     for member in members if rights else ():
-        _check_rights(member.folder / "driver_override")
+        check_rights(member.folder / "driver_override")
     return [Step(member, None, None) for member in members]
 
 
@@ -179,12 +179,12 @@ def give_back(step: Step) -> None:
     if function.override != step.override:
         _override(function, step.override)
     if function.driver == VFIO_DRIVER and step.former != VFIO_DRIVER:
-        _write(system, function.folder / "driver/unbind", function.address)
+        write(system, function.folder / "driver/unbind", function.address)
     if function.driver is not None:
         return
     if step.former is not None:
         path = system.path(f"{DRIVERS}/{step.former}/bind")
-        _write(system, path, function.address)
+        write(system, path, function.address)
         if function.driver != step.former:
             raise TransportError(
                 f"{function.address} did not return to {step.former}", driver=function.driver
@@ -194,43 +194,18 @@ def give_back(step: Step) -> None:
 def probe(function: PciFunction) -> str | None:
     """Let the kernel choose a driver for an unbound function; its name, None when there is none."""
     try:
-        _write(function.system, function.system.path(PROBE), function.address)
+        write(function.system, function.system.path(PROBE), function.address)
     except TransportError:
         log.info("no driver of the kernel takes %s", function.address)
     return function.driver
-
-
-def ejectable(function: PciFunction, *, rights: bool = True) -> list[PciFunction]:
-    """All functions of the card, once none of them is in use or in a kernel driver's hands."""
-    check_kind(function)
-    card = function.card()
-    for member in card:
-        if member.driver not in (None, VFIO_DRIVER, "pci-stub"):
-            raise DeviceBusy(
-                f"{member.address} is held by a kernel driver",
-                holder=member.driver,
-                remedy=f"sudo ugpu bind pci:{function.address}   # then eject it",
-            )
-        _check_idle(member)
-    for member in card if rights else ():
-        _check_rights(member.folder / "remove")
-    return card
-
-
-def eject(function: PciFunction) -> list[PciFunction]:
-    """Take all functions of a card off the bus, so that it may be unplugged or powered off."""
-    card = ejectable(function)
-    for member in card:
-        _write(member.system, member.folder / "remove", "1")
-    return card
 
 
 def _take(step: Step) -> None:
     function, system = step.function, step.function.system
     _override(function, VFIO_DRIVER)
     if function.driver is not None:
-        _write(system, function.folder / "driver/unbind", function.address)
-    _write(system, system.path(PROBE), function.address)
+        write(system, function.folder / "driver/unbind", function.address)
+    write(system, system.path(PROBE), function.address)
     if function.driver != VFIO_DRIVER:
         raise TransportError(
             f"vfio-pci refused to bind {function.address}",
@@ -241,10 +216,11 @@ def _take(step: Step) -> None:
 
 def _override(function: PciFunction, driver: str | None) -> None:
     # An empty line clears it (Linux driver_set_override).
-    _write(function.system, function.folder / "driver_override", (driver or "") + "\n")
+    write(function.system, function.folder / "driver_override", (driver or "") + "\n")
 
 
-def _write(system: System, path: Path, text: str) -> None:
+def write(system: System, path: Path, text: str) -> None:
+    """Write an attribute file; AccessDenied, or TransportError where the kernel refuses."""
     try:
         system.write_text(path, text)
     except OSError as error:
@@ -264,7 +240,8 @@ def _denied(path: Path) -> AccessDenied:
     )
 
 
-def _check_rights(path: Path) -> None:
+def check_rights(path: Path) -> None:
+    """AccessDenied unless this user may write the file."""
     if not os.access(path, os.W_OK):
         raise _denied(path)
 
@@ -283,7 +260,8 @@ def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
     )
 
 
-def _check_idle(member: PciFunction) -> None:
+def check_idle(member: PciFunction) -> None:
+    """DeviceBusy while a process uses the function; names it."""
     users = holders(member.system, member.device_nodes())
     if users:
         raise DeviceBusy(

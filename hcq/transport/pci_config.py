@@ -18,6 +18,8 @@ _ALL_ONES, _ALL_ONES_32 = 0xFFFF, 0xFFFF_FFFF
 _CAPABILITY_LIMIT = 48  # 192 bytes hold no more; a chain that is longer loops
 # The header's words that software owns: BARs, expansion ROM, cache line size, interrupt line.
 _SAVED_WORDS = (0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24, 0x30, 0x3C)
+# Those of a bridge: bus numbers and windows as well; its bridge control is the upper half of 0x3C.
+_SAVED_BRIDGE_WORDS = (*range(0x0C, 0x34, 4), 0x38, 0x3C)
 
 Read = Callable[[int, int], int]
 Write = Callable[[int, int, int], None]
@@ -118,11 +120,12 @@ def answers(read: Read) -> bool:
 class SavedConfig:
     """What a reset takes away and the operating system must put back."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, *, bridge: bool = False) -> None:
         regs = constants("pci_regs")
         if not answers(read):
             raise DeviceLost("configuration space reads all ones and cannot be saved")
-        self._words = {offset: read(offset, 4) for offset in _SAVED_WORDS}
+        words = _SAVED_BRIDGE_WORDS if bridge else _SAVED_WORDS
+        self._words = {offset: read(offset, 4) for offset in words}
         self._command = read(regs.PCI_COMMAND, 2)
         self._express: tuple[int, int] | None = None
         place = capability(read, regs.PCI_CAP_ID_EXP)

@@ -37,6 +37,11 @@ class Bar:
     assigned: bool
 
 
+def is_address(text: str) -> bool:
+    """Whether a name in sysfs is a function's address in full."""
+    return bool(_ADDRESS.fullmatch(text))
+
+
 def normal_address(text: str) -> str:
     """The address in full, "0000:03:00.0"; BadArgument for what is none."""
     match = _ADDRESS.fullmatch(text)

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 
 from hcq.errors import AccessDenied
-from hcq.transport.pci_function import BRIDGE, PciFunction
+from hcq.transport.pci_function import BRIDGE, PciFunction, is_address
 
 HEADER_SIZE = 64  # of configuration space; all that sysfs shows to a user without privileges
 # Bits that arrive for each bit on the wire: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, then
@@ -64,6 +64,25 @@ def ports(function: PciFunction) -> list[PciFunction]:
     while port is not None:
         found.append(port)
         port = port.parent
+    return found
+
+
+def slot_port(function: PciFunction) -> PciFunction | None:
+    """The port that the card is plugged into: the one above the function, or above the card's own
+    switch, whose two bridges have the function's vendor id. None on a root bus."""
+    above = ports(function)
+    vendor = function.identity().vendor
+    own = len(above) > 2 and all(one.identity().vendor == vendor for one in above[:2])
+    return above[2] if own else next(iter(above), None)
+
+
+def below(port: PciFunction) -> list[PciFunction]:
+    """Every function below a port, those nearer to it first; bridges as well."""
+    found = []
+    for entry in sorted(port.folder.resolve().iterdir()):
+        if is_address(entry.name) and (entry / "vendor").is_file():
+            function = PciFunction(port.system, entry.name)
+            found += [function, *below(function)]
     return found
 
 

@@ -7,7 +7,6 @@ DMA works only where bus addresses are physical addresses (hcq.transport.physica
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import logging
@@ -23,7 +22,6 @@ from hcq.errors import (
     HostError,
     NotSupported,
     TransportError,
-    UnitTimeout,
 )
 from hcq.transport import pci_config, preflight
 from hcq.transport.base import PciIdentity, ResetKind
@@ -40,6 +38,7 @@ from hcq.transport.life import TransportLife, close_all
 from hcq.transport.link_power import keep_awake
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
+from hcq.transport.rungs import reset_below
 from hcq.transport.system import System
 from hcq.transport.window import MappedWindow
 from hcq.uapi import constants
@@ -47,9 +46,6 @@ from hcq.uapi import constants
 log = logging.getLogger(__name__)
 
 RESCAN = "sys/bus/pci/rescan"
-# PCI Express Base Specification 5.0, 6.6.1: reset held for 1 ms at least, 100 ms of quiet after it;
-# a function may ask for more time until 1 s has passed.
-RESET_HOLD_S, RESET_QUIET_S, RESET_LIMIT_S = 0.002, 0.1, 1.0
 _SUDO = "run as root: sysfs shows registers to root alone"
 
 
@@ -201,39 +197,11 @@ class SysfsTransport(TransportLife):
                 raise NotSupported(f"the kernel offers no reset of {self.name} alone")
             self._write_attribute("reset", "1")
         elif kind is ResetKind.BUS:
-            self._reset_bus()
+            reset_below(self._bridge_alone(), [self.function], self.clock)
         else:
             raise NotSupported("sysfs cannot cut a function's power", remedy="power off the slot")
         if not pci_config.answers(self._config.read):
             raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
-
-    def _reset_bus(self) -> None:
-        bridge = self._bridge_alone()
-        saved = pci_config.SavedConfig(self._config.read)
-        descriptor = self._open_path(bridge.folder / "config")
-        try:
-            self._pulse(pci_config.ConfigFile(self.system, descriptor))
-            self.clock.sleep(RESET_QUIET_S)
-            with contextlib.suppress(UnitTimeout):  # reset() says that it does not answer
-                self.clock.wait_until(
-                    lambda: pci_config.answers(self._config.read),
-                    unit=self.name,
-                    waiting_for="vendor id after a bus reset",
-                    limit_s=RESET_LIMIT_S,
-                )
-        finally:
-            self.system.close(descriptor)
-            saved.restore(self._config.write)
-
-    def _pulse(self, bridge: pci_config.ConfigFile) -> None:
-        """Hold the secondary bus in reset; it is let go whatever happens in between."""
-        regs = constants("pci_regs")
-        control = bridge.read(regs.PCI_BRIDGE_CONTROL, 2)
-        try:
-            bridge.write(regs.PCI_BRIDGE_CONTROL, control | regs.PCI_BRIDGE_CTL_BUS_RESET, 2)
-            self.clock.sleep(RESET_HOLD_S)
-        finally:
-            bridge.write(regs.PCI_BRIDGE_CONTROL, control, 2)
 
     def _bridge_alone(self) -> PciFunction:
         """The bridge above, when nothing else would be reset with us."""

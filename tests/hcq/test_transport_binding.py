@@ -20,7 +20,8 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
-from hcq.transport.binding import Binding, eject, plan, release
+from hcq.transport.binding import Binding, plan, release
+from hcq.transport.eject import eject
 from hcq.transport.pci_function import PciFunction, normal_address
 from tests.support.pci_machine import PciMachine
 

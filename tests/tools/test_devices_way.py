@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from hcq import registry
+from hcq.clock import Clock
 from hcq.errors import DeviceNotFound
 from hcq.registry import DeviceEntry
+from hcq.transport.hotplug import Pauses, Watcher
 from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import RAZER, ThunderboltTree
-from tools.devices import names_of, with_way
+from tools.console import Output
+from tools.devices import names_of, run_watch, with_way
 
 
 def test_an_entry_shows_the_way_to_its_card(tmp_path: Path) -> None:
@@ -29,6 +32,37 @@ def test_an_entry_shows_the_way_to_its_card(tmp_path: Path) -> None:
 def test_an_entry_that_is_on_no_bus_stays() -> None:
     entry = DeviceEntry("cpu", "host threads")
     assert with_way(entry) is entry
+
+
+def test_watching_shows_what_comes_and_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = PciMachine(tmp_path)
+    out = Output()
+
+    class Script(Pauses):
+        def wait(self, limit_s: float) -> None:
+            if not machine.functions:
+                machine.add("0000:03:00.0")
+            else:
+                out.lost = BrokenPipeError()  # the reader has seen enough
+                super().wait(limit_s)
+
+    clock = Steps()
+    assert run_watch(out, Watcher(machine, wake=Script(clock), clock=clock)) == 0
+    assert capsys.readouterr().out == "pci:0000:03:00.0 arrived\n"
+
+
+class Steps(Clock):
+    """A clock that only sleeping moves."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
 
 
 def test_an_enclosure_is_a_name_of_its_own() -> None:

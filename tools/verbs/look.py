@@ -12,9 +12,15 @@ from .verb import register
 DEVICE = "a name that `ugpu ls` shows"
 
 
-@register("look", "list the devices that can be opened")
+def _ls(parser: argparse.ArgumentParser) -> None:
+    words = "then show the cards that arrive and depart"
+    parser.add_argument("--watch", action="store_true", help=words)
+
+
+@register("look", "list the devices that can be opened", _ls)
 def ls(arguments: argparse.Namespace, out: Output) -> int:
-    return devices.run_ls(out)
+    status = devices.run_ls(out)
+    return devices.run_watch(out) if arguments.watch else status
 
 
 @register("look", "show device identity, firmware versions and sensor readings",

@@ -1,0 +1,149 @@
+"""Take a card off the bus in order: nothing in flight, every function let go, its switch with it.
+
+Source: PCI Express Base Specification 6.0, 7.5.3.5 (Transactions Pending), Linux
+Documentation/ABI/testing/sysfs-bus-pci (remove, rescan) and drivers/pci/pci.c
+(pci_wait_for_pending_transaction: one second).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from hcq.clock import Clock
+from hcq.errors import AccessDenied, DeviceBusy
+from hcq.transport import pci_config
+from hcq.transport.binding import check_idle, check_rights, write
+from hcq.transport.checks import VFIO_DRIVER, check_kind
+from hcq.transport.pci_function import BRIDGE, PciFunction
+from hcq.transport.pci_path import below, ports, slot_port
+from hcq.uapi import constants
+
+log = logging.getLogger(__name__)
+
+AUDIO = 0x0403  # class and subclass, PCI Code and ID Assignment
+_OURS = (None, VFIO_DRIVER, "pci-stub")
+_DRAIN_LIMIT_S = 1.0
+
+
+def members(function: PciFunction) -> list[PciFunction]:
+    """Every function of the card that is not a bridge: of its slot, or behind its own switch."""
+    port = slot_port(function)
+    if port is None or port.address == _above(function):
+        return function.card()
+    return [one for one in below(port) if one.base_class != BRIDGE]
+
+
+def _above(function: PciFunction) -> str | None:
+    parent = function.parent
+    return parent.address if parent is not None else None
+
+
+def own_switch(function: PciFunction) -> PciFunction | None:
+    """The upstream port of the card's own switch; None for a card without."""
+    port = slot_port(function)
+    above = ports(function)
+    if port is None or port.address == above[0].address:
+        return None
+    return above[1]
+
+
+def ejectable(function: PciFunction, *, rights: bool = True) -> list[PciFunction]:
+    """All functions of the card, once none of them is in use: DeviceBusy names the process, or the
+    kernel driver that holds one. An audio function that nobody uses may be held by its driver."""
+    check_kind(function)
+    card = members(function)
+    for member in card:
+        if member.driver not in _OURS and not _releasable(function, member):
+            raise DeviceBusy(
+                f"{member.address} is held by a kernel driver",
+                holder=member.driver,
+                remedy=f"sudo ugpu bind pci:{function.address}   # then eject it",
+            )
+        check_idle(member)
+    for member in card if rights else ():
+        check_rights(member.folder / "remove")
+    return card
+
+
+def _releasable(function: PciFunction, member: PciFunction) -> bool:
+    audio = member.identity().class_code >> 8 == AUDIO
+    return audio and member.address != function.address and function.driver in _OURS
+
+
+def steps(function: PciFunction, *, rights: bool = True) -> list[str]:
+    """What `eject` would do, for people, after every check."""
+    found = []
+    for member in ejectable(function, rights=rights):
+        if member.driver not in _OURS:
+            found.append(f"{member.address}: released by {member.driver}")
+        found.append(f"{member.address}: removed from the bus")
+    switch = own_switch(function)
+    if switch is not None:
+        found.append(f"{switch.address}: removed from the bus (the card's own switch)")
+    return found
+
+
+def eject(function: PciFunction, *, clock: Clock | None = None) -> list[PciFunction]:
+    """Take a card off the bus, so that it may be unplugged or powered off; its functions.
+
+    Each function's DMA is ended and what is in flight is waited for before the first one goes. When
+    a step fails after that, the bus is looked through again, so that no half of a card is left.
+    """
+    card = ejectable(function)
+    switch, port = own_switch(function), slot_port(function)
+    clock = clock if clock is not None else Clock()
+    for member in card:
+        drain(member, clock)
+    for member in card:
+        if member.driver not in _OURS:
+            write(member.system, member.folder / "driver/unbind", member.address)
+    removed = False
+    try:
+        for member in card if switch is None else (*card, switch):
+            write(member.system, member.folder / "remove", "1")
+            removed = True
+    except BaseException:
+        if removed and port is not None:
+            rescan_below(port)
+        raise
+    return card
+
+
+def rescan_below(port: PciFunction) -> None:
+    """Have the kernel look for functions below a port."""
+    write(port.system, port.folder / "rescan", "1")
+
+
+def drain(function: PciFunction, clock: Clock) -> None:
+    """End a function's DMA and wait until nothing that it asked for is pending.
+
+    Does nothing for one that sleeps or no longer answers. UnitTimeout after a second.
+    """
+    if function.power_state not in ("D0", "unknown"):
+        return
+    regs, system = constants("pci_regs"), function.system
+    path = function.folder / "config"
+    try:
+        descriptor = system.open(path, os.O_RDWR)
+    except PermissionError as error:
+        raise AccessDenied(f"{path} may not be opened", remedy="run as root") from error
+    except OSError:
+        return  # it has left
+    try:
+        config = pci_config.ConfigFile(system, descriptor)
+        if not config.end_bus_mastering():
+            return
+        place = pci_config.capability(config.read, regs.PCI_CAP_ID_EXP)
+        if place is None:
+            return
+        status = place + regs.PCI_EXP_DEVSTA
+        clock.wait_until(
+            lambda: not config.read(status, 2) & regs.PCI_EXP_DEVSTA_TRPND,
+            unit=f"pci:{function.address}",
+            waiting_for="the end of its pending transactions",
+            limit_s=_DRAIN_LIMIT_S,
+            state=lambda: f"device status {config.read(status, 2):#06x}",
+        )
+    finally:
+        system.close(descriptor)

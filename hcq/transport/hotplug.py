@@ -1,0 +1,197 @@
+"""Arrival and departure of functions on the PCI bus, and waiting for a device to arrive.
+
+What counts is the list of functions that sysfs shows: changes are differences between two looks,
+so that a lost event loses nothing, and a function that left and came back between two looks is two
+changes. Events only end the wait for the next look: udev's through pyudev where that is installed
+(extra "hotplug"), else the look is repeated 20 times a second.
+
+Source: Linux Documentation/ABI/testing/sysfs-bus-pci; pyudev's guide, "Monitoring devices".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from hcq.clock import Clock
+from hcq.errors import AccessDenied, DeviceBusy, DeviceNotFound, UgpuError
+from hcq.transport.pci_function import DEVICES
+from hcq.transport.system import System
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.05
+# An event that nobody sends: a permission that changes, an owner that ends. Our choice.
+_LONGEST_PAUSE_S = 0.5
+_UDEV_CONTROL = "run/udev/control"
+
+
+class Wake(Protocol):
+    """What ends a wait early. `close` is idempotent."""
+
+    def wait(self, limit_s: float) -> None:
+        """Block until something may have changed, or for `limit_s`; may end for no reason."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Pauses:
+    """Short pauses, where no events can be had."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def wait(self, limit_s: float) -> None:
+        self._clock.sleep(min(limit_s, _PAUSE_S))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class UdevEvents:
+    """udev's events of the PCI, VFIO and Thunderbolt subsystems, after udev's rules have run; the
+    kernel's own where no udev runs."""
+
+    def __init__(self, pyudev: Any, system: System) -> None:  # Any: a module without types
+        running = system.path(_UDEV_CONTROL).exists()
+        source = "udev" if running else "kernel"
+        self._monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source=source)
+        for subsystem in ("pci", "vfio", "vfio-dev", "thunderbolt"):
+            self._monitor.filter_by(subsystem)
+        self._monitor.start()
+
+    def wait(self, limit_s: float) -> None:
+        limit_s = min(limit_s, _LONGEST_PAUSE_S)
+        while self._monitor.poll(timeout=limit_s) is not None:
+            limit_s = 0  # take in all that have come: one look answers them
+
+    def close(self) -> None:
+        self._monitor = None  # its socket is closed with its last reference
+
+
+def best_wake(system: System, clock: Clock) -> Wake:
+    """Events where pyudev is installed and the root is this machine's, else pauses."""
+    if str(system.root) == "/":
+        try:
+            # An extra: imported where it is used.
+            import pyudev
+
+            return UdevEvents(pyudev, system)
+        except (ImportError, OSError) as error:
+            log.info("no events from udev (%s): looking %d times a second", error, 1 / _PAUSE_S)
+    return Pauses(clock)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A function that arrived or departed. `name` is what `hcq.open` takes."""
+
+    name: str
+    arrived: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {'arrived' if self.arrived else 'departed'}"
+
+
+class Watcher:
+    """Tells of functions that arrive at and depart from the bus; a context manager.
+
+    Used by one thread. Counts from its creation on.
+    """
+
+    def __init__(
+        self, system: System | None = None, *, wake: Wake | None = None, clock: Clock | None = None
+    ) -> None:
+        self._system = system if system is not None else System()
+        self._clock = clock if clock is not None else Clock()
+        # ORDER: events are received before the first look, so that none falls between.
+        self._wake = wake if wake is not None else best_wake(self._system, self._clock)
+        self._known = self._look()
+
+    def _look(self) -> dict[str, int]:
+        """Each function's address and the number of its folder, which no other ever has."""
+        found = {}
+        with os.scandir(self._system.path(DEVICES)) as entries:
+            for entry in entries:
+                try:
+                    found[entry.name] = os.stat(entry.path).st_ino
+                except OSError:
+                    continue  # it departs just now
+        return found
+
+    def changes(self, limit_s: float) -> list[Change]:
+        """What has changed since the last call, departures first; waits up to `limit_s` for a
+        change, and is empty without one."""
+        end = self._clock.now() + limit_s
+        while True:
+            before, self._known = self._known, self._look()
+            gone = [name for name, number in before.items() if self._known.get(name) != number]
+            came = [name for name, number in self._known.items() if before.get(name) != number]
+            if gone or came:
+                return [
+                    *(Change(f"pci:{name}", False) for name in sorted(gone)),
+                    *(Change(f"pci:{name}", True) for name in sorted(came)),
+                ]
+            left = end - self._clock.now()
+            if left <= 0:
+                return []
+            self._wake.wait(left)
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._wake.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def keep_trying(
+    attempt: Callable[[], T],
+    wait_s: float,
+    *,
+    system: System | None = None,
+    wake: Wake | None = None,
+    clock: Clock | None = None,
+) -> T:
+    """Return what `attempt` returns, which is repeated for `wait_s` as long as the device is not
+    there, is held by others, or may not be opened yet: udev's rules and drivers take their time
+    after an arrival. Then its last error is raised. Others are raised at once, and so is
+    DeviceNotFound with the fact `present`: a device is there and is the wrong one."""
+    system = system if system is not None else System()
+    clock = clock if clock is not None else Clock()
+    end = clock.now() + wait_s
+    said = ""
+    wake = wake if wake is not None else best_wake(system, clock)
+    try:
+        while True:
+            try:
+                return attempt()
+            except (DeviceNotFound, DeviceBusy, AccessDenied) as error:
+                left = end - clock.now()
+                if left <= 0 or error.facts.get("present"):
+                    raise
+                if said != error.message:
+                    said = error.message
+                    log.info("waiting up to %.1f s: %s", left, _reason(error))
+            wake.wait(left)
+    finally:
+        wake.close()
+
+
+def _reason(error: UgpuError) -> str:
+    return f"{type(error).__name__}: {error.message}"

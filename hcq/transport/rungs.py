@@ -1,0 +1,338 @@
+"""Rungs of a reset ladder that lie outside of the chip: secondary bus reset, D3cold, remove and
+rescan. Each has a precondition, an action and a proof; none is begun on what others use.
+
+A rung is for a card that no process has open: its configuration space, its power and its place on
+the bus are given back as they were, and its driver boots it again.
+
+Source: PCI Express Base Specification 6.0 (6.6.1: conventional reset; 5.3: power management), Linux
+Documentation/power/pci.rst, Documentation/ABI/testing/sysfs-bus-pci (d3cold_allowed, power_state,
+reset_subordinate, remove, rescan), drivers/pci/pci.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hcq.clock import Clock
+from hcq.errors import (
+    AccessDenied,
+    BarUnassigned,
+    DeviceBusy,
+    DeviceLost,
+    NotSupported,
+    UgpuError,
+    UnitTimeout,
+)
+from hcq.transport import preflight
+from hcq.transport.base import PciIdentity
+from hcq.transport.binding import check_idle, check_rights, write
+from hcq.transport.checks import VFIO_DRIVER
+from hcq.transport.eject import eject, ejectable, members, rescan_below
+from hcq.transport.pci_config import ConfigFile, SavedConfig, answers
+from hcq.transport.pci_function import BRIDGE, PciFunction
+from hcq.transport.pci_path import below, slot_port
+from hcq.uapi import constants
+
+# PCI Express Base Specification 6.0, 6.6.1: reset held for 1 ms at least, 100 ms of quiet after it;
+# a function may ask for more time until 1 s has passed.
+RESET_HOLD_S, RESET_QUIET_S, RESET_LIMIT_S = 0.002, 0.1, 1.0
+# TIMEOUT: of the platform's power switch and the kernel's bus scan; our choice
+_POWER_LIMIT_S, _SCAN_LIMIT_S = 5.0, 5.0
+_AUTOPROBE = "sys/bus/pci/drivers_autoprobe"
+
+
+class Rung(Protocol):
+    """One way to bring a card back. cost: what is lost by it, for people."""
+
+    name: str
+    cost: str
+
+    def check(self) -> None:
+        """Raise unless the precondition holds; changes nothing. NotSupported where the machine
+        cannot do this, DeviceBusy where others would be hit, AccessDenied without the rights."""
+        ...
+
+    def act(self) -> None:
+        """Do it. Whatever happens, what else it touched is as it was before."""
+        ...
+
+    def prove(self) -> dict[str, object]:
+        """What shows that it worked; raises (DeviceLost and others) where it did not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """A rung that worked: how long it took, and what showed it."""
+
+    rung: str
+    seconds: float
+    proof: dict[str, object] = field(default_factory=dict)
+
+
+def climb(rung: Rung, clock: Clock | None = None) -> Climbed:
+    """Check, act, prove. Errors carry the fact `rung`, and `phase` (check, act or prove)."""
+    clock = clock if clock is not None else Clock()
+    begin, phase = clock.now(), "check"
+    try:
+        rung.check()
+        phase = "act"
+        rung.act()
+        phase = "prove"
+        return Climbed(rung.name, clock.now() - begin, rung.prove())
+    except UgpuError as error:
+        error.add_facts(rung=rung.name, phase=phase)
+        raise
+
+
+# ---- secondary bus reset -----------------------------------------------------------------------
+
+
+class BusReset:
+    """Reset all below the port that the card is plugged into; for a card with a switch of its own
+    that is the port above the switch, as a reset inside of it does not reach its firmware."""
+
+    name = "bus reset"
+    cost = "everything below the port loses its state; memory of the card may survive"
+
+    def __init__(self, function: PciFunction, clock: Clock | None = None) -> None:
+        self._function = function
+        self._clock = clock if clock is not None else Clock()
+        self._before = function.identity()
+
+    def check(self) -> None:
+        port = _port_of(self._function)
+        for one in below(port):
+            _check_free(one, f"a bus reset below {port.address}")
+        check_rights(port.folder / "config")
+
+    def act(self) -> None:
+        port = _port_of(self._function)
+        if (port.folder / "reset_subordinate").exists():  # since Linux 6.14
+            write(port.system, port.folder / "reset_subordinate", "1")
+            return
+        reset_below(port, below(port), self._clock)
+
+    def prove(self) -> dict[str, object]:
+        return {"port": _port_of(self._function).address, **_proof(self._function, self._before)}
+
+
+def reset_below(port: PciFunction, hit: list[PciFunction], clock: Clock) -> None:
+    """Pulse a port's secondary bus reset; configuration space of `hit`, those nearer to the port
+    first, is saved before and restored after, whatever happens in between."""
+    with contextlib.ExitStack() as stack:
+        bridge = stack.enter_context(_config(port))
+        opened = [stack.enter_context(_config(one)) for one in hit]
+        saved = [
+            SavedConfig(config.read, bridge=one.base_class == BRIDGE)
+            for one, config in zip(hit, opened, strict=True)
+        ]
+        try:
+            _pulse(bridge, clock)
+            clock.sleep(RESET_QUIET_S)
+        finally:
+            # ORDER: from the port down, as each bridge must route before what is below it answers.
+            for config, kept in zip(opened, saved, strict=True):
+                _await(port, config, clock)
+                with contextlib.suppress(DeviceLost):  # the proof says that it does not answer
+                    kept.restore(config.write)
+
+
+def _await(port: PciFunction, config: ConfigFile, clock: Clock) -> None:
+    with contextlib.suppress(UnitTimeout):
+        clock.wait_until(
+            lambda: answers(config.read),
+            unit=f"pci:{port.address}",
+            waiting_for="configuration space after a bus reset",
+            limit_s=RESET_LIMIT_S,
+        )
+
+
+def _pulse(bridge: ConfigFile, clock: Clock) -> None:
+    """Hold the secondary bus in reset; it is let go whatever happens in between."""
+    regs = constants("pci_regs")
+    control = bridge.read(regs.PCI_BRIDGE_CONTROL, 2)
+    try:
+        bridge.write(regs.PCI_BRIDGE_CONTROL, control | regs.PCI_BRIDGE_CTL_BUS_RESET, 2)
+        clock.sleep(RESET_HOLD_S)
+    finally:
+        bridge.write(regs.PCI_BRIDGE_CONTROL, control & ~regs.PCI_BRIDGE_CTL_BUS_RESET, 2)
+
+
+# ---- D3cold ------------------------------------------------------------------------------------
+
+
+class ColdCycle:
+    """Have the platform take the power of the card's port away and give it back, by runtime power
+    management: every function of the card and the port are allowed to sleep, then woken."""
+
+    name = "D3cold cycle"
+    cost = "the card loses all of its state and memory"
+
+    def __init__(self, function: PciFunction, clock: Clock | None = None) -> None:
+        self._function = function
+        self._clock = clock if clock is not None else Clock()
+        self._before = function.identity()
+        self._reached = ""
+
+    def _chain(self) -> list[PciFunction]:
+        """From the functions up to the port, in the order in which they fall asleep."""
+        port = _port_of(self._function)
+        return [*reversed(below(port)), port]
+
+    def check(self) -> None:
+        port = _port_of(self._function)
+        for one in self._chain():
+            if one.attribute("power/control") is None:
+                raise NotSupported(f"{one.address} has no runtime power management")
+            if one.attribute("d3cold_allowed") == "0":
+                raise NotSupported(
+                    f"{one.address} is not allowed to enter D3cold",
+                    remedy=f"echo 1 | sudo tee {one.folder}/d3cold_allowed",
+                )
+            check_rights(one.folder / "power/control")
+        for one in below(port):
+            _check_free(one, f"a power cycle of {port.address}")
+
+    def act(self) -> None:
+        chain = self._chain()
+        port = chain[-1]
+        former = [one.attribute("power/control") or "on" for one in chain]
+        try:
+            for one in chain:
+                write(one.system, one.folder / "power/control", "auto")
+            with contextlib.suppress(UnitTimeout):
+                self._clock.wait_until(
+                    lambda: port.power_state == "D3cold",
+                    unit=f"pci:{port.address}",
+                    waiting_for="D3cold",
+                    limit_s=_POWER_LIMIT_S,
+                )
+            self._reached = port.power_state
+        finally:
+            with contextlib.ExitStack() as stack:  # each of them, whatever happens to another
+                for one, control in zip(chain, former, strict=True):
+                    path = one.folder / "power/control"
+                    stack.callback(write, one.system, path, control)
+                    # ORDER: these run first and from the port down; a sleeping port hides the rest.
+                for one in chain:
+                    stack.callback(write, one.system, one.folder / "power/control", "on")
+        if self._reached != "D3cold":
+            raise NotSupported(
+                f"the platform does not take the power of {port.address} away: expected D3cold, "
+                f"got {self._reached}",
+                port=port.address,
+            )
+
+    def prove(self) -> dict[str, object]:
+        return {"reached": self._reached, **_proof(self._function, self._before)}
+
+
+# ---- remove and rescan -------------------------------------------------------------------------
+
+
+class RemoveRescan:
+    """Take the card off the bus and have the kernel find it again: new addresses, new windows."""
+
+    name = "remove and rescan"
+    cost = "the kernel's knowledge of the card; the chip itself is not reset"
+
+    def __init__(self, function: PciFunction, clock: Clock | None = None) -> None:
+        self._function = function
+        self._clock = clock if clock is not None else Clock()
+        self._before = function.identity()
+
+    def check(self) -> None:
+        port = _port_of(self._function)
+        ejectable(self._function)
+        check_rights(port.folder / "rescan")
+
+    def act(self) -> None:
+        port = _port_of(self._function)
+        held = [(one, one.driver) for one in members(self._function) if one.driver]
+        with _no_driver_probes(self._function):
+            eject(self._function, clock=self._clock)
+            rescan_below(port)
+            self._clock.wait_until(
+                lambda: all(one.folder.is_dir() for one in (self._function, *dict(held))),
+                unit=f"pci:{self._function.address}",
+                waiting_for="the card on the bus",
+                limit_s=_SCAN_LIMIT_S,
+            )
+            for one, driver in held:
+                write(one.system, one.folder / "driver_override", driver)
+                write(one.system, one.system.path("sys/bus/pci/drivers_probe"), one.address)
+
+    def prove(self) -> dict[str, object]:
+        for bar in self._function.bars():
+            if bar.size and bar.memory and not bar.assigned:
+                raise BarUnassigned(
+                    f"BAR {bar.index} of {self._function.address} has no address", bar=bar.index
+                )
+        return _proof(self._function, self._before)
+
+
+@contextmanager
+def _no_driver_probes(function: PciFunction) -> Iterator[None]:
+    """Keep the vendor's driver from taking a card in the moment in which it is found."""
+    system = function.system
+    former = system.read_text(_AUTOPROBE) or "1"
+    write(system, system.path(_AUTOPROBE), "0")
+    try:
+        yield
+    finally:
+        write(system, system.path(_AUTOPROBE), former)
+
+
+# ---- what they share ---------------------------------------------------------------------------
+
+
+def _port_of(function: PciFunction) -> PciFunction:
+    port = slot_port(function)
+    if port is None:
+        raise NotSupported(f"{function.address} is on a root bus: no port above it can reset it")
+    return port
+
+
+def _check_free(one: PciFunction, what: str) -> None:
+    """DeviceBusy for a function that a kernel driver holds or a process uses."""
+    if one.base_class == BRIDGE:
+        return
+    if one.driver not in (None, VFIO_DRIVER, "pci-stub"):
+        raise DeviceBusy(
+            f"{what} would hit {one.address}, which a kernel driver holds",
+            holder=one.driver,
+            remedy=f"sudo ugpu bind pci:{one.address}",
+        )
+    check_idle(one)
+
+
+def _proof(function: PciFunction, before: PciIdentity) -> dict[str, object]:
+    """The way to the card is open, and it is the same card."""
+    preflight.before(function, narrow_link=True)
+    after = function.identity()
+    if after != before:
+        raise DeviceLost(
+            f"another device answers at {function.address}", before=str(before), after=str(after)
+        )
+    return {"identity": str(after), "power_state": function.power_state}
+
+
+@contextmanager
+def _config(function: PciFunction) -> Iterator[ConfigFile]:
+    path = function.folder / "config"
+    try:
+        descriptor = function.system.open(path, os.O_RDWR)
+    except PermissionError as error:
+        raise AccessDenied(f"{path} may not be opened", remedy="run as root") from error
+    except OSError as error:
+        raise DeviceLost(f"{path} does not open: {error.strerror}") from error
+    try:
+        yield ConfigFile(function.system, descriptor)
+    finally:
+        function.system.close(descriptor)
