@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hcq.transport.endpoint import Endpoint
 
 SYSFS_PCI = Path("/sys/bus/pci/devices")
+SYSFS_USB = Path("/sys/bus/usb/devices")
 NODES = Path("/dev")
 
 #: "module:function", called with a device and source, gives a Program
@@ -252,7 +253,7 @@ def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
         summary: ChipSummary = _load(f"{vendor}.chips:summary")(chip)
         virtual.append(DeviceEntry(f"virtual:{chip}", f"model of {summary.title}", summary.facts))
     cpu = DeviceEntry("cpu", "host threads")
-    return [*_pci_devices(sysfs), *_node_devices(NODES), cpu, *virtual]
+    return [*_pci_devices(sysfs), *_usb_devices(), *_node_devices(NODES), cpu, *virtual]
 
 
 def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
@@ -414,6 +415,14 @@ def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
             facts |= known.chip.facts
         entries.append(DeviceEntry(f"pci:{function.name}", known.description, facts))
     return entries
+
+
+def _usb_devices() -> list[DeviceEntry]:
+    """Bridges; which card is behind one shows only when it is opened."""
+    if not SYSFS_USB.is_dir():
+        return []
+    listed = _load("usbgpu.found:listed")
+    return [DeviceEntry(name, "USB bridge", facts) for name, facts in listed(SYSFS_USB)]
 
 
 def _node_devices(folder: Path) -> list[DeviceEntry]:

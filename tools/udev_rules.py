@@ -11,12 +11,11 @@ from pathlib import Path
 
 from hcq.errors import AccessDenied, UsageError
 from hcq.transport.vfio_container import UDEV_RULE
+from usbgpu import asm24
 
 from .console import Output
 
 DEFAULT = Path("/etc/udev/rules.d/70-ugpu.rules")
-#: USB ids (vendor, product) of bridges with a GPU behind them (ASM2464PD, custom firmware)
-BRIDGES = ((0xADD1, 0x0001), (0x3801, 0x0001))
 RELOAD = "sudo udevadm control --reload && sudo udevadm trigger"
 
 
@@ -27,7 +26,7 @@ def rules() -> str:
         f'SUBSYSTEM=="usb", ENV{{DEVTYPE}}=="usb_device", ATTR{{idVendor}}=="{vendor:04x}", '
         f'ATTR{{idProduct}}=="{product:04x}", MODE="0660", TAG+="uaccess", '
         'ATTR{power/control}="on"'
-        for vendor, product in BRIDGES
+        for vendor, product in asm24.IDS
     ]
     return "\n".join([*lines, UDEV_RULE]) + "\n"
 

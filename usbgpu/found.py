@@ -79,3 +79,23 @@ def _speed(text: str) -> Speed:
 
 def _order(port: str) -> tuple[int, ...]:
     return tuple(int(part) for part in port.replace("-", ".").split(".") if part.isdecimal())
+
+
+def listed(sysfs: Path = SYSFS_USB) -> list[tuple[str, dict[str, object]]]:
+    """The name of each bridge, and what is known without opening it. usable: we know how its
+    firmware is talked to."""
+    found = bridges(sysfs)
+    serials = [one.serial for one in found]
+    return [
+        (
+            f"usb:{one.serial if one.serial and serials.count(one.serial) == 1 else one.port}",
+            {
+                "port": one.port,
+                "serial": one.serial,
+                "firmware": one.name,
+                "link_mbit_s": int(one.speed),
+                "usable": one.name.startswith(asm24.PRODUCTS),
+            },
+        )
+        for one in found
+    ]

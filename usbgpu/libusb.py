@@ -30,7 +30,7 @@ from hcq.errors import (
 )
 from hcq.threads import start
 from usbgpu.found import SYSFS_USB
-from usbgpu.udev import REMEDY, KeptAwake
+from usbgpu.power import REMEDY, KeptAwake
 from usbgpu.usb import IN, Kind, Recipient, UsbIdentity
 
 log = logging.getLogger(__name__)
@@ -253,9 +253,9 @@ class LibUsbDevice:
         return False
 
     def _leave(self) -> None:
+        self._departed.set()  # ORDER: a caller that waits for this holds the lock
         with self._lock:
             calls, self._calls = self._calls, []
-            self._departed.set()
         for call in calls:
             call()
 

@@ -1,4 +1,4 @@
-"""Bridges in sysfs: which there are, which one a name means; the rule for udev."""
+"""Bridges in sysfs: which there are, which one a name means, what keeps their ports awake."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import AccessDenied, DeviceNotFound, NotSupported
+from hcq import registry
+from hcq.errors import DeviceNotFound, NotSupported
 from tests.support.usb_script import IDENTITY
-from usbgpu import attach, found, udev
+from usbgpu import attach, found, power
 from usbgpu.usb import Speed
 
 
@@ -74,28 +75,16 @@ def test_unknown_firmware_is_refused_before_anything_is_opened(tmp_path: Path) -
     attach.check_firmware(IDENTITY)
 
 
-def test_the_rule_names_every_bridge(tmp_path: Path) -> None:
-    path = tmp_path / "70-ugpu-usb.rules"
-    udev.write_rules(path)
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    assert len(lines) == 2
-    for line, vendor in zip(lines, ("add1", "3801"), strict=True):
-        assert f'ATTR{{idVendor}}=="{vendor}", ATTR{{idProduct}}=="0001"' in line
-        assert 'TAG+="uaccess"' in line and 'ATTR{power/control}="on"' in line
-    with pytest.raises(AccessDenied, match="write-udev"):
-        udev.write_rules(tmp_path / "missing" / "x.rules")
-
-
 def test_a_port_is_kept_awake_while_it_is_held(tmp_path: Path) -> None:
     folder = plug(tmp_path, "2-1")
     control = folder / "power" / "control"
-    kept = udev.KeptAwake(folder)
+    kept = power.KeptAwake(folder)
     assert control.read_text() == "on"
     kept.restore()
     kept.restore()
     assert control.read_text() == "auto"
     control.write_text("on")
-    udev.KeptAwake(folder).restore()
+    power.KeptAwake(folder).restore()
     assert control.read_text() == "on"
     assert stat.S_ISREG(control.stat().st_mode)
 
@@ -103,5 +92,23 @@ def test_a_port_is_kept_awake_while_it_is_held(tmp_path: Path) -> None:
 def test_a_port_that_cannot_be_kept_awake_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    udev.KeptAwake(tmp_path / "2-1").restore()
+    power.KeptAwake(tmp_path / "2-1").restore()
     assert "may be suspended" in caplog.text and "write-udev" in caplog.text
+
+
+def test_bridges_are_listed_with_the_other_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug(tmp_path, "2-1")
+    plug(tmp_path, "2-2", serial="", speed="480")
+    plug(tmp_path, "2-3")
+    plug(tmp_path, "2-4", serial="other", product="USB4 Enclosure")
+    monkeypatch.setattr(registry, "SYSFS_USB", tmp_path)
+    listed = [entry for entry in registry.list_devices() if entry.name.startswith("usb:")]
+    names = ["usb:2-1", "usb:2-2", "usb:2-3", "usb:other"]
+    assert [entry.name for entry in listed] == names, "by port where a serial number is no name"
+    assert listed[0].facts == {
+        "port": "2-1", "serial": "0badcafe", "firmware": "custom v0.1", "link_mbit_s": 10_000,
+        "usable": True,
+    }  # fmt: skip
+    assert listed[1].facts["link_mbit_s"] == 480 and listed[3].facts["usable"] is False
