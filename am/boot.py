@@ -53,9 +53,12 @@ class Stages:
     first contact and recordings use the same words (docs/am-bringup.md lists them).
     """
 
-    def __init__(self, hook: StageHook | None = None) -> None:
+    def __init__(
+        self, hook: StageHook | None = None, on_chip: Callable[[Chip], object] | None = None
+    ) -> None:
         self.done: list[tuple[str, float]] = []
         self.hook = hook
+        self.on_chip = on_chip
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -147,6 +150,8 @@ def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chi
     with stages.stage("config space"):
         enable_function(transport)
         chip = Chip(transport, facts)
+        if stages.on_chip is not None:
+            stages.on_chip(chip)
         chip.link.keep_awake()
     try:
         with stages.stage("board firmware"):

@@ -7,7 +7,7 @@ which order in boot.py and reset.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from am import boot, chips, reset
@@ -61,6 +61,7 @@ def open_device(
     attachment: Attachment,
     *,
     on_stage: boot.StageHook | None = None,
+    on_chip: Callable[[Chip], object] | None = None,
     firmware: str | Path | None = None,
     leave: str = "warm",
     force_cold: bool = False,
@@ -68,7 +69,8 @@ def open_device(
 ) -> AmDevice:
     """Boot the chip behind `attachment`, or take it over if a process of ours left it up.
 
-    on_stage(name, seconds) is called after each stage. firmware: a folder with images, in place of
+    on_stage(name, seconds) is called after each stage, on_chip once with the chip before any of its
+    registers is read; what they raise ends the boot. firmware: a folder with images, in place of
     the system's and the attachment's. leave: "warm" keeps firmware running at close, "cold" resets
     the chip. force_cold boots from scratch in any case. vmid: translation context of all work: 8,
     or 0 for first tries on a board, as in the kernel's own queues: stray accesses to device memory
@@ -85,7 +87,7 @@ def open_device(
         name,
         attachment,
         FirmwareSource(images, folders, attachment.on_image),
-        stages=boot.Stages(on_stage),
+        stages=boot.Stages(on_stage, on_chip),
         leave_warm=leave == "warm",
         force_cold=force_cold,
         vmid=vmid,

@@ -9,6 +9,7 @@ import pytest
 
 README = Path(__file__).parents[1] / "README.md"
 
+
 def examples() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 

@@ -193,7 +193,7 @@ def test_addresses_are_added_by_the_load() -> None:
         ("  %x = call i32 @adreno.exchange(i32 %i, i32 %j)", "undefined value"),
         ("  %x = atomicrmw fadd ptr addrspace(1) %out, float 1.0 monotonic", "atomicrmw fadd"),
         ("  store i32 1, ptr null", "address space 0"),
-        ("  call void asm sideeffect \"nop\", \"\"()", "expected"),
+        ('  call void asm sideeffect "nop", ""()', "expected"),
     ],
 )
 def test_what_cannot_be_compiled_is_named(body: str, complaint: str) -> None:

@@ -1,4 +1,4 @@
-"""Verbs that look into a chip: fw, waves, ring, vm, mem."""
+"""Verbs that look into a chip: shell, fw, waves, ring, vm, mem."""
 
 from __future__ import annotations
 
@@ -19,6 +19,26 @@ def _number(text: str) -> int:
 def _source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help=SOURCE)
     parser.add_argument("--boot", action="store_true", help="bring the device up first")
+
+
+def _shell(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", help="a name that `ugpu ls` shows")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--no-boot", dest="how", action="store_const", const="look", default="boot",
+                     help="look at the device as it is")  # fmt: skip
+    how.add_argument("--steps", dest="how", action="store_const", const="steps",
+                     help="boot it stage by stage: boot.next(), boot.until(STAGE)")  # fmt: skip
+    parser.add_argument("-c", dest="commands", action="append", default=[], metavar="CODE",
+                        help="run this and end; may be repeated")  # fmt: skip
+
+
+@register(
+    "debug", "IPython with a device, its registers and the stages of its boot at hand", _shell
+)
+def shell(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import shell as interactive
+
+    return interactive.run(arguments.device, out, how=arguments.how, commands=arguments.commands)
 
 
 def _fw(parser: argparse.ArgumentParser) -> None:

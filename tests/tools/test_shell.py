@@ -1,0 +1,125 @@
+"""`ugpu shell`, and boots in steps."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from am.virtual.options import FaultPlan
+from hcq.errors import BadArgument, Closed, FirmwareSilent
+from tests.support.waiting import came
+from tools import cli
+from tools.steps import Boot
+
+
+@pytest.fixture
+def boot() -> Iterator[Boot]:
+    said: list[str] = []
+    made = Boot("virtual:navi31", said.append)
+    made.said = said  # type: ignore[attr-defined]
+    yield made
+    made.close()
+
+
+def test_a_boot_halts_where_it_is_told(boot: Boot) -> None:
+    assert boot.until("firmware images") == "firmware images" == boot.at
+    assert int(boot.blocks["mp0"]["MP0_SMN_C2PMSG_81"].read()) == 0
+    boot.watch("mp0.MP0_SMN_C2PMSG_81")
+    assert boot.until("PSP bootloader")
+    assert int(boot.blocks["mp0"]["MP0_SMN_C2PMSG_81"].read()) != 0
+    said: list[str] = boot.said  # type: ignore[attr-defined]
+    assert any("MP0_SMN_C2PMSG_81: 0x00000000 ->" in line for line in said)
+    assert boot.next() == "PSP ring"
+    device = boot.finish()
+    assert [name for name, _ in boot.stages][-1] == "copy queues"
+    device.alloc(4096).copy_from(bytes(4096))
+    assert boot.next() == "" and boot.finish() is device
+
+
+def test_an_unknown_stage_is_told_at_the_end(boot: Boot) -> None:
+    with pytest.raises(BadArgument, match=r"expected a stage .config space, .*got 'lunch'"):
+        boot.until("lunch")
+    assert boot.device is not None
+    with pytest.raises(BadArgument, match="is over"):
+        boot.until("PSP ring")
+
+
+def test_a_boot_that_fails_raises_where_it_is_asked_for() -> None:
+    made = Boot("virtual:navi31", lambda line: None, faults=FaultPlan(autoload_never=True))
+    assert made.until("SMU")
+    with pytest.raises(FirmwareSilent):
+        made.next()
+    with pytest.raises(FirmwareSilent):
+        made.finish()
+    made.close()
+
+
+def test_an_abandoned_boot_leaves_nothing() -> None:
+    before = threading.active_count()
+    made = Boot("virtual:navi31", lambda line: None)
+    made.until("PSP ring")
+    made.close()
+    made.close()
+    with pytest.raises(Closed):
+        made.next()
+    assert made.device is None
+    assert came(lambda: threading.active_count() <= before)
+
+
+def test_a_boot_never_begun(boot: Boot) -> None:
+    boot.close()
+    with pytest.raises(Closed):
+        boot.next()
+
+
+def test_devices_without_such_stages() -> None:
+    with pytest.raises(BadArgument, match="on_chip"):
+        Boot("cpu").next()
+
+
+def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    pytest.importorskip("IPython")
+    code = cli.main(["shell", *words])
+    return code, capsys.readouterr().out
+
+
+def test_variables_of_a_session(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = shell(
+        capsys, "virtual:navi31", "--steps", "-c", "boot.until('PSP ring')",
+        "-c", "print('sign', int(mp0.MP0_SMN_C2PMSG_81.read()) != 0)", "-c", "states()",
+        "-c", "boot.finish()", "-c", "print(gpu.name, gc.CP_HQD_ACTIVE)",
+    )  # fmt: skip
+    assert code == 0
+    assert "sign True" in said and "the secure OS runs" in said
+    assert "virtual:navi31 <CP_HQD_ACTIVE at dword" in said
+
+
+def test_a_look_without_a_boot(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = shell(capsys, "virtual:navi31", "--no-boot", "-c", "'gpu' in globals()",
+                       "-c", "print('tag', int(gc.SCRATCH_REG7.read()))")  # fmt: skip
+    assert code == 0 and "False" in said and "tag 0" in said
+
+
+def test_what_a_command_raises_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell(capsys, "cpu", "-c", "gpu.alloc(-1)")[0] == 1
+    assert shell(capsys, "cpu", "-c", "(")[0] == 2
+    assert shell(capsys, "cpu", "-c", "states()")[1].endswith("shows no registers\n")
+
+
+def test_without_ipython(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load: Any = importlib.import_module
+
+    def missing(name: str) -> Any:
+        if name.startswith("IPython"):
+            raise ImportError(name)
+        return load(name)
+
+    monkeypatch.setattr("tools.shell.importlib.import_module", missing)
+    assert cli.main(["shell", "cpu", "-c", "1"]) == 2
+    assert "pip install 'ugpu[shell]'" in capsys.readouterr().err

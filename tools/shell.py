@@ -1,0 +1,144 @@
+"""`ugpu shell DEVICE`: IPython with the device, its chip and its registers at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import hcq
+import ugpu
+from hcq import window
+from hcq.config import config
+from hcq.errors import MissingDependency
+from hcq.fields import RegisterBlock
+
+from .console import Output
+from .steps import Boot
+
+_HELP = {
+    "gpu": "the device: gpu.alloc, gpu.compile, gpu.queue, gpu.reset ...",
+    "boot": "boot.next(), boot.until('PSP ring'), boot.watch('mp0.*C2PMSG_81'), boot.finish()",
+    "chip": "the driver's chip; its register blocks are variables too:",
+    "states": "states(): what state each firmware and unit is in",
+    "ugpu, hcq, np": "as in a program",
+}
+
+
+def _names(chip: object) -> dict[str, object]:
+    """What a chip adds to the variables."""
+    blocks = window.blocks_of(chip)
+    return {"chip": chip, **blocks} if blocks else {}
+
+
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ugpu-shell-")
+
+
+class Session:
+    """The variables of a shell; `boot` fills in what a boot finds out."""
+
+    def __init__(self, out: Output) -> None:
+        self.out = out
+        self.variables: dict[str, Any] = {"ugpu": ugpu, "hcq": hcq, "np": np}
+        self.variables["states"] = self.states
+
+    def states(self) -> None:
+        """Show what state each firmware and unit is in."""
+        chip: Any = self.variables.get("chip")
+        name = str(getattr(getattr(chip, "facts", None), "name", ""))
+        if not name:
+            self.out.say("this device shows no registers")
+            return
+        found: Any = window.module_of_chip(name).look(chip, "states")
+        self.out.table(("unit", "state", "", "meaning"),
+                       [(one["unit"], one["name"], "" if one["ok"] else "!", one["meaning"])
+                        for one in found])  # fmt: skip
+
+    @contextmanager
+    def opened(self, device: str, how: str) -> Iterator[None]:
+        """how: "boot" brings the device up; "steps" stops before the first stage; "look" leaves it
+        as it is."""
+        if how == "look":
+            with window.open_window(device) as chip:
+                self.variables |= _names(chip)
+                yield
+        elif how == "steps":
+            with contextlib.closing(_SteppedBoot(device, self)) as boot:
+                self.variables["boot"] = boot
+                yield
+        else:
+            with hcq.open(device) as gpu:
+                self.variables |= {"gpu": gpu, **_names(getattr(gpu, "chip", None))}
+                yield
+
+    def banner(self) -> str:
+        """What there is."""
+        lines = [f"  {name:<16}{text}" for name, text in _HELP.items()
+                 if name.partition(",")[0] in self.variables]  # fmt: skip
+        blocks = [name for name, value in self.variables.items() if _is_block(value)]
+        if blocks:
+            lines.append(f"  {', '.join(blocks)}: gc.GRBM_STATUS.read(), .write(FIELD=1)")
+        return "\n".join(lines)
+
+
+def _is_block(value: object) -> bool:
+    return isinstance(value, RegisterBlock)
+
+
+class _SteppedBoot(Boot):
+    """Also makes what it finds variables of the session."""
+
+    def __init__(self, device: str, session: Session) -> None:
+        super().__init__(device, session.out.say)
+        self._session = session
+
+    def _go(self, target: str | None) -> None:
+        try:
+            super()._go(target)
+        finally:
+            self._session.variables |= _names(self.chip)
+            if self.device is not None:
+                self._session.variables["gpu"] = self.device
+
+
+def run(device: str, out: Output, *, how: str = "boot", commands: Sequence[str] = ()) -> int:
+    """Open the device and give the terminal to IPython, or run `commands` and end: exit code 1
+    where one raises. MissingDependency where IPython is not installed."""
+    session = Session(out)
+    try:
+        embed = importlib.import_module("IPython.terminal.embed")
+        settings = importlib.import_module("traitlets.config").Config()
+    except ImportError:
+        raise MissingDependency(
+            "IPython is not installed", install="pip install 'ugpu[shell]'"
+        ) from None
+    crashes = config().crash_folder
+    keep = crashes.parent if crashes is not None and not commands else None
+    settings.HistoryManager.enabled = keep is not None
+    settings.TerminalInteractiveShell.confirm_exit = False
+    with contextlib.ExitStack() as stack:
+        # History and settings of IPython lie beside the bundles; without such a folder, nowhere.
+        folder = str(keep / "shell") if keep is not None else stack.enter_context(_temporary())
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        stack.enter_context(session.opened(device, how))
+        shell = embed.InteractiveShellEmbed(
+            config=settings, user_ns=session.variables, ipython_dir=folder,
+            banner1=f"{device}\n{session.banner()}\n",
+        )  # fmt: skip
+        session.variables = shell.user_ns
+        if not commands:
+            shell()
+            return 0
+        for command in commands:
+            done = shell.run_cell(command)
+            if not done.success:
+                error = done.error_in_exec or done.error_before_exec
+                return 2 if isinstance(error, SyntaxError) else 1
+    return 0

@@ -1,0 +1,151 @@
+"""A boot in steps: the driver's own, halted after a stage while somebody looks around."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import hcq
+from hcq import window
+from hcq.device import Device
+from hcq.errors import BadArgument, Closed, UgpuError
+from hcq.fields import BoundRegister, RegisterBlock, RegisterValue
+from hcq.threads import start
+
+from .registers.sources import matching
+
+Say = Callable[[str], object]
+
+
+class _Abandoned(UgpuError):
+    """Ends the boot from within, where its stepper was closed."""
+
+
+class Boot:
+    """One boot of `name`, which begins with the first step. Options are those of `hcq.open`.
+
+    `until`, `next` and `finish` let it go on and return once it halts; between them registers may
+    be read and written as the driver would (`blocks`). What the driver raises, they raise. `close`
+    abandons a boot that is not over, or closes the device. say: told of each stage and of changes
+    of watched registers. For use by one thread.
+    """
+
+    def __init__(self, name: str, say: Say = print, **options: object) -> None:
+        self.name = name
+        self.stages: list[tuple[str, float]] = []
+        self.device: Device | None = None
+        self.chip: object = None
+        self._say = say
+        self._options = options
+        self._watched: dict[str, BoundRegister] = {}
+        self._seen: dict[str, RegisterValue] = {}
+        self._change = threading.Condition()
+        self._running = False  # the boot's thread goes on; else it halts, or is over
+        self._target: str | None = ""  # the stage to halt after; "" each; None does not halt
+        self._error: BaseException | None = None
+        self._over = self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def at(self) -> str:
+        """The stage that ended last, "" before the first."""
+        return self.stages[-1][0] if self.stages else ""
+
+    @property
+    def blocks(self) -> Mapping[str, RegisterBlock]:
+        """The chip's registers, from the stage on that finds out where they are."""
+        return window.blocks_of(self.chip)
+
+    def next(self) -> str:
+        """Do one stage; its name, "" where the boot is over."""
+        before = len(self.stages)
+        self._go("")
+        return self.at if len(self.stages) > before else ""
+
+    def until(self, stage: str) -> str:
+        """Go on to the end of a stage; BadArgument where the boot ends without it."""
+        if stage in [name for name, _ in self.stages]:
+            raise BadArgument(f"stage {stage!r} is over; the boot is at {self.at!r}")
+        self._go(stage)
+        if self._over and self.at != stage:
+            known = ", ".join(name for name, _ in self.stages)
+            raise BadArgument(f"expected a stage ({known}), got {stage!r}; the boot is over")
+        return stage
+
+    def finish(self) -> Device:
+        """Go on to the end; the device."""
+        self._go(None)
+        assert self.device is not None
+        return self.device
+
+    def watch(self, *patterns: str) -> None:
+        """Tell after each stage which of these registers have changed."""
+        for pattern in patterns:
+            for name in matching(self.blocks, pattern, 64):
+                block, _, register = name.partition(".")
+                self._watched[name] = self.blocks[block][register]
+                self._seen[name] = self._watched[name].read()
+                self._say(f"  {name}: {self._seen[name]!r}")
+
+    def close(self) -> None:
+        """Abandon the boot, or close the device. May be called again."""
+        self._closed = not self._over or self._closed
+        if self._thread is not None and not self._over:
+            with self._change:
+                self._running = True
+                self._change.notify_all()
+            self._thread.join()
+        if self.device is not None:
+            self.device.close()
+
+    # The boot's thread
+
+    def _go(self, target: str | None) -> None:
+        if self._closed:
+            raise Closed("the boot was abandoned")
+        if self._over:
+            if self._error is not None:
+                raise self._error
+            return
+        with self._change:
+            self._target, self._running = target, True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="boot", daemon=True)
+                start(self._thread)
+            self._change.notify_all()
+            while self._running:
+                self._change.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        options: dict[str, Any] = self._options
+        try:
+            self.device = hcq.open(self.name, on_stage=self._ended, on_chip=self._found, **options)
+        except BaseException as error:
+            self._error = error
+        with self._change:
+            self._over, self._running = True, False
+            self._change.notify_all()
+
+    def _found(self, chip: object) -> None:
+        self.chip = chip
+
+    def _ended(self, stage: str, seconds: float) -> None:
+        self.stages.append((stage, seconds))
+        self._say(f"{stage:<24}{seconds * 1e3:8.1f} ms")
+        for name, register in self._watched.items():
+            value = register.read()
+            if value != self._seen[name]:
+                self._say(f"  {name}: {int(self._seen[name]):#010x} -> {value!r}")
+                self._seen[name] = value
+        with self._change:
+            if self._target is None or self._target not in ("", stage):
+                return
+            self._running = False
+            self._change.notify_all()
+            while not self._running:
+                self._change.wait()
+        if self._closed:
+            raise _Abandoned("the boot was abandoned")
