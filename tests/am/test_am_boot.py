@@ -299,6 +299,35 @@ def test_sequence_of_accesses(golden: Golden) -> None:
     golden.check("am-boot-navi31.txt", "\n".join(lines))
 
 
+def test_a_sign_of_life_of_all_ones_is_none(chip: Any) -> None:
+    """A register behind a bus that does not answer reads as ones, and so may one of a dead unit."""
+    with opened(chip) as device:
+        psp = device.units.psp
+        assert psp.alive()
+        index = chip.space.index("mp", "MP0_SMN_C2PMSG_81")
+        sign = chip.space.peek(index)
+        for value, alive in ((0, False), (0xFFFF_FFFF, False), (sign, True)):
+            chip.space.poke(index, value)
+            assert psp.alive() is alive
+
+
+def test_slots_are_counted_beyond_32_bits(chip: Any) -> None:
+    """The fence holds the low half of a number that goes on rising."""
+    with opened(chip) as device:
+        queue = device.compute_queues[0]
+        count, fence = queue.count, bytes(queue.control.view[128:136])
+        for submitted, low, done in (
+            ((1 << 32) + 3, 1, (1 << 32) + 1),
+            ((1 << 32) + 3, 0xFFFF_FFFE, (1 << 32) - 2),
+            ((5 << 32) + 3, 3, (5 << 32) + 3),
+        ):
+            queue.count = submitted
+            queue.control.view[128:136] = low.to_bytes(8, "little")
+            assert queue.done == done
+        queue.count = count
+        queue.control.view[128:136] = fence
+
+
 def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
     with opened(chip) as device:
         assert device.firmware is not None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import hcq
 from am.device import AmDevice
+from hcq.command import Launch
 from hcq.errors import BadArgument, BadCodeObject, NotSupported, OutOfMemory
 from tests.support.am_navi31 import build_chip, plug_in
+from tests.support.am_streams import Decoder
 from tests.support.kernels import compile_ir
+from tests.support.workloads import Places
 
 TRIPLE = "amdgcn-amd-amdhsa"
 NEEDS_LITTLE = (
@@ -176,6 +180,31 @@ def test_groups_larger_than_the_kernel_allows(device: AmDevice, block: int) -> N
 def test_what_is_not_provided_is_refused(device: AmDevice) -> None:
     with pytest.raises(NotSupported, match="queue_ptr"):
         device.load(built(PLAIN, '"amdgpu-no-implicitarg-ptr"'))
+
+
+def test_dynamic_local_memory_comes_on_top_of_the_static(device: AmDevice) -> None:
+    """In granules of 512 bytes, in COMPUTE_PGM_RSRC2.LDS_SIZE."""
+    with device.load(built(LOCAL)) as program:
+        kernel = program["mirror"]
+        assert kernel.local_size == 256
+        decoder = Decoder(Places(), lambda _, size: bytes(size))
+        for dynamic, granules in ((0, 1), (256, 1), (257, 2), (512, 2), (1024, 3)):
+            launch = Launch(kernel, (1, 1, 1), (64, 1, 1), bytes(8), (), dynamic)
+            words = device.compute_queues[0].encode([launch])
+            text = list(decoder.pm4([int(word) for word in words.words[: words.command_words]]))
+            last = [line for line in text if "COMPUTE_PGM_RSRC2" in line][-1]
+            assert f"LDS_SIZE={granules:#x}" in last, dynamic
+
+
+def test_a_grid_of_more_threads_than_a_packet_counts_is_refused(device: AmDevice) -> None:
+    """32 bits for each size, in the packet that a kernel may look at."""
+    with device.load(built(DISPATCH_PACKET)) as program:
+        for grid, fits in ((1 << 26, True), ((1 << 26) - 1, True), (1 << 27, False)):
+            launch = Launch(program["packet"], (grid, 1, 1), (32, 1, 1), bytes(8))
+            with (
+                nullcontext() if fits else pytest.raises(BadArgument, match="threads on each")
+            ):
+                device.compute_queues[0].encode([launch])
 
 
 def test_code_for_another_chip(device: AmDevice) -> None:

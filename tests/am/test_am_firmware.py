@@ -125,6 +125,15 @@ def test_a_missing_image_is_named(name: str) -> None:
         load_firmware(FirmwareSource(rest), NAVI31)
 
 
+@pytest.mark.parametrize("version", [(2, 7), (7, 0)])
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_an_unknown_header_version_is_refused(name: str, version: tuple[int, int]) -> None:
+    head = bytearray(GOOD[name])
+    struct.pack_into("<HH", head, 8, *version)
+    with pytest.raises(FirmwareInvalid, match="version"):
+        parsed(name, bytes(head))
+
+
 def test_a_container_without_secure_os() -> None:
     images = GOOD | {"psp_13_0_0_sos.bin": sos((2, B), (3, C))}
     with pytest.raises(FirmwareInvalid, match="secure OS"):

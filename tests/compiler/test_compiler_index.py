@@ -124,6 +124,7 @@ def test_known_simplifications() -> None:
     assert at_least_zero(a) == () and at_least_zero(a - 6) == NEVER
     assert at_least_zero(constant(23) - a * 4 - 3) == at_least_zero(constant(20) - a * 4)
     assert at_least_zero(constant(23) - a * 4) == at_least_zero(constant(20) - a * 4)
+    assert at_least_zero(constant(11) - a * 4) == at_least_zero(constant(2) - a) != ()
 
 
 def test_numbers_beyond_64_bits_are_exact() -> None:

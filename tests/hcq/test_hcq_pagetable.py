@@ -130,7 +130,8 @@ def test_running_out_of_table_memory_maps_nothing() -> None:
 @pytest.mark.parametrize(
     ("va", "size"),
     [(0, PAGE), (8 * PAGE, 2 * PAGE), (2 * MB, MB), (3 * MB, MB), (0, 1 << 40),
-     (9 * PAGE, PAGE - 1), (9 * PAGE, 1), (9 * PAGE, 0), (9 * PAGE, -PAGE)],
+     (9 * PAGE, PAGE - 1), (9 * PAGE, 1), (9 * PAGE, 0), (9 * PAGE, -PAGE),
+     (9 * PAGE, PAGE + 1), (9 * PAGE, 2 * PAGE - 1), (9 * PAGE + 1, PAGE)],
 )  # fmt: skip
 def test_unmapping_what_is_not_there_changes_nothing(va: int, size: int) -> None:
     pages, _, _ = table()

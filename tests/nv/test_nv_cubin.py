@@ -137,6 +137,27 @@ def test_broken_files_are_named(image: bytes, words: str) -> None:
         parse_cubin(image)
 
 
+@pytest.mark.parametrize(
+    ("member", "value", "words"),
+    [
+        (24, None, "end of the file"),  # it begins in the file and ends beyond it
+        (48, 3, "alignment"),
+        (48, 1 << 17, "alignment"),
+        (32, 1 << 40, "size"),
+    ],
+)
+def test_broken_sections_are_named(member: int, value: int | None, words: str) -> None:
+    """The section of a kernel's code, at its header in the file."""
+    data = bytearray(cubin("sm_90"))
+    elf = ELFFile(io.BytesIO(bytes(data)))
+    number = elf.get_section_index(".text.full")
+    row = elf.header.e_shoff + number * elf.header.e_shentsize
+    size = elf.get_section(number).header.sh_size
+    struct.pack_into("<Q", data, row + member, len(data) - size + 1 if value is None else value)
+    with pytest.raises(BadCodeObject, match=words):
+        parse_cubin(bytes(data))
+
+
 def test_an_unknown_relocation_is_an_honest_gap() -> None:
     data = bytearray(cubin("sm_90"))
     code = parse_cubin(bytes(data))

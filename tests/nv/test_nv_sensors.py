@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 import hcq
 from hcq.errors import ChipError, DriverRefused, NotSupported
+from hcq.layout import Layout, Struct
 from hcq.telemetry import Sensor
 from nv import abi
 from nv.device import NvDevice
@@ -126,6 +127,32 @@ def test_a_section_counts_only_while_its_time_says_so(
 ) -> None:
     _write(shared, stamp, 5)
     assert shared.value(PLACE) == found
+
+
+def test_a_sample_that_changes_while_it_is_read_is_read_again(
+    shared: SharedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(shared, 1, 5)
+    view, looks = shared.layout.view, []
+
+    def late(raw: bytes) -> Struct:
+        looks.append(raw)
+        if len(looks) == 1:
+            _write(shared, 2, 7)
+        found: Struct = view(raw)
+        return found
+
+    monkeypatch.setattr(shared, "layout", Late(shared.layout, late))
+    assert shared.value(PLACE) == 7
+    assert len(looks) == 2
+
+
+class Late:
+    """A layout whose views are made by `view`."""
+
+    def __init__(self, layout: Layout[Struct], view: Callable[[bytes], Struct]) -> None:
+        self.size, self.offset_of = layout.size, layout.offset_of
+        self.view = view
 
 
 def test_what_a_branch_has_not_is_none(shared: SharedData) -> None:
