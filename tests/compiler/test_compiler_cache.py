@@ -20,6 +20,7 @@ from compiler.runtime.runtime import (
     set_default_device,
     use_cache,
 )
+from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 from hcq.errors import BadArgument, Closed, DeviceNotFound
@@ -131,6 +132,27 @@ def test_a_poisoned_pool_gives_no_memory_that_was_written(cpu: Device) -> None:
         taken.buffer.fill(0)
         del taken
         assert pool.kept == 0
+
+
+def test_the_pool_is_touched_under_its_lock(cpu: Device) -> None:
+    """Storages die in any thread, wherever the collector runs."""
+    pool = MemoryPool(cpu)
+    touched = []
+
+    class Guarded(dict[int, list[Buffer]]):
+        def __getattribute__(self, name: str) -> object:
+            if not name.startswith("__"):
+                touched.append(name)
+                assert pool._lock._is_owned(), name
+            return super().__getattribute__(name)
+
+    pool._free = Guarded()
+    for _ in range(2):
+        held = [pool.take(1000), pool.take(5000)]
+        del held
+    assert pool.kept > 0
+    pool.clear()
+    assert {"get", "setdefault", "values", "clear"} <= set(touched)
 
 
 def test_the_pool_keeps_no_more_than_it_may(cpu: Device) -> None:

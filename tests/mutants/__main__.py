@@ -1,7 +1,7 @@
 """Plant single bugs and count which of them the tests find: `python -m tests.mutants [WORD ...]`.
 
 The lists beside this file say which (tests.mutants.planting). Words choose the mutants whose list
-has that name, or whose file contains it.
+has that name, or whose file, old or new text contains it.
 
 Each is planted in a copy of the checkout under build/mutants. The tests of its file that reach the
 changed lines run there, the quickest first, until one fails; where all pass, all tests of the file
@@ -113,7 +113,7 @@ def each(work: Sequence[Callable[[Copy], None]]) -> None:
 
 def main(words: Sequence[str]) -> int:
     found = planting.listed()
-    chosen = [m for m in found if not words or any(w in m.file or w == m.list_ for w in words)]
+    chosen = [m for m in found if not words or any(w in str(m) or w == m.list_ for w in words)]
     lost = [mutant for mutant in chosen if not mutant.has_place()]
     for mutant in lost:
         print(f"LOST     {mutant}: the code has changed; find the bug a new place", flush=True)

@@ -240,6 +240,20 @@ def test_what_is_refused(tmp_path: Path, boot: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["record", "show", str(tmp_path / "noise")]) == 2
 
 
+def test_what_an_earlier_run_recorded_is_not_taken_for_this_one(
+    tmp_path: Path, boot: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kept.txt"
+    path.write_bytes(boot.read_bytes())
+    nothing = [sys.executable, "-c", "pass"]
+    assert cli.main(["record", "virtual:navi31", str(path), "--", *nothing]) == 2
+    assert "nothing was recorded" in capsys.readouterr().err
+    assert not path.exists()
+    path.write_bytes(boot.read_bytes())
+    assert cli.main(["record", "virtual:nothing", str(path)]) != 0
+    assert not path.exists() or path.read_bytes() == boot.read_bytes()
+
+
 def test_how_often_was_looked_is_no_difference() -> None:
     """Polls of one register, of two in turn, and one that ends at once are the same steps."""
     head = "identity 1002:744c 0xc8 1002:0e3b 0x30000\nwindow 5 0x100000\n"
