@@ -9,6 +9,8 @@ import pytest
 import hcq
 from hcq.device import Device
 from hcq.program import Program
+from nv.device import NvDevice
+from nv.virtual.node import VirtualNode
 from tests.support.devices import DEVICES, SLOW_DEVICES
 from tests.support.kernels import contract_object
 
@@ -60,6 +62,26 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         assert grown <= DRIVERS_OWN, "the test leaks device memory"
     else:
         assert grown == 0, "the test leaks device memory"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_refused(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What our driver asks of a kernel driver is granted."""
+    if "device" not in request.fixturenames:
+        yield
+        return
+    refused = refusals(request.getfixturevalue("device"))
+    before = len(refused)
+    yield
+    # Optional sensors are asked for, and some are not modelled.
+    grave = [text for text in refused[before:] if "is not modelled" not in text]
+    assert grave == []
+
+
+def refusals(opened: Device) -> list[str]:
+    """What the resource manager and UVM have refused, on a virtual NVIDIA GPU."""
+    node = opened.gpu.session.node if isinstance(opened, NvDevice) else None
+    return node.machine.refused if isinstance(node, VirtualNode) else []
 
 
 def memory_used(opened: Device) -> float:

@@ -27,4 +27,6 @@ def test_units_leave_the_name() -> None:
     assert Reading("temperature_celsius", "edge", "°C", 33.0).words == "temperature edge"
     assert Reading("memory_used_bytes", "", "B", 0.0).words == "memory used"
     assert Reading("ecc_errors", "dram lost", "errors", 0.0).words == "ecc dram lost"
+    assert Reading("clock_throttled", "heat", "flag", 0.0).words == "clock throttled heat"
+    assert Reading("link_generation", "", "generation", 5.0).words == "link generation"
     assert str(Reading("link_generation", "pcie", "generation", 5.0)) == "5"

@@ -272,6 +272,16 @@ def test_how_often_was_looked_is_no_difference() -> None:
     assert found is not None and found.what == "the device answered otherwise"
 
 
+def test_what_a_driver_does_by_the_clock_is_no_step() -> None:
+    """A ring of interrupts is emptied when its driver gets to it; navi31's pointers of two."""
+    head = "identity 1002:744c 0xc8 1002:0e3b 0x30000\nwindow 5 0x100000\n"
+    write = "write bar5 {} 4 0x1\n"
+    plain = Recording.load(head + write.format("0x100"))
+    for place in ("0x378c", "0x448c"):
+        other = Recording.load(head + write.format(place) + write.format("0x100"))
+        assert list(Steps(other)) == list(Steps(plain))
+
+
 def test_reads_that_repeat_are_one_step_that_counts_them(boot: Path) -> None:
     recording = Recording.load(boot.read_text())
     reads = [e for e in recording.entries if isinstance(e, Access) and not e.is_write]
