@@ -165,6 +165,19 @@ def test_a_call_is_shown_with_its_meaning() -> None:
     assert "             status = 0 -> 0x1f" in text
 
 
+def test_all_elements_of_a_call_that_takes_many_are_decoded() -> None:
+    table = abi.select("580.142")
+    layout = table.structs.nv_ioctl_card_info_t
+    raw = bytearray(3 * layout.size)
+    for number in range(3):
+        layout.view(raw, number * layout.size).gpu_id = 0x100 + number
+    request = table.request("NV_ESC_CARD_INFO") + (2 * layout.size << 16)
+    call = Call("ioctl", "/dev/nvidiactl", 0, 0, 0.0, 1, 1, request=request, after=bytes(raw))
+    own = Decoder(table).decode(call).own
+    assert own is not None and own.after is not None
+    assert [own.after[f"[{number}].gpu_id"] for number in range(3)] == [0x100, 0x101, 0x102]
+
+
 def test_a_size_that_the_tables_do_not_have_is_remarked() -> None:
     short = _line(request=0xC010462A, before="00" * 16, after="00" * 16)
     decoded = Decoder(TABLE).decode(parse(_text([short])).calls[0])
