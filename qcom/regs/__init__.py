@@ -1,0 +1,1 @@
+"""Generated tables of Adreno GPUs; tools.isaspec and tools.clang2py make them."""

@@ -1,0 +1,1 @@
+"""Shader processors that run ir3 machine code."""

@@ -1,0 +1,1 @@
+"""Instructions of ir3 taken apart, by the generated table."""
