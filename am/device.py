@@ -46,6 +46,7 @@ from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
 from hcq.transport.bulk import BulkMemory
+from hcq.transport.life import absence_of
 
 log = logging.getLogger(__name__)
 
@@ -410,7 +411,8 @@ class AmDevice(Device):
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.chip.lost():
-                return DeviceLost(f"{self.name} no longer answers", device=self.name)
+                reason = absence_of(self.transport)
+                return DeviceLost(f"{self.name} no longer answers", device=self.name, **reason)
         return None
 
     def pause(self, limit_s: float) -> None:

@@ -35,6 +35,17 @@ def close_all(parts: Iterable[Closable | None]) -> None:
     life.call_all(part.close for part in parts if part is not None)
 
 
+def absence_of(transport: object) -> dict[str, object]:
+    """The fact `reason` for a DeviceLost, where the transport, or the one that it is around, knows
+    why its device is not there any more."""
+    while transport is not None:
+        reason = getattr(transport, "absence", "")
+        if reason:
+            return {"reason": reason}
+        transport = getattr(transport, "inner", None)
+    return {}
+
+
 class TransportLife:
     """What every transport shares. Each thing that opening it acquired is given back by a call
     that was registered with `at_end` right after; `close` makes them in reverse order, and one
@@ -47,6 +58,7 @@ class TransportLife:
         self.clock = Clock()
         self.lock = threading.RLock()
         self.closed = False
+        self.absence = ""  # why `present` is False, where more is known than that nothing answers
         self._ends = contextlib.ExitStack()
         self._closer: int | None = None  # the thread that makes the ends' calls
         self._drops: list[Callable[[], object]] = []

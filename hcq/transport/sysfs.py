@@ -23,7 +23,7 @@ from hcq.errors import (
     NotSupported,
     TransportError,
 )
-from hcq.transport import pci_config, preflight
+from hcq.transport import pci_config, preflight, suspend
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import (
     BAR_REMEDY,
@@ -77,6 +77,7 @@ class SysfsTransport(TransportLife):
         _check_free(self.function)
         check_bars(self.function, least_bars or {})
         preflight.before(self.function, narrow_link=narrow_link)
+        self._suspends = suspend.Suspends(self.system)
         self._windows: dict[int, MappedWindow] = {}
         self._memory: set[PhysicalMemory] = set()
         descriptor = self._open_file("config")
@@ -112,8 +113,12 @@ class SysfsTransport(TransportLife):
             self._config.write(offset, value, width)
 
     def present(self) -> bool:
-        """Whether the function answers in configuration space."""
+        """Whether the function answers in configuration space and has kept its power since it was
+        opened."""
         with self.lock:
+            if self._suspends.happened:
+                self.absence = suspend.REASON
+                return False
             return not self.closed and pci_config.answers(self._config.read)
 
     def window(self, index: int) -> MappedWindow:

@@ -17,7 +17,7 @@ from hcq.errors import (
     NotSupported,
     TransportError,
 )
-from hcq.transport import pci_config, preflight
+from hcq.transport import pci_config, preflight, suspend
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import check_bars, check_openable, read_identity
 from hcq.transport.dma import (
@@ -92,6 +92,7 @@ class VfioTransport(TransportLife):
         preflight.before(self.function, narrow_link=narrow_link)
         self._on_removal = on_removal
         self._reach_bits = reach_bits
+        self._suspends = suspend.Suspends(self.system)
         self.removal_requested = False
         self.error_reported = False
         self._windows: dict[int, MappedWindow | FileWindow] = {}
@@ -138,9 +139,13 @@ class VfioTransport(TransportLife):
             self._config.write(offset, value, width)
 
     def present(self) -> bool:
-        """Whether the function answers and has not been asked back by the system."""
+        """Whether the function answers, has not been asked back by the system, and has kept its
+        power since it was opened."""
         with self.lock:
             if self.closed or self.removal_requested:
+                return False
+            if self._suspends.happened:
+                self.absence = suspend.REASON
                 return False
             return pci_config.answers(self._config.read)
 
@@ -265,6 +270,7 @@ class VfioTransport(TransportLife):
             self._device.deliver(index, (watch.descriptors[name],))
 
     def _removal(self) -> bool:
+        self.absence = "the system asks for it back: it is being unplugged or unbound"
         self.removal_requested = True
         log.warning("%s: the system asks for the device back", self.name)
         if self._interrupts is not None:

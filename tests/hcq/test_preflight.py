@@ -20,6 +20,7 @@ from hcq.errors import (
 )
 from hcq.transport import preflight
 from hcq.transport.attach import attach_pci
+from hcq.transport.life import absence_of
 from hcq.transport.pci_function import PciFunction
 from tests.support.descriptors import leaked, settled
 from tests.support.fake_vfio import VfioMachine
@@ -177,3 +178,20 @@ def test_a_user_without_rights_is_told_so(tree: ThunderboltTree) -> None:
     tree.machine.fail[f"{GPU}/config"] = errno.EACCES
     with pytest.raises(AccessDenied):
         preflight.before(PciFunction.find(tree.machine, GPU))
+
+
+@pytest.mark.parametrize("via", ["vfio", "sysfs"])
+def test_a_host_that_was_suspended_meanwhile(tree: ThunderboltTree, via: str) -> None:
+    """The card answers, and has lost all that its driver put into it."""
+    count = tree.machine.root / "sys/power/suspend_stats/success"
+    count.parent.mkdir(parents=True)
+    count.write_text("3\n")
+    if via == "sysfs":
+        (tree.machine.folder(GPU) / "driver").unlink()
+    with attach_pci(GPU, via=via, system=tree.machine) as transport:
+        assert transport.present() and absence_of(transport) == {}
+        count.write_text("4\n")
+        assert not transport.present()
+        assert "the host was suspended" in str(absence_of(transport)["reason"])
+    with attach_pci(GPU, via=via, system=tree.machine) as transport:
+        assert transport.present()

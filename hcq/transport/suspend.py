@@ -1,0 +1,29 @@
+"""Whether the host was suspended while a device was open: its power was off, and what it held is
+gone, although it answers.
+
+Source: Linux Documentation/ABI/testing/sysfs-power (suspend_stats/success). UNSURE: hibernation is
+not counted there; a machine that hibernates with a card open would settle what is.
+"""
+
+from __future__ import annotations
+
+from hcq.transport.system import System
+
+COUNT = "sys/power/suspend_stats/success"
+REASON = "the host was suspended and its power was off; close it and open it again"
+
+
+class Suspends:
+    """Counts from its creation on. A host that does not count them never was suspended."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._before = self._read()
+
+    def _read(self) -> str | None:
+        return self._system.read_text(COUNT)
+
+    @property
+    def happened(self) -> bool:
+        """Whether the host has been suspended and is back."""
+        return self._before is not None and self._read() != self._before
