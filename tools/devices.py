@@ -9,7 +9,7 @@ from hcq.registry import DeviceEntry
 from hcq.transport.hotplug import Watcher
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
-from usbgpu import thunderbolt
+from usbgpu import bolt, thunderbolt
 
 from . import nvidia
 from .console import Output, human
@@ -39,7 +39,11 @@ def with_way(entry: DeviceEntry, system: System | None = None) -> DeviceEntry:
     if kind != "pci":
         return entry
     function = PciFunction(system if system is not None else System(), address)
-    return replace(entry, facts=entry.facts | thunderbolt.facts(function))
+    facts = entry.facts | thunderbolt.facts(function)
+    if system is None and "enclosure_id" in facts:
+        known = bolt.devices().get(str(facts["enclosure_id"]))
+        facts |= known.facts if known is not None else {}
+    return replace(entry, facts=facts)
 
 
 def run_watch(out: Output, watcher: Watcher | None = None) -> int:

@@ -1,0 +1,70 @@
+"""What bolt, the daemon that authorises Thunderbolt devices, knows of them; over D-Bus.
+
+Source: bolt's interface description, org.freedesktop.bolt.xml (names of 0.9). Reads only: devices
+are authorised by `boltctl`, which asks the user's policy.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+NAME, PATH = "org.freedesktop.bolt", "/org/freedesktop/bolt"
+MANAGER, DEVICE = "org.freedesktop.bolt1.Manager", "org.freedesktop.bolt1.Device"
+_LIMIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class BoltDevice:
+    """status: as bolt says it (connected, authorizing, authorized, auth-error...). stored: whether
+    bolt remembers the device. policy: auto, manual or iommu; what it does when it is plugged in."""
+
+    unique_id: str
+    status: str
+    stored: bool
+    policy: str
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For a device's list of facts."""
+        kept = f"remembered, policy {self.policy}" if self.stored else "not remembered"
+        return {"bolt": f"{self.status}, {kept}"}
+
+
+def devices() -> dict[str, BoltDevice]:
+    """What bolt knows, by unique id; nothing where jeepney is not installed (extra "hotplug") or no
+    bolt answers on the system's bus. Then sysfs alone counts."""
+    try:
+        # An extra: imported where it is used.
+        import jeepney
+        from jeepney.io.blocking import open_dbus_connection
+    except ImportError as error:
+        log.info("bolt is not asked: %s", error)
+        return {}
+    try:
+        with open_dbus_connection(bus="SYSTEM") as connection:
+            return _ask(jeepney, connection)
+    except (OSError, TimeoutError, ValueError, jeepney.DBusErrorResponse) as error:
+        log.info("bolt does not answer: %s", error)
+        return {}
+
+
+def _ask(jeepney: Any, connection: Any) -> dict[str, BoltDevice]:  # Any: modules without types
+    manager = jeepney.DBusAddress(PATH, bus_name=NAME, interface=MANAGER)
+
+    def call(message: Any) -> Any:
+        answer = connection.send_and_get_reply(message, timeout=_LIMIT_S)
+        return jeepney.wrappers.unwrap_msg(answer)[0]
+
+    found = {}
+    for path in call(jeepney.new_method_call(manager, "ListDevices")):
+        address = jeepney.DBusAddress(path, bus_name=NAME, interface=DEVICE)
+        values = call(jeepney.Properties(address).get_all())
+        one = {key: value for key, (_, value) in values.items()}
+        found[str(one["Uid"])] = BoltDevice(
+            str(one["Uid"]), str(one["Status"]), bool(one["Stored"]), str(one["Policy"])
+        )
+    return found
