@@ -187,6 +187,8 @@ class ColdCycle:
 
     def check(self) -> None:
         port = _port_of(self._function)
+        for one in below(port):
+            _check_free(one, f"a power cycle of {port.address}")
         for one in self._chain():
             if one.attribute("power/control") is None:
                 raise NotSupported(f"{one.address} has no runtime power management")
@@ -196,8 +198,6 @@ class ColdCycle:
                     remedy=f"echo 1 | sudo tee {one.folder}/d3cold_allowed",
                 )
             check_rights(one.folder / "power/control")
-        for one in below(port):
-            _check_free(one, f"a power cycle of {port.address}")
 
     def act(self) -> None:
         chain = self._chain()
