@@ -22,7 +22,7 @@ def as_array(data: Any) -> NDArray[Any]:  # Any: the protocols are looked for
         if array.dtype == object and hasattr(data, "__dlpack__"):
             array = np.from_dlpack(data)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise BadArgument(f"a {type(data).__name__} is no array: {error}") from error
+        raise BadArgument(f"expected an array, got {type(data).__name__}: {error}") from error
     if array.dtype.kind in "OU":
         raise BadArgument(f"a {type(data).__name__} cannot be read as an array of numbers or bytes")
     return array

@@ -206,5 +206,5 @@ def read(path: Path) -> Bundle:
         raise BadArgument(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, LookupError, TypeError, RuntimeError, NotImplementedError, EOFError,
             zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
-        raise BadArgument(f"{path} is no crash bundle: {error}") from None
+        raise BadArgument(f"{path} is not a crash bundle: {error}") from None
     return Bundle(path, manifest, content)

@@ -75,7 +75,7 @@ def read(folder: int, name: str, path: Path, most: int) -> bytes:
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise Untrusted(f"{path} is no regular file")
+            raise Untrusted(f"{path} is not a regular file")
         found = distrust(status, path)
         if found:
             raise Untrusted(found)

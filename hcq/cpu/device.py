@@ -263,7 +263,7 @@ class CpuDevice(Device):
             if place:
                 word = ctypes.c_uint32.from_address(place).value
                 return BadPacket(
-                    f"{queue.name}: {word:#x} is no command", queue=queue.name, word=word
+                    f"{queue.name}: {word:#x} is not a command", queue=queue.name, word=word
                 )
         return None
 

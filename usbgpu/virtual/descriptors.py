@@ -42,7 +42,7 @@ def get_descriptor(box: Enclosure, setup: Setup) -> bytes | None:
 
 
 def device_descriptor(box: Enclosure) -> bytes:
-    """Return the 18 bytes of the device descriptor (USB 3.2, table 9-11)."""
+    """Return the 18 bytes of the device descriptor (USB 3.2, section 9.6.1)."""
     identity = box.identity
     fast = box.hardware.super_speed
     return struct.pack(

@@ -154,7 +154,7 @@ def _listen(path: Path) -> socket.socket:
 def _clear(path: Path) -> None:
     """Remove a socket that a dead server left behind."""
     if not stat.S_ISSOCK(path.stat().st_mode):
-        raise BadArgument(f"{path} exists and is no socket")
+        raise BadArgument(f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_LIMIT_S)
         try:

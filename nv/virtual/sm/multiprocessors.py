@@ -233,7 +233,7 @@ class VirtualMultiprocessors:
         state_size, microseconds, frame = _HEAD.unpack_from(stored)
         if frame > stack.DEEPEST:
             raise NotSupported(
-                "a kernel of so much code does not fit the virtual multiprocessors",
+                "the kernel has too much code for the virtual multiprocessors",
                 kernel=launch.entry, stack=frame, limit=stack.DEEPEST,
             )  # fmt: skip
         hot_s = math.inf if level == _CAREFUL else _HOT * 1e-6 * microseconds

@@ -84,7 +84,7 @@ def test_a_frame_beyond_every_stack_is_refused(monkeypatch: pytest.MonkeyPatch) 
     bench = Bench()
     source, _ = bench.array(np.zeros(VALUES, np.uint32))
     target, out = bench.array(np.ones(32, np.uint32))
-    with pytest.raises(NotSupported, match="so much code"):
+    with pytest.raises(NotSupported, match="too much code"):
         bench.launch(wide(VALUES), source, target)
     assert (out == 1).all()
 

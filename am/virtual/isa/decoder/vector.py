@@ -164,7 +164,7 @@ def _long_sources(
             sources.append(words.vector(register, 1, kind))
         elif name == "mask":
             if code >= 256:
-                raise words.unknown("a mask is no vector register")
+                raise words.unknown("a mask must not be a vector register")
             sources.append(scalar_source(words, code, kind))
         else:
             sources.append(_source(words, code, kind, False, shape.name))

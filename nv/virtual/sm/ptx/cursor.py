@@ -29,7 +29,7 @@ class Cursor:
         """Take the next token."""
         token = self.peek
         if token.kind == "end":
-            raise bad(token.line, "the text ends too early")
+            raise bad(token.line, "unexpected end of the text")
         self._at += 1
         return token
 
@@ -43,12 +43,12 @@ class Cursor:
     def expect(self, text: str) -> None:
         """Take the next token, which must read `text`."""
         if not self.take(text):
-            raise bad(self.peek.line, f"expected {text!r}, not {self.peek.text!r}")
+            raise bad(self.peek.line, f"expected {text!r}, got {self.peek.text!r}")
 
     def name(self) -> str:
         """Take an identifier."""
         if self.peek.kind != "name":
-            raise bad(self.peek.line, f"expected a name, not {self.peek.text!r}")
+            raise bad(self.peek.line, f"expected a name, got {self.peek.text!r}")
         return self.next().text
 
     def integer(self) -> int:
@@ -58,7 +58,7 @@ class Cursor:
             sign = -sign if self.next().text == "-" else sign
         token = self.peek
         if token.kind != "number":
-            raise bad(token.line, f"expected a number, not {token.text!r}")
+            raise bad(token.line, f"expected a number, got {token.text!r}")
         value = integer_of(token)
         self.next()
         return sign * value
@@ -92,15 +92,15 @@ def _value(token: Token) -> int:
     if len(text) > _MOST_DIGITS:
         raise bad(token.line, "an integer of more than 64 bits")
     if text[:2].lower() in ("0f", "0d") or not text.isalnum():
-        raise bad(token.line, f"expected an integer, not {token.text!r}")
+        raise bad(token.line, f"expected an integer, got {token.text!r}")
     if text[:2].lower() == "0x":
         return int(text, 16)
     if text[:2].lower() == "0b":
         return int(text, 2)
     if len(text) > 1 and text[0] == "0":
         if set(text) - set("01234567"):
-            raise bad(token.line, f"{token.text!r} is no octal number")
+            raise bad(token.line, f"expected an octal number, got {token.text!r}")
         return int(text, 8)
     if not text.isdigit():
-        raise bad(token.line, f"expected an integer, not {token.text!r}")
+        raise bad(token.line, f"expected an integer, got {token.text!r}")
     return int(text)

@@ -30,7 +30,7 @@ def parse(text: str) -> Module:
     while not cursor.at_end():
         _directive(cursor, module)
     if not module.target:
-        raise bad(1, "no .target directive")
+        raise bad(1, "expected a .target directive, found none")
     return module
 
 
@@ -44,7 +44,7 @@ def _directive(cursor: Cursor, module: Module) -> None:
         cursor.next()
         major, _, minor = cursor.next().text.partition(".")
         if not (major.isdigit() and minor.isdigit()):
-            raise bad(token.line, ".version takes a number such as 8.0")
+            raise bad(token.line, ".version requires a number such as 8.0")
         module.version = count_of(major, token.line), count_of(minor, token.line)
     elif word == ".target":
         cursor.next()
@@ -54,7 +54,7 @@ def _directive(cursor: Cursor, module: Module) -> None:
     elif word == ".address_size":
         cursor.next()
         if cursor.integer() != 64:
-            raise bad(token.line, "only 64-bit addresses")
+            raise bad(token.line, ".address_size must be 64")
     elif word in (".entry", ".func"):
         _function(cursor, module)
     elif word in _SPACES:
@@ -90,7 +90,7 @@ def _parameters(cursor: Cursor) -> list[Variable]:
         return found
     while not cursor.take(")"):
         if cursor.peek.text not in (".param", ".reg"):
-            raise bad(cursor.peek.line, f"expected a parameter, not {cursor.peek.text!r}")
+            raise bad(cursor.peek.line, f"expected a parameter, got {cursor.peek.text!r}")
         found += variables(cursor, False, one=True)
         if not cursor.take(",") and cursor.peek.text != ")":
             raise bad(cursor.peek.line, "expected ',' or ')' in the parameters")
@@ -120,6 +120,6 @@ def _function(cursor: Cursor, module: Module) -> None:
         raise bad(line, f"{function.name} is defined twice")
     for parameter in (*function.results, *function.parameters):
         if parameter.space == "reg":
-            raise bad(line, "parameters in registers are of PTX before 2.0")
+            raise bad(line, "parameters in registers (PTX before 2.0) are not supported")
     Body(cursor, function, module.variables).parse()
     module.functions[function.name] = function

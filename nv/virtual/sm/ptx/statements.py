@@ -166,7 +166,7 @@ class Body:
             negated = cursor.take("!")
             operand = self._named(cursor.peek, cursor.name())
             if not isinstance(operand, Register) or operand.type != "pred":
-                raise bad(cursor.peek.line, "a guard that is no predicate")
+                raise bad(cursor.peek.line, "a guard must be a predicate")
             guard = operand
         token = cursor.peek
         if token.kind != "name" or token.text.startswith("%"):
@@ -179,7 +179,7 @@ class Body:
         while not cursor.take(";"):
             operands.append(self._operand())
             if not cursor.take(",") and cursor.peek.text != ";":
-                raise bad(cursor.peek.line, f"expected ';', not {cursor.peek.text!r}")
+                raise bad(cursor.peek.line, f"expected ';', got {cursor.peek.text!r}")
         self._function.body.append(
             Instruction(
                 len(self._function.body), token.line, guard, negated, token.text,
@@ -205,7 +205,7 @@ class Body:
         if cursor.take("!"):
             inner = self._named(cursor.peek, cursor.name())
             if not isinstance(inner, Register):
-                raise bad(token.line, "'!' before what is no predicate")
+                raise bad(token.line, "'!' must precede a predicate")
             return Inverted(inner)
         if token.kind == "name":
             cursor.next()
@@ -229,7 +229,7 @@ class Body:
             return Selected(operand, "", True)
         if isinstance(operand, Selected):
             return replace(operand, negated=True)
-        raise bad(token.line, f"'-' before {token.text!r}, which is no register")
+        raise bad(token.line, f"'-' must precede a register, got {token.text!r}")
 
     def _element(self, token: Token, array: Name) -> Address:
         """Return the address of `array[n]` ("Arrays as Operands"); the cursor is behind `[`."""
@@ -264,7 +264,7 @@ class Body:
         inverse = cursor.take("~")
         number = cursor.peek
         if number.kind != "number":
-            raise bad(token.line, f"expected an operand, not {number.text!r}")
+            raise bad(token.line, f"expected an operand, got {number.text!r}")
         prefix = number.text[:2].lower()
         if prefix == "0f":
             cursor.next()
@@ -293,7 +293,7 @@ class Body:
         else:
             base = Integer(cursor.integer())
         if not isinstance(base, Register | Name | Integer):
-            raise bad(token.line, f"{token.text!r} is no address")
+            raise bad(token.line, f"expected an address, got {token.text!r}")
         offset = cursor.integer() if cursor.peek.text in ("+", "-") else 0
         if cursor.peek.text == ",":
             raise NotSupported(f"PTX line {token.line}: an address of several coordinates")
@@ -339,6 +339,6 @@ class Body:
         if self._cursor.peek.kind == "dot":
             axis = self._cursor.next().text
             if axis not in (".x", ".y", ".z", ".w"):
-                raise bad(token.line, f"%{name}{axis}")
+                raise bad(token.line, f"%{name} has no component {axis}")
             return Special(name + axis)
         return Special(name)

@@ -42,7 +42,7 @@ def variables(cursor: Cursor, external: bool, one: bool = False) -> list[Variabl
         if word == "align" and kind:
             align = 0  # the alignment of what a pointer parameter points to
     if not kind:
-        raise bad(line, "a variable without a type")
+        raise bad(line, "a variable must have a type")
     unit = SIZES[kind] * width
     found = []
     while True:
@@ -66,11 +66,11 @@ def _one(
             continue
         count = cursor.integer()
         if count < 0 or size is None or size * count > _MOST_BYTES:
-            raise bad(line, f"{name} has no possible size")
+            raise bad(line, f"{name} has an invalid size")
         size *= count
         cursor.expect("]")
     if align < 1 or align & (align - 1):
-        raise bad(line, f"{name}: an alignment of {align} is no power of two")
+        raise bad(line, f"{name}: alignment must be a power of two, got {align}")
     variable = Variable(name, space, kind, align, size, line, external=external)
     if not cursor.take("="):
         return variable
@@ -80,7 +80,7 @@ def _one(
     if size is None:
         size = len(data)
     if len(data) > size:
-        raise bad(line, f"{name} has more initial values than room")
+        raise bad(line, f"{name} has more initial values than elements")
     data.extend(bytes(size - len(data)) if any(data) or references else b"")
     return Variable(name, space, kind, align, size, line, bytes(data), tuple(references), external)
 
@@ -100,7 +100,7 @@ def _values(cursor: Cursor, kind: str, data: bytearray, references: list[Referen
         cursor.next()
         value = int(token.text[2:], 16)
         if len(token.text) != 2 + 2 * size:
-            raise bad(token.line, f"{token.text} is no constant of type .{kind}")
+            raise bad(token.line, f"expected a constant of type .{kind}, got {token.text}")
         data += value.to_bytes(size, "little")
     elif kind in _PACKS and "." in cursor.ahead(1 if token.text == "-" else 0).text:
         sign = -1.0 if cursor.take("-") else 1.0

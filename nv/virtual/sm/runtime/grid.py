@@ -41,7 +41,7 @@ def capability(target: str) -> int:
     """Return the number of "sm_90a". Raises BadLaunch."""
     digits = target.removeprefix("sm_").rstrip("af")
     if not digits.isdigit():
-        raise BadLaunch(f"target {target!r}")
+        raise BadLaunch(f"target must be sm_NN, got {target!r}")
     return int(digits)
 
 

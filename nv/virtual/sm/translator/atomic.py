@@ -68,7 +68,7 @@ def _atomic(returns: bool) -> Handler:
             operands = operands[:-1]  # what caches are to keep
         wanted = 3 if operation == "cas" else 2
         if len(operands) != wanted:
-            raise k.bad(f"{wanted + returns} operands are wanted")
+            raise k.bad(f"expected {wanted + returns} operands")
         where, known = address(k, operands[0])
         space = space_of(i.modifiers)
         if not space and known == "shared":
@@ -98,7 +98,7 @@ def _atomic(returns: bool) -> Handler:
         target = i.operands[0]
         targets = target.items if isinstance(target, Vector) else (target,)
         if len(targets) != len(results):
-            raise k.bad("as many results as values are wanted")
+            raise k.bad("expected as many results as values")
         for operand, result in zip(targets, results, strict=True):
             k.write(operand, result)
 

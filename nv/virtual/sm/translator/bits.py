@@ -40,7 +40,7 @@ def _lop3(k: Kernel, i: Instruction) -> None:
     """lop3, and with .or or .and also whether its result is not 0, joined with a predicate."""
     joins = only(k, i, "or", "and")
     if len(i.operands) != 5 + len(joins):
-        raise k.bad("five operands are wanted, and a predicate to join with")
+        raise k.bad("expected five operands, and a predicate to join with")
     table = i.operands[4]
     if not isinstance(table, Integer) or not 0 <= table.value <= 255:
         raise k.bad("the table is a constant of 8 bits")
@@ -59,7 +59,7 @@ def _lop3(k: Kernel, i: Instruction) -> None:
         k.write(target, result)
         return
     if not isinstance(target, Pair):
-        raise k.bad("a result and a predicate are wanted")
+        raise k.bad("expected a result and a predicate")
     some = k.cmp("ne", result, number("i32", 0))
     k.write(target.second, k.op(next(iter(joins)), some, k.source(i.operands[5], "pred")))
     k.write(target.first, result)
@@ -70,7 +70,7 @@ def _shift(left: bool) -> Handler:
         kind = type_of(k, i)
         only(k, i)
         if len(i.operands) != 3:
-            raise k.bad("three operands are wanted")
+            raise k.bad("expected three operands")
         x = k.source(i.operands[1], kind)
         count = k.resize(k.source(i.operands[2], "u32"), x.element, False)
         if x.element == "i16":  # the count may be more than 16 bits hold
@@ -148,7 +148,7 @@ def _extract(k: Kernel, i: Instruction) -> None:
     kind = type_of(k, i)
     only(k, i)
     if len(i.operands) != 4:
-        raise k.bad("four operands are wanted")
+        raise k.bad("expected four operands")
     x = k.source(i.operands[1], kind)
     start, length = (_byte(k, k.source(operand, "u32")) for operand in i.operands[2:])
     end = k.op("sub", k.op("add", start, length), number("i32", 1))
@@ -169,7 +169,7 @@ def _extract(k: Kernel, i: Instruction) -> None:
 def _insert(k: Kernel, i: Instruction) -> None:
     kind = type_of(k, i)
     if len(i.operands) != 5:
-        raise k.bad("five operands are wanted")
+        raise k.bad("expected five operands")
     a, b = k.source(i.operands[1], kind), k.source(i.operands[2], kind)
     start, length = (_byte(k, k.source(operand, "u32")) for operand in i.operands[3:])
     start, length = (k.resize(v, a.element, False) for v in (start, length))

@@ -32,7 +32,7 @@ def groups_left(k: Kernel, i: Instruction) -> int:
     """Return how many groups may stay in flight."""
     count = i.operands[0] if len(i.operands) == 1 else None
     if not isinstance(count, Integer) or not 0 <= count.value < 1 << 20:
-        raise k.bad("a constant number of groups is wanted")
+        raise k.bad("expected a constant number of groups")
     return count.value
 
 
@@ -99,7 +99,7 @@ def reduction(k: Kernel, i: Instruction) -> int:
 
 def _check_size(k: Kernel, size: Operand | None) -> None:
     if isinstance(size, Integer) and size.value % 16:
-        raise k.bad(f"{size.value} bytes; a multiple of 16 is wanted")
+        raise k.bad(f"{size.value} bytes; expected a multiple of 16")
 
 
 def _begin(k: Kernel, i: Instruction, kind: int, how: int) -> None:
@@ -110,7 +110,7 @@ def _begin(k: Kernel, i: Instruction, kind: int, how: int) -> None:
     if "multicast::cluster" in i.modifiers:
         targets = operands.pop()
     if len(operands) != (3 if kind == flight.STORE else 4):
-        raise k.bad("two addresses, a size and for loads an mbarrier object are wanted")
+        raise k.bad("expected two addresses, a size and for loads an mbarrier object")
     _check_size(k, operands[2])
     mask = k.mask()
     size = k.vec(k.source(operands[2], "u32"))
@@ -148,14 +148,14 @@ def words(k: Kernel, i: Instruction) -> None:
     if modifiers - quiet - ({*_REDUCTIONS} if reduces else set()) or _SIGNAL not in modifiers:
         raise k.unsupported()
     if len(i.operands) != 3:
-        raise k.bad("two addresses and a value are wanted")
+        raise k.bad("expected two addresses and a value")
     kind = type_of(k, i)
     data = i.operands[1]
     items = data.items if isinstance(data, Vector) else (data,)
     unit = SIZES[kind]
     size = unit * len(items)
     if unit not in (4, 8) or size > 16:
-        raise k.bad(f"{size} bytes")
+        raise k.bad(f"invalid size: {size} bytes")
     space = "shared::cluster" if "shared::cluster" in modifiers else ""
     mask = k.mask()
     hosts = resolve(k, space, address(k, i.operands[0])[0], size, True, mask)

@@ -29,7 +29,7 @@ def _map(k: Kernel, i: Instruction) -> None:
     """mapa: the same address in the shared memory of another group of the cluster."""
     kind = type_of(k, i)
     if kind not in ("u32", "u64") or len(i.operands) != 3:
-        raise k.bad("an address, one to map and the rank of a group are wanted")
+        raise k.bad("expected an address, one to map and the rank of a group")
     rank = k.source(i.operands[2], "u32")
     size = k.context_value(layout.CLUSTER_SIZE)
     beyond = k.mask_bits(k.varying(k.cmp("uge", k.varying(rank), size)))
@@ -49,7 +49,7 @@ def _rank(k: Kernel, i: Instruction) -> None:
     """getctarank: the rank of the group whose shared memory an address is of."""
     kind = type_of(k, i)
     if kind not in ("u32", "u64") or len(i.operands) != 2:
-        raise k.bad("a result and an address are wanted")
+        raise k.bad("expected a result and an address")
     address = k.source(i.operands[1], kind)
     window = _window(k, i, address)
     at = address if window is None else k.op("sub", address, window)

@@ -26,7 +26,7 @@ def _convert(k: Kernel, i: Instruction) -> None:
         convert_small.pack(k, i)
         return
     if len(i.modifiers) < 2:
-        raise k.bad("two types are wanted")
+        raise k.bad("expected two types")
     target, source = i.modifiers[-2:]
     flags = set(i.modifiers[:-2])
     if flags - _KNOWN:
@@ -43,7 +43,7 @@ def _convert(k: Kernel, i: Instruction) -> None:
     if target not in SIZES or source not in SIZES or target in _PAIRS or source in _PAIRS:
         raise k.unsupported()
     if len(i.operands) != 2:
-        raise k.bad("two operands are wanted")
+        raise k.bad("expected two operands")
     value = _source(k, i.operands[1], source)
     if source in _FLOATS and target in _FLOATS:
         result = _float_to_float(k, value, target, source, flags)
@@ -99,7 +99,7 @@ def _integer_to_integer(k: Kernel, value: Value, target: str, source: str, sat: 
 def _float_to_integer(k: Kernel, value: Value, target: str, source: str, flags: set[str]) -> Value:
     modes = [flag for flag in flags if flag in _INTEGER_ROUNDING]
     if len(modes) != 1:
-        raise k.bad("a rounding to an integer is wanted")
+        raise k.bad("expected a rounding to an integer")
     x = as_float(k, value, source, "ftz" in flags)
     x = k.call_op(_INTEGER_ROUNDING[modes[0]], x)
     element = f"i{8 * SIZES[target]}"
@@ -234,7 +234,7 @@ def _finite(k: Kernel, value: Value, most: int) -> Value:
 def _pair(k: Kernel, i: Instruction, kind: str, flags: set[str]) -> Value:
     """Two f32 to a pair of halves; the first operand goes to the upper half."""
     if len(i.operands) != 3:
-        raise k.bad("three operands are wanted")
+        raise k.bad("expected three operands")
     mode = _mode(k, flags)
     parts = []
     for operand in i.operands[1:]:

@@ -36,7 +36,7 @@ def pairs(k: Kernel, i: Instruction, target: str, source: str, flags: set[str]) 
         high, low = (_scale(k, x, "rp" in flags, "satfinite" in flags) for x in values)
         return k.cast("trunc", k.op("or", low, k.op("shl", high, number("i32", 8))), "i16")
     if "satfinite" not in flags or "rn" not in flags:
-        raise k.bad(".rn.satfinite is wanted")
+        raise k.bad("expected .rn.satfinite")
     if "relu" in flags:
         values = [rectified(k, x) for x in values]
     form = _FORMS[target]
@@ -102,7 +102,7 @@ def pack(k: Kernel, i: Instruction) -> None:
         raise k.unsupported()
     bits, signed = int(kind[1:]), kind[0] == "s"
     if len(i.operands) != (3 if bits == 16 else 4):
-        raise k.bad(f"{3 if bits == 16 else 4} operands are wanted")
+        raise k.bad(f"expected {3 if bits == 16 else 4} operands")
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     result: Value = number("i32", 0)
     for place, operand in enumerate((i.operands[2], i.operands[1])):

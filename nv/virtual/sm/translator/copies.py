@@ -65,10 +65,10 @@ def _issue(k: Kernel, i: Instruction) -> None:
     if "L2::cache_hint" in i.modifiers:
         operands.pop()
     if len(operands) not in (3, 4) or not isinstance(operands[2], Integer):
-        raise k.bad("an address to write, one to read and a size are wanted")
+        raise k.bad("expected an address to write, one to read and a size")
     size = operands[2].value
     if size not in ((16,) if "cg" in i.modifiers else (4, 8, 16)):
-        raise k.bad(f"copies of {size} bytes")
+        raise k.bad(f"copies of {size} bytes are not valid")
     if not _shared(i) or "global" not in i.modifiers:
         raise k.unsupported()
     target = k.varying(address(k, operands[0])[0])

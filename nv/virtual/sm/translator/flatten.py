@@ -178,7 +178,7 @@ def _one(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) ->
 def _parameter(frame: _Frame, instruction: Instruction) -> Instruction:
     """Turn an access to a call's parameter into a move between registers."""
     if len(instruction.operands) != 2:
-        raise bad(instruction.line, f"{instruction.opcode}: two operands are wanted")
+        raise bad(instruction.line, f"{instruction.opcode}: expected two operands")
     at = instruction.operands[0 if instruction.name == "st" else 1]
     if not isinstance(at, Address) or not isinstance(at.base, Name):
         return instruction
@@ -238,7 +238,7 @@ def _stack(i: Instruction) -> Instruction:
     """Turn what takes or gives back memory of the stack into what works on its end."""
     kind = i.modifiers[-1] if i.modifiers else ""
     if kind not in ("u32", "u64", "b32", "b64", "s32", "s64") or not i.operands:
-        raise bad(i.line, f"{i.opcode}: a type and operands are wanted")
+        raise bad(i.line, f"{i.opcode}: expected a type and operands")
     narrow = kind[1:] == "32"
     if i.name == "alloca":
         align = i.operands[2] if len(i.operands) == 3 else Integer(8)

@@ -102,7 +102,7 @@ def operation(count: int, compute: Compute, *extra: str, mixed: bool = False) ->
         if mode == "rna" or (mode != "rn" and kind in _HALVES):
             raise k.bad(f".{mode} with .{kind}")
         if len(i.operands) != count + 1:
-            raise k.bad(f"{count + 1} operands are wanted, not {len(i.operands)}")
+            raise k.bad(f"expected {count + 1} operands, got {len(i.operands)}")
         if kind in ("f16x2", "bf16x2"):
             values = [k.source(operand, "b32") for operand in i.operands[1:]]
             parts = []
@@ -257,7 +257,7 @@ def _extreme(which: str) -> Handler:
         function = compute("NaN" in i.modifiers, "xorsign" in i.modifiers)
         count = len(i.operands) - 1
         if count not in (2, 3):
-            raise k.bad("three operands are wanted")
+            raise k.bad("expected three operands")
         operation(count, function, "NaN", "xorsign", "abs")(k, i)
 
     return emit
@@ -271,7 +271,7 @@ def _sign(operation_name: str) -> Handler:
         if set(i.modifiers[:-1]) - {"ftz"}:
             raise k.unsupported()
         if len(i.operands) != 2:
-            raise k.bad("two operands are wanted")
+            raise k.bad("expected two operands")
         value = k.source(i.operands[1], kind)
         if kind == "f32" and "ftz" in i.modifiers:
             value = flushed(k, value)

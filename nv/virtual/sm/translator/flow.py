@@ -380,7 +380,7 @@ class Flow:
     def _barrier_operands(self, operands: Sequence[Operand]) -> tuple[Value, Value]:
         k = self.k
         if not 1 <= len(operands) <= 2:
-            raise k.bad("a barrier and a number of threads are wanted")
+            raise k.bad("expected a barrier and a number of threads")
         identity = self._first_active(operands[0])
         count = self._first_active(operands[1]) if len(operands) == 2 else number("i32", 0)
         beyond = k.value(f"icmp ugt i32 {identity.text}, 15")
@@ -402,7 +402,7 @@ class Flow:
         if condition is not None:
             raise k.unsupported("bar.arrive under a predicate")
         if len(i.operands) != 2:
-            raise k.bad("bar.arrive wants the number of threads")
+            raise k.bad("bar.arrive requires the number of threads")
         published(k)
         identity, count = self._barrier_operands(i.operands)
         k.call(

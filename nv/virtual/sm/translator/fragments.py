@@ -53,7 +53,7 @@ def items(k: Kernel, operand: Operand, count: int) -> Sequence[Operand]:
     """Return the registers of an operand; raise unless there are `count`."""
     found = operand.items if isinstance(operand, Vector) else (operand,)
     if len(found) != count:
-        raise k.bad(f"{count} registers are wanted, not {len(found)}")
+        raise k.bad(f"expected {count} registers, got {len(found)}")
     return found
 
 

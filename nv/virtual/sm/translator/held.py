@@ -58,7 +58,7 @@ def names_of(i: Instruction, operand: int) -> tuple[str, ...]:
     for item in found.items:
         if not isinstance(item, Register) or item.type not in ("f32", "b32", "u32", "s32", "f16x2",
                                                                "bf16x2"):  # fmt: skip
-            raise bad(i.line, f"{i.opcode}: registers of 32 bits are wanted")
+            raise bad(i.line, f"{i.opcode}: expected registers of 32 bits")
         names.append(item.name)
     if len(set(names)) != len(names):
         raise bad(i.line, f"{i.opcode}: a register is named twice")

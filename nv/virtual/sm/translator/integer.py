@@ -114,7 +114,7 @@ def _product(k: Kernel, i: Instruction, x: Value, y: Value, kind: str, flags: se
         wide = _WIDER[x.element]
         extend = "sext" if is_signed(kind) else "zext"
         return k.op("mul", k.cast(extend, x, wide), k.cast(extend, y, wide))
-    raise k.bad("one of .lo, .hi and .wide is wanted")
+    raise k.bad("expected one of .lo, .hi and .wide")
 
 
 def _multiply(k: Kernel, i: Instruction) -> None:
@@ -129,7 +129,7 @@ def _multiply_add(carry_in: bool) -> Handler:
         kind = type_of(k, i)
         flags = only(k, i, "lo", "hi", "wide", "sat", "cc")
         if len(i.operands) != 4:
-            raise k.bad("four operands are wanted")
+            raise k.bad("expected four operands")
         x, y = (k.source(operand, kind) for operand in i.operands[1:3])
         product = _product(k, i, x, y, kind, flags)
         c = k.source(i.operands[3], f"b{product.width}")
@@ -253,10 +253,10 @@ def _dot(bits: int) -> Handler:
 
     def emit(k: Kernel, i: Instruction) -> None:
         if len(i.operands) != 4:
-            raise k.bad("four operands are wanted")
+            raise k.bad("expected four operands")
         kinds = [m for m in i.modifiers if m in ("u32", "s32")]
         if len(kinds) != 2:
-            raise k.bad("two types are wanted")
+            raise k.bad("expected two types")
         high = 2 if "hi" in i.modifiers else 0
         a, b, total = (k.source(operand, "b32") for operand in i.operands[1:])
         for n in range(4 if bits == 8 else 2):

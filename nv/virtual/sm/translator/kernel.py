@@ -160,7 +160,7 @@ class Kernel(Lanes):
         if isinstance(operand, Sink):
             return
         if not isinstance(operand, Register):
-            raise self.bad("a result that is no register")
+            raise self.bad("the result must be a register")
         value = self.bits_of(value)
         element = stored_element(operand.type)
         if value.element != element:
@@ -232,7 +232,7 @@ class Kernel(Lanes):
             return self.special(operand, element)
         if isinstance(operand, Name | Address):
             return self._variable(operand, element)
-        raise self.bad(f"an operand that is no .{kind}")
+        raise self.bad(f"the operand must be of type .{kind}")
 
     def _real(self, operand: Real, element: str) -> Value:
         if element in ("float", "i32"):
@@ -242,13 +242,13 @@ class Kernel(Lanes):
             return number(element, bits)
         if element in ("double", "i64"):
             return number(element, struct.unpack("<Q", struct.pack("<d", operand.value))[0])
-        raise self.bad("a floating-point constant of this type")
+        raise self.bad("the type does not take a floating-point constant")
 
     def _variable(self, operand: Name | Address, element: str) -> Value:
         name = operand.name if isinstance(operand, Name) else operand.base
         if not isinstance(name, str):
             if not isinstance(name, Name):
-                raise self.bad("an address where a number is wanted")
+                raise self.bad("expected a number, got an address")
             name = name.name
         offset = operand.offset if isinstance(operand, Address) else 0
         return self.resize(self.address_of(name, offset), element, False)

@@ -34,11 +34,11 @@ _PAGE = 1 << PAGE_SHIFT
 def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
     """Return an address operand as i64, and the space of the variable that it names."""
     if not isinstance(operand, Address):
-        raise k.bad("an address in brackets is wanted")
+        raise k.bad("expected an address in brackets")
     base = operand.base
     if isinstance(base, Register):
         if base.type not in ("b64", "u64", "s64", "b32", "u32", "s32"):
-            raise k.bad(f"{base.name} is no address")
+            raise k.bad(f"expected an address, got {base.name}")
         value = k.register(base)
         if operand.offset:
             value = k.op("add", value, number(value.element, operand.offset))
@@ -310,7 +310,7 @@ def load_uniform(k: Kernel, space: str, where: Value, unit: int, count: int) -> 
         base = k.context(layout.PARAMETERS, "ptr")
         offset = where.bits - layout.MODULE_WINDOW
         if offset < 0 or offset + unit * count > k.places.parameter_size:
-            raise k.bad("beyond the parameters")
+            raise k.bad("the address lies outside the parameters")
         host = k.value(f"getelementptr i8, ptr {base}, i64 {offset}")
     else:
         host = _uniform_host(k, space, where, unit * count, False, k.mask())
@@ -376,11 +376,11 @@ def join(k: Kernel, values: list[Value], unit: int) -> list[Value]:
 def _load(k: Kernel, i: Instruction) -> None:
     kind, unit, count = _unit(k, i)
     if len(i.operands) < 2:
-        raise k.bad("two operands are wanted")
+        raise k.bad("expected two operands")
     target = i.operands[0]
     targets = target.items if isinstance(target, Vector) else (target,)
     if len(targets) != count:
-        raise k.bad(f"{count} registers are wanted, not {len(targets)}")
+        raise k.bad(f"expected {count} registers, got {len(targets)}")
     where, known = address(k, i.operands[1])
     space = space_at(k, i, known)
     if where.uniform and space != "local" and space != "":
@@ -418,11 +418,11 @@ def _store(k: Kernel, i: Instruction) -> None:
         raise k.unsupported()
     _, unit, count = _unit(k, i)
     if len(i.operands) < 2:
-        raise k.bad("two operands are wanted")
+        raise k.bad("expected two operands")
     source = i.operands[1]
     operands = source.items if isinstance(source, Vector) else (source,)
     if len(operands) != count:
-        raise k.bad(f"{count} registers are wanted, not {len(operands)}")
+        raise k.bad(f"expected {count} registers, got {len(operands)}")
     where, known = address(k, i.operands[0])
     space = space_at(k, i, known)
     if space in ("const", "param"):

@@ -24,7 +24,7 @@ _UNSIGNED = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge"
 def _move(k: Kernel, i: Instruction) -> None:
     kind = type_of(k, i)
     if len(i.operands) != 2:
-        raise k.bad("two operands are wanted")
+        raise k.bad("expected two operands")
     target, source = i.operands
     if isinstance(target, Vector):
         _unpack(k, target, k.source(source, f"b{8 * SIZES[kind]}"))
@@ -73,7 +73,7 @@ def _boolean(k: Kernel, i: Instruction, a: Value, b: Value) -> Value:
     """Join two predicates; .ftz may come before the operation or after it."""
     operation = next((m for m in i.modifiers[1:] if m in ("and", "or", "xor")), "")
     if not operation:
-        raise k.bad("one of .and, .or and .xor is wanted")
+        raise k.bad("expected one of .and, .or and .xor")
     return k.op(operation, a, b)
 
 
@@ -100,7 +100,7 @@ def _one(k: Kernel, i: Instruction, kind: str, a: Value, b: Value) -> Value:
     else:
         predicates = _SIGNED if is_signed(kind) else _UNSIGNED
     if comparison not in predicates:
-        raise k.bad(f".{comparison} is no comparison of .{kind}")
+        raise k.bad(f".{comparison} is not a comparison of .{kind}")
     return k.cmp(predicates[comparison], a, b)
 
 
@@ -110,7 +110,7 @@ def _set_predicate(k: Kernel, i: Instruction) -> None:
     if kind == "pred" or len(i.operands) not in (3, 4):
         raise k.unsupported()
     if kind in _PAIRS and not isinstance(target, Pair):
-        raise k.bad(f".{kind} wants two predicates, p|q")
+        raise k.bad(f".{kind} requires two predicates, p|q")
     found = _compared(k, i, kind)
     result, inverse = found if kind in _PAIRS else (found[0], k.negate(found[0]))
     if len(i.operands) == 4:
@@ -155,7 +155,7 @@ def _set(k: Kernel, i: Instruction) -> None:
 def _select(k: Kernel, i: Instruction) -> None:
     kind = type_of(k, i)
     if len(i.operands) != 4:
-        raise k.bad("four operands are wanted")
+        raise k.bad("expected four operands")
     a, b = k.source(i.operands[1], kind), k.source(i.operands[2], kind)
     c = k.source(i.operands[3], "pred")
     k.write(i.operands[0], k.choose(c, a, b))
@@ -165,7 +165,7 @@ def _select_by_sign(k: Kernel, i: Instruction) -> None:
     """slct: a where c is at least zero, else b."""
     types = [m for m in i.modifiers if m != "ftz"]
     if len(types) != 2 or len(i.operands) != 4:
-        raise k.bad("two types and four operands are wanted")
+        raise k.bad("expected two types and four operands")
     a, b = k.source(i.operands[1], types[0]), k.source(i.operands[2], types[0])
     c = k.source(i.operands[3], types[1])
     if c.element in FLOATS:

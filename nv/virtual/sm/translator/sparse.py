@@ -189,7 +189,7 @@ def _selector(k: Kernel, i: Instruction, bits: int, depth: int) -> int:
     found = i.operands[5]
     most = {16: 64, 32: 32, 8: 64, 4: 128}[bits] // depth
     if not isinstance(found, Integer) or not 0 <= found.value < most:
-        raise k.bad(f"a sparsity selector below {most} is wanted")
+        raise k.bad(f"expected a sparsity selector below {most}")
     return found.value
 
 

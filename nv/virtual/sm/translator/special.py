@@ -45,7 +45,7 @@ def read(k: Kernel, name: str, element: str) -> Value:
     """Read a predefined register as an integer type."""
     if element == "i1":
         if name != "is_explicit_cluster":
-            raise k.bad(f"%{name} is no predicate")
+            raise k.bad(f"%{name} is not a predicate")
         return k.cmp("ne", k.context_value(layout.EXPLICIT), number("i32", 0))
     value = _value(k, name)
     if element not in ("i16", "i32", "i64"):

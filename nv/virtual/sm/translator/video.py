@@ -86,7 +86,7 @@ def _video(operation: str, lanes: int) -> Handler:
     def emit(k: Kernel, i: Instruction) -> None:
         types, flags, what = _modifiers(k, i, operation)
         if len(flags) == 2 or len(i.operands) != 4:
-            raise k.bad("a result and three operands are wanted, and .sat or .add at most")
+            raise k.bad("expected a result and three operands, and .sat or .add at most")
         target, mask = register_of(k, i.operands[0])
         first, pick_a = register_of(k, i.operands[1])
         second, pick_b = register_of(k, i.operands[2])

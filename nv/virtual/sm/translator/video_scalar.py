@@ -21,7 +21,7 @@ _SCALES = {"shr7": 7, "shr15": 15}
 def _part(k: Kernel, part: str) -> tuple[int, int]:
     """Return the bits of a part of a register and its place."""
     if part and part not in _PARTS:
-        raise k.bad(f".{part} is no part of a register")
+        raise k.bad(f".{part} is not a part of a register")
     return _PARTS.get(part, (32, 0))
 
 
@@ -59,7 +59,7 @@ def _types(k: Kernel, i: Instruction, *allowed: str) -> tuple[tuple[str, ...], s
     if len(types) != 3 or not set(types) <= {"u32", "s32"} or flags - set(allowed):
         raise k.unsupported()
     if len(i.operands) < 3:
-        raise k.bad("a result and two operands are wanted")
+        raise k.bad("expected a result and two operands")
     return types, flags
 
 
@@ -93,7 +93,7 @@ def _compare(k: Kernel, i: Instruction) -> None:
     if not known or not set(types) <= {"u32", "s32"} or set(rest[1:]) - set(_SECOND):
         raise k.unsupported()
     if len(i.operands) < 3:
-        raise k.bad("a result and two operands are wanted")
+        raise k.bad("expected a result and two operands")
     a, b = (_given(k, i.operands[1 + n], types[n]) for n in range(2))
     _finish(k, i, computed(k, rest[0], a, b), "u32", set(rest[1:]))
 
@@ -102,7 +102,7 @@ def _multiply_add(k: Kernel, i: Instruction) -> None:
     """vmad: a product, plus or minus what is added, shifted and limited."""
     types, flags = _types(k, i, "sat", "po", *_SCALES)
     if len(i.operands) != 4 or len(flags & set(_SCALES)) > 1:
-        raise k.bad("a result and three operands are wanted, and one scale at most")
+        raise k.bad("expected a result and three operands, and one scale at most")
     negative = []
     plain: list[Operand] = []
     for operand in i.operands[1:]:

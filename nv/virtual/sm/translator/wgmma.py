@@ -91,12 +91,12 @@ def _kind(k: Kernel, i: Instruction) -> _Kind:
         raise k.unsupported()
     columns, depth = int(match[1]), int(match[2])
     if depth != _DEPTHS[first] or columns % 8 or not 8 <= columns <= 256:
-        raise k.bad(f"there is no shape {shape} for {first}")
+        raise k.bad(f"shape {shape} does not exist for {first}")
     if first != second and not any({first, second} <= mates for mates in _MATES):
         raise k.bad(f"no products of {first} and {second}")
     whole = first in _INTEGERS
     if whole and columns % 16 and columns not in _INTEGER_COLUMNS:
-        raise k.bad(f"there is no shape {shape} for {first}")
+        raise k.bad(f"shape {shape} does not exist for {first}")
     results = ("s32",) if whole else ("f32",) if first in ("bf16", "tf32") else ("f16", "f32")
     if result not in results:
         raise k.bad(f"no sums of {result} for {first}")
@@ -107,7 +107,7 @@ def _product(k: Kernel, i: Instruction) -> None:
     kind = _kind(k, i)
     d, a = names_of(i, 0), names_of(i, 1)
     if len(d) != kind.sums or (a and len(a) != 4):
-        raise k.bad(f"{kind.sums} registers of D, and 4 or a descriptor of A are wanted")
+        raise k.bad(f"expected {kind.sums} registers of D, and 4 or a descriptor of A")
     if set(a) & set(d):
         raise k.bad("a register is both of A and of D")
     rest = list(i.operands[4:])
@@ -158,14 +158,14 @@ def _places(k: Kernel, registers: tuple[str, ...]) -> str:
 def _immediate(k: Kernel, operands: list[Operand], allowed: tuple[int, int]) -> int:
     operand = operands.pop(0) if operands else None
     if not isinstance(operand, Integer) or operand.value not in allowed:
-        raise k.bad(f"a constant of {allowed[0]} or {allowed[1]} is wanted")
+        raise k.bad(f"expected a constant of {allowed[0]} or {allowed[1]}")
     return operand.value
 
 
 def _same(k: Kernel, operand: Operand) -> str:
     """Return a matrix descriptor, which must be the same in all lanes."""
     if not isinstance(operand, Register):
-        raise k.bad("a matrix descriptor in a register is wanted")
+        raise k.bad("expected a matrix descriptor in a register")
     value = k.source(operand, "b64")
     first = k.scalar(value)
     if not value.uniform:

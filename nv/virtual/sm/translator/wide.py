@@ -22,14 +22,14 @@ _BYTES = 16
 
 def _load(k: Kernel, i: Instruction) -> None:
     if len(i.operands) < 2:
-        raise k.bad("two operands are wanted")
+        raise k.bad("expected two operands")
     where, known = address(k, i.operands[1])
     k.write(i.operands[0], _access(k, space_at(k, i, known), where, "load", ()))
 
 
 def _store(k: Kernel, i: Instruction) -> None:
     if len(i.operands) < 2:
-        raise k.bad("two operands are wanted")
+        raise k.bad("expected two operands")
     where, known = address(k, i.operands[0])
     space = space_at(k, i, known)
     if space in ("const", "param"):

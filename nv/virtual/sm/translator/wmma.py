@@ -158,7 +158,7 @@ def _addresses(k: Kernel, i: Instruction, access: _Access, at: int) -> tuple[Val
     if len(i.operands) == 3:
         stride = k.resize(k.source(i.operands[2], "b32"), "i64", False)
     elif len(i.operands) != 2:
-        raise k.bad("a fragment, an address and a stride are wanted")
+        raise k.bad("expected a fragment, an address and a stride")
     return where, k.op("mul", stride, number("i64", access.fragment.bits))
 
 
