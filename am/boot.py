@@ -242,6 +242,7 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
 def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     """PSP from its bootloader to everything loaded. ORDER: the SMU's before the TMR, RLC_G last."""
     generation, psp = units.chip.generation, units.psp
+    psp.forget_staged()
     with stages.stage("PSP bootloader"):
         done = len(generation.boot_components) if psp.alive() else psp.components_done()
         try:

@@ -49,6 +49,7 @@ class Psp:
         self.fence = carveout.psp_fence
         self.carveout = carveout
         self.fence_value = 0
+        self._staged = PRIVATE_SIZE  # bytes of the private buffer that may not be zero
         # A register of a translation context that we keep off: nothing else uses it, it outlives a
         # process, and every reset that takes the bootloader back clears it too.
         self._note = chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32
@@ -99,6 +100,7 @@ class Psp:
         not taken."""
         self._wait_bootloader(name, "ready")
         self._stage(image)
+        self.nbio.flush_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
         self._command(position, command)
         self._wait_bootloader(name, "done")
@@ -107,6 +109,7 @@ class Psp:
         """Hand over the last component and wait for its sign of life."""
         self._wait_bootloader(name, "ready")
         self._stage(image)
+        self.nbio.flush_hdp()
         mp0 = self.chip.mp0
         mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
         before = int(mp0.MP0_SMN_C2PMSG_81.read())
@@ -177,13 +180,20 @@ class Psp:
         )
 
     def _stage(self, image: bytes) -> None:
-        """Put `image` into the private buffer, alone: leftovers of a longer one would be read."""
+        """Put `image` into the private buffer, alone: leftovers of a longer one would be read. What
+        lies there at first, a process that died may have left."""
         if len(image) > PRIVATE_SIZE:
             raise FirmwareRejected(
                 "the image is larger than the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
             )
-        self.chip.vram.write(self.private, image + bytes(PRIVATE_SIZE - len(image)))
-        self.nbio.flush_hdp()
+        size = max(self._staged, -(-len(image) // 4) * 4)
+        self._staged = PRIVATE_SIZE  # until the write has ended
+        self.chip.vram.write(self.private, image + bytes(size - len(image)))
+        self._staged = -(-len(image) // 4) * 4
+
+    def forget_staged(self) -> None:
+        """A reset may have put anything into the private buffer."""
+        self._staged = PRIVATE_SIZE
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -256,10 +266,10 @@ class Psp:
     def submit(self, buffer: Struct, what: str) -> Struct:
         """Run one command and wait for it; returns the response. FirmwareRejected if refused."""
         vram = self.chip.vram
-        vram.write(self.command, bytes(buffer).ljust(COMMAND_SIZE, b"\0"))
         self.fence_value += 1
-        # The fence of an earlier ring with the same number must not count as an answer.
-        vram.write(self.fence, bytes(4))
+        # In one write with the fence behind it, which may hold the same number of an earlier ring.
+        assert self.fence == self.command + COMMAND_SIZE
+        vram.write(self.command, bytes(buffer).ljust(COMMAND_SIZE + 4, b"\0"))
         self._push_frame()
         self._wait_fence(what)
         size = self._layouts.psp_gfx_cmd_resp.size
