@@ -1,4 +1,4 @@
-"""Buffers: memory a device can reach, and slices of it."""
+"""Buffers: memory that a device can access, and slices of it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Buffer:
 
     @property
     def access(self) -> HostView | None:
-        """How the host reaches the bytes, `view` or `remote`."""
+        """How the host accesses the bytes: `view` or `remote`."""
         return self.view if self.view is not None else self.remote
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class Buffer:
     def numpy(
         self, dtype: DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
     ) -> NDArray[Any]:
-        """Copy out as a new array; default shape: all that fits."""
+        """Return the content as a new array; the default shape is one axis over all elements."""
         try:
             kind = np.dtype(dtype)
         except TypeError as error:

@@ -1,4 +1,4 @@
-"""Time and patience of one transport: the only way to wait for hardware, with a reason and a limit.
+"""Time and wait limits of one transport: the only way to wait for hardware.
 
 A limit says how long a chip may take. Whether a chip, a model in this process or a model behind a
 socket is at the other end, only the transport knows: so each has a clock (`transport.clock`,
@@ -26,7 +26,7 @@ _SLICES = 10
 
 
 class Work(enum.IntEnum):
-    """What a model is busy with; of several parts, the highest value counts."""
+    """State of a model's work; of several parts, the highest value counts."""
 
     NONE = 0  # it waits, or runs a program, which may never end; hardware always reports this
     ENGINES = 1  # firmware and engines have something to do, and need only a processor for it
@@ -47,7 +47,7 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Block for so long."""
+        """Block for this many seconds."""
         time.sleep(seconds)
 
     def work(self) -> Work:

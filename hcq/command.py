@@ -155,7 +155,7 @@ class Relocation:
 
 
 def uses(commands: Sequence[Command]) -> tuple[Buffer | Program, ...]:
-    """The memory and the programs that `commands` reach, owners of slices included."""
+    """Return the buffers and programs that `commands` use, owners of slices included."""
     found: list[Buffer | Program] = []
     for command in commands:
         symbols: Sequence[Symbol] = ()

@@ -34,7 +34,7 @@ LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 
 @dataclass(frozen=True)
 class Config:
-    """What a person may set. Tests build their own; nothing else reads the environment."""
+    """Settings of the process. Tests build their own; nothing else reads the environment."""
 
     device: str = ""
     firmware_folders: tuple[Path, ...] = (Path("/lib/firmware"),)
@@ -51,7 +51,7 @@ class Config:
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
-    """The settings that `environment` asks for; BadArgument names the variable that is wrong."""
+    """Return the settings in `environment`; BadArgument names the invalid variable."""
     default = Config()
     level = (environment.get("UGPU_LOG") or default.log_level).lower()
     if level not in LOG_LEVELS:

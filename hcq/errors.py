@@ -1,4 +1,4 @@
-"""The tree of everything this project raises; a class names the party at fault.
+"""The tree of all errors this project raises; a class names the party at fault.
 
     UgpuError
     ├── UsageError            the caller: wrong argument, shape, name, format of a file handed in
@@ -80,7 +80,7 @@ class UgpuError(Exception):
         self.add_facts(**facts)
 
     def add_facts(self, **facts: object) -> None:
-        """Add what only a caller knows, such as the stage of a boot; facts may be replaced."""
+        """Add or replace facts that only a caller knows, such as the stage of a boot."""
         self.facts |= facts
         for name, value in facts.items():
             setattr(self, name, value)
@@ -90,15 +90,15 @@ class UgpuError(Exception):
 
 
 class UsageError(UgpuError):
-    """The caller asked for something that cannot be."""
+    """The caller made an invalid request."""
 
 
 class DeviceNotFound(UsageError, LookupError):
-    """No device answers to the name."""
+    """No device has this name."""
 
 
 class BadArgument(UsageError, ValueError):
-    """A value is outside what is allowed."""
+    """An argument has an invalid value or type."""
 
 
 class BadIndex(BadArgument, IndexError):
@@ -116,7 +116,7 @@ class BadCodeObject(UsageError, ValueError):
 
 
 class Closed(UsageError):
-    """The object was closed before."""
+    """The object is already closed."""
 
 
 class MissingDependency(UsageError, ImportError):
@@ -124,11 +124,11 @@ class MissingDependency(UsageError, ImportError):
 
 
 class HostError(UgpuError):
-    """Something on this machine, outside our process, must change."""
+    """Something on this machine, outside this process, must change."""
 
 
 class AccessDenied(HostError, PermissionError):
-    """The system forbids it; `remedy` is the command that grants access."""
+    """The system denies access; `remedy` is the command that grants access."""
 
 
 class DeviceBusy(HostError):
@@ -141,11 +141,11 @@ class GroupNotViable(DeviceBusy):
 
 
 class OutOfMemory(HostError, MemoryError):
-    """Memory or address space is used up."""
+    """No memory or address space is left."""
 
 
 class IommuOff(HostError):
-    """No IOMMU confines the device's DMA; `remedy` says how it is switched on."""
+    """No IOMMU confines the device's DMA; `remedy` is how to switch it on."""
 
 
 class ModuleMissing(HostError):
@@ -174,11 +174,11 @@ class DeviceAsleep(HostError):
 
 
 class LinkError(UgpuError):
-    """The way to the chip failed."""
+    """The connection to the chip failed."""
 
 
 class DeviceLost(LinkError):
-    """The chip no longer answers: it reads as all ones."""
+    """The chip no longer responds: its registers read as all ones."""
 
 
 class LinkDown(LinkError):
@@ -212,7 +212,7 @@ class ChipError(UgpuError):
 
 
 class DiscoveryError(ChipError):
-    """The chip's own description of itself is invalid."""
+    """The chip's discovery table is invalid."""
 
 
 class UnitTimeout(ChipError, TimeoutError):
@@ -220,11 +220,11 @@ class UnitTimeout(ChipError, TimeoutError):
 
 
 class PageFault(ChipError):
-    """An access the page tables do not permit; carries address, access, client, vmid."""
+    """An access that the page tables do not permit; carries address, access, client, vmid."""
 
 
 class IllegalInstruction(ChipError):
-    """A wave met an instruction it cannot execute."""
+    """A wave reached an instruction that it cannot execute."""
 
 
 class AssertionFailed(ChipError):
@@ -236,11 +236,11 @@ class BadPacket(ChipError):
 
 
 class DeviceHang(ChipError, TimeoutError):
-    """Submitted work did not end within its limit; carries what the device says about itself."""
+    """Submitted work did not end within its limit; carries the device's state."""
 
 
 class FirmwareError(UgpuError):
-    """The chip's firmware or its images."""
+    """The chip's firmware or a firmware image failed."""
 
 
 class FirmwareNotFound(FirmwareError, FileNotFoundError):
@@ -256,14 +256,14 @@ class FirmwareRejected(FirmwareError):
 
 
 class FirmwareSilent(FirmwareError, TimeoutError):
-    """A firmware mailbox does not answer within its limit."""
+    """A firmware mailbox did not respond within its limit."""
 
 
 class NotSupported(UgpuError, NotImplementedError):
-    """We have not built this; never replaced by a silent fallback."""
+    """The feature is not implemented; there is never a silent fallback."""
 
 
 class CompileError(UgpuError):
-    """Our code generator made code that LLVM cannot compile, or LLVM failed. ir: the LLVM IR."""
+    """LLVM could not compile the code, or LLVM failed. ir: the LLVM IR."""
 
     ir: str = ""

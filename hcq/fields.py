@@ -125,11 +125,11 @@ class Register:
         return value
 
     def encode(self, **fields: int) -> int:
-        """Make a value of its fields; the others are zero."""
+        """Return a value from fields; fields that are not given are zero."""
         return self.insert(0, fields)
 
     def decode(self, value: int) -> RegisterValue:
-        """Give `value` the names of this register's fields."""
+        """Return `value` as a RegisterValue with this register's fields."""
         return RegisterValue(self, value)
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class Register:
 
 
 class RegisterValue(int):
-    """What a register holds: an int whose fields are attributes, or items by name."""
+    """Value of a register: an int whose fields are attributes, or items by name."""
 
     register: Register
 

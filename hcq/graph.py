@@ -156,7 +156,7 @@ class Capture:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread is the one whose submissions are recorded."""
+        """Return whether the calling thread's submissions are recorded."""
         return self._thread == threading.get_ident()
 
     def record(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
@@ -208,7 +208,7 @@ class Capture:
                 self.device.await_room(full, 0)
 
     def wait(self, limit_s: float | None = None) -> None:
-        """Block until the last replay has finished; raises as Timeline.wait does."""
+        """Block until the last replay has finished; raises the same errors as Timeline.wait."""
         if limit_s is not None:
             seconds("limit_s", limit_s)
         self._wait(limit_s)

@@ -1,4 +1,4 @@
-"""Logging: the TRACE level, and dumps that cost nothing when nobody reads them.
+"""Logging: the TRACE level, and dumps that cost nothing when the log is off.
 
 ERROR someone must act, WARNING we coped, INFO life of a device, DEBUG steps, TRACE single accesses.
 """
@@ -24,7 +24,7 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 
 
 class HexDump:
-    """Bytes that become text only when a log line is really written.
+    """Bytes that become text only when a log line is written.
 
     log.debug("sent %s", HexDump(data)); more than `limit` bytes are cut, and said to be.
     """

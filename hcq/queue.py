@@ -1,4 +1,4 @@
-"""Queues: what users record commands on, and what a driver provides beneath."""
+"""Queues: the recorder that users call, and the hardware queue that a driver provides."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class QueueKind(enum.Enum):
-    """What a queue can execute: COMPUTE everything, COPY everything but Launch."""
+    """Kind of a queue: COMPUTE executes all commands, COPY all but Launch."""
 
     COMPUTE = "compute"
     COPY = "copy"
@@ -57,7 +57,7 @@ class Resident(ABC):
         encoded.patch(self.words, values)
 
     def insert(self, part: Part, values: NDArray[np.uint64]) -> None:
-        """Write what differs in a replay."""
+        """Write the words that differ in a replay."""
         part.insert(self.words, values)
 
     @abstractmethod
@@ -98,7 +98,7 @@ class HardwareQueue(ABC):
         return True
 
     def reclaim(self) -> bool:
-        """Free what submissions that have ended held; whether there were any."""
+        """Free the memory of submissions that have ended; return whether there were any."""
         return False
 
     def complete(self) -> None:
@@ -311,12 +311,12 @@ class Queue:
         return self
 
     def barrier(self) -> Queue:
-        """Later commands see the results of earlier ones."""
+        """Make the results of earlier commands visible to later ones."""
         self.commands.append(Barrier())
         return self
 
     def submit(self) -> int:
-        """Send what was recorded; returns the timeline value that marks its end."""
+        """Submit the recorded commands; returns the timeline value that marks its end."""
         commands, self.commands = self.commands, []
         return self.device.submit(self.hardware, commands)
 

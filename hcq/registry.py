@@ -141,7 +141,7 @@ PLANNED = ("kfd", "kgsl", "tcp")
 
 @dataclass(frozen=True)
 class Attachment:
-    """A way to a chip, handed to a driver, which then owns it.
+    """A connection to a chip, passed to a driver, which then owns it.
 
     firmware: images by file name, in place of those on this machine. chip: the model behind a
     virtual transport, for those who want to look inside or plug it in again; None for hardware.
@@ -247,7 +247,7 @@ def _start_tracing() -> None:
 
 
 def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
-    """What `open` would find on this machine: real devices first. Touches no hardware."""
+    """List the devices that `open` accepts, real ones first. Touches no hardware."""
     virtual = []
     for chip, vendor in sorted(virtual_chips().items()):
         summary: ChipSummary = _load(f"{vendor}.chips:summary")(chip)

@@ -1,4 +1,4 @@
-"""What a compiler must know of a device: data, no behaviour."""
+"""Facts of a device that a compiler needs: data, no behaviour."""
 
 from __future__ import annotations
 

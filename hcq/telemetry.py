@@ -1,4 +1,4 @@
-"""Sensors: what a device measures of itself, under names and units shared by all vendors."""
+"""Sensors of a device, under names and units shared by all vendors."""
 
 from __future__ import annotations
 

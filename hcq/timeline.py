@@ -43,12 +43,12 @@ class Timeline:
         return self.last - (self.last - int.from_bytes(view[:4], "little") & 0xFFFF_FFFF)
 
     def advance(self) -> int:
-        """Hand out the next value; whoever takes it must see to it that it is signalled."""
+        """Return the next value; the caller must make sure that it is signalled."""
         self.last += 1
         return self.last
 
     def wait(self, value: int | None = None, *, limit_s: float | None = None) -> None:
-        """Block until `value` (default: `last`) is reached.
+        """Block until the timeline reaches `value` (default: `last`).
 
         Raises what the device reports meanwhile (PageFault, IllegalInstruction, ...), DeviceLost,
         or after `limit_s` (default: the device's) DeviceHang with the device's own diagnosis.
@@ -62,11 +62,11 @@ class Timeline:
             self._view[:_VALUE] = value.to_bytes(_VALUE, "little")
 
     def restart(self) -> None:
-        """After a reset: count everything handed out as reached, since nobody will signal it."""
+        """After a reset: count all values as reached, since none will be signalled."""
         self._view[:_VALUE] = self.last.to_bytes(_VALUE, "little")
 
     def detach(self) -> None:
-        """Let go of the memory, which its owner frees: the value stays what it was."""
+        """Release the memory, which its owner frees; the value stays as it is."""
         kept = bytearray(SIZE)
         with contextlib.suppress(LinkError):  # behind a bridge that is gone
             kept[:_VALUE] = max(0, self.value).to_bytes(_VALUE, "little")

@@ -1,10 +1,10 @@
-"""The event bus: steps that take time tell when they begin and end, and whoever listens hears it.
+"""The event bus: steps that take time report their begin and end to subscribers.
 
     with trace.step("psp.load", image="sos.bin", size=len(image)) as step:
         ...
         step["status"] = status
 
-With nobody listening a step is one test of a tuple. With listeners every event reaches each of
+Without subscribers a step is one test of a tuple. With them every event reaches each of
 them, in order, on the thread where it happened, before the step goes on: nothing is lost.
 """
 
@@ -71,7 +71,7 @@ class Step(dict[str, object]):
 
 
 class _NoStep(dict[str, object]):
-    """What a step is when nobody listens. Shared, so it forgets what it is told."""
+    """No-op step used when there are no subscribers. Shared, so it keeps no items."""
 
     def __setitem__(self, key: str, value: object) -> None:
         pass
@@ -87,7 +87,7 @@ _NO_STEP = _NoStep()
 
 
 class Bus:
-    """Listeners, and the way events take to them. Thread-safe."""
+    """Subscribers of events, and their delivery. Thread-safe."""
 
     def __init__(self) -> None:
         self.listeners: tuple[Listener, ...] = ()
@@ -100,13 +100,13 @@ class Bus:
         return getattr(self.depth, "value", 0)
 
     def step(self, name: str, /, **arguments: object) -> Step | _NoStep:
-        """A context manager around something that takes time."""
+        """Return a context manager around a step that takes time."""
         if not self.listeners:
             return _NO_STEP
         return Step(self, name, arguments)
 
     def point(self, name: str, /, **arguments: object) -> None:
-        """Something that happens at one instant."""
+        """Report an event without duration."""
         if self.listeners:
             self.send(name, "point", time.monotonic(), arguments)
 
