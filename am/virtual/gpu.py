@@ -68,5 +68,5 @@ def _chip(name: str, chip: Chip | None, built: ChipOptions, **changes: Any) -> C
         return chip
     vram = changes.get("vram")
     if vram is not None and vram < 1:
-        raise BadArgument(f"vram must be whole MiB, at least 16, got {vram} bytes")
+        raise BadArgument(f"vram must be a multiple of 1 MiB and at least 16 MiB, got {vram} bytes")
     return build_chip(facts_of(name), replace(built, **changes))
