@@ -364,10 +364,9 @@ class AmDevice(Device):
 
     def _make_transfer(self, bulk: BulkMemory) -> BulkTransfer:
         """Map what copies go through, for good."""
-        started = self.wrap(self.map(4, Placement.HOST))
         memory = self._at_bus(bulk.address, bulk.size)
         fence, release = self._at_bus(bulk.fence, 8), self._at_bus(bulk.release, 4)
-        return BulkTransfer(self, bulk, memory, fence, release, started)
+        return BulkTransfer(self, bulk, memory, fence, release, self._at_bus(bulk.start, 4))
 
     def _at_bus(self, address: int, size: int) -> Buffer:
         """Memory outside the chip, by its bus address; mapped by whole pages."""

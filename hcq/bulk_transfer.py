@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _MARK = 4  # bytes at the end of each half
 _ALIGN = 256  # of the data in a half, for the copy engine
-_GROUP = 32  # chunks of one submission
+_GROUP = 32  # chunks of one submission, at most 255
+_LOOKS = 20  # about 3 ms, where a look is a control transfer
 
 
 class Mark(Timeline):
@@ -53,8 +54,8 @@ class Fence(Mark):
 
 
 class BulkTransfer(Transfer):
-    """See Transfer. memory: what `bulk` has, as work sees it; fence: 8 bytes, release: 4 bytes at
-    its places; started: a HOST buffer that the host writes dword by dword."""
+    """See Transfer. memory: what `bulk` has, as work sees it; fence: 8 bytes, release and start: 4
+    bytes at its places."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class BulkTransfer(Transfer):
         memory: Buffer,
         fence: Buffer,
         release: Buffer,
-        started: Buffer,
+        start: Buffer,
     ) -> None:
         half = bulk.size // 2 // bulk.granule * bulk.granule
         super().__init__(device, half - _ALIGN)
@@ -76,7 +77,7 @@ class BulkTransfer(Transfer):
         ]
         self._fence = Fence(device, fence, bulk)
         self._release = release
-        self._started = Mark(device, started, f"{device.name} receives")
+        self._started = Mark(device, start, f"{device.name} receives")
         self._number = 0  # of the last chunk, counted from 1
         self._reached = 0  # chunk, as the fence said when it was last read
         self._resets = -1  # the device's, when the marks were cleared
@@ -109,20 +110,20 @@ class BulkTransfer(Transfer):
             value = queue.submit()
             for number, (start, size) in enumerate(group, base + 1):
                 self._await(number - 2)  # its half is free
-                self._send(number, data[start : start + size])
+                self._send(number, data[start : start + size], self._look)
         queue.timeline.wait(value)
 
     def _place(self, size: int) -> int:
         """Where data lies in a half: up to the mark, which is the last to arrive."""
         return (self.half - _MARK - size) // _ALIGN * _ALIGN
 
-    def _send(self, number: int, data: memoryview) -> None:
+    def _send(self, number: int, data: memoryview, meanwhile: Callable[[], object]) -> None:
         place, granule = self._place(len(data)), self._bulk.granule
         first = place // granule * granule
         wire = bytearray(self.half - first)
         wire[place - first : place - first + len(data)] = data
         wire[-_MARK:] = _mark(number)
-        self._bulk.send(number % 2 * self.half + first, wire)
+        self._bulk.send(number % 2 * self.half + first, wire, meanwhile)
 
     def _mark_all(self, number: int) -> None:
         """Let the queue go on, whatever it copies."""
@@ -149,27 +150,27 @@ class BulkTransfer(Transfer):
         for number, (start, size) in enumerate(group, base + 1):
             queue.copy(self._halves[number % 2], source[start : start + size], size)
             queue.signal(self._fence, number)
-            queue.wait(self._started, number)
+            queue.wait(self._started, number - base)
             queue.fill(self._release, 0)
         # What lies at the end of a half is no mark any more.
         for half in self._halves:
             queue.fill(half[self.half - _MARK :], 0)
-        end = self._number = base + len(group)
-        with self._released(lambda: self._start(end)):
+        self._number = base + len(group)
+        self._bulk.write_start(0)  # the queue has ended all groups before
+        with self._released(lambda: self._bulk.write_start(len(group))):
             value = queue.submit()
             for number, (start, size) in enumerate(group, base + 1):
                 self._await(number)
                 place = number % 2 * self.half
                 out[start : start + size] = self._bulk.receive(
-                    place, size, functools.partial(self._start, number)
+                    place, size, functools.partial(self._release_one, number - base)
                 )
         queue.timeline.wait(value)
 
-    def _start(self, number: int) -> None:
-        access = self._started.memory.access
-        assert access is not None
-        access[:_MARK] = _mark(number)
-        self.device.nudge()
+    def _release_one(self, count: int) -> None:
+        """The receive of the group's chunk `count` has begun."""
+        self._bulk.write_start(count)
+        self._look()
 
     @contextlib.contextmanager
     def _released(self, let_go: Callable[[], object]) -> Iterator[None]:
@@ -182,12 +183,17 @@ class BulkTransfer(Transfer):
             raise
 
     def _await(self, number: int) -> None:
-        """Wait for chunk `number`, by one read where it has ended."""
-        if self._reached < number:
-            self._reached = self._fence.value
-        if self._reached < number:
-            self._fence.wait(number)
-            self._reached = number
+        """Wait for chunk `number`: by reads of the fence alone for a while, since a chunk takes no
+        time, then as all waits do, with a look at failures."""
+        for _ in range(_LOOKS):
+            if self._reached >= number:
+                return
+            self._look()
+        self._fence.wait(number)
+        self._reached = number
+
+    def _look(self) -> None:
+        self._reached = self._fence.value
 
     def _queue(self) -> Queue:
         return self.device.queue(QueueKind.COPY)
@@ -197,8 +203,7 @@ class BulkTransfer(Transfer):
         if self._resets == self.device.resets:
             return
         self._number = self._reached = 0
-        self._bulk.clear_fence()
-        self._start(0)
+        self._bulk.clear()
         queue = self._queue()
         for mark in self._marks:
             queue.fill(mark.memory, 0)

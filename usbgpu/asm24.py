@@ -143,8 +143,13 @@ class CustomBridge:
             self._owed = None
         return data[:size]
 
-    def write_sram(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """See Bridge.write_sram: two transfers."""
+    def write_sram(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """See Bridge.write_sram: two transfers, besides those of `meanwhile`."""
         view = memoryview(data).cast("B") if data else memoryview(b"")
         _check_sram(offset, len(view))
         if not view:
@@ -154,7 +159,7 @@ class CustomBridge:
             view = memoryview(bytes(view).ljust(sectors * SECTOR, b"\0"))
         with self._lock:
             self._arm(sectors, offset, len(view))
-            self._bulk_out(view, _SRAM_LIMIT_S)
+            self._bulk_out(view, _SRAM_LIMIT_S, meanwhile)
             self._owed = None
 
     def _arm(self, sectors: int, offset: int, size: int) -> None:
@@ -198,10 +203,19 @@ class CustomBridge:
             )  # fmt: skip
         return data
 
-    def _bulk_out(self, data: memoryview, limit_s: float) -> None:
+    def _bulk_out(
+        self, data: memoryview, limit_s: float, meanwhile: Callable[[], object] | None = None
+    ) -> None:
         self.transfers += 1
         with self._cleaning(DATA_OUT):
-            self.usb.submit_out(DATA_OUT, data).wait(limit_s)
+            pending = self.usb.submit_out(DATA_OUT, data)
+            try:
+                if meanwhile is not None:
+                    meanwhile()
+                pending.wait(limit_s)
+            except BaseException:
+                pending.cancel()
+                raise
 
     def _bulk_in(
         self, size: int, limit_s: float, begun: Callable[[], object] | None = None

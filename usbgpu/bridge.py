@@ -94,9 +94,14 @@ class Bridge(Protocol):
         completion (0x82200C on its bus) after `begun` was called, which streams no reads."""
         ...
 
-    def write_sram(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write_sram(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         """Write SRAM from the start of a slot on; it may land after this has returned. The rest of
-        the last sector is zeroed."""
+        the last sector is zeroed. meanwhile: called while data is under way; streams nothing."""
         ...
 
     def close(self) -> None:

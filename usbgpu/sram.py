@@ -21,6 +21,7 @@ _XDATA = 0xF000  # where the bridge's own processor sees the first page
 # A page that the card writes and XDATA shows. The SRAM engine uses its start; tinygrad 0.14 has a
 # fence here too (ops_amd.py).
 _FENCE_BUS, _FENCE_XDATA, _FENCE_SIZE = 0x82_0800, 0xA800, 8
+_START_BUS, _START_XDATA, _START_SIZE = 0x82_0810, 0xA810, 4
 # The completion queue of the bridge's storage engine: a completion lets armed data go out.
 _RELEASE_BUS = 0x82_200C
 
@@ -58,6 +59,7 @@ class Sram:
     size = SRAM_SIZE - SLOT
     granule = SLOT
     fence = BusAddr(_FENCE_BUS)
+    start = BusAddr(_START_BUS)
     release = BusAddr(_RELEASE_BUS)
 
     def __init__(self, bridge: Bridge) -> None:
@@ -89,9 +91,14 @@ class Sram:
 
     # ---- bulk --------------------------------------------------------------------------------
 
-    def send(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """See BulkMemory.send: two transfers."""
-        self._bridge.write_sram(SLOT + offset, data)
+    def send(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """See BulkMemory.send: two transfers, and what `meanwhile` does."""
+        self._bridge.write_sram(SLOT + offset, data, meanwhile)
 
     def receive(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
         """See BulkMemory.receive: two transfers, and what `begun` does."""
@@ -101,6 +108,11 @@ class Sram:
         """See BulkMemory.read_fence: one transfer."""
         return int.from_bytes(self._bridge.read_xdata(_FENCE_XDATA, _FENCE_SIZE), "little")
 
-    def clear_fence(self) -> None:
-        """See BulkMemory.clear_fence: eight transfers."""
+    def write_start(self, value: int) -> None:
+        """See BulkMemory.write_start: one transfer."""
+        self._bridge.write_xdata(_START_XDATA, bytes([value]))
+
+    def clear(self) -> None:
+        """See BulkMemory.clear: twelve transfers."""
         self._bridge.write_xdata(_FENCE_XDATA, bytes(_FENCE_SIZE))
+        self._bridge.write_xdata(_START_XDATA, bytes(_START_SIZE))

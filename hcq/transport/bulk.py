@@ -17,6 +17,7 @@ class BulkMemory(Protocol):
     """`size` bytes that the device sees at `address`, in `granule`s; sizes and offsets are bytes.
 
     fence: where the device writes 8 bytes that the host reads at the cost of one transfer.
+    start: where it reads a dword, 0 to 255, that the host writes at the cost of one transfer.
     release: where it writes a dword to let a receive begin. One transfer takes place at a time; any
     thread may begin one.
     """
@@ -25,22 +26,33 @@ class BulkMemory(Protocol):
     size: int
     granule: int
     fence: BusAddr
+    start: BusAddr
     release: BusAddr
 
-    def send(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def send(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         """Send data to `offset`, a multiple of `granule`. It arrives in ascending order, perhaps
-        after this call has returned. Bytes behind it, up to a multiple of 512, become zero."""
+        after this call has returned. Bytes behind it, up to a multiple of 512, become zero.
+        meanwhile: called while it is under way; may use fence and start."""
         ...
 
     def receive(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
         """Receive from `offset`, a multiple of `granule`. begun: called when everything is ready;
-        it must have the device write to `release` soon, and read no memory of the device."""
+        it must have the device write to `release` soon, and may use fence and start."""
         ...
 
     def read_fence(self) -> int:
         """The 64 bits at `fence`."""
         ...
 
-    def clear_fence(self) -> None:
-        """Make them zero; the device writes none meanwhile."""
+    def write_start(self, value: int) -> None:
+        """Write 0 to 255 to `start`."""
+        ...
+
+    def clear(self) -> None:
+        """Make fence and start zero; the device writes neither meanwhile."""
         ...

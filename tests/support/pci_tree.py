@@ -130,7 +130,7 @@ class TreeBridge:
         self.memory = bytearray(1 << 16)  # of the card, behind BARs 0 and 5
         self.registers = bytearray(1 << 16)
         self.sram = bytearray(SRAM_SIZE)
-        self.fence = bytearray(8)
+        self.fence = bytearray(32)
         self.log: list[tuple[str, int, int]] = []
 
     def _check(self) -> None:
@@ -154,8 +154,8 @@ class TreeBridge:
     def _xdata(self, address: int, size: int) -> tuple[bytearray, int]:
         if address >= 0xF000:
             return self.sram, address - 0xF000
-        assert (address, size) == (0xA800, 8)
-        return self.fence, 0
+        assert address >= 0xA800 and address + size <= 0xA820
+        return self.fence, address - 0xA800
 
     def power(self, on: bool) -> None:
         self._check()
@@ -237,8 +237,15 @@ class TreeBridge:
         assert offset % (16 << 10) == 0
         return bytes(self.sram[offset : offset + size])
 
-    def write_sram(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write_sram(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         self._check()
+        if meanwhile is not None:
+            meanwhile()
         assert offset % (16 << 10) == 0
         whole = -(-len(data) // SECTOR) * SECTOR
         self.sram[offset : offset + whole] = bytes(data).ljust(whole, b"\0")

@@ -196,11 +196,16 @@ def test_data_goes_through_the_rest_of_the_sram() -> None:
         assert bridge.sram[32 << 10 : (32 << 10) + 700] == b"x" * 700
         begun: list[int] = []
         assert bulk.receive(16 << 10, 3, lambda: begun.append(1)) == b"xxx" and begun == [1]
-        bridge.fence[:] = (5 << 32 | 7).to_bytes(8, "little")
+        bulk.send(0, b"y", lambda: begun.append(2))
+        assert begun == [1, 2]
+        bridge.fence[:8] = (5 << 32 | 7).to_bytes(8, "little")
         assert bulk.read_fence() == 5 << 32 | 7
-        bulk.clear_fence()
-        assert bulk.read_fence() == 0
-        assert (bulk.fence, bulk.release) == (0x82_0800, 0x82_200C)
+        bridge.fence[16:20] = b"\xff" * 4
+        bulk.clear()
+        assert bulk.read_fence() == 0 and bytes(bridge.fence) == bytes(32)
+        bulk.write_start(255)
+        assert bridge.fence[16:20] == bytes.fromhex("ff000000")
+        assert (bulk.fence, bulk.start, bulk.release) == (0x82_0800, 0x82_0810, 0x82_200C)
 
 
 # ---- resets, loss ------------------------------------------------------------------------------
