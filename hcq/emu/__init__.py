@@ -1,1 +1,15 @@
-"""What every virtual shader core shares: memory through page tables, lanes as vectors."""
+"""What every virtual shader core shares; a core brings its decoder and the meaning of instructions.
+
+text, native     LLVM IR as text: bodies of vectors and masks of any number of lanes; functions
+                 written as Python
+jit, library     IR to native code, kept on disk; the functions that kernels share
+memory, table    the TLBs of native code: who walks page tables, how rows are filled
+tlb              native code that looks a TLB up
+lanes            loads and stores of the lanes of a wave, PASS lanes at a time
+atomics          atomic operations of lanes
+math             exp2, log2, sine, cosine, tanh of lanes
+context          the beginning of the memory that Python and native code share
+waves, crew      the native loop over groups and waves; host threads that share the groups
+worker, launches one thread's TLBs and callbacks; translated kernels, and how long they take
+stack            how deep native code reaches
+"""

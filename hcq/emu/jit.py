@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -110,6 +111,14 @@ def publish(name: str, address: int) -> None:
 
 class ObjectCache(DiskCache):
     """Native code by the content it was made of; see DiskCache."""
+
+    def made(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """Return what is kept, or else what `make` returns, which is kept from then on."""
+        image = self.get(key)
+        if image is None:
+            image = make()
+            self.put(key, image)
+        return image
 
 
 @cache

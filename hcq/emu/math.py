@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 
+from hcq.emu.library import Part
 from hcq.emu.text import Text, constant
 
 _KIND = "double"
@@ -129,6 +130,6 @@ def math_ir(prefix: str) -> tuple[str, set[str]]:
     return "\n".join(parts), declarations
 
 
-def names(prefix: str) -> list[str]:
-    """Return the functions that kernels may call."""
-    return [prefix + name for name in (*_FUNCTIONS, *_OF_TURNS)]
+def part(prefix: str) -> Part:
+    """Return the functions as part of a library."""
+    return lambda: math_ir(prefix), [prefix + name for name in (*_FUNCTIONS, *_OF_TURNS)]

@@ -12,6 +12,10 @@ from collections.abc import Sequence
 PASS = 32  # lanes that the functions for memory take at a time
 VECTOR = f"<{PASS} x i32>"
 LANES = "lanes"  # stands for the type of a number of one bit a lane
+# Of branches that are nearly always (never) taken; every module of native code has them.
+PROFILES = (
+    '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
+)
 ELEMENT_BITS = {
     "i1": 1, "i8": 8, "i16": 16, "half": 16, "bfloat": 16, "i32": 32, "float": 32, "i64": 64,
     "double": 64, "i128": 128,

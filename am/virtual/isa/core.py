@@ -5,40 +5,29 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from am.virtual.isa.runtime import calls as runtime
-from am.virtual.isa.runtime import lanes as runtime_lanes
-from am.virtual.isa.runtime import layout, wave
-from am.virtual.isa.runtime import local as runtime_local
-from am.virtual.isa.runtime import matrix as runtime_matrix
-from am.virtual.isa.runtime import pairs as runtime_pairs
-from am.virtual.isa.runtime import runs as runtime_runs
+from am.virtual.isa.runtime import flat, layout, matrix, wave
 from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate, uses_output_modifiers
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
-from hcq.emu import jit
+from hcq.emu import atomics, context, jit, waves
 from hcq.emu import math as emu_math
 from hcq.emu.crew import Crew
+from hcq.emu.lanes.every import PREFIX
+from hcq.emu.lanes.functions import LANE_MEMORY
+from hcq.emu.launches import Pace, Recent
+from hcq.emu.library import compiled
 from hcq.emu.memory import Abort
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_RUNTIME = (runtime, runtime_lanes, runtime_local, runtime_pairs, runtime_matrix)
 _PACKAGE = Path(__file__).parent
 _KERNEL = "ugpu_kernel"
-_FEW_WAVES = 4  # a dispatch of no more is run by the calling thread alone
-_SHORT_S = 300e-6  # so is one that is expected to take no longer: to wake threads takes 100 us
-_MOST_KERNELS = 1024  # kept translated
 _Key = tuple[int, int, int, bool, int]  # address, registers, lanes, whole waves, output modifiers
-
-_PROFILES = (
-    '\n!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
-)
 
 
 @dataclass(frozen=True)
@@ -53,31 +42,11 @@ class Kernel:
 @cache
 def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share and make their names known to the linker."""
-    parts = [
-        runtime.memory_ir(),
-        runtime_runs.runs_ir(),
-        runtime_lanes.lanes_ir(),
-        runtime_local.local_ir(),
-        runtime_pairs.pairs_ir(),
-        wave.launcher_ir(jit.on_x86()),
-        _PROFILES,
-    ]
-    declarations: set[str] = set()
-    for functions, needed in (emu_math.math_ir(runtime.PREFIX), runtime_matrix.matrix_ir()):
-        parts.append(functions)
-        declarations |= needed
-    ir = "\n".join([*parts, *sorted(declarations)])
-    cache_ = jit.ObjectCache(folder)
-    key = jit.key_of(_PACKAGE, "runtime", ir)
-    image = cache_.get(key)
-    if image is None:
-        image = jit.compile_object(ir, jit.FULL, 1)
-        cache_.put(key, image)
-    loaded = jit.Loaded(image)
-    names = [name for part in _RUNTIME for name in part.names()]
-    for name in names + emu_math.names(runtime.PREFIX):
-        jit.publish(name, loaded.address(name))
-    return loaded
+    return compiled(_PACKAGE, folder, "runtime", (
+        *LANE_MEMORY, atomics.part(PREFIX, context.IO, flat.ATOMIC_SIZES),
+        (flat.flat_ir, flat.names()), (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
+        (partial(wave.wave_launcher_ir, jit.on_x86()), ()),
+    ))  # fmt: skip
 
 
 class GfxCore:
@@ -92,11 +61,11 @@ class GfxCore:
         self._crew = Crew([Worker() for _ in range(count)], "shader-core")
         self._folder = cache
         self._objects = jit.ObjectCache(cache)
-        self._kernels: dict[_Key, Kernel] = {}
-        self._compiled: dict[tuple[str, int, bool, int], Kernel] = {}
-        self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
+        self._kernels: Recent[_Key, Kernel] = Recent()
+        self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
+        self._pace = Pace()
         self._lock = threading.Lock()
-        self._launch = LAUNCH(_runtime(cache).address(runtime.PREFIX + "launch"))
+        self._launch = LAUNCH(_runtime(cache).address(wave.NAME))
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
         """Run a dispatch to its end. Called by one thread at a time."""
@@ -109,15 +78,9 @@ class GfxCore:
         run = Run(dispatch, launch, memory, abort)
         with abort.translation():
             kernel = self._kernel(dispatch.code_address, launch, memory)
-        workers = self._crew.workers[: self._worker_count(dispatch, launch, kernel)]
-        start = time.perf_counter()
+        count = self._worker_count(dispatch, launch, kernel)
         work = partial(self._work, kernel=kernel, run=run)
-        outcomes = self._crew.run(len(workers), work)
-        for worker in workers:
-            if worker.error is not None:
-                raise worker.error
-        spent = (time.perf_counter() - start) * len(workers)
-        self._group_s[kernel.address] = spent / launch.total_groups
+        outcomes, _ = self._pace.run(self._crew, count, work, kernel.address, launch.total_groups)
         return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
 
     def close(self) -> None:
@@ -126,9 +89,7 @@ class GfxCore:
 
     def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
         """Return how many threads to use: scratch has room for some number of waves only."""
-        if launch.total_groups * launch.waves <= _FEW_WAVES:
-            return 1
-        if self._group_s.get(kernel.address, 1.0) * launch.total_groups < _SHORT_S:
+        if self._pace.alone(kernel.address, launch.total_groups, launch.waves):
             return 1
         count = min(len(self._crew.workers), launch.total_groups)
         if launch.scratch:
@@ -148,12 +109,12 @@ class GfxCore:
         return outcome
 
     def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
-        context = worker.context.ctypes.data
+        place = worker.context.ctypes.data
         while True:
-            code = self._launch(context, kernel.address)
-            if code == layout.FINISHED:
+            code = self._launch(place, kernel.address)
+            if code == waves.FINISHED:
                 return Outcome(Ending.DONE)
-            if code == layout.ABORTED:
+            if code == waves.ABORTED:
                 return Outcome(Ending.ABORTED)
             offset = _signed(worker.quad(layout.HALT_PC))
             root = kernel.program.base + offset
@@ -184,9 +145,7 @@ class GfxCore:
     def _remember(self, key: _Key, kernel: Kernel) -> None:
         whole = all(block.stop is not Stop.NO_CODE for block in kernel.program.blocks.values())
         if whole:
-            while len(self._kernels) >= _MOST_KERNELS:
-                del self._kernels[next(iter(self._kernels))]
-            self._kernels[key] = kernel
+            self._kernels.put(key, kernel)
 
     def _extended(self, kernel: Kernel, root: int, launch: Launch, memory: ShaderMemory) -> Kernel:
         """Return the kernel with the code at an indirect jump's target translated too."""
@@ -206,17 +165,15 @@ class GfxCore:
             key = jit.key_of(
                 _PACKAGE, "kernel", program.digest, launch.vgprs, int(launch.full), omod
             )
-            image = self._objects.get(key)
-            if image is None:
+
+            def make() -> bytes:
                 mark_full_blocks(program, launch.full)
                 ir = translate(program, launch.vgprs, _KERNEL, omod)
-                image = jit.compile_object(ir, jit.LIMITED, 1)
-                self._objects.put(key, image)
-            code = jit.Loaded(image)
+                return jit.compile_object(ir, jit.LIMITED, 1)
+
+            code = jit.Loaded(self._objects.made(key, make))
             known = Kernel(program, code, code.address(_KERNEL))
-            while len(self._compiled) >= _MOST_KERNELS:
-                del self._compiled[next(iter(self._compiled))]
-            self._compiled[mark] = known
+            self._compiled.put(mark, known)
         return Kernel(program, known.code, known.address)
 
 
@@ -240,7 +197,7 @@ def _signed(value: int) -> int:
 def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> Outcome:
     """Describe a wave that could not go on."""
     offset = _signed(worker.quad(layout.HALT_PC))
-    group = worker.quad(layout.HALT_GROUP)
+    group = worker.quad(context.HALT_GROUP)
     x, y, _ = dispatch.groups
     where = (group % x, group // x % y, group // (x * y))
     words, detail = program.words_at(offset)
@@ -249,5 +206,5 @@ def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> 
     ending = _ENDINGS.get(code, Ending.ILLEGAL_INSTRUCTION)
     if ending is Ending.HALTED:
         detail = "by s_sethalt"
-    wave_number = worker.word(layout.HALT_WAVE)
+    wave_number = worker.word(context.HALT_WAVE)
     return Outcome(ending, program.base + offset, words, detail, where, wave_number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,26 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from am.virtual.memory.access import Fault
-from am.virtual.memory.tlb import fill_native
+from am.virtual.memory.tlb import READ, WRITE
 from hcq.culprit import Culprit
 from hcq.emu.memory import Access
+from hcq.emu.table import DummyPages, fill
 
 if TYPE_CHECKING:
     from am.virtual.memory.gmc import Hub
 
 _TCP, _SQC_INSTRUCTION = 8, 9  # clients of the GFX hub (Linux 6.12 gfxhub_v3_0.c)
-_DUMMY = 4 * 4096
-
-
-class _DummyPages:
-    """Memory that stands where none is: zeros to read, ones (dead bus), a sink for writes."""
-
-    def __init__(self) -> None:
-        self._pages = [mmap.mmap(-1, _DUMMY, flags=mmap.MAP_PRIVATE) for _ in range(3)]
-        self._pages[1][:] = b"\xff" * _DUMMY
-        self.zeros, self.ones, self.sink = (
-            ctypes.addressof(ctypes.c_char.from_buffer(pages)) for pages in self._pages
-        )
 
 
 class HubShaderMemory:
@@ -39,7 +27,7 @@ class HubShaderMemory:
     def __init__(self, hub: Hub, vmid: int) -> None:
         self._hub = hub
         self._vmid = vmid
-        self._dummy = _DummyPages()
+        self._dummy = DummyPages()
         self.cut = False  # the waves that use it were killed, and have not noticed yet
 
     def new_tlb(self) -> NDArray[np.uint64]:
@@ -69,7 +57,9 @@ class HubShaderMemory:
                 return self._nothing(access, self._dummy.zeros) + offset
             if not piece.host:
                 return self._nothing(access, self._dummy.ones) + offset
-            fill_native(tlb, address, piece.start, piece.end, piece.host, piece.permissions)
+            readable, writable = bool(piece.permissions & READ), bool(piece.permissions & WRITE)
+            fill(tlb, address, piece.start, piece.end, piece.host,
+                 readable=readable, writable=writable)  # fmt: skip
             return piece.host + address - piece.start
 
     def _nothing(self, access: Access, page: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu.memory import DELTA, INVALID_TAG, READ_TAG, TLB_COLUMNS, TLB_SETS, WRITE_TAG, tlb_set
+from hcq.emu.table import clear, new_table
 
 READ, WRITE, EXECUTE = 1, 2, 4  # permission bits of an entry
 
@@ -91,7 +90,7 @@ class Caches:
 
     def new_native(self, vmid: int) -> NDArray[np.uint64]:
         """Make a shader core's table; see am.virtual.shader. It counts as an L1."""
-        table = np.full((TLB_SETS, TLB_COLUMNS), INVALID_TAG, np.uint64)
+        table = new_table()
         self._native.setdefault(vmid, []).append(table)
         return table
 
@@ -99,8 +98,7 @@ class Caches:
         """Forget entries of a VMID: of the L1s, of L2, of the directory levels named."""
         if l1:
             self._l1.pop(vmid, None)
-            for table in self._native.get(vmid, ()):
-                table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
+            clear(self._native.get(vmid, ()))
         if l2:
             self._l2.pop(vmid, None)
         if levels:
@@ -116,36 +114,4 @@ class Caches:
     def revoke_native(self) -> None:
         """Make the shader cores translate anew: host memory behind their entries goes away."""
         for tables in self._native.values():
-            for table in tables:
-                table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
-
-
-WINDOW = 64  # rows filled at once
-_ROW = struct.Struct("<QQQQ")
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
-
-
-def fill_native(
-    table: NDArray[np.uint64], address: int, start: int, end: int, host: int, permissions: int
-) -> None:
-    """Fill the rows around `address` from a piece [start, end) that begins at `host`.
-
-    Called with the chip's lock held, under which others clear tags; the owner's compiled code reads
-    rows between two calls only.
-    """
-    page = address >> 12
-    window = page & ~(WINDOW - 1)
-    first = max(window, -(-start >> 12))
-    last = min(window + WINDOW, end >> 12)
-    delta = host - start & _MASK
-    if last - first <= 1:
-        read = page if permissions & READ else INVALID_TAG
-        write = page if permissions & WRITE else INVALID_TAG
-        _ROW.pack_into(table.data, tlb_set(page) * _ROW.size, read, write, delta, 0)
-        return
-    row = tlb_set(first)
-    rows = table[row : row + last - first]
-    pages = np.arange(first, last, dtype=np.uint64)
-    rows[:, DELTA] = delta
-    rows[:, READ_TAG] = pages if permissions & READ else INVALID_TAG
-    rows[:, WRITE_TAG] = pages if permissions & WRITE else INVALID_TAG
+            clear(tables)

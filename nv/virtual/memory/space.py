@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
-import struct
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,16 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu.memory import (
-    DELTA,
-    INVALID_TAG,
-    READ_TAG,
-    TLB_COLUMNS,
-    TLB_SETS,
-    WRITE_TAG,
-    Access,
-    tlb_set,
-)
+from hcq.emu.memory import Access
+from hcq.emu.table import DummyPages, clear, fill, new_table
 from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
 from nv.virtual.memory.formats import (
     KIND_GENERIC,
@@ -42,10 +32,7 @@ from nv.virtual.memory.formats import (
 from nv.virtual.memory.physical import VideoMemory
 from nv.virtual.memory.tables import PageTables
 
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
-_WINDOW = 64  # rows of a native table that are filled at once
 _serials = itertools.count()
-_ROW = struct.Struct("<QQQQ")
 
 
 class Translation(NamedTuple):
@@ -98,8 +85,7 @@ class AddressSpace:
                 return
             self.invalidations += 1
             self._cache = {}
-            for table in self._native:
-                table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
+            clear(self._native)
 
     def close(self) -> None:
         """Forget all translations, and give the tables back."""
@@ -220,7 +206,7 @@ class AddressSpace:
 
     def new_native(self) -> NDArray[np.uint64]:
         """Make a shader core's table, which invalidations clear."""
-        table = np.full((TLB_SETS, TLB_COLUMNS), INVALID_TAG, np.uint64)
+        table = new_table()
         with self.lock:
             self._native.append(table)
         return table
@@ -230,16 +216,6 @@ class AddressSpace:
         with self.lock:
             kept = {id(table) for table in tables}
             self._native = [table for table in self._native if id(table) not in kept]
-
-
-class _DummyPages:
-    """Memory that stands where none is: zeros to read, a sink for writes."""
-
-    def __init__(self) -> None:
-        self._pages = [mmap.mmap(-1, 4 * 4096, flags=mmap.MAP_PRIVATE) for _ in range(2)]
-        self.zeros, self.sink = (
-            ctypes.addressof(ctypes.c_char.from_buffer(pages)) for pages in self._pages
-        )
 
 
 class GridMemory:
@@ -253,7 +229,7 @@ class GridMemory:
         self.fault: MmuFault | None = None
         self._space = space
         self._stop = stop
-        self._dummy = _DummyPages()
+        self._dummy = DummyPages()
         self._tables: list[NDArray[np.uint64]] = []
 
     def new_tlb(self) -> NDArray[np.uint64]:
@@ -279,27 +255,7 @@ class GridMemory:
                     self._stop()
                 page = self._dummy.sink if access == Access.WRITE else self._dummy.zeros
                 return page + (address & 0xFFF)
-            _fill(tlb, address, found)
+            readable, writable = bool(found.permissions & READ), bool(found.permissions & WRITE)
+            fill(tlb, address, found.virtual, found.virtual + found.size, found.host,
+                 readable=readable, writable=writable)  # fmt: skip
             return found.host + address - found.virtual
-
-
-def _fill(table: NDArray[np.uint64], address: int, found: Translation) -> None:
-    """Fill the rows around `address`; the GPU's lock is held, under which others clear tags."""
-    page = address >> 12
-    delta = found.host - found.virtual & _MASK
-    readable, writable = found.permissions & READ, found.permissions & WRITE
-    first = max(page & -_WINDOW, found.virtual >> 12)
-    last = min((page & -_WINDOW) + _WINDOW, found.virtual + found.size >> 12)
-    if last - first <= 1:
-        tags = (page if readable else INVALID_TAG, page if writable else INVALID_TAG)
-        row = tlb_set(page)
-        table[row, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
-        _ROW.pack_into(table.data, row * _ROW.size, *tags, delta, 0)
-        return
-    row = tlb_set(first)
-    rows = table[row : row + last - first]
-    rows[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
-    pages = np.arange(first, last, dtype=np.uint64)
-    rows[:, DELTA] = delta
-    rows[:, READ_TAG] = pages if readable else INVALID_TAG
-    rows[:, WRITE_TAG] = pages if writable else INVALID_TAG

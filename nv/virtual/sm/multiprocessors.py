@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import math
 import os
+import re
 import struct
 import threading
 import time
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 
 from hcq.emu import jit, stack
 from hcq.emu.crew import Crew
+from hcq.emu.launches import Pace, Recent
 from hcq.emu.memory import Abort, LaneMemory
+from hcq.emu.worker import aligned
 from hcq.errors import NotSupported
 from nv.virtual.sm.endings import faulted, violations
 from nv.virtual.sm.ptx.module import Function, Module
@@ -28,7 +31,6 @@ from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid
 from nv.virtual.sm.runtime.library import flight_hooks, launch_addresses
-from nv.virtual.sm.runtime.slots import aligned
 from nv.virtual.sm.runtime.worker import Run, Worker
 from nv.virtual.sm.translator.flatten import Flat
 from nv.virtual.sm.translator.targets import runs_on
@@ -38,13 +40,13 @@ from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_FEW_WARPS = 4  # a grid of no more is run by the calling thread alone
-_SHORT_S = 300e-6  # so is one that is expected to take no longer
-_MOST_KERNELS = 1024  # kept translated
 # A kernel is compiled fast at first, and with care once it has run this many times as long as that
 # took. Most never do. Careful code takes twice as long to make and is up to five times as fast.
 _HOT = 2.0
 _QUICK, _CAREFUL = 0, 1  # levels of code generation
+# What a module says about the chip it is for: it decides whether the module runs (`targets`), not
+# what its kernels do, so that chips share their native code.
+_FOR_A_CHIP = re.compile(r"\.version\s+[\d.]+|\.target\s+\w+")
 # Before stored code: the size of a state, microseconds it took, bytes of stack.
 _HEAD = struct.Struct("<QQQ")
 
@@ -103,9 +105,9 @@ class VirtualMultiprocessors:
         self._idle = [self._new_crew()]  # a grid that stands aside keeps its crew
         self._lock = threading.Lock()
         self._objects = jit.ObjectCache(cache)
-        self._sources: dict[tuple[str, str], _Source] = {}
-        self._kernels: dict[tuple[str, str, bool, bool], _Kernel] = {}
-        self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
+        self._sources: Recent[tuple[str, str], _Source] = Recent()
+        self._kernels: Recent[tuple[str, str, bool, bool], _Kernel] = Recent()
+        self._pace = Pace()
         self._launch, self._launch_clusters = map(_LAUNCH, launch_addresses(cache))
         self._cache = cache
 
@@ -158,19 +160,13 @@ class VirtualMultiprocessors:
 
     def _run(self, crew: Crew[Worker], kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         workers = crew.workers[: self._worker_count(run.grid, kernel)]
-        start = time.perf_counter()
         run.counters[1] = len(workers)
         for worker in workers:
             worker.prepare(run, len(workers))
-        outcomes = crew.run(
-            len(workers), lambda worker, _: self._work(worker, kernel, source, run),
-            here=kernel.frame <= stack.USUAL,
+        outcomes, spent = self._pace.run(
+            crew, len(workers), lambda worker, _: self._work(worker, kernel, source, run),
+            kernel.address, run.grid.groups, here=kernel.frame <= stack.USUAL,
         )  # fmt: skip
-        for worker in workers:
-            if worker.error is not None:
-                raise worker.error
-        spent = (time.perf_counter() - start) * len(workers)
-        self._group_s[kernel.address] = spent / run.grid.groups
         kernel.spent_s += spent
         worst = max(outcomes, key=lambda outcome: _SEVERITY.get(outcome.ending, 2))
         if not run.violations:
@@ -178,9 +174,7 @@ class VirtualMultiprocessors:
         return replace(worst, violations=violations(source.flat.code, run))
 
     def _worker_count(self, grid: Grid, kernel: _Kernel) -> int:
-        if grid.groups * grid.warps <= _FEW_WARPS:
-            return 1
-        if self._group_s.get(kernel.address, 1.0) * grid.groups < _SHORT_S:
+        if self._pace.alone(kernel.address, grid.groups, grid.warps):
             return 1
         x, y, z = grid.clusters
         return min(self._size, x * y * z, grid.resident)
@@ -213,12 +207,10 @@ class VirtualMultiprocessors:
             if entry is None or not entry.entry or not entry.defined:
                 raise BadLaunch(f"the PTX has no entry {launch.entry!r}")
             flat, places = prepare(module, launch.entry)
-            digest = hashlib.sha256(launch.ptx.encode()).hexdigest()
+            digest = hashlib.sha256(_FOR_A_CHIP.sub("", launch.ptx).encode()).hexdigest()
             known = _Source(module, entry, flat, places, digest, flies(flat.code),
                             meets_clusters(flat.code))  # fmt: skip
-            while len(self._sources) >= _MOST_KERNELS:
-                del self._sources[next(iter(self._sources))]
-            self._sources[key] = known
+            self._sources.put(key, known)
         if not runs_on(known.module.target, launch.target):
             raise BadLaunch(f"PTX for {known.module.target} on a chip of {launch.target}")
         return known
@@ -238,10 +230,7 @@ class VirtualMultiprocessors:
             )  # fmt: skip
         hot_s = math.inf if level == _CAREFUL else _HOT * 1e-6 * microseconds
         kernel = _Kernel(code, code.address(NAME), state_size, frame, hot_s)
-        while len(self._kernels) >= _MOST_KERNELS:
-            del self._kernels[next(iter(self._kernels))]
-        self._kernels[mark] = kernel
-        return kernel
+        return self._kernels.put(mark, kernel)
 
     def _compiled(
         self, launch: GridLaunch, source: _Source, grid: Grid, *, hot: bool

@@ -17,7 +17,8 @@ def test_a_key_covers_decoder_translator_and_runtime() -> None:
     assert {
         ("decoder", "decode.py"),
         ("translator", "translate.py"),
-        ("runtime", "calls.py"),
+        ("runtime", "flat.py"),
+        ("lanes", "every.py"),
         ("isa", "core.py"),
         ("emu", "jit.py"),
     } <= covered

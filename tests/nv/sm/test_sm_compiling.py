@@ -78,3 +78,18 @@ def test_a_kernel_that_has_not_run_for_long_is_left_alone(
     double(made, 20)
     double(bench(tmp_path), 20)
     assert levels == [0]
+
+
+def test_chips_share_the_code_of_equal_kernels(tmp_path: Path, levels: list[int]) -> None:
+    made = bench(tmp_path)
+    for count, target in enumerate(("sm_80", "sm_90", "sm_120"), 1):
+        address, values = made.array(np.arange(32, dtype=np.uint32))
+        text = DOUBLE.replace("sm_90", target)
+        assert made.launch(text, address, target=target).ending is SmEnding.DONE
+        assert (values == 2 * np.arange(32, dtype=np.uint32)).all()
+        assert len(levels) == 1, count
+    refused = made.launch(DOUBLE.replace("sm_90", "sm_100"), address, target="sm_90")
+    assert refused.ending is SmEnding.BAD_LAUNCH  # the module is for a newer chip all the same
+    other = DOUBLE.replace("add.u32 %x, %x, %x", "add.u32 %x, %x, 1")
+    assert made.launch(other, address).ending is SmEnding.DONE
+    assert len(levels) == 2

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PREFIX
+from hcq.emu import context
+from hcq.emu.lanes.every import PREFIX
 from hcq.emu.text import Text
 
 ROW = "<16 x i32>"
 WIDE = "<32 x float>"
-COLUMN = layout.IO_COLUMN
+COLUMN = context.IO_COLUMN
 AHEAD = 2  # registers of A
 A_COLUMN, B_COLUMN, C_COLUMN = 0, 8, 16
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import struct
 from typing import Any
 
@@ -14,22 +13,16 @@ from am.virtual.isa.decoder.decode import LONGEST, decode
 from am.virtual.isa.decoder.disassembly import text
 from am.virtual.isa.decoder.formats import UnknownInstruction
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import LDS_SPACE, PAGE
 from am.virtual.isa.runtime.launch import Launch
 from am.virtual.shader import Dispatch, ShaderMemory
+from hcq.emu import context
+from hcq.emu.lanes.every import LDS_SPACE
 from hcq.emu.memory import Abort, Access
 from hcq.emu.text import PASS
+from hcq.emu.tlb import PAGE
+from hcq.emu.worker import NativeWorker, aligned
 
-REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
 _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
-NO_GROUP = 0xFFFFFFFFFFFFFFFF
-
-
-def aligned(size: int) -> NDArray[np.uint8]:
-    """Allocate zeroed bytes at a multiple of 128, the size of a vector register."""
-    raw = np.zeros(size + 128, np.uint8)
-    start = -raw.ctypes.data % 128
-    return raw[start : start + size]
 
 
 def _place(array: NDArray[Any]) -> int:
@@ -54,42 +47,39 @@ class Run:
         self.counter = np.zeros(1, np.uint64)
         self.stop = np.zeros(1, np.uint32)
         self.places = (
-            (layout.ABORT, _place(abort.flag)),
-            (layout.STOP, _place(self.stop)),
-            (layout.COUNTER, _place(self.counter)),
+            (context.ABORT, _place(abort.flag)),
+            (context.STOP, _place(self.stop)),
+            (context.COUNTER, _place(self.counter)),
             (layout.SGPR_TEMPLATE, _place(launch.scalars)),
             (layout.VGPR_TEMPLATE, _place(launch.ids)),
             (layout.EXEC_TEMPLATE, _place(launch.execs)),
         )
 
 
-class Worker:
+class Worker(NativeWorker):
     """What the native code of one thread works on. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self.context = aligned(layout.CONTEXT_SIZE)
+        super().__init__()
+        self.context = aligned(context.SIZE)
         self._quads = memoryview(self.context.data).cast("B").cast("Q")
         self._words = memoryview(self.context.data).cast("B").cast("I")
         self._lds = aligned(LDS_SPACE + 64)
-        self._sink = aligned(2 * PAGE)
         self._states = aligned(0)
-        self._tlbs: list[tuple[ShaderMemory, NDArray[np.uint64], int]] = []
         self._run: Run | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
-        self._refill = REFILL(self._on_miss)
-        self.error: BaseException | None = None
-        self._quads[layout.REFILL // 8] = ctypes.cast(self._refill, ctypes.c_void_p).value or 0
-        self._quads[layout.LDS // 8] = self._lds.ctypes.data
+        self._quads[context.REFILL // 8] = self.refill
+        self._quads[context.SHARED // 8] = self._lds.ctypes.data
 
-    def _on_miss(self, address: int, access: int) -> int:
-        """Refill for native code; an exception must not pass through it, so it is kept."""
+    def translate(self, address: int, access: Access) -> int:
+        """Return the host address of an address that the TLB lacks."""
         assert self._run is not None and self._tlb is not None
-        try:
-            return self._run.memory.refill(self._tlb, address, Access(access), self._accessing)
-        except Exception as error:  # raised again by the thread that started the dispatch
-            self.error = error
-            self._run.stop[0] = 1
-            return int(self._sink.ctypes.data) + address % PAGE
+        return self._run.memory.refill(self._tlb, address, access, self._accessing)
+
+    def failed(self, address: int) -> None:
+        """End the waves on all threads."""
+        assert self._run is not None
+        self._run.stop[0] = 1
 
     def _accessing(self) -> tuple[int, str]:
         """Return the GPU address and the text of the instruction that accesses memory."""
@@ -104,14 +94,6 @@ class Worker:
                 return pc, text(decode(code, 0, self._run.launch.lanes))
         return pc, ""
 
-    def _tlb_for(self, memory: ShaderMemory) -> tuple[NDArray[np.uint64], int]:
-        for known, tlb, place in self._tlbs:
-            if known is memory:
-                return tlb, place
-        tlb = memory.new_tlb()
-        self._tlbs = [*self._tlbs[-15:], (memory, tlb, _place(tlb))]
-        return tlb, self._tlbs[-1][2]
-
     def prepare(
         self,
         run: Run,
@@ -122,34 +104,34 @@ class Worker:
         self.error = None
         dispatch, launch = run.dispatch, run.launch
         self._run = run
-        self._tlb, tlb_place = self._tlb_for(run.memory)
+        self._tlb = self.tlb_for(run.memory)
         stride = layout.STATE_VGPR + layout.REGISTER * launch.vgprs * (launch.lanes // PASS)
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
-            self._quads[layout.STATES // 8] = _place(self._states)
+            self._quads[context.STATES // 8] = _place(self._states)
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
         quads, words = self._quads, self._words
         for field, place in run.places:
             quads[field // 8] = place
-        quads[layout.TLB // 8] = tlb_place
-        quads[layout.LDS_SIZE // 8] = launch.lds_bytes
+        quads[context.TLB // 8] = _place(self._tlb)
+        quads[context.SHARED_SIZE // 8] = launch.lds_bytes
         quads[layout.SCRATCH // 8] = dispatch.scratch_base + first_wave * wave_size
         quads[layout.SCRATCH_WAVE // 8] = wave_size
         quads[layout.SHARED_HIGH // 8] = dispatch.shared_aperture >> 32
         quads[layout.PRIVATE_HIGH // 8] = dispatch.private_aperture >> 32
-        quads[layout.TOTAL // 8] = launch.total_groups
-        quads[layout.STATE_STRIDE // 8] = stride
+        quads[context.TOTAL // 8] = launch.total_groups
+        quads[context.STATE_STRIDE // 8] = stride
         quads[layout.CODE_BASE // 8] = code_base
-        quads[layout.RESUME_GROUP // 8] = NO_GROUP
+        quads[context.RESUME_GROUP // 8] = context.NO_GROUP
         quads[layout.FIRST_LANE // 8] = 0
         quads[layout.WAVE_SHIFT // 8] = launch.lanes.bit_length() - 1
-        words[layout.GROUPS_X // 4] = dispatch.groups[0]
-        words[layout.GROUPS_Y // 4] = dispatch.groups[1]
-        words[layout.WAVES // 4] = launch.waves
-        words[layout.MXCSR // 4] = launch.mxcsr
+        words[context.GROUPS_X // 4] = dispatch.groups[0]
+        words[context.GROUPS_Y // 4] = dispatch.groups[1]
+        words[context.WAVES // 4] = launch.waves
+        words[context.MXCSR // 4] = launch.mxcsr
         for field, slot in zip(_SLOTS, launch.slots, strict=True):
             words[field // 4] = slot
-        words[layout.RESUME_WAITING // 4] = 0
+        words[context.RESUME_WAITING // 4] = 0
 
     def quad(self, offset: int) -> int:
         """Read a 64-bit field of the context."""
@@ -164,12 +146,13 @@ class Worker:
 
         moved: bytes by which the base that code offsets count from has changed meanwhile.
         """
-        struct.pack_into("<Q", self.context.data, layout.RESUME_GROUP, self.quad(layout.HALT_GROUP))
+        group = self.quad(context.HALT_GROUP)
+        struct.pack_into("<Q", self.context.data, context.RESUME_GROUP, group)
         if not moved:
             return
         base = self.quad(layout.CODE_BASE) + moved
         struct.pack_into("<Q", self.context.data, layout.CODE_BASE, base)
-        stride = self.quad(layout.STATE_STRIDE)
+        stride = self.quad(context.STATE_STRIDE)
         for at in range(layout.STATE_RESUME, stride * waves, stride):
             (resume,) = struct.unpack_from("<I", self._states.data, at)
             if resume:

@@ -9,8 +9,6 @@ Source: RDNA3 ISA document, "Vector memory buffer instructions", table of the bu
 from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.translator.local import ATOMIC_NAMES, atomic_call
 from am.virtual.isa.translator.memory import (
     LOADS,
@@ -25,6 +23,8 @@ from am.virtual.isa.translator.memory import (
 )
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
+from hcq.emu import context
+from hcq.emu.lanes.every import PREFIX
 from hcq.emu.text import LANES, constant
 
 
@@ -139,7 +139,7 @@ def _scalar_load(count: int) -> Handler:
                 "void", PREFIX + "scalar_load",
                 ("ptr", "%context"), ("i64", address), ("i64", number),
             )  # fmt: skip
-            at = e.value(f"getelementptr i8, ptr %context, i64 {layout.IO}")
+            at = e.value(f"getelementptr i8, ptr %context, i64 {context.IO}")
             value = e.value(f"load i32, ptr {at}")
             e.set_scalar(i.dst, e.value(f"select i1 {inside}, i32 {value}, i32 0"), k)
 

@@ -6,11 +6,11 @@ Source: RDNA3 ISA document, chapters of the VOP1, VOP3 and VOPC opcodes.
 from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
-from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.translator.float import SUFFIXES
 from am.virtual.isa.translator.integer import pack_halves
 from am.virtual.isa.translator.registers import Registers
 from am.virtual.isa.translator.scalar import Handler
+from hcq.emu.lanes.every import PREFIX
 from hcq.emu.text import ELEMENT_BITS, constant, integer_of
 
 _FLOAT_PREDICATES = {

@@ -10,6 +10,7 @@ from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.launch import denormal_control
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
+from hcq.emu import waves
 from hcq.emu.jit import on_x86
 
 # Instructions whose effect on a real chip is timing, ordering or debugging: nothing to do here.
@@ -69,9 +70,9 @@ def emit_end(e: Registers, i: Instruction) -> None:
     name = i.name
     target = i.branch_target
     if name in ("s_endpgm", "s_endpgm_saved"):
-        e.do(f"ret i32 {layout.FINISHED}")
+        e.do(f"ret i32 {waves.FINISHED}")
     elif name == "s_barrier":
-        return_to(e, i.next_pc, layout.AT_BARRIER)
+        return_to(e, i.next_pc, waves.AT_BARRIER)
     elif name == "s_branch" and target is not None:
         if target <= i.pc:
             poll_abort(e)
@@ -93,7 +94,7 @@ def emit_end(e: Registers, i: Instruction) -> None:
         e.begin(lost)
         halt(e, offset, layout.FAR_CODE)
         e.begin(jump)
-        return_to(e, short, layout.JUMPED)
+        return_to(e, short, waves.JUMPED)
     elif target is not None and name.startswith("s_cbranch") and "cdbg" not in name:
         condition = _branch_condition(e, name)
         if target <= i.pc:

@@ -8,10 +8,6 @@ from __future__ import annotations
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PREFIX
-from am.virtual.isa.runtime.local import ATOMICS
-from am.virtual.isa.runtime.pairs import FRAGMENT as LOAD_FRAGMENT
-from am.virtual.isa.runtime.pairs import NAME as LOAD_PAIR
 from am.virtual.isa.translator.lanes import enabled_at, gather_lanes
 from am.virtual.isa.translator.liveness import registers
 from am.virtual.isa.translator.memory import (
@@ -19,17 +15,18 @@ from am.virtual.isa.translator.memory import (
     check_registers,
     data_registers,
     io_column,
-    joined_passes,
-    load_columns,
     load_to_columns,
     load_wide,
     narrow_result,
     set_registers,
-    store_columns,
     store_wide,
 )
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
+from hcq.emu.atomics import OPERATIONS
+from hcq.emu.lanes.every import PREFIX
+from hcq.emu.lanes.pairs import FRAGMENT as LOAD_FRAGMENT
+from hcq.emu.lanes.pairs import NAME as LOAD_PAIR
 from hcq.emu.text import LANES, PASS, VECTOR, constant, lanes
 
 
@@ -148,19 +145,29 @@ def atomic_call(
 ) -> list[str]:  # fmt: skip
     """Call the runtime's atomic operation on the registers `data`; return the registers of the old
     values, if they are wanted."""
-    arguments = (
-        (e.vector_of("i64"), addresses), (LANES, enabled),
-        ("i32", str(ATOMICS.index(operation))), ("i1", "true" if flat else "false"),
-    )  # fmt: skip
-    words = [e.cut("i32", word) for word in data]
+    words, element, wide = bits // 32, f"i{bits}", e.vector_of("i64")
+    kind = e.vector_of(element)
+    values = [_element(e, data[k : k + words]) for k in range(0, len(data), words)]
+    first, second = [*values, "zeroinitializer"][:2]
+    if operation in ("cas", "cas_f"):  # the new value comes first
+        first, second = second, first
     e.note_access()
-    old = []
-    for turn, one in enumerate(e.cut_arguments(arguments)):
-        store_columns(e, [word[turn] for word in words])
-        e.call("void", f"{PREFIX}atomic_{bits}", ("ptr", "%context"), *one)
-        if returns:
-            old.append(load_columns(e, bits // 32))
-    return joined_passes(e, old)
+    hosts = e.by_passes(
+        "i64", f"{PREFIX}atomic_hosts_{bits}", ("ptr", "%context"), (wide, addresses),
+        (LANES, enabled), ("i1", "true" if flat else "false"),
+    )  # fmt: skip
+    number = str(OPERATIONS[bits].index(operation))
+    old = e.by_passes(
+        element, f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (wide, hosts), (LANES, enabled),
+        ("i32", number), (kind, first), (kind, second),
+    )  # fmt: skip
+    if not returns:
+        return []
+    return [old] if words == 1 else list(e.split(old))
+
+
+def _element(e: Registers, words: list[str]) -> str:
+    return words[0] if len(words) == 1 else e.join(words[0], words[1])
 
 
 def _atomic(
@@ -209,7 +216,7 @@ def _exchange_two(bits: int, step: int) -> Handler:
             address = _local_address(e, i, offset * step * bits // 8)
             addresses = e.join(address, e.broadcast("i32", high))
             data = data_registers(e, operand)
-            old += atomic_call(e, bits, "swap", addresses, True, e.exec(), data, True)
+            old += atomic_call(e, bits, "exch", addresses, True, e.exec(), data, True)
         assert i.dst is not None
         set_registers(e, i.dst, old)
 
@@ -217,7 +224,7 @@ def _exchange_two(bits: int, step: int) -> Handler:
 
 
 _COMMON = {
-    "add_u": "add", "sub_u": "sub", "min_i": "min_i", "min_u": "min_u", "max_i": "max_i",
+    "add_u": "add", "sub_u": "sub", "min_i": "min_s", "min_u": "min_u", "max_i": "max_s",
     "max_u": "max_u", "and_b": "and", "or_b": "or", "xor_b": "xor", "inc_u": "inc", "dec_u": "dec",
 }  # fmt: skip
 
@@ -228,11 +235,11 @@ def _atomic_names() -> dict[str, tuple[int, str]]:
     for bits in (32, 64):
         for name, operation in _COMMON.items():
             found[f"{name}{bits}"] = (bits, operation)
-        found[f"swap_b{bits}"] = (bits, "swap")
-        found[f"cmpswap_b{bits}"] = (bits, "cmpswap")
+        found[f"swap_b{bits}"] = (bits, "exch")
+        found[f"cmpswap_b{bits}"] = (bits, "cas")
     for name, operation in (
-        ("csub_u32", "csub"), ("cmpswap_f32", "fcmpswap"), ("min_f32", "fmin"),
-        ("max_f32", "fmax"), ("add_f32", "fadd"),
+        ("csub_u32", "csub"), ("cmpswap_f32", "cas_f"), ("min_f32", "min_f"),
+        ("max_f32", "max_f"), ("add_f32", "add_f32"),
     ):  # fmt: skip
         found[name] = (32, operation)
     return found
@@ -248,9 +255,9 @@ def _atomics() -> dict[str, Handler]:
         found[f"flat_atomic_{name}"] = _memory_atomic(bits, operation, True)
     for bits in (32, 64):
         local = {
-            **_COMMON, "rsub_u": "rsub", "min_f": "fmin", "max_f": "fmax", "add_f": "fadd",
-            "mskor_b": "mskor", "cmpstore_b": "cmpswap", "cmpstore_f": "fcmpswap",
-            "storexchg_b": "swap", "wrap_b": "wrap",
+            **_COMMON, "rsub_u": "rsub", "min_f": "min_f", "max_f": "max_f",
+            "add_f": f"add_f{bits}", "mskor_b": "mskor", "cmpstore_b": "cas", "cmpstore_f": "cas_f",
+            "storexchg_b": "exch", "wrap_b": "wrap",
         }  # fmt: skip
         for name, operation in local.items():
             handler = _local_atomic(bits, operation)

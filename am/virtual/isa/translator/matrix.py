@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
-from am.virtual.isa.runtime.calls import PREFIX
 from am.virtual.isa.runtime.matrix import A_COLUMN, B_COLUMN, C_COLUMN
 from am.virtual.isa.translator.memory import io_column, load_columns, store_columns
 from am.virtual.isa.translator.packed import to_brain
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
+from hcq.emu.lanes.every import PREFIX
 from hcq.emu.text import constant
 
 _COLUMNS = 8  # of C and D: their registers, the passes of each one after another

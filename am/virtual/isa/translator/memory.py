@@ -11,11 +11,13 @@ from __future__ import annotations
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
 from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PAGE, PREFIX, ROW_SHIFT
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+from hcq.emu import context
+from hcq.emu.lanes.every import PREFIX
+from hcq.emu.memory import Access
 from hcq.emu.text import LANES, PASS, VECTOR, constant, lanes
+from hcq.emu.tlb import hit, tlb_of
 
 
 class Address:
@@ -76,29 +78,9 @@ class Address:
         return e.value(f"add i64 {wide}, {self.base}")
 
 
-def _hit(e: Registers, address: str, size: int, write: bool) -> tuple[str, str]:
-    """Look `address` up in the TLB; return whether `size` bytes may be accessed, and where."""
-    tlb = e.context(layout.TLB, "ptr")
-    page = e.value(f"lshr i64 {address}, {PAGE_SHIFT}")
-    fold = e.value(f"and i64 {e.value(f'lshr i64 {page}, 6')}, -64")
-    mixed = e.value(f"xor i64 {page}, {fold}")  # as `tlb_set` says
-    entry = e.value(f"and i64 {mixed}, {TLB_SETS - 1}")
-    offset = e.value(f"shl i64 {entry}, {ROW_SHIFT}")
-    row = e.value(f"getelementptr i8, ptr {tlb}, i64 {offset}")
-    tag_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * (WRITE_TAG if write else READ_TAG)}")
-    tag = e.value(f"load atomic i64, ptr {tag_at} monotonic, align 8")
-    delta_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * DELTA}")
-    delta = e.value(f"load atomic i64, ptr {delta_at} monotonic, align 8")
-    hit = e.value(f"icmp eq i64 {tag}, {page}")
-    inside = e.value(f"and i64 {address}, {PAGE - 1}")
-    fits = e.value(f"icmp ule i64 {inside}, {PAGE - size}")
-    host = e.value(f"add i64 {address}, {delta}")
-    return e.value(f"and i1 {hit}, {fits}"), e.value(f"inttoptr i64 {host} to ptr")
-
-
 def io_column(e: Registers, column: int) -> str:
     """Return the address of an IO column of the context."""
-    offset = layout.IO + column * layout.IO_COLUMN
+    offset = context.IO + column * context.IO_COLUMN
     return e.value(f"getelementptr i8, ptr %context, i64 {offset}")
 
 
@@ -252,8 +234,8 @@ def _global_load(size: int, how: str) -> Handler:
             return
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
-        hit, host = _hit(e, address.first(), e.lanes * size, write=False)
-        good = e.value(f"and i1 {consecutive}, {hit}")
+        known, host = hit(e, tlb_of(e), address.first(), e.lanes * size, Access.READ)
+        good = e.value(f"and i1 {consecutive}, {known}")
         e.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
         e.begin(fast)
         kind = f"i{8 * size}"
@@ -290,8 +272,8 @@ def _global_store(size: int, high: bool) -> Handler:
         value = _stored(e, i, high)
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
-        hit, host = _hit(e, address.first(), e.lanes * size, write=True)
-        good = e.value(f"and i1 {consecutive}, {hit}")
+        known, host = hit(e, tlb_of(e), address.first(), e.lanes * size, Access.WRITE)
+        good = e.value(f"and i1 {consecutive}, {known}")
         e.do(f"br i1 {good}, label %{fast}, label %{slow}, !prof !0")
         e.begin(fast)
         kind = f"i{8 * size}"
@@ -397,7 +379,7 @@ def _scalar_load(count: int) -> Handler:
             ("ptr", "%context"), ("i64", address), ("i64", str(count)),
         )  # fmt: skip
         for k in range(count):
-            at = e.value(f"getelementptr i8, ptr %context, i64 {layout.IO + 4 * k}")
+            at = e.value(f"getelementptr i8, ptr %context, i64 {context.IO + 4 * k}")
             e.set_scalar(i.dst, e.value(f"load i32, ptr {at}"), k)
 
     return emit

@@ -34,12 +34,8 @@ from am.virtual.isa.translator.pinned import pinned_registers
 from am.virtual.isa.translator.program import Block, Program, Stop, successors
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import VECTOR, Text
-
-_PROFILES = (
-    '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
-)
-
+from hcq.emu import context, waves
+from hcq.emu.text import PROFILES, VECTOR, Text
 
 _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
@@ -160,13 +156,13 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     if e.switches_mode:
         # Another wave may have left its own mode behind.
         head.append("  %mode.slot = alloca i32")
-        head.append(f"  %mode.p = getelementptr i8, ptr %context, i64 {layout.MXCSR}")
+        head.append(f"  %mode.p = getelementptr i8, ptr %context, i64 {context.MXCSR}")
         head.append("  call void @llvm.x86.sse.ldmxcsr(ptr %mode.p)")
     head.append("  %resume.slot = alloca i32")
     head.append("  %code.slot = alloca i32")
-    head.append(f"  %abort.p = getelementptr i8, ptr %context, i64 {layout.ABORT}")
+    head.append(f"  %abort.p = getelementptr i8, ptr %context, i64 {context.ABORT}")
     head.append("  %abort = load ptr, ptr %abort.p")
-    head.append(f"  %stop.p = getelementptr i8, ptr %context, i64 {layout.STOP}")
+    head.append(f"  %stop.p = getelementptr i8, ptr %context, i64 {context.STOP}")
     head.append("  %stop = load ptr, ptr %stop.p")
     head.append(f"  %resume.p = getelementptr i8, ptr %wave, i64 {layout.STATE_RESUME}")
     for k in scalars:
@@ -188,9 +184,9 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     head.append(f"  br label %pc{program.entry}")
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
-    tail = [*_save(scalars, moving, e.lanes), "stopped:", f"  ret i32 {layout.ABORTED}", "}"]
+    tail = [*_save(scalars, moving, e.lanes), "stopped:", f"  ret i32 {waves.ABORTED}", "}"]
     body = emit_relative.expanded(e.lines, scalars)
-    return "\n".join([*head, *body, *tail, *sorted(e.declarations), _PROFILES])
+    return "\n".join([*head, *body, *tail, *sorted(e.declarations), PROFILES])
 
 
 def _initial(e: Registers, vectors: list[int]) -> list[str]:

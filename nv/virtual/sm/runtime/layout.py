@@ -5,20 +5,18 @@ Nothing here is the chip's: it is our own interface between launcher, runtime an
 
 from __future__ import annotations
 
+from hcq.emu import context
+
 LANES = 32
 
-# Worker context: one a worker thread, 64-byte aligned.
-TLB = 0  # address of the worker's native TLB
-REFILL = 8  # address of the refill callback: u64 (u64 address, u32 access)
-ABORT = 16  # address of the abort flag (u32): ABORT_END, or anything else to stand aside
-STOP = 24  # address of the grid's own stop flag (u32): a warp elsewhere has failed
-SHARED = 32  # address of the group's shared memory
-SHARED_SIZE = 40  # u64
-LOCAL_SIZE = 48  # u64 bytes of a thread's local memory
-SHARED_WINDOW = 56  # u64 generic address of shared memory
-LOCAL_WINDOW = 64  # u64 generic address of local memory
-COUNTER = 72  # address of the grid's next-group counter (u64)
-TOTAL = 80  # u64 number of groups
+# Worker context: one a worker thread; its beginning is `hcq.emu.context`.
+TLB, REFILL, STOP = context.TLB, context.REFILL, context.STOP
+ABORT = context.ABORT  # the flag: ABORT_END, or anything else to stand aside
+SHARED, SHARED_SIZE = context.SHARED, context.SHARED_SIZE
+COUNTER, TOTAL = context.COUNTER, context.TOTAL
+LOCAL_SIZE = context.END  # u64 bytes of a thread's local memory
+SHARED_WINDOW = 72  # u64 generic address of shared memory
+LOCAL_WINDOW = 80  # u64 generic address of local memory
 GRID_X = 88  # u32 and so on: y 92, z 96
 GRID_Y = 92
 GRID_Z = 96

@@ -6,12 +6,13 @@ through addresses in the worker context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+from hcq.emu import atomics as shared_atomics
 from hcq.emu import jit
 from hcq.emu import math as emu_math
+from hcq.emu.library import compiled
 from nv.virtual.sm.runtime import (
     access,
     atomics,
@@ -30,48 +31,19 @@ from nv.virtual.sm.runtime import (
     tiles,
 )
 
-_Part = tuple[Callable[[], tuple[str, set[str]]], list[str]]
 _PACKAGE = Path(__file__).parent.parent
 _LOADED: list[jit.Loaded] = []  # kept as long as their functions may run
-PROFILES = (
-    '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
-)
-
-
-def _compiled(folder: Path | None, title: str, parts: Iterable[_Part]) -> jit.Loaded:
-    texts: list[str] = []
-    declarations: set[str] = set()
-    names: list[str] = []
-    for make, public in parts:
-        text, needed = make()
-        texts.append(text)
-        declarations |= needed
-        names += public
-    ir = "\n".join([*texts, *sorted(declarations), PROFILES])
-    objects = jit.ObjectCache(folder)
-    key = jit.key_of(_PACKAGE, title, ir)
-    image = objects.get(key)
-    if image is None:
-        image = jit.compile_object(ir, jit.FULL, 1)
-        objects.put(key, image)
-    loaded = jit.Loaded(image)
-    for name in names:
-        jit.publish(name, loaded.address(name))
-    return loaded
-
-
-def _math() -> tuple[str, set[str]]:
-    return emu_math.math_ir(resolve.PREFIX)
 
 
 @cache
 def launch_addresses(folder: Path | None) -> tuple[int, int]:
     """Return the addresses of the launchers, of groups and of clusters; the functions of all
     kernels are there then."""
-    loaded = _compiled(folder, "runtime", (
+    loaded = compiled(_PACKAGE, folder, "runtime", (
         (resolve.resolve_ir, resolve.names()), (access.access_ir, access.names()),
-        (atomics.atomics_ir, atomics.names()), (tiles.tiles_ir, tiles.names()),
-        (launcher.launcher_ir, launcher.names()), (_math, emu_math.names(resolve.PREFIX)),
+        (atomics.wide_ir, atomics.names()), shared_atomics.part(resolve.PREFIX, layout.IO),
+        (tiles.tiles_ir, tiles.names()),
+        (launcher.launcher_ir, launcher.names()), emu_math.part(resolve.PREFIX),
         (distributed.distributed_ir, distributed.names()),
         (clusters.clusters_ir, clusters.names()), (residents.residents_ir, []),
     ))  # fmt: skip
@@ -85,7 +57,7 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
 def flight_hooks(folder: Path | None) -> tuple[int, ...]:
     """Return what the launcher calls for asynchronous kernels; their functions are there then."""
     launch_addresses(folder)
-    loaded = _compiled(folder, "flights", (
+    loaded = compiled(_PACKAGE, folder, "flights", (
         (mbarriers.mbarriers_ir, mbarriers.names()), (flights.flights_ir, flights.names()),
         (bulks.bulks_ir, bulks.names()), (proxies.proxies_ir, proxies.names()),
         (products.products_ir, products.names()), (factors.factors_ir, []),

@@ -9,49 +9,14 @@ Source: PTX ISA 8.x, "State Spaces", "Generic Addressing" and "Alignment".
 
 from __future__ import annotations
 
-from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
-from hcq.emu.text import field, lanes, splat
+from hcq.emu.memory import PAGE_SHIFT, Access
+from hcq.emu.text import Text, field, lanes, splat
+from hcq.emu.tlb import NAMES, columns_of, pages_of, translate_ir
 from nv.virtual.sm.runtime import layout
 
 PREFIX = "nvsm_"
-ROW_SHIFT = 5  # a TLB row is 32 bytes
 WIDE = "<32 x i64>"
 MASK = "<32 x i1>"
-
-
-def _row(address: str) -> str:
-    return f"""
-  %page = lshr i64 {address}, {PAGE_SHIFT}
-  %page.high = lshr i64 %page, 6
-  %page.fold = and i64 %page.high, -64
-  %page.mixed = xor i64 %page, %page.fold
-  %set = and i64 %page.mixed, {TLB_SETS - 1}
-  %offset = shl i64 %set, {ROW_SHIFT}
-  %row = getelementptr i8, ptr %tlb, i64 %offset
-"""
-
-
-def _translate(name: str, access: Access) -> str:
-    """Define translate_<name>: one address to its host address; a miss is refilled."""
-    tag = READ_TAG if access is Access.READ else WRITE_TAG
-    return f"""
-define i64 @{PREFIX}translate_{name}(ptr %context, i64 %address) noinline {{
-{field("tlb", layout.TLB, "ptr")}{_row("%address")}
-  %tag.p = getelementptr i8, ptr %row, i64 {8 * tag}
-  %tag = load atomic i64, ptr %tag.p monotonic, align 8
-  %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
-  %delta = load atomic i64, ptr %delta.p monotonic, align 8
-  %hit = icmp eq i64 %tag, %page
-  br i1 %hit, label %found, label %miss, !prof !0
-found:
-  %host = add i64 %address, %delta
-  ret i64 %host
-miss:
-{field("refill", layout.REFILL, "ptr")}
-  %answer = call i64 %refill(i64 %address, i32 {int(access)})
-  ret i64 %answer
-}}
-"""
 
 
 _CHECK = f"""
@@ -74,7 +39,9 @@ straight:
 
 
 def _global(name: str, access: Access) -> str:
-    tag = READ_TAG if access is Access.READ else WRITE_TAG
+    tag, delta = columns_of(access)
+    look = Text(prefix="look.")
+    pages, offsets = pages_of(look, "%addresses", WIDE)
     gather = "@llvm.masked.gather.v32i64.v32p0"
     return f"""
 define {WIDE} @{PREFIX}resolve_global_{name}(ptr %context, {WIDE} %addresses, i32 %lanes,
@@ -107,19 +74,14 @@ near:
   %near.hosts = select {MASK} %mask, {WIDE} %near.all, {WIDE} %spare.v
   ret {WIDE} %near.hosts
 many:
-  %pages = lshr {WIDE} %addresses, splat (i64 {PAGE_SHIFT})
-  %high = lshr {WIDE} %pages, splat (i64 6)
-  %fold = and {WIDE} %high, splat (i64 -64)
-  %mixed = xor {WIDE} %pages, %fold
-  %sets = and {WIDE} %mixed, splat (i64 {TLB_SETS - 1})
-  %offsets = shl {WIDE} %sets, splat (i64 {ROW_SHIFT})
-  %tag.p = getelementptr i8, ptr %tlb, i64 {8 * tag}
-  %tags.p = getelementptr i8, ptr %tag.p, {WIDE} %offsets
+{look.text()}
+  %tag.p = getelementptr i8, ptr %tlb, i64 {tag}
+  %tags.p = getelementptr i8, ptr %tag.p, {WIDE} {offsets}
   %tags = call {WIDE} {gather}(<32 x ptr> align 8 %tags.p, {MASK} %mask, {WIDE} zeroinitializer)
-  %delta.p = getelementptr i8, ptr %tlb, i64 {8 * DELTA}
-  %deltas.p = getelementptr i8, ptr %delta.p, {WIDE} %offsets
+  %delta.p = getelementptr i8, ptr %tlb, i64 {delta}
+  %deltas.p = getelementptr i8, ptr %delta.p, {WIDE} {offsets}
   %deltas = call {WIDE} {gather}(<32 x ptr> align 8 %deltas.p, {MASK} %mask, {WIDE} zeroinitializer)
-  %hit.v = icmp eq {WIDE} %tags, %pages
+  %hit.v = icmp eq {WIDE} %tags, {pages}
   %hit.b = bitcast {MASK} %hit.v to i32
   %miss.b = xor i32 %hit.b, -1
   %missing = and i32 %miss.b, %good
@@ -288,9 +250,9 @@ done:
 
 def resolve_ir() -> tuple[str, set[str]]:
     """Return the IR of the functions and the declarations they need."""
-    parts = [_note(), _shared(), _local()]
-    for name, access in (("read", Access.READ), ("write", Access.WRITE)):
-        parts += [_translate(name, access), _global(name, access), _generic(name)]
+    parts = [_note(), _shared(), _local(), translate_ir(PREFIX)]
+    for access, name in NAMES.items():
+        parts += [_global(name, access), _generic(name)]
     return "\n".join(parts), {
         "declare i32 @llvm.cttz.i32(i32, i1)",
         f"declare {WIDE} @llvm.masked.gather.v32i64.v32p0(<32 x ptr>, {MASK}, {WIDE})",
@@ -300,6 +262,6 @@ def resolve_ir() -> tuple[str, set[str]]:
 def names() -> list[str]:
     """Return the functions that kernels may call."""
     found = [f"{PREFIX}resolve_shared", f"{PREFIX}resolve_local"]
-    for name in ("read", "write"):
+    for name in NAMES.values():
         found += [f"{PREFIX}{f}_{name}" for f in ("translate", "resolve_global", "resolve_generic")]
     return found

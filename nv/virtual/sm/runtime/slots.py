@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hcq.emu.worker import aligned
 from nv.virtual.sm.runtime import async_layout, layout
 from nv.virtual.sm.runtime.grid import Grid
 
@@ -14,25 +12,18 @@ _GUARD = 64  # bytes behind shared and local memory that vector accesses may tou
 _FLIGHT = -(-async_layout.SIZE // 64) * 64  # of a group
 
 
-def aligned(size: int, at: int = 64) -> NDArray[np.uint8]:
-    """Allocate zeroed bytes at a multiple of `at`."""
-    raw = np.zeros(size + at, np.uint8)
-    start = -raw.ctypes.data % at
-    return raw[start : start + size]
-
-
 class _Room:
     """Zeroed bytes that grow, at a multiple of 64, and their address."""
 
     def __init__(self) -> None:
-        self.content = aligned(0)
+        self.content = aligned(0, 64)
         self.address = 0
 
     def need(self, size: int) -> bool:
         """Have at least so many bytes; return whether that took new ones."""
         if len(self.content) >= size:
             return False
-        self.content = aligned(size)
+        self.content = aligned(size, 64)
         self.address = int(self.content.ctypes.data)
         return True
 

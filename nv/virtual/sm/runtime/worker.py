@@ -22,16 +22,14 @@ from hcq.emu.memory import (
     LaneMemory,
     tlb_set,
 )
+from hcq.emu.worker import NativeWorker
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import Grid
-from nv.virtual.sm.runtime.slots import Slot, aligned
+from nv.virtual.sm.runtime.slots import Slot
 from nv.virtual.sm_contract import Attention
 
-_REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
 _TIMER = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32)
-_PAGE = 1 << PAGE_SHIFT
 _WINDOW_PAGE = layout.MODULE_WINDOW >> PAGE_SHIFT
-_KEPT_SPACES = 16  # address spaces whose TLB a worker keeps
 _REST_S = 50e-6  # when all groups wait in loops for those of other workers, or the clock
 _PAUSE_S = 0.001  # between looks at the abort flag when all warps wait for ever
 _NOWHERE = (0,) * 6  # a group's place in its cluster, its cluster's in the grid
@@ -70,23 +68,20 @@ class Run:
         self.lock = threading.Lock()
 
 
-class Worker:
+class Worker(NativeWorker):
     """What the native code of one thread works on. Used by one thread at a time."""
 
     def __init__(self, number: int) -> None:
+        super().__init__()
         self._number = number
         self._slots = [Slot()]
         self._used = 0  # slots of this launch
         self._workers = 1
-        self._sink = aligned(2 * _PAGE, _PAGE)
-        self._tlbs: list[tuple[LaneMemory, NDArray[np.uint64]]] = []
         self._window: NDArray[np.uint8] | None = None  # whose pages the TLBs may hold
         self._run: Run | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
-        self._refill = _REFILL(self._on_miss)
         self._timer = _TIMER(self._on_time)
         self._grow_contexts(1)
-        self.error: BaseException | None = None
         self.access = Access.READ  # of the last MMU fault
 
     @property
@@ -113,15 +108,12 @@ class Worker:
 
     # -- called from native code; an exception must not pass through it --------------------------
 
-    def _on_miss(self, address: int, access: int) -> int:
-        try:
-            return self._translate(address, Access(access))
-        except Exception as error:  # raised again by the thread that started the grid
-            self.error = error
-            self._fault(layout.FAILED, address)
-            return int(self._sink.ctypes.data) + address % _PAGE
+    def failed(self, address: int) -> None:
+        """End the grid; `error` says why."""
+        self._fault(layout.FAILED, address)
 
-    def _translate(self, address: int, access: Access) -> int:
+    def translate(self, address: int, access: Access) -> int:
+        """Return the host address of an address that the TLB lacks."""
         assert self._run is not None and self._tlb is not None
         row = self._tlb[tlb_set(address >> PAGE_SHIFT)]
         offset = address - layout.MODULE_WINDOW
@@ -172,26 +164,21 @@ class Worker:
 
     # -- launching -------------------------------------------------------------------------------
 
-    def _tlb_for(self, run: Run) -> NDArray[np.uint64]:
+    def _tlb_of(self, run: Run) -> NDArray[np.uint64]:
         if self._window is not run.image:
-            for _, tlb in self._tlbs:
+            for _, tlb in self.tlbs:
                 old = (tlb[:, READ_TAG] >= _WINDOW_PAGE) & (tlb[:, READ_TAG] != INVALID_TAG)
                 tlb[old, READ_TAG] = INVALID_TAG
                 tlb[old, WRITE_TAG] = INVALID_TAG
             self._window = run.image
-        for known, tlb in self._tlbs:
-            if known is run.memory:
-                return tlb
-        tlb = run.memory.new_tlb()
-        self._tlbs = [*self._tlbs[1 - _KEPT_SPACES :], (run.memory, tlb)]
-        return tlb
+        return self.tlb_for(run.memory)
 
     def prepare(self, run: Run, workers: int) -> None:
         """Fill the context for a grid, which so many workers run."""
         grid = run.grid
         self.error = None
         self._run = run
-        self._tlb = tlb = self._tlb_for(run)
+        self._tlb = tlb = self._tlb_of(run)
         x, y, z = grid.cluster
         groups = x * y * z
         self._workers = workers
@@ -202,8 +189,8 @@ class Worker:
         put("Q", layout.TLB, tlb.ctypes.data)
         launch, counters = grid.launch, run.counters.ctypes.data
         put("Q", layout.ABORT, run.abort.flag.ctypes.data, run.stop.ctypes.data)
-        put("Q", layout.SHARED_SIZE, grid.shared_size, grid.local_size, launch.shared_window,
-            launch.local_window, counters, grid.groups)  # fmt: skip
+        put("Q", layout.SHARED_SIZE, grid.shared_size, counters, grid.groups)
+        put("Q", layout.LOCAL_SIZE, grid.local_size, launch.shared_window, launch.local_window)
         put("I", layout.GRID_X, *launch.grid, *launch.block, grid.warps, grid.threads)
         put("I", layout.DYNAMIC_SIZE, grid.dynamic_size)
         put("I", layout.SHARED_TOTAL, grid.shared_size)
@@ -226,8 +213,8 @@ class Worker:
 
     def _grow_contexts(self, groups: int) -> None:
         if self._slots[0].grow(groups):
-            for offset, function in ((layout.REFILL, self._refill), (layout.TIMER, self._timer)):
-                self._put("Q", offset, ctypes.cast(function, ctypes.c_void_p).value or 0)
+            self._put("Q", layout.REFILL, self.refill)
+            self._put("Q", layout.TIMER, ctypes.cast(self._timer, ctypes.c_void_p).value or 0)
 
     def _drop_slots(self) -> None:
         """Give back what many groups beside each other took."""

@@ -8,8 +8,8 @@ fence.
 
 from __future__ import annotations
 
+from hcq.emu.atomics import OPERATIONS
 from nv.virtual.sm.ptx.module import SIZES, Instruction, Vector
-from nv.virtual.sm.runtime.atomics import OPERATIONS
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 from nv.virtual.sm.translator.bulk import fenced, written
 from nv.virtual.sm.translator.handler import Handler

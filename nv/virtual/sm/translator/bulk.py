@@ -6,10 +6,10 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Bulk copy", "As
 
 from __future__ import annotations
 
+from hcq.emu.atomics import OPERATIONS
 from nv.virtual.sm.ptx.module import SIZES, Instruction, Integer, Operand, Vector
 from nv.virtual.sm.runtime import async_layout as flight
 from nv.virtual.sm.runtime import layout
-from nv.virtual.sm.runtime.atomics import OPERATIONS
 from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 from nv.virtual.sm.translator.handler import type_of
 from nv.virtual.sm.translator.kernel import Kernel

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hcq.emu.text import PROFILES
 from nv.virtual.sm.runtime import async_layout, layout
-from nv.virtual.sm.runtime.library import PROFILES
 from nv.virtual.sm.runtime.resolve import PREFIX
 from nv.virtual.sm.translator.flow import Flow
 from nv.virtual.sm.translator.graph import Graph

@@ -8,7 +8,8 @@ Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": ld, ldu, st, p
 
 from __future__ import annotations
 
-from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+from hcq.emu import tlb
+from hcq.emu.memory import Access
 from nv.virtual.sm.ptx.module import (
     SIZES,
     Address,
@@ -20,7 +21,7 @@ from nv.virtual.sm.ptx.module import (
     Vector,
 )
 from nv.virtual.sm.runtime import layout
-from nv.virtual.sm.runtime.resolve import PREFIX, ROW_SHIFT, WIDE
+from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 from nv.virtual.sm.translator import halves
 from nv.virtual.sm.translator.handler import Handler, is_signed, type_of
 from nv.virtual.sm.translator.kernel import Kernel
@@ -28,7 +29,6 @@ from nv.virtual.sm.translator.moves import space_of
 from nv.virtual.sm.translator.value import Value, number
 
 SHARED_SPACES = ("shared", "shared::cluster", "")  # where addresses may be of shared memory
-_PAGE = 1 << PAGE_SHIFT
 
 
 def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
@@ -131,20 +131,7 @@ def _consecutive(k: Kernel, where: Value, size: int, mask: str) -> tuple[str, st
 
 def hit(k: Kernel, at: str, size: int, write: bool) -> tuple[str, str]:
     """Look an address up in the TLB: whether `size` bytes may be accessed, and the host address."""
-    page = k.value(f"lshr i64 {at}, {PAGE_SHIFT}")
-    fold = k.value(f"and i64 {k.value(f'lshr i64 {page}, 6')}, -64")
-    entry = k.value(f"and i64 {k.value(f'xor i64 {page}, {fold}')}, {TLB_SETS - 1}")
-    offset = k.value(f"shl i64 {entry}, {ROW_SHIFT}")
-    row = k.value(f"getelementptr i8, ptr %tlb, i64 {offset}")
-    tag_at = k.value(f"getelementptr i8, ptr {row}, i64 {8 * (WRITE_TAG if write else READ_TAG)}")
-    tag = k.value(f"load atomic i64, ptr {tag_at} monotonic, align 8")
-    delta_at = k.value(f"getelementptr i8, ptr {row}, i64 {8 * DELTA}")
-    delta = k.value(f"load atomic i64, ptr {delta_at} monotonic, align 8")
-    good = k.value(f"icmp eq i64 {tag}, {page}")
-    inside = k.value(f"and i64 {at}, {_PAGE - 1}")
-    fits = k.value(f"icmp ule i64 {inside}, {_PAGE - size}")
-    host = k.value(f"add i64 {at}, {delta}")
-    return k.value(f"and i1 {good}, {fits}"), k.value(f"inttoptr i64 {host} to ptr")
+    return tlb.hit(k, "%tlb", at, size, Access.WRITE if write else Access.READ)
 
 
 def _in_shared(k: Kernel, at: str, size: int) -> tuple[str, str]:

@@ -7,9 +7,9 @@ eight columns in one go. All else is two loads of `local`.
 
 from __future__ import annotations
 
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PREFIX
-from am.virtual.isa.runtime.rows import HALF, Rows, numbers
+from hcq.emu import context
+from hcq.emu.lanes.every import PREFIX
+from hcq.emu.lanes.rows import HALF, Rows, numbers
 from hcq.emu.text import constant, field, splat
 
 VECTOR = "<32 x i32>"
@@ -35,7 +35,7 @@ def _turned(e: Rows, halves: tuple[int, ...]) -> None:
                      for side in (0, 1) for place in (0, 8) for k in range(4)]  # fmt: skip
             whole = e.pick(16, first, second, order)
             for half in halves:
-                place = column * layout.IO_COLUMN + 64 * half
+                place = column * context.IO_COLUMN + 64 * half
                 at = e.value(f"getelementptr i8, ptr {data}, i64 {place}")
                 e.do(f"store {HALF} {whole}, ptr {at}, align 64")
 
@@ -54,11 +54,11 @@ def _start(lane: int) -> str:
     )
 
 
-def pairs_ir() -> str:
+def pairs_ir() -> tuple[str, set[str]]:
     """Return the IR of `lds_load_pair(context, addresses, low, high)`: of every lane, 16 bytes at
     its address to the columns at `low`, the 16 bytes behind them to those at `high`; and of
     `lds_load_fragment`, which may leave lanes 16..31 of the columns as they were."""
-    return _function(NAME, (0, 1)) + _function(FRAGMENT, (0,))
+    return _function(NAME, (0, 1)) + _function(FRAGMENT, (0,)), set()
 
 
 def _function(name: str, halves: tuple[int, ...]) -> str:
@@ -66,7 +66,7 @@ def _function(name: str, halves: tuple[int, ...]) -> str:
     _turned(e, halves)
     return f"""
 define void @{name}(ptr %context, {VECTOR} %addresses, ptr %low, ptr %high) noinline {{
-{field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
+{field("lds", context.SHARED, "ptr")}{field("lds.size", context.SHARED_SIZE, "i64")}
   %limit = trunc i64 %lds.size to i32
   %end = call i32 @llvm.usub.sat.i32(i32 %limit, i32 31)
 {splat("end.v", "i32", "%end")}

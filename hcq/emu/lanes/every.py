@@ -1,85 +1,42 @@
-"""Native functions that translated kernels call: memory access by lanes, and the workgroup loop.
+"""Memory access of any kind: a loop over the lanes, and byte by byte where an access splits.
 
-They are written as LLVM IR, compiled once and shared by all kernels. Data of accesses of more
-than four bytes a lane passes through columns, of which the caller says where they are: column c
-holds dword c of every lane. Narrower data of flat accesses is in the first IO column of the worker
-context (see `layout`).
-Every global access looks at the worker's TLB; a miss calls the refill function of `ShaderMemory`,
-which answers with a host address even for a fault, so that nothing here can leave mapped memory.
+Data of accesses of more than four bytes a lane passes through columns, of which the caller says
+where they are: column c holds dword c of every lane. Narrower data is in the first IO column of the
+worker context (see `hcq.emu.context`).
+Every access looks at the worker's TLB; a miss calls the refill function of the address space, which
+answers with a host address even for a fault, so that nothing here can leave mapped memory.
 """
 
 from __future__ import annotations
 
-from am.virtual.isa.runtime import layout
-from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG, Access
-from hcq.emu.text import field
+from hcq.emu import context
+from hcq.emu.memory import Access
+from hcq.emu.text import Text, field
+from hcq.emu.tlb import NAMES, PAGE, pages_of, row_at, translate_ir
 
-PAGE = 1 << PAGE_SHIFT
-ROW_SHIFT = 5  # a TLB row is 32 bytes
 SIZES = (1, 2, 4, 8, 12, 16)
 PREFIX = "ugpu_"
 LDS_SPACE = 65536  # bytes of the buffer behind every workgroup's local memory
 
-TAGS = {Access.READ: READ_TAG, Access.WRITE: WRITE_TAG}
-
-
-def _translate(access: Access) -> str:
-    """Define the function that turns a GPU address into a host address."""
-    name = "read" if access is Access.READ else "write"
-    return f"""
-define i64 @{PREFIX}translate_{name}(ptr %context, i64 %address) noinline {{
-{field("tlb", layout.TLB, "ptr")}
-  %page = lshr i64 %address, {PAGE_SHIFT}
-  %page.high = lshr i64 %page, 6
-  %page.fold = and i64 %page.high, -64
-  %page.mixed = xor i64 %page, %page.fold
-  %set = and i64 %page.mixed, {TLB_SETS - 1}
-  %offset = shl i64 %set, {ROW_SHIFT}
-  %row = getelementptr i8, ptr %tlb, i64 %offset
-  %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}
-  %tag = load atomic i64, ptr %tag.p monotonic, align 8
-  %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
-  %delta = load atomic i64, ptr %delta.p monotonic, align 8
-  %hit = icmp eq i64 %tag, %page
-  br i1 %hit, label %found, label %miss, !prof !0
-found:
-  %host = add i64 %address, %delta
-  ret i64 %host
-miss:
-{field("refill", layout.REFILL, "ptr")}
-  %answer = call i64 %refill(i64 %address, i32 {int(access)})
-  ret i64 %answer
-}}
-"""
-
 
 def _lane_host(access: Access, size: int) -> str:
     """Define host_<access>_<size>: where a lane's access may be done, or 0 when it splits."""
-    name = "read" if access is Access.READ else "write"
+    e, name = Text(), NAMES[access]
+    page, offset = pages_of(e, "%address")
+    tag, delta = row_at(e, "%tlb", offset, access)
+    inside = e.value(f"and i64 %address, {PAGE - 1}")
+    crosses = e.value(f"icmp ugt i64 {inside}, {PAGE - size}")
+    known = e.value(f"icmp eq i64 {tag}, {page}")
+    fast = e.value(f"and i1 {known}, {e.value(f'xor i1 {crosses}, true')}")
     return f"""
 define internal i64 @host_{name}_{size}(ptr %context, ptr %tlb, i64 %address) alwaysinline {{
-  %page = lshr i64 %address, {PAGE_SHIFT}
-  %page.high = lshr i64 %page, 6
-  %page.fold = and i64 %page.high, -64
-  %page.mixed = xor i64 %page, %page.fold
-  %set = and i64 %page.mixed, {TLB_SETS - 1}
-  %offset = shl i64 %set, {ROW_SHIFT}
-  %row = getelementptr i8, ptr %tlb, i64 %offset
-  %tag.p = getelementptr i8, ptr %row, i64 {8 * TAGS[access]}
-  %tag = load atomic i64, ptr %tag.p monotonic, align 8
-  %delta.p = getelementptr i8, ptr %row, i64 {8 * DELTA}
-  %delta = load atomic i64, ptr %delta.p monotonic, align 8
-  %inside = and i64 %address, {PAGE - 1}
-  %crosses = icmp ugt i64 %inside, {PAGE - size}
-  %hit = icmp eq i64 %tag, %page
-  %whole = xor i1 %crosses, true
-  %fast = and i1 %hit, %whole
-  br i1 %fast, label %found, label %miss, !prof !0
+{e.text()}
+  br i1 {fast}, label %found, label %miss, !prof !0
 found:
-  %host = add i64 %address, %delta
+  %host = add i64 %address, {delta}
   ret i64 %host
 miss:
-  br i1 %crosses, label %split, label %walk
+  br i1 {crosses}, label %split, label %walk
 split:
   ret i64 0
 walk:
@@ -112,9 +69,9 @@ def columns(size: int, into_rows: bool) -> str:
     lines = []
     for column in range(count):
         lines.append(
-            f"  %io{column} = getelementptr i8, ptr %data, i64 {column * layout.IO_COLUMN}"
+            f"  %io{column} = getelementptr i8, ptr %data, i64 {column * context.IO_COLUMN}"
         )
-    lines.append(f"  %rows = getelementptr i8, ptr %context, i64 {layout.ROWS}")
+    lines.append(f"  %rows = getelementptr i8, ptr %context, i64 {context.ROWS}")
     if into_rows:
         for column in range(count):
             lines.append(f"  %c{column} = load <32 x i32>, ptr %io{column}, align 64")
@@ -142,48 +99,12 @@ def columns(size: int, into_rows: bool) -> str:
 
 def rows_of(size: int) -> tuple[int, int]:
     """Return where the rows of an access lie in the context, and the bytes from one to the next."""
-    return (layout.IO, 4) if size <= 4 else (layout.ROWS, 16)
+    return (context.IO, 4) if size <= 4 else (context.ROWS, 16)
 
 
 def data_parameter(size: int) -> str:
     """Return the parameter that says where the columns are, for what does not use the first."""
     return "" if size <= 4 else ", ptr %data"
-
-
-def _flat_case(store: bool, size: int) -> str:
-    """Return the blocks that route a lane's flat address to local memory or scratch."""
-    return f"""
-  %high = lshr i64 %va, 32
-  %is.shared = icmp eq i64 %high, %shared
-  br i1 %is.shared, label %local, label %not.local
-local:
-  %low = and i64 %va, 4294967295
-  %end = add i64 %low, {size}
-  %in = icmp ule i64 %end, %lds.size
-  %local.at = getelementptr i8, ptr %lds, i64 %low
-  %local.safe = select i1 %in, ptr %local.at, ptr %dummy
-  br label %access
-not.local:
-  %is.private = icmp eq i64 %high, %private
-  br i1 %is.private, label %scratch, label %global
-scratch:
-  %own = and i64 %va, 4294967295
-  %own.end = add i64 %own, {size}
-  %own.bytes = shl i64 %own.end, %wave.shift
-  %own.in = icmp ule i64 %own.bytes, %wave.size
-  br i1 %own.in, label %spread.out, label %global
-spread.out:
-  %dword = lshr i64 %own, 2
-  %byte = and i64 %own, 3
-  %dword.4 = shl i64 %dword, 2
-  %spread = shl i64 %dword.4, %wave.shift
-  %wave.lane = add i64 %lane, %first.lane
-  %lane4 = shl i64 %wave.lane, 2
-  %s0 = or i64 %spread, %lane4
-  %s1 = or i64 %s0, %byte
-  %scratch.va = add i64 %wave.scratch, %s1
-  br label %global
-"""
 
 
 def _lanes_access(store: bool, size: int) -> str:
@@ -197,8 +118,8 @@ def _lanes_access(store: bool, size: int) -> str:
 define internal void @slow_{verb}_{size}(ptr %context, <32 x i64> %addresses,
     i32 %lanes{data_parameter(size)}) noinline {{
 entry:
-{field("tlb", layout.TLB, "ptr")}{before}
-  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
+{field("tlb", context.TLB, "ptr")}{before}
+  %list = getelementptr i8, ptr %context, i64 {context.ADDRESSES}
   store <32 x i64> %addresses, ptr %list, align 64
   %none = icmp eq i32 %lanes, 0
   br i1 %none, label %done, label %loop
@@ -223,69 +144,6 @@ whole:
 crossing:
   call void @{PREFIX}cross_{verb}(ptr %context, ptr %row, i64 %va, i64 {size})
   br label %next
-next:
-  %more = icmp ne i32 %rest, 0
-  br i1 %more, label %loop, label %done
-done:
-{after}
-  ret void
-}}
-"""
-
-
-def _flat_access(store: bool, size: int) -> str:
-    """Define flat_<verb>_<size>: lanes in the apertures go to local memory or scratch."""
-    verb = "store" if store else "load"
-    rows, stride = rows_of(size)
-    before = columns(size, True) if store else ""
-    after = "" if store else columns(size, False)
-    # Scratch is interleaved by dwords, so wide accesses are done dword by dword.
-    part = min(size, 4)
-    return f"""
-define void @{PREFIX}flat_{verb}_{size}(ptr %context, <32 x i64> %addresses,
-    i32 %lanes{data_parameter(size)}) noinline {{
-entry:
-{field("lds", layout.LDS, "ptr")}{field("lds.size", layout.LDS_SIZE, "i64")}
-{field("shared", layout.SHARED_HIGH, "i64")}{field("private", layout.PRIVATE_HIGH, "i64")}
-{field("wave.scratch", layout.WAVE_SCRATCH, "i64")}
-{field("wave.size", layout.SCRATCH_WAVE, "i64")}{field("wave.shift", layout.WAVE_SHIFT, "i64")}
-{field("first.lane", layout.FIRST_LANE, "i64")}
-  %dummy = alloca i128
-  store i128 0, ptr %dummy
-{before}
-  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
-  store <32 x i64> %addresses, ptr %list, align 64
-  %none = icmp eq i32 %lanes, 0
-  br i1 %none, label %done, label %loop
-loop:
-  %left = phi i32 [ %lanes, %entry ], [ %rest, %next ]
-  %lane32 = call i32 @llvm.cttz.i32(i32 %left, i1 true)
-  %lane = zext i32 %lane32 to i64
-  %less = sub i32 %left, 1
-  %rest = and i32 %left, %less
-  %va.p = getelementptr i64, ptr %list, i64 %lane
-  %va.lane = load i64, ptr %va.p
-  %row.offset = mul i64 %lane, {stride}
-  %row.base = add i64 %row.offset, {rows}
-  %row.lane = getelementptr i8, ptr %context, i64 %row.base
-  br label %parts
-parts:
-  %done.bytes = phi i64 [ 0, %loop ], [ %bytes, %part.done ]
-  %va = add i64 %va.lane, %done.bytes
-  %row = getelementptr i8, ptr %row.lane, i64 %done.bytes
-{_flat_case(store, part)}
-global:
-  %global.va = phi i64 [ %va, %not.local ], [ %va, %scratch ], [ %scratch.va, %spread.out ]
-  call void @{PREFIX}cross_{verb}(ptr %context, ptr %row, i64 %global.va, i64 {part})
-  br label %part.done
-access:
-  %at = phi ptr [ %local.safe, %local ]
-{move(store, part)}
-  br label %part.done
-part.done:
-  %bytes = add i64 %done.bytes, {part}
-  %again = icmp ult i64 %bytes, {size}
-  br i1 %again, label %parts, label %next
 next:
   %more = icmp ne i32 %rest, 0
   br i1 %more, label %loop, label %done
@@ -350,7 +208,7 @@ entry:
   %bytes = shl i64 %count, 2
   %end = add i64 %inside, %bytes
   %fits = icmp ule i64 %end, {PAGE}
-  %io = getelementptr i8, ptr %context, i64 {layout.IO}
+  %io = getelementptr i8, ptr %context, i64 {context.IO}
   %none = icmp eq i64 %count, 0
   br i1 %none, label %done, label %some
 some:
@@ -386,24 +244,20 @@ done:
 """
 
 
-def memory_ir() -> str:
-    """Return the IR of the functions for global, flat and scalar memory."""
-    parts = ["declare i32 @llvm.cttz.i32(i32, i1)"]
-    for access in (Access.READ, Access.WRITE):
-        parts.append(_translate(access))
+def every_ir() -> tuple[str, set[str]]:
+    """Return the IR of the functions and the declarations they need."""
+    parts = [translate_ir(PREFIX)]
+    for access in NAMES:
         parts.extend(_lane_host(access, size) for size in SIZES)
     for store in (False, True):
         parts.append(_crossing(store))
         for size in SIZES:
             parts.append(_lanes_access(store, size))
-            parts.append(_flat_access(store, size))
     parts.append(_scalar_load())
-    return "\n".join(parts)
+    return "\n".join(parts), {"declare i32 @llvm.cttz.i32(i32, i1)"}
 
 
 def names() -> list[str]:
     """Return the functions that kernels may call."""
-    found = [PREFIX + "scalar_load"]
-    for verb in ("load", "store"):
-        found.extend(f"{PREFIX}flat_{verb}_{size}" for size in SIZES)
-    return found
+    found = [f"{PREFIX}translate_{name}" for name in NAMES.values()]
+    return [PREFIX + "scalar_load", *found, PREFIX + "cross_load", PREFIX + "cross_store"]

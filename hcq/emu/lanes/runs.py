@@ -7,11 +7,12 @@ left to the loops over lanes of `calls`.
 
 from __future__ import annotations
 
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT, SIZES, data_parameter
-from am.virtual.isa.runtime.rows import Rows, load_block, store_block
-from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+from hcq.emu import context
+from hcq.emu.lanes.every import SIZES, data_parameter
+from hcq.emu.lanes.rows import Rows, load_block, store_block
+from hcq.emu.memory import Access
 from hcq.emu.text import constant, field, lanes
+from hcq.emu.tlb import PAGE, pages_of, row_at
 
 RUN = 4  # lanes
 WIDE = "<32 x i64>"
@@ -29,7 +30,7 @@ def _move(e: Rows, store: bool, size: int, pointers: list[str]) -> None:
         (store_block if store else load_block)(e, size, pointers)
         return
     kind = f"i{8 * size}"
-    column = e.value(f"getelementptr i8, ptr %context, i64 {layout.IO}")
+    column = e.value(f"getelementptr i8, ptr %context, i64 {context.IO}")
     if not store:
         parts = [e.value(f"load <{RUN} x {kind}>, ptr {at}, align 1") for at in pointers]
         whole = e.joined(RUN, parts, kind)
@@ -45,24 +46,16 @@ def _move(e: Rows, store: bool, size: int, pointers: list[str]) -> None:
         e.do(f"store <{RUN} x {kind}> {part}, ptr {at}, align 1")
 
 
-def _looked_up(e: Rows, tag_column: int) -> tuple[list[str], str]:
+def _looked_up(e: Rows, access: Access) -> tuple[list[str], str]:
     """Look the runs' pages up in the TLB; return where the runs are, and a number that is zero when
     all pages were found."""
     order = ", ".join(f"i32 {first}" for first in range(0, 32, RUN))
     starts = e.value(f"shufflevector {WIDE} %addresses, {WIDE} poison, <8 x i32> <{order}>")
-    page = e.value(f"lshr {STARTS} {starts}, {_each(PAGE_SHIFT)}")
-    fold = e.value(f"and {STARTS} {e.value(f'lshr {STARTS} {page}, {_each(6)}')}, {_each(-64)}")
-    mixed = e.value(f"xor {STARTS} {page}, {fold}")  # as `tlb_set` says
-    entry = e.value(f"and {STARTS} {mixed}, {_each(TLB_SETS - 1)}")
-    rows = e.value(f"shl {STARTS} {entry}, {_each(ROW_SHIFT)}")
+    page, rows = pages_of(e, starts, STARTS)
     hosts, wrong = [], "0"
     for number in range(32 // RUN):
         picked = e.value(f"extractelement {STARTS} {rows}, i32 {number}")
-        row = e.value(f"getelementptr i8, ptr %tlb, i64 {picked}")
-        tag_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * tag_column}")
-        tag = e.value(f"load atomic i64, ptr {tag_at} monotonic, align 8")
-        delta_at = e.value(f"getelementptr i8, ptr {row}, i64 {8 * DELTA}")
-        delta = e.value(f"load atomic i64, ptr {delta_at} monotonic, align 8")
+        tag, delta = row_at(e, "%tlb", picked, access)
         wanted = e.value(f"extractelement {STARTS} {page}, i32 {number}")
         wrong = e.value(f"or i64 {wrong}, {e.value(f'xor i64 {tag}, {wanted}')}")
         start = e.value(f"extractelement {STARTS} {starts}, i32 {number}")
@@ -70,14 +63,10 @@ def _looked_up(e: Rows, tag_column: int) -> tuple[list[str], str]:
     return hosts, wrong
 
 
-def _each(number: int) -> str:
-    return f"splat (i64 {number})"
-
-
 def _access(store: bool, size: int) -> str:
-    verb, tag_column = ("store", WRITE_TAG) if store else ("load", READ_TAG)
+    verb, access = ("store", Access.WRITE) if store else ("load", Access.READ)
     look, move = Rows("l"), Rows("m")
-    hosts, wrong = _looked_up(look, tag_column)
+    hosts, wrong = _looked_up(look, access)
     _move(move, store, size, hosts)
     order = run_starts()
     steps = lanes([lane % RUN * size for lane in range(32)], "i64")
@@ -98,7 +87,7 @@ entry:
   %good = icmp eq i32 %bad, 0
   br i1 %good, label %runs, label %every
 runs:
-{field("tlb", layout.TLB, "ptr")}{look.text()}
+{field("tlb", context.TLB, "ptr")}{look.text()}
   %found = icmp eq i64 {wrong}, 0
   br i1 %found, label %whole, label %every, !prof !0
 whole:
@@ -111,6 +100,6 @@ every:
 """
 
 
-def runs_ir() -> str:
-    """Return the IR of the functions."""
-    return "\n".join(_access(store, size) for store in (False, True) for size in SIZES)
+def runs_ir() -> tuple[str, set[str]]:
+    """Return the IR of the functions and the declarations they need."""
+    return "\n".join(_access(store, size) for store in (False, True) for size in SIZES), set()

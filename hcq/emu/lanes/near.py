@@ -8,12 +8,13 @@ make them near. Everything else is left to `runs`.
 
 from __future__ import annotations
 
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PAGE, PREFIX, SIZES, data_parameter
-from am.virtual.isa.runtime.octets import octets_ir
-from am.virtual.isa.runtime.rows import Rows, load_block, load_rows, store_block, store_rows
-from am.virtual.isa.runtime.runs import RUN, run_starts
+from hcq.emu import context
+from hcq.emu.lanes.every import PREFIX, SIZES, data_parameter
+from hcq.emu.lanes.octets import octets_ir
+from hcq.emu.lanes.rows import Rows, load_block, load_rows, store_block, store_rows
+from hcq.emu.lanes.runs import RUN, run_starts
 from hcq.emu.text import constant, lanes, splat
+from hcq.emu.tlb import PAGE
 
 WIDE = "<32 x i64>"
 VECTOR = "<32 x i32>"
@@ -130,7 +131,7 @@ def _narrow_stores(size: int) -> str:
     """Store bytes or words lane by lane; lanes switched off repeat into spare memory."""
     kind = f"i{8 * size}"
     lines = [_pointers("%step", "%host")]
-    lines.append(f"  %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}\n")
+    lines.append(f"  %spare = getelementptr i8, ptr %context, i64 {context.SPARE}\n")
     lines.append(splat("spare.v", "ptr", "%spare"))
     lines.append("  %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v\n")
     for lane in range(32):
@@ -179,10 +180,10 @@ runs:
   ret void
 each:
 {_pointers("%step", "%host")}
-  %spare = getelementptr i8, ptr %context, i64 {layout.SPARE}
+  %spare = getelementptr i8, ptr %context, i64 {context.SPARE}
 {splat("spare.v", "ptr", "%spare")}
   %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v
-  %list = getelementptr i8, ptr %context, i64 {layout.ADDRESSES}
+  %list = getelementptr i8, ptr %context, i64 {context.ADDRESSES}
   store <32 x ptr> %safe, ptr %list, align 64
 {every.text()}
   ret void
@@ -207,7 +208,7 @@ def _listed(e: Rows, lane: int) -> str:
 def _general(store: bool, size: int) -> str:
     """Return code that hands all addresses %wide to what looks at them one by one."""
     verb = "store" if store else "load"
-    column = f"  %column = getelementptr i8, ptr %context, i64 {layout.IO}\n"
+    column = f"  %column = getelementptr i8, ptr %context, i64 {context.IO}\n"
     data = data_parameter(size)
     call = f"  call void @runs_{verb}_{size}(ptr %context, {WIDE} %wide, i32 %lanes{data})\n"
     if not _by_value(size):
@@ -280,19 +281,18 @@ general:
 """
 
 
-def lanes_ir() -> str:
-    """Return the IR of the functions."""
-    parts = [
+def near_ir() -> tuple[str, set[str]]:
+    """Return the IR of the functions and the declarations they need."""
+    kinds = [(store, size) for store in (False, True) for size in SIZES]
+    parts = [make(*kind) for kind in kinds for make in (_near, _far)]
+    pointers, mask = "<32 x ptr>", "<32 x i1>"
+    return "\n".join(parts), {
         "declare i32 @llvm.usub.sat.i32(i32, i32)",
         "declare i32 @llvm.uadd.sat.i32(i32, i32)",
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-        f"declare {VECTOR} @llvm.masked.gather.v32i32.v32p0(<32 x ptr>, <32 x i1>, {VECTOR})",
-        f"declare void @llvm.masked.scatter.v32i32.v32p0({VECTOR}, <32 x ptr>, <32 x i1>)",
-    ]
-    for store in (False, True):
-        for size in SIZES:
-            parts += [_near(store, size), _far(store, size)]
-    return "\n".join(parts)
+        f"declare {VECTOR} @llvm.masked.gather.v32i32.v32p0({pointers}, {mask}, {VECTOR})",
+        f"declare void @llvm.masked.scatter.v32i32.v32p0({VECTOR}, {pointers}, {mask})",
+    }
 
 
 def names() -> list[str]:

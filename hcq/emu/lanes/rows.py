@@ -8,7 +8,7 @@ hosts do fastest.
 
 from __future__ import annotations
 
-from am.virtual.isa.runtime import layout
+from hcq.emu import context
 from hcq.emu.text import Text
 
 HALF = "<16 x i32>"
@@ -63,7 +63,7 @@ class Rows(Text):
 
     def column(self, number: int, half: int) -> str:
         """Return where 16 lanes of a column are."""
-        offset = number * layout.IO_COLUMN + 64 * half
+        offset = number * context.IO_COLUMN + 64 * half
         return self.value(f"getelementptr i8, ptr %data, i64 {offset}")
 
 

@@ -9,12 +9,12 @@ load is known by where its columns are, which no other load of the wave has at t
 
 from __future__ import annotations
 
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime.calls import PAGE, ROW_SHIFT
-from am.virtual.isa.runtime.layout import VISITED, VISITS
-from am.virtual.isa.runtime.rows import Rows, load_block, store_block
-from hcq.emu.memory import DELTA, PAGE_SHIFT, READ_TAG, TLB_SETS, WRITE_TAG
+from hcq.emu import context
+from hcq.emu.context import VISITED, VISITS
+from hcq.emu.lanes.rows import Rows, load_block, store_block
+from hcq.emu.memory import Access
 from hcq.emu.text import field, lanes
+from hcq.emu.tlb import PAGE, pages_of, row_at
 
 ROW = 8  # lanes
 _VECTOR = "<32 x i32>"
@@ -22,7 +22,7 @@ _LINE = 64  # bytes that hosts fetch at once
 _COLUMNS_SHIFT = 9  # of the columns of the widest load
 
 
-def _row(e: Rows, lane: int, size: int, tag_column: int) -> tuple[str, str]:
+def _row(e: Rows, lane: int, size: int, access: Access) -> tuple[str, str]:
     """Return where the row that begins with a lane is, and a number that is zero if it is there."""
     bytes_ = ROW * size
     offset = e.value(f"extractelement {_VECTOR} %offsets, i32 {lane}")
@@ -30,14 +30,8 @@ def _row(e: Rows, lane: int, size: int, tag_column: int) -> tuple[str, str]:
     address = e.value(f"add i64 %base, {e.value(f'zext i32 {offset} to i64')}")
     inside = e.value(f"and i64 {address}, {PAGE - 1}")
     crosses = e.value(f"icmp ugt i64 {inside}, {PAGE - bytes_}")
-    page = e.value(f"lshr i64 {address}, {PAGE_SHIFT}")
-    fold = e.value(f"and i64 {e.value(f'lshr i64 {page}, 6')}, -64")
-    entry = e.value(f"and i64 {e.value(f'xor i64 {page}, {fold}')}, {TLB_SETS - 1}")  # `tlb_set`
-    at = e.value(f"getelementptr i8, ptr %o.tlb, i64 {e.value(f'shl i64 {entry}, {ROW_SHIFT}')}")
-    tag_at = e.value(f"getelementptr i8, ptr {at}, i64 {8 * tag_column}")
-    tag = e.value(f"load atomic i64, ptr {tag_at} monotonic, align 8")
-    delta_at = e.value(f"getelementptr i8, ptr {at}, i64 {8 * DELTA}")
-    delta = e.value(f"load atomic i64, ptr {delta_at} monotonic, align 8")
+    page, offset = pages_of(e, address)
+    tag, delta = row_at(e, "%o.tlb", offset, access)
     either = e.value(f"or i1 {wraps}, {crosses}")
     wrong = e.value(f"xor i64 {tag}, {page}")
     wrong = e.value(f"or i64 {wrong}, {e.value(f'zext i1 {either} to i64')}")
@@ -65,7 +59,9 @@ def _announce(e: Rows, hosts: list[str], size: int) -> None:
 def octets_ir(store: bool, size: int) -> str:
     """Return the lines that make the access, of %base + %offsets, where it is so; else %plain."""
     look, move = Rows("ol"), Rows("om")
-    found = [_row(look, lane, size, WRITE_TAG if store else READ_TAG) for lane in range(0, 32, ROW)]
+    found = [
+        _row(look, lane, size, Access.WRITE if store else Access.READ) for lane in range(0, 32, ROW)
+    ]
     wrong = found[0][1]
     for _, other in found[1:]:
         wrong = look.value(f"or i64 {wrong}, {other}")
@@ -85,7 +81,7 @@ def octets_ir(store: bool, size: int) -> str:
   %o.try = and i1 %o.rows, %o.all
   br i1 %o.try, label %octets, label %plain
 octets:
-{field("o.tlb", layout.TLB, "ptr")}{look.text()}
+{field("o.tlb", context.TLB, "ptr")}{look.text()}
   %o.there = icmp eq i64 {wrong}, 0
   br i1 %o.there, label %octets.move, label %plain
 octets.move:

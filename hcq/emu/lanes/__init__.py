@@ -1,0 +1,1 @@
+"""Lane memory: what PASS lanes load, store and change at once, by native functions."""

@@ -1,0 +1,65 @@
+"""What all shader cores keep about kernels: the translated ones, and how long they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from hcq.emu.crew import Crew
+from hcq.emu.worker import NativeWorker
+
+_FEW_WAVES = 4  # a launch of no more is run by the calling thread alone
+_SHORT_S = 300e-6  # so is one that is expected to take no longer: to wake threads takes 100 us
+_MOST_KEPT = 1024
+
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W", bound=NativeWorker)
+T = TypeVar("T")
+
+
+class Recent(Generic[K, V]):
+    """The values that were put last, by key."""
+
+    def __init__(self) -> None:
+        self._values: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        """Return a value that is still there."""
+        return self._values.get(key)
+
+    def put(self, key: K, value: V) -> V:
+        """Keep a value, in place of the oldest where there are too many; return it."""
+        while len(self._values) >= _MOST_KEPT:
+            del self._values[next(iter(self._values))]
+        self._values[key] = value
+        return value
+
+
+class Pace:
+    """How many threads launches are worth, by what the same kernel took before."""
+
+    def __init__(self) -> None:
+        self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
+
+    def alone(self, kernel: int, groups: int, waves: int) -> bool:
+        """Return whether one thread does: `groups` of so many waves each."""
+        if groups * waves <= _FEW_WAVES:
+            return True
+        return self._group_s.get(kernel, 1.0) * groups < _SHORT_S
+
+    def run(
+        self, crew: Crew[W], count: int, work: Callable[[W, int], T], kernel: int, groups: int,
+        *, here: bool = True,
+    ) -> tuple[list[T], float]:  # fmt: skip
+        """Do `work` with so many workers, see `Crew.run`; return what came of it, and the seconds
+        that all of them took together. Raises what a callback of a worker raised."""
+        start = time.perf_counter()
+        found = crew.run(count, work, here=here)
+        for worker in crew.workers[:count]:
+            if worker.error is not None:
+                raise worker.error
+        spent = (time.perf_counter() - start) * count
+        self._group_s[kernel] = spent / groups
+        return found, spent
