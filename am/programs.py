@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from am.dispatch import (
@@ -19,6 +20,7 @@ from hcq.errors import BadCodeObject
 from hcq.memory import Placement
 from hcq.program import Kernel, Program
 from hcq.sourcelines import has_lines, source_of
+from hcq.sourcetypes import with_kinds
 
 if TYPE_CHECKING:
     from am.device import AmDevice
@@ -57,7 +59,7 @@ class Programs:
         mapping = None
         try:
             mapping = device.map(code.size, Placement.DEVICE, code=True)
-            program = self._program(code, mapping)
+            program = self._program(image, code, mapping)
             linked = code.link(int(mapping.address))
             self._write(mapping, linked)
             self._code.append((mapping, linked))
@@ -74,11 +76,14 @@ class Programs:
                 device.unmap(mapping)
             raise
 
-    def _program(self, code: CodeObject, mapping: Mapping) -> Program:
+    def _program(self, file: bytes, code: CodeObject, mapping: Mapping) -> Program:
         program = Program(self.device, self.device.wrap(mapping))
         base = int(mapping.address)
-        for name, image in code.kernels.items():
-            program.kernels[name] = self._kernel(program, name, image, base)
+        kernels = code.kernels
+        typed = with_kinds(file, {name: kernel.arguments for name, kernel in kernels.items()})
+        for name, image in kernels.items():
+            known = replace(image, arguments=typed[name])
+            program.kernels[name] = self._kernel(program, name, known, base)
         return program
 
     def _kernel(self, program: Program, name: str, image: KernelImage, base: int) -> Kernel:

@@ -38,14 +38,14 @@ def source_of(image: bytes, offsets: Mapping[int, int], address: int) -> str:
         log.warning("source lines need pyelftools: pip install 'ugpu[lines]'")
         return ""
     try:
-        elf = elffile.ELFFile(io.BytesIO(_resolved(elffile.ELFFile(io.BytesIO(image)), offsets)))
+        elf = elffile.ELFFile(io.BytesIO(resolved(elffile.ELFFile(io.BytesIO(image)), offsets)))
         return next(_found(elf.get_dwarf_info(relocate_dwarf_sections=False), address), "")
     except Exception as error:  # see above
         log.warning("the line tables of a program are damaged: %r", error)
         return ""
 
 
-def _resolved(elf: Any, offsets: Mapping[int, int]) -> bytes:  # pyelftools has no types
+def resolved(elf: Any, offsets: Mapping[int, int]) -> bytes:  # pyelftools has no types
     """Return the file with the relocations of its debugging sections applied."""
     data = bytearray(elf.stream.getvalue())
     if elf["e_type"] != "ET_REL":
