@@ -1,0 +1,129 @@
+"""The card is pulled out in each phase of its life: DeviceLost for everybody who waits, nothing is
+left, and what else is open works on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hcq
+from am.device import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S, AmDevice
+from hcq.errors import DeviceLost, UgpuError
+from hcq.queue import QueueKind
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import build_chip, opened, plug_in, start_forever
+from tests.support.descriptors import leaked, settled
+
+WAITERS = 3
+PROMISE_S = 0.1  # from the pull to the last waiter's error
+
+
+@pytest.fixture
+def chip() -> Iterator[Any]:
+    made = build_chip()
+    yield made
+    made.close()
+
+
+def boot_stages() -> list[str]:
+    stages: list[str] = []
+    chip = build_chip()
+    with opened(chip, on_stage=lambda name, _: stages.append(name)):
+        pass
+    chip.close()
+    return stages
+
+
+def test_while_it_boots() -> None:
+    """After each stage but the last, with which it is up."""
+    stages = boot_stages()
+    assert len(stages) > 10
+    files = settled()
+    for wanted in stages[:-1]:
+        chip = build_chip()
+
+        def pull(name: str, _: float, chip: Any = chip, wanted: str = wanted) -> None:
+            if name == wanted:
+                chip.unplug()
+
+        with pytest.raises(DeviceLost):
+            plug_in(chip, on_stage=pull)
+        chip.close()
+    assert not leaked(files)
+
+
+def launch(chip: Any, device: AmDevice) -> None:
+    with device.load(faulty_object()) as program:
+        start_forever(chip, device, program, device.alloc(64))
+        chip.unplug()
+        device.synchronize()
+
+
+def copy(chip: Any, device: AmDevice) -> None:
+    source, target = device.alloc(1 << 20), device.alloc(1 << 20)
+    device.queue(QueueKind.COPY).copy(target, source).submit()
+    chip.unplug()
+    target.copy_from(np.zeros(1 << 20, np.uint8))
+
+
+def reset(chip: Any, device: AmDevice) -> None:
+    chip.unplug()
+    device.reset()
+
+
+def idle(chip: Any, device: AmDevice) -> None:
+    chip.unplug()
+    device.alloc(4096).copy_from(np.zeros(4096, np.uint8))
+
+
+@pytest.mark.parametrize("phase", [idle, launch, copy, reset])
+def test_in_use(chip: Any, phase: Callable[[Any, AmDevice], None]) -> None:
+    with hcq.open("cpu") as other:
+        files = settled()
+        device = plug_in(chip)
+        with pytest.raises(DeviceLost):
+            phase(chip, device)
+        device.close()
+        device.close()
+        assert not leaked(files)
+        with other.alloc(64) as buffer:
+            buffer.copy_from(np.arange(16, dtype=np.uint32))
+            assert buffer.numpy(np.uint32)[15] == 15
+
+
+def test_everybody_who_waits_is_told(chip: Any) -> None:
+    told: list[UgpuError] = []
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        start_forever(chip, device, program, device.alloc(64))
+
+        def wait() -> None:
+            try:
+                device.synchronize(limit_s=600)
+            except UgpuError as error:
+                told.append(error)
+
+        threads = [threading.Thread(target=wait) for _ in range(WAITERS)]
+        for thread in threads:
+            thread.start()
+        chip.unplug()
+        for thread in threads:
+            thread.join()
+    assert [type(error) for error in told] == [DeviceLost] * WAITERS
+
+
+def test_nobody_sleeps_longer_than_is_promised(chip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that was pulled out sends no interrupt to wake those who wait for one."""
+    asked: list[float] = []
+    with opened(chip) as device:
+        interrupts = device.transport.interrupts
+        assert interrupts is not None
+        monkeypatch.setattr(interrupts, "wait", lambda limit_s, vector=0: asked.append(limit_s))
+        device.pause(30.0)
+        device.pause(0.01)
+        monkeypatch.undo()
+    assert asked == [LONGEST_SLEEP_S, 0.01]
+    assert LONGEST_SLEEP_S + PRESENCE_INTERVAL_S < PROMISE_S
