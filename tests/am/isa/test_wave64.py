@@ -18,8 +18,6 @@ from am.virtual.isa.core import GfxCore
 from am.virtual.isa.decoder.decode import decode
 from am.virtual.isa.decoder.disassembly import text
 from am.virtual.isa.decoder.formats import UnknownInstruction
-from am.virtual.isa.translator.program import load
-from am.virtual.isa.translator.translate import translate
 from am.virtual.shader import Dispatch, Ending
 from tests.am.isa.test_cores_agree_on_kernels import ARGUMENT, WORDS, _input
 from tests.am.isa.test_decode_listing import IN_WORDS
@@ -325,22 +323,3 @@ def test_matrices_are_spread_over_64_lanes(core: GfxCore, name: str) -> None:
         found.append(result[0].view(dtype)[places + high * (dtype is np.uint16)])
     assert np.array_equal(found[0].view(np.uint8), found[1].view(np.uint8))
     assert len(np.unique(found[0])) > 50
-
-
-def test_128_lanes_are_as_good_as_64_to_the_builder(core: GfxCore) -> None:
-    """No AMD wave has so many, but other cores do: the translation is well-formed for them."""
-    import llvmlite.binding as llvm
-
-    from am.virtual.isa.translator.registers import Registers
-    from hcq.emu.text import LANES, Text
-
-    e = Text(128)
-    total = e.by_passes("i32", "f", ("ptr", "%p"), (e.vector, "%x"), (LANES, "%lanes"))
-    head = f"define {e.vector} @g(ptr %p, {e.vector} %x, {e.bits} %lanes) {{"
-    declared = sorted(e.declarations)
-    llvm.parse_assembly("\n".join([*declared, head, e.text(), f"  ret {e.vector} {total}", "}"]))
-    assert e.text().count("call") == 4
-    assert Registers(8, lanes=64).vector == "<64 x i32>"
-    machine = Machine(core)
-    machine.load(compile_ir(corpus()["uniform loop"], WAVE64).image)
-    assert "<64 x i32>" in translate(load(machine.memory, CODE, lanes=64), 24, "k")
