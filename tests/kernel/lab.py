@@ -41,7 +41,7 @@ from tests.kernel.packages import Programs
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / "build" / "lab"
 # What guest tests import; compiled out here, as the guest's own writing is lost with it.
-PACKAGES = ("am", "compiler", "hcq", "tools", "tests/kernel", "tests/support")
+PACKAGES = ("am", "compiler", "hcq", "tools", "usbgpu", "tests/kernel", "tests/support")
 COMPILE_LIMIT_S = 300
 IOMMU = "intel-iommu,intremap=on,caching-mode=on"  # vfio-user-pci needs the caching mode
 # no_timer_check: a virtual processor that gets no time for some ticks is no broken timer, for which

@@ -61,6 +61,11 @@ class Transfer:
             raise self._error
         return bytes(self.received)
 
+    def poll(self) -> bool:
+        """Let the device go on, without waiting; whether it has ended."""
+        self._device.advance()
+        return self.done
+
     def cancel(self) -> None:
         """See Pending."""
         self._device.drop(self, TransportError("the transfer was cancelled", sent=self.sent))
@@ -319,6 +324,11 @@ class VirtualUsb:
                     self.drop(transfer, error)
                     return
             clock.sleep(_LOOK_S)
+
+    def advance(self) -> None:
+        """Let every endpoint do what it can now."""
+        with self._lock:
+            self._advance_all()
 
     def drop(self, transfer: Transfer, error: Exception) -> None:
         """End a transfer that did not end by itself."""

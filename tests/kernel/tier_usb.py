@@ -1,0 +1,98 @@
+"""Tier "usb": the virtual enclosure in a port of the guest's USB controller.
+
+QEMU's xHCI and usb-redir; the guest has a real xhci_hcd and a real libusb. The enclosure with the
+virtual Navi31 in it runs in this process. The cable is in the guest tests' hands, by handlers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+from am.virtual.gpu import endpoint
+from am.virtual.options import ChipOptions
+from tests.kernel.lab import CACHE, Case, Lab, Run, socket_path
+from tests.kernel.machine import LabUnavailable
+from tests.kernel.tier_navi31 import GUEST, VRAM, write_firmware
+from tests.kernel.usbredir import Port, serve
+from usbgpu.usb import Speed
+from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+
+# A driver whose cable is gone leaves engines behind that its card, without power, no longer has.
+ALLOWED = ("the IOMMU refuses",)
+LIMIT_S = 240
+
+
+def run(lab: Lab) -> list[Run]:
+    """One boot, with the custom firmware. The cable is changed for one of high speed in between."""
+    for package in ("usb1", "libusb_package"):
+        if importlib.util.find_spec(package) is None:
+            raise LabUnavailable(f"the package {package} is missing (extra dev)")
+    write_firmware(CACHE / "firmware")
+    return [boot(lab, "usb", ["usb_bridge", "usb_driver", "usb_pulls"])]
+
+
+class Hand:
+    """What the guest has done to the cable and the card."""
+
+    def __init__(self, box: Enclosure, ports: list[Port]) -> None:
+        self._box, self._ports = box, ports
+
+    def pull(self) -> None:
+        self._box.unplug()
+
+    def pull_at(self, transfer: int, after: int = 0) -> None:
+        """Pull the cable so many transfers from now, in the midst of the last one."""
+        self._box.pull_at(transfer, after)
+
+    def plug(self, high_speed: bool = False) -> None:
+        """Plug it in; a cable that was to be pulled and was not is pulled first."""
+        self._box.unplug()
+        self._box.plug(Speed.HIGH if high_speed else None)
+        self._ports[0].plug()
+
+    def count(self) -> dict[str, int]:
+        """Transfers since the enclosure was made, by kind."""
+        return {kind: count.transfers for kind, count in self._box.meter.counts.items()}
+
+    def objections(self) -> list[str]:
+        return list(self._box.objections)
+
+
+def boot(lab: Lab, name: str, tests: list[str]) -> Run:
+    card = endpoint("navi31", options=ChipOptions(vram=VRAM))
+    box = Enclosure(card, EnclosureOptions())
+    try:
+        with socket_path(name) as path, serve(path, box) as ports:
+            hand = Hand(box, ports)
+            devices = (
+                *("-device", "qemu-xhci,id=usb0"),
+                *("-chardev", f"socket,id=cable,path={path}"),
+                *("-device", "usb-redir,id=bridge,chardev=cable,bus=usb0.0"),
+            )
+            done = lab.boot(
+                name,
+                tests=[f"{GUEST}/{test}.py" for test in tests],
+                devices=devices,
+                modules=("xhci_pci",),
+                handlers={
+                    "pull": hand.pull,
+                    "pull_at": hand.pull_at,
+                    "plug": hand.plug,
+                    "count": hand.count,
+                    "objections": hand.objections,
+                },
+                limit_s=LIMIT_S,
+            )
+        if done.lack:
+            return done
+        wrong = [*box.objections]
+        wrong += [
+            text for text in card.chip.violations if not any(word in text for word in ALLOWED)
+        ]
+        verdict = "failed" if wrong else "passed"
+        case = Case("enclosure.nothing_objected_to", verdict, 0.0, "\n".join(wrong))
+        return replace(done, cases=[*done.cases, case])
+    finally:
+        box.close()
+        card.close()
