@@ -18,20 +18,20 @@ from hcq.errors import UgpuError
 from hcq.registerfile import RegisterFile
 
 if TYPE_CHECKING:
-    from am.device import AmDevice
+    from am.driver import AmDriver
 
 _SLOTS_AROUND = 4  # shown before and behind the one that the hardware is at
 _WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; all waves of a chip take longer through some transports
 _MOST_CODE = 1 << 20  # bytes of a program
 
 
-def gather(device: AmDevice, error: UgpuError) -> Evidence:
+def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     """Collect the parts; never raises what the chip or the link does."""
     found = Evidence()
-    found.take("queues.json", lambda: [_queue(queue) for queue in _queues(device)])
-    found.take("memory.json", lambda: _regions(device))
-    found.take("boot.json", lambda: _boot(device))
-    if device.cut_off or device.chip.lost():
+    found.take("queues.json", lambda: [_queue(queue) for queue in _queues(driver)])
+    found.take("memory.json", lambda: _regions(driver))
+    found.take("boot.json", lambda: _boot(driver))
+    if driver.core.cut_off or driver.chip.lost():
         for name in (
             "registers.json",
             "states.json",
@@ -42,23 +42,23 @@ def gather(device: AmDevice, error: UgpuError) -> Evidence:
         ):
             found.missing[name] = "the chip does not answer"
         return found
-    found.take("registers.json", lambda: _registers(device))
-    found.take("states.json", lambda: states.as_json(device.chip))
-    found.take("hqd.json", lambda: inspect.hardware_queues(device.chip))
-    found.take("waves.json", lambda: list(_waves(device)))
+    found.take("registers.json", lambda: _registers(driver))
+    found.take("states.json", lambda: states.as_json(driver.chip))
+    found.take("hqd.json", lambda: inspect.hardware_queues(driver.chip))
+    found.take("waves.json", lambda: list(_waves(driver)))
     address = error.facts.get("address")
     if isinstance(address, int):
-        found.take("walk.json", lambda: _walk(device, address))
-    found.take("sensors.json", lambda: _sensors(device))
+        found.take("walk.json", lambda: _walk(driver, address))
+    found.take("sensors.json", lambda: _sensors(driver))
     pc = error.facts.get("pc")
     if isinstance(pc, int):
-        found.take("program.bin", lambda: _code(device, pc)[1])
-        found.take("program.json", lambda: {"address": _code(device, pc)[0], "pc": pc})
+        found.take("program.bin", lambda: _code(driver, pc)[1])
+        found.take("program.json", lambda: {"address": _code(driver, pc)[0], "pc": pc})
     return found
 
 
-def _queues(device: AmDevice) -> list[RingQueue]:
-    return [*device.compute_queues, *device.copy_queues]
+def _queues(driver: AmDriver) -> list[RingQueue]:
+    return [*driver.compute_queues, *driver.copy_queues]
 
 
 def _queue(queue: RingQueue) -> dict[str, object]:
@@ -82,56 +82,56 @@ def _queue(queue: RingQueue) -> dict[str, object]:
     }
 
 
-def _regions(device: AmDevice) -> list[dict[str, object]]:
+def _regions(driver: AmDriver) -> list[dict[str, object]]:
     return [
         {"address": region.address, "size": region.size, "kind": region.kind}
-        for region in device.memory.regions()
+        for region in driver.memory.regions()
     ]
 
 
-def _boot(device: AmDevice) -> dict[str, object]:
+def _boot(driver: AmDriver) -> dict[str, object]:
     return {
-        "chip": device.facts.name,
-        "warm": device.warm,
-        "stages": device.boot_stages,
-        "resets": [str(step) for step in device.reset_report],
-        "firmware": {name: str(value) for name, value in device.info().items()},
+        "chip": driver.facts.name,
+        "warm": driver.warm,
+        "stages": driver.stages.done,
+        "resets": [str(step) for step in driver.reset_report],
+        "firmware": {name: str(value) for name, value in driver.info().items()},
     }
 
 
-def _registers(device: AmDevice) -> str:
-    values = inspect.registers(device.chip)
-    return RegisterFile(device.name, device.facts.name, values).dumps()
+def _registers(driver: AmDriver) -> str:
+    values = inspect.registers(driver.chip)
+    return RegisterFile(driver.name, driver.facts.name, values).dumps()
 
 
-def _waves(device: AmDevice) -> Iterator[dict[str, object]]:
+def _waves(driver: AmDriver) -> Iterator[dict[str, object]]:
     """Each wave that is there, as far as time allows, with the kernel it is in."""
-    for wave in inspect.waves(device.chip, _WAVES_LIMIT_S):
+    for wave in inspect.waves(driver.chip, _WAVES_LIMIT_S):
         pc = wave.get("pc")
-        found = device.programs.find(pc) if isinstance(pc, int) else None
+        found = driver.programs.find(pc) if isinstance(pc, int) else None
         if found is not None and isinstance(pc, int):
-            source = device.programs.source_of(pc)
+            source = driver.programs.source_of(pc)
             wave |= {"kernel": found[0], "offset": found[1], "source": source}
         yield wave
 
 
-def _walk(device: AmDevice, address: int) -> dict[str, object]:
+def _walk(driver: AmDriver, address: int) -> dict[str, object]:
     """The entries that lead to an address, as they lie in VRAM and as the driver wrote them."""
-    memory = device.memory
+    memory = driver.memory
     known = memory.tables.lookup(address)
     return {
-        **inspect.walk(device.chip, memory.format, address, device.vmid),
+        **inspect.walk(driver.chip, memory.format, address, driver.vmid),
         "driver": None if known is None else f"{known.entry:#018x} at level {known.level}",
     }
 
 
-def _sensors(device: AmDevice) -> dict[str, object]:
-    return {sensor.name: sensor.read() for sensor in device.sensors()}
+def _sensors(driver: AmDriver) -> dict[str, object]:
+    return {sensor.name: sensor.read() for sensor in driver.sensors()}
 
 
-def _code(device: AmDevice, pc: int) -> tuple[int, bytes]:
+def _code(driver: AmDriver, pc: int) -> tuple[int, bytes]:
     """The program that holds `pc`, as it was written: address and bytes."""
-    address, code = device.programs.code_at(pc)
+    address, code = driver.programs.code_at(pc)
     if len(code) > _MOST_CODE:
         raise ValueError(f"{len(code)} bytes, of which {_MOST_CODE} are kept at most")
     return address, code

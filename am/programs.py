@@ -23,7 +23,7 @@ from hcq.sourcelines import has_lines, source_of
 from hcq.sourcetypes import with_kinds
 
 if TYPE_CHECKING:
-    from am.device import AmDevice
+    from am.driver import AmDriver
 
 _SCRATCH_LEAST = 1024  # bytes per wave
 _SCRATCH_MOST = 256 << 20  # bytes for one class of kernels; fewer waves run beyond that
@@ -33,9 +33,9 @@ _WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must
 class Programs:
     """All programs of a device; keeps their code, to write it again after VRAM was lost."""
 
-    def __init__(self, device: AmDevice) -> None:
-        self.device = device
-        self.registers = ShaderRegisters(device.chip.gc)
+    def __init__(self, driver: AmDriver) -> None:
+        self.driver = driver
+        self.registers = ShaderRegisters(driver.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []
         # mapping's address -> entry point -> name and image: not the kernel, which has a program
         # that frees its memory when the caller drops it
@@ -45,20 +45,20 @@ class Programs:
 
     def load(self, image: bytes) -> Program:
         """Check a code object and place it; see Device.load."""
-        device = self.device
+        driver = self.driver
         code = parse_amdhsa(image)
-        if code.target != device.facts.isa:
+        if code.target != driver.facts.isa:
             raise BadCodeObject(
                 "the code object is built for another processor",
                 found=code.target,
-                expected=device.facts.isa,
+                expected=driver.facts.isa,
             )
         for kernel in code.kernels.values():
             check_supported(kernel)
         # A stray write to code faults, and so does a jump into data.
         mapping = None
         try:
-            mapping = device.map(code.size, Placement.DEVICE, code=True)
+            mapping = driver.map(code.size, Placement.DEVICE, code=True)
             program = self._program(image, code, mapping)
             linked = code.link(int(mapping.address))
             self._write(mapping, linked)
@@ -73,11 +73,11 @@ class Programs:
         except BaseException:
             if mapping is not None:
                 self.forget(mapping)
-                device.unmap(mapping)
+                driver.unmap(mapping)
             raise
 
     def _program(self, file: bytes, code: CodeObject, mapping: Mapping) -> Program:
-        program = Program(self.device, self.device.wrap(mapping))
+        program = Program(self.driver.core, self.driver.wrap(mapping))
         base = int(mapping.address)
         kernels = code.kernels
         typed = with_kinds(file, {name: kernel.arguments for name, kernel in kernels.items()})
@@ -101,7 +101,7 @@ class Programs:
             details=LaunchDetails(
                 image=image,
                 descriptor=base + image.descriptor_at,
-                threads_limit=self.device.chip.generation.max_threads_per_group,
+                threads_limit=self.driver.chip.generation.max_threads_per_group,
                 setup=encode_setup(descriptor, code, scratch, self.registers),
             ),
         )
@@ -152,7 +152,7 @@ class Programs:
 
     def _write(self, mapping: Mapping, code: bytes) -> None:
         """Write through the host's window: no queue, so it works while a graph is captured."""
-        units = self.device.units
+        units = self.driver.units
         position = 0
         for start, length in mapping.pieces:
             part = code[position : position + length]
@@ -171,13 +171,13 @@ class Programs:
             return None
         wave_size = max(_SCRATCH_LEAST, 1 << (private_size * lanes - 1).bit_length())
         if wave_size not in self._scratch:
-            device = self.device
-            info = device.chip.discovery.gc
+            driver = self.driver
+            info = driver.chip.discovery.gc
             assert info is not None
             engines = info.shader_engines
-            per_cu = device.chip.generation.scratch_waves_per_cu
-            slots = -(-device.target.compute_units // engines) * per_cu
+            per_cu = driver.chip.generation.scratch_waves_per_cu
+            slots = -(-driver.target.compute_units // engines) * per_cu
             waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
-            mapping = device.map(waves * engines * wave_size, Placement.DEVICE)
+            mapping = driver.map(waves * engines * wave_size, Placement.DEVICE)
             self._scratch[wave_size] = Scratch(int(mapping.address), wave_size, waves)
         return self._scratch[wave_size]

@@ -40,7 +40,7 @@ from hcq.timeline import Timeline
 from hcq.transport.view import RemoteView
 
 if TYPE_CHECKING:
-    from am.device import AmDevice
+    from am.driver import AmDriver
 
 RING_SIZE = 0x10000  # bytes
 SLOT_WORDS = 16
@@ -67,7 +67,7 @@ class HostImage(Resident):
         self.kernels = kernels
         self.mapping: Mapping | None = None
         try:
-            self.mapping = queue.device.map(max(words, 1) * 4, Placement.HOST)
+            self.mapping = queue.driver.map(max(words, 1) * 4, Placement.HOST)
             self.address = int(self.mapping.address)
             view = self.mapping.view
             if isinstance(view, memoryview):
@@ -88,14 +88,14 @@ class HostImage(Resident):
         """See Resident."""
         super().insert(part, values)
         if self._view is not None and len(part.word):
-            with self.queue.device.transport.batch():
+            with self.queue.driver.transport.batch():
                 for first, end in _runs(part.word):
                     self._view[4 * first : 4 * end] = self.words[first:end].tobytes()
 
     def close(self) -> None:
         if self.mapping is not None:
             self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
-            self.queue.device.unmap(self.mapping)
+            self.queue.driver.unmap(self.mapping)
             self.mapping = None
 
 
@@ -126,18 +126,18 @@ class RingQueue(HardwareQueue):
     shift: how far the count of words is shifted to give a pointer (SDMA counts bytes).
     """
 
-    device: AmDevice
+    driver: AmDriver
     shift = 0
     intent: Submission | None = None
 
-    def __init__(self, device: AmDevice, name: str, kind: QueueKind, doorbell: int) -> None:
-        self.device = device
+    def __init__(self, driver: AmDriver, name: str, kind: QueueKind, doorbell: int) -> None:
+        self.core, self.driver = driver.core, driver
         self.name = name
         self.kind = kind
         self.doorbell = doorbell  # dword index
-        self.ring = device.map(RING_SIZE, Placement.HOST)
-        self.control = device.map(CONTROL_SIZE, Placement.HOST)
-        self.arena = device.map(ARENA_SIZE, Placement.HOST)
+        self.ring = driver.map(RING_SIZE, Placement.HOST)
+        self.control = driver.map(CONTROL_SIZE, Placement.HOST)
+        self.arena = driver.map(ARENA_SIZE, Placement.HOST)
         arena = self.arena.view
         self._words: NDArray[np.uint32] | None = None  # where they are this process's memory
         if isinstance(arena, memoryview):
@@ -145,8 +145,8 @@ class RingQueue(HardwareQueue):
         self._arena_view = arena
         self._ring_view = self.ring.view
         self._control_view = self.control.view
-        memory = device.wrap(self.control)[_TIMELINE : _TIMELINE + TIMELINE_SIZE]
-        self.timeline = Timeline(device, memory, f"{device.name} {name}")
+        memory = driver.wrap(self.control)[_TIMELINE : _TIMELINE + TIMELINE_SIZE]
+        self.timeline = Timeline(driver.core, memory, f"{driver.name} {name}")
         self._pending: deque[Submission] = deque()
         self._unused: HostImage | None = None  # made for a submission that did not take place
         self.restart()
@@ -268,7 +268,7 @@ class RingQueue(HardwareQueue):
             self._seen = self.done
             if self.count - self._seen >= SLOTS - 1:
                 return False
-        if not self.count % _LOOK_EVERY and self.device.units.ih.crowded:
+        if not self.count % _LOOK_EVERY and self.driver.units.ih.crowded:
             return False  # the thread that waits for room drains the interrupt ring
         if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
             return True
@@ -278,8 +278,8 @@ class RingQueue(HardwareQueue):
 
     def _run(self, submission: Submission) -> None:
         """Put an image into the next slot and ring the doorbell."""
-        if self.device.memory.stale:
-            self.device.flush_tlb()
+        if self.driver.memory.stale:
+            self.driver.flush_tlb()
         self.intent = submission  # from here on it takes place
         self.complete()
 
@@ -306,7 +306,7 @@ class RingQueue(HardwareQueue):
 
     def _tell(self, place: int, slot: bytes, pointer: int) -> None:
         """Write a slot and the pointer behind it, and ring the doorbell."""
-        chip, end = self.device.chip, _WRITE_POINTER + _QWORD.size
+        chip, end = self.driver.chip, _WRITE_POINTER + _QWORD.size
         if self._words is not None:
             self._ring_view[place : place + _SLOT.size] = slot
             self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
@@ -315,7 +315,7 @@ class RingQueue(HardwareQueue):
         with chip.transport.batch():
             self._ring_view[place : place + _SLOT.size] = slot
             self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
-            self.device.units.nbio.post_hdp()
+            self.driver.units.nbio.post_hdp()
             chip.doorbells.write64(self.doorbell * 4, pointer)
 
     def _find(self, size: int) -> int | None:
@@ -359,19 +359,19 @@ class RingQueue(HardwareQueue):
         def probe() -> bool:
             if ready():
                 return True
-            self.device.check_failures()
+            self.driver.core.check_failures()
             return False
 
         try:
-            self.device.clock.wait_until(
-                probe, unit=self.name, waiting_for=what, limit_s=self.device.limit_s
+            self.driver.clock.wait_until(
+                probe, unit=self.name, waiting_for=what, limit_s=self.driver.core.limit_s
             )
         except UnitTimeout as error:
             failure = DeviceHang(
-                f"{self.name} frees no {what} within {self.device.limit_s} s",
-                **self.device.diagnose(self.timeline, self.timeline.last),
+                f"{self.name} frees no {what} within {self.driver.core.limit_s} s",
+                **self.driver.diagnose(self.timeline, self.timeline.last),
             )
-            self.device.failure = failure
+            self.driver.core.failure = failure
             raise failure from error
 
     def close(self) -> None:
@@ -395,11 +395,11 @@ class ComputeQueue(RingQueue):
     Barrier stands between. Waits compare the low 32 bits of a timeline.
     """
 
-    def __init__(self, device: AmDevice, pipe: int, queue: int, doorbell: int) -> None:
+    def __init__(self, driver: AmDriver, pipe: int, queue: int, doorbell: int) -> None:
         self.pipe = pipe
         self.queue = queue
-        self.registers = ShaderRegisters(device.chip.gc)
-        super().__init__(device, f"compute {pipe}.{queue}", QueueKind.COMPUTE, doorbell)
+        self.registers = ShaderRegisters(driver.chip.gc)
+        super().__init__(driver, f"compute {pipe}.{queue}", QueueKind.COMPUTE, doorbell)
 
     def _slot_template(self) -> Sequence[int]:
         opcode, self._control = pm4.indirect_buffer()
@@ -443,15 +443,15 @@ class CopyQueue(RingQueue):
 
     shift = 2
 
-    def __init__(self, device: AmDevice, engine: sdma.Engine, doorbell: int) -> None:
+    def __init__(self, driver: AmDriver, engine: sdma.Engine, doorbell: int) -> None:
         self.engine = engine
-        super().__init__(device, engine.name, QueueKind.COPY, doorbell)
+        super().__init__(driver, engine.name, QueueKind.COPY, doorbell)
 
     def _slot_template(self) -> Sequence[int]:
         # The packet that runs an image ends on a multiple of 8 words.
         fence = sdma.Sdma()
         fence.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
-        indirect = [sdma.indirect_header(self.device.vmid), 0, 0, 0, 0, 0]
+        indirect = [sdma.indirect_header(self.driver.vmid), 0, 0, 0, 0, 0]
         return [sdma.NOP, sdma.NOP, *indirect, *fence.words, *([sdma.NOP] * 4)]
 
     def _fill_slot(self, slot: list[int], address: int, words: int, number: int) -> None:

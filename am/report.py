@@ -13,7 +13,7 @@ from hcq.errors import LinkError, UgpuError
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
-    from am.device import AmDevice
+    from am.driver import AmDriver
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 class Reporter:
     """Explains what one device reports."""
 
-    def __init__(self, device: AmDevice) -> None:
-        self.device = device
+    def __init__(self, driver: AmDriver) -> None:
+        self.driver = driver
 
     def explain(self, entry: Interrupt) -> UgpuError | None:
         """The failure that an interrupt entry means, with what registers add, or None."""
-        units = self.device.units
+        units = self.driver.units
         if entry.source == faults.SOURCE_UTCL2 and entry.client in (
             faults.CLIENT_GFX,
             faults.CLIENT_VMC,
@@ -41,14 +41,14 @@ class Reporter:
         if entry.client == faults.CLIENT_GFX:
             if entry.source == faults.SOURCE_SDMA_HANG:
                 # A copy queue that waits for another queue looks like this too.
-                log.warning("%s: SDMA reports a queue that stands still", self.device.name)
+                log.warning("%s: SDMA reports a queue that stands still", self.driver.name)
                 return None
             return faults.sdma_error(entry, {})
         return None
 
     def latched(self) -> UgpuError | None:
         """The page fault that a hub holds, whose interrupt entry was lost; None without one."""
-        for hub in self.device.units.gmc:
+        for hub in self.driver.units.gmc:
             fault = hub.take_fault()
             if fault is not None:
                 return self._page_fault(fault.address, None, fault)
@@ -64,23 +64,23 @@ class Reporter:
         return faults.page_fault(
             entry,
             latched,
-            device=self.device.name,
+            device=self.driver.name,
             kernels=kernels,
             culprit=culprit,
-            null=self.device.programs.null_pointers(kernels),
-            regions=self.device.memory.regions(),
+            null=self.driver.programs.null_pointers(kernels),
+            regions=self.driver.memory.regions(),
         )
 
     def suspects(self) -> tuple[str, ...]:
         """Names of the kernels that may have caused what is reported now."""
-        return tuple(name for queue in self.device.compute_queues for name in queue.suspects)
+        return tuple(name for queue in self.driver.compute_queues for name in queue.suspects)
 
     def _culprit(self, page: int) -> faults.Place | None:
         """The instruction behind a page fault, where a model knows it."""
-        found = take_culprit(self.device.transport, address=page)
+        found = take_culprit(self.driver.transport, address=page)
         if found is None:
             return None
-        programs = self.device.programs
+        programs = self.driver.programs
         kernel, offset = programs.find(found.pc) or (None, None)
         return faults.Place(found.pc, found.text, kernel, offset, programs.source_of(found.pc))
 
@@ -88,13 +88,13 @@ class Reporter:
         word = SqWord.decode(entry.data)
         if not word.is_error:
             return None
-        state = self.device.units.gfx.wave_state(word.array, word.wgp, word.simd, word.wave)
+        state = self.driver.units.gfx.wave_state(word.array, word.wgp, word.simd, word.wave)
         return word.to_error(entry.vmid, self._named(state))
 
     def _named(self, state: dict[str, object]) -> dict[str, object]:
         """A wave's state with its kernel and the offset in it, where its program is known."""
         pc = state.get("pc")
-        found = self.device.programs.find(pc) if isinstance(pc, int) else None
+        found = self.driver.programs.find(pc) if isinstance(pc, int) else None
         if found is None:
             return {"kernel": ", ".join(self.suspects()) or None, **state}
         return {"kernel": found[0], "offset": found[1], **state}
@@ -103,28 +103,28 @@ class Reporter:
         if not faults.is_packet_error(entry):
             return {}
         _, pipe, queue = entry.queue
-        return self.device.units.gfx.queue_state(pipe, queue)
+        return self.driver.units.gfx.queue_state(pipe, queue)
 
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
         """What the chip says when `timeline` stands still. Never raises."""
-        device = self.device
+        driver = self.driver
         state: dict[str, object] = {}
         try:
-            if device.chip.lost():
+            if driver.chip.lost():
                 return {"chip": "does not answer"}
-            for compute in device.compute_queues:
+            for compute in driver.compute_queues:
                 if compute.timeline is timeline:
-                    state |= device.units.gfx.queue_state(compute.pipe, compute.queue)
+                    state |= driver.units.gfx.queue_state(compute.pipe, compute.queue)
                     state |= {"slots_submitted": compute.count, "slots_done": compute.done}
-            for copy in device.copy_queues:
+            for copy in driver.copy_queues:
                 if copy.timeline is timeline:
                     state |= copy.engine.state()
                     state |= {"slots_submitted": copy.count, "slots_done": copy.done}
-            for hub in device.units.gmc:
+            for hub in driver.units.gmc:
                 fault = hub.take_fault()
                 if fault is not None:
                     state[f"{hub.name.lower()}_fault"] = f"{fault.access} of {fault.address:#x}"
-            state |= device.units.smu.state()
+            state |= driver.units.smu.state()
         except (LinkError, UgpuError) as error:
             state["while_looking"] = str(error)
         return state

@@ -21,7 +21,7 @@ from am import boot
 from am.firmware import load_firmware
 from am.units import Units
 from hcq import trace
-from hcq.command import Signal, Symbol
+from hcq.command import Signal, Symbol, values_of
 from hcq.errors import (
     ChipError,
     DeviceLost,
@@ -33,7 +33,7 @@ from hcq.errors import (
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
-    from am.device import AmDevice
+    from am.driver import AmDriver
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +50,15 @@ class Step:
     detail: str = ""
 
 
-def recover(device: AmDevice) -> None:
+def recover(driver: AmDriver) -> None:
     """Bring the device back by the mildest rung that works; raises what the last one met."""
-    device.reset_report = []
-    device.vram_lost = False
-    if not device.transport.present():
+    driver.reset_report = []
+    driver.vram_lost = False
+    if not driver.transport.present():
         raise DeviceLost(
-            f"{device.name} does not respond, so it cannot be reset", device=device.name
+            f"{driver.name} does not respond, so it cannot be reset", device=driver.name
         )
-    rungs: list[tuple[str, Callable[[AmDevice], None]]] = [
+    rungs: list[tuple[str, Callable[[AmDriver], None]]] = [
         ("take queues off", _drain),
         ("kill waves", _kill_waves),
         ("soft reset", _soft_reset),
@@ -67,44 +67,44 @@ def recover(device: AmDevice) -> None:
         ("mode1 reset by the PSP", _psp_mode1),
         ("bus reset", _bus_reset),
     ]
-    firmware_broken = isinstance(device.failure, FirmwareError | LinkError)
-    if device.chip.lost():  # configuration space answers, the BARs do not: it was without power
+    firmware_broken = isinstance(driver.core.failure, FirmwareError | LinkError)
+    if driver.chip.lost():  # configuration space answers, the BARs do not: it was without power
         rungs = [("boot after power loss", _after_power_loss)]
-    elif firmware_broken or device.units.smu.stuck or not _hubs_answer(device):
+    elif firmware_broken or driver.units.smu.stuck or not _hubs_answer(driver):
         rungs = rungs[-4:]  # what is broken is not a queue
     for position, (name, climb) in enumerate(rungs):
         start = time.monotonic()
         try:
             with trace.step("am.reset", rung=name):
-                climb(device)
-                prove(device)
+                climb(driver)
+                prove(driver)
         except (ChipError, FirmwareError, LinkError, NotSupported) as error:
-            _record(device, Step(name, False, time.monotonic() - start, str(error)))
+            _record(driver, Step(name, False, time.monotonic() - start, str(error)))
             if position == len(rungs) - 1:
-                log.error("%s: no reset helps: %s", device.name, _outcome(device))
+                log.error("%s: no reset helps: %s", driver.name, _outcome(driver))
                 raise
             continue
-        _record(device, Step(name, True, time.monotonic() - start))
-        log.warning("%s: reset: %s", device.name, _outcome(device))
+        _record(driver, Step(name, True, time.monotonic() - start))
+        log.warning("%s: reset: %s", driver.name, _outcome(driver))
         return
 
 
-def _record(device: AmDevice, step: Step) -> None:
-    device.reset_report.append(step)
-    log.debug("%s: %s", device.name, step)
+def _record(driver: AmDriver, step: Step) -> None:
+    driver.reset_report.append(step)
+    log.debug("%s: %s", driver.name, step)
 
 
-def _outcome(device: AmDevice) -> str:
+def _outcome(driver: AmDriver) -> str:
     """The whole ladder in a line."""
     tried = ", ".join(
-        f"{step.name} {'worked' if step.worked else 'failed'}" for step in device.reset_report
+        f"{step.name} {'worked' if step.worked else 'failed'}" for step in driver.reset_report
     )
-    return tried + ("; the content of device memory is lost" if device.vram_lost else "")
+    return tried + ("; the content of device memory is lost" if driver.vram_lost else "")
 
 
-def _hubs_answer(device: AmDevice) -> bool:
+def _hubs_answer(driver: AmDriver) -> bool:
     try:
-        device.flush_tlb()
+        driver.flush_tlb()
     except ChipError:
         return False
     return True
@@ -113,122 +113,122 @@ def _hubs_answer(device: AmDevice) -> bool:
 # ---- rungs -------------------------------------------------------------------------------------
 
 
-def _drain(device: AmDevice) -> None:
+def _drain(driver: AmDriver) -> None:
     """Let what runs end, then set the queues up afresh."""
-    for queue in device.compute_queues:
-        if not device.units.gfx.stop_queue(queue.pipe, queue.queue):
+    for queue in driver.compute_queues:
+        if not driver.units.gfx.stop_queue(queue.pipe, queue.queue):
             raise ChipError("the compute queue has not drained", queue=queue.name)
-    for copy in device.copy_queues:
+    for copy in driver.copy_queues:
         if not copy.engine.stop():
             raise ChipError("the copy queue has not drained", queue=copy.name)
-    _restart_queues(device)
+    _restart_queues(driver)
 
 
-def _kill_waves(device: AmDevice) -> None:
+def _kill_waves(driver: AmDriver) -> None:
     """Kill the waves of the compute queue, reset copy engines that do not rest."""
-    for queue in device.compute_queues:
-        if not device.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True):
+    for queue in driver.compute_queues:
+        if not driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True):
             raise ChipError(
                 "the compute queue could not be removed from the hardware", queue=queue.name
             )
-    for copy in device.copy_queues:
+    for copy in driver.copy_queues:
         if not copy.engine.stop():
             copy.engine.reset()
-    _restart_queues(device)
+    _restart_queues(driver)
 
 
-def _soft_reset(device: AmDevice) -> None:
+def _soft_reset(driver: AmDriver) -> None:
     """Reset the command processors and copy engines."""
-    with device.units.gfx.safe_mode():
-        device.units.gfx.soft_reset()
-    for engine in device.units.engines:
+    with driver.units.gfx.safe_mode():
+        driver.units.gfx.soft_reset()
+    for engine in driver.units.engines:
         engine.reset()
-    boot.start_engines(device.units)
-    _restart_queues(device)
+    boot.start_engines(driver.units)
+    _restart_queues(driver)
 
 
-def _mode1(device: AmDevice) -> None:
+def _mode1(driver: AmDriver) -> None:
     """Reset the chip through its SMU and boot it again."""
-    _quiet(device)
-    _boot_again(device, boot.mode1_reset)
+    _quiet(driver)
+    _boot_again(driver, boot.mode1_reset)
 
 
-def _debug_mode1(device: AmDevice) -> None:
+def _debug_mode1(driver: AmDriver) -> None:
     """The same by the SMU's debug mailbox."""
-    _quiet(device)
-    _boot_again(device, boot.debug_mode1_reset)
+    _quiet(driver)
+    _boot_again(driver, boot.debug_mode1_reset)
 
 
-def _psp_mode1(device: AmDevice) -> None:
+def _psp_mode1(driver: AmDriver) -> None:
     """The same by the secure OS."""
-    _quiet(device)
-    _boot_again(device, boot.psp_mode1_reset)
+    _quiet(driver)
+    _boot_again(driver, boot.psp_mode1_reset)
 
 
-def _bus_reset(device: AmDevice) -> None:
+def _bus_reset(driver: AmDriver) -> None:
     """Reset the chip from its slot and boot it again."""
-    _quiet(device)
-    _boot_again(device, boot.bus_reset)
+    _quiet(driver)
+    _boot_again(driver, boot.bus_reset)
 
 
-def _after_power_loss(device: AmDevice) -> None:
+def _after_power_loss(driver: AmDriver) -> None:
     """Boot a chip that was pulled out and plugged in again, or whose power came back."""
-    _boot_again(device, boot.after_power_loss)
+    _boot_again(driver, boot.after_power_loss)
 
 
-def _quiet(device: AmDevice) -> None:
+def _quiet(driver: AmDriver) -> None:
     """Take off what still can be: nothing should reach for host memory when it is cut off."""
-    for queue in device.compute_queues:
-        device.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
-    for copy in device.copy_queues:
+    for queue in driver.compute_queues:
+        driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
+    for copy in driver.copy_queues:
         copy.engine.stop()
 
 
-def _boot_again(device: AmDevice, strike: Callable[[Units], None]) -> None:
+def _boot_again(driver: AmDriver, strike: Callable[[Units], None]) -> None:
     """After a reset of everything: DEVICE memory is lost; page tables and programs come back."""
-    if device.firmware is None:
-        device.firmware = load_firmware(device.firmware_source, device.facts)
-    units = device.units
-    device.vram_lost = True
+    if driver.firmware is None:
+        driver.firmware = load_firmware(driver.firmware_source, driver.facts)
+    units = driver.units
+    driver.vram_lost = True
     strike(units)
     units.smu.stuck = False
     boot.read_discovery(units.chip)
     units.memory.own()
-    boot.cold_boot(units, device.firmware, boot.Stages())
+    boot.cold_boot(units, driver.firmware, boot.Stages())
     boot.mark(units.chip, boot.IN_USE)
-    device.route_copy_doorbells()
-    device.programs.rewrite()
-    _restart_queues(device)
+    driver.route_copy_doorbells()
+    driver.programs.rewrite()
+    _restart_queues(driver)
 
 
 # ---- coming back -------------------------------------------------------------------------------
 
 
-def _restart_queues(device: AmDevice) -> None:
+def _restart_queues(driver: AmDriver) -> None:
     """Empty rings, fresh hardware queues, no old reports, no stale translations."""
-    for hub in device.units.gmc:
+    for hub in driver.units.gmc:
         hub.clear_fault()
-    device.flush_tlb()
-    for compute in device.compute_queues:
+    driver.flush_tlb()
+    for compute in driver.compute_queues:
         compute.restart()
         compute.timeline.restart()
-        device.start_compute(compute)
-    for copy in device.copy_queues:
+        driver.start_compute(compute)
+    for copy in driver.copy_queues:
         copy.restart()
         copy.timeline.restart()
-        device.start_copy(copy)
-    device.units.ih.drain()
+        driver.start_copy(copy)
+    driver.units.ih.drain()
 
 
-def prove(device: AmDevice) -> None:
+def prove(driver: AmDriver) -> None:
     """Have every queue execute one signal."""
-    for queue in [*device.compute_queues, *device.copy_queues]:
+    for queue in [*driver.compute_queues, *driver.copy_queues]:
         timeline = queue.timeline
         value = timeline.last + 1
         buffer = queue.encode([Signal(timeline, Symbol.constant(value))])
-        queue.submit(buffer, device.values_of(buffer, value))
+        queue.submit(buffer, values_of(buffer, value))
         try:
-            device.clock.wait_until(
+            driver.clock.wait_until(
                 partial(_reached, timeline, value),
                 unit=queue.name,
                 waiting_for="a signal after the reset",

@@ -39,6 +39,7 @@ from compiler.runtime.recording import current_recording
 from compiler.runtime.runtime import device_of, runtime_of
 from compiler.search.forms import preferred
 from hcq.arrays import as_array
+from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 
@@ -180,7 +181,8 @@ class Tensor(
         """Where the next `count` random numbers begin, and the key; of a recorded function, in
         memory that each replay fills."""
         recording = current_recording()
-        if recording is None and device.capturing is not None and device.capturing.is_mine:
+        capturing = core_of(device).capturing
+        if recording is None and capturing is not None and capturing.is_mine:
             raise NotSupported("random numbers in capture() would be the same ones; use @jit")
         runtime = runtime_of(device)
         storage = None if recording is None else recording.random(runtime, count)
@@ -316,7 +318,7 @@ class Tensor(
         assert isinstance(storage, Storage)
         array = np.empty(self.shape, dtypes.to_numpy(self.dtype))
         if array.size:
-            self.device.copy_out(storage.buffer, array.data.cast("B"))
+            storage.buffer.core.copy_out(storage.buffer, array.data.cast("B"))
         return dtypes.decode_bfloat16(array) if self.dtype is bfloat16 else array
 
     def item(self) -> Scalar:
@@ -355,13 +357,13 @@ class Tensor(
         if name not in kept:
             recording = current_recording()  # its first call, without a pool, runs itself
             captured = recording is not None and recording.pool is not None
-            if captured or self.device.capturing is not None:
+            if captured or core_of(self.device).capturing is not None:
                 return None
             kept[name] = _copied(self.device, make(), None)
         return self._new(kept[name])
 
     def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
-        if current_recording() is not None or self.device.capturing is not None:
+        if current_recording() is not None or core_of(self.device).capturing is not None:
             return None
         return preferred(self.device, what, forms)
 
@@ -451,6 +453,6 @@ def _copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     size = stored.nbytes
     storage = runtime_of(device).pool.take(size)
     if size:
-        device.copy_in(storage.buffer, stored.data.cast("B"))
+        storage.buffer.core.copy_in(storage.buffer, stored.data.cast("B"))
     node.storage = storage
     return node

@@ -15,6 +15,7 @@ from hcq.memory import Placement, VirtAddr
 from hcq.transport.view import HostView, RemoteView
 
 if TYPE_CHECKING:
+    from hcq.core import Core
     from hcq.device import Device
     from hcq.retired import Retired
 
@@ -25,7 +26,8 @@ class Buffer:
 
     view: the bytes themselves where this process can reach them (HOST placement), else None.
     remote: a view of HOST memory that lies behind a bridge (hcq.transport.view).
-    handle: what the driver needs to free it; opaque to everyone else.
+    handle: what the driver needs to free it; opaque to everyone else. core: the device's, for the
+    modules beneath.
     `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight. The
     memory of one that is dropped instead is freed some time after work in flight has ended.
     """
@@ -34,7 +36,7 @@ class Buffer:
 
     def __init__(
         self,
-        device: Device,
+        core: Core,
         address: VirtAddr,
         size: int,
         placement: Placement,
@@ -42,7 +44,7 @@ class Buffer:
         handle: object = None,
         owner: Buffer | None = None,
     ) -> None:
-        self.device = device
+        self.core = core
         self.address = address
         self.size = size
         self.placement = placement
@@ -55,6 +57,11 @@ class Buffer:
         self.handle = handle
         self.owner = owner  # the buffer this is a slice of
         self.closed = False
+
+    @property
+    def device(self) -> Device:
+        """The device that the memory belongs to."""
+        return self.core.device
 
     def __getitem__(self, part: slice) -> Buffer:
         if not isinstance(part, slice):
@@ -70,7 +77,7 @@ class Buffer:
         size = max(0, stop - start)
         view = None if self.access is None else self.access[start : start + size]
         return Buffer(
-            self.device,
+            self.core,
             VirtAddr(self.address + start),
             size,
             self.placement,
@@ -97,7 +104,7 @@ class Buffer:
                 "the data is larger than the buffer", data=len(source), size=self.size
             )
         self._check_open()
-        self.device.copy_in(self, source)
+        self.core.copy_in(self, source)
 
     def copy_to(self, out: NDArray[Any]) -> None:
         """Copy the start of the buffer into `out` (contiguous); waits for the device's work."""
@@ -111,7 +118,7 @@ class Buffer:
                 "the requested data is larger than the buffer", want=len(target), size=self.size
             )
         self._check_open()
-        self.device.copy_out(self, target)
+        self.core.copy_out(self, target)
 
     def numpy(
         self, dtype: DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
@@ -157,12 +164,12 @@ class Buffer:
         self._check_open()
         if self.size % 4:
             raise BadArgument("fill offset and size must be multiples of 4 bytes", size=self.size)
-        self.device.fill(self, value & 0xFFFF_FFFF)
+        self.core.fill(self, value & 0xFFFF_FFFF)
 
     def close(self) -> None:
         if not self.closed:
             if self.owner is None:
-                self.device.free(self)
+                self.core.free(self)
             self.closed = True
 
     def drop(self) -> None:
@@ -170,10 +177,10 @@ class Buffer:
         lock: for finalizers."""
         if not self.closed and self.retired is not None:
             self.closed = True
-            self.retired.drop(lambda: self.device.free_memory(self))
+            self.retired.drop(lambda: self.core.driver.free_memory(self))
 
     def __del__(self) -> None:
-        if self.retired is not None and not self.closed and not self.device.closed:
+        if self.retired is not None and not self.closed and not self.core.closed:
             self.retired.drop(self._release_unless_used)
 
     def _release_unless_used(self) -> None:
@@ -182,7 +189,7 @@ class Buffer:
         mine = 3  # the caller's method, this call's argument, getrefcount's
         if sys.getrefcount(self) <= mine and not self.closed:
             self.closed = True
-            self.device.free_memory(self)
+            self.core.driver.free_memory(self)
 
     def _check_open(self) -> None:
         if self.closed or (self.owner is not None and self.owner.closed):

@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from hcq.errors import UgpuError
-from hcq.queue import QueueKind
+from hcq.queue import Queue, QueueKind
 from hcq.timeline import Timeline
 from hcq.transfer import Transfer
 from hcq.transport.bulk import BulkMemory
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
-    from hcq.device import Device
-    from hcq.queue import Queue
+    from hcq.core import Core
 
 _MARK = 4  # bytes at the end of each half
 _ALIGN = 256  # of the data in a half, for the copy engine
@@ -33,8 +32,8 @@ _LOOKS = 20  # about 3 ms, where a look is a control transfer
 class Mark(Timeline):
     """Memory that a queue waits for, and that the host writes in its own way."""
 
-    def __init__(self, device: Device, memory: Buffer, name: str) -> None:
-        self.device = device
+    def __init__(self, core: Core, memory: Buffer, name: str) -> None:
+        self.core = core
         self.memory = memory
         self.address = int(memory.address)
         self.name = name
@@ -44,8 +43,8 @@ class Mark(Timeline):
 class Fence(Mark):
     """Memory that a queue raises and the host reads at the cost of one transfer."""
 
-    def __init__(self, device: Device, memory: Buffer, bulk: BulkMemory) -> None:
-        super().__init__(device, memory, f"{device.name} transfers")
+    def __init__(self, core: Core, memory: Buffer, bulk: BulkMemory) -> None:
+        super().__init__(core, memory, f"{core.name} transfers")
         self._bulk = bulk
 
     @property
@@ -59,7 +58,7 @@ class BulkTransfer(Transfer):
 
     def __init__(
         self,
-        device: Device,
+        core: Core,
         bulk: BulkMemory,
         memory: Buffer,
         fence: Buffer,
@@ -67,26 +66,25 @@ class BulkTransfer(Transfer):
         start: Buffer,
     ) -> None:
         half = bulk.size // 2 // bulk.granule * bulk.granule
-        super().__init__(device, half - _ALIGN)
+        super().__init__(core, half - _ALIGN)
         self.half = half
         self._bulk = bulk
         self._halves = (memory[:half], memory[half : 2 * half])
         self._marks = [
-            Mark(device, one[half - _MARK :], f"{device.name} half {number}")
+            Mark(core, one[half - _MARK :], f"{core.name} half {number}")
             for number, one in enumerate(self._halves)
         ]
-        self._fence = Fence(device, fence, bulk)
+        self._fence = Fence(core, fence, bulk)
         self._release = release
-        self._started = Mark(device, start, f"{device.name} receives")
+        self._started = Mark(core, start, f"{core.name} receives")
         self._number = 0  # of the last chunk, counted from 1
         self._reached = 0  # chunk, as the fence said when it was last read
         self._resets = -1  # the device's, when the marks were cleared
 
     def upload(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
-        self.device.synchronize()
         with self._lock:
-            self.device.check_usable()
+            self.core.check_usable()
             self._clear()
             starts = range(0, len(data), self.staging_size)
             for first in range(0, len(starts), _GROUP):
@@ -133,9 +131,8 @@ class BulkTransfer(Transfer):
 
     def download(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
-        self.device.synchronize()
         with self._lock:
-            self.device.check_usable()
+            self.core.check_usable()
             self._clear()
             starts = range(0, len(out), self.half)
             for first in range(0, len(starts), _GROUP):
@@ -196,11 +193,11 @@ class BulkTransfer(Transfer):
         self._reached = self._fence.value
 
     def _queue(self) -> Queue:
-        return self.device.queue(QueueKind.COPY)
+        return Queue(self.core.driver.hardware_queues(QueueKind.COPY)[0])
 
     def _clear(self) -> None:
         """At first, and after a reset: the device clears the marks, the host the rest."""
-        if self._resets == self.device.resets:
+        if self._resets == self.core.resets:
             return
         self._number = self._reached = 0
         self._bulk.clear()
@@ -208,7 +205,7 @@ class BulkTransfer(Transfer):
         for mark in self._marks:
             queue.fill(mark.memory, 0)
         queue.timeline.wait(queue.submit())
-        self._resets = self.device.resets
+        self._resets = self.core.resets
 
 
 def _mark(number: int) -> bytes:

@@ -285,3 +285,22 @@ class Part:
         inserted = (value << self.lsb).astype(np.uint32)
         np.bitwise_and.at(out, self.word, ~self.mask)
         np.bitwise_or.at(out, self.word, inserted & self.mask)
+
+
+def values_of(
+    encoded: CommandBuffer, signal: int, parameters: Sequence[int] | None = None
+) -> NDArray[np.uint64]:
+    """Values of a command buffer's symbols for immediate submission: `signal` marks its end."""
+    values = [0] * len(encoded.symbols)
+    for position, symbol in enumerate(encoded.symbols):
+        kind = symbol.kind
+        if kind == "signal":
+            values[position] = signal
+        elif kind == "buffer":
+            assert symbol.buffer is not None
+            values[position] = int(symbol.buffer.address)
+        elif kind == "parameter":
+            if parameters is None:
+                raise BadArgument("Parameter is only allowed in a captured graph")
+            values[position] = parameters[symbol.slot]
+    return np.array(values, np.uint64)

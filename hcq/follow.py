@@ -24,7 +24,7 @@ from hcq.threads import start
 from hcq.timeline import SIZE, Timeline
 
 if TYPE_CHECKING:
-    from hcq.device import Device
+    from hcq.core import Core
 
 # TIMEOUT: how long a follower may stay inside the device that it follows, which may be closing
 PAUSE_S = 0.02
@@ -49,8 +49,8 @@ class Follower:
         with self._lock:
             heapq.heappush(self._wanted, value)
             if not self._following and not self._stopped:
-                self._resets = self.source.device.resets
-                name = f"{self.source.device.name} for {self.target.device.name}"
+                self._resets = self.source.core.resets
+                name = f"{self.source.core.name} for {self.target.core.name}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 start(thread)
                 self._thread, self._following = thread, True
@@ -75,7 +75,7 @@ class Follower:
             trouble = self._trouble()
             with self._lock:
                 if trouble is None and self._stopped:
-                    trouble = Closed(f"{self.source.device.name} closes")
+                    trouble = Closed(f"{self.source.core.name} closes")
                 if trouble is None or isinstance(trouble, Closed):
                     self._raise(reached)
                 if self._wanted and trouble is not None:
@@ -85,7 +85,7 @@ class Follower:
                     return
                 value = self._wanted[0]
             try:
-                self.source.device.pause_until(self.source, value, PAUSE_S)
+                self.source.core.driver.pause_until(self.source, value, PAUSE_S)
             except UgpuError:
                 continue  # the device remembers it, see _trouble
 
@@ -93,17 +93,17 @@ class Follower:
         highest = 0
         while self._wanted and self._wanted[0] <= reached:
             highest = heapq.heappop(self._wanted)
-        if highest and not self.target.device.closed:
+        if highest and not self.target.core.closed:
             self.target.reach(highest)
-            self.target.device.nudge()
+            self.target.core.driver.nudge()
 
     def _trouble(self) -> UgpuError | None:
         """Why the source may never go on, or why its value is not to be trusted."""
-        device = self.source.device
-        if device.resets != self._resets:
-            return device.last_failure or DeviceHang(f"{device.name} was reset")
+        core = self.source.core
+        if core.resets != self._resets:
+            return core.last_failure or DeviceHang(f"{core.name} was reset")
         try:
-            device.check_failures()
+            core.check_failures()
         except UgpuError as error:
             return error
         return None
@@ -111,7 +111,7 @@ class Follower:
     def _explained(self, trouble: UgpuError) -> DeviceHang:
         source, value = self.source, self._wanted[0]
         found = DeviceHang(
-            f"{self.target.device.name} waits for {source.name} of {source.device.name} to reach "
+            f"{self.target.core.name} waits for {source.name} of {source.core.name} to reach "
             f"{value}, which it never will: {trouble}",
             timeline=source.name,
             reached=source.value,
@@ -125,8 +125,8 @@ class Followers:
     """All that connects one device with others: its gates and relays, which it owns, and who raises
     or reads its timelines."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, core: Core) -> None:
+        self.core = core
         self.raising: list[Follower] = []  # whose target is the device's
         self.reading: list[Follower] = []  # whose source is the device's
         self._gates: dict[Timeline, Follower] = {}  # by the other device's timeline
@@ -174,8 +174,8 @@ class Followers:
         """Before the device closes: no thread reads or writes its memory afterwards."""
         for follower in (*self.raising, *self.reading):
             follower.stop()
-            others = follower.target.device, follower.source.device
-            for each in (other.followers for other in others if other is not self.device):
+            others = follower.target.core, follower.source.core
+            for each in (other.followers for other in others if other is not self.core):
                 each.drop(follower)
 
     def drop(self, follower: Follower) -> None:
@@ -191,13 +191,13 @@ class Followers:
                 del known[key]
 
     def _own(self, known: dict[Timeline, Follower], other: Timeline, kind: str) -> Follower:
-        with self.device.lock:
+        with self.core.lock:
             follower = known.get(other)
             if follower is None:
-                memory = self.device.alloc(SIZE, placement=Placement.HOST)
-                own = Timeline(self.device, memory, f"{kind} of {other.device.name} {other.name}")
+                memory = self.core.alloc(SIZE, placement=Placement.HOST)
+                own = Timeline(self.core, memory, f"{kind} of {other.core.name} {other.name}")
                 pair = (other, own) if kind == "gate" else (own, other)
                 follower = known[other] = self._by_own[own] = Follower(*pair)
-                follower.target.device.followers.raising.append(follower)
-                follower.source.device.followers.reading.append(follower)
+                follower.target.core.followers.raising.append(follower)
+                follower.source.core.followers.reading.append(follower)
             return follower

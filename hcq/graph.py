@@ -31,9 +31,11 @@ from hcq.command import (
     Wait,
 )
 from hcq.errors import BadArgument, Closed
+from hcq.graph_inputs import Binding, Place, bits_of, find_binding
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
+    from hcq.core import Core
     from hcq.device import Device
     from hcq.queue import HardwareQueue, Resident
     from hcq.timeline import Timeline
@@ -63,8 +65,8 @@ class _Image:
 class Replay:
     """A replay that has been decided on; ends: the values that the graph's timelines reach by it.
 
-    It stays in Device.replaying until all queues have been told: an exception between two of them
-    leaves the others to `Device.complete`.
+    It stays in Core.replaying until all queues have been told: an exception between two of them
+    leaves the others to `Core.complete`.
     """
 
     graph: Capture
@@ -73,20 +75,7 @@ class Replay:
     def complete(self) -> None:
         """Tell the queues that have not been told. The device's lock is held."""
         self.graph.submit(self.ends)
-        self.graph.device.replaying = None
-
-
-Place = tuple[int, int, int]  # a replaceable buffer: id of its owner, address, bytes
-
-
-@dataclass(frozen=True)
-class _Binding:
-    """Where the addresses inside one replaceable buffer sit: per image, symbols and their
-    offsets."""
-
-    positions: tuple[list[int], ...]
-    offsets: tuple[list[int], ...]
-    size: int  # bytes the graph uses of it
+        self.graph.core.replaying = None
 
 
 class Capture:
@@ -103,8 +92,8 @@ class Capture:
     images; those of a graph that is dropped are freed some time after its last replay.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, core: Core) -> None:
+        self.core = core
         self.closed = False
         self._serial = next(_serials)
         # One replay at a time. An RLock: the thread that an exception took away on its way to
@@ -121,7 +110,7 @@ class Capture:
         self._ends: Sequence[int] = []
         self._widths: dict[int, int] = {}
         self._roots: dict[int, Buffer] = {}
-        self._bindings: dict[Place, _Binding] = {}
+        self._bindings: dict[Place, Binding] = {}
         self._bound: tuple[Place, ...] = ()  # in the replay before
         self._parts: dict[tuple[Place, ...], list[Part]] = {}  # by what is bound, or no longer is
         self._ready = False
@@ -129,29 +118,34 @@ class Capture:
 
     # ---- capture -----------------------------------------------------------------------------
 
+    @property
+    def device(self) -> Device:
+        """The device that the graph belongs to."""
+        return self.core.device
+
     def __enter__(self) -> Capture:
-        with self.device.lock:
+        with self.core.lock:
             if self._thread is not None or self._ready or self.closed:
                 raise BadArgument("this graph has already been captured")
-            if self.device.capturing is not None:
-                raise BadArgument(f"{self.device.name} is already capturing a graph")
+            if self.core.capturing is not None:
+                raise BadArgument(f"{self.core.name} is already capturing a graph")
             self._thread = threading.get_ident()
-            self.device.capturing = self
+            self.core.capturing = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self.device.lock:
-            self.device.capturing = None
+        with self.core.lock:
+            self.core.capturing = None
             if kind is not None:
                 self.closed = True
                 return
             try:
-                self.device.check_usable()
+                self.core.check_usable()
                 self._build()
             except BaseException:
                 self._release()
                 raise
-            self.device.graphs.add(self)
+            self.core.graphs.add(self)
             self._ready = True
 
     @property
@@ -195,17 +189,17 @@ class Capture:
             scalars = self._scalars(parameters) if parameters or self._widths else []
             self._wait(None)
             while True:
-                with self.device.lock:
-                    self.device.check_usable()
-                    self.device.complete()
+                with self.core.lock:
+                    self.core.check_usable()
+                    self.core.complete()
                     self._check()
                     full = next((i.hardware for i in self._images if not i.hardware.room(0)), None)
                     if full is None:
                         ends = self._patch(places, addresses, scalars)
-                        self.device.replaying = Replay(self, ends)
-                        self.device.complete()
+                        self.core.replaying = Replay(self, ends)
+                        self.core.complete()
                         return
-                self.device.await_room(full, 0)
+                self.core.await_room(full, 0)
 
     def wait(self, limit_s: float | None = None) -> None:
         """Block until the last replay has finished; raises the same errors as Timeline.wait."""
@@ -224,25 +218,25 @@ class Capture:
             if self.closed:
                 return
             self.closed = True
-            if not self.device.closed:
-                self.device.settle()
-            with self.device.lock:
+            if not self.core.closed:
+                self.core.settle()
+            with self.core.lock:
                 self._release()
 
     def __repr__(self) -> str:
         words = sum(image.encoded.command_words for image in self._images)
         state = "closed" if self.closed else "ready" if self._ready else "empty"
-        return f"<Graph on {self.device.name}: {len(self._images)} queues, {words} words, {state}>"
+        return f"<Graph on {self.core.name}: {len(self._images)} queues, {words} words, {state}>"
 
     def abandon(self) -> None:
         """In a forked child: no thread of the parent goes on with what it did here."""
         self._lock = threading.RLock()
 
     def __del__(self) -> None:
-        if self._images and not self.device.closed:  # dropped; a replay may be under way
+        if self._images and not self.core.closed:  # dropped; a replay may be under way
             self.closed = True  # also for the finalizer of what referred to it
             images, self._images = self._images, []
-            self.device.retired.drop(lambda: _close(images))
+            self.core.retired.drop(lambda: _close(images))
 
     # ---- how ---------------------------------------------------------------------------------
 
@@ -271,7 +265,7 @@ class Capture:
         """Tell the queues that have not been told; see Replay."""
         self._ends = ends
         for timeline, end in zip(self._timelines, ends, strict=True):
-            if not self.device.is_own(timeline):
+            if not self.core.is_own(timeline):
                 timeline.last = max(timeline.last, end)
         for image in self._images:
             end = ends[self._timelines.index(image.hardware.timeline)]
@@ -318,12 +312,12 @@ class Capture:
 
     def _release(self) -> None:
         self.closed = True
-        if not self.device.closed:  # shutting down has released everything already
-            self.device.retired.release(partial(_close, self._images))
+        if not self.core.closed:  # shutting down has released everything already
+            self.core.retired.release(partial(_close, self._images))
         self._images = []  # ORDER: `__del__` releases what is cut off
         self._commands.clear()
         self._roots.clear()
-        self.device.graphs.discard(self)
+        self.core.graphs.discard(self)
 
     def _build(self) -> None:
         points = self._number_points()
@@ -431,19 +425,19 @@ class Capture:
         if len(parameters) != count:
             raise BadArgument(f"the graph takes {count} parameters, got {len(parameters)}")
         return [
-            _bits(value, self._widths.get(slot, 8), slot) for slot, value in enumerate(parameters)
+            bits_of(value, self._widths.get(slot, 8), slot) for slot, value in enumerate(parameters)
         ]
 
     def _bind(self, inputs: Mapping[Buffer, Buffer]) -> tuple[tuple[Place, ...], list[int]]:
         """The places that are replaced, and the addresses of what replaces them."""
         places, addresses = [], []
         for old, new in inputs.items():
-            if new.device is not self.device:
+            if new.core is not self.core:
                 raise BadArgument("the buffer belongs to another device", buffer=new)
             new._check_open()
             place = (id(old.owner or old), int(old.address), old.size)
             if place not in self._bindings:
-                self._bindings[place] = self._find(old)
+                self._bindings[place] = find_binding([image.encoded for image in self._images], old)
             if new.size < self._bindings[place].size:
                 raise BadArgument(
                     "the new buffer is smaller than what the graph uses",
@@ -454,47 +448,7 @@ class Capture:
             addresses.append(int(new.address))
         return tuple(places), addresses
 
-    def _find(self, old: Buffer) -> _Binding:
-        """Collect the symbols whose memory lies in `old`."""
-        root, low, high = old.owner or old, int(old.address), int(old.address) + old.size
-        positions: list[list[int]] = []
-        offsets: list[list[int]] = []
-        size = found = 0
-        for image in self._images:
-            inside = []
-            for position, symbol in enumerate(image.encoded.symbols):
-                used = symbol.buffer
-                if used is None or (used.owner or used) is not root:
-                    continue
-                start, end = int(used.address), int(used.address) + used.size
-                if end <= low or start >= high:
-                    continue
-                if start < low or end > high:
-                    facts = {"slice": old, "uses": used}
-                    raise BadArgument("the graph uses memory outside this slice", **facts)
-                inside.append((position, start - low))
-                size = max(size, end - low)
-            found += len(inside)
-            positions.append([position for position, _ in inside])
-            offsets.append([offset for _, offset in inside])
-        if not found:
-            raise BadArgument("the graph does not use this buffer", buffer=old)
-        return _Binding(tuple(positions), tuple(offsets), size)
-
 
 def _close(images: Sequence[_Image]) -> None:
     for image in images:
         image.resident.close()
-
-
-def _bits(value: int | np.generic, width: int, slot: int) -> int:
-    """The unsigned number whose `width` bytes are the value's."""
-    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize == width:
-        return int.from_bytes(value.tobytes(), "little")
-    if isinstance(value, int) and not isinstance(value, bool):
-        if -(1 << 8 * width - 1) <= value < 1 << 8 * width:
-            return value & (1 << 8 * width) - 1
-        raise BadArgument(f"parameter {slot} must fit {width} bytes", value=value)
-    raise BadArgument(
-        f"parameter {slot} must be an int or a NumPy scalar of {width} bytes, got {value!r}"
-    )

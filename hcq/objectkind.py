@@ -9,7 +9,7 @@ from hcq.errors import BadCodeObject
 from hcq.ir3object import MAGIC
 
 if TYPE_CHECKING:
-    from hcq.device import Device
+    from hcq.driver import Driver
     from hcq.program import Program
 
 # e_machine by the calling convention of its kernels, and what the field names. ELF gABI, "Machine
@@ -32,15 +32,15 @@ _MADE_BY = {
 }
 
 
-def load_program(device: Device, image: bytes) -> Program:
-    """`device.load_program`; a BadCodeObject also carries `image` (what it is) and `remedy`."""
+def load_program(driver: Driver, image: bytes) -> Program:
+    """`driver.load_program`; a BadCodeObject also carries `image` (what it is) and `remedy`."""
     try:
-        return device.load_program(image)
+        return driver.load_program(image)
     except BadCodeObject as error:
-        found = described(image, device.target.abi)
+        found = described(image, driver.target.abi)
         if not found:
             raise
-        remedy = _MADE_BY[device.target.abi].format(target=device.target.name)
+        remedy = _MADE_BY[driver.target.abi].format(target=driver.target.name)
         error.add_facts(image=found, remedy=remedy)
         raise
 

@@ -13,6 +13,7 @@ from hcq.command import Reference, Symbol
 from hcq.errors import BadArgument, NoKernel
 
 if TYPE_CHECKING:
+    from hcq.core import Core
     from hcq.device import Device
 
 
@@ -67,11 +68,16 @@ class Kernel:
 class Program(Mapping[str, Kernel]):
     """A code object loaded on a device: kernels by name. Owns its memory; a context manager."""
 
-    def __init__(self, device: Device, memory: Buffer | None) -> None:
-        self.device = device
+    def __init__(self, core: Core, memory: Buffer | None) -> None:
+        self.core = core
         self.memory = memory
         self.kernels: dict[str, Kernel] = {}
         self.closed = False
+
+    @property
+    def device(self) -> Device:
+        """The device that the code belongs to."""
+        return self.core.device
 
     def __getitem__(self, name: str) -> Kernel:
         try:

@@ -25,6 +25,7 @@ from hcq.command import (
     Symbol,
     Timestamp,
     Wait,
+    values_of,
 )
 from hcq.errors import BadArgument, Closed, NotSupported
 from hcq.graph import CAPTURED
@@ -33,6 +34,7 @@ from hcq.repetition import Repetition
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
+    from hcq.core import Core
     from hcq.device import Device
 
 
@@ -73,7 +75,7 @@ class HardwareQueue(ABC):
     step that shows; `complete` repeats the steps, each of which may be repeated.
     """
 
-    device: Device
+    core: Core
     kind: QueueKind
     name: str
     timeline: Timeline
@@ -89,7 +91,7 @@ class HardwareQueue(ABC):
         timeline's value `last` + 1, to which `last` rises.
 
         values[i] belongs to buffer.symbols[i], except that of kind "image", which the queue fills
-        in itself. Where there is no `room`, blocks and looks for failures (device.check_failures)
+        in itself. Where there is no `room`, blocks and looks for failures (core.check_failures)
         meanwhile.
         """
 
@@ -109,7 +111,7 @@ class HardwareQueue(ABC):
         self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
     ) -> None:
         """As submit, signal and parameters[slot] being the values of the symbols of these kinds."""
-        self.submit(buffer, self.device.values_of(buffer, signal, parameters))
+        self.submit(buffer, values_of(buffer, signal, parameters))
 
     def repetition(
         self,
@@ -144,8 +146,14 @@ class Queue:
         self.commands: list[Command] = []
 
     @property
+    def core(self) -> Core:
+        """The device's core, for the modules beneath."""
+        return self.hardware.core
+
+    @property
     def device(self) -> Device:
-        return self.hardware.device
+        """The device that the queue belongs to."""
+        return self.hardware.core.device
 
     @property
     def timeline(self) -> Timeline:
@@ -172,7 +180,7 @@ class Queue:
         """
         if not isinstance(kernel, Kernel):
             raise BadArgument(f"kernel must be a Kernel, got {kernel!r}")
-        if kernel.program.device is not self.device:
+        if kernel.program.core is not self.core:
             raise BadArgument("the kernel belongs to another device", kernel=kernel.name)
         if kernel.program.closed:
             raise Closed(f"the program of kernel {kernel.name} is closed")
@@ -180,15 +188,15 @@ class Queue:
             raise BadArgument("a copy queue cannot launch kernels", queue=self.hardware.name)
         full_grid, full_block = _three("grid", grid), _three("block", block)
         threads = full_block[0] * full_block[1] * full_block[2]
-        most = self.device.target.max_threads_per_group
+        most = self.core.driver.target.max_threads_per_group
         if threads > most or 0 in full_block:
             raise BadArgument("bad group size", block=full_block, at_most=most)
         if dynamic_local:
             dynamic_local = whole("dynamic_local", dynamic_local, 0, 1 << 32)
             self._check_dynamic(kernel, dynamic_local)
         together = None if cluster is None else self._check_cluster(kernel, full_grid, cluster)
-        if cooperative and not self.device.target.cooperative:
-            raise NotSupported("cooperative launches", target=self.device.target.name)
+        if cooperative and not self.core.driver.target.cooperative:
+            raise NotSupported("cooperative launches", target=self.core.driver.target.name)
         if not isinstance(args, Sequence):
             raise BadArgument(f"args must be a sequence, got {args!r}")
         block_bytes, references = pack_arguments(kernel, args)
@@ -212,7 +220,7 @@ class Queue:
     def _check_cluster(
         self, kernel: Kernel, grid: tuple[int, int, int], cluster: Sequence[int]
     ) -> tuple[int, int, int]:
-        target, sizes = self.device.target, _three("cluster", cluster)
+        target, sizes = self.core.driver.target, _three("cluster", cluster)
         if not target.max_cluster:
             raise NotSupported("clusters of groups", target=target.name, cluster=sizes)
         if not 1 <= sizes[0] * sizes[1] * sizes[2] <= target.max_cluster:
@@ -228,7 +236,7 @@ class Queue:
         return sizes
 
     def _check_dynamic(self, kernel: Kernel, size: int) -> None:
-        target = self.device.target
+        target = self.core.driver.target
         most = target.dynamic_local_memory
         if not most:
             raise NotSupported("dynamic local memory", target=target.name, size=size)
@@ -277,13 +285,13 @@ class Queue:
         of another device is watched by the host meanwhile (hcq.follow)."""
         self._check_timeline(timeline)
         if value is None:
-            awaited = timeline.device.last_value(timeline)
+            awaited = timeline.core.last_value(timeline)
         else:
             awaited = whole("value", value, 0, WORD)
-        if timeline.device is not self.device:
+        if timeline.core is not self.core:
             if awaited >= CAPTURED:
                 raise BadArgument("a captured submission can only be awaited inside its graph")
-            timeline = self.device.followers.gate(timeline)
+            timeline = self.core.followers.gate(timeline)
         self.commands.append(Wait(timeline, Symbol.constant(awaited)))
         return self
 
@@ -292,10 +300,10 @@ class Queue:
         the host (hcq.follow)."""
         self._check_timeline(timeline)
         value = whole("value", value, 0, WORD)
-        if timeline.device.is_own(timeline):
+        if timeline.core.is_own(timeline):
             raise BadArgument("a queue cannot signal its own timeline; each submission raises it")
-        if timeline.device is not self.device:
-            timeline = self.device.followers.relay(timeline)
+        if timeline.core is not self.core:
+            timeline = self.core.followers.relay(timeline)
         self.commands.append(Signal(timeline, Symbol.constant(value)))
         return self
 
@@ -318,10 +326,10 @@ class Queue:
     def submit(self) -> int:
         """Submit the recorded commands; returns the timeline value that marks its end."""
         commands, self.commands = self.commands, []
-        return self.device.submit(self.hardware, commands)
+        return self.core.submit(self.hardware, commands)
 
     def __repr__(self) -> str:
-        return f"<Queue {self.hardware.name} of {self.device.name}: {len(self.commands)} recorded>"
+        return f"<Queue {self.hardware.name} of {self.core.name}: {len(self.commands)} recorded>"
 
     def __enter__(self) -> Queue:
         return self
@@ -339,7 +347,7 @@ class Queue:
     def _check(self, buffer: Buffer) -> None:
         if not isinstance(buffer, Buffer):
             raise BadArgument(f"buffer must be a Buffer, got {buffer!r}")
-        if buffer.device is not self.device:
+        if buffer.core is not self.core:
             raise BadArgument("the buffer belongs to another device", buffer=buffer)
         buffer._check_open()
 

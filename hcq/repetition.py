@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Repetition:
-    """What Device.prepare made, with its parameters, but those of the slots `firsts` and `seconds`.
+    """What Core.prepare made, with its parameters, but those of the slots `firsts` and `seconds`.
 
     A driver may do better than this one (HardwareQueue.repetition).
     """
@@ -25,7 +25,7 @@ class Repetition:
         firsts: Collection[int],
         seconds: Collection[int],
     ) -> None:
-        self.device = hardware.device
+        self.core = hardware.core
         self.hardware = hardware
         self.prepared = prepared
         self.parameters = list(parameters)
@@ -33,10 +33,10 @@ class Repetition:
         self.seconds = seconds
 
     def submit(self, first: int, second: int) -> int:
-        """Run it with these two; otherwise as Device.submit_prepared, which see."""
+        """Run it with these two; otherwise as Core.submit_prepared, which see."""
         given = self.parameters.copy()
         for slot in self.firsts:
             given[slot] = first
         for slot in self.seconds:
             given[slot] = second
-        return self.device.submit_prepared(self.hardware, self.prepared, given)
+        return self.core.submit_prepared(self.hardware, self.prepared, given)

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hcq.errors import UgpuError
-from hcq.queue import QueueKind
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
-    from hcq.device import Device
+    from hcq.core import Core
     from hcq.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 class Retired:
     """A device's retired memory. `drop` takes no lock; all else needs the device's."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, core: Core) -> None:
+        self._core = core
         self._dropped: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[list[tuple[Timeline, int]], Callable[[], None]]] = deque()
         self.closing: list[Buffer] = []  # being closed; what an exception cut off, see `finish`
@@ -43,7 +42,7 @@ class Retired:
     def release(self, release: Callable[[], None]) -> None:
         """Call `release`, which frees memory whose work was waited for; where the device has failed
         and may still be at that work, after the reset that ends it."""
-        if self._device.failure is None or self._device.idle:
+        if self._core.failure is None or self._core.idle:
             release()
         else:
             self.drop(release)
@@ -52,10 +51,10 @@ class Retired:
         """Free what no work can reach any more: of submissions that have ended, and what was
         dropped; errors of the latter are logged. Nothing while the device has failed, or a
         submission is cut off: what has begun is not known then."""
-        device = self._device
-        if device.failure is not None or device.cut_off:
+        core = self._core
+        if core.failure is not None or core.cut_off:
             return
-        queues = [queue for kind in QueueKind for queue in device.hardware_queues(kind)]
+        queues = core.driver.all_queues()
         for queue in queues:
             queue.reclaim()
         points = [(queue.timeline, queue.timeline.last) for queue in queues]
@@ -69,19 +68,19 @@ class Retired:
             try:
                 release()
             except UgpuError as error:
-                log.warning("%s: releasing dropped memory: %s", device.name, str(error))
+                log.warning("%s: releasing dropped memory: %s", core.name, str(error))
             self._waiting.popleft()  # after it: releases can be repeated
-        if self.closing and device.idle:
+        if self.closing and core.idle:
             for buffer in self.closing[:]:
                 self.finish(buffer)
 
     def finish(self, buffer: Buffer) -> None:
         """Free a buffer of `closing`, whose work has ended."""
-        device = self._device
+        core = self._core
         buffer.closed = True
-        for graph in list(device.graphs):
+        for graph in list(core.graphs):
             graph.forget(buffer)
-        self.release(lambda: device.free_memory(buffer))
+        self.release(lambda: core.driver.free_memory(buffer))
         self.closing.remove(buffer)
 
     def reach(self) -> list[object]:

@@ -10,6 +10,7 @@ from hcq.errors import LinkError
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
+    from hcq.core import Core
     from hcq.device import Device
 
 SIZE = 16  # bytes of memory a timeline takes: the value, then 8 bytes the device may use
@@ -22,8 +23,8 @@ class Timeline:
     `last` is the highest value handed out by `advance`; `value` is what the device has reached.
     """
 
-    def __init__(self, device: Device, memory: Buffer, name: str) -> None:
-        self.device = device
+    def __init__(self, core: Core, memory: Buffer, name: str) -> None:
+        self.core = core
         self.memory = memory
         self.address = int(memory.address)
         self.name = name
@@ -31,6 +32,11 @@ class Timeline:
         assert memory.access is not None
         self._view = memory.access
         self._view[:SIZE] = bytes(SIZE)
+
+    @property
+    def device(self) -> Device:
+        """The device that the counter belongs to."""
+        return self.core.device
 
     @property
     def value(self) -> int:
@@ -53,7 +59,7 @@ class Timeline:
         Raises what the device reports meanwhile (PageFault, IllegalInstruction, ...), DeviceLost,
         or after `limit_s` (default: the device's) DeviceHang with the device's own diagnosis.
         """
-        self.device.wait_for(self, self.last if value is None else value, limit_s)
+        self.core.wait_for(self, self.last if value is None else value, limit_s)
 
     def reach(self, value: int) -> None:
         """Raise it from the host, which carries over what another device has done (hcq.follow)."""
@@ -64,6 +70,13 @@ class Timeline:
     def restart(self) -> None:
         """After a reset: count all values as reached, since none will be signalled."""
         self._view[:_VALUE] = self.last.to_bytes(_VALUE, "little")
+
+    def close(self) -> None:
+        """Free the memory of a timeline of your own (Device.timeline), once work in flight has
+        ended; idempotent. The value stays what it was."""
+        if not self.memory.closed:
+            self.detach()
+            self.memory.close()
 
     def detach(self) -> None:
         """Release the memory, which its owner frees; the value stays as it is."""

@@ -6,12 +6,11 @@ import threading
 from typing import TYPE_CHECKING
 
 from hcq.memory import Placement
-from hcq.queue import QueueKind
+from hcq.queue import Queue, QueueKind
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
-    from hcq.device import Device
-    from hcq.queue import Queue
+    from hcq.core import Core
 
 STAGING_SIZE = 4 << 20  # bytes of each of the two staging buffers
 
@@ -19,13 +18,13 @@ STAGING_SIZE = 4 << 20  # bytes of each of the two staging buffers
 class Transfer:
     """Two HOST staging buffers, so that the device copies one while the host fills the other.
 
-    Both directions wait for all work submitted before, and return when the data has arrived. Where
-    there are several copy queues, the two staging buffers use different ones. Thread-safe: one
-    transfer at a time; the device's lock is not held while waiting.
+    The core has waited for all work submitted before; both directions return when the data has
+    arrived. Where there are several copy queues, the two staging buffers use different ones.
+    Thread-safe: one transfer at a time; the device's lock is not held while waiting.
     """
 
-    def __init__(self, device: Device, staging_size: int = STAGING_SIZE) -> None:
-        self.device = device
+    def __init__(self, core: Core, staging_size: int = STAGING_SIZE) -> None:
+        self.core = core
         self.staging_size = staging_size
         # See Capture's; also, the handler of a signal may close the device.
         self._lock = threading.RLock()
@@ -33,14 +32,13 @@ class Transfer:
 
     def upload(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
-        self.device.synchronize()
         view = destination.view
         if view is not None:
-            self.device.check_usable()
+            self.core.check_usable()
             view[: len(data)] = data
             return
         with self._lock:
-            self.device.check_usable()
+            self.core.check_usable()
             staging, queues = self._lanes()
             pending = [0] * len(staging)
             for number, start in enumerate(range(0, len(data), self.staging_size)):
@@ -57,14 +55,13 @@ class Transfer:
 
     def download(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
-        self.device.synchronize()
         view = source.view
         if view is not None:
-            self.device.check_usable()
+            self.core.check_usable()
             out[:] = view[: len(out)]
             return
         with self._lock:
-            self.device.check_usable()
+            self.core.check_usable()
             staging, queues = self._lanes()
             starts = range(0, len(out), self.staging_size)
             pending = [0] * len(starts)
@@ -97,7 +94,7 @@ class Transfer:
 
     def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
         while len(self._staging) < 2:
-            staging = self.device.alloc(self.staging_size, placement=Placement.HOST)
+            staging = self.core.alloc(self.staging_size, placement=Placement.HOST)
             self._staging.append(staging)
-        count = len(self.device.hardware_queues(QueueKind.COPY))
-        return self._staging, [self.device.queue(QueueKind.COPY, lane % count) for lane in range(2)]
+        queues = self.core.driver.hardware_queues(QueueKind.COPY)
+        return self._staging, [Queue(queues[lane % len(queues)]) for lane in range(2)]

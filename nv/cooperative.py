@@ -20,7 +20,7 @@ from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
 
 _COUNT = 256  # workspaces, taken in turn: so many cooperative launches may be on their way
 _SIZE = 32
@@ -34,14 +34,14 @@ _MOST_GROUPS = {(7, 5): 16, (8, 0): 32, (8, 6): 16, (8, 9): 24, (9, 0): 32, (10,
 class Workspaces:
     """The workspaces of one device, made for the first cooperative launch."""
 
-    def __init__(self, device: NvDevice) -> None:
-        self._device = device
+    def __init__(self, driver: NvDriver) -> None:
+        self._driver = driver
         self._memory: Memory | None = None
         self._next = 0
 
     def take(self) -> int:
         """The address of a workspace for one launch (or for a graph's, each time it runs)."""
-        with self._device.lock:
+        with self._driver.core.lock:
             if self._memory is None:
                 self._memory = self._make()
                 self.clear()
@@ -50,7 +50,7 @@ class Workspaces:
 
     def _make(self) -> Memory:
         """Video memory that the host reaches; else host memory."""
-        gpu, size = self._device.gpu, _COUNT * _SIZE
+        gpu, size = self._driver.gpu, _COUNT * _SIZE
         try:
             return allocate(gpu, size, Placement.DEVICE, Region.DEVICE, reachable=True)
         except DeviceLost:

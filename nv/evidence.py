@@ -9,27 +9,27 @@ from hcq.bundle import Evidence
 from hcq.errors import UgpuError
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
     from nv.queue import ChannelQueue
 
 _GONE = "the GPU does not answer"
 
 
-def gather(device: NvDevice, error: UgpuError) -> Evidence:
+def gather(driver: NvDriver, error: UgpuError) -> Evidence:
     """Collect the parts; never raises what RM or the GPU does. error: what the bundle is of."""
     found = Evidence()
-    found.take("queues.json", lambda: [_queue(queue) for queue in device.all_queues])
-    found.take("memory.json", lambda: _regions(device))
-    found.take("driver.json", lambda: {name: str(fact) for name, fact in device.info().items()})
+    found.take("queues.json", lambda: [_queue(queue) for queue in driver.all_queues()])
+    found.take("memory.json", lambda: _regions(driver))
+    found.take("driver.json", lambda: {name: str(fact) for name, fact in driver.info().items()})
     found.missing["registers.json"] = "the kernel driver does not show them"
-    if device.gpu.lost():
+    if driver.gpu.lost():
         found.missing |= {"exceptions.json": _GONE, "sensors.json": _GONE}
         return found
-    found.take("exceptions.json", device.faults.exceptions)
-    if device.shared_data is None:
+    found.take("exceptions.json", driver.faults.exceptions)
+    if driver.shared_data is None:
         found.missing["sensors.json"] = "nobody had asked for them, and a first look takes long"
     else:
-        found.take("sensors.json", lambda: {one.name: one.read() for one in device.sensors()})
+        found.take("sensors.json", lambda: {one.name: one.read() for one in driver.sensors()})
     return found
 
 
@@ -46,8 +46,8 @@ def _queue(queue: ChannelQueue) -> dict[str, object]:
     }
 
 
-def _regions(device: NvDevice) -> list[dict[str, object]]:
+def _regions(driver: NvDriver) -> list[dict[str, object]]:
     return [
         {"address": region.address, "size": region.size, "kind": region.kind}
-        for region in device.faults.regions()
+        for region in driver.faults.regions()
     ]

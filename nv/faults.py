@@ -34,7 +34,7 @@ from nv import abi
 from nv.rm.channel import ChannelError
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
     from nv.queue import ChannelQueue
 
 log = logging.getLogger(__name__)
@@ -119,20 +119,20 @@ _FAULT_TABLES = {"turing": "tu102", "ampere": "ga100", "ada": "ga100", "hopper":
 class Faults:
     """Reads what the driver knows of a failure. One per device."""
 
-    def __init__(self, device: NvDevice) -> None:
-        self.device = device
+    def __init__(self, driver: NvDriver) -> None:
+        self.driver = driver
 
     def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError:
         """The error for a channel that the resource manager stopped, with all facts there are."""
         kernels = queue.in_flight
-        gap = take_gap(self.device.session.node)
+        gap = take_gap(self.driver.session.node)
         if gap is not None:
             remedy = {"queue": queue.name, "remedy": _RESET}
-            return NotSupported(f"{self.device.name}: {gap.message}", **gap.facts, **remedy)
-        failed = self.device.programs.output.assertion()
+            return NotSupported(f"{self.driver.name}: {gap.message}", **gap.facts, **remedy)
+        failed = self.driver.programs.output.assertion()
         if failed is not None:
             return AssertionFailed(
-                f"{self.device.name}: {', '.join(kernels)}: {failed.file}:{failed.line}: "
+                f"{self.driver.name}: {', '.join(kernels)}: {failed.file}:{failed.line}: "
                 f"{failed.function}: block {failed.block}, thread {failed.thread}: assertion "
                 f"`{failed.condition}` failed",
                 **asdict(failed), queue=queue.name, remedy=_RESET,
@@ -141,15 +141,15 @@ class Faults:
         advice = _ADVICE.get(error.xid)
         if advice is not None:
             facts["meaning"] = advice
-        if error.xid == _FELL_OFF or self.device.gpu.lost():
-            return DeviceLost(f"{self.device.name} has fallen off the bus", **facts)
+        if error.xid == _FELL_OFF or self.driver.gpu.lost():
+            return DeviceLost(f"{self.driver.name} has fallen off the bus", **facts)
         page = self._page_fault(queue)
         state = self._exception() if queue.kind is QueueKind.COMPUTE else None
-        if state is not None and (found := self.device.programs.find(int(state["pc"]))):
+        if state is not None and (found := self.driver.programs.find(int(state["pc"]))):
             kernels = (found[0],)
             facts["offset"] = found[1]
         culprit = take_culprit(
-            self.device.session.node,
+            self.driver.session.node,
             address=None if page is None else page["address"],
             pc=None if state is None else state["pc"],
         )
@@ -157,12 +157,12 @@ class Faults:
             facts |= {"instruction": culprit.text, "pc": culprit.pc}
             if culprit.source:
                 facts["source_line"] = culprit.source
-            if found := self.device.programs.find(culprit.pc):
+            if found := self.driver.programs.find(culprit.pc):
                 kernels = (found[0],)
         by = _by(culprit)
         facts["kernel"] = ", ".join(kernels) or None
         facts["remedy"] = _GPU_RESET if error.xid in _WHOLE_GPU else _RESET
-        name = f"{self.device.name}: {facts['kernel'] or queue.name}"
+        name = f"{self.driver.name}: {facts['kernel'] or queue.name}"
         if page is not None and (error.xid == _MMU or state is None):
             what = f"a {page['access']} of" if page["access"] else "an access to"
             text = f"{name}: {what} {page['address']:#x} faulted ({page['fault']}){by}"
@@ -207,7 +207,7 @@ class Faults:
         """The memory of this device, for reports."""
         return [
             Region(memory.address, memory.size, f"{memory.placement.value} memory")
-            for memory in self.device.gpu.memories
+            for memory in self.driver.gpu.memories
         ]
 
     def _page_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
@@ -215,7 +215,7 @@ class Faults:
         channels, else what it keeps of any channel, which tells no access; that UVM tells."""
         found = self._debugger_fault() if queue.kind is QueueKind.COMPUTE else None
         found = found or self._channel_fault(queue)
-        event = self.device.session.events.take(None if found is None else found["address"])
+        event = self.driver.session.events.take(None if found is None else found["address"])
         if event is not None and found is None:
             return {"address": event.address, "access": event.access, "fault": "seen by UVM"}
         if event is not None and found is not None and found["access"] is None:
@@ -230,7 +230,7 @@ class Faults:
         if queue.channel is None:
             return None
         with contextlib.suppress(UgpuError):
-            found = self.device.gpu.client.ask(
+            found = self.driver.gpu.client.ask(
                 queue.channel.handle, "NV906F_CTRL_CMD_GET_MMU_FAULT_INFO"
             )
             address = int(found.addrHi) << 32 | int(found.addrLo)
@@ -241,16 +241,16 @@ class Faults:
         return None
 
     def _debugger_fault(self) -> dict[str, Any] | None:
-        debugger = self.device.debugger
+        debugger = self.driver.debugger
         if not debugger:
             return None
         with contextlib.suppress(UgpuError):
-            found = self.device.gpu.client.ask(
+            found = self.driver.gpu.client.ask(
                 debugger, "NV83DE_CTRL_CMD_DEBUG_READ_MMU_FAULT_INFO"
             )
             if found.count:
                 entry = found.mmuFaultInfoList[0]
-                codes = abi.fault_codes(_FAULT_TABLES[self.device.family.name])
+                codes = abi.fault_codes(_FAULT_TABLES[self.driver.family.name])
                 fault = codes.field("FAULT_TYPE").name_of(entry.faultType)
                 access = codes.field("ACCESS_TYPE").name_of(entry.accessType)
                 return {
@@ -273,14 +273,14 @@ class Faults:
         return list(self._exceptions())
 
     def _exceptions(self) -> Iterator[dict[str, int]]:
-        device = self.device
-        channel = device.compute_queue.channel if device.debugger else None
+        driver = self.driver
+        channel = driver.compute_queue.channel if driver.debugger else None
         if channel is None:
             return
-        for start in range(0, device.gpu.sm_count, _SMS_AT_ONCE):
-            count = min(_SMS_AT_ONCE, device.gpu.sm_count - start)
-            found = device.gpu.client.ask(
-                device.debugger,
+        for start in range(0, driver.gpu.sm_count, _SMS_AT_ONCE):
+            count = min(_SMS_AT_ONCE, driver.gpu.sm_count - start)
+            found = driver.gpu.client.ask(
+                driver.debugger,
                 "NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES",
                 hTargetChannel=channel.handle,
                 numSMsToRead=count,
@@ -299,7 +299,7 @@ class Faults:
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
         """What is known of a queue that does not go on."""
         facts: dict[str, object] = {}
-        for queue in self.device.all_queues:
+        for queue in self.driver.all_queues():
             if queue.timeline is timeline:
                 facts["queue"] = queue.name
                 facts["kernel"] = ", ".join(queue.in_flight) or None
@@ -310,7 +310,7 @@ class Faults:
                 failed = queue.error()
                 if failed is not None:
                     facts["xid"] = failed.xid
-        if self.device.gpu.lost():
+        if self.driver.gpu.lost():
             facts["gpu"] = "reads as all ones"
         return facts
 

@@ -25,7 +25,7 @@ from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
 
 STATE = "__ugpu_heap"  # variable that holds the heap's address; 0: no heap
 SIZE = 8 << 20
@@ -109,8 +109,8 @@ def with_heap(ptx: bytes) -> bytes:
 class Heap:
     """The heap of one device, made for the first program that allocates."""
 
-    def __init__(self, device: NvDevice) -> None:
-        self._device = device
+    def __init__(self, driver: NvDriver) -> None:
+        self._driver = driver
         self._memory: Memory | None = None
 
     def connect(self, image: Image, data: bytes) -> bytes:
@@ -131,7 +131,7 @@ class Heap:
 
     def _make(self) -> Memory:
         """Video memory whose beginning the host writes; else host memory."""
-        gpu = self._device.gpu
+        gpu = self._driver.gpu
         try:
             return allocate(gpu, SIZE, Placement.DEVICE, Region.DEVICE, reachable=True)
         except DeviceLost:

@@ -22,7 +22,7 @@ from nv.pushbuffer import COMPUTE, Pushbuffer, header, method, word
 from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
     from nv.rm.gpu import Gpu
 
 _REGISTERS_PER_SM = 64 << 10  # CUDA C++ Programming Guide, "Compute Capabilities": Turing on
@@ -316,11 +316,11 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
 def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:
     """Give a grid its workspace. BadArgument where its groups do not fit the GPU beside each
     other."""
-    device = cast("NvDevice", launch.kernel.program.device)
+    driver = cast("NvDriver", launch.kernel.program.core.driver)
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     most = groups_that_fit(
-        device.gpu.capability,
-        device.gpu.sm_count,
+        driver.gpu.capability,
+        driver.gpu.sm_count,
         details.warps_per_sm,
         details.carveouts[-1],
         warps=-(-threads // _WARP),
@@ -336,7 +336,7 @@ def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:
             groups=groups,
             most=most,
         )
-    address = device.workspaces.take()
+    address = driver.workspaces.take()
     # %envreg1 is the upper half, %envreg2 the lower.
     struct.pack_into("<II", bank, details.environment_at + 4, address >> 32, address & 0xFFFF_FFFF)
 

@@ -23,7 +23,7 @@ from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
 
 SIZE = 1 << 20
 _LONGEST_TEXT = 4096
@@ -51,8 +51,8 @@ class Assertion:
 class Output:
     """The buffer of one device, made for the first program that prints; see the module."""
 
-    def __init__(self, device: NvDevice) -> None:
-        self._device = device
+    def __init__(self, driver: NvDriver) -> None:
+        self._driver = driver
         self._memory: Memory | None = None
         self._at = 0  # records before it were told
         self._texts: dict[Memory, tuple[int, bytes]] = {}  # programs that print: base and content
@@ -74,7 +74,7 @@ class Output:
 
     def _make(self) -> Memory:
         """Video memory that the host reads, where kernels count fast; else host memory."""
-        gpu = self._device.gpu
+        gpu = self._driver.gpu
         try:
             return allocate(gpu, SIZE, Placement.DEVICE, Region.DEVICE, reachable=True)
         except DeviceLost:
@@ -123,11 +123,11 @@ class Output:
         if dropped and self._memory.view[:8] != b"\xff" * 8:
             lines.append(f"[{dropped} lines more did not fit the buffer]\n")
         if self._at or dropped:
-            with self._device.lock:
-                if self._device.idle and self._device.failure is None:
+            with self._driver.core.lock:
+                if self._driver.core.idle and self._driver.core.failure is None:
                     self.clear()
         for line in lines:
-            self._device.on_print(line)
+            self._driver.on_print(line)
 
     def assertion(self) -> Assertion | None:
         """The first assert that failed, if any has."""
@@ -146,7 +146,7 @@ class Output:
             if base <= address < base + len(content):
                 raw = content[address - base : address - base + _LONGEST_TEXT]
                 return raw.split(b"\0")[0].decode("utf-8", "replace")
-        for memory in self._device.gpu.memories:
+        for memory in self._driver.gpu.memories:
             if memory.address <= address < memory.address + memory.size:
                 size = min(_LONGEST_TEXT, memory.address + memory.size - address)
                 if memory.mapping is not None:
@@ -154,7 +154,8 @@ class Output:
                     return raw.split(b"\0")[0].decode("utf-8", "replace")
                 with contextlib.suppress(UgpuError):
                     found = np.zeros(size, np.uint8)
-                    Buffer(self._device, VirtAddr(address), size, Placement.DEVICE).copy_to(found)
+                    core, start = self._driver.core, VirtAddr(address)
+                    Buffer(core, start, size, Placement.DEVICE).copy_to(found)
                     return found.tobytes().split(b"\0")[0].decode("utf-8", "replace")
         return f"<{address:#x}>"
 

@@ -29,7 +29,7 @@ from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
 
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
@@ -46,10 +46,10 @@ _KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any 
 class Programs:
     """All programs of a device, and local memory: one block, for the kernel that needs most."""
 
-    def __init__(self, device: NvDevice) -> None:
-        self.device = device
-        self.output = Output(device)
-        self.heap = Heap(device)
+    def __init__(self, driver: NvDriver) -> None:
+        self.driver = driver
+        self.output = Output(driver)
+        self.heap = Heap(driver)
         self.local: Memory | None = None
         self.local_size = 0  # bytes per thread that `local` is for
         # Name, entry and bytes of each kernel: not the program, which frees its memory when the
@@ -58,25 +58,25 @@ class Programs:
 
     def load(self, data: bytes) -> Program:
         """Assemble PTX where it is text, check the cubin and place it; see Device.load."""
-        device = self.device
+        driver = self.driver
         ptx = b""
         if not data.startswith(b"\x7fELF"):
             ptx = data.rstrip(b"\0")
-            target = _check_text(ptx, device.gpu.capability)
+            target = _check_text(ptx, driver.gpu.capability)
             ptx = to_own_memory(with_heap(with_routines(ptx)), target)
             data = assemble(ptx, target, config().cache_folder / "cubins")
         cubin = parse_cubin(data)
-        _check_target(cubin, device.gpu.capability)
+        _check_target(cubin, driver.gpu.capability)
         names = _parameters(ptx)
         image = lay_out(cubin, ptx)
         memory = None
         try:
-            memory = allocate(device.gpu, image.size, Placement.DEVICE, Region.DEVICE)
+            memory = allocate(driver.gpu, image.size, Placement.DEVICE, Region.DEVICE)
             self._make_room(cubin)
             buffer = Buffer(
-                device, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
+                driver.core, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
             )
-            program = Program(device, buffer)
+            program = Program(driver.core, buffer)
             for name, code in cubin.kernels.items():
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             linked = self.heap.connect(image, image.link(memory.address))
@@ -88,7 +88,7 @@ class Programs:
             ]
             return program
         except BaseException:
-            device.settle()  # the copy may still run; cut off here too, the memory stays
+            driver.core.settle()  # the copy may still run; cut off here too, the memory stays
             if memory is not None:
                 self.forget(memory)
                 memory.close()
@@ -102,29 +102,29 @@ class Programs:
         memory: Memory,
         names: tuple[tuple[str, str], ...] | None,
     ) -> Kernel:
-        device = self.device
+        driver = self.driver
         arguments = code.arguments
         if arguments is not None and names is not None and len(names) == len(arguments):
             arguments = tuple(
                 replace(argument, name=name, kind="" if argument.is_address else kind)
                 for argument, (name, kind) in zip(arguments, names, strict=True)
             )
-        family, cubin = device.family, image.cubin
+        family, cubin = driver.family, image.cubin
         sections = {
             bank: (memory.address + image.offsets[index], cubin.sections[index].size)
             for bank, index in code.constants.items()
             if bank
         }
         details = prepare(
-            device.gpu,
+            driver.gpu,
             family,
-            device.compute_class,
+            driver.compute_class,
             code,
             address=memory.address + image.entry(code.name),
             constants=sections,
             local_size=self._local_need(code),
             counts_reserved=cubin.counts_reserved,
-            carveouts=device.carveouts,
+            carveouts=driver.carveouts,
         )
         return Kernel(
             name=code.name,
@@ -141,13 +141,13 @@ class Programs:
     def _write(self, memory: Memory, data: bytes) -> None:
         """Copy code in by the copy engine. A graph may be under capture meanwhile: this is not
         recorded."""
-        device = self.device
-        queue = device.copy_queue
+        driver = self.driver
+        queue = driver.copy_queue
         staging = None
         try:
-            staging = allocate(device.gpu, len(data), Placement.HOST, Region.HOST)
+            staging = allocate(driver.gpu, len(data), Placement.HOST, Region.HOST)
             staging.view[: len(data)] = data
-            device.complete()
+            driver.core.complete()
             value = queue.timeline.last + 1
             source = Symbol.constant(staging.address)
             copy = Copy(Symbol.constant(memory.address), source, len(data))
@@ -182,7 +182,7 @@ class Programs:
         """Bytes of local memory per thread: the stack, and what the system keeps above it."""
         need = code.stack_size + STACK_RESERVED
         if code.dynamic_stack:
-            need += self.device.dynamic_stack
+            need += self.driver.dynamic_stack
         return -(-need // _LOCAL_GRANULE) * _LOCAL_GRANULE
 
     def _make_room(self, cubin: Cubin) -> None:
@@ -190,28 +190,28 @@ class Programs:
         need = max(self._local_need(code) for code in cubin.kernels.values())
         if need <= self.local_size:
             return
-        device, gpu = self.device, self.device.gpu
+        driver, gpu = self.driver, self.driver.gpu
         total = self._per_tpc(need) * gpu.tpcs_per_gpc * gpu.gpcs
-        queue, old, old_size = device.compute_queue, self.local, self.local_size
-        device.complete()
+        queue, old, old_size = driver.compute_queue, self.local, self.local_size
+        driver.core.complete()
         before, fresh = queue.timeline.last, None
         try:
             fresh = allocate(gpu, total, Placement.DEVICE, Region.DEVICE)
             self.local, self.local_size = fresh, need
             queue.run_setup(self.setup_words())
         except BaseException:
-            device.complete()
+            driver.core.complete()
             if queue.timeline.last == before:  # the engine has not been told, and will not be
                 self.local, self.local_size = old, old_size
                 old = fresh
             if old is not None:
-                device.retired.drop(old.close)
+                driver.core.retired.drop(old.close)
             raise
         if old is not None:
             old.close()
 
     def _per_tpc(self, size: int) -> int:
-        gpu = self.device.gpu
+        gpu = self.driver.gpu
         per_warp = -(-size * 32 // _WARP_GRANULE) * _WARP_GRANULE
         per_tpc = per_warp * gpu.warps_per_sm * gpu.sms_per_tpc
         return -(-per_tpc // _TPC_GRANULE) * _TPC_GRANULE
@@ -220,7 +220,7 @@ class Programs:
         """Methods that tell the compute engine where local memory is; none if there is none."""
         if self.local is None:
             return []
-        number = self.device.compute_class
+        number = self.driver.compute_class
         size = self._per_tpc(self.local_size)
         address = self.local.address
         return [

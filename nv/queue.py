@@ -32,7 +32,7 @@ from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from nv.device import NvDevice
+    from nv.driver import NvDriver
 
 log = logging.getLogger(__name__)
 
@@ -56,17 +56,17 @@ class Progress:
     xid: int | None
 
 
-def command_memory(device: NvDevice, size: int) -> Memory:
+def command_memory(driver: NvDriver, size: int) -> Memory:
     """Memory for images that the host writes: where the device's `command_placement` says. Host
     memory where video memory or the window to it is used up."""
-    gpu = device.gpu
-    if device.command_placement is Placement.DEVICE:
+    gpu = driver.gpu
+    if driver.command_placement is Placement.DEVICE:
         try:
             return allocate(gpu, size, Placement.DEVICE, Region.COMMANDS, reachable=True)
         except DeviceLost:
             raise
         except UgpuError as error:
-            log.info("%s: %d bytes of commands go to host memory: %s", device.name, size, error)
+            log.info("%s: %d bytes of commands go to host memory: %s", driver.name, size, error)
     return allocate(gpu, size, Placement.HOST, Region.COMMANDS)
 
 
@@ -91,7 +91,7 @@ class OwnImage(Resident):
         self.kernels = kernels
         self.memory: Memory | None = None
         try:
-            self.memory = command_memory(queue.device, max(words, 1) * 4)
+            self.memory = command_memory(queue.driver, max(words, 1) * 4)
             self.address = self.memory.address
             self.words = np.frombuffer(self.memory.view, np.uint32)[:words]
         except BaseException:
@@ -112,13 +112,13 @@ class ChannelQueue(HardwareQueue):
     overlap the launch before it unless a Barrier stands between.
     """
 
-    device: NvDevice
+    driver: NvDriver
     intent: Submission | None = None
 
     def __init__(
-        self, device: NvDevice, name: str, kind: QueueKind, engine: int, classes: Classes
+        self, driver: NvDriver, name: str, kind: QueueKind, engine: int, classes: Classes
     ) -> None:
-        self.device = device
+        self.core, self.driver = driver.core, driver
         self.name = name
         self.kind = kind
         self.engine = engine
@@ -132,24 +132,29 @@ class ChannelQueue(HardwareQueue):
         self._unused: OwnImage | None = None  # made for a submission that did not take place
         self._words = np.zeros(0, np.uint32)
         try:
-            self._make(device)
+            self._make(driver)
         except BaseException:
             self.close()
             raise
 
-    def _make(self, device: NvDevice) -> None:
-        gpu = device.gpu
+    def _make(self, driver: NvDriver) -> None:
+        gpu = driver.gpu
         self.memory = ChannelMemory(gpu)
-        self.arena = command_memory(device, ARENA_SIZE)
+        self.arena = command_memory(driver, ARENA_SIZE)
         self._parts.append(self.arena)
         self._words = np.frombuffer(self.arena.view, np.uint32)
         control = allocate(gpu, TIMELINE_SIZE, Placement.HOST, Region.HOST)
         self._parts.append(control)
         view = control.view[:TIMELINE_SIZE]
         buffer = Buffer(
-            device, VirtAddr(control.address), TIMELINE_SIZE, Placement.HOST, view, handle=control
+            driver.core,
+            VirtAddr(control.address),
+            TIMELINE_SIZE,
+            Placement.HOST,
+            view,
+            handle=control,
         )
-        self.timeline = Timeline(device, buffer, f"{device.name} {self.name}")
+        self.timeline = Timeline(driver.core, buffer, f"{driver.name} {self.name}")
         self.build()
 
     # ---- the channel -------------------------------------------------------------------------
@@ -158,7 +163,7 @@ class ChannelQueue(HardwareQueue):
         """Make the channel, after tearing down the one there was, and set its engines up."""
         assert self.memory is not None
         self.tear_down()
-        gpu = self.device.gpu
+        gpu = self.driver.gpu
         is_compute = self.kind is QueueKind.COMPUTE
         self.group = Group(gpu, self.engine, context_share=is_compute)
         objects = [number for number in (self.classes.compute, self.classes.copy) if number]
@@ -167,7 +172,7 @@ class ChannelQueue(HardwareQueue):
         self.channel.start()
         self.count = 0  # entries of the ring used so far
         self._head = self._tail = 0  # positions in the arena; they only rise
-        self.run_setup(self.device.setup_words(self))
+        self.run_setup(self.driver.setup_words(self))
 
     def tear_down(self) -> None:
         """Free the channel; what it ran ends. Its memory goes after it."""
@@ -197,7 +202,7 @@ class ChannelQueue(HardwareQueue):
         self.encoder.signal(image, address, Symbol.constant(value))
         encoded = image.finish()
         self.submit(encoded, np.zeros(0, np.uint64))
-        self.device.clock.wait_until(
+        self.driver.clock.wait_until(
             lambda: self.timeline.value >= value or self.error() is not None,
             unit=self.name,
             waiting_for="end of its first work",
@@ -206,7 +211,7 @@ class ChannelQueue(HardwareQueue):
         )
         failed = self.error()
         if failed is not None:
-            raise self.device.faults.explain(self, failed)
+            raise self.driver.faults.explain(self, failed)
 
     def error(self) -> ChannelError | None:
         """What stopped the channel, if anything has."""
@@ -323,8 +328,8 @@ class ChannelQueue(HardwareQueue):
         memory.put(number % ENTRIES)
         # ORDER: x86 makes stores to image, ring and GP_PUT visible before this uncached one, which
         # drains write-combining buffers too (Intel SDM, volume 3, "Methods of Caching Available").
-        self.device.gpu.ring(channel.token)
-        self.device.looks = 0
+        self.driver.gpu.ring(channel.token)
+        self.driver.looks = 0
         self.intent = None
 
     def _find(self, size: int) -> int | None:
@@ -354,16 +359,16 @@ class ChannelQueue(HardwareQueue):
             self._wait_for(lambda: self.room(words), "entry of the ring, and command memory")
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        clock = self.device.clock
-        patience = clock.patience(self.device.limit_s)
+        clock = self.driver.clock
+        patience = clock.patience(self.driver.core.limit_s)
         while not ready():
-            self.device.check_failures()
+            self.driver.core.check_failures()
             if patience.over():
                 failure = DeviceHang(
-                    f"{self.name} frees no {what} within {self.device.limit_s} s",
-                    **self.device.diagnose(self.timeline, self.timeline.last),
+                    f"{self.name} frees no {what} within {self.driver.core.limit_s} s",
+                    **self.driver.diagnose(self.timeline, self.timeline.last),
                 )
-                self.device.failure = failure
+                self.driver.core.failure = failure
                 raise failure
             clock.sleep(_FULL_PAUSE_S)
 

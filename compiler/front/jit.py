@@ -20,6 +20,7 @@ from compiler.runtime.recording import Recording, current_recording
 from compiler.runtime.runtime import Runtime, runtime_of
 from compiler.tensor import Tensor
 from hcq.buffer import Buffer
+from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
 from hcq.graph import Capture
@@ -283,7 +284,8 @@ def _references(ref: weakref.ref[Node]) -> int:
 
 
 def _capturing(device: Device) -> bool:
-    return device.capturing is not None and device.capturing.is_mine
+    capturing = core_of(device).capturing
+    return capturing is not None and capturing.is_mine
 
 
 def _flatten(value: Any, tensors: list[Tensor]) -> Any:

@@ -17,6 +17,7 @@ from compiler.graph.node import Node, Repeated, Shape
 from compiler.graph.origin import here, text
 from compiler.graph.recipe import Recipe, recipe_of
 from compiler.methods.aliases import with_aliases
+from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, BadIndex
 
@@ -104,7 +105,7 @@ class TensorCore:
         """Few steps, since memory is slow for a program that has just read much of it."""
         device = self.device
         if recipe.long:
-            device.expect()
+            core_of(device).driver.expect()
         made = object.__new__(type(self))
         made.device = device
         made.node = result = recipe.apply(*given)

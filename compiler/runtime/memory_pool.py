@@ -10,6 +10,7 @@ import threading
 
 from compiler.plan.sizes import round_up
 from hcq.buffer import Buffer
+from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import OutOfMemory, UgpuError
 
@@ -54,6 +55,7 @@ class MemoryPool:
 
     def __init__(self, device: Device, keep: int = KEEP) -> None:
         self.device = device
+        self.core = core_of(device)
         self.keep = keep
         self.kept = 0
         self.poison: int | None = None
@@ -64,19 +66,19 @@ class MemoryPool:
         """Memory of `size` bytes, content undefined. OutOfMemory after giving up all unused
         buffers."""
         rounded = round_up(size)
-        if self.device.inherited:  # the lock is the parent's
-            self.device.check_open()
+        if self.core.inherited:  # the lock is the parent's
+            self.core.check_open()
         with self._lock:
             waiting = self._free.get(rounded)
             if waiting:
                 self.kept -= rounded
                 return Storage(self, waiting.pop(), size)
         try:
-            buffer = self.device.alloc(rounded)
+            buffer = self.core.alloc(rounded)
         except OutOfMemory:
             self.clear()
-            buffer = self.device.alloc(rounded)
-        if self.poison is not None and self.device.capturing is None:
+            buffer = self.core.alloc(rounded)
+        if self.poison is not None and self.core.capturing is None:
             buffer.fill(self.poison)
         return Storage(self, buffer, size)
 

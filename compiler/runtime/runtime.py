@@ -48,6 +48,7 @@ from compiler.schedule.group import Group
 from compiler.schedule.hazards import InPlace, in_place
 from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
+from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
 from hcq.queue import Queue
@@ -71,6 +72,7 @@ class Runtime:
 
     def __init__(self, device: Device, cache_folder: Path | None) -> None:
         self.device = device
+        self.core = core_of(device)
         self.pool = MemoryPool(device)
         self.programs = Programs(device, cache_folder)
         self.constants: dict[str, Node] = {}  # arrays that operations need, by name
@@ -115,7 +117,7 @@ class Runtime:
 
     def _opens(self, key: Structure, nodes: Sequence[Node]) -> bool:
         """Whether numbers of the graph come from memory now; see compiler.runtime.opened."""
-        capturing = self.device.capturing
+        capturing = self.core.capturing
         if current_recording() is not None or active() is not None:
             return False  # replays keep their numbers; a search measures the graph as it is
         if capturing is not None and capturing.is_mine:
@@ -244,7 +246,7 @@ class Runtime:
         keep: dict[int, Storage] = dict(made)
         spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
         queue = self.device.queue()
-        capturing = self.device.capturing
+        capturing = self.core.capturing
         plain = recording is None and not told and (capturing is None or not capturing.is_mine)
         prepared = ready.prepared if plain else None
         addresses: list[int] = []
@@ -281,10 +283,10 @@ class Runtime:
                     unread = made.pop(place)
                     spare.setdefault(round_up(unread.size), []).append(unread)
         if prepared is not None:
-            self.device.submit_prepared(queue.hardware, prepared, addresses)
+            self.core.submit_prepared(queue.hardware, prepared, addresses)
         elif plan.steps:
             if plain:
-                ready.prepared = self.device.prepare(queue.hardware, _open(queue.commands))
+                ready.prepared = self.core.prepare(queue.hardware, _open(queue.commands))
             queue.submit()
         # only now that all is submitted: after an error the graph is as it was
         for place, storage in keep.items():

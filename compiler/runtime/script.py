@@ -54,7 +54,7 @@ class Script:
                 held = self.scratch.get(place)
                 addresses.append(0 if held is None else held.address)
         result = len(addresses) - 1 - len(steps[-1].inputs)
-        self.queue = pool.device.hardware_queues(QueueKind.COMPUTE)[0]
+        self.queue = pool.core.driver.hardware_queues(QueueKind.COMPUTE)[0]
         self.prepared = prepared
         self.addresses = addresses
         self.slots = [(result,), *map(tuple, slots)]
@@ -78,7 +78,7 @@ class Script:
             return False
         with self.lock:
             given = root.given
-            if not given or device.capturing is not None:
+            if not given or self.pool.core.capturing is not None:
                 return False  # it is computed, or its graph has been written down
             numbers = []
             for source in given:
@@ -94,7 +94,7 @@ class Script:
                 for slots, number in zip(self.slots, (result.address, *numbers), strict=True):
                     for slot in slots:
                         addresses[slot] = number
-                device.submit_prepared(self.queue, self.prepared, addresses)
+                self.pool.core.submit_prepared(self.queue, self.prepared, addresses)
             root.settle(result)
             if self.size <= SCRATCH:  # the next one's, while the device is at work
                 self.next = self.pool.take(self.size)

@@ -52,7 +52,7 @@ from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
-    from hcq.cpu.device import CpuDevice
+    from hcq.cpu.driver import CpuDriver
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
@@ -158,14 +158,14 @@ class Encoder:
 class CpuResident(Resident):
     """A graph's image in memory of its own."""
 
-    def __init__(self, device: CpuDevice, count: int) -> None:
-        self.device = device
-        self.memory = device.take_memory(4 * count)
+    def __init__(self, driver: CpuDriver, count: int) -> None:
+        self.driver = driver
+        self.memory = driver.take_memory(4 * count)
         self.words = self.memory.array.view(np.uint32)
         self.address = self.memory.address
 
     def close(self) -> None:
-        self.device.drop_memory(self.memory)
+        self.driver.drop_memory(self.memory)
 
 
 class Arena:
@@ -211,10 +211,10 @@ class CpuTimeline(Timeline):
     """A queue's timeline. `last` is a word that the native side writes together with the ring, so
     that an exception comes between no entry and its value."""
 
-    def __init__(self, device: CpuDevice, memory: Buffer, name: str) -> None:
+    def __init__(self, driver: CpuDriver, memory: Buffer, name: str) -> None:
         assert memory.view is not None
         self._cells = memory.view.cast("Q")
-        super().__init__(device, memory, name)
+        super().__init__(driver.core, memory, name)
 
     @property
     def last(self) -> int:
@@ -252,13 +252,13 @@ class CpuRepetition(Repetition):
         self._address = self._record.address
 
     def submit(self, first: int, second: int) -> int:
-        device = self.device
-        with device.lock:
-            usable = not device.closed and device.failure is None and device.capturing is None
+        core = self.core
+        with core.lock:
+            usable = not core.closed and core.failure is None and core.capturing is None
             usable = (
                 usable
-                and device.replaying is None
-                and device.closer is None
+                and core.replaying is None
+                and core.closer is None
                 and not any(each.closed for each in self.prepared.uses)
             )
             if usable and self._queue.server is self._server:  # else there was a reset
@@ -271,11 +271,11 @@ class CpuRepetition(Repetition):
 class CpuQueue(HardwareQueue):
     """A native thread that executes command words."""
 
-    def __init__(self, device: CpuDevice, kind: QueueKind, server: Server) -> None:
-        self.device = self.cpu = device
+    def __init__(self, driver: CpuDriver, kind: QueueKind, server: Server) -> None:
+        self.core, self.driver = driver.core, driver
         self.kind = kind
         self.name = f"cpu {kind.value}"
-        self.timeline = CpuTimeline(device, device.timeline_memory(), self.name)
+        self.timeline = CpuTimeline(driver, driver.timeline_memory(), self.name)
         self._serve(server)
         self._arena = Arena()
         self.slots = Slots(self.timeline)
@@ -350,7 +350,7 @@ class CpuQueue(HardwareQueue):
         return len(self._alive) < before
 
     def place(self, buffer: CommandBuffer) -> Resident:
-        resident = CpuResident(self.cpu, len(buffer.words))
+        resident = CpuResident(self.driver, len(buffer.words))
         resident.words[:] = buffer.words
         return resident
 
@@ -373,5 +373,5 @@ class CpuQueue(HardwareQueue):
 
     def _push(self, address: int, count: int, value: int) -> None:
         while not self.server.push(address, count, value):
-            self.device.check_failures()
-            self.device.pause_until(self.timeline, self.timeline.value + 1, 1e-3)
+            self.core.check_failures()
+            self.driver.pause_until(self.timeline, self.timeline.value + 1, 1e-3)

@@ -256,7 +256,7 @@ def test_a_harvested_copy_engine_is_left_alone() -> None:
     chip = build_chip(ChipOptions(harvested=((43, 0),)))
     try:
         with opened(chip) as device:
-            assert [queue.name for queue in device.copy_queues] == ["SDMA0"]
+            assert [queue.name for queue in device.driver.copy_queues] == ["SDMA0"]
             with device.alloc(64) as buffer:
                 buffer.fill(5)
                 assert buffer.numpy(np.uint32)[3] == 5
@@ -302,7 +302,7 @@ def test_sequence_of_accesses(golden: Golden) -> None:
 def test_a_sign_of_life_of_all_ones_is_none(chip: Any) -> None:
     """A register behind a bus that does not answer reads as ones, and so may one of a dead unit."""
     with opened(chip) as device:
-        psp = device.units.psp
+        psp = device.driver.units.psp
         assert psp.alive()
         index = chip.space.index("mp", "MP0_SMN_C2PMSG_81")
         sign = chip.space.peek(index)
@@ -314,7 +314,7 @@ def test_a_sign_of_life_of_all_ones_is_none(chip: Any) -> None:
 def test_slots_are_counted_beyond_32_bits(chip: Any) -> None:
     """The fence holds the low half of a number that goes on rising."""
     with opened(chip) as device:
-        queue = device.compute_queues[0]
+        queue = device.driver.compute_queues[0]
         count, fence = queue.count, bytes(queue.control.view[128:136])
         for submitted, low, done in (
             ((1 << 32) + 3, 1, (1 << 32) + 1),
@@ -330,9 +330,9 @@ def test_slots_are_counted_beyond_32_bits(chip: Any) -> None:
 
 def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
     with opened(chip) as device:
-        assert device.firmware is not None
-        toc = device.firmware.boot[device.facts.generation.toc_type]
-        sizes = {device.units.psp.load_toc(toc) for _ in range(70)}
+        assert device.driver.firmware is not None
+        toc = device.driver.firmware.boot[device.driver.facts.generation.toc_type]
+        sizes = {device.driver.units.psp.load_toc(toc) for _ in range(70)}
         assert len(sizes) == 1
     assert chip.violations == []
 
@@ -414,7 +414,7 @@ def test_missing_and_damaged_images(chip: Any) -> None:
 def test_a_silent_smu_needs_a_reset(chip: Any) -> None:
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
-        device.units.smu.limit_s = 0.1
+        device.driver.units.smu.limit_s = 0.1
         chip.faults.smu_silent = True
         (power,) = [sensor for sensor in device.sensors() if sensor.name == "power_watts"]
         with pytest.raises(FirmwareSilent) as caught:

@@ -92,7 +92,7 @@ def test_cold_warm_and_reset(chip: Any, facts: ChipFacts) -> None:
             assert (info["chip"], info["isa"], info["start"]) == (facts.name, facts.isa, start)
             units = 2 * board.shader_engines * board.arrays_per_engine * board.wgps_per_array
             assert (info["compute_units"], info["vram_bytes"]) == (units, board.vram)
-            assert len(device.copy_queues) == facts.copy_engines
+            assert len(device.driver.copy_queues) == facts.copy_engines
             check_works(device)
     assert chip.violations == []
 
@@ -223,12 +223,12 @@ def test_each_instance_of_a_hub_is_set_up_flushed_and_stopped() -> None:
         patch.setattr(discovery, "parse", with_another)
         device = opened(chip)
     with device:
-        first, other = device.units.gmc.mmhubs
+        first, other = device.driver.units.gmc.mmhubs
         assert (first.name, other.name) == ("MMHUB", "MMHUB1")
         root = chip.space.peek(place("MMVM_CONTEXT8_PAGE_TABLE_BASE_ADDR_LO32"))
         assert root == chip.mm.get("MMVM_CONTEXT8_PAGE_TABLE_BASE_ADDR_LO32") != 0
         flushes = len(written["REQ"])
-        device.flush_tlb()
+        device.driver.flush_tlb()
         assert written["REQ"][flushes:] == [1 << 8 | 0x1F << 19]
         assert written["SEM"][-1] == 0, "the semaphore is given back"
         check_works(device)

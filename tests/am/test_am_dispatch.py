@@ -190,7 +190,7 @@ def test_dynamic_local_memory_comes_on_top_of_the_static(device: AmDevice) -> No
         decoder = Decoder(Places(), lambda _, size: bytes(size))
         for dynamic, granules in ((0, 1), (256, 1), (257, 2), (512, 2), (1024, 3)):
             launch = Launch(kernel, (1, 1, 1), (64, 1, 1), bytes(8), (), dynamic)
-            words = device.compute_queues[0].encode([launch])
+            words = device.driver.compute_queues[0].encode([launch])
             text = list(decoder.pm4([int(word) for word in words.words[: words.command_words]]))
             last = [line for line in text if "COMPUTE_PGM_RSRC2" in line][-1]
             assert f"LDS_SIZE={granules:#x}" in last, dynamic
@@ -204,7 +204,7 @@ def test_a_grid_of_more_threads_than_a_packet_counts_is_refused(device: AmDevice
             with (
                 nullcontext() if fits else pytest.raises(BadArgument, match="threads on each")
             ):
-                device.compute_queues[0].encode([launch])
+                device.driver.compute_queues[0].encode([launch])
 
 
 def test_code_for_another_chip(device: AmDevice) -> None:
@@ -213,15 +213,15 @@ def test_code_for_another_chip(device: AmDevice) -> None:
 
 
 def test_memory_used_up_leaves_everything_as_it_was(device: AmDevice) -> None:
-    used = device.memory.used
+    used = device.driver.memory.used
     with pytest.raises(OutOfMemory):
         device.alloc(device.chip.vram.size)
-    assert device.memory.used == used
+    assert device.driver.memory.used == used
 
 
 def test_fragmented_memory_is_put_together(device: AmDevice) -> None:
     """Where no run is long enough a buffer is made of pieces, and still one range of addresses."""
-    heap = device.memory.heap
+    heap = device.driver.memory.heap
     blocks = [heap.allocate(heap.largest // 2 // 4096 * 4096) for _ in range(6)]
     for start in blocks[::2]:
         heap.free(start)

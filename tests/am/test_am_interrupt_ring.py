@@ -29,14 +29,14 @@ def test_the_interrupt_ring_wraps(chip: Any) -> None:
             queue.barrier().submit()
             queue.timeline.wait()
         device.synchronize()
-        assert device.units.ih.overflows == 0
-        assert device.units.ih.read_pointer == 2100 * 32 % 0x10000
+        assert device.driver.units.ih.overflows == 0
+        assert device.driver.units.ih.read_pointer == 2100 * 32 % 0x10000
     assert chip.violations == []
 
 
 def test_an_overflow_is_noticed_and_left_behind(chip: Any) -> None:
     with opened(chip) as device:
-        ring = device.units.ih
+        ring = device.driver.units.ih
         for number in range(2100):
             chip.ih.raise_interrupt(0x14, 181, data=(number, 0, 0, 0))
         seen = [entry.data[0] for entry in ring.drain()]
@@ -54,12 +54,12 @@ def test_submissions_without_a_wait_leave_room_for_faults(chip: Any) -> None:
     """Each signals by an interrupt, and nobody waits: the ring is emptied before it overflows."""
     with opened(chip) as device:
         for kind in QueueKind:
-            for index in range(len(device.hardware_queues(kind))):
+            for index in range(len(device.driver.hardware_queues(kind))):
                 queue = device.queue(kind, index)
                 for _ in range(2600):
                     queue.barrier().submit()
         device.synchronize()
-        assert device.units.ih.overflows == 0
+        assert device.driver.units.ih.overflows == 0
     assert chip.violations == []
 
 
@@ -67,7 +67,7 @@ def test_a_fault_whose_entry_was_lost_is_found(chip: Any) -> None:
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
         check_runs(device, program, out, 1)
-        ring = device.units.ih
+        ring = device.driver.units.ih
         real, ring.drain = ring.drain, list  # type: ignore[method-assign]
         run(device, program, "read_at", out, np.uint64(0x1234_5678_9000))
         for number in range(2100):

@@ -36,12 +36,12 @@ def test_off_while_open(chip: Any) -> None:
 def test_off_after_resets(chip: Any) -> None:
     with opened(chip) as device:
         chip.config.write(LINK_CONTROL, 0x43, 2)
-        boot.mode1_reset(device.units)
+        boot.mode1_reset(device.driver.units)
         assert control(chip) & 3 == 0
         chip.power_cycle()
-        boot.after_power_loss(device.units)
+        boot.after_power_loss(device.driver.units)
         assert control(chip) == 0x40
-        device.leave_warm = False
+        device.driver.leave_warm = False
     assert control(chip) == 0x43
 
 

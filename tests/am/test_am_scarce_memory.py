@@ -48,7 +48,7 @@ def box() -> Iterator[Box]:
 def test_copies_in_and_out_of_all_sizes(box: Box) -> None:
     random = np.random.default_rng(1)
     with box.opened() as device:
-        half = device.transfer
+        half = device.driver.core.transfer
         assert isinstance(half, BulkTransfer)
         whole = device.alloc(5 << 20)
         for size in (1, 4, 511, 4096, half.staging_size, half.staging_size + 1, half.half + 4,
@@ -103,7 +103,7 @@ def test_a_warm_start_and_a_reset(box: Box) -> None:
             buffer = device.alloc(4096)
             buffer.copy_from(b"abc")
             assert buffer.numpy()[:3].tobytes() == b"abc"
-            device.failure = DeviceHang("told so")
+            device.driver.core.failure = DeviceHang("told so")
             device.reset()
 
 

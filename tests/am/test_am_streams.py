@@ -17,7 +17,7 @@ from tests.support.workloads import WORKLOADS, Bench, Places
 
 def name_queues(device: AmDevice, places: Places) -> None:
     """Name the memory of the device's queues."""
-    for queue in device._all_queues():
+    for queue in device.driver.all_queues():
         short = queue.name.replace(" ", "")
         places.add(f"{short}.arena", queue.arena.address, queue.arena.size)
         places.add(f"{short}.ring", queue.ring.address, queue.ring.size)

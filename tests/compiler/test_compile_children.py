@@ -177,7 +177,7 @@ def test_a_tensor_whose_kernel_aborts(tmp_path: Path, monkeypatch: pytest.Monkey
         result = tensor * 3
         with monkeypatch.context() as patched:
             patched.setattr("compiler.runtime.programs.emit", lambda *_: ABORTS)
-            patched.setattr(device, "target", TARGET)
+            patched.setattr(device.driver, "target", TARGET)
             with pytest.raises(CompileError, match="mul_3_") as caught:
                 result.realize()
         assert caught.value.ir == ABORTS

@@ -237,7 +237,7 @@ def test_a_failed_device_says_so_and_works_after_its_reset() -> None:
         tensor = Tensor(np.ones(LONG, np.float32), device=device)
         assert [tensor.sum().item() for _ in range(2)] == [LONG, LONG]
         failure = BadArgument("played")
-        device.failure = failure
+        device.driver.core.failure = failure
         waiting = tensor.sum()
         with pytest.raises(BadArgument, match="played"):
             waiting.realize()

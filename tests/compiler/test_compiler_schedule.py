@@ -101,13 +101,13 @@ def test_kernels_of_one_submission_are_ordered(
     square: Tensor, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Command] = []
-    submit = cpu.submit
+    submit = cpu.driver.core.submit
 
     def watch(hardware: HardwareQueue, commands: Sequence[Command]) -> int:
         sent.extend(commands)
         return submit(hardware, commands)
 
-    monkeypatch.setattr(cpu, "submit", watch)
+    monkeypatch.setattr(cpu.driver.core, "submit", watch)
     (square @ (square @ (square @ square))).realize()
     kinds = [type(command).__name__ for command in sent]
     assert kinds == ["Launch", "Barrier", "Launch", "Barrier", "Launch"]

@@ -62,7 +62,7 @@ def test_products_equal_numpys(
 def test_vectors_of_any_size(vector_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with hcq.open("cpu", threads=3) as device:
         target = dataclasses.replace(device.target, vector_bytes=vector_bytes)
-        monkeypatch.setattr(device, "target", target)
+        monkeypatch.setattr(device.driver, "target", target)
         few, long = _numbers(3, 7, 133), _numbers(4, 203, 133)
         result = Tensor(few, device=device) @ Tensor(long, device=device).transpose(0, 1)
         kernel = _kernel(result, target)

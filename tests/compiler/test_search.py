@@ -325,7 +325,7 @@ def test_a_candidate_that_the_device_refuses(cpu: Device, apart: Apart) -> None:
 def test_a_device_of_one_process_measures_itself(
     cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "name", "pci:0000:03:00.0")
+    monkeypatch.setattr(cpu.driver.core, "name", "pci:0000:03:00.0")
     here = measurer(cpu)
     assert isinstance(here, Here)
     parameters, twice = candidate(cpu, 2.0)
@@ -399,10 +399,10 @@ def test_a_key_names_the_whole_target(cpu: Device, monkeypatch: pytest.MonkeyPat
     for field, value in (("cpu", "other"), ("features", ""), ("compute_units", 77)):
         with monkeypatch.context() as patched:
             target = TargetSpec(**{**cpu.target.__dict__, field: value})
-            patched.setattr(cpu, "target", target)
+            patched.setattr(cpu.driver, "target", target)
             keys.add(key_of(computed, cpu))
     for name in ("virtual:navi31", "pci:0000:03:00.0"):
-        monkeypatch.setattr(cpu, "name", name)
+        monkeypatch.setattr(cpu.driver.core, "name", name)
         keys.add(key_of(computed, cpu))
     assert len(keys) == 7
 

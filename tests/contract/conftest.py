@@ -53,10 +53,10 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     opened = request.getfixturevalue("device")
     request.getfixturevalue("program")  # loaded before we count
-    opened.transfer.close()
+    opened.driver.core.transfer.close()
     before = memory_used(opened)
     yield
-    opened.transfer.close()
+    opened.driver.core.transfer.close()
     grown = memory_used(opened) - before
     if opened.name.startswith("nvrm:"):
         assert grown <= DRIVERS_OWN, "the test leaks device memory"
@@ -80,7 +80,7 @@ def nothing_is_refused(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def refusals(opened: Device) -> list[str]:
     """What the resource manager and UVM have refused, on a virtual NVIDIA GPU."""
-    node = opened.gpu.session.node if isinstance(opened, NvDevice) else None
+    node = opened.driver.gpu.session.node if isinstance(opened, NvDevice) else None
     return node.machine.refused if isinstance(node, VirtualNode) else []
 
 

@@ -11,9 +11,8 @@ import pytest
 import hcq
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed, DeviceHang, NotSupported
-from hcq.memory import Placement
 from hcq.queue import QueueKind
-from hcq.timeline import SIZE, Timeline
+from hcq.timeline import Timeline
 
 Opener = Callable[[], Device]
 
@@ -32,7 +31,7 @@ def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
 
 
 def gate_on(device: Device) -> Timeline:
-    return Timeline(device, device.alloc(SIZE, placement=Placement.HOST), "gate")
+    return device.timeline("gate")
 
 
 def check_order(first: Device, second: Device) -> None:

@@ -60,7 +60,7 @@ def test_every_use_in_a_child_is_refused(opener: Callable[[], Device]) -> None:
         "fill": lambda: buffer.fill(1),
     }
     harmless: dict[str, Callable[[], object]] = {
-        "expect": device.expect,
+        "expect": device.driver.expect,
         "graph.close": graph.close,
         "program.close": program.close,
         "buffer.close": buffer.close,
@@ -70,7 +70,7 @@ def test_every_use_in_a_child_is_refused(opener: Callable[[], Device]) -> None:
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with device.lock, device.transfer._lock, graph._lock:
+        with device.driver.core.lock, device.driver.core.transfer._lock, graph._lock:
             taken.set()
             done.wait()
 

@@ -8,10 +8,8 @@ import pytest
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed
 from hcq.graph import Capture
-from hcq.memory import Placement
 from hcq.program import Parameter, Program
 from hcq.queue import QueueKind
-from hcq.timeline import SIZE, Timeline
 from tests.support.kernels import contract_object
 
 COUNT = 256
@@ -111,8 +109,7 @@ def test_queues_wait_for_each_other_at_each_replay(device: Device, program: Prog
 
 def test_own_timelines_inside_a_graph(device: Device) -> None:
     """A value that the graph itself raises is a new one at each replay."""
-    memory = device.alloc(SIZE, placement=Placement.HOST)
-    gate = Timeline(device, memory, "gate")
+    gate = device.timeline("gate")
     with device.alloc(64) as a, device.alloc(64) as b:
         b.fill(7)
         with device.capture() as graph:
@@ -124,8 +121,8 @@ def test_own_timelines_inside_a_graph(device: Device) -> None:
             graph.replay()
             assert (a.numpy(np.uint32) == 1).all()
         assert gate.value == gate.last >= 10
+        gate.close()
         graph.close()
-    memory.close()
 
 
 def test_submissions_inside_a_graph_stay_in_order(device: Device, program: Program) -> None:

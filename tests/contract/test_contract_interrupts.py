@@ -51,7 +51,7 @@ class Check:
         assert (found == self.host * self.factor).all(), where
         assert self.device.failure is None, where
         for kind in QueueKind:
-            for hardware in self.device.hardware_queues(kind):
+            for hardware in self.device.driver.hardware_queues(kind):
                 timeline = hardware.timeline
                 assert hardware.intent is None and timeline.value == timeline.last, (where, kind)
 
@@ -87,10 +87,11 @@ def test_submitting(device: Device, check: Check) -> None:
 
 def test_submitting_what_was_prepared(device: Device, check: Check) -> None:
     queue = device.queue()
-    prepared = device.prepare(queue.hardware, queue.fill(check.result, 5).barrier().commands)
+    commands = queue.fill(check.result, 5).barrier().commands
+    prepared = device.driver.core.prepare(queue.hardware, commands)
     values: list[int] = []
     for place in interrupted(
-        lambda: values.append(device.submit_prepared(queue.hardware, prepared, []))
+        lambda: values.append(device.driver.core.submit_prepared(queue.hardware, prepared, []))
     ):
         check.works(place)
     repetition = queue.hardware.repetition(prepared, [], (), ())
@@ -124,8 +125,8 @@ def test_replaying(device: Device, check: Check) -> None:
 def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.arange(1 << 10, dtype=np.uint32)
     other = np.zeros_like(data)
-    monkeypatch.setattr(device.transfer, "staging_size", 1024)
-    device.transfer.close()
+    monkeypatch.setattr(device.driver.core.transfer, "staging_size", 1024)
+    device.driver.core.transfer.close()
     with device.alloc(data.nbytes) as buffer:
         for copy in (lambda: buffer.copy_from(data), lambda: buffer.copy_to(other)):
             for place in interrupted(copy):
@@ -133,7 +134,7 @@ def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) 
                 buffer.copy_from(data)
                 assert (buffer.numpy(np.uint32) == data).all(), place
     assert (other == data).all()
-    device.transfer.close()
+    device.driver.core.transfer.close()
 
 
 @pytest.mark.parametrize("placement", list(Placement))

@@ -61,7 +61,7 @@ def test_views_that_are_not_contiguous_are_copied_in_c_order(device: Device) -> 
 
 def test_transfers_larger_than_the_staging_buffers(device: Device) -> None:
     """Several rounds through both staging buffers, with a rest."""
-    transfer = Transfer(device, staging_size=4096)
+    transfer = Transfer(device.driver.core, staging_size=4096)
     data = pattern(5 * 4096 + 77)
     with device.alloc(len(data) + 8) as buffer:
         transfer.upload(buffer, data.data)

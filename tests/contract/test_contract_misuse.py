@@ -48,7 +48,7 @@ RECORDING: list[tuple[str, Use]] = [
 def test_a_queue_refuses_it(device: Device, number: int) -> None:
     message, use = RECORDING[number]
     with device.alloc(4096) as a, device.alloc(4096) as b, device.alloc(SIZE) as memory:
-        timeline = Timeline(device, _host(memory), "own")
+        timeline = Timeline(device.driver.core, _host(memory), "own")
         queue = device.queue()
         with pytest.raises(BadArgument, match=message):
             use(queue, a, b, timeline)
@@ -144,14 +144,14 @@ def test_what_was_closed_after_recording_is_not_used(device: Device, program: Pr
         else:
             args = (gone, kept, np.uint32(64), np.uint32(3))
             queue.launch(program["scale"], grid=(1,), block=(64,), args=args)
-            prepared = device.prepare(queue.hardware, queue.commands)
+            prepared = device.driver.core.prepare(queue.hardware, queue.commands)
         gone.close()
         with device.alloc(4096) as victim:
             victim.fill(0x5A5A5A5A)
             last = queue.timeline.last
             with pytest.raises(Closed, match="buffer of this submission has been closed"):
                 if use == "prepared" and prepared is not None:
-                    device.submit_prepared(queue.hardware, prepared, [])
+                    device.driver.core.submit_prepared(queue.hardware, prepared, [])
                 else:
                     queue.submit()
             assert queue.timeline.last == last
@@ -177,13 +177,13 @@ def test_a_full_queue_holds_no_lock(device: Device, monkeypatch: pytest.MonkeyPa
     with device.alloc(64) as out, device.alloc(64) as go:
         compute.wait(copies.timeline, awaited).submit()
         full = threading.Event()
-        room = device.await_room
+        room = device.driver.core.await_room
 
         def wait(hardware: HardwareQueue, words: int) -> None:
             full.set()
             room(hardware, words)
 
-        monkeypatch.setattr(device, "await_room", wait)
+        monkeypatch.setattr(device.driver.core, "await_room", wait)
 
         def fill() -> None:
             for number in range(5000):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.each_driver
 
 def soak(device: Device, kind: QueueKind, index: int, threads: int, count: int) -> None:
     """Each thread fills a buffer of its own, `count` times, with rising numbers."""
-    timeline = device.hardware_queues(kind)[index].timeline
+    timeline = device.driver.hardware_queues(kind)[index].timeline
     before = timeline.last
     buffers = [device.alloc(64) for _ in range(threads)]
     values: list[list[int]] = [[] for _ in range(threads)]
@@ -41,7 +41,8 @@ def soak(device: Device, kind: QueueKind, index: int, threads: int, count: int) 
 
 
 def queues(device: Device) -> list[tuple[QueueKind, int]]:
-    return [(kind, i) for kind in QueueKind for i in range(len(device.hardware_queues(kind)))]
+    hardware = device.driver.hardware_queues
+    return [(kind, i) for kind in QueueKind for i in range(len(hardware(kind)))]
 
 
 def test_more_than_any_ring_holds(device: Device) -> None:

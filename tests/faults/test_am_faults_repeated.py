@@ -33,7 +33,7 @@ class Held:
         self.device = device
         self.descriptors = descriptors.settled()
         self.threads = threading.active_count()
-        self.memory = device.memory.used
+        self.memory = device.driver.memory.used
 
     def __repr__(self) -> str:
         names = [thread.name for thread in threading.enumerate()]
@@ -43,7 +43,7 @@ class Held:
         """No more than that, though others may hold less by now. Engines of the model that a reset
         stopped end in their own time."""
         assert descriptors.leaked(self.descriptors) == 0
-        return self.device.memory.used == self.memory and came(
+        return self.device.driver.memory.used == self.memory and came(
             lambda: threading.active_count() <= self.threads
         )
 

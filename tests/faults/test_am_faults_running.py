@@ -64,7 +64,7 @@ def out(device: AmDevice, program: Program) -> Iterator[Buffer]:
     """A result buffer; leaves the device as it was: usable, nothing leaked, same program."""
     with device.alloc(64) as buffer:
         check_runs(device, program, buffer, 41)
-        used = device.memory.used
+        used = device.driver.memory.used
         yield buffer
         assert device.failure is not None, "the fault must be remembered until the reset"
         with pytest.raises(type(device.failure)):
@@ -72,7 +72,7 @@ def out(device: AmDevice, program: Program) -> Iterator[Buffer]:
         device.reset()
         assert device.reset_report[-1].worked
         check_runs(device, program, buffer, 42)
-        assert device.memory.used == used
+        assert device.driver.memory.used == used
 
 
 @pytest.mark.parametrize("address", [NULL, UNMAPPED, LAST_LOW, NOT_CANONICAL])
@@ -141,12 +141,12 @@ def test_a_copy_that_faults_names_its_engine(
     victim = device.alloc(4096)
     queue = device.queue(QueueKind.COPY)
     queue.fill(victim, 1)
-    device.memory.tables.clear(int(victim.address), 4096)
-    device.memory.stale = True
+    device.driver.memory.tables.clear(int(victim.address), 4096)
+    device.driver.memory.stale = True
     with pytest.raises(PageFault, match=r"SDMA0: a write to .* of device memory") as caught:
         queue.timeline.wait(queue.submit())
     assert caught.value.facts["kernel"] is None
-    device.memory.release(victim.handle)
+    device.driver.memory.release(victim.handle)
     victim.closed = True
 
 
@@ -211,7 +211,7 @@ def test_endless_loop(chip: Any, device: AmDevice, program: Program, out: Buffer
 
 
 def test_unknown_packet(device: AmDevice, out: Buffer) -> None:
-    queue = device.compute_queues[0]
+    queue = device.driver.compute_queues[0]
     image = CommandBuffer(np.array([0xC000_FE00, 0], np.uint32), 2, ())
     queue.submit(image, np.zeros(0, np.uint64))
     queue.timeline.advance()
@@ -222,7 +222,7 @@ def test_unknown_packet(device: AmDevice, out: Buffer) -> None:
 
 
 def test_copy_from_nowhere(device: AmDevice, out: Buffer) -> None:
-    nowhere = Buffer(device, out.address, 64, out.placement, owner=out)
+    nowhere = Buffer(device.driver.core, out.address, 64, out.placement, owner=out)
     nowhere.address = type(out.address)(UNMAPPED)
     with device.queue(QueueKind.COPY) as queue:
         queue.copy(out, nowhere, 64)

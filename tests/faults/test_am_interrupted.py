@@ -36,7 +36,7 @@ def check_memory(device: AmDevice, value: int) -> None:
 def test_interrupted_allocations(chip: Any, placement: Placement) -> None:
     with opened(chip) as device:
         check_memory(device, 1)
-        used, kept = device.memory.used, []
+        used, kept = device.driver.memory.used, []
 
         def allocate() -> None:
             kept.append(device.alloc(LARGE, placement=placement))
@@ -47,7 +47,7 @@ def test_interrupted_allocations(chip: Any, placement: Placement) -> None:
         assert number > 100 and len(kept) == 1
         check_memory(device, 2)
         kept[0].close()
-        assert device.memory.used == used
+        assert device.driver.memory.used == used
     assert chip.violations == []
 
 
@@ -57,7 +57,7 @@ def test_interrupted_loads(chip: Any) -> None:
         out = device.alloc(64)
         with device.load(image) as program:
             check_runs(device, program, out, 1)
-        used, kept = device.memory.used, []
+        used, kept = device.driver.memory.used, []
         lines = interrupted(lambda: kept.append(device.load(image)), each=True)
         for number, _ in enumerate(lines):
             if number % 64 == 0:
@@ -66,7 +66,7 @@ def test_interrupted_loads(chip: Any) -> None:
         assert number > 300 and len(kept) == 1
         check_runs(device, kept[0], out, 3)
         kept[0].close()
-        assert device.memory.used == used
+        assert device.driver.memory.used == used
     assert chip.violations == []
 
 
@@ -76,7 +76,7 @@ def test_a_semaphore_that_a_dead_process_holds(chip: Any) -> None:
     with opened(chip) as device:
         check_memory(device, 5)
         chip.mm._semaphores.add(17)
-        device.units.gmc.mmhubs[0]._held = True
+        device.driver.units.gmc.mmhubs[0]._held = True
         check_memory(device, 6)
     assert chip.violations == []
 
@@ -84,8 +84,8 @@ def test_a_semaphore_that_a_dead_process_holds(chip: Any) -> None:
 def test_an_interrupted_flush_gives_the_semaphore_back(chip: Any) -> None:
     with opened(chip) as device:
         lines = []
-        for line in interrupted(device.flush_tlb, each=True):
-            device.flush_tlb()
+        for line in interrupted(device.driver.flush_tlb, each=True):
+            device.driver.flush_tlb()
             assert 17 not in chip.mm._semaphores, line
             lines.append(line)
         assert len(lines) > 10

@@ -122,8 +122,8 @@ def test_nobody_sleeps_longer_than_is_promised(chip: Any, monkeypatch: pytest.Mo
         interrupts = device.transport.interrupts
         assert interrupts is not None
         monkeypatch.setattr(interrupts, "wait", lambda limit_s, vector=0: asked.append(limit_s))
-        device.pause(30.0)
-        device.pause(0.01)
+        device.driver.pause(30.0)
+        device.driver.pause(0.01)
         monkeypatch.undo()
     assert asked == [LONGEST_SLEEP_S, 0.01]
     assert LONGEST_SLEEP_S + PRESENCE_INTERVAL_S < PROMISE_S

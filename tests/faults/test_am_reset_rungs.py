@@ -49,8 +49,8 @@ def test_rung(chip: Any, rung: Rung, warm: bool) -> None:
         assert device.warm is warm
         out = device.alloc(64)
         check_runs(device, program, out, 1)
-        rung(device)
-        reset.prove(device)
+        rung(device.driver)
+        reset.prove(device.driver)
         check_runs(device, program, out, 2)
         for index in range(2):
             with device.queue(QueueKind.COPY, index) as queue:
@@ -64,7 +64,7 @@ def test_rung(chip: Any, rung: Rung, warm: bool) -> None:
 def test_a_stuck_smu_is_reset_by_its_debug_mailbox(chip: Any) -> None:
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
-        device.failure = FirmwareSilent("provoked by the test")
+        device.driver.core.failure = FirmwareSilent("provoked by the test")
         mode1 = chip.mode1_reset
 
         def cured() -> None:
@@ -78,7 +78,7 @@ def test_a_stuck_smu_is_reset_by_its_debug_mailbox(chip: Any) -> None:
         assert report == [("mode1 reset", False), ("mode1 reset by the debug mailbox", True)]
         check_runs(device, program, out, 5)
         # It listens again: what fails next is reset by the mildest rung.
-        assert not device.units.smu.stuck
+        assert not device.driver.units.smu.stuck
         start_forever(chip, device, program, out)
         with pytest.raises(DeviceHang):
             device.synchronize(limit_s=0.05)
@@ -108,7 +108,7 @@ def test_a_deaf_smu_needs_the_slot(chip: Any) -> None:
     """Where the SMU and the PSP ignore mode1 the chip is reset from its slot."""
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
-        device.failure = FirmwareSilent("provoked by the test")
+        device.driver.core.failure = FirmwareSilent("provoked by the test")
         chip.faults.mode1_ignored = True
         device.reset()
         report = [(step.name, step.worked) for step in device.reset_report]
@@ -128,7 +128,7 @@ def test_a_ladder_without_an_end_is_told_once(
     shared_facts(monkeypatch, ifwi_limit_s=0.2)
     caplog.set_level(logging.INFO, "am.reset")
     with opened(chip) as device:
-        device.failure = FirmwareSilent("provoked by the test")
+        device.driver.core.failure = FirmwareSilent("provoked by the test")
         chip.faults.mode1_ignored = True
         chip.faults.ifwi_never = True
         with pytest.raises(FirmwareSilent, match="board's boot firmware"):
@@ -144,7 +144,7 @@ def test_a_busy_smu_is_asked_again_and_then_given_up(
     chip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(chip) as device:
-        smu = device.units.smu
+        smu = device.driver.units.smu
         number = smu.message_number("GetSmuVersion")
         asked: list[int] = []
         post = smu.post

@@ -184,7 +184,7 @@ def test_a_kernel_that_reads_and_one_that_writes_where_nothing_is() -> None:
 def test_a_copy_from_and_to_where_nothing_is(side: str) -> None:
     with powered() as machine, opened(machine) as device, device.alloc(4096) as good:
         address = 0x1234_5678_9000
-        bad = Buffer(device, VirtAddr(address), 4096, Placement.DEVICE, None)
+        bad = Buffer(device.driver.core, VirtAddr(address), 4096, Placement.DEVICE, None)
         pair = (good, bad) if side == "source" else (bad, good)
         queue = device.queue(QueueKind.COPY).copy(*pair)
         with pytest.raises(PageFault, match="nothing of this device is mapped near it") as caught:
@@ -192,7 +192,7 @@ def test_a_copy_from_and_to_where_nothing_is(side: str) -> None:
         facts = caught.value.facts
         access = {"source": "read", "destination": "write"}[side]
         assert (facts["address"], facts["queue"], facts["access"]) == (address, "copy 0", access)
-        assert device.session.events.take(None) is None, "it was told once"
+        assert device.driver.session.events.take(None) is None, "it was told once"
         device.reset()
         work(device)
 

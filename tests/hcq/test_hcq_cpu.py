@@ -154,11 +154,11 @@ def test_workers_that_step_aside_may_still_use_every_processor(threads: int) -> 
         with device.load(build(COUNT, device.target)) as program, device.alloc(1 << 16) as cells:
             for turn in range(20):
                 if turn % 3 == 0:
-                    device.expect()
+                    device.driver.expect()
                 with device.queue() as queue:
                     queue.launch(program["count"], grid=(1 << 14,), block=(1,), args=(cells,))
                 device.synchronize()
-        numbers = [thread.native_id for thread in device._pool.threads]
+        numbers = [thread.native_id for thread in device.driver._pool.threads]
         # Who has been sent to another processor takes them back when it gets there.
         Clock().wait_until(
             lambda: all(os.sched_getaffinity(number or 0) == allowed for number in numbers),
@@ -174,7 +174,7 @@ def test_what_is_repeated_survives_full_slots_and_a_reset(cpu: CpuDevice) -> Non
         (launch,) = queue.commands
         assert isinstance(launch, Launch)
         opened = replace(launch, references=(Reference(0, 8, Symbol("parameter", slot=0)),))
-        prepared = cpu.prepare(queue.hardware, [opened])
+        prepared = cpu.driver.core.prepare(queue.hardware, [opened])
         again = queue.hardware.repetition(prepared, [0], [0], [])
         for turn in (1, 2):
             for number in range(count):
@@ -234,9 +234,9 @@ def test_prepared_commands_take_numbers_of_any_width(cpu: CpuDevice, width: int)
         else:
             given = [int(cells.address)]
         made = replace(launch, references=tuple(references))
-        prepared = cpu.prepare(queue.hardware, [made])
+        prepared = cpu.driver.core.prepare(queue.hardware, [made])
         for _ in range(3):
-            cpu.submit_prepared(queue.hardware, prepared, given)
+            cpu.driver.core.submit_prepared(queue.hardware, prepared, given)
         cpu.synchronize()
         assert list(cells.numpy(np.uint32)[:10]) == [0, 0, *[3] * 7, 0]
 
@@ -281,7 +281,7 @@ def test_words_that_are_no_command_stop_the_device(cpu: CpuDevice) -> None:
 def test_images_larger_than_the_transient_memory(cpu: CpuDevice) -> None:
     """More words in flight than the arena holds, and one image larger than all of it."""
     gate_memory = cpu.alloc(16, placement=Placement.HOST)
-    gate = hcq.Timeline(cpu, gate_memory, "gate")
+    gate = hcq.Timeline(cpu.driver.core, gate_memory, "gate")
     with cpu.alloc(64) as buffer:
         queue = cpu.queue().wait(gate, 1)
         queue.submit()
@@ -299,18 +299,19 @@ def test_images_larger_than_the_transient_memory(cpu: CpuDevice) -> None:
 @pytest.mark.parametrize("count", [SLOTS - 1, SLOTS, SLOTS + 1, 3 * SLOTS])
 def test_more_prepared_submissions_in_flight_than_slots(cpu: CpuDevice, count: int) -> None:
     gate_memory = cpu.alloc(16, placement=Placement.HOST)
-    gate = hcq.Timeline(cpu, gate_memory, "gate")
+    gate = hcq.Timeline(cpu.driver.core, gate_memory, "gate")
     with cpu.load(build(COUNT, cpu.target)) as program, cpu.alloc(8 * count) as cells:
         cells.fill(0)
         queue = cpu.queue().launch(program["count"], grid=(1,), block=(1,), args=(cells,))
         (launch,) = queue.commands
         assert isinstance(launch, Launch)
         given = (Reference(0, 8, Symbol("parameter", slot=0)),)
-        prepared = cpu.prepare(queue.hardware, [replace(launch, references=given)])
+        prepared = cpu.driver.core.prepare(queue.hardware, [replace(launch, references=given)])
         cpu.queue().wait(gate, 1).submit()
         for turn in (0, 1):
             for number in range(count):
-                cpu.submit_prepared(queue.hardware, prepared, [int(cells.address) + 4 * number])
+                place = int(cells.address) + 4 * number
+                cpu.driver.core.submit_prepared(queue.hardware, prepared, [place])
             if turn == 0:
                 cpu.queue(QueueKind.COPY).signal(gate, 1).submit()
         assert (cells.numpy(np.uint32)[:count] == 2).all()
@@ -323,9 +324,9 @@ def test_images_larger_than_a_slot(cpu: CpuDevice) -> None:
         queue = cpu.queue()
         for _ in range(200):
             queue.launch(program["count"], grid=(3,), block=(1,), args=(cells,)).barrier()
-        prepared = cpu.prepare(queue.hardware, queue.commands)
+        prepared = cpu.driver.core.prepare(queue.hardware, queue.commands)
         for _ in range(2):
-            cpu.submit_prepared(queue.hardware, prepared, [])
+            cpu.driver.core.submit_prepared(queue.hardware, prepared, [])
         assert list(cells.numpy(np.uint32)[:4]) == [400, 400, 400, 0]
 
 
@@ -333,15 +334,15 @@ def test_images_larger_than_a_slot(cpu: CpuDevice) -> None:
 def test_work_that_is_expected_comes_or_does_not(threads: int) -> None:
     with hcq.open("cpu", threads=threads) as device, device.alloc(64) as buffer:
         for number in range(50):
-            device.expect()
+            device.driver.expect()
             if number % 3:
                 buffer.fill(number)
             if number % 7 == 0:
                 device.reset()
         buffer.fill(50)
         assert (buffer.numpy(np.uint32) == 50).all()
-        device.expect()
-    device.expect()  # closed
+        device.driver.expect()
+    device.driver.expect()  # closed
 
 
 def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
@@ -352,12 +353,13 @@ def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:
     view = flag.view
     assert view is not None
     view[:] = bytes(4)
-    hung = device._compute.server.thread
+    hung = device.driver._compute.server.thread
     with device.queue() as queue:
         queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
     Clock().wait_until(
-        device._compute.server.in_kernel, unit="cpu", waiting_for="start of the kernel", limit_s=60
-    )
+        device.driver._compute.server.in_kernel,
+        unit="cpu", waiting_for="start of the kernel", limit_s=60,
+    )  # fmt: skip
     with pytest.raises(DeviceHang) as caught:
         device.synchronize(limit_s=0.05)
     assert caught.value.facts["kernel"] == "spin"

@@ -23,20 +23,20 @@ def test_waiting_ends_when_the_value_is_reached() -> None:
 
     def later() -> None:
         if next(steps) == 3:
-            device.scripted().finish()
+            device.driver.scripted().finish()
 
-    device.on_pause = later
-    device.scripted().timeline.wait(value)
-    assert device.pauses == 4
+    device.driver.on_pause = later
+    device.driver.scripted().timeline.wait(value)
+    assert device.driver.pauses == 4
 
 
 def test_a_reached_value_costs_no_pause() -> None:
     device = ScriptedDevice()
     value = submitted(device)
-    device.scripted().finish()
-    device.scripted().timeline.wait(value)
+    device.driver.scripted().finish()
+    device.driver.scripted().timeline.wait(value)
     device.synchronize()
-    assert device.pauses == 0 and device.idle
+    assert device.driver.pauses == 0 and device.idle
 
 
 def test_nobody_holds_the_lock_while_waiting() -> None:
@@ -48,7 +48,7 @@ def test_nobody_holds_the_lock_while_waiting() -> None:
         done = threading.Event()
 
         def work() -> None:
-            with device.lock:
+            with device.driver.core.lock:
                 submitted(device)
             done.set()
 
@@ -56,35 +56,35 @@ def test_nobody_holds_the_lock_while_waiting() -> None:
         thread.start()
         assert done.wait(60), "the waiting thread holds the lock"
         thread.join()
-        device.scripted().finish()
+        device.driver.scripted().finish()
 
-    device.on_pause = other_thread
-    device.scripted().timeline.wait(value)
+    device.driver.on_pause = other_thread
+    device.driver.scripted().timeline.wait(value)
     submitted(device)
     buffer = device.alloc(64)
     buffer.close()  # waits too
-    assert device.freed == [buffer]
+    assert device.driver.freed == [buffer]
 
 
 def test_what_the_device_reports_reaches_the_waiter_and_stays() -> None:
     device = ScriptedDevice()
     value = submitted(device)
-    device.problem = PageFault("no page there", address=0x1000)
+    device.driver.problem = PageFault("no page there", address=0x1000)
     with pytest.raises(PageFault):
-        device.scripted().timeline.wait(value)
-    device.problem = None
+        device.driver.scripted().timeline.wait(value)
+    device.driver.problem = None
     for use in (
         lambda: device.alloc(4),
         lambda: device.queue(),
         lambda: device.synchronize(),
         lambda: device.load(b""),
-        lambda: device.scripted().timeline.wait(value),
+        lambda: device.driver.scripted().timeline.wait(value),
     ):
         with pytest.raises(PageFault):
             use()
     assert "failed" in repr(device)
     device.reset()
-    assert device.calls == ["recover"] and device.idle
+    assert device.driver.calls == ["recover"] and device.idle
     submitted(device)
 
 
@@ -92,7 +92,7 @@ def test_a_hang_carries_the_diagnosis() -> None:
     device = ScriptedDevice()
     value = submitted(device)
     with pytest.raises(DeviceHang) as caught:
-        device.scripted().timeline.wait(value, limit_s=0)
+        device.driver.scripted().timeline.wait(value, limit_s=0)
     assert caught.value.facts == {
         "timeline": "scripted compute",
         "reached": 0,
@@ -108,10 +108,11 @@ def test_work_that_ended_while_the_waiter_overslept_is_no_hang() -> None:
 
     def poll() -> None:
         if next(polls) == 0:
-            device.scripted().finish()  # between the look at the timeline and the look at the clock
+            # Between the look at the timeline and the look at the clock.
+            device.driver.scripted().finish()
 
-    device.poll = poll
-    device.scripted().timeline.wait(value, limit_s=0)
+    device.driver.poll = poll
+    device.driver.scripted().timeline.wait(value, limit_s=0)
     assert device.failure is None
 
 
@@ -129,71 +130,71 @@ def test_a_reset_does_not_look_like_success_to_those_who_wait() -> None:
     fault = PageFault("no page there", address=0)
 
     def fail_and_reset() -> None:
-        device.failure = fault
+        device.driver.core.failure = fault
         device.reset()
 
-    device.on_pause = fail_and_reset
+    device.driver.on_pause = fail_and_reset
     with pytest.raises(PageFault) as caught:
-        device.scripted().timeline.wait(value)
+        device.driver.scripted().timeline.wait(value)
     assert caught.value is fault and device.failure is None
     value = submitted(device)
-    device.on_pause = device.reset
+    device.driver.on_pause = device.reset
     with pytest.raises(DeviceHang, match="reset"):
-        device.scripted().timeline.wait(value)
+        device.driver.scripted().timeline.wait(value)
 
 
 def test_closing_ends_the_waits_of_others() -> None:
     device = ScriptedDevice()
     value = submitted(device)
-    device.problem = DeviceLost("gone")
-    device.settle()
-    device.problem = None
-    device.failure = None
-    device.on_pause = lambda: setattr(device, "closed", True)
+    device.driver.problem = DeviceLost("gone")
+    device.driver.core.settle()
+    device.driver.problem = None
+    device.driver.core.failure = None
+    device.driver.on_pause = lambda: setattr(device.driver.core, "closed", True)
     with pytest.raises(Closed):
-        device.scripted().timeline.wait(value)
+        device.driver.scripted().timeline.wait(value)
 
 
 def test_freeing_waits_for_work_and_keeps_its_failure_for_others() -> None:
     device = ScriptedDevice()
     buffer = device.alloc(64)
     submitted(device)
-    device.problem = PageFault("no page there", address=0)
+    device.driver.problem = PageFault("no page there", address=0)
     buffer.close()
-    assert device.freed == [], "what failed may still run until a reset"
+    assert device.driver.freed == [], "what failed may still run until a reset"
     assert isinstance(device.failure, PageFault)
-    device.problem = None
+    device.driver.problem = None
     device.reset()
-    assert device.freed == [buffer]
+    assert device.driver.freed == [buffer]
     device.close()
     device.close()
-    assert device.calls == ["recover", "shutdown"]
+    assert device.driver.calls == ["recover", "shutdown"]
 
 
 def test_freeing_when_idle_does_not_wait() -> None:
     device = ScriptedDevice()
     device.alloc(64).close()
-    assert device.pauses == 0 and len(device.freed) == 1
+    assert device.driver.pauses == 0 and len(device.driver.freed) == 1
 
 
 def test_shutting_down_happens_once_even_when_it_fails() -> None:
     device = ScriptedDevice()
 
     def fail() -> None:
-        device.calls.append("shutdown")
+        device.driver.calls.append("shutdown")
         raise DeviceLost("gone")
 
-    device.shutdown = fail
+    device.driver.shutdown = fail
     with pytest.raises(DeviceLost):
         device.close()
     device.close()
-    assert device.calls == ["shutdown"]
+    assert device.driver.calls == ["shutdown"]
 
 
 def test_own_timelines_are_raised_by_submissions_alone() -> None:
     device = ScriptedDevice()
     with pytest.raises(BadArgument, match="own timeline"):
-        device.queue().signal(device.scripted().timeline, 5)
+        device.queue().signal(device.driver.scripted().timeline, 5)
 
 
 def test_only_the_capturing_thread_is_captured() -> None:
@@ -213,17 +214,17 @@ def test_only_the_capturing_thread_is_captured() -> None:
         thread.join()
         raise ZeroDivisionError
     assert not failures
-    assert len(device.scripted().submitted) == 1
-    assert device.capturing is None
+    assert len(device.driver.scripted().submitted) == 1
+    assert device.driver.core.capturing is None
 
 
 def test_failures_resets_and_closing_are_events() -> None:
     events: list[Event] = []
     device = ScriptedDevice()
     with trace.subscribe(events.append):
-        device.problem = PageFault("no page there", address=0)
+        device.driver.problem = PageFault("no page there", address=0)
         with pytest.raises(PageFault):
-            device.check_failures()
+            device.driver.core.check_failures()
         device.reset()
         device.close()
     told = [(e.name, e.phase) for e in events if e.arguments.get("device") == "scripted"]

@@ -10,7 +10,7 @@ from hcq.timeline import Timeline
 def test_the_host_never_takes_a_timeline_back() -> None:
     with hcq.open("cpu", threads=1) as device:
         assert isinstance(device, CpuDevice)
-        timeline = Timeline(device, device.timeline_memory(), "test")
+        timeline = Timeline(device.driver.core, device.driver.timeline_memory(), "test")
         assert (timeline.value, timeline.last) == (0, 0)
         timeline.reach(5)
         assert (timeline.value, timeline.last) == (5, 5)

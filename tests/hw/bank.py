@@ -74,9 +74,9 @@ def dump(capability: tuple[int, int], words: Sequence[int]) -> str:
 
 def ours(device: NvDevice) -> tuple[list[int], dict[int, str]]:
     """The words that our driver writes below the parameters, and what they are."""
-    capability = device.gpu.capability
+    capability = device.driver.gpu.capability
     with device.load(text(capability)) as program, device.alloc(4 * words_of(capability)) as out:
-        queue = Queue(device.compute_queue)
+        queue = Queue(device.driver.compute_queue)
         window = np.zeros(WINDOW, np.uint8).view(f"V{WINDOW}")[0]
         queue.launch(program[KERNEL], grid=(1,), block=(words_of(capability),), args=(out, window))
         (launch,) = [command for command in queue.commands if isinstance(command, Launch)]
@@ -85,7 +85,7 @@ def ours(device: NvDevice) -> tuple[list[int], dict[int, str]]:
         image = Pushbuffer()
         encode_launch(image, launch)
         bank = image.blocks[0][: details.code.parameters_at]
-    return launches.words(bank), names_of(device.family.bank)
+    return launches.words(bank), names_of(device.driver.family.bank)
 
 
 def names_of(layout: BankLayout) -> dict[int, str]:

@@ -38,7 +38,7 @@ from nv import abi
 from nv.abi.events import TOOLS_NODE
 from nv.assemble import find_assembler
 from nv.cubin import parse_cubin
-from nv.device import NvDevice
+from nv.driver import NvDriver
 from nv.queue import ChannelQueue
 from nv.rm.client import CONTROL_NODE, RmClient
 from nv.rm.gpu import Gpu
@@ -71,7 +71,7 @@ def attach(device: str) -> NodeAttachment:
     return found
 
 
-class Bare(NvDevice):
+class Bare(NvDriver):
     """A device without any queue but those that a rung makes."""
 
     def _bring_up(self) -> None:
@@ -99,7 +99,7 @@ def bare(device: str) -> Iterator[Bare]:
     try:
         yield made
     finally:
-        made.close()
+        made.core.close()
 
 
 # The rungs
@@ -222,9 +222,9 @@ def _copied(made: Bare, engine: int) -> object:
         queue = made.channel(f"engine {engine}", QueueKind.COPY, engine)
         numbers = np.arange(COUNT, dtype=np.uint32)
         with (
-            made.alloc(4 * COUNT, placement=Placement.HOST) as given,
-            made.alloc(4 * COUNT) as there,
-            made.alloc(4 * COUNT, placement=Placement.HOST) as back,
+            made.core.alloc(4 * COUNT, placement=Placement.HOST) as given,
+            made.core.alloc(4 * COUNT) as there,
+            made.core.alloc(4 * COUNT, placement=Placement.HOST) as back,
         ):
             assert given.view is not None and back.view is not None
             np.frombuffer(given.view, np.uint32)[:] = numbers
@@ -237,7 +237,7 @@ def _copied(made: Bare, engine: int) -> object:
             right = bool((np.frombuffer(back.view, np.uint32) == numbers).all())
         return {"right": right, "seconds": spent, **asdict(queue.progress())}
     except UgpuError as error:
-        made.reset()
+        made.core.reset()
         return f"{type(error).__name__}: {error}"
 
 
@@ -279,12 +279,12 @@ def _launched(made: Bare) -> Iterator[Fact]:
     number = made.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
     queue = made.channel("compute", QueueKind.COMPUTE, number)
     yield "channel", asdict(queue.progress())
-    program = made.load(contract_object(made.target))
+    program = made.core.load(contract_object(made.target))
     yield "program", [repr(kernel) for kernel in program.kernels.values()]
     numbers = np.arange(256, dtype=np.uint32)
     with (
-        made.alloc(1024, placement=Placement.HOST) as given,
-        made.alloc(1024, placement=Placement.HOST) as out,
+        made.core.alloc(1024, placement=Placement.HOST) as given,
+        made.core.alloc(1024, placement=Placement.HOST) as out,
     ):
         assert given.view is not None and out.view is not None
         np.frombuffer(given.view, np.uint32)[:] = numbers
@@ -310,7 +310,7 @@ def whole(device: str) -> Iterator[Fact]:
 def fault(device: str) -> Iterator[Fact]:
     """What is told of a copy from nowhere and into nowhere."""
     with hcq.open(device) as made, made.alloc(4096) as good:
-        bad = Buffer(made, VirtAddr(UNMAPPED), 4096, Placement.DEVICE)
+        bad = Buffer(made.driver.core, VirtAddr(UNMAPPED), 4096, Placement.DEVICE)
         for name, pair in (("read", (good, bad)), ("write", (bad, good))):
             queue = made.queue(QueueKind.COPY).copy(*pair)
             try:

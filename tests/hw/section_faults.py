@@ -75,7 +75,7 @@ class Provoker:
     def copy_at(self) -> None:
         """Copy from there."""
         with self.device.alloc(4096) as out:
-            there = Buffer(self.device, VirtAddr(UNMAPPED), 4096, Placement.DEVICE)
+            there = Buffer(self.device.driver.core, VirtAddr(UNMAPPED), 4096, Placement.DEVICE)
             queue = self.device.queue(QueueKind.COPY).copy(out, there)
             queue.timeline.wait(queue.submit())
 

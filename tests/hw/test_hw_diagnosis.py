@@ -41,7 +41,8 @@ def test_the_calls_before_a_failure_are_decoded(tmp_path: Path) -> None:
     attachment = calls.watched(hcq.registry._load("nv.virtual.gpu:attach")(), kept)
     with hcq.registry._load("nv.device:open_device")("nvrm:0", attachment) as device:
         with pytest.raises(DriverRefused):
-            device.gpu.client.ask(device.gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS")
+            gpu = device.driver.gpu
+            gpu.client.ask(gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS")
         kept.save(tmp_path / "calls")
     told = calls.told(tmp_path / "calls")
     assert told[0] == "refused:"

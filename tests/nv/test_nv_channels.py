@@ -43,9 +43,9 @@ def blocks(seen: list[tuple[object, Struct | None]], kind: str) -> list[Struct]:
 def test_the_error_notifier_is_a_notifier(allocated: list[tuple[object, Struct | None]]) -> None:
     """The kernel driver maps system memory of this type for itself, and no other."""
     with powered() as machine, opened(machine) as device:
-        number = device.gpu.client.constants
+        number = device.driver.gpu.client.constants
         kinds = [block.type for block in blocks(allocated, "NV01_MEMORY_SYSTEM")]
-        assert kinds.count(number.NVOS32_TYPE_NOTIFIER) == len(device.all_queues)
+        assert kinds.count(number.NVOS32_TYPE_NOTIFIER) == len(device.driver.all_queues())
         assert all(
             block.type == number.NVOS32_TYPE_IMAGE
             for block in blocks(allocated, "NV01_MEMORY_LOCAL_USER")
@@ -62,14 +62,15 @@ def test_addresses_of_context_buffers_hold_no_memory_after_their_channel() -> No
     """Buffers that two channels share stay where the first had them mapped: UVM refuses other
     memory there."""
     with powered() as machine, opened(machine) as device:
-        graphics = device.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
-        first = device.compute_queue
-        second = device._make_queue("second", QueueKind.COMPUTE, graphics)
+        graphics = device.driver.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        first = device.driver.compute_queue
+        second = device.driver._make_queue("second", QueueKind.COMPUTE, graphics)
         assert first.channel is not None and second.channel is not None
         base = first.channel.contexts
         assert base is not None
         first.channel.close()
-        taken = [allocate(device.gpu, 2 << 20, Placement.DEVICE, Region.DEVICE) for _ in range(4)]
+        gpu = device.driver.gpu
+        taken = [allocate(gpu, 2 << 20, Placement.DEVICE, Region.DEVICE) for _ in range(4)]
         assert all(not base.base <= memory.address < base.base + base.size for memory in taken)
         for memory in taken:
             memory.close()
@@ -77,20 +78,21 @@ def test_addresses_of_context_buffers_hold_no_memory_after_their_channel() -> No
 
 def test_channels_made_anew_use_the_same_addresses() -> None:
     with powered() as machine, opened(machine) as device:
-        used = device.session.addresses[Region.DEVICE].used
+        used = device.driver.session.addresses[Region.DEVICE].used
         for _ in range(3):
-            device.compute_queue.build()
-        assert device.session.addresses[Region.DEVICE].used == used
+            device.driver.compute_queue.build()
+        assert device.driver.session.addresses[Region.DEVICE].used == used
         work(device)
 
 
 @pytest.mark.parametrize("chip", ["tu102", "gh100", "gb202"])
 def test_the_range_has_room_for_what_the_driver_reports(chip: str) -> None:
     with powered(chip) as machine, opened(machine) as device:
-        channel = device.compute_queue.channel
+        channel = device.driver.compute_queue.channel
         assert channel is not None and channel.contexts is not None
-        found = device.gpu.client.ask(
-            device.gpu.subdevice, "NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE", hChannel=channel.handle
+        gpu = device.driver.gpu
+        found = gpu.client.ask(
+            gpu.subdevice, "NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE", hChannel=channel.handle
         )
         assert found.totalBufferSize > 0
         assert channel.contexts.size >= max(1 << 30, 2 * found.totalBufferSize)
@@ -101,8 +103,9 @@ def test_the_range_has_room_for_what_the_driver_reports(chip: str) -> None:
 def test_commands_lie_where_the_caller_says(chip: str, placement: Placement) -> None:
     with powered(chip) as machine, opened(machine, commands=placement.value) as device:
         work(device)
-        assert all(queue.arena.placement is placement for queue in device.all_queues)
-        large = device.compute_queue.place(CommandBuffer(np.zeros(1 << 20, np.uint32), 1, []))
+        assert all(queue.arena.placement is placement for queue in device.driver.all_queues())
+        words = CommandBuffer(np.zeros(1 << 20, np.uint32), 1, [])
+        large = device.driver.compute_queue.place(words)
         assert isinstance(large, OwnImage) and large.memory is not None
         assert large.memory.placement is placement
         large.close()
@@ -111,7 +114,7 @@ def test_commands_lie_where_the_caller_says(chip: str, placement: Placement) -> 
 def test_commands_go_to_the_host_where_video_memory_is_used_up() -> None:
     with powered() as machine, opened(machine) as device:
         machine.inject(Fault.NO_VIDEO_MEMORY)
-        image = device.compute_queue.place(CommandBuffer(np.zeros(64, np.uint32), 1, []))
+        image = device.driver.compute_queue.place(CommandBuffer(np.zeros(64, np.uint32), 1, []))
         assert isinstance(image, OwnImage) and image.memory is not None
         assert image.memory.placement is Placement.HOST
         image.close()
@@ -133,6 +136,6 @@ def test_commands_lie_in_one_of_two_places() -> None:
 def test_descriptors_that_boards_of_hopper_take(changes: dict[str, Any], said: int) -> None:
     """Mesa's NVK launches with QMD_TYPE 0: the model runs it, and counts a violation."""
     with powered() as machine, opened(machine) as device:
-        device.family = replace(device.family, **changes)
+        device.driver.family = replace(device.driver.family, **changes)
         work(device)
         assert len([line for line in machine.violations if "QMD_TYPE is QUEUE" in line]) == said

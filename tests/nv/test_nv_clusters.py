@@ -77,11 +77,11 @@ def test_a_kernel_says_what_it_requires(gh100: NvDevice) -> None:
 def test_devices_without_clusters_say_so() -> None:
     with powered("ga102") as machine, opened(machine) as device:
         assert device.target.max_cluster == 0
-        kernel = Kernel("none", hcq.program.Program(device, None), 0, 0, ())
+        kernel = Kernel("none", hcq.program.Program(device.driver.core, None), 0, 0, ())
         with pytest.raises(NotSupported, match="clusters"):
             device.queue().launch(kernel, grid=(2,), block=(32,), cluster=(2,))
     with hcq.open("cpu") as device:
-        kernel = Kernel("none", hcq.program.Program(device, None), 0, 0, ())
+        kernel = Kernel("none", hcq.program.Program(device.driver.core, None), 0, 0, ())
         with pytest.raises(NotSupported, match="clusters"):
             device.queue().launch(kernel, grid=(2,), block=(1,), cluster=(2,))
 
@@ -130,7 +130,7 @@ def test_words_of_a_launch(chip: str, cluster: tuple[int, int, int] | None) -> N
     with powered(chip) as machine, opened(machine) as device:
         kernel = tell(device)
         launch = Launch(kernel, (6, 8, 10), (32, 1, 1), bytes(8), cluster=cluster)
-        encoded = device.compute_queue.encoder.encode([launch])
+        encoded = device.driver.compute_queue.encoder.encode([launch])
         values = np.full(len(encoded.symbols), Region.COMMANDS.value[0], np.uint64)
         out = np.zeros(len(encoded.words), np.uint32)
         encoded.patch(out, values)

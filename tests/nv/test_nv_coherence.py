@@ -75,8 +75,8 @@ def test_the_driver_has_them_all(pair: tuple[VirtualMachine, NvDevice]) -> None:
 
 def test_a_launch_that_does_not_invalidate_data(pair: tuple[VirtualMachine, NvDevice]) -> None:
     machine, device = pair
-    version = device.family.qmd
-    device.compute_queue.encoder._invalidate = ()
+    version = device.driver.family.qmd
+    device.driver.compute_queue.encoder._invalidate = ()
     with (
         device.load(contract_object(device.target)) as program,
         device.alloc(BYTES) as source,
@@ -107,7 +107,7 @@ def test_a_grid_that_ends_without_a_barrier(pair: tuple[VirtualMachine, NvDevice
     ):
         kernel = program["scale"]
         source.copy_from(ramp)
-        without(kernel, device.family.qmd, "CWD_MEMBAR_TYPE")
+        without(kernel, device.driver.family.qmd, "CWD_MEMBAR_TYPE")
         scale(device, kernel, result, source)
         assert (result.numpy(np.uint32) == 3 * ramp).all()
         assert machine.violations == [], "the release that waits for idle has a barrier"
@@ -122,7 +122,7 @@ def test_a_grid_that_ends_without_a_barrier(pair: tuple[VirtualMachine, NvDevice
 
 def test_a_copy_without_a_flush(pair: tuple[VirtualMachine, NvDevice]) -> None:
     machine, device = pair
-    encoder = device.compute_queue.encoder
+    encoder = device.driver.compute_queue.encoder
     encoder._copy_line = word(
         encoder.classes.copy, "LAUNCH_DMA", DATA_TRANSFER_TYPE="NON_PIPELINED",
         SRC_MEMORY_LAYOUT="PITCH", DST_MEMORY_LAYOUT="PITCH",

@@ -91,14 +91,14 @@ def test_more_than_a_group_may_have_is_refused(gh100: NvDevice) -> None:
             )
     raw = Launch(kernel, (1, 1, 1), (128, 1, 1), bytes(kernel.kernarg_size), (), 1 << 20)
     with pytest.raises(BadArgument, match="shared memory"):
-        gh100.compute_queue.encoder.encode([raw])
+        gh100.driver.compute_queue.encoder.encode([raw])
 
 
 def test_devices_without_it_say_so() -> None:
     with hcq.open("cpu") as device:
         assert device.target.dynamic_local_memory == 0
         queue = device.queue()
-        kernel = Kernel("none", hcq.program.Program(device, None), 0, 0, ())
+        kernel = Kernel("none", hcq.program.Program(device.driver.core, None), 0, 0, ())
         with pytest.raises(NotSupported, match="dynamic"):
             queue.launch(kernel, grid=(1,), block=(1,), dynamic_local=16)
 
@@ -121,7 +121,7 @@ def test_fields_of_the_descriptor(chip: str) -> None:
 
         def fields(dynamic: int) -> list[int]:
             launch = Launch(kernel, (1, 1, 1), (128, 1, 1), bytes(kernel.kernarg_size), (), dynamic)
-            encoded = device.compute_queue.encoder.encode([launch])
+            encoded = device.driver.compute_queue.encoder.encode([launch])
             values = np.full(len(encoded.symbols), Region.COMMANDS.value[0], np.uint64)
             out = np.zeros(len(encoded.words), np.uint32)
             encoded.patch(out, values)
@@ -133,7 +133,7 @@ def test_fields_of_the_descriptor(chip: str) -> None:
         static = fields(0)[0]
         size, least, wanted = fields(40_000)
         assert size == static + 40_064  # whole units of 128 bytes
-        carveouts = device.carveouts
+        carveouts = device.driver.carveouts
         assert least == next(c for c in carveouts if c >= size) // 4096 + 1
         assert wanted >= least and (wanted - 1) * 4096 in carveouts
         assert fields(0)[0] == static  # the template is as it was

@@ -70,7 +70,7 @@ def test_a_fill() -> None:
 
 
 def test_semaphores(gh100: NvDevice) -> None:
-    timeline = gh100.compute_queue.timeline
+    timeline = gh100.driver.compute_queue.timeline
     address = int(timeline.memory.address)
     value = 0x1_2345_6789
     signal = Signal(timeline, Symbol.constant(value))
@@ -116,7 +116,7 @@ def test_a_launch(chip: str) -> None:
         kernel = program["full"]
         block = bytes(range(kernel.kernarg_size))
         launch = Launch(kernel, (5, 6, 7), (64, 1, 1), block)
-        encoded = device.compute_queue.encoder.encode([launch])
+        encoded = device.driver.compute_queue.encoder.encode([launch])
         values = np.full(len(encoded.symbols), Region.COMMANDS.value[0], np.uint64)
         out = np.zeros(len(encoded.words), np.uint32)
         encoded.patch(out, values)

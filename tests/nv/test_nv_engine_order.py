@@ -59,7 +59,7 @@ def run(device: NvDevice, program: Program, steps: tuple[str, ...], between: str
         before = step
         for each in filter(None, between.split(", ")):
             if each == "wait":
-                queue.wait(device.copy_queue.timeline, 0)  # reached long ago
+                queue.wait(device.driver.copy_queue.timeline, 0)  # reached long ago
             elif each == "barrier":
                 queue.barrier()
             else:

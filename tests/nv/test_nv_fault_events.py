@@ -25,7 +25,7 @@ def test_faults_are_given_out_once_and_forgotten_after_a_reset(driver: str) -> N
     with powered(options=MachineOptions(driver=driver)) as machine:
         clean = left_behind(machine)
         with opened(machine, driver=driver) as device:
-            events = device.session.events
+            events = device.driver.session.events
             assert events.works
             uvm = watched(machine)
             for number in range(70):  # more than the queue holds
@@ -50,9 +50,9 @@ def test_a_second_device_of_a_session_has_the_same_queue() -> None:
     with powered("gh100", MachineOptions(gpus=2)) as machine:
         one = opened(machine)
         two = one.open_peer(1)
-        assert two.session.events is one.session.events
+        assert two.driver.session.events is one.driver.session.events
         one.close()
-        assert two.session.events.works
+        assert two.driver.session.events.works
         work(two)
         two.close()
         assert left_behind(machine)["nodes"] == 0

@@ -37,7 +37,7 @@ def test_a_missing_instruction_is_not_supported(chip: str) -> None:
         assert machine.log[-1].xid == Xid.GR_EXCEPTION
         device.reset()
         work(device)
-        assert take_gap(device.session.node) is None
+        assert take_gap(device.driver.session.node) is None
 
 
 def test_through_a_recording_too(tmp_path: Path) -> None:

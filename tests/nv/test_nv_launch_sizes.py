@@ -73,7 +73,7 @@ def test_threads_of_a_group(registers: int, declared: int, most: int) -> None:
 def test_addresses_behind_memory_belong_to_nobody(gh100: NvDevice) -> None:
     """An overrun of one object does not reach the next."""
     for region, placement in ((Region.HOST, Placement.HOST), (Region.DEVICE, Placement.DEVICE)):
-        made = [allocate(gh100.gpu, 4096, placement, region) for _ in range(8)]
+        made = [allocate(gh100.driver.gpu, 4096, placement, region) for _ in range(8)]
         ends = {memory.address + memory.size for memory in made}
         assert not ends & {memory.address for memory in made}
         for memory in made:

@@ -22,7 +22,7 @@ POKE = """
 
 
 def code_of(device: NvDevice, address: int) -> Buffer:
-    return Buffer(device, VirtAddr(address & ~4095), 4096, Placement.DEVICE)
+    return Buffer(device.driver.core, VirtAddr(address & ~4095), 4096, Placement.DEVICE)
 
 
 @pytest.mark.parametrize("chip", ["tu102", "gh100"])
@@ -61,7 +61,7 @@ def test_variables_are_written_and_constants_are_not() -> None:
 def test_a_driver_that_refuses_leaves_code_writable(caplog: pytest.LogCaptureFixture) -> None:
     """A mapping that is refused must not cost the program."""
     with powered() as machine, opened(machine) as device:
-        planted = device.gpu.session.space.map_for
+        planted = device.driver.gpu.session.space.map_for
         calls: list[bool] = []
 
         def refusing(*arguments: object, read_only: bool = False) -> None:
@@ -70,7 +70,7 @@ def test_a_driver_that_refuses_leaves_code_writable(caplog: pytest.LogCaptureFix
                 raise DriverRefused("planted")
             planted(*arguments, read_only=read_only)  # type: ignore[arg-type]
 
-        device.gpu.session.space.map_for = refusing  # type: ignore[method-assign]
+        device.driver.gpu.session.space.map_for = refusing  # type: ignore[method-assign]
         work(device)
         assert True in calls
         assert "code stays writable" in caplog.text

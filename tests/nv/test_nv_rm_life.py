@@ -144,7 +144,7 @@ def test_open_and_close_leave_nothing(count: int) -> None:
         assert left_behind(machine) == clean
         device = opened(machine)
         work(device)
-        held = device.session.addresses
+        held = device.driver.session.addresses
         device.close()
         device.close()
         assert all(not space.used for space in held.values())

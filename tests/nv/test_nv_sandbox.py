@@ -119,7 +119,7 @@ def test_faults_are_named_with_fewer_facts(
 ) -> None:
     device, node, machine = boxed
     assert "UVM_TOOLS_INIT_EVENT_TRACKER" in node.stopped
-    assert not device.session.events.works
+    assert not device.driver.session.events.works
     machine.inject(Fault.UNMAPPED)
     with pytest.raises(PageFault, match="does not say where") as caught:
         work(device)
@@ -136,9 +136,9 @@ def test_faults_are_named_with_fewer_facts(
 
 def test_what_is_stopped_is_named(boxed: tuple[NvDevice, Sandbox, VirtualMachine]) -> None:
     device, _, _ = boxed
-    client = device.gpu.client
+    client = device.driver.gpu.client
     with pytest.raises(DriverRefused, match="PERF_GET_CURRENT_PSTATE with EINVAL") as told:
-        client.ask(device.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_CURRENT_PSTATE")
+        client.ask(device.driver.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_CURRENT_PSTATE")
     assert told.value.facts["status"] == "EINVAL"
     with pytest.raises(DriverRefused, match="allocate NV01_MEMORY_VIRTUAL"):
-        client.allocate(device.gpu.device, "NV01_MEMORY_VIRTUAL")
+        client.allocate(device.driver.gpu.device, "NV01_MEMORY_VIRTUAL")

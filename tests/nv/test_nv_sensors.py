@@ -92,12 +92,12 @@ def shared() -> Iterator[SharedData]:
     """A page that nobody writes but the test."""
     with on_driver("580.142") as device:
         device.sensors()
-        data = device.shared_data
+        data = device.driver.shared_data
         assert data is not None
-        device.gpu.client.control(
+        device.driver.gpu.client.control(
             data.handle,
             "NV00DE_CTRL_CMD_REQUEST_DATA_POLL",
-            device.gpu.client.structs.NV00DE_CTRL_REQUEST_DATA_POLL_PARAMS.new(polledDataMask=0),
+            device.driver.gpu.client.structs.NV00DE_CTRL_REQUEST_DATA_POLL_PARAMS.new(polledDataMask=0),
         )
         yield data
 
@@ -168,8 +168,8 @@ def test_what_a_branch_has_not_is_none(shared: SharedData) -> None:
 def test_a_sample_that_goes_away_is_an_error_of_its_sensor() -> None:
     with on_driver("580.142") as device:
         power = named(device)["power_watts", "gpu"]
-        assert device.shared_data is not None
-        device.shared_data.close()
+        assert device.driver.shared_data is not None
+        device.driver.shared_data.close()
         with pytest.raises(NotSupported, match="instGpuPower"):
             power.read()
 

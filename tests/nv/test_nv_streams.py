@@ -35,7 +35,7 @@ SAID = ("hClient", "hRoot", "hClass", "cmd", "paramsSize")
 
 def name_queues(device: NvDevice, places: Places) -> None:
     """Name the memory of the device's queues."""
-    for queue in device._all_queues():
+    for queue in device.driver.all_queues():
         places.add(f"{queue.name}.arena", queue.arena.address, queue.arena.size)
         places.add(f"{queue.name}.timeline", queue.timeline.memory.address, 16)
 
@@ -73,7 +73,7 @@ def test_streams_of_workloads(chip: str, golden: Golden, monkeypatch: pytest.Mon
 def test_fields_of_launch_descriptors(chip: str, golden: Golden) -> None:
     """All fields of a launch with everything, of a kernel that no assembler has a say in."""
     with powered(chip) as machine, opened(machine) as device:
-        family = device.family
+        family = device.driver.family
         parameters_at = max(family.bank.grid + 12, 0x160 if family.bank.cluster is None else 0x210)
         code = KernelCode(
             "made", text=1, code_size=256, registers=37, barriers=3, stack_size=0x120,
@@ -82,9 +82,9 @@ def test_fields_of_launch_descriptors(chip: str, golden: Golden) -> None:
         )  # fmt: skip
         program_address, bank_address = 0x123_4567_8900, 0x145_6789_0000
         details = prepare(
-            device.gpu, family, device.compute_class, code, address=program_address,
+            device.driver.gpu, family, device.driver.compute_class, code, address=program_address,
             constants={3: (bank_address, 0x990)}, local_size=0x360, counts_reserved=False,
-            carveouts=device.carveouts,
+            carveouts=device.driver.carveouts,
         )  # fmt: skip
         kernel = Kernel(
             name="made", program=Program(device, None), address=program_address, kernarg_size=8,
@@ -97,7 +97,7 @@ def test_fields_of_launch_descriptors(chip: str, golden: Golden) -> None:
             "with dynamic shared memory": Launch(kernel, (5, 6, 7), (64, 1, 1), bytes(8), (), 3000),
             "in clusters": Launch(kernel, (5, 6, 7), (96, 1, 1), bytes(8), (), 0, cluster),
         }.items():
-            encoded = device.compute_queue.encoder.encode([launch])
+            encoded = device.driver.compute_queue.encoder.encode([launch])
             words = np.zeros(len(encoded.words), np.uint32)
             base = Region.COMMANDS.value[0]
             encoded.patch(words, np.full(len(encoded.symbols), base, np.uint64))

@@ -90,8 +90,8 @@ def resident() -> int:
 def _kernel(device: Device | None) -> Counter[str]:
     """Open files, mappings, ranges and the resource manager's objects of a virtual node; pages that
     a virtual card may reach. Nothing for other devices."""
-    if isinstance(device, NvDevice) and isinstance(device.gpu.session.node, VirtualNode):
-        node = device.gpu.session.node
+    if isinstance(device, NvDevice) and isinstance(device.driver.gpu.session.node, VirtualNode):
+        node = device.driver.gpu.session.node
         machine = node.machine
         found = Counter(f"kernel: {type(each).__name__}" for each in machine.live_objects())
         for file in node.files.values():

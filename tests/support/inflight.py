@@ -68,7 +68,7 @@ def drop(device: Device) -> None:
     device.synchronize()
     assert result.numpy(np.uint64)[0] == 42
     device.alloc(64).close()
-    assert len(device.retired) == 0
+    assert len(device.driver.core.retired) == 0
     device.close()
 
 
@@ -78,13 +78,13 @@ def exit_in_flight(device: Device) -> None:
     flag = _spin(device, program)
     with device.queue(QueueKind.COPY) as copies:
         copies.fill(device.alloc(_SIZE), 3)
-    settle = device.settle
+    settle = device.driver.core.settle
 
     def late() -> None:  # the end of the process waits for the kernel
         _release(flag)
         settle()
 
-    device.settle = late
+    device.driver.core.settle = late
 
 
 def endless(device: Device) -> None:

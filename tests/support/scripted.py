@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hcq.buffer import Buffer
 from hcq.command import Command, CommandBuffer
 from hcq.device import Device
+from hcq.driver import Driver
 from hcq.errors import NotSupported, UgpuError
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
@@ -22,14 +23,14 @@ from hcq.timeline import SIZE, Timeline
 class ScriptedQueue(HardwareQueue):
     """Takes submissions and finishes none by itself."""
 
-    def __init__(self, device: ScriptedDevice, kind: QueueKind) -> None:
-        self.device = device
+    def __init__(self, driver: ScriptedDriver, kind: QueueKind) -> None:
+        self.core = driver.core
         self.kind = kind
         self.name = f"scripted {kind.value}"
         memory = Buffer(
-            device, VirtAddr(0), SIZE, Placement.HOST, memoryview(bytearray(SIZE)), "timeline"
+            driver.core, VirtAddr(0), SIZE, Placement.HOST, memoryview(bytearray(SIZE)), "timeline"
         )
-        self.timeline = Timeline(device, memory, self.name)
+        self.timeline = Timeline(driver.core, memory, self.name)
         self.submitted: list[Sequence[Command]] = []
         self.encoded: Sequence[Command] = ()
 
@@ -58,7 +59,7 @@ class ScriptedQueue(HardwareQueue):
         struct.pack_into("<Q", self.timeline.memory.view, 0, reached)
 
 
-class ScriptedDevice(Device):
+class ScriptedDriver(Driver):
     """on_pause is called whenever somebody waits; problem is what the hardware reports next."""
 
     target = TargetSpec("scripted", "none", "", "")
@@ -77,7 +78,7 @@ class ScriptedDevice(Device):
         return self._queues[kind]
 
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
-        return Buffer(self, VirtAddr(4096), size, placement)
+        return Buffer(self.core, VirtAddr(4096), size, placement)
 
     def free_memory(self, buffer: Buffer) -> None:
         self.freed.append(buffer)
@@ -107,3 +108,16 @@ class ScriptedDevice(Device):
 
     def info(self) -> dict[str, object]:
         return {}
+
+
+class ScriptedDevice(Device):
+    """What a user holds of it."""
+
+    def __init__(self) -> None:
+        super().__init__(ScriptedDriver())
+
+    @property
+    def driver(self) -> ScriptedDriver:
+        driver = super().driver
+        assert isinstance(driver, ScriptedDriver)
+        return driver

@@ -35,7 +35,7 @@ class Stall:
     def __init__(self, device: Device, kind: QueueKind) -> None:
         self.device = device
         self.memory = device.alloc(SIZE, placement=Placement.HOST)
-        self.gate = Timeline(device, self.memory, "gate")
+        self.gate = Timeline(device.driver.core, self.memory, "gate")
         other = QueueKind.COMPUTE if kind is QueueKind.COPY else QueueKind.COPY
         self.other = device.queue(other)
         device.queue(kind).wait(self.gate, 1).submit()
@@ -56,7 +56,7 @@ class Stall:
 def waiting(device: Device, patch: pytest.MonkeyPatch, act: Callable[[], None]) -> threading.Thread:
     """Start a thread that does `act`, and come back once it waits for room."""
     full = threading.Event()
-    room = device.await_room
+    room = device.driver.core.await_room
 
     def wait(hardware: HardwareQueue, words: int) -> None:
         full.set()

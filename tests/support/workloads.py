@@ -58,7 +58,7 @@ class Bench:
         memory = self.device.alloc(SIZE, placement=Placement.HOST)
         self.stack.enter_context(memory)
         self.places.add(name, memory.address, SIZE)
-        return Timeline(self.device, memory, name)
+        return Timeline(self.device.driver.core, memory, name)
 
     def scale(self, queue: Queue, out: Buffer, source: Buffer, factor: object) -> None:
         args = (out, source, np.uint32(COUNT), factor)

@@ -43,7 +43,7 @@ def wait_in_threads(device: Device) -> tuple[list[threading.Thread], list[tuple[
     told: list[tuple[float, object]] = []
 
     def wait() -> None:
-        timeline = device.hardware_queues(QueueKind.COMPUTE)[0].timeline
+        timeline = device.driver.hardware_queues(QueueKind.COMPUTE)[0].timeline
         try:
             timeline.wait(timeline.last + 1, limit_s=within(60))
         except UgpuError as error:

@@ -1,0 +1,409 @@
+"""AmDriver: an AMD GPU driven bare metal through a transport. See hcq.driver.
+
+This file holds the device's life and what hcq calls; blocks are driven elsewhere, and in
+which order in boot.py and reset.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from am import boot, chips, reset
+from am.chip import Chip
+from am.chips.facts import ChipFacts
+from am.firmware import FirmwareSet, FirmwareSource, load_firmware
+from am.generations.record import generation_of
+from am.gfx import PRIVATE_BASE, SHARED_BASE
+from am.memory import PAGE, AddressSpace, Mapping
+from am.mqd import QueueMemory
+from am.programs import Programs
+from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
+from am.report import Reporter
+from am.sdma import RingMemory
+from am.sensors import Metrics, make_sensors
+from am.smu import version_text
+from am.units import Units
+from hcq.buffer import Buffer
+from hcq.bulk_transfer import BulkTransfer
+from hcq.driver import Driver
+from hcq.errors import (
+    ChipError,
+    DeviceLost,
+    DeviceNotFound,
+    LinkError,
+    UgpuError,
+)
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.registry import Attachment
+from hcq.target import TargetSpec, matrix_family
+from hcq.telemetry import Sensor
+from hcq.timeline import Timeline
+from hcq.transfer import Transfer
+from hcq.transport.bulk import BulkMemory
+from hcq.transport.life import absence_of
+
+log = logging.getLogger(__name__)
+
+EOP_SIZE = 4096
+PRESENCE_INTERVAL_S = 0.02
+# A card that was pulled out sends no interrupt: each waiter must look again. Our choice: half of
+# the 100 ms within which every waiter learns of it.
+LONGEST_SLEEP_S = 0.05
+
+
+def find_facts(vendor: int, device: int) -> ChipFacts:
+    """Return the facts of the chip with this PCI id: one folder of am/chips has them."""
+    found = chips.find(vendor, device)
+    if found is None:
+        raise DeviceNotFound(f"PCI id {vendor:04x}:{device:04x} is not a supported chip")
+    return found
+
+
+class AmDriver(Driver):
+    """One GPU."""
+
+    def __init__(
+        self,
+        name: str,
+        attachment: Attachment,
+        firmware: FirmwareSource,
+        *,
+        stages: boot.Stages,
+        leave_warm: bool,
+        force_cold: bool,
+        vmid: int,
+    ) -> None:
+        super().__init__(name)
+        self.transport = attachment.transport
+        self.clock = self.transport.clock
+        identity = self.transport.identity
+        self.facts = find_facts(identity.vendor, identity.device)
+        self.generation = generation_of(self.facts.generation)
+        self.firmware_source = firmware
+        self.firmware: FirmwareSet | None = None
+        self.stages = stages
+        self.leave_warm = leave_warm
+        self.vmid = vmid
+        self.warm = False
+        self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
+        self.reset_report: list[reset.Step] = []
+        self.clock_hertz = self.facts.generation.clock_hertz
+        self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
+        self._looked_at = 0.0
+        try:
+            self.units: Units = boot.prepare(
+                self.transport, self.facts, self.generation.units, stages
+            )
+        except BaseException:
+            self.transport.close()
+            raise
+        try:
+            self._bring_up(force_cold)
+        except BaseException:
+            self._abandon()
+            raise
+        self.core.opened()
+
+    # ---- life --------------------------------------------------------------------------------
+
+    @property
+    def chip(self) -> Chip:
+        return self.units.chip
+
+    @property
+    def memory(self) -> AddressSpace:
+        return self.units.memory
+
+    def _bring_up(self, force_cold: bool) -> None:
+        units, stages = self.units, self.stages
+        self.warm = not force_cold and boot.is_warm(units.chip, units) and self._attach()
+        if not self.warm:
+            with stages.stage("firmware images"):
+                self.firmware = load_firmware(self.firmware_source, self.facts)
+            boot.make_fresh(units, stages)
+            units.memory.own()
+            self.generation.cold_boot(units, self.firmware, stages)
+        boot.mark(units.chip, boot.IN_USE)
+        self.target = self._make_target()
+        self._make_queues()
+        self.metrics = Metrics(units.smu, self.core.lock, self.clock.now)
+        self.reporter = Reporter(self)
+        self.programs = Programs(self)
+        if self.warm:
+            self._check_warm()
+
+    def _check_warm(self) -> None:
+        """Have every queue of a chip that was taken over execute something; reset it if one does
+        not."""
+        try:
+            reset.prove(self)
+        except ChipError as error:
+            log.warning("%s: not as warm as it looked: %s", self.name, error)
+            reset.recover(self)
+            self.vram_lost = False  # nothing was in it yet
+
+    def _attach(self) -> bool:
+        """Take over what a process of ours left; False if the chip does not do what a warm one
+        should."""
+        self.units.memory.own()
+        try:
+            self.generation.warm_attach(self.units, self.stages)
+        except ChipError as error:
+            log.warning("%s: not as warm as it looked: %s", self.name, error)
+            return False
+        return True
+
+    def _make_target(self) -> TargetSpec:
+        facts, shared = self.facts, self.facts.generation
+        return TargetSpec(
+            name=facts.isa,
+            abi="amdhsa",
+            triple="amdgcn-amd-amdhsa",
+            cpu=facts.isa,
+            wave_size=shared.wave_size,
+            max_threads_per_group=shared.max_threads_per_group,
+            local_memory=shared.local_memory,
+            dynamic_local_memory=shared.local_memory,
+            compute_units=self.units.gfx.compute_units(),
+            vector_bytes=16,
+            matrix=matrix_family(facts.isa),
+            extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
+        )
+
+    def _make_queues(self) -> None:
+        doorbells, made = self.facts.generation.doorbells, self.generation
+        with self.stages.stage("compute queue"):
+            self.eop = self.map(EOP_SIZE, Placement.DEVICE)
+            compute = made.compute_queue(self, 0, 0, doorbells.compute_ring0 * 2)
+            self._queues[QueueKind.COMPUTE].append(compute)
+            self.start_compute(compute)
+        with self.stages.stage("copy queues"):
+            self.route_copy_doorbells()
+            first = doorbells.copy_engine0 * 2
+            for engine in self.units.engines:
+                doorbell = first + engine.index * doorbells.copy_stride * 2
+                copy = made.copy_queue(self, engine, doorbell)
+                self._queues[QueueKind.COPY].append(copy)
+                self.start_copy(copy)
+
+    def route_copy_doorbells(self) -> None:
+        doorbells = self.facts.generation.doorbells
+        self.units.nbio.route_sdma_doorbells(
+            doorbells.copy_engine0 * 2, doorbells.copy_range * self.facts.copy_engines
+        )
+
+    def start_compute(self, queue: ComputeQueue) -> None:
+        """Describe an idle compute queue in its MQD and load it into the hardware."""
+        carveout = self.units.carveout
+        self.flush_tlb()
+        descriptor = self.generation.describe_queue(
+            QueueMemory(
+                mqd=carveout.mc(carveout.mqd),
+                ring=int(queue.ring.address),
+                ring_size=RING_SIZE,
+                read_pointer=queue.read_pointer,
+                write_pointer=queue.write_pointer,
+                eop=int(self.eop.address),
+                eop_size=EOP_SIZE,
+                doorbell=queue.doorbell,
+                vmid=self.vmid,
+            ),
+            self.chip.gc.map,
+        )
+        self.chip.vram.write(carveout.mqd, bytes(descriptor))
+        self.units.nbio.flush_hdp()
+        self.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
+
+    def start_copy(self, queue: CopyQueue) -> None:
+        """Set an idle copy queue up on its engine."""
+        self.flush_tlb()
+        queue.engine.start(
+            RingMemory(
+                ring=int(queue.ring.address),
+                ring_size=RING_SIZE,
+                read_pointer=queue.read_pointer,
+                write_pointer=queue.write_pointer,
+                doorbell=queue.doorbell,
+                vmid=self.vmid,
+            )
+        )
+
+    @property
+    def compute_queues(self) -> list[ComputeQueue]:
+        queues = self._queues[QueueKind.COMPUTE]
+        return [queue for queue in queues if isinstance(queue, ComputeQueue)]
+
+    @property
+    def copy_queues(self) -> list[CopyQueue]:
+        queues = self._queues[QueueKind.COPY]
+        return [queue for queue in queues if isinstance(queue, CopyQueue)]
+
+    def shutdown(self) -> None:
+        try:
+            self._stop_hardware()
+        except (LinkError, UgpuError) as error:
+            log.warning("%s: while shutting down: %s", self.name, error)
+        finally:
+            self._abandon()
+
+    def _stop_hardware(self) -> None:
+        """Queues off, nothing of ours reachable; firmware stays, unless it is to go."""
+        if self.chip.lost():
+            return
+        clean = self.core.failure is None
+        for compute in self.compute_queues:
+            stopped = self.units.gfx.stop_queue(compute.pipe, compute.queue)
+            if not stopped:
+                clean = self.units.gfx.stop_queue(compute.pipe, compute.queue, reset_waves=True)
+        for copy in self.copy_queues:
+            clean = copy.engine.stop() and clean
+        if self.leave_warm and clean:
+            boot.mark(self.chip, boot.LEFT_CLEAN)
+            boot.stop(self.units)
+        else:
+            boot.stop(self.units)
+            boot.mode1_reset(self.units)
+        boot.disable_master(self.transport)
+
+    def _abandon(self) -> None:
+        """Release host resources; works in any state."""
+        for queues in self._queues.values():
+            for queue in queues:
+                queue.close()
+        self.units.close()
+        self.chip.link.restore()
+        self.transport.close()
+
+    def recover(self) -> None:
+        reset.recover(self)
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def map(self, size: int, placement: Placement, *, code: bool = False) -> Mapping:
+        """Allocate and map memory for the driver's own use."""
+        return self.memory.allocate(size, placement, code=code)
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Unmap and free; the TLBs forget it before anyone else gets the memory."""
+        self.memory.unmap(mapping)
+        if self.core.failure is None:
+            self.flush_tlb()
+        self.memory.release(mapping)
+
+    def flush_tlb(self) -> None:
+        """After changes for work of ours; what firmware uses in VMID 0 was mapped at the start."""
+        self.units.gmc.flush_tlb((self.vmid,))
+        self.memory.stale = False
+
+    def wrap(self, mapping: Mapping) -> Buffer:
+        """A buffer over a mapping."""
+        view = mapping.view if mapping.placement is Placement.HOST else None
+        return Buffer(
+            self.core, mapping.address, mapping.size, mapping.placement, view, handle=mapping
+        )
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        mapping = None
+        try:
+            mapping = self.map(size, placement)
+            view = mapping.view[:size] if placement is Placement.HOST else None
+            address = VirtAddr(mapping.address)
+            return Buffer(self.core, address, size, placement, view, handle=mapping)
+        except BaseException:
+            if mapping is not None:
+                self.unmap(mapping)
+            raise
+
+    def make_transfer(self) -> Transfer:
+        bulk = self.transport.traits.bulk
+        return super().make_transfer() if bulk is None else self._through(bulk)
+
+    def _through(self, bulk: BulkMemory) -> BulkTransfer:
+        """Map what copies go through, for good."""
+        memory = self._at_bus(bulk.address, bulk.size)
+        fence, release = self._at_bus(bulk.fence, 8), self._at_bus(bulk.release, 4)
+        return BulkTransfer(self.core, bulk, memory, fence, release, self._at_bus(bulk.start, 4))
+
+    def _at_bus(self, address: int, size: int) -> Buffer:
+        """Memory outside the chip, by its bus address; mapped by whole pages."""
+        start = address % PAGE
+        mapping = self.memory.allocate(start + size, Placement.HOST, bus=address - start)
+        whole = Buffer(self.core, mapping.address, start + size, Placement.HOST, handle=mapping)
+        return whole[start:]
+
+    def nudge(self) -> None:
+        """See Driver."""
+        if not self.transport.traits.host_memory:
+            self.units.nbio.post_hdp()
+
+    def free_memory(self, buffer: Buffer) -> None:
+        mapping = buffer.handle
+        assert isinstance(mapping, Mapping)
+        buffer.view = buffer.remote = None
+        self.programs.forget(mapping)
+        self.unmap(mapping)
+
+    def load_program(self, image: bytes) -> Program:
+        return self.programs.load(image)
+
+    # ---- queues and failures -----------------------------------------------------------------
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return self._queues[kind]
+
+    def poll(self) -> UgpuError | None:
+        ended = [(queue, queue.ended) for queue in self.compute_queues]
+        overflows = self.units.ih.overflows
+        for entry in self.units.ih.drain():
+            failure = self.reporter.explain(entry)
+            if failure is not None:
+                return failure
+        if self.units.ih.overflows != overflows and (failure := self.reporter.latched()):
+            return failure  # its entry was lost
+        for queue, number in ended:
+            queue.innocent = number  # what they reported was in the ring
+        now = self.clock.now()
+        if now - self._looked_at > PRESENCE_INTERVAL_S:
+            self._looked_at = now
+            if self.chip.lost():
+                reason = absence_of(self.transport)
+                return DeviceLost(f"{self.name} no longer answers", device=self.name, **reason)
+        return None
+
+    def pause(self, limit_s: float) -> None:
+        interrupts = self.transport.interrupts
+        if interrupts is None:
+            self.clock.sleep(min(limit_s, 1e-4))
+        else:
+            interrupts.wait(min(limit_s, LONGEST_SLEEP_S))
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        return self.reporter.diagnose(timeline)
+
+    # ---- what the chip says of itself --------------------------------------------------------
+
+    def sensors(self) -> Sequence[Sensor]:
+        return (
+            Sensor("memory_used_bytes", "B", lambda: float(self.memory.used)),
+            *make_sensors(self.metrics),
+        )
+
+    def info(self) -> dict[str, object]:
+        identity = self.transport.identity
+        firmware = self.firmware.versions if self.firmware is not None else {}
+        return {
+            "chip": self.facts.name,
+            "isa": self.facts.isa,
+            "pci_id": str(identity),
+            "transport": self.transport.name,
+            "compute_units": self.target.compute_units,
+            "vram_bytes": self.chip.vram.size,
+            "vram_visible_bytes": self.chip.vram.visible,
+            "smu_firmware": version_text(self.units.smu.version),
+            "firmware": {name: f"{version:#x}" for name, version in firmware.items()},
+            "start": "warm" if self.warm else "cold",
+            "copy_engines": len(self.copy_queues),
+        }

@@ -1,0 +1,430 @@
+"""Core: what is the same for all devices, between `hcq.Device` above and a driver below.
+
+It keeps the order of submissions, waits with limits, remembers failures, and frees memory when no
+work can reach it. Buffers, programs, queues, timelines and graphs refer to it; users hold
+`hcq.Device`. Thread-safe: one lock serialises submissions.
+
+A failure the hardware reports (ChipError, LinkError, FirmwareError) is raised to whoever waits and
+kept in `failure`: everything submitted afterwards raises it again, until `reset` brings the device
+back. A device that is not closed is kept until the process ends (hcq.life).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hcq import trace
+from hcq.buffer import Buffer
+from hcq.checks import WORD, seconds, whole
+from hcq.closing import Closing
+from hcq.command import Command, CommandBuffer, Signal, Symbol, check_open, uses, values_of
+from hcq.errors import (
+    BadArgument,
+    ChipError,
+    Closed,
+    DeviceHang,
+    FirmwareError,
+    LinkError,
+    UgpuError,
+)
+from hcq.follow import Followers
+from hcq.graph import CAPTURED, Capture, Replay
+from hcq.memory import Placement
+from hcq.objectkind import load_program
+from hcq.program import Program
+from hcq.queue import HardwareQueue, Queue, QueueKind
+from hcq.retired import Retired
+from hcq.timeline import Timeline
+
+if TYPE_CHECKING:
+    from hcq.device import Device
+    from hcq.driver import Driver
+    from hcq.transfer import Transfer
+
+log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 1.0  # in one call of a driver: kernels take no time-outs of any size
+
+
+def core_of(device: Device) -> Core:
+    """Return a device's core: for what prepares work once and submits it many times, as the
+    compiler's runtime does."""
+    return device._core
+
+
+class Core(Closing):
+    """The device-independent part of one device. See hcq.driver for how the parts fit together.
+
+    In a forked child, and while another thread is in `close`, whatever needs the device raises
+    Closed.
+
+    driver: what it calls. device: the user's object. limit_s: how long a wait may take where its
+    caller does not say (seconds), as the driver's clock counts it. last_failure: what the last
+    `reset` mended. resets: how many there were. replaying: a replay that has begun, see `complete`.
+    """
+
+    device: Device
+    limit_s: float = 30.0
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.name)
+        self.driver = driver
+        self.last_failure: UgpuError | None = None
+        self.resets = 0
+        self.capturing: Capture | None = None
+        self.replaying: Replay | None = None
+        self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
+        self.followers = Followers(self)
+        self.retired = Retired(self)
+        self._transfer: Transfer | None = None
+
+    # ---- memory and programs -----------------------------------------------------------------
+
+    def alloc(self, size: int, *, placement: Placement = Placement.DEVICE) -> Buffer:
+        """Allocate a buffer; its content is undefined. Owned by the caller."""
+        size = whole("size", size, 0, WORD)
+        if not isinstance(placement, Placement):
+            raise BadArgument(f"placement must be a Placement, got {placement!r}")
+        made: list[Buffer] = []
+        try:
+            with self.lock:
+                self.check_usable()
+                self.retired.collect()
+                made.append(self.driver.allocate_memory(size, placement))
+            made[0].retired = self.retired
+            return made[0]
+        except BaseException:  # also between the two
+            for buffer in made:
+                buffer.close()
+            raise
+
+    def free(self, buffer: Buffer) -> None:
+        """Buffer.close calls this: waits for work in flight, then releases. Raises nothing that the
+        device reports meanwhile: that is kept for those who wait for the work."""
+        self.retired.closing.append(buffer)  # a later call frees it, where this is cut off
+        buffer.closed = True
+        self.settle()
+        with self.lock:
+            if self.closed:
+                return
+            if buffer in self.retired.closing:
+                self.retired.finish(buffer)
+            self.retired.collect()
+
+    def load(self, image: bytes) -> Program:
+        """Load a code object of this device's target; kernels are in it by name."""
+        if not isinstance(image, bytes | bytearray | memoryview):
+            raise BadArgument(f"image must be bytes, got {type(image).__name__}")
+        made: list[Program] = []
+        try:
+            with self.lock:
+                self.check_usable()
+                self.retired.collect()
+                made.append(load_program(self.driver, bytes(image)))
+            if made[0].memory is not None:
+                made[0].memory.retired = self.retired
+            return made[0]
+        except BaseException:  # also between the two
+            for program in made:
+                program.close()
+            raise
+
+    # ---- submissions -------------------------------------------------------------------------
+
+    def capture(self) -> Capture:
+        """Start a graph; it records between entering and leaving."""
+        with self.lock:
+            self.check_usable()
+            self.retired.collect()
+        return Capture(self)
+
+    def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
+        """Encode and run `commands`; returns the value of hardware.timeline that marks their
+        end."""
+        used = uses(commands)
+        encoded: CommandBuffer | None = None
+        while True:
+            with self.lock:
+                self.check_usable()
+                check_open(used)
+                if encoded is None:
+                    captured = self.capturing is not None and self.capturing.is_mine
+                    self.followers.submitted(commands, captured)
+                    if self.capturing is not None and captured:
+                        return self.capturing.record(hardware, commands)
+                    end = Signal(hardware.timeline, Symbol("signal"))
+                    encoded = hardware.encode([*commands, end])
+                self.complete()
+                if hardware.room(len(encoded.words)):
+                    value = hardware.timeline.last + 1
+                    hardware.submit(encoded, values_of(encoded, value))
+                    hardware.timeline.last = value
+                    return value
+            self.await_room(hardware, len(encoded.words))
+
+    def complete(self) -> None:
+        """Finish what an exception has cut off after it was decided on: submissions and replays.
+        The lock is held. See HardwareQueue."""
+        for hardware in self.driver.all_queues():
+            if hardware.intent is not None:
+                hardware.complete()
+        if self.replaying is not None:
+            self.replaying.complete()
+
+    def await_room(self, hardware: HardwareQueue, words: int) -> None:
+        """Block until `hardware` has room for an image of so many words. DeviceHang where no work
+        of the queue ends for as long as a wait may take. The lock is not held: what the queue waits
+        for may be another thread's submission."""
+        timeline = hardware.timeline
+        patience, reached = self.driver.clock.patience(self.limit_s), timeline.value
+        while True:
+            self.check_failures()
+            with self.lock:
+                room = hardware.room(words)
+            self.driver.clock.looked(room)
+            if room:
+                return
+            value = timeline.value
+            if value != reached:
+                patience, reached = self.driver.clock.patience(self.limit_s), value
+            if patience.over():
+                self._report_hang(timeline, value + 1, self.limit_s)
+            self.driver.pause_until(timeline, value + 1, min(patience.pause_s, _LONGEST_PAUSE_S))
+
+    def prepare(self, hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuffer:
+        """Encode commands once, for many submissions: what differs between them are symbols of
+        kind "parameter", whose slots `submit_prepared` fills. Touches no hardware."""
+        end = Signal(hardware.timeline, Symbol("signal"))
+        prepared = hardware.encode([*commands, end])
+        prepared.uses = uses(commands)
+        return prepared
+
+    def submit_prepared(
+        self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
+    ) -> int:
+        """Run what `prepare` made, parameters[slot] being each slot's value; returns the value of
+        hardware.timeline that marks the end. BadArgument while a graph is captured by this thread:
+        submit the commands then."""
+        while True:
+            with self.lock:
+                if self.closed or self.failure is not None or self.closer is not None:
+                    self.check_usable()
+                check_open(prepared.uses)
+                if self.capturing is not None and self.capturing.is_mine:
+                    raise BadArgument("prepared work cannot be captured; record the commands")
+                self.complete()
+                if hardware.room(len(prepared.words)):
+                    value = hardware.timeline.last + 1
+                    hardware.submit_prepared(prepared, value, parameters)
+                    hardware.timeline.last = value
+                    return value
+            self.await_room(hardware, len(prepared.words))
+
+    # ---- waits -------------------------------------------------------------------------------
+
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Wait until all queues are idle; raises what the device reported meanwhile.
+
+        limit_s holds for each queue. The lock is not held while waiting.
+        """
+        # What mostly happens takes few steps, since memory is slow after a kernel that has read
+        # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
+        resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
+        usual = usual and self.replaying is None and not self.retired.closing
+        if usual and self.driver.settled() and self.resets == resets and not self.followers.raising:
+            self.driver.synchronized()
+            return
+        if limit_s is not None:
+            seconds("limit_s", limit_s)
+        if self.cut_off:
+            with self.lock:
+                self.complete()
+        for hardware in self.driver.all_queues():
+            timeline = hardware.timeline
+            if timeline.value < timeline.last:
+                self._reach(timeline, timeline.last, limit_s)
+        self.check_failures()
+        self.driver.synchronized()
+
+    def settle(self) -> None:
+        """Wait until the device is idle or has failed; raises neither that nor anything later."""
+        try:
+            if not self.closed and self.failure is None and not self.idle:
+                self.synchronize()
+        except (ChipError, LinkError, FirmwareError, Closed) as error:
+            log.debug("%s: while settling: %s", self.name, error)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was submitted has ended; costs a few reads of host memory."""
+        queues = self.driver.all_queues()
+        ended = all(hw.timeline.value >= hw.timeline.last for hw in queues)
+        return ended and not self.cut_off
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether there is something for `complete`; another thread may be at it."""
+        if self.replaying is not None:
+            return True
+        return any(hardware.intent is not None for hardware in self.driver.all_queues())
+
+    def is_own(self, timeline: Timeline) -> bool:
+        """Whether it is the timeline of one of the device's queues."""
+        return any(hardware.timeline is timeline for hardware in self.driver.all_queues())
+
+    def last_value(self, timeline: Timeline) -> int:
+        """The value that marks the end of all submitted to `timeline` so far, for a queue's
+        wait."""
+        capturing = self.capturing
+        if capturing is not None and capturing.is_mine:
+            return capturing.last(timeline)
+        return timeline.last
+
+    def wait_for(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
+        """See Timeline.wait."""
+        value = whole("value", value, 0, WORD)
+        self._reach(timeline, value, limit_s)
+        self.check_failures()  # work that faulted may have gone on to its end
+
+    def _reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
+        """Wait, without a look at failures once the value is reached."""
+        limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
+        if value >= CAPTURED:
+            raise BadArgument("a captured submission cannot be awaited; wait for the replay")
+        self.check_alive()
+        resets = self.resets
+        reached = timeline.value >= value
+        if not reached:
+            patience = self.driver.clock.patience(limit)
+        while not reached:
+            self.check_failures()
+            if patience.over():
+                self._report_hang(timeline, value, limit)
+                return
+            self.driver.pause_until(timeline, value, min(patience.pause_s, _LONGEST_PAUSE_S))
+            reached = timeline.value >= value
+            self.driver.clock.looked(reached)
+        if self.resets != resets:  # `restart` raised the timeline, not the work
+            raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
+
+    def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        with self.lock:
+            # One last look: this thread may have overslept a limit that the device kept.
+            if timeline.value >= value:
+                return
+            self.check_alive()
+            self.failure = DeviceHang(
+                f"{self.name}: {timeline.name} did not reach {value} within {limit_s} s",
+                timeline=timeline.name,
+                reached=timeline.value,
+                limit_s=limit_s,
+                **self.driver.diagnose(timeline, value),
+            )
+            trace.point("failure", device=self.name, error=self.failure)
+            raise self.failure
+
+    # ---- failures ----------------------------------------------------------------------------
+
+    def check_failures(self) -> None:
+        """Raise, and remember, what the device has reported since the last look; Closed if it
+        is."""
+        with self.lock:
+            if self.failure is None and not self.closed:
+                try:
+                    self.complete()
+                    self.failure = self.driver.poll() or self.followers.problem()
+                except LinkError as error:
+                    self.failure = error
+                if self.retired.closing:
+                    self.retired.collect()
+                if self.failure is not None:
+                    trace.point("failure", device=self.name, error=self.failure)
+        self.check_alive()
+
+    def reset(self) -> None:
+        """Bring the device back after a failure. Work in flight is lost; programs stay loaded, and
+        buffers keep their addresses, and their content where the chip kept its memory."""
+        with self.lock, trace.step("reset", device=self.name, failure=self.failure):
+            self.check_open()
+            self.last_failure = self.failure
+            self.resets += 1
+            with contextlib.suppress(UgpuError):
+                self.complete()  # for queues that the driver leaves as they are
+            self.driver.recover()
+            self.replaying = None
+            self.followers.forget()
+            for hardware in self.driver.all_queues():
+                hardware.timeline.restart()
+            self.failure = None
+            self.retired.collect()
+
+    # ---- copies that wait --------------------------------------------------------------------
+
+    def copy_in(self, buffer: Buffer, data: memoryview) -> None:
+        """Buffer.copy_from: synchronous upload."""
+        self._refuse_in_capture("copy_from")
+        self.synchronize()
+        if not self.driver.write_memory(buffer, data):
+            self.transfer.upload(buffer, data)
+
+    def copy_out(self, buffer: Buffer, out: memoryview) -> None:
+        """Buffer.copy_to: synchronous download."""
+        self._refuse_in_capture("copy_to")
+        self.synchronize()
+        if not self.driver.read_memory(buffer, out):
+            self.transfer.download(buffer, out)
+
+    def fill(self, buffer: Buffer, value: int) -> None:
+        """Buffer.fill: synchronous."""
+        self._refuse_in_capture("fill")
+        self.synchronize()
+        queue = Queue(self.driver.hardware_queues(QueueKind.COPY)[0]).fill(buffer, value)
+        queue.timeline.wait(queue.submit())
+
+    def _refuse_in_capture(self, what: str) -> None:
+        if self.capturing is not None and self.capturing.is_mine:
+            raise BadArgument(f"{what} cannot be captured; record queue.copy or queue.fill")
+
+    @property
+    def transfer(self) -> Transfer:
+        """The staging buffers between host and device, made on first use."""
+        with self.lock:
+            self.check_usable()
+            if self._transfer is None:
+                self._transfer = self.driver.make_transfer()
+            return self._transfer
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def stop_helpers(self) -> None:
+        """See Closing."""
+        self.followers.stop()
+        if self._transfer is not None:
+            self._transfer.stop()
+
+    def shut_down(self) -> None:
+        """See Closing."""
+        for hardware in self.driver.all_queues():
+            hardware.timeline.detach()  # others may read it as long as they like
+        super().shut_down()
+        self.retired.forget()
+
+    def shutdown(self) -> None:
+        """See Closing."""
+        self.driver.shutdown()
+
+    def abandon(self) -> None:
+        """See Closing."""
+        super().abandon()
+        self.capturing = self.replaying = None
+        self.retired.forget()
+        for graph in self.graphs:
+            graph.abandon()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "failed" if self.failure else "open"
+        return f"<Device {self.name} {self.driver.target.name} {state}>"

@@ -1,0 +1,306 @@
+"""The `cpu` device's driver: the host's threads and memory behind the interface of a GPU.
+
+What a GPU has and this cannot have: a kernel that goes wrong reaches this process. There are no
+page tables of ours, so a wild pointer is no PageFault but the end of the process; a kernel that
+never ends cannot be stopped. It is reported as DeviceHang, and `reset` starts new threads and
+leaves the old one to itself: from then on freed memory is kept, since the old kernel may still
+write to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import threading
+import weakref
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from hcq import host, life
+from hcq.buffer import Buffer
+from hcq.cpu import tiles
+from hcq.cpu.caches import caches
+from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
+from hcq.cpu.object import load_object
+from hcq.cpu.processor import (
+    ALARMS,
+    CURRENT,
+    FAULT,
+    HEAD,
+    LAUNCH,
+    TAIL,
+    Bell,
+    Pool,
+    Server,
+    Words,
+    native,
+)
+from hcq.cpu.queue import CpuQueue
+from hcq.driver import Driver
+from hcq.errors import BadPacket, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Kernel, Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.target import TargetSpec
+from hcq.telemetry import Sensor
+from hcq.timeline import SIZE as TIMELINE_SIZE
+from hcq.timeline import Timeline
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.02  # of native waiting, at most: until then an interrupt from the keyboard waits too
+PAUSE_NS = int(PAUSE_S * 1e9)
+
+
+def host_target(threads: int) -> TargetSpec:
+    """What the compiler must know of this machine."""
+    listed = tiles.usable(host.features())
+    listed |= host.tuning(host.cpu_name(), listed)
+    vector = next((size for name, size in (("avx512f", 64), ("avx2", 32)) if listed.get(name)), 16)
+    return TargetSpec(
+        name="cpu",
+        abi="host",
+        triple=llvm.get_process_triple(),
+        cpu=host.cpu_name(),
+        features=host.feature_string(listed),
+        wave_size=1,
+        max_threads_per_group=1024,
+        local_memory=64 << 10,
+        compute_units=threads,
+        vector_bytes=vector,
+        caches=caches(),
+    )
+
+
+class CpuDriver(Driver):
+    """Host threads. One compute queue, whose launches use all threads, and one copy queue."""
+
+    clock_hertz = 1e9
+
+    def __init__(self, name: str, threads: int) -> None:
+        super().__init__(name)
+        self.threads = threads
+        self.target = host_target(threads)
+        self._sizes: weakref.WeakKeyDictionary[HostMemory | CodeMemory, int]
+        self._sizes = weakref.WeakKeyDictionary()  # of what is allocated
+        self.kernel_names: dict[int, str] = {}
+        self._memories: weakref.WeakSet[HostMemory | CodeMemory] = weakref.WeakSet()
+        self._abandoned: list[object] = []  # what threads that never ended may reach
+        self.bell = Bell()
+        self._pool = Pool(threads - 1, name)
+        self._idle_pool = Pool(0, name)
+        servers: list[Server] = []
+        try:
+            for kind in (QueueKind.COMPUTE, QueueKind.COPY):
+                servers.append(self._serve(kind))
+            self._compute = CpuQueue(self, QueueKind.COMPUTE, servers[0])
+            self._copy = CpuQueue(self, QueueKind.COPY, servers[1])
+        except BaseException:
+            for server in servers:
+                server.stop()
+            self._pool.stop(None)
+            raise
+        self._queues = (self._compute, self._copy)
+        self._timelines = one, two = (self._compute.timeline, self._copy.timeline)
+        self._waiting = Words(4)
+        self._waiting.words[:] = (self.bell.state.address, one.address, two.address, PAUSE_NS)
+        self._settle, self._expect = native().settle, native().expect
+        self._server = self._compute.server.state.address
+        self.core.opened()
+
+    def _serve(self, kind: QueueKind) -> Server:
+        pool = self._pool if kind is QueueKind.COMPUTE else self._idle_pool
+        return Server(self.bell, pool, f"{self.name} {kind.value}")
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        memory = self.take_memory(size)
+        view = memory.view if placement is Placement.HOST else None
+        return Buffer(self.core, VirtAddr(memory.address), size, placement, view, memory)
+
+    def free_memory(self, buffer: Buffer) -> None:
+        memory = buffer.handle
+        buffer.view = None
+        if isinstance(memory, HostMemory):
+            self.drop_memory(memory)
+        elif isinstance(memory, CodeMemory):
+            self._release_code(memory)
+
+    def take_memory(self, size: int) -> HostMemory:
+        memory = HostMemory(size)
+        self._memories.add(memory)
+        self._sizes[memory] = size
+        return memory
+
+    @property
+    def used(self) -> int:
+        """Bytes of memory that buffers, graphs and programs have."""
+        return sum(list(self._sizes.values()))
+
+    def drop_memory(self, memory: HostMemory) -> None:
+        self._sizes.pop(memory, None)
+        if self._abandoned:
+            self._abandoned.append(memory)
+        else:
+            memory.close()
+
+    def timeline_memory(self) -> Buffer:
+        """Memory of a queue's timeline; it belongs to the device and is not counted as used."""
+        memory = HostMemory(TIMELINE_SIZE)
+        self._memories.add(memory)
+        address = VirtAddr(memory.address)
+        return Buffer(self.core, address, TIMELINE_SIZE, Placement.HOST, memory.view, memory)
+
+    def _release_code(self, memory: CodeMemory) -> None:
+        for address in [address for address in self.kernel_names if memory.holds(address)]:
+            del self.kernel_names[address]
+        self._sizes.pop(memory, None)
+        if self._abandoned:
+            self._abandoned.append(memory)
+        else:
+            memory.close()
+
+    # ---- programs and queues -----------------------------------------------------------------
+
+    def load_program(self, image: bytes) -> Program:
+        memory, kernels = load_object(image)
+        try:
+            self._memories.add(memory)
+            self._sizes[memory] = memory.size
+            address = VirtAddr(memory.address)
+            owner = Buffer(self.core, address, memory.size, Placement.DEVICE, None, memory)
+            program = Program(self.core, owner)
+            for found in kernels.values():
+                self.kernel_names[found.address] = found.name
+                program.kernels[found.name] = Kernel(
+                    found.name, program, found.address, found.kernarg_size, None
+                )
+            return program
+        except BaseException:
+            self._release_code(memory)
+            raise
+
+    def all_queues(self) -> Sequence[HardwareQueue]:
+        return self._queues
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return (self._compute,) if kind is QueueKind.COMPUTE else (self._copy,)
+
+    # ---- copies: the host reaches all memory itself ------------------------------------------
+
+    def write_memory(self, buffer: Buffer, data: memoryview) -> bool:
+        memory = buffer.handle
+        if isinstance(memory, HostMemory):  # no slice of a buffer
+            memory.view[: len(data)] = data
+            return True
+        source = np.frombuffer(data, np.uint8)
+        ctypes.memmove(int(buffer.address), source.ctypes.data, len(source))
+        return True
+
+    def read_memory(self, buffer: Buffer, out: memoryview) -> bool:
+        memory = buffer.handle
+        if isinstance(memory, HostMemory):
+            out[:] = memory.view[: len(out)]
+            return True
+        target = np.frombuffer(out, np.uint8)
+        ctypes.memmove(target.ctypes.data, int(buffer.address), len(target))
+        return True
+
+    # ---- failures ----------------------------------------------------------------------------
+
+    def settled(self) -> bool:
+        """Wait a while, natively; whether the queues are idle and met no word that is no
+        command."""
+        one, two = self._timelines
+        return bool(self._settle(self._waiting.address, one.last, two.last))
+
+    def poll(self) -> UgpuError | None:
+        if not self.bell.state.cells[ALARMS]:  # no word that is no command
+            return None
+        for queue in (self._compute, self._copy):
+            place = queue.server.state[FAULT]
+            if place:
+                word = ctypes.c_uint32.from_address(place).value
+                return BadPacket(
+                    f"{queue.name}: {word:#x} is not a command", queue=queue.name, word=word
+                )
+        return None
+
+    def pause(self, limit_s: float) -> None:
+        timeline = self._compute.timeline
+        self.pause_until(timeline, timeline.value + 1, limit_s)
+
+    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        # a fault ends it; the limit lets Python look at its own signals
+        self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
+
+    def expect(self) -> None:
+        if not self.core.closed:
+            self._expect(self._server)
+
+    def nudge(self) -> None:
+        self.bell.ring()
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        queue = self._copy if timeline is self._copy.timeline else self._compute
+        state = queue.server.state
+        pending, current = state[TAIL] - state[HEAD], state[CURRENT]
+        facts: dict[str, object] = {"queue": queue.name, "pending_submissions": pending}
+        if current:
+            words = (ctypes.c_uint32 * 3).from_address(current)
+            facts["operation"] = words[0]
+            if words[0] == LAUNCH:
+                address = words[2] << 32 | words[1]
+                facts["kernel"] = self.kernel_names.get(address, hex(address))
+        return facts
+
+    def recover(self) -> None:
+        self._stop()
+        self._pool = Pool(self.threads - 1, self.name)
+        for queue in (self._compute, self._copy):
+            queue.restart(self._serve(queue.kind))
+        self._server = self._compute.server.state.address
+
+    def shutdown(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """End all threads; those inside a kernel are left behind, with all they may reach."""
+        left: list[threading.Thread] = []
+        for queue in (self._compute, self._copy):
+            if not queue.server.stop():
+                log.warning("%s: a kernel still runs; its thread is left behind", queue.name)
+                self._abandoned += [queue.server, queue._arena, queue.slots, list(queue._alive)]
+                left.append(queue.server.thread)
+        if not self._pool.stop(self._compute.server):
+            self._abandoned.append(self._pool)
+            left += self._pool.threads
+        if left:
+            # RACE: the threads may outlive this device, so what they reach must too: also memory
+            # that nobody refers to any more, and what is freed from now on.
+            self._abandoned += [self.bell, *self._memories, *self.core.retired.reach()]
+            for thread in left:
+                life.leave_behind(thread.is_alive, self._abandoned)
+
+    # ---- facts -------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, object]:
+        return {
+            "device": self.name,
+            "processor": self.target.cpu,
+            "architecture": platform.machine(),
+            "threads": self.threads,
+            "memory_bytes": total_memory(),
+            "llvm": ".".join(map(str, llvm.llvm_version_info)),
+        }
+
+    def sensors(self) -> Sequence[Sensor]:
+        return (
+            Sensor("memory_used_bytes", "B", lambda: float(self.used)),
+            Sensor("load_threads", "threads", lambda: os.getloadavg()[0], "one minute"),
+        )

@@ -1,0 +1,68 @@
+"""What a replay of a graph puts in place of what was captured: other buffers, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hcq.command import CommandBuffer
+from hcq.errors import BadArgument
+
+if TYPE_CHECKING:
+    from hcq.buffer import Buffer
+
+Place = tuple[int, int, int]  # a replaceable buffer: id of its owner, address, bytes
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Where the addresses inside one replaceable buffer sit: per image, symbols and their
+    offsets."""
+
+    positions: tuple[list[int], ...]
+    offsets: tuple[list[int], ...]
+    size: int  # bytes the graph uses of it
+
+
+def find_binding(images: Sequence[CommandBuffer], old: Buffer) -> Binding:
+    """Collect the symbols whose memory lies in `old`."""
+    root, low, high = old.owner or old, int(old.address), int(old.address) + old.size
+    positions: list[list[int]] = []
+    offsets: list[list[int]] = []
+    size = found = 0
+    for image in images:
+        inside = []
+        for position, symbol in enumerate(image.symbols):
+            used = symbol.buffer
+            if used is None or (used.owner or used) is not root:
+                continue
+            start, end = int(used.address), int(used.address) + used.size
+            if end <= low or start >= high:
+                continue
+            if start < low or end > high:
+                facts = {"slice": old, "uses": used}
+                raise BadArgument("the graph uses memory outside this slice", **facts)
+            inside.append((position, start - low))
+            size = max(size, end - low)
+        found += len(inside)
+        positions.append([position for position, _ in inside])
+        offsets.append([offset for _, offset in inside])
+    if not found:
+        raise BadArgument("the graph does not use this buffer", buffer=old)
+    return Binding(tuple(positions), tuple(offsets), size)
+
+
+def bits_of(value: int | np.generic, width: int, slot: int) -> int:
+    """The unsigned number whose `width` bytes are the value's."""
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize == width:
+        return int.from_bytes(value.tobytes(), "little")
+    if isinstance(value, int) and not isinstance(value, bool):
+        if -(1 << 8 * width - 1) <= value < 1 << 8 * width:
+            return value & (1 << 8 * width) - 1
+        raise BadArgument(f"parameter {slot} must fit {width} bytes", value=value)
+    raise BadArgument(
+        f"parameter {slot} must be an int or a NumPy scalar of {width} bytes, got {value!r}"
+    )

@@ -1,0 +1,346 @@
+"""NvDevice: an NVIDIA GPU as an hcq.Device, through the stock kernel driver.
+
+This file holds the device's life and the hooks hcq asks for. The kernel driver owns the GPU: it is
+never reset or reconfigured here; what fails is a channel of ours, which is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hcq.buffer import Buffer
+from hcq.driver import Driver
+from hcq.errors import AccessDenied, DeviceLost, DriverRefused, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.target import TargetSpec, ptx_target
+from hcq.telemetry import Sensor
+from hcq.timeline import Timeline
+from nv.cooperative import Workspaces
+from nv.encode import Classes
+from nv.families import COPY_CLASSES, FAMILIES, Family, facts_of
+from nv.faults import Faults
+from nv.programs import Programs
+from nv.pushbuffer import COMPUTE, COPY, header, method
+from nv.queue import ChannelQueue
+from nv.rm.channel import GPFIFO_CLASSES
+from nv.rm.gpu import Gpu
+from nv.rm.memory import Memory, allocate
+from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
+from nv.rm.shared_data import SharedData
+from nv.sensors import describe, make_sensors
+
+log = logging.getLogger(__name__)
+
+PRESENCE_INTERVAL_S = 0.02
+COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
+_SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
+_SHORT_PAUSES = 2000  # looks before the pauses grow: about 0.1 s
+_PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
+StageHook = Callable[[str, float], None]
+
+
+class NvDriver(Driver):
+    """One GPU. boot_stages lists what the start took, (name, seconds)."""
+
+    def __init__(
+        self,
+        name: str,
+        session: Session,
+        index: int,
+        *,
+        on_stage: StageHook | None = None,
+        mig: str | None = None,
+        commands: Placement = Placement.DEVICE,
+    ) -> None:
+        super().__init__(name)
+        self.command_placement = commands
+        self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER
+        self.boot_stages: list[tuple[str, float]] = []
+        self.debugger = 0
+        self.shared_data: SharedData | None = None
+        self.unpublished = ""  # why there are no sensors of clocks and power
+        self.session = session
+        self.clock = session.node.clock
+        self._on_stage = on_stage
+        self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
+        self._looked_at = 0.0
+        self.looks = 0  # at timelines by waiters since the last submission
+        self.programs = Programs(self)
+        self.workspaces = Workspaces(self)
+        # Bytes of a thread's stack for recursion and alloca, of programs loaded from now on: as
+        # much as CUDA's default (cudaLimitStackSize, CUDA C++ Programming Guide).
+        self.dynamic_stack = 1024
+        self.on_print: Callable[[str], None] = _print
+        self.faults = Faults(self)
+        with self._stage("objects and address space"):
+            self.gpu = Gpu(session, index, mig)
+        try:
+            self._bring_up()
+        except BaseException:
+            self._release()
+            raise
+        self.core.opened()
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        taken = time.monotonic() - start
+        self.boot_stages.append((name, taken))
+        if self._on_stage is not None:
+            self._on_stage(name, taken)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def _identify(self) -> None:
+        """What kind of GPU it is."""
+        gpu = self.gpu
+        self.family = self._find_family()
+        self.compute_class = gpu.client.constants[self.family.compute_class]
+        chip = facts_of(gpu.capability)
+        self.carveouts = chip.shared_carveouts
+        self.target = self._make_target()
+
+    def _bring_up(self) -> None:
+        self._identify()
+        graphics = self.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        with self._stage("copy queues"):
+            engines = self._copy_engines()[:COPY_QUEUES] or [graphics]
+            for number, engine in enumerate(engines):
+                self._make_queue(f"copy {number}", QueueKind.COPY, engine)
+        with self._stage("compute queue"):
+            self._make_queue("compute", QueueKind.COMPUTE, graphics)
+            self._attach_debugger()
+        self.gpu.boost()
+
+    def _make_queue(self, name: str, kind: QueueKind, engine: int) -> ChannelQueue:
+        gpu = self.gpu
+        compute = self.compute_class if kind is QueueKind.COMPUTE else 0
+        classes = Classes(gpu.choose(GPFIFO_CLASSES), compute, gpu.choose(COPY_CLASSES))
+        queue = ChannelQueue(self, name, kind, engine, classes)
+        self._queues[kind].append(queue)
+        return queue
+
+    def _find_family(self) -> Family:
+        number = self.gpu.choose([family.compute_class for family in FAMILIES])
+        known = self.gpu.client.constants
+        return next(
+            family
+            for family in FAMILIES
+            if family.compute_class in known and known[family.compute_class] == number
+        )
+
+    def _make_target(self) -> TargetSpec:
+        major, minor = self.gpu.capability
+        own = "a" if (major, minor) == (9, 0) else ""  # what Hopper alone has: wgmma
+        return ptx_target(f"sm_{major}{minor}{own}", self.gpu.sm_count)
+
+    def _copy_engines(self) -> list[int]:
+        """Copy engines of their own, rather than the graphics engine's."""
+        client, gpu = self.gpu.client, self.gpu
+        number = client.constants
+        listed = client.ask(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2")
+        first = number.NV2080_ENGINE_TYPE_COPY0
+        last = number.NV2080_ENGINE_TYPE_COPY9
+        found = []
+        for engine in sorted(listed.engineList[: listed.engineCount]):
+            if first <= engine <= last and not self._is_graphics_copy(engine):
+                found.append(engine)
+        return found
+
+    def _is_graphics_copy(self, engine: int) -> bool:
+        """Whether a copy engine shares the graphics engine's ring: it works too, but waits for
+        kernels. A driver that does not tell is taken to have none."""
+        try:
+            caps = self.gpu.client.ask(
+                self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
+            )
+        except DriverRefused as error:
+            log.debug("%s: copy engine %d: %s", self.name, engine, error)
+            return False
+        byte, mask = _GRAPHICS_COPY
+        return bool(caps.capsTbl[byte] & mask)
+
+    def _attach_debugger(self) -> None:
+        """The object through which the driver tells of faults of our own channel. Without it, as
+        where another debugger is at work, errors have fewer facts."""
+        gpu = self.gpu
+        channel = self.compute_queue.channel
+        assert channel is not None
+        parameters = gpu.client.structs.NV83DE_ALLOC_PARAMETERS.new(
+            hAppClient=gpu.client.root, hClass3dObject=channel.objects[self.compute_class]
+        )
+        try:
+            self.debugger = gpu.client.allocate(gpu.device, "GT200_DEBUGGER", parameters)
+        except (DriverRefused, AccessDenied) as error:
+            log.info("%s: faults will be told without their place: %s", self.name, error)
+
+    def _detach_debugger(self) -> None:
+        debugger, self.debugger = self.debugger, 0
+        if debugger:
+            with contextlib.suppress(UgpuError):
+                self.gpu.client.free(self.gpu.device, debugger)
+
+    def setup_words(self, queue: ChannelQueue) -> list[int]:
+        """Methods that a new channel starts with."""
+        words: list[int] = []
+        classes = queue.classes
+        if classes.compute:
+            words += [header(COMPUTE, 0, 1), classes.compute]
+            for name, address in (
+                ("SET_SHADER_SHARED_MEMORY_WINDOW_A", SHARED_WINDOW),
+                ("SET_SHADER_LOCAL_MEMORY_WINDOW_A", LOCAL_WINDOW),
+            ):
+                offset = method(classes.compute, name)
+                words += [header(COMPUTE, offset, 2), address >> 32, address & 0xFFFF_FFFF]
+            words += self.programs.setup_words()
+        return [*words, header(COPY, 0, 1), classes.copy]
+
+    def synchronized(self) -> None:
+        """What kernels have printed goes to `on_print`."""
+        self.programs.output.drain()
+
+    def shutdown(self) -> None:
+        if self.core.failure is None:
+            with contextlib.suppress(UgpuError):
+                self.programs.output.drain()
+        self._release()
+
+    def _release(self) -> None:
+        """Free everything, in any state; the driver forgets the rest with its files."""
+        self._detach_debugger()
+        if self.shared_data is not None:
+            self.shared_data.close()
+            self.shared_data = None
+        for queue in self.all_queues():
+            queue.close()
+        self._queues = {kind: [] for kind in QueueKind}
+        self.gpu.close()
+
+    def recover(self) -> None:
+        """Make those channels anew that failed or do not end. DeviceLost where the GPU is gone."""
+        if self.gpu.lost():
+            raise DeviceLost(f"{self.name} is no longer on the bus; open it again when it is back")
+        self.session.events.forget()
+        self.programs.output.drain()
+        self.programs.output.clear()
+        self.workspaces.clear()
+        for queue in self.all_queues():
+            if queue.error() is None and queue.timeline.value >= queue.timeline.last:
+                continue
+            log.info("%s: making %s anew", self.name, queue.name)
+            if queue.kind is QueueKind.COMPUTE:
+                self._detach_debugger()
+            queue.build()
+            if queue.kind is QueueKind.COMPUTE:
+                self._attach_debugger()
+
+    def all_queues(self) -> list[ChannelQueue]:
+        return [queue for queues in self._queues.values() for queue in queues]
+
+    @property
+    def compute_queue(self) -> ChannelQueue:
+        return self._queues[QueueKind.COMPUTE][0]
+
+    @property
+    def copy_queue(self) -> ChannelQueue:
+        return self._queues[QueueKind.COPY][0]
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        region = Region.HOST if placement is Placement.HOST else Region.DEVICE
+        memory = None
+        try:
+            memory = allocate(self.gpu, size, placement, region)
+            view = memory.view[:size] if placement is Placement.HOST else None
+            return Buffer(self.core, VirtAddr(memory.address), size, placement, view, handle=memory)
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
+
+    def free_memory(self, buffer: Buffer) -> None:
+        memory = buffer.handle
+        assert isinstance(memory, Memory)
+        if buffer.view is not None:
+            buffer.view.release()
+            buffer.view = None
+        self.programs.forget(memory)
+        memory.close()
+
+    def load_program(self, image: bytes) -> Program:
+        return self.programs.load(image)
+
+    # ---- queues and failures -----------------------------------------------------------------
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return self._queues[kind]
+
+    def poll(self) -> UgpuError | None:
+        for queue in self.all_queues():
+            error = queue.error()
+            if error is not None:
+                return self.faults.explain(queue, error)
+        now = self.clock.now()
+        if now - self._looked_at > PRESENCE_INTERVAL_S:
+            self._looked_at = now
+            if self.gpu.lost():
+                return DeviceLost(f"{self.name} no longer answers", device=self.name)
+        return None
+
+    def pause(self, limit_s: float) -> None:
+        # Most waits are short: give the processor away without sleeping, then sleep, then sleep
+        # longer. Submitting work starts anew.
+        self.looks += 1
+        if self.looks < _SPINS:
+            self.clock.sleep(0)
+        else:
+            self.clock.sleep(
+                min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
+            )
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        return self.faults.diagnose(timeline)
+
+    # ---- what the GPU says of itself ---------------------------------------------------------
+
+    def sensors(self) -> Sequence[Sensor]:
+        """Asked for the first time, it waits for the driver's first samples, up to 2.5 s."""
+        if self.shared_data is None and not self.unpublished:
+            try:
+                self.shared_data = SharedData(self.gpu)
+            except DeviceLost:
+                raise
+            except UgpuError as error:
+                self.unpublished = str(error)
+                log.info("%s: no sensors of clocks and power: %s", self.name, error)
+        return make_sensors(self.gpu, self.shared_data)
+
+    def info(self) -> dict[str, object]:
+        facts: dict[str, Any] = describe(self.gpu)
+        if self.unpublished:
+            facts["no_clocks_and_power"] = self.unpublished
+        return {
+            **facts,
+            "family": self.family.name,
+            "isa": self.target.cpu,
+            "compute_units": self.target.compute_units,
+            "copy_queues": len(self._queues[QueueKind.COPY]),
+        }
+
+
+# NV2080_CTRL_CE_CAPS_CE_GRCE in ctrl2080ce.h: byte and mask in capsTbl.
+_GRAPHICS_COPY = (0, 0x01)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
