@@ -65,7 +65,7 @@ CASES: tuple[tuple[str, Mapping[str, str], int, str], ...] = (
     ),
     ("serve --firmware {file} --vfio-user {folder}/s virtual:navi31", {}, 2, "firmware"),
     (f"serve --vfio-user /tmp/{LONG} virtual:navi31", {}, 2, "107 bytes"),
-    ("serve --vfio-user {file} virtual:navi31", {}, 2, "no socket"),
+    ("serve --vfio-user {file} virtual:navi31", {}, 2, "not a socket"),
     ("serve --vfio-user {file}/s virtual:navi31", {}, 1, "Not a directory"),
     *((f"{verb} {LONGER}", {}, 2, "does not exist") for verb in ("explain", "tune")),
     *((f"{verb} {{folder}}", {}, 2, "does not exist") for verb in ("explain", "tune")),

@@ -45,7 +45,7 @@ def test_the_newest_is_first(folder: Path, capsys: pytest.CaptureFixture[str]) -
     code, found = answer(capsys, "ls")
     assert code == 0
     assert [Path(each["path"]) for each in found[1:]] == [new, old]
-    assert "no crash bundle" in found[0]["error"]
+    assert "not a crash bundle" in found[0]["error"]
     assert found[1]["error"] == "PageFault" and found[1]["message"] == "card: a write faulted"
 
 
