@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SIZE = 16  # bytes of memory a timeline takes: the value, then 8 bytes the device may use
 _VALUE = 8
+_HALF = 1 << 31
 
 
 class Timeline:
@@ -45,8 +46,10 @@ class Timeline:
         view = self._view
         if isinstance(view, memoryview):
             return int.from_bytes(view[:_VALUE], "little")
-        # A dword comes in one access, and the rest is known: it is never far behind.
-        return self.last - (self.last - int.from_bytes(view[:4], "little") & 0xFFFF_FFFF)
+        # A dword comes in one access, and the rest is known: it is never far from `last`. It may be
+        # ahead, where values are another timeline's (hcq.follow).
+        ahead = int.from_bytes(view[:4], "little") - self.last + _HALF & 0xFFFF_FFFF
+        return self.last + ahead - _HALF
 
     def advance(self) -> int:
         """Return the next value; the caller must make sure that it is signalled."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 import hcq
+from hcq.buffer import Buffer
 from hcq.cpu.device import CpuDevice
+from hcq.memory import Placement, VirtAddr
 from hcq.timeline import Timeline
+from hcq.transport.view import RemoteView
 
 
 def test_the_host_never_takes_a_timeline_back() -> None:
@@ -20,3 +25,27 @@ def test_the_host_never_takes_a_timeline_back() -> None:
         assert (timeline.value, timeline.last) == (5, 6)
         timeline.restart()
         assert timeline.value == 6
+
+
+@pytest.mark.parametrize("last", [0, 5, (1 << 32) - 1, 1 << 32, (7 << 32) + 3])
+@pytest.mark.parametrize("ahead", [-(1 << 31), -3, 0, 1, (1 << 31) - 1])
+def test_a_dword_tells_of_values_around_the_last_one(last: int, ahead: int) -> None:
+    """Memory behind a bridge is read a dword at a time; a relay's values may be ahead of `last`."""
+    value = last + ahead
+    if value < 0:
+        return
+    memory = bytearray(16)
+
+    def read(at: int, size: int) -> bytes:
+        return bytes(memory[at : at + size])
+
+    def write(at: int, data: bytes | bytearray | memoryview) -> None:
+        memory[at : at + len(data)] = data
+
+    with hcq.open("cpu", threads=1) as device:
+        view = RemoteView(read, write, 16)
+        buffer = Buffer(device, VirtAddr(0x1000), 16, Placement.HOST, view=view)
+        timeline = Timeline(device, buffer, "test")
+        timeline.last = last
+        memory[:8] = value.to_bytes(8, "little")
+        assert timeline.value == value
