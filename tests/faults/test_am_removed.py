@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import hcq
-from am.device import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S, AmDevice
+from am.device import AmDevice
+from am.driver import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S
 from hcq.errors import DeviceLost, UgpuError
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
