@@ -40,7 +40,7 @@ class Bridge:
     """A switch port with one thing below it.
 
     upstream: the port points to the host (PCI Express capability), else away from it.
-    secondary_reset: called when software sets Secondary Bus Reset.
+    lanes: width of its link now. secondary_reset: called when software sets Secondary Bus Reset.
     """
 
     def __init__(
@@ -49,10 +49,12 @@ class Bridge:
         device: int,
         *,
         upstream: bool,
+        lanes: int = 2,
         secondary_reset: Callable[[], None] = lambda: None,
     ) -> None:
         self._identity = (vendor, device)
         self._upstream = upstream
+        self._lanes = lanes
         self._secondary_reset = secondary_reset
         self._bytes = bytearray(SIZE)
         self.reset()
@@ -69,7 +71,7 @@ class Bridge:
         kind = 5 if self._upstream else 6
         struct.pack_into("<BBH", self._bytes, _PCIE, 0x10, 0, 2 | kind << 4)
         struct.pack_into("<I", self._bytes, _PCIE + 0x0C, _GEN3 | _X2)
-        struct.pack_into("<H", self._bytes, _LINK, _GEN3 | _X2)
+        struct.pack_into("<H", self._bytes, _LINK, _GEN3 | self._lanes << 4)
 
     def config_read(self, offset: int, width: int) -> int:
         return int.from_bytes(self._bytes[offset : offset + width], "little")

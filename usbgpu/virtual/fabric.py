@@ -54,6 +54,7 @@ class Fabric:
         card: Endpoint | None,
         object_to: Callable[[str], None],
         ports_changed: Callable[[], None],
+        lanes: int,
     ) -> None:
         self.card = card
         self._object_to = object_to
@@ -61,7 +62,13 @@ class Fabric:
         self.powered = False
         self.retries_left = 0  # configuration requests that the card still answers with RETRY
         self.bridges = [
-            Bridge(vendor, device, upstream=index % 2 == 0, secondary_reset=self._resetter(index))
+            Bridge(
+                vendor,
+                device,
+                upstream=index % 2 == 0,
+                lanes=lanes,
+                secondary_reset=self._resetter(index),
+            )
             for index, (vendor, device) in enumerate(_PORTS)
         ]
 

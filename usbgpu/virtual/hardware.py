@@ -19,11 +19,13 @@ _PACKET, _PACKET_HIGH_SPEED = 1024, 512
 @dataclass(frozen=True)
 class HardwareOptions:
     """How the chip behaves. train_s: seconds from slot power to a link in L0. retries:
-    configuration requests that the card answers with Retry Status after its power came.
+    configuration requests that the card answers with Retry Status after its power came. lanes: of
+    the link between bridge chip and card.
     shuffled, between: see SramEngine."""
 
     train_s: float = 0.12
     retries: int = 0
+    lanes: int = 2
     shuffled: bool = False
     between: Callable[[], None] | None = None
     costs: Costs = field(default_factory=Costs)
@@ -45,7 +47,7 @@ class Hardware:
         self._mapped = False
         self.memory = Memory(options.seed)
         self.memory.reset()
-        self.fabric = Fabric(card, self.object_to, self._ports_changed)
+        self.fabric = Fabric(card, self.object_to, self._ports_changed, options.lanes)
         self.requests = RequestEngine(self.memory, self.fabric, self.link_up, self.object_to)
         self.sram = SramEngine(
             self.memory,

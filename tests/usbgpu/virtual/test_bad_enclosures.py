@@ -1,0 +1,82 @@
+"""What can be wrong with an enclosure: each has its own error, and nothing is left powered."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+import hcq
+from am.virtual.gpu import endpoint
+from am.virtual.options import ChipOptions
+from hcq.clock import Clock
+from hcq.errors import DeviceNotFound, LinkDegraded, LinkDown, NotSupported, UgpuError
+from tests.support.usb_card import PlainCard
+from usbgpu.asm24 import CustomBridge
+from usbgpu.attach import check_firmware
+from usbgpu.transport import UsbTransport
+from usbgpu.virtual.attach import EnclosureClock
+from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from usbgpu.virtual.hardware import HardwareOptions
+
+NAME = "virtual:navi31+usb"
+
+
+def refused(box: Enclosure, error: type[UgpuError]) -> UgpuError:
+    """Open the card behind the bridge; its slot is dark again afterwards, and the bridge free."""
+    clock = EnclosureClock(box.clock, Clock())
+    with pytest.raises(error) as caught:
+        UsbTransport(CustomBridge(box.open(), sleep=clock.sleep), NAME, clock=clock)
+    assert not box.hardware.fabric.powered
+    box.open().close()
+    box.close()
+    assert box.objections == []
+    return caught.value
+
+
+def test_an_enclosure_without_a_card_or_supply() -> None:
+    assert "supply" in str(refused(Enclosure(None), LinkDown))
+
+
+def test_a_link_of_one_lane() -> None:
+    card = endpoint("navi31", options=ChipOptions(vram=256 << 20))
+    try:
+        options = EnclosureOptions(hardware=HardwareOptions(lanes=1))
+        assert refused(Enclosure(card, options), LinkDegraded).facts["width"] == 1
+    finally:
+        card.close()
+
+
+def test_a_card_that_is_no_gpu() -> None:
+    disk = PlainCard(vendor=0x144D, device=0xA808, class_code=0x010802)
+    assert "144d:a808" in str(refused(Enclosure(disk), DeviceNotFound))
+
+
+def test_a_gpu_that_no_driver_takes() -> None:
+    card = PlainCard(vendor=0x8086, device=0x56A0, class_code=0x030000)
+    box = Enclosure(card)
+    with pytest.raises(DeviceNotFound, match="8086:56a0"):
+        hcq.open(NAME, enclosure=box)
+    assert box.objections == []
+    box.open().close()
+    box.close()
+
+
+def test_a_bridge_with_other_firmware_is_not_touched() -> None:
+    box = Enclosure(None, EnclosureOptions(identity=(0xADD1, 1, 1, "ASMedia", "ASM2464PD NVMe")))
+    with box.open() as usb, pytest.raises(NotSupported, match="ASM2464PD NVMe"):
+        check_firmware(usb.identity)
+    assert box.meter.transfers == 0
+    box.close()
+
+
+def test_two_enclosures_are_told_apart_by_their_ports() -> None:
+    boxes = [Enclosure(None, EnclosureOptions(serial="1", port=port)) for port in ("1-1", "2-1")]
+    assert len({(box.identity.serial, box.identity.port) for box in boxes}) == 2
+    for box in boxes:
+        box.close()
+
+
+def test_a_plain_card_has_the_header_that_it_was_given() -> None:
+    function = PlainCard(vendor=0x8086, device=0x56A0, class_code=0x030000).functions[0]
+    assert struct.pack("<I", function.config_read(0, 4)) == bytes.fromhex("8680a056")
