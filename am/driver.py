@@ -7,6 +7,7 @@ which order in boot.py and reset.py.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 
 from am import boot, chips, reset
@@ -18,7 +19,7 @@ from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.memory import PAGE, AddressSpace, Mapping
 from am.mqd import QueueMemory
 from am.programs import Programs
-from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
+from am.queue import RING_SIZE, ComputeQueue, CopyQueue, HostImage, RingQueue
 from am.report import Reporter
 from am.sdma import RingMemory
 from am.sensors import Metrics, make_sensors
@@ -88,6 +89,7 @@ class AmDriver(Driver):
         self.leave_warm = leave_warm
         self.vmid = vmid
         self.warm = False
+        self.images: weakref.WeakSet[HostImage] = weakref.WeakSet()  # those that lie in VRAM
         self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
         self.reset_report: list[reset.Step] = []
         self.clock_hertz = self.facts.generation.clock_hertz
@@ -406,4 +408,5 @@ class AmDriver(Driver):
             "firmware": {name: f"{version:#x}" for name, version in firmware.items()},
             "start": "warm" if self.warm else "cold",
             "copy_engines": len(self.copy_queues),
+            **self.transport.facts(),
         }

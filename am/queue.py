@@ -81,6 +81,12 @@ class HostImage(Resident):
     def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
         """See Resident."""
         super().fill(encoded, values)
+        self.rewrite()
+        if self._view is not None:
+            self.queue.driver.images.add(self)
+
+    def rewrite(self) -> None:
+        """Write all words again, where a reset of the chip may have cost them."""
         if self._view is not None:
             self._view[: 4 * len(self.words)] = self.words.tobytes()
 
@@ -94,6 +100,7 @@ class HostImage(Resident):
 
     def close(self) -> None:
         if self.mapping is not None:
+            self.queue.driver.images.discard(self)
             self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
             self.queue.driver.unmap(self.mapping)
             self.mapping = None

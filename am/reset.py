@@ -198,6 +198,8 @@ def _boot_again(driver: AmDriver, strike: Callable[[Units], None]) -> None:
     boot.mark(units.chip, boot.IN_USE)
     driver.route_copy_doorbells()
     driver.programs.rewrite()
+    for image in list(driver.images):
+        image.rewrite()
     _restart_queues(driver)
 
 

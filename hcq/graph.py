@@ -307,7 +307,7 @@ class Capture:
 
     def _wait(self, limit_s: float | None) -> None:
         for timeline, value in zip(self._timelines, self._ends, strict=False):
-            if timeline.value < value:
+            if not timeline.reached(value):
                 timeline.wait(value, limit_s=limit_s)
 
     def _release(self) -> None:

@@ -30,6 +30,7 @@ class Timeline:
         self.address = int(memory.address)
         self.name = name
         self.last = 0
+        self._seen = 0
         assert memory.access is not None
         self._view = memory.access
         self._view[:SIZE] = bytes(SIZE)
@@ -50,6 +51,12 @@ class Timeline:
         # ahead, where values are another timeline's (hcq.follow).
         ahead = int.from_bytes(view[:4], "little") - self.last + _HALF & 0xFFFF_FFFF
         return self.last + ahead - _HALF
+
+    def reached(self, value: int) -> bool:
+        """Whether it has got to `value`; costs no read where that was seen before."""
+        if self._seen < value:
+            self._seen = self.value
+        return self._seen >= value
 
     def advance(self) -> int:
         """Return the next value; the caller must make sure that it is signalled."""

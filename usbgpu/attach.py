@@ -21,15 +21,21 @@ def attach(
 ) -> UsbTransport:
     """Open the card behind a bridge. accept: raises for a card that no driver takes; its power is
     then left as it was."""
+    bridge = by_name(wanted, sysfs)
+    identity = bridge.usb.identity
+    return UsbTransport(bridge, f"usb:{identity.serial or identity.port}", accept=accept)
+
+
+def by_name(wanted: str, sysfs: Path = SYSFS_USB) -> Bridge:
+    """Open a bridge alone; the caller closes it."""
     identity = choose(wanted, sysfs)
     check_firmware(identity)
     usb = LibUsbDevice(identity, sysfs=sysfs)
     try:
-        bridge = open_bridge(usb)
+        return open_bridge(usb)
     except BaseException:
         usb.close()
         raise
-    return UsbTransport(bridge, f"usb:{identity.serial or identity.port}", accept=accept)
 
 
 def check_firmware(identity: UsbIdentity) -> None:

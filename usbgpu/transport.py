@@ -68,7 +68,7 @@ class UsbTransport(TransportLife):
                 self._power_up()
                 self.card = tree.find_card(bridge, sleep=self.clock.sleep)
                 accept(self.card.identity)
-                tree.check_link(self.card)
+                self._link = tree.check_link(self.card)
                 tree.configure(self.card)
             except BaseException:
                 if not was_up:
@@ -113,6 +113,18 @@ class UsbTransport(TransportLife):
         self.check_open()
         if self._gone:
             raise DeviceLost(f"{self.name} was unplugged")
+
+    def facts(self) -> dict[str, object]:
+        """Bridge and links, as they were when the transport was opened."""
+        usb, (lanes, generation) = self.bridge.usb.identity, self._link
+        return {
+            "bridge_firmware": self.bridge.firmware,
+            "bridge_serial": usb.serial,
+            "usb_port": usb.port,
+            "usb_link_mbit_s": int(usb.speed),
+            "pcie_lanes": lanes,
+            "pcie_generation": generation,
+        }
 
     # ---- configuration space -----------------------------------------------------------------
 

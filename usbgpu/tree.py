@@ -156,14 +156,16 @@ def link_state(card: Card) -> tuple[int, int]:
     return 0, 0
 
 
-def check_link(card: Card) -> None:
-    """LinkDegraded for a link of one lane: the bridge has two, and one that lost a lane drops."""
+def check_link(card: Card) -> tuple[int, int]:
+    """The state of the link (see link_state); LinkDegraded for one lane: the bridge has two, and a
+    link that lost one drops."""
     width, generation = link_state(card)
     if width == 1:
         raise LinkDegraded(
             "the link between bridge and card uses 1 lane, expected 2 or more",
             width=width, speed=generation, remedy="seat the card and its riser again",
         )  # fmt: skip
+    return width, generation
 
 
 # ---- addresses ---------------------------------------------------------------------------------

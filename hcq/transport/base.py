@@ -180,6 +180,10 @@ class Transport(Protocol):
 
     def reset(self, kind: ResetKind) -> None: ...
 
+    def facts(self) -> dict[str, object]:
+        """What is known of the way to the function, for reports; touches nothing."""
+        ...
+
     def present(self) -> bool:
         """Whether the function still answers in configuration space."""
         ...

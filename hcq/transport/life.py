@@ -83,6 +83,10 @@ class TransportLife:
         """Nothing to gather: each write is on its way at once. See Transport.batch."""
         return _NOTHING
 
+    def facts(self) -> dict[str, object]:
+        """Nothing that the name does not tell. See Transport.facts."""
+        return {}
+
     def check_open(self) -> None:
         """Closed after `close`, and in a forked child."""
         if self.closed:

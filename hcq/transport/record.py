@@ -313,6 +313,10 @@ class RecordingTransport(TransportLife):
         """See hcq.culprit.Witness: the inner transport's."""
         return take_culprit(self.inner, address=address, pc=pc)
 
+    def facts(self) -> dict[str, object]:
+        """The inner transport's."""
+        return self.inner.facts()
+
     def present(self) -> bool:
         """Whether the device answers; recorded where that changes."""
         found = self.inner.present()

@@ -123,6 +123,10 @@ class TracingTransport(TransportLife):
     def reset(self, kind: ResetKind) -> None:
         self.inner.reset(kind)
 
+    def facts(self) -> dict[str, object]:
+        """The inner transport's."""
+        return self.inner.facts()
+
     def present(self) -> bool:
         return self.inner.present()
 

@@ -16,7 +16,7 @@ from am.virtual.bus.endpoint import ChipEndpoint
 from am.virtual.gpu import endpoint
 from am.virtual.options import ChipOptions
 from hcq.bulk_transfer import BulkTransfer
-from hcq.errors import DeviceHang, DeviceLost
+from hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, LinkDown
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 from usbgpu.transport import UsbTransport
@@ -105,6 +105,22 @@ def test_a_warm_start_and_a_reset(box: Box) -> None:
             assert buffer.numpy()[:3].tobytes() == b"abc"
             device.driver.core.failure = DeviceHang("told so")
             device.reset()
+
+
+def test_a_graph_survives_the_loss_of_vram(box: Box) -> None:
+    with box.opened() as device:
+        buffer = device.alloc(4096)
+        with device.capture() as graph, device.queue(QueueKind.COPY) as queue:
+            queue.fill(buffer, 5)
+        for broken in (None, FirmwareSilent("told so"), LinkDown("told so")):
+            if broken is not None:
+                device.driver.core.failure = broken
+                device.reset()
+                assert device.vram_lost
+            graph.replay()
+            graph.wait()
+            assert (buffer.numpy(np.uint32) == 5).all()
+            buffer.fill(0)
 
 
 def test_copies_that_are_cut_off_leave_the_queue_usable(box: Box) -> None:

@@ -43,6 +43,10 @@ def test_the_card_is_powered_found_and_given_its_addresses() -> None:
         }
         assert not transport.traits.host_memory and transport.traits.dma_bytes == 4096
         assert transport.interrupts is None
+        assert transport.facts() == {
+            "bridge_firmware": "tree", "bridge_serial": "0badcafe", "usb_port": "2-1",
+            "usb_link_mbit_s": 10_000, "pcie_lanes": 4, "pcie_generation": 4,
+        }  # fmt: skip
     assert bridge.usb.closed and bridge.powered == [1], "it stays powered, for a warm start"
 
 

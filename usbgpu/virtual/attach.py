@@ -11,8 +11,9 @@ from usbgpu.virtual.device import VirtualUsb
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 from usbgpu.virtual.meter import VirtualClock
 
-# A card's model takes 30 ms for what boards need seconds for: no sleep is longer in real time.
-_LONGEST_SLEEP_S = 0.05
+# A card's model works in real time and takes 0.25 s at most, before a reset that it was told of
+# (am.virtual.firmware.smu), for what boards need seconds for: no sleep is longer in real time.
+_LONGEST_SLEEP_S = 0.3
 
 
 class EnclosureClock(Clock):

@@ -1,0 +1,61 @@
+"""`ugpu bridge`: what it shows of a bridge, over a scripted one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.usb_script import In, ScriptedUsb, Step
+from tools import bridge, cli
+from usbgpu.asm24 import CustomBridge
+
+
+def plug_in(monkeypatch: pytest.MonkeyPatch, *steps: Step) -> ScriptedUsb:
+    usb = ScriptedUsb([*steps])
+
+    def by_name(wanted: str) -> CustomBridge:
+        assert wanted == "0badcafe"
+        return CustomBridge(usb)
+
+    monkeypatch.setattr(bridge, "by_name", by_name)
+    return usb
+
+
+@pytest.mark.parametrize(("state", "up"), [(0x78, True), (0x10, False)])
+def test_info(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: int, up: bool
+) -> None:
+    usb = plug_in(monkeypatch, In(0xE4, 0xB450, 0, 1, bytes([state])))
+    assert cli.main(["bridge", "info", "usb:0badcafe", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["pcie_link_up"] is up and facts["firmware"] == "custom v0.1 (0001)"
+    assert facts["usb_id"] == "add1:0001" and facts["usb_link_mbit_s"] == 10_000
+    assert usb.closed
+    usb.finish()
+
+
+def test_xdata(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    usb = plug_in(monkeypatch, In(0xE4, 0xA7FC, 0x100, 18, bytes(range(18))))
+    assert cli.main(["bridge", "xdata", "0badcafe", "0xA7FC", "18", "--bank", "1"]) == 0
+    assert capsys.readouterr().out.split("\n")[:2] == [
+        "a7fc  00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f",
+        "a80c  10 11",
+    ]
+    assert usb.closed
+    usb.finish()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", "pci:0000:03:00.0"],
+        ["info", "usb:0", "1"],
+        ["xdata", "usb:0"],
+        ["xdata", "usb:0", "LTSSM"],
+        ["xdata", "usb:0", "1", "2", "3"],
+    ],
+)
+def test_what_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bridge", *words]) != 0
+    assert capsys.readouterr().err

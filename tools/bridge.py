@@ -1,0 +1,76 @@
+"""`ugpu bridge`: look at a USB bridge itself, without the card behind it."""
+
+from __future__ import annotations
+
+from hcq.errors import UsageError
+from usbgpu.attach import by_name
+from usbgpu.bridge import LINK_UP, LTSSM, Bridge
+
+from .console import Output
+
+_ROW = 16
+
+
+def info(name: str, out: Output) -> int:
+    """Show the bridge's identity and whether its link to the card is up."""
+    bridge = by_name(_bare(name))
+    try:
+        facts = describe(bridge)
+    finally:
+        bridge.close()
+    out.table(("bridge", ""), facts.items())
+    out.result(facts)
+    return 0
+
+
+def describe(bridge: Bridge) -> dict[str, object]:
+    """What a bridge reports of itself; one transfer."""
+    usb = bridge.usb.identity
+    state = bridge.read_xdata(LTSSM, 1)[0]
+    return {
+        "firmware": bridge.firmware,
+        "manufacturer": usb.manufacturer,
+        "serial": usb.serial,
+        "usb_id": f"{usb.vendor:04x}:{usb.product:04x}",
+        "usb_port": usb.port,
+        "usb_link_mbit_s": int(usb.speed),
+        "pcie_ltssm": f"{state:#04x}",
+        "pcie_link_up": state == LINK_UP,
+    }
+
+
+def xdata(name: str, address: str, size: str, bank: int, out: Output) -> int:
+    """Show registers of the bridge."""
+    start, count = _number("ADDRESS", address), _number("SIZE", size)
+    bridge = by_name(_bare(name))
+    try:
+        data = bridge.read_xdata(start, count, bank)
+    finally:
+        bridge.close()
+    for line in dump(start, data):
+        out.say(line)
+    out.result({"address": start, "bank": bank, "data": data.hex()})
+    return 0
+
+
+def dump(start: int, data: bytes) -> list[str]:
+    """Lines of 16 bytes with their addresses."""
+    return [
+        f"{start + at:04x}  {data[at : at + _ROW].hex(' ')}" for at in range(0, len(data), _ROW)
+    ]
+
+
+def _bare(name: str) -> str:
+    kind, colon, rest = name.partition(":")
+    if not colon:
+        return name
+    if kind != "usb":
+        raise UsageError(f"expected a name such as usb:0, got {name}")
+    return rest
+
+
+def _number(what: str, text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise UsageError(f"{what} must be a number such as 0xB450, got {text!r}") from None
