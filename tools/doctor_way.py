@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from hcq.registry import pci_drivers
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.pci_path import hops, ports
 from hcq.transport.sysfs import bar_sizes
@@ -103,6 +104,7 @@ def card(function: PciFunction) -> Iterator[Finding]:
     yield from _link_power(check, function)
     yield from _link_errors(check, function)
     yield from _windows(check, function)
+    yield from _absent(check, function)
 
 
 def _generation(check: str, function: PciFunction) -> Iterator[Finding]:
@@ -209,6 +211,28 @@ def _windows(check: str, function: PciFunction) -> Iterator[Finding]:
                 "unbind the card's driver first",
                 f"echo {power} | sudo tee {_outside(function.folder)}/resource{bar.index}_resize",
             )
+
+
+def _absent(check: str, function: PciFunction) -> Iterator[Finding]:
+    """BARs that the kernel gave up on: it lists them as if they did not exist, without a size
+    (Linux drivers/pci/setup-bus.c, reset_resource)."""
+    identity = function.identity()
+    known = pci_drivers().get((identity.vendor, identity.device))
+    sizes = {bar.index: bar.size for bar in function.bars()}
+    above = ports(function)
+    for index, least in known.least_bars if known is not None and above else ():
+        if sizes.get(index):
+            continue
+        bridge = _narrowest(function, least) or above[0]
+        window = max(_window(bridge), 0)
+        yield Finding(
+            check,
+            "missing",
+            f"BAR {index} has no address: it does not fit into the window of {_size(window)} of "
+            f"the bridge {bridge.address}",
+            f"add {_reserve(function, max(least, 2 * window))} to the kernel command line and "
+            "reboot",
+        )
 
 
 def _reserve(function: PciFunction, wanted: int) -> str:

@@ -32,9 +32,9 @@ ALLOWED = ("the IOMMU refuses", "bus mastering off")
 
 
 @contextmanager
-def served(socket: Path, window: int) -> Iterator[Chip]:
+def served(socket: Path, window: int, vram: int = VRAM) -> Iterator[Chip]:
     """A chip behind a server; clients map its VRAM, as a guest needs to reach it fast."""
-    chip = build_chip(ChipOptions(vram=VRAM, visible_vram=window, shared_vram=True))
+    chip = build_chip(ChipOptions(vram=vram, visible_vram=window, shared_vram=True))
     server = Server(socket, ServedChip(chip, map_vram=True))
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()

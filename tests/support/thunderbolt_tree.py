@@ -41,7 +41,8 @@ class ThunderboltTree:
         if below is not None:
             parent = str(Path(self.places[below]) / below) if self.places[below] else below
         self.places[address] = parent or ""
-        self.machine.add(address, ids=ids, kind=kind, parent=parent, bars={0: 256 << 20})
+        bars = None if ids == NAVI31 else {0: 256 << 20}
+        self.machine.add(address, ids=ids, kind=kind, parent=parent, bars=bars)
         folder = self.machine.folder(address)
         for names, state in (("current_link", link), ("max_link", most or link)):
             if state is not None:

@@ -125,13 +125,25 @@ def window(tree: ThunderboltTree, port: str, size: int) -> None:
 
 
 def test_an_unassigned_bar_names_the_bridge(tree: ThunderboltTree) -> None:
-    lines = ["0x0000000000000000 0x00000007ffffffff 0x000000002014220c"] + ["0x0 0x0 0x0"] * 5
+    lines = (tree.machine.folder(GPU) / "resource").read_text().splitlines()
+    lines[0] = "0x0000000000000000 0x00000007ffffffff 0x000000002014220c"
     tree.write(GPU, "resource", "\n".join(lines))
     window(tree, PORT, 512 << 20)
     (finding,) = bad(tree)
     assert finding.state == "missing"
     assert f"BAR 0 needs 32 GiB, and the bridge {PORT} has a window of 512 MiB" in finding.detail
     assert "hpmmioprefsize=32768M" in finding.remedy
+
+
+def test_a_bar_that_the_kernel_gave_up_names_the_bridge(tree: ThunderboltTree) -> None:
+    """It lists such a BAR as if it did not exist."""
+    lines = (tree.machine.folder(GPU) / "resource").read_text().splitlines()
+    tree.write(GPU, "resource", "\n".join(["0x0 0x0 0x0", *lines[1:]]))
+    window(tree, PORT, 128 << 20)
+    (finding,) = bad(tree)
+    assert finding.state == "missing"
+    assert f"does not fit into the window of 128 MiB of the bridge {PORT}" in finding.detail
+    assert "hpmmioprefsize=256M" in finding.remedy
 
 
 @pytest.mark.parametrize("level", ["dponly", "usbonly", "nopcie"])
