@@ -18,10 +18,11 @@ from hcq.emu.lanes.rows import (
     store_rows,
 )
 from hcq.emu.lanes.runs import RUN, run_starts
-from hcq.emu.text import constant, field, lanes, splat
+from hcq.emu.text import PASS, constant, field, lanes, splat
 
 VECTOR = "<32 x i32>"
 SIZES = (1, 2, 4, 8, 12, 16)
+HOST_SIZES = (4, 8)
 
 
 def _safe_offsets(size: int) -> str:
@@ -225,13 +226,51 @@ every:
 """
 
 
+def _hosts(size: int) -> str:
+    """Define lds_hosts_<size>(context, addresses, lanes): where aligned accesses of the enabled
+    lanes are. Beyond the allocation that is a place of the lane's own, which holds zero."""
+    wide = f"<{PASS} x i64>"
+    return f"""
+define {wide} @{PREFIX}lds_hosts_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes) noinline {{
+entry:
+{field("lds", context.SHARED, "ptr")}{field("lds.size", context.SHARED_SIZE, "i64")}
+  %limit = trunc i64 %lds.size to i32
+  %end = call i32 @llvm.usub.sat.i32(i32 %limit, i32 {size - 1})
+{splat("end.v", "i32", "%end")}
+  %even = and {VECTOR} %addresses, {constant("i32", -size)}
+  %inside = icmp ult {VECTOR} %even, %end.v
+  %inside.bits = bitcast <32 x i1> %inside to i32
+  %beyond = xor i32 %inside.bits, -1
+  %lost = and i32 %beyond, %lanes
+  %base = ptrtoint ptr %lds to i64
+{splat("base.v", "i64", "%base")}
+  %offsets = zext {VECTOR} %even to {wide}
+  %hosts = add {wide} %base.v, %offsets
+  %all = icmp eq i32 %lost, 0
+  br i1 %all, label %whole, label %some
+whole:
+  ret {wide} %hosts
+some:
+  %rows = getelementptr i8, ptr %context, i64 {context.ROWS}
+  store <128 x i32> zeroinitializer, ptr %rows, align 64
+  %rows.i = ptrtoint ptr %rows to i64
+{splat("rows.v", "i64", "%rows.i")}
+  %spares = add {wide} %rows.v, {lanes([16 * lane for lane in range(PASS)], "i64")}
+  %safe = select <32 x i1> %inside, {wide} %hosts, {wide} %spares
+  ret {wide} %safe
+}}
+"""
+
+
 def local_ir() -> tuple[str, set[str]]:
     """Return the IR of the functions and the declarations they need."""
     parts = [(_load_wide if size > 4 else _load_narrow)(size) for size in SIZES]
     parts += [(_store_wide if size > 4 else _store_narrow)(size) for size in SIZES]
+    parts += [_hosts(size) for size in HOST_SIZES]
     return "\n".join(parts), {"declare i32 @llvm.usub.sat.i32(i32, i32)"}
 
 
 def names() -> list[str]:
     """Return the functions that kernels may call."""
-    return [f"{PREFIX}lds_{verb}_{size}" for verb in ("load", "store") for size in SIZES]
+    found = [f"{PREFIX}lds_{verb}_{size}" for verb in ("load", "store") for size in SIZES]
+    return found + [f"{PREFIX}lds_hosts_{size}" for size in HOST_SIZES]

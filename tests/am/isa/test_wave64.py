@@ -282,6 +282,30 @@ def test_both_passes_reach_memory(core: GfxCore, size: int, registers: int, mask
     assert np.array_equal(places[1][1].reshape(64, 4), wanted)
 
 
+def test_atomics_beyond_local_memory_read_zero_in_both_passes(core: GfxCore) -> None:
+    code = [
+        asm.vop2("v_lshlrev_b32", 1, asm.integer(2), 0),
+        asm.vop1("v_mov_b32", 2, asm.LITERAL, 0x2_0000),
+        asm.vop1("v_mov_b32", 3, asm.integer(9)),
+        asm.ds("ds_add_rtn_u32", addr=2, data=3, dst=4),
+        asm.ds("ds_add_rtn_u32", addr=2, data=3, dst=4),
+        asm.global_access("store_b32", addr=1, saddr=0, data=4),
+        asm.sopp("s_endpgm"),
+    ]
+    machine = Machine(core)
+    words = np.array([word for part in code for word in part], np.uint32)
+    machine.memory.map(CODE, words.view(np.uint8), writable=False, executable=True)
+    at, out = machine.place(np.full(64, 7, np.uint32))
+    dispatch = Dispatch(
+        code_address=CODE, groups=(1, 1, 1), threads=(64, 1, 1), rsrc1=5 | 0xF0 << 12,
+        rsrc2=2 << 1 | 2 << 15, rsrc3=0, user_data=[at & 0xFFFF_FFFF, at >> 32, *[0] * 14],
+        wave32=False,
+    )  # fmt: skip
+    machine.memory.invalidate()
+    assert core.run(dispatch, machine.memory, machine.abort).ending is Ending.DONE
+    assert not out.any()
+
+
 # -- matrices ------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ Source: RDNA3 ISA document, "Vector memory buffer instructions", table of the bu
 from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
-from am.virtual.isa.translator.local import ATOMIC_NAMES, atomic_call
+from am.virtual.isa.translator.local import ATOMIC_NAMES, atomic_call, memory_hosts
 from am.virtual.isa.translator.memory import (
     LOADS,
     STORES,
@@ -106,7 +106,8 @@ def _atomic(bits: int, operation: str) -> Handler:
         wide = e.convert("zext", "i32", "i64", buffer.offsets)
         addresses = e.binary("add", "i64", e.broadcast("i64", buffer.base), wide)
         data, returns = data_registers(e, i.data), i.dst is not None
-        old = atomic_call(e, bits, operation, addresses, False, buffer.lanes, data, returns)
+        hosts = memory_hosts(e, bits, addresses, False, buffer.lanes)
+        old = atomic_call(e, bits, operation, hosts, buffer.lanes, data, returns)
         if i.dst is not None:
             inside = [e.select(buffer.mask, "i32", value, constant("i32", 0)) for value in old]
             set_registers(e, i.dst, inside)

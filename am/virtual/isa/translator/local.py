@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
-from am.virtual.isa.runtime import layout
 from am.virtual.isa.translator.lanes import enabled_at, gather_lanes
 from am.virtual.isa.translator.liveness import registers
 from am.virtual.isa.translator.memory import (
@@ -139,31 +138,41 @@ def _store_two(size: int, step: int) -> Handler:
 # -- atomics -------------------------------------------------------------------------------------
 
 
+Call = tuple[str, list[tuple[str, str]]]  # a native function, and its arguments
+
+
+def memory_hosts(e: Registers, bits: int, addresses: str, flat: bool, enabled: str) -> Call:
+    """Return the call that finds out where atomic accesses to flat (or global) addresses are."""
+    arguments = [
+        (e.vector_of("i64"), addresses), (LANES, enabled), ("i1", "true" if flat else "false"),
+    ]  # fmt: skip
+    return f"atomic_hosts_{bits}", arguments
+
+
 def atomic_call(
-    e: Registers, bits: int, operation: str, addresses: str, flat: bool, enabled: str,
-    data: list[str], returns: bool,
+    e: Registers, bits: int, operation: str, hosts: Call, enabled: str, data: list[str],
+    returns: bool,
 ) -> list[str]:  # fmt: skip
     """Call the runtime's atomic operation on the registers `data`; return the registers of the old
-    values, if they are wanted."""
-    words, element, wide = bits // 32, f"i{bits}", e.vector_of("i64")
-    kind = e.vector_of(element)
+    values, if they are wanted. hosts: the call that returns the host addresses of a pass."""
+    words, element = bits // 32, f"i{bits}"
+    kind, part = e.vector_of(element), f"<{PASS} x {element}>"
     values = [_element(e, data[k : k + words]) for k in range(0, len(data), words)]
     first, second = [*values, "zeroinitializer"][:2]
     if operation in ("cas", "cas_f"):  # the new value comes first
         first, second = second, first
+    number = ("i32", str(OPERATIONS[bits].index(operation)))
+    arguments = e.cut_arguments([(LANES, enabled), number, (kind, first), (kind, second)])
+    context, wide = ("ptr", "%context"), f"<{PASS} x i64>"
     e.note_access()
-    hosts = e.by_passes(
-        "i64", f"{PREFIX}atomic_hosts_{bits}", ("ptr", "%context"), (wide, addresses),
-        (LANES, enabled), ("i1", "true" if flat else "false"),
-    )  # fmt: skip
-    number = str(OPERATIONS[bits].index(operation))
-    old = e.by_passes(
-        element, f"{PREFIX}atomic_{bits}", ("ptr", "%context"), (wide, hosts), (LANES, enabled),
-        ("i32", number), (kind, first), (kind, second),
-    )  # fmt: skip
+    old = []
+    for where, what in zip(e.cut_arguments(hosts[1]), arguments, strict=True):
+        places = (wide, e.call(wide, PREFIX + hosts[0], context, *where))
+        old.append(e.call(part, f"{PREFIX}atomic_{bits}", context, places, *what))
     if not returns:
         return []
-    return [old] if words == 1 else list(e.split(old))
+    found = e.whole(element, old)
+    return [found] if words == 1 else list(e.split(found))
 
 
 def _element(e: Registers, words: list[str]) -> str:
@@ -171,11 +180,9 @@ def _element(e: Registers, words: list[str]) -> str:
 
 
 def _atomic(
-    e: Registers, bits: int, operation: str, addresses: str, flat: bool, dst: Operand | None,
-    data: list[str],
-) -> None:  # fmt: skip
-    enabled, returns = e.exec(), dst is not None
-    old = atomic_call(e, bits, operation, addresses, flat, enabled, data, returns)
+    e: Registers, bits: int, operation: str, hosts: Call, dst: Operand | None, data: list[str]
+) -> None:
+    old = atomic_call(e, bits, operation, hosts, e.exec(), data, dst is not None)
     if dst is not None:
         set_registers(e, dst, old)
 
@@ -184,22 +191,25 @@ def _memory_atomic(bits: int, operation: str, flat: bool) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         assert i.data is not None
         check_registers(e, i.addr, i.data, i.dst)
-        addresses = Address(e, i).all()
-        _atomic(e, bits, operation, addresses, flat, i.dst, data_registers(e, i.data))
+        hosts = memory_hosts(e, bits, Address(e, i).all(), flat, e.exec())
+        _atomic(e, bits, operation, hosts, i.dst, data_registers(e, i.data))
 
     return emit
+
+
+def _local_hosts(e: Registers, bits: int, address: str) -> Call:
+    return f"lds_hosts_{bits // 8}", _arguments(e, address)
 
 
 def _local_atomic(bits: int, operation: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         assert i.data is not None
         check_registers(e, i.addr, i.data, i.data1, i.dst)
-        high = e.value(f"trunc i64 {e.context(layout.SHARED_HIGH, 'i64')} to i32")
-        addresses = e.join(_local_address(e, i, i.offset), e.broadcast("i32", high))
+        hosts = _local_hosts(e, bits, _local_address(e, i, i.offset))
         data = data_registers(e, i.data)
         if i.data1 is not None:
             data += data_registers(e, i.data1)
-        _atomic(e, bits, operation, addresses, True, i.dst, data)
+        _atomic(e, bits, operation, hosts, i.dst, data)
 
     return emit
 
@@ -209,14 +219,11 @@ def _exchange_two(bits: int, step: int) -> Handler:
 
     def emit(e: Registers, i: Instruction) -> None:
         check_registers(e, i.addr, i.data, i.data1, i.dst)
-        high = e.value(f"trunc i64 {e.context(layout.SHARED_HIGH, 'i64')} to i32")
         old: list[str] = []
         for operand, offset in ((i.data, i.offset0), (i.data1, i.offset1)):
             assert operand is not None
-            address = _local_address(e, i, offset * step * bits // 8)
-            addresses = e.join(address, e.broadcast("i32", high))
-            data = data_registers(e, operand)
-            old += atomic_call(e, bits, "exch", addresses, True, e.exec(), data, True)
+            hosts = _local_hosts(e, bits, _local_address(e, i, offset * step * bits // 8))
+            old += atomic_call(e, bits, "exch", hosts, e.exec(), data_registers(e, operand), True)
         assert i.dst is not None
         set_registers(e, i.dst, old)
 
