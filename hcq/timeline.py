@@ -50,7 +50,9 @@ class Timeline:
         # A dword comes in one access, and the rest is known: it is never far from `last`. It may be
         # ahead, where values are another timeline's (hcq.follow).
         ahead = int.from_bytes(view[:4], "little") - self.last + _HALF & 0xFFFF_FFFF
-        return self.last + ahead - _HALF
+        value = self.last + ahead - _HALF
+        self._seen = max(self._seen, value)
+        return value
 
     def reached(self, value: int) -> bool:
         """Whether it has got to `value`; costs no read where that was seen before."""

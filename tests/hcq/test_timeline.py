@@ -49,3 +49,29 @@ def test_a_dword_tells_of_values_around_the_last_one(last: int, ahead: int) -> N
         timeline.last = last
         memory[:8] = value.to_bytes(8, "little")
         assert timeline.value == value
+
+
+def test_what_lies_behind_a_bridge_is_read_by_dwords_and_not_again() -> None:
+    reads: list[tuple[int, int]] = []
+    memory = bytearray(16)
+
+    def read(offset: int, size: int) -> bytes:
+        reads.append((offset, size))
+        return bytes(memory[offset : offset + size])
+
+    def write(offset: int, data: bytes | bytearray | memoryview) -> None:
+        memory[offset : offset + len(data)] = data
+
+    with hcq.open("cpu") as device:
+        view = RemoteView(read, write, 16)
+        buffer = Buffer(device.driver.core, VirtAddr(64), 16, Placement.HOST, view)
+        timeline = Timeline(device.driver.core, buffer, "far")
+        assert not timeline.reached(1) and reads == [(0, 4)]
+        timeline.last = (1 << 32) + 5
+        memory[:4] = (3).to_bytes(4, "little")
+        assert timeline.value == (1 << 32) + 3
+        memory[:4] = (0xFFFF_FFFF).to_bytes(4, "little")
+        assert timeline.value == (1 << 32) - 1, "further back than what was seen, as after a loss"
+        reads.clear()
+        assert timeline.reached((1 << 32) + 3) and reads == []
+        assert not timeline.reached((1 << 32) + 4) and reads == [(0, 4)]
