@@ -81,7 +81,7 @@ regen:
 	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables)"
 
 # Modules of which users call functions; what is beneath them is read in the sources.
-REFERENCE := ugpu ugpu.ir hcq hcq.errors hcq.device hcq.buffer hcq.queue hcq.program hcq.graph \
+REFERENCE := ugpu ugpu.ir hcq hcq.errors hcq.device hcq.driver hcq.buffer hcq.queue hcq.program hcq.graph \
 	hcq.memory hcq.target hcq.telemetry hcq.timeline compiler compiler.tensor compiler.dtype \
 	compiler.front.jit compiler.front.function
 
