@@ -80,7 +80,7 @@ class Copy:
         """Plant a mutant, run its tests, put the file back. stamp: a modification time that no
         other content of the file had, so that no byte code is taken for another's."""
         path = self.folder / mutant.file
-        text = path.read_text("utf-8")
+        text, before = path.read_text("utf-8"), path.stat()
         near = reach.tests(mutant.file, mutant.lines(text))
         path.write_text(mutant.planted(text), "utf-8")
         os.utime(path, (stamp, stamp))
@@ -90,7 +90,8 @@ class Copy:
                 return False
             return self.passes(mutant.tests)
         finally:
-            shutil.copy2(ROOT / mutant.file, path)
+            path.write_text(text, "utf-8")
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def each(work: Sequence[Callable[[Copy], None]]) -> None:
