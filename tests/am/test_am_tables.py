@@ -172,6 +172,7 @@ def test_packet_errors(source: int) -> None:
     assert isinstance(error, BadPacket)
     assert (error.facts["engine"], error.facts["pipe"], error.facts["queue"]) == (1, 0, 1)
     assert error.facts["rptr"] == 5
+    assert entry(0x14, source, ring=0b1100111).queue == (1, 3, 6)  # of engine, pipe and queue
 
 
 def test_what_is_no_failure() -> None:
