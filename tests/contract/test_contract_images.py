@@ -15,6 +15,7 @@ import nv.queue
 from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.queue import Queue, QueueKind
+from tests.support import holdings
 from tests.support.stalls import Stall, ring_limit, waiting
 
 pytestmark = pytest.mark.each_driver
@@ -87,3 +88,23 @@ def test_images_of_all_sizes_pass(
             image(device, kind, out, number, share).submit()
         device.synchronize()
         assert (out.numpy(np.uint32)[1:9] == np.arange(1, 9)).all()
+
+
+@pytest.mark.parametrize("kind", QueueKind)
+def test_memory_of_large_images_is_given_back(device: Device, kind: QueueKind) -> None:
+    hardware = device.queue(kind).hardware
+    with device.alloc(16) as out:
+
+        def once() -> None:
+            image(device, kind, out, 1, 0.75).submit()
+            device.synchronize()
+            with device.lock:
+                hardware.reclaim()
+
+        once()
+        before = holdings.count(device)
+        for _ in range(3):
+            once()
+        after = holdings.count(device)
+        assert after.kernel == before.kernel
+        assert after.device_bytes == before.device_bytes
