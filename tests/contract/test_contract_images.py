@@ -37,9 +37,9 @@ def image(device: Device, kind: QueueKind, out: Buffer, number: int, share: floa
     """A submission whose image takes `share` of the queue's transient memory, and then notes its
     number."""
     queue = device.queue(kind)
-    one = len(queue.hardware.encode(queue.fill(out[:4], 7).commands).words)
-    two = len(queue.hardware.encode(queue.fill(out[:4], 7).commands).words)
-    for _ in range(int(share * ARENA) // (4 * (two - one)) - 3):
+    (fill,) = queue.fill(out[:4], 7).commands
+    one, many = (len(queue.hardware.encode([fill] * count).words) for count in (1, 65))
+    for _ in range(64 * int(share * ARENA) // (4 * (many - one)) - 3):
         queue.fill(out[:4], 7)
     return queue.fill(out[4 * number : 4 * number + 4], number)
 
