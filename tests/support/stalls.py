@@ -62,7 +62,7 @@ def waiting(device: Device, patch: pytest.MonkeyPatch, act: Callable[[], None]) 
         full.set()
         room(hardware, words)
 
-    patch.setattr(device, "await_room", wait)
+    patch.setattr(device.driver.core, "await_room", wait)
     thread = threading.Thread(target=act)
     thread.start()
     until(lambda: full.is_set() or not thread.is_alive(), "a submission to wait for room")
