@@ -98,7 +98,7 @@ def test_memory_of_large_images_is_given_back(device: Device, kind: QueueKind) -
         def once() -> None:
             image(device, kind, out, 1, 0.75).submit()
             device.synchronize()
-            with device.lock:
+            with device.driver.core.lock:
                 hardware.reclaim()
 
         once()
