@@ -60,7 +60,7 @@ class Program:
 def program(case: Case, target: TargetSpec, host: Device) -> Program:
     """Schedule and lower a case for a target. host: holds its inputs, computes nothing; it takes
     the target, by which methods choose (running totals and sorts)."""
-    host.target = target
+    host._core.driver.target = target
     tensors = [Tensor(array, device=host) for array in case.inputs]
     root = case.work(*tensors).node
     while root.op == "reshape":
