@@ -280,7 +280,10 @@ class VirtualUsb:
         return len(transfer.received) + transfer.sent != before
 
     def _send(self, transfer: Transfer, data: memoryview) -> None:
-        end = len(data) if transfer.cut_at is None else min(len(data), transfer.cut_at)
+        end = len(data)
+        if transfer.cut_at is not None:  # a packet arrives whole or not at all
+            cut = transfer.cut_at - transfer.cut_at % self._box.hardware.packet_size
+            end = min(end, cut)
         if transfer.sent < end:
             rest = data[transfer.sent : end]
             transfer.sent += self._box.put(transfer.endpoint, transfer.stream, rest)
