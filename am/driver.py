@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from am import boot, chips, reset
 from am.chip import Chip
@@ -45,6 +46,9 @@ from hcq.timeline import Timeline
 from hcq.transfer import Transfer
 from hcq.transport.bulk import BulkMemory
 from hcq.transport.life import absence_of
+
+if TYPE_CHECKING:
+    from hcq.bundle import Evidence
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +106,13 @@ class AmDriver(Driver):
         except BaseException:
             self.transport.close()
             raise
+        if attachment.on_image is not None or not self.transport.traits.any_order:
+            self.core.keeper.folder = None  # a recording has it all
         try:
             self._bring_up(force_cold)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, UgpuError):
+                self.core.keeper.keep(error, self.evidence)
             self._abandon()
             raise
         self.core.opened()
@@ -384,6 +392,11 @@ class AmDriver(Driver):
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.reporter.diagnose(timeline)
+
+    def evidence(self, error: UgpuError) -> Evidence:
+        from am.evidence import gather  # a device that works does not need it
+
+        return gather(self, error)
 
     # ---- what the chip says of itself --------------------------------------------------------
 

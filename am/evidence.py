@@ -31,6 +31,7 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     found.take("queues.json", lambda: [_queue(queue) for queue in _queues(driver)])
     found.take("memory.json", lambda: _regions(driver))
     found.take("boot.json", lambda: _boot(driver))
+    found.take("driver.json", lambda: {name: str(fact) for name, fact in driver.info().items()})
     if driver.core.cut_off or driver.chip.lost():
         for name in (
             "registers.json",
@@ -95,7 +96,6 @@ def _boot(driver: AmDriver) -> dict[str, object]:
         "warm": driver.warm,
         "stages": driver.stages.done,
         "resets": [str(step) for step in driver.reset_report],
-        "firmware": {name: str(value) for name, value in driver.info().items()},
     }
 
 

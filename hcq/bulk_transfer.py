@@ -94,9 +94,7 @@ class BulkTransfer(Transfer):
                 ]
                 self._upload(destination, data, group)
 
-    def _upload(
-        self, destination: Buffer, data: memoryview, group: list[tuple[int, int]]
-    ) -> None:
+    def _upload(self, destination: Buffer, data: memoryview, group: list[tuple[int, int]]) -> None:
         base, queue = self._number, self._queue()
         for number, (start, size) in enumerate(group, base + 1):
             half, place = self._halves[number % 2], self._place(size)

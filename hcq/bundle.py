@@ -23,7 +23,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 from hcq import ownfolder
@@ -89,6 +88,8 @@ def _plain(value: object) -> object:
 
 def versions() -> dict[str, str]:
     """What ran: this project, Python and the kernel. No host name."""
+    from importlib import metadata  # takes long to import
+
     try:
         own = metadata.version("ugpu")
     except metadata.PackageNotFoundError:

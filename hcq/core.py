@@ -22,6 +22,7 @@ from hcq.buffer import Buffer
 from hcq.checks import WORD, seconds, whole
 from hcq.closing import Closing
 from hcq.command import Command, CommandBuffer, Signal, Symbol, check_open, uses, values_of
+from hcq.crash import Keeper
 from hcq.errors import (
     BadArgument,
     ChipError,
@@ -64,7 +65,8 @@ class Core(Closing):
 
     driver: what it calls. device: the user's object. limit_s: how long a wait may take where its
     caller does not say (seconds), as the driver's clock counts it. last_failure: what the last
-    `reset` mended. resets: how many there were. replaying: a replay that has begun, see `complete`.
+    `reset` mended. resets: how many there were. keeper: writes the first failure's bundle.
+    replaying: a replay that has begun, see `complete`.
     """
 
     device: Device
@@ -75,6 +77,7 @@ class Core(Closing):
         self.driver = driver
         self.last_failure: UgpuError | None = None
         self.resets = 0
+        self.keeper = Keeper(driver.name)
         self.capturing: Capture | None = None
         self.replaying: Replay | None = None
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
@@ -324,7 +327,7 @@ class Core(Closing):
                 limit_s=limit_s,
                 **self.driver.diagnose(timeline, value),
             )
-            trace.point("failure", device=self.name, error=self.failure)
+            self._note(self.failure)
             raise self.failure
 
     # ---- failures ----------------------------------------------------------------------------
@@ -342,8 +345,12 @@ class Core(Closing):
                 if self.retired.closing:
                     self.retired.collect()
                 if self.failure is not None:
-                    trace.point("failure", device=self.name, error=self.failure)
+                    self._note(self.failure)
         self.check_alive()
+
+    def _note(self, failure: UgpuError) -> None:
+        self.keeper.keep(failure, self.driver.evidence)
+        trace.point("failure", device=self.name, error=failure)
 
     def reset(self) -> None:
         """Bring the device back after a failure. Work in flight is lost; programs stay loaded, and
@@ -360,6 +367,7 @@ class Core(Closing):
             for hardware in self.driver.all_queues():
                 hardware.timeline.restart()
             self.failure = None
+            self.keeper.mended()
             self.retired.collect()
 
     # ---- copies that wait --------------------------------------------------------------------

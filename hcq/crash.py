@@ -6,15 +6,17 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hcq import bundle
-from hcq.bundle import Evidence
 from hcq.config import config
 from hcq.errors import UgpuError
 
+if TYPE_CHECKING:
+    from hcq.bundle import Evidence
+
 log = logging.getLogger(__name__)
 
-Gather = Callable[[UgpuError], Evidence]
+Gather = Callable[[UgpuError], "Evidence"]
 
 
 class Keeper:
@@ -30,6 +32,8 @@ class Keeper:
         since the last `mended`. Never raises: the error that is on its way is what counts."""
         if self.folder is None or self.kept is not None:
             return
+        from hcq import bundle  # its libraries are not needed by a device that works
+
         try:
             self.kept = bundle.write(self.folder, self.device, error, gather(error))
         except Exception as problem:

@@ -177,4 +177,3 @@ class Device:
 
     def __repr__(self) -> str:
         return repr(self._core)
-

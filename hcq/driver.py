@@ -41,6 +41,7 @@ from hcq.transfer import Transfer
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
+    from hcq.bundle import Evidence
     from hcq.errors import UgpuError
     from hcq.program import Program
     from hcq.queue import HardwareQueue
@@ -165,6 +166,14 @@ class Driver(ABC):
         """Facts for the error that reports that `timeline` does not reach `value`: what the queue
         is at, what firmware and waves say. Must not raise for a device that answers nothing."""
 
+    def evidence(self, error: UgpuError) -> Evidence:
+        """What the device can still tell of a failure, for a bundle (hcq.bundle): parts that can be
+        had within 0.3 s, also of a device that is gone. Before anything is reset; must not raise.
+        """
+        from hcq.bundle import Evidence  # a device that works does not need it
+
+        return Evidence()
+
     @abstractmethod
     def recover(self) -> None:
         """Bring the hardware back after `core.failure`, by the mildest step that works; work in
@@ -196,4 +205,3 @@ class Driver(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-

@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hcq.buffer import Buffer
 from hcq.driver import Driver
@@ -35,6 +35,9 @@ from nv.rm.memory import Memory, allocate
 from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
 from nv.rm.shared_data import SharedData
 from nv.sensors import describe, make_sensors
+
+if TYPE_CHECKING:
+    from hcq.bundle import Evidence
 
 log = logging.getLogger(__name__)
 
@@ -309,6 +312,11 @@ class NvDriver(Driver):
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.faults.diagnose(timeline)
+
+    def evidence(self, error: UgpuError) -> Evidence:
+        from nv.evidence import gather  # a device that works does not need it
+
+        return gather(self, error)
 
     # ---- what the GPU says of itself ---------------------------------------------------------
 

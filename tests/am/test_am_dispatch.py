@@ -201,9 +201,7 @@ def test_a_grid_of_more_threads_than_a_packet_counts_is_refused(device: AmDevice
     with device.load(built(DISPATCH_PACKET)) as program:
         for grid, fits in ((1 << 26, True), ((1 << 26) - 1, True), (1 << 27, False)):
             launch = Launch(program["packet"], (grid, 1, 1), (32, 1, 1), bytes(8))
-            with (
-                nullcontext() if fits else pytest.raises(BadArgument, match="threads on each")
-            ):
+            with nullcontext() if fits else pytest.raises(BadArgument, match="threads on each"):
                 device.driver.compute_queues[0].encode([launch])
 
 

@@ -23,7 +23,7 @@ from tests.support.devices import DEVICES
 from tests.support.interrupts import interrupted
 from tests.support.kernels import contract_object
 
-pytestmark = pytest.mark.each_driver
+pytestmark = [pytest.mark.each_driver, pytest.mark.cut_off]
 
 COUNT = 256
 

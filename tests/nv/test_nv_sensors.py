@@ -97,7 +97,9 @@ def shared() -> Iterator[SharedData]:
         device.driver.gpu.client.control(
             data.handle,
             "NV00DE_CTRL_CMD_REQUEST_DATA_POLL",
-            device.driver.gpu.client.structs.NV00DE_CTRL_REQUEST_DATA_POLL_PARAMS.new(polledDataMask=0),
+            device.driver.gpu.client.structs.NV00DE_CTRL_REQUEST_DATA_POLL_PARAMS.new(
+                polledDataMask=0
+            ),
         )
         yield data
 

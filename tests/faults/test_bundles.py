@@ -1,0 +1,128 @@
+"""The first failure of a device leaves a bundle of evidence; what follows it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hcq
+from am.chips import facts_of
+from am.virtual.gpu import build_chip
+from am.virtual.options import ChipOptions, FaultPlan
+from hcq import bundle, crash
+from hcq.config import Config
+from hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, PageFault, UgpuError
+from tests.support.am_faulty import faulty_object
+
+NV_FAR = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry write_at(.param .u64 out, .param .u64 address) {
+  .reg .b64 %rd;
+  ld.param.u64 %rd, [address];
+  st.global.u32 [%rd], 7;
+  ret;
+}
+"""
+NOWHERE = np.uint64(0x2040_0000_0000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(crash, "config", lambda: Config(crash_folder=tmp_path / "crashes"))
+    return tmp_path / "crashes"
+
+
+@pytest.fixture(params=["virtual:navi31", "virtual:gh100"])
+def gpu(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:
+    with hcq.open(request.param) as device:
+        yield device
+
+
+def fail(gpu: Any) -> PageFault:
+    image = faulty_object() if gpu.target.abi == "amdhsa" else None
+    program = gpu.load(image) if image is not None else gpu.compile(NV_FAR)
+    with pytest.raises(PageFault) as caught, gpu.alloc(4096) as out:
+        with gpu.queue() as queue:
+            queue.launch(program["write_at"], grid=(1, 1, 1), block=(64, 1, 1), args=(out, NOWHERE))
+        gpu.synchronize()
+    return caught.value
+
+
+def test_the_first_failure_leaves_a_bundle(gpu: Any, folder: Path) -> None:
+    first = fail(gpu)
+    (path,) = bundle.bundles(folder)
+    assert first.facts["bundle"] == str(path)
+    found = bundle.read(path)
+    manifest: Any = found.manifest
+    assert manifest["device"] == gpu.name and manifest["error"]["class"] == "PageFault"
+    assert "write_at" in json.dumps(json.loads(found.parts["queues.json"]))
+    with pytest.raises(UgpuError):
+        gpu.synchronize()  # the same failure, told again
+    assert len(bundle.bundles(folder)) == 1
+    gpu.reset()
+    fail(gpu)
+    assert len(bundle.bundles(folder)) == 2
+
+
+def test_a_hang_leaves_one(folder: Path) -> None:
+    with hcq.open("virtual:navi31") as gpu:
+        program, out = gpu.load(faulty_object()), gpu.alloc(4096)
+        with gpu.queue() as queue:
+            queue.launch(program["forever"], grid=(1, 1, 1), block=(64, 1, 1), args=(out,))
+        with pytest.raises(DeviceHang):
+            gpu.synchronize(limit_s=0.05)
+        (path,) = bundle.bundles(folder)
+        queues: Any = json.loads(bundle.read(path).parts["queues.json"])
+        assert queues[0]["suspects"] == ["forever"] and queues[0]["done"] == 0
+        gpu.reset()
+
+
+def test_a_boot_that_fails_leaves_one(folder: Path) -> None:
+    with pytest.raises(FirmwareSilent) as caught:
+        hcq.open("virtual:navi31", faults=FaultPlan(autoload_never=True))
+    (path,) = bundle.bundles(folder)
+    assert caught.value.facts["bundle"] == str(path)
+    found = bundle.read(path)
+    states = {one["unit"]: one["name"] for one in json.loads(found.parts["states.json"])}
+    assert states["RLC"] == "autoload not complete"
+    stages: Any = json.loads(found.parts["boot.json"])["stages"]
+    assert stages[-1][0] == "SMU"
+
+
+def test_a_card_that_left_leaves_what_the_host_knows(folder: Path) -> None:
+    chip = build_chip(facts_of("navi31"), ChipOptions())
+    gpu = hcq.open("virtual:navi31", chip=chip)
+    chip.unplug()
+    with pytest.raises(DeviceLost) as caught:
+        gpu.alloc(4096).copy_from(bytes(4096))
+        gpu.synchronize()
+    (path,) = bundle.bundles(folder)
+    assert caught.value.facts["bundle"] == str(path)
+    missing: Any = bundle.read(path).manifest["missing"]
+    assert missing["registers.json"] == "the chip does not answer"
+    gpu.close()
+    chip.close()
+
+
+def test_recordings_leave_none(folder: Path, tmp_path: Path) -> None:
+    with hcq.open("virtual:navi31", record=tmp_path / "work.rec") as gpu:
+        fail(gpu)
+    assert bundle.bundles(folder) == []
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(
+    gpu: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.write_text("a file where the folder should be")
+    error = fail(gpu)
+    assert "bundle" not in error.facts
+    assert "no bundle was written" in caplog.text
+    gpu.reset()
+    gpu.alloc(4096).copy_from(bytes(4096))
