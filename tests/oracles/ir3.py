@@ -44,9 +44,7 @@ FLUT = {
 SHARED = 192  # the number of r48.x: from here on registers belong to a wave
 WAVE = 64
 _MARKS = re.compile(r"^\((sy|ss|jp|sat|ul|eq|rpt\d|nop\d)\) ?")
-_OPERAND = re.compile(
-    r"^((?:\((?:last|neg|abs|absneg|r|even|pos_infinity|neg_infinity)\))*)(.*)$"
-)
+_OPERAND = re.compile(r"^((?:\((?:last|neg|abs|absneg|r|even|pos_infinity|neg_infinity)\))*)(.*)$")
 _REGISTER = re.compile(r"^(h?)([rcp])(\d+)\.([xyzw])$")
 _ADDRESS = re.compile(r"^g\[(r[\d.xyzw]+)(?:\+\(?(r[\d.xyzw]+)(?:<<(\d))?\)?)?(?:\+?(-?\d+))?\]$")
 _LOCAL = re.compile(r"^l\[(r[\d.xyzw]+)(?:([+-]\d+))?\]$")
@@ -164,8 +162,10 @@ class Machine:
                 return np.repeat(bits16.view(kind), int(self.active.sum()))
             return np.repeat(bits.view(kind), int(self.active.sum()))
         if half:
-            return self._half(number)[self.active].view(kind) if width == 2 else (
-                self._half(number)[self.active].astype(kind)
+            return (
+                self._half(number)[self.active].view(kind)
+                if width == 2
+                else (self._half(number)[self.active].astype(kind))
             )
         assert width == 4, f"{body} is read as {kind}"
         return self._word(number)[self.active].view(kind)

@@ -65,11 +65,14 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
         return tuple(_saturated(build, value, source, kind, signed) for value in given[0])
     if name in ("llvm.minimum", "llvm.maximum"):
         least = name == "llvm.minimum"
-        return tuple(_extreme(build, left, right, kind.bits, least)
-                     for left, right in zip(*given, strict=True))
+        return tuple(
+            _extreme(build, left, right, kind.bits, least)
+            for left, right in zip(*given, strict=True)
+        )
     if name == "llvm.copysign":
-        return tuple(_copysign(build, left, right, kind.bits)
-                     for left, right in zip(*given, strict=True))
+        return tuple(
+            _copysign(build, left, right, kind.bits) for left, right in zip(*given, strict=True)
+        )
     plain = _PLAIN.get(name)
     if plain is None:
         raise NotSupported(f"calls of {one.kind} for Adreno", code=one.line.strip())

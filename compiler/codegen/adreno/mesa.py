@@ -179,9 +179,7 @@ class Compiler:
         """Deserialise; the shader, which the caller compiles or frees."""
         data = ctypes.create_string_buffer(blob, len(blob))
         reader = ctypes.create_string_buffer(32)  # struct blob_reader: data, end, current, overrun
-        begin = self.mesa._function(
-            "blob_reader_init", None, _POINTER, _POINTER, ctypes.c_size_t
-        )
+        begin = self.mesa._function("blob_reader_init", None, _POINTER, _POINTER, ctypes.c_size_t)
         begin(reader, data, len(blob))
         read = self.mesa._function("nir_deserialize", _POINTER, _POINTER, _POINTER, _POINTER)
         shader = read(None, self._nir_options, reader)
@@ -313,9 +311,7 @@ def library() -> Mesa:
         raise CompileError("compiling for Adreno needs tinymesa", install=INSTALL)
     version = metadata.version("tinymesa")
     if version != MESA:
-        raise CompileError(
-            "another version of tinymesa is installed", expected=MESA, found=version
-        )
+        raise CompileError("another version of tinymesa is installed", expected=MESA, found=version)
     return Mesa(Path(found.origin).parent / "libtinymesa.so")
 
 

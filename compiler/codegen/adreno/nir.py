@@ -125,7 +125,12 @@ class Builder:
         return self._number()
 
     def alu(
-        self, name: str, bits: int, *sources: int, lanes: int = 1, channel: int = 0,
+        self,
+        name: str,
+        bits: int,
+        *sources: int,
+        lanes: int = 1,
+        channel: int = 0,
         exact: bool = True,
     ) -> int:
         """An operation. channel: which component of the first source is meant. exact: no
@@ -145,7 +150,11 @@ class Builder:
         return tuple(self.alu("mov", bits, vector, channel=lane) for lane in range(lanes))
 
     def intrinsic(
-        self, name: str, sources: Sequence[int] = (), lanes: int = 1, bits: int = 32,
+        self,
+        name: str,
+        sources: Sequence[int] = (),
+        lanes: int = 1,
+        bits: int = 32,
         **indices: int,
     ) -> int:
         """An intrinsic; indices not named are 0. Returns the definition, or 0 where there is

@@ -35,7 +35,11 @@ class Scope:
     __slots__ = ("_known", "_state", "bits", "encoding", "parameters", "parent")
 
     def __init__(
-        self, state: _State, encoding: Encoding, bits: int, parent: Scope | None = None,
+        self,
+        state: _State,
+        encoding: Encoding,
+        bits: int,
+        parent: Scope | None = None,
         field: Field | None = None,
     ) -> None:
         self.encoding = encoding

@@ -160,4 +160,3 @@ def table(gpu: int) -> Table:
     if not 600 <= gpu < 800:
         raise NotSupported("expected a GPU from 600 to 799", found=gpu)
     return Table(gpu)
-
