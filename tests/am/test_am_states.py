@@ -109,7 +109,7 @@ def test_evidence_of_a_page_fault(gpu: Any) -> None:
     run(gpu, "write_at", buffer, np.uint64(0x2040_0000_0000))
     with pytest.raises(PageFault) as caught:
         gpu.synchronize()
-    found = evidence.gather(gpu, caught.value)
+    found = evidence.gather(gpu.driver, caught.value)
     assert found.missing == {}
     parts = {name: json.loads(data) for name, data in found.parts.items() if name.endswith("json")}
     assert parts["queues.json"][0]["suspects"] == ["write_at"]
@@ -135,7 +135,7 @@ def test_the_wave_that_stopped(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     run(gpu, "illegal", gpu.alloc(4096))
     with pytest.raises(IllegalInstruction) as caught:
         gpu.synchronize()
-    parts = evidence.gather(gpu, caught.value).parts
+    parts = evidence.gather(gpu.driver, caught.value).parts
     waves = json.loads(parts["waves.json"])
     assert [wave["kernel"] for wave in waves] == ["illegal"]
     assert waves[0]["pc"] == caught.value.facts["pc"]
@@ -144,13 +144,13 @@ def test_the_wave_that_stopped(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_walk_ends_where_the_driver_mapped(gpu: Any) -> None:
     buffer = gpu.alloc(1 << 21)
-    memory = gpu.memory
+    memory = gpu.driver.memory
     for offset in (0, 4096, (1 << 21) - 4):
         address = int(buffer.address) + offset
-        found = walk(gpu.chip, memory.format, address, gpu.vmid)
+        found = walk(gpu.chip, memory.format, address, gpu.driver.vmid)
         known = memory.tables.lookup(address)
         assert found["end"] == "a page" and found["physical"] == known.physical
-    assert walk(gpu.chip, memory.format, 0x1000, gpu.vmid)["end"] != "a page"
+    assert walk(gpu.chip, memory.format, 0x1000, gpu.driver.vmid)["end"] != "a page"
     assert walk(gpu.chip, memory.format, 0x1000, 5)["enabled"] is False
 
 
@@ -161,7 +161,7 @@ def test_a_bundle_of_a_card_that_left(tmp_path: Any) -> None:
         with pytest.raises(UgpuError) as caught:
             device.alloc(4096).copy_from(bytes(4096))
             device.synchronize()
-        found = evidence.gather(device, caught.value)
+        found = evidence.gather(device.driver, caught.value)
         assert found.missing["registers.json"] == "the chip does not answer"
         assert {"queues.json", "memory.json", "boot.json"} <= set(found.parts)
         path = bundle.write(tmp_path, "card", caught.value, found)

@@ -243,7 +243,7 @@ def test_a_grid_stands_aside_and_another_runs_meanwhile(workers: int) -> None:
     launch = bench.description(COUNTING, address, grid=(8,))
     outcomes: list[SmOutcome] = []
     other = Bench(workers=workers)
-    other.driver.units = bench.units
+    other.units = bench.units
     thread = threading.Thread(
         target=lambda: outcomes.append(bench.units.run(launch, bench.memory, slow))
     )
