@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -111,5 +110,10 @@ def test_a_pull_is_named_and_the_next_plug_works(transfer: int, after: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps_power", [False, True])
 def test_many_pulls(keeps_power: bool) -> None:
-    """As above, often: set by the number of examples."""
-    pulls(60)(functools.partial(_check, keeps_power=keeps_power))()
+    """As above, more often."""
+
+    @pulls(40)
+    def check(transfer: int, after: int) -> None:
+        _check(transfer, after, keeps_power=keeps_power)
+
+    check()
