@@ -134,6 +134,10 @@ class Binding:
                 interrupt = error
                 continue  # giving back goes on where it was stopped
             except (OSError, HostError, TransportError) as error:
+                if _leaves(step.function, error):
+                    log.info("%s leaves the bus; it is not given back", step.function.address)
+                    self._done.pop()
+                    continue
                 failures.append(f"{step.function.address}: {error}")
                 log.error("%s could not be given back to %s", step.function.address, step.former)
             self._done.pop()
@@ -189,6 +193,13 @@ def give_back(step: Step) -> None:
             raise TransportError(
                 f"{function.address} did not return to {step.former}", driver=function.driver
             )
+
+
+def _leaves(function: PciFunction, error: BaseException) -> bool:
+    """Whether a function is taken off the bus just now: its files go before its folder does."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    gone = isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENODEV)
+    return gone and not (function.folder / "driver_override").exists()
 
 
 def probe(function: PciFunction) -> str | None:

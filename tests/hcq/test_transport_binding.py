@@ -257,3 +257,39 @@ def test_addresses_that_are_none(text: str) -> None:
 
 def test_short_addresses_are_completed() -> None:
     assert normal_address("0A:1F.7") == "0000:0a:1f.7"
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENODEV])
+def test_a_function_that_leaves_while_it_is_given_back(
+    machine: PciMachine, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Linux takes a function's files away before its folder."""
+    binding = Binding.bind(gpu(machine))
+    real = machine.write_text
+
+    def removed(path: Path, text: str) -> None:
+        if GPU in str(path):
+            (PciFunction(machine, GPU).folder / "driver_override").unlink(missing_ok=True)
+            raise OSError(code, os.strerror(code))
+        real(path, text)
+
+    monkeypatch.setattr(machine, "write_text", removed)
+    binding.restore()
+    assert binding.steps == []
+    assert machine.driver(AUDIO) == "snd_hda_intel"
+
+
+def test_a_file_that_is_missing_of_a_function_that_stays_is_a_failure(
+    machine: PciMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binding = Binding.bind(gpu(machine))
+    real = machine.write_text
+
+    def refused(path: Path, text: str) -> None:
+        if GPU in str(path):
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        real(path, text)
+
+    monkeypatch.setattr(machine, "write_text", refused)
+    with pytest.raises(TransportError, match="did not return to their driver"):
+        binding.restore()
