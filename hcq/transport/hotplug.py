@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from hcq.clock import Clock
 from hcq.errors import AccessDenied, DeviceBusy, DeviceNotFound, UgpuError
-from hcq.transport.pci_function import DEVICES
+from hcq.transport.pci_function import DEVICES, arriving
 from hcq.transport.system import System
 
 log = logging.getLogger(__name__)
@@ -113,17 +113,25 @@ class Watcher:
         self._clock = clock if clock is not None else Clock()
         # ORDER: events are received before the first look, so that none falls between.
         self._wake = wake if wake is not None else best_wake(self._system, self._clock)
+        self._incomplete = False  # whether the last look found a function that still arrives
+        self._known: dict[str, int] = {}
         self._known = self._look()
 
     def _look(self) -> dict[str, int]:
-        """Each function's address and the number of its folder, which no other ever has."""
+        """Each function's address and the number of its folder, which no other ever has. One that
+        the kernel still adds is left out: it cannot be used yet."""
         found = {}
+        self._incomplete = False
         with os.scandir(self._system.path(DEVICES)) as entries:
             for entry in entries:
                 try:
-                    found[entry.name] = os.stat(entry.path).st_ino
+                    number = os.stat(entry.path).st_ino
                 except OSError:
                     continue  # it departs just now
+                if self._known.get(entry.name) != number and arriving(self._system, entry.name):
+                    self._incomplete = True
+                    continue
+                found[entry.name] = number
         return found
 
     def changes(self, limit_s: float) -> list[Change]:
@@ -142,7 +150,8 @@ class Watcher:
             left = end - self._clock.now()
             if left <= 0:
                 return []
-            self._wake.wait(left)
+            # Events tell that the kernel begins to add a function, not that it is done.
+            self._wake.wait(min(left, _PAUSE_S) if self._incomplete else left)
 
     def close(self) -> None:
         """Stop listening. Idempotent."""

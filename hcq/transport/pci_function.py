@@ -42,6 +42,17 @@ def is_address(text: str) -> bool:
     return bool(_ADDRESS.fullmatch(text))
 
 
+def arriving(system: System, address: str) -> bool:
+    """Whether the kernel still adds the function to the bus: its BARs may have no addresses yet,
+    and no driver is bound to it. Its folder in sysfs comes before that, its entry in procfs after
+    (Linux pci_device_add, pci_bus_add_device). False where there is no such procfs."""
+    folder = system.path("proc/bus/pci")
+    domain, _, rest = address.partition(":")
+    bus, _, slot = rest.partition(":")
+    entries = (folder / bus / slot, folder / f"{domain}:{bus}" / slot)
+    return folder.is_dir() and not any(entry.exists() for entry in entries)
+
+
 def normal_address(text: str) -> str:
     """The address in full, "0000:03:00.0"; BadArgument for what is none."""
     match = _ADDRESS.fullmatch(text)
@@ -67,6 +78,11 @@ class PciFunction:
         if not function.folder.is_dir():
             raise DeviceNotFound(
                 "no PCI function at this address; `ugpu ls` and `lspci -nn` list those present",
+                address=function.address,
+            )
+        if arriving(system, function.address):
+            raise DeviceNotFound(
+                "the kernel is still adding this PCI function to the bus; repeat the command",
                 address=function.address,
             )
         return function

@@ -14,6 +14,7 @@ import hcq
 from hcq.clock import Clock
 from hcq.errors import AccessDenied, BadArgument, DeviceBusy, DeviceLost, DeviceNotFound, UgpuError
 from hcq.transport.hotplug import Change, Watcher, best_wake, keep_trying
+from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System
 from tests.support.pci_machine import PciMachine
 
@@ -80,6 +81,23 @@ def test_a_card_that_was_swapped_between_two_looks(machine: PciMachine) -> None:
     script = Scripted(swap)
     watcher = Watcher(machine, wake=script, clock=script)
     assert watcher.changes(1) == [Change(f"pci:{GPU}", False), Change(f"pci:{GPU}", True)]
+
+
+def test_a_card_that_the_kernel_still_adds(machine: PciMachine) -> None:
+    procfs = machine.root / "proc/bus/pci/03"
+    procfs.mkdir(parents=True)
+    script = Scripted(lambda: machine.add(GPU, group=None), lambda: None, (procfs / "00.0").touch)
+    with Watcher(machine, wake=script, clock=script) as watcher:
+        assert watcher.changes(1.04) == []
+        with pytest.raises(DeviceNotFound, match="still adding"):
+            PciFunction.find(machine, GPU)
+        # No event comes when the kernel is done: the look is repeated soon.
+        assert watcher.changes(1) == [Change(f"pci:{GPU}", True)]
+        assert script.time < 1.2
+        assert PciFunction.find(machine, GPU).address == GPU
+        leave(machine)
+        (procfs / "00.0").unlink()
+        assert watcher.changes(0) == [Change(f"pci:{GPU}", False)]
 
 
 @given(st.lists(st.sets(st.integers(0, 7), max_size=4), max_size=6))

@@ -23,7 +23,7 @@ from tests.kernel.lab import CACHE, ROOT, Lab, LabBroken, Run
 from tests.kernel.machine import LabUnavailable
 from tests.kernel.tiers import run_tiers, tiers
 
-MESSAGE_LINES, CONSOLE_LINES = 40, 40
+MESSAGE_LINES, CONSOLE_LINES, END_LINES = 40, 40, 12
 MINUTES = 20
 
 
@@ -55,14 +55,23 @@ def show(run: Run) -> None:
 
 def row(run: Run) -> Row:
     passed = sum(case.outcome == "passed" for case in run.cases)
-    failed = [case.name for case in run.cases if case.outcome == "failed"]
+    names = [case.name for case in run.cases if case.outcome == "failed"]
     skipped = sum(case.outcome == "skipped" for case in run.cases)
     remark = run.lack
     if not remark:
         remark = f"{passed} checks in {run.seconds:.0f} s"
         remark += f", {skipped} skipped" if skipped else ""
-        remark += "".join(f"; {words}" for words in (run.trouble, *failed) if words)
+        remark += "".join(f"; {words}" for words in (run.trouble, *names) if words)
     return Row(run.name, run.verdict, remark)
+
+
+def failed(run: Run) -> list[str]:
+    """The end of each failing check's message."""
+    return [
+        "\n".join([f"{case.name}:", *case.message.splitlines()[-END_LINES:]])
+        for case in run.cases
+        if case.outcome == "failed"
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     report: dict[str, object] = {}
     rows: list[Row] = []
+    failures: list[str] = []
     wanted: Sequence[str] = arguments.tiers or tiers()
     try:
         with Lab.prepare(arguments.cache, limit_s=60 * arguments.minutes) as lab:
@@ -94,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for run in made:
                     show(run)
                 rows += [row(run) for run in made]
+                failures += [text for run in made for text in failed(run)]
                 report[name] = [{**asdict(run), "verdict": run.verdict} for run in made]
                 sys.stdout.flush()
             rows.sort(key=lambda one: one.what)
@@ -109,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\ntest-kernel, {time.monotonic() - started:.0f} s:")
     for one in rows:
         print(f"  {one.what:<12} {one.result:<8} {one.remark}")
+    # Once more where a log that is cut short still has it.
+    print("\n".join(failures))
     return int(any(one.result == "FAILED" for one in rows))
 
 

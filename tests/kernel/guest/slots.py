@@ -16,7 +16,10 @@ def cards() -> list[str]:
     """Addresses of the cards on the bus."""
     found = []
     for function in sorted(System().path("/sys/bus/pci/devices").iterdir()):
-        ids = tuple((function / key).read_text().strip() for key in ("vendor", "device"))
+        try:
+            ids = tuple((function / key).read_text().strip() for key in ("vendor", "device"))
+        except OSError:
+            continue  # it departs just now
         if ids == PCI_ID:
             found.append(function.name)
     return found
@@ -39,9 +42,16 @@ def plugged(host: Host, index: int, port: int, *, audio: bool = False) -> PciFun
 
 
 def pull(host: Host, index: int) -> None:
-    """Press the slot's button and wait until the card is gone."""
+    """Press the slot's button and wait until the card is gone, from the bus and from the slot."""
     host.monitor("device_del", id=f"gpu{index}")
     gone()
+    # The kernel cuts the slot's power after that, which is when QEMU takes the card out.
+    wait_for(lambda: not _held(host, f"gpu{index}"), "the slot's power to be cut")
+
+
+def _held(host: Host, name: str) -> bool:
+    """Whether QEMU still has a device of this name."""
+    return any(one["name"] == name for one in host.monitor("qom-list", path="/machine/peripheral"))
 
 
 def gone() -> None:
