@@ -261,9 +261,11 @@ class AmDriver(Driver):
 
     def _stop_hardware(self) -> None:
         """Queues off, nothing of ours reachable; firmware stays, unless it is to go."""
-        if self.chip.lost():
-            return
         clean = self.core.failure is None
+        if self.chip.lost():
+            if clean:
+                raise DeviceLost("the card does not respond", **absence_of(self.transport))
+            return
         for compute in self.compute_queues:
             stopped = self.units.gfx.stop_queue(compute.pipe, compute.queue)
             if not stopped:

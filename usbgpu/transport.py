@@ -107,6 +107,7 @@ class UsbTransport(TransportLife):
             ) from error
 
     def _departed(self) -> None:
+        self.absence = "it was unplugged"
         self._gone = True
 
     def _check(self) -> None:
@@ -237,11 +238,13 @@ class UsbTransport(TransportLife):
         regs = constants("pci_regs")
         if self._gone:
             return
-        with contextlib.suppress(LinkError):
+        try:
             command = self.card.function.read(regs.PCI_COMMAND, 2)
             if command != 0xFFFF:
                 quiet = command & ~regs.PCI_COMMAND_MASTER
                 self.card.function.write(regs.PCI_COMMAND, quiet, 2)
+        except LinkError as error:
+            log.warning("%s: while closing: %s", self.name, error)
 
     def _close_windows(self) -> None:
         close_all(self._windows.values())

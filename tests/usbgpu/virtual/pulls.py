@@ -1,0 +1,170 @@
+"""Pulls of the virtual bridge's cable at random transfers, each followed by a plug.
+
+`python -m tests.usbgpu.virtual.pulls NUMBER [--seed SEED]` makes NUMBER of them, prints those that
+went wrong, and what stayed open; the exit status is 1 if there is any. One takes about 0.6 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+import hcq
+from am.virtual.bus.endpoint import ChipEndpoint
+from am.virtual.gpu import endpoint
+from am.virtual.options import ChipOptions
+from hcq.device import Device
+from hcq.errors import DeviceLost
+from tests.support import descriptors
+from tests.support.kernels import contract_object
+from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+
+NAME = "virtual:navi31+usb"
+#: transfers that boot, work and close need together; a pull later than that never happens
+WHOLE = 2500
+#: bytes of a bulk transfer that arrive before the cable goes
+AFTER = (0, 0, 1, 1024, 100_000)
+ENGINES_GO_ON = ("the IOMMU refuses", "bus mastering off")
+#: pulls before what is open is counted for the first time
+SETTLED = 5
+
+
+@dataclass(frozen=True)
+class Pull:
+    """At which transfer, after how many of its bytes, and whether the box keeps its power."""
+
+    transfer: int
+    after: int
+    keeps_power: bool
+
+
+@contextmanager
+def enclosed(**fields: object) -> Iterator[Enclosure]:
+    """An enclosure with a card, without an objection in the end."""
+    card: ChipEndpoint = endpoint("navi31", options=ChipOptions(vram=1 << 30, noise=1 << 20))
+    box = Enclosure(card, EnclosureOptions(**fields))  # type: ignore[arg-type]
+    try:
+        yield box
+        assert box.objections == []
+        # The card's engines go on when the way to its memory is cut.
+        wrong = [text for text in card.chip.violations if not text.endswith(ENGINES_GO_ON)]
+        assert wrong == []
+    finally:
+        box.close()
+        card.chip.close()
+
+
+def opened(box: Enclosure) -> Device:
+    return hcq.open(NAME, enclosure=box)
+
+
+def work(device: Device) -> None:
+    """Copy in, launch, copy out."""
+    data = np.arange(4096, dtype=np.uint32)
+    with device.load(contract_object(device.target)) as program, device.alloc(data.nbytes) as a:
+        a.copy_from(data)
+        assert np.array_equal(a.numpy(np.uint32), data)
+        with device.alloc(data.nbytes) as out, device.queue() as queue:
+            count = np.uint32(len(data))
+            queue.launch(program["add"], grid=(64,), block=(64,), args=(out, a, a, count))
+            queue.submit()
+            device.synchronize()
+            assert np.array_equal(out.numpy(np.uint32), data + data)
+
+
+class Warnings(logging.Handler):
+    """Keeps the text of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@contextmanager
+def warnings() -> Iterator[list[str]]:
+    """The warnings that are logged inside."""
+    handler, root = Warnings(), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield handler.texts
+    finally:
+        root.removeHandler(handler)
+
+
+def _pulled(box: Enclosure, pull: Pull) -> None:
+    """Pull the cable: the call that runs into it raises DeviceLost. close() returns; the log then
+    has a warning that names the pull."""
+    box.pull_at(pull.transfer, pull.after)
+    device = None
+    with warnings() as logged:
+        try:
+            device = opened(box)
+            work(device)
+            device.close()
+        except DeviceLost:
+            assert not box.plugged
+        else:
+            named = any("unplugged" in text for text in logged)
+            assert box.plugged != named, f"the pull is not named: {logged}"
+            box.unplug()
+        finally:
+            if device is not None:
+                with suppress(DeviceLost):
+                    device.close()
+
+
+def check(pull: Pull) -> None:
+    """The pull is named, and the next plug works."""
+    with enclosed(keeps_power=pull.keeps_power) as box:
+        _pulled(box, pull)
+        box.plug()
+        with opened(box) as device:
+            work(device)
+
+
+def drawn(chance: random.Random) -> Pull:
+    return Pull(chance.randint(0, WHOLE), chance.choice(AFTER), chance.random() < 0.5)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="pull the virtual bridge's cable at random")
+    parser.add_argument("number", type=int)
+    parser.add_argument("--seed", type=int, default=12)
+    options = parser.parse_args(arguments)
+    chance, failed, begin = random.Random(options.seed), 0, time.monotonic()
+    open_before = threads_before = 0
+    for number in range(options.number):
+        pull = drawn(chance)
+        try:
+            check(pull)
+        except Exception:
+            failed += 1
+            print(f"{pull} went wrong:", traceback.format_exc(), sep="\n", flush=True)
+        if number + 1 == SETTLED:
+            open_before, threads_before = descriptors.settled(), threading.active_count()
+    leaked = descriptors.leaked(open_before) if open_before else 0
+    threads = max(0, threading.active_count() - threads_before) if open_before else 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(
+        f"{options.number} pulls, {failed} went wrong, {leaked} descriptors and {threads} threads "
+        f"stay, {most} MiB at most, {time.monotonic() - begin:.0f} s"
+    )
+    return int(bool(failed or leaked or threads))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
