@@ -23,7 +23,7 @@ from hcq.transport.view import HostView
 
 @dataclass(frozen=True)
 class PciIdentity:
-    """Who sits behind a transport, as its configuration space says."""
+    """Identity of a transport's function, from its configuration space."""
 
     vendor: int
     device: int
@@ -46,14 +46,14 @@ class DmaSegment:
 
 @dataclass(frozen=True)
 class Traits:
-    """How much of the contract a transport can keep; each says so of itself.
+    """Capabilities of a transport.
 
-    any_order: accesses may come in any order and number (a replay wants the recorded ones).
-    counts_interrupts: `Interrupts.wait` is true for interrupts that came, once, and only for those.
-    host_memory: DMA memory is this process's memory, as much as there is. Where it is not, there
-    are `dma_bytes` of it in all, and its view is a RemoteView: each access is a message, and raises
-    DeviceLost once the device is gone. A driver keeps rings and counters in the device then, and
-    copies go through `bulk`.
+    any_order: accesses may come in any order and number (a replay requires the recorded ones).
+    counts_interrupts: `Interrupts.wait` returns True exactly once for each interrupt that arrived.
+    host_memory: DMA memory is memory of this process, without a limit. If False, `dma_bytes` of it
+    exist in all, and its view is a RemoteView: each access is a message, and raises DeviceLost once
+    the device is gone. The driver then keeps rings and counters in the device, and copies through
+    `bulk`.
     """
 
     any_order: bool = True
@@ -64,7 +64,7 @@ class Traits:
 
 
 class ResetKind(enum.Enum):
-    """How far a reset reaches; a transport refuses the kinds it cannot do with NotSupported."""
+    """Scope of a reset. A transport refuses unsupported kinds with NotSupported."""
 
     FUNCTION = "function"  # FLR
     BUS = "bus"  # secondary bus reset
@@ -75,9 +75,9 @@ class Window(Protocol):
     """A BAR. Offsets and sizes are bytes; accesses must be naturally aligned and inside `size`.
 
     read32 and friends are exactly one bus access each. `read` and `write` move blocks (multiples of
-    4 bytes at 4-byte aligned offsets) in whatever pieces the transport finds best; use them for
+    4 bytes at 4-byte aligned offsets) in pieces chosen by the transport; use them for
     memory only, never for registers with side effects. Raises BadArgument for a bad offset or size,
-    DeviceLost when the transport knows that the device is gone (a read may also just give all
+    DeviceLost when the transport detects that the device is gone (a read may also return all
     ones).
     """
 
@@ -119,13 +119,13 @@ class Interrupts(Protocol):
 
     @property
     def vectors(self) -> int:
-        """How many the function offers, at least 1."""
+        """Number of vectors of the function, at least 1."""
         ...
 
     def enable(self, count: int) -> None:
-        """Have vectors 0 to `count` - 1 delivered; BadArgument for more than there are.
+        """Enable vectors 0 to `count` - 1; BadArgument for more than the function has.
 
-        Those that were enabled stay so. Messages that the device sends during this call may be
+        Enabled vectors stay enabled. Messages that the device sends during this call may be
         lost: enable all before the device may send any.
         """
         ...
@@ -165,7 +165,7 @@ class Transport(Protocol):
         ...
 
     def batch(self) -> AbstractContextManager[None]:
-        """Let the register writes of this block travel together where each is a message.
+        """Combine the register writes of this block where each is a message.
 
         They arrive in their order, at the end of the block or before anything that must come after
         them: a read, a block of memory, configuration space. Not for blocks that sleep after a
@@ -181,7 +181,7 @@ class Transport(Protocol):
     def reset(self, kind: ResetKind) -> None: ...
 
     def facts(self) -> dict[str, object]:
-        """What is known of the way to the function, for reports; touches nothing."""
+        """Return facts about the path to the function, for reports, without an access to it."""
         ...
 
     def present(self) -> bool:

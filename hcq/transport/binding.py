@@ -1,4 +1,4 @@
-"""Hand functions to vfio-pci and back to the driver they came from.
+"""Bind functions to vfio-pci, and back to their former driver.
 
 Source: Linux Documentation/ABI/testing/sysfs-bus-pci (driver_override, bind, unbind,
 drivers_probe). A plan is made and checked first; then each step is undone if a later one fails or
@@ -42,7 +42,7 @@ _KINDS = {STORAGE: "storage", NETWORK: "network"}
 
 @dataclass(frozen=True)
 class Step:
-    """One function to take: its driver and its override before, to be restored."""
+    """One function to bind, with its former driver and override, which are restored later."""
 
     function: PciFunction
     former: str | None
@@ -59,8 +59,8 @@ def plan(
     rights: bool = True,
     no_iommu: bool = False,
 ) -> list[Step]:
-    """What binding would do, after every check; changes nothing. rights: check those too. no_iommu:
-    accept a function that no IOMMU translates for.
+    """Return the steps of binding, after all checks, and change nothing. rights: check those too.
+    no_iommu: accept a function that no IOMMU translates for.
 
     Functions that share the IOMMU group come along (a GPU's audio function does). Refused with a
     reason: no IOMMU, no vfio-pci, a bridge, a group with storage or network that a kernel driver
@@ -88,7 +88,7 @@ def plan(
 
 
 class Binding:
-    """Functions that were handed to vfio-pci. `restore` gives them back; idempotent."""
+    """Functions bound to vfio-pci. `restore` binds them to their former drivers; idempotent."""
 
     def __init__(self, steps: list[Step]) -> None:
         self._steps = steps
@@ -96,12 +96,12 @@ class Binding:
 
     @classmethod
     def bind(cls, function: PciFunction, *, no_iommu: bool = False) -> Self:
-        """Take the function and its group; all of them, or none when one cannot be taken."""
+        """Bind the function and its group; none of them if one cannot be bound."""
         return cls._carry_out(plan(function, no_iommu=no_iommu))
 
     @classmethod
     def bind_alone(cls, function: PciFunction) -> Self:
-        """Take the function but leave its group; VFIO opens it once the others are taken too."""
+        """Bind the function without its group; VFIO opens it once the others are bound too."""
         return cls._carry_out(plan(function, with_group=False))
 
     @classmethod
@@ -159,7 +159,7 @@ class Binding:
 
 
 def release(function: PciFunction, *, rights: bool = True) -> list[Step]:
-    """What giving the function and its group back would undo; DeviceBusy while VFIO has users."""
+    """Return the steps that unbind the function and its group; DeviceBusy while VFIO has users."""
     users = holders(function.system, function.device_nodes())
     if users:
         raise DeviceBusy(
@@ -203,7 +203,7 @@ def _leaves(function: PciFunction, error: BaseException) -> bool:
 
 
 def probe(function: PciFunction) -> str | None:
-    """Let the kernel choose a driver for an unbound function; its name, None when there is none."""
+    """Let the kernel bind a driver to an unbound function; return its name or None."""
     try:
         write(function.system, function.system.path(PROBE), function.address)
     except TransportError:
@@ -272,7 +272,7 @@ def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
 
 
 def check_idle(member: PciFunction) -> None:
-    """DeviceBusy while a process uses the function; names it."""
+    """Raise DeviceBusy, with the process, while one uses the function."""
     users = holders(member.system, member.device_nodes())
     if users:
         raise DeviceBusy(

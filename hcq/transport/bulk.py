@@ -54,5 +54,5 @@ class BulkMemory(Protocol):
         ...
 
     def clear(self) -> None:
-        """Make fence and start zero; the device writes neither meanwhile."""
+        """Set fence and start to zero; the device must not write either during the call."""
         ...

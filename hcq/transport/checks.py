@@ -1,4 +1,4 @@
-"""What must hold before a function is opened, each refusal a named error with its remedy.
+"""Conditions for opening a function; each has its own error with a remedy.
 
 Nothing here changes anything; it reads sysfs and, once a function is open, its first words.
 """
@@ -96,7 +96,7 @@ def check_power(function: PciFunction, *, runtime_managed: bool) -> None:
 
 
 def check_openable(function: PciFunction, *, no_iommu: bool = False) -> None:
-    """Everything that VFIO needs, in the order in which a person would put it right."""
+    """Check all conditions of VFIO, in the order in which a user would fix them."""
     check_kind(function)
     check_link(function)
     if not no_iommu:

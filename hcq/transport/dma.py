@@ -82,7 +82,7 @@ class HostMemory:
         self.address = _address(self._map) + start
 
     def close(self) -> None:
-        """Give the memory back, or leave that to the last array that still looks at it."""
+        """Free the memory, or leave that to the last array that still uses it."""
         try:
             self.view.release()
             self._map.close()

@@ -1,4 +1,4 @@
-"""Take a card off the bus in order: nothing in flight, every function let go, its switch with it.
+"""Orderly removal of a card: no transactions pending, all functions unbound, its switch removed.
 
 Source: PCI Express Base Specification 6.0, 7.5.3.5 (Transactions Pending), Linux
 Documentation/ABI/testing/sysfs-bus-pci (remove, rescan) and drivers/pci/pci.c
@@ -72,7 +72,7 @@ def _releasable(function: PciFunction, member: PciFunction) -> bool:
 
 
 def steps(function: PciFunction, *, rights: bool = True) -> list[str]:
-    """What `eject` would do, for people, after every check."""
+    """Return the steps of `eject` as text, after all checks."""
     found = []
     for member in ejectable(function, rights=rights):
         if member.driver not in _OURS:
@@ -85,7 +85,7 @@ def steps(function: PciFunction, *, rights: bool = True) -> list[str]:
 
 
 def eject(function: PciFunction, *, clock: Clock | None = None) -> list[PciFunction]:
-    """Take a card off the bus, so that it may be unplugged or powered off; its functions.
+    """Remove a card from the bus, so that it can be unplugged or powered off; return its functions.
 
     Each function's DMA is ended and what is in flight is waited for before the first one goes. When
     a step fails after that, the bus is looked through again, so that no half of a card is left.
@@ -111,12 +111,12 @@ def eject(function: PciFunction, *, clock: Clock | None = None) -> list[PciFunct
 
 
 def rescan_below(port: PciFunction) -> None:
-    """Have the kernel look for functions below a port."""
+    """Rescan the bus below a port."""
     write(port.system, port.folder / "rescan", "1")
 
 
 def drain(function: PciFunction, clock: Clock) -> None:
-    """End a function's DMA and wait until nothing that it asked for is pending.
+    """Stop a function's DMA and wait until none of its requests is pending.
 
     Does nothing for one that sleeps or no longer answers. UnitTimeout after a second.
     """

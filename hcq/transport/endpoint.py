@@ -1,4 +1,4 @@
-"""A card's model as the bus in front of it sees it: functions, apertures, power, DMA.
+"""Interface of a card's model to its bus: functions, apertures, power, DMA.
 
 A model of a chip implements this, and a model of what stands before it (`usbgpu.virtual`) uses it;
 neither knows the other. Addresses are bus addresses, sizes bytes.
@@ -34,7 +34,7 @@ class EndpointFunction(Protocol):
     def config_write(self, offset: int, value: int, width: int) -> None: ...
 
     def apertures(self) -> Sequence[Aperture]:
-        """What it decodes: none while memory decoding is off in its command register."""
+        """The decoded apertures; none while memory decoding is off in the command register."""
         ...
 
     def read(self, index: int, offset: int, size: int) -> bytes:
@@ -78,7 +78,7 @@ class Endpoint(Protocol):
         ...
 
     def unmap_dma(self, address: int, size: int) -> None:
-        """Take back what `map_dma` gave; must not be touched when this returns."""
+        """Undo `map_dma`; the card must not access the memory after this returns."""
         ...
 
     def close(self) -> None: ...

@@ -33,7 +33,7 @@ _UDEV_CONTROL = "run/udev/control"
 
 
 class Wake(Protocol):
-    """What ends a wait early. `close` is idempotent."""
+    """A source of events that ends a wait early. `close` is idempotent."""
 
     def wait(self, limit_s: float) -> None:
         """Block until something may have changed, or for `limit_s`; may end for no reason."""
@@ -43,7 +43,7 @@ class Wake(Protocol):
 
 
 class Pauses:
-    """Short pauses, where no events can be had."""
+    """Short pauses, used where no source of events is available."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -101,7 +101,7 @@ class Change:
 
 
 class Watcher:
-    """Tells of functions that arrive at and depart from the bus; a context manager.
+    """Reports functions that arrive on and depart from the bus; a context manager.
 
     Used by one thread. Counts from its creation on.
     """

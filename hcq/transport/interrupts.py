@@ -42,7 +42,7 @@ class EventInterrupts:
             raise
 
     def enable(self, count: int) -> None:
-        """Have vectors 0 to `count` - 1 delivered. See hcq.transport.base.Interrupts."""
+        """Enable vectors 0 to `count` - 1. See hcq.transport.base.Interrupts."""
         if not 1 <= count <= self.vectors:
             raise BadArgument(
                 f"requested {count} interrupt vectors, the function has {self.vectors}"
@@ -90,7 +90,7 @@ class EventInterrupts:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Wake the waiters and give the descriptors back; idempotent."""
+        """Wake all waiters and close the descriptors; idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -156,7 +156,7 @@ class EventWatch:
                     del watched[descriptor]
 
     def close(self) -> None:
-        """End the thread and give the descriptors back; call once. A callback may call it."""
+        """End the thread and close the descriptors; call once. A callback may call it."""
         self._ended = True
         os.eventfd_write(self._end, 1)
         if self._thread is not threading.current_thread():

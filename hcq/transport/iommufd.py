@@ -1,4 +1,4 @@
-"""iommufd and VFIO's device nodes: the way to a device without groups and containers.
+"""iommufd and VFIO's device nodes: access to a device without groups and containers.
 
 Source: Linux include/uapi/linux/iommufd.h (numbers and layouts below), include/uapi/linux/vfio.h
 (VFIO_DEVICE_BIND_IOMMUFD, VFIO_DEVICE_ATTACH_IOMMUFD_PT), Documentation/userspace-api/iommufd.rst.
@@ -24,14 +24,14 @@ _RANGE_ROOM = 256
 
 
 def node_of(function: PciFunction) -> str | None:
-    """The path of a function's own VFIO node; None where the kernel makes none."""
+    """The path of a function's own VFIO node; None where the kernel creates none."""
     folder = function.folder / "vfio-dev"
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     return f"dev/vfio/devices/{names[0]}" if names else None
 
 
 def available(function: PciFunction) -> bool:
-    """Whether this kernel offers this way to the function."""
+    """Whether this kernel supports iommufd for the function."""
     return function.system.path(CONTROL).exists() and node_of(function) is not None
 
 
@@ -60,7 +60,7 @@ class IommufdSpace:
 
     @property
     def proofs(self) -> Sequence[int]:
-        """Descriptors that prove ownership to a hot reset: none, the device proves itself."""
+        """Descriptors that prove ownership for a hot reset: none are needed for iommufd."""
         return ()
 
     def device(self, function: PciFunction) -> int:
@@ -104,12 +104,12 @@ class IommufdSpace:
             ) from error
 
     def unmap(self, bus: int, size: int) -> None:
-        """Take [bus, +size) away from the device."""
+        """Unmap [bus, +size)."""
         buffer = bytearray(struct.pack("<IIQQ", 24, self._space, bus, size))
         ask(self.system, self.descriptor, _IOAS_UNMAP, buffer, "iommufd refused to unmap")
 
     def close(self) -> None:
-        """Give the descriptor back, and with it the space; idempotent."""
+        """Close the descriptor, which frees the address space; idempotent."""
         if self.descriptor >= 0:
             self.system.close(self.descriptor)
             self.descriptor = -1

@@ -31,7 +31,7 @@ class Closable(Protocol):
 
 
 def close_all(parts: Iterable[Closable | None]) -> None:
-    """Close each part that there is, the last one first; one that fails does not stop the rest."""
+    """Close all parts, the last one first; a failure does not stop the others."""
     life.call_all(part.close for part in parts if part is not None)
 
 
@@ -80,11 +80,11 @@ class TransportLife:
         life.inherits(self)
 
     def batch(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to gather: each write is on its way at once. See Transport.batch."""
+        """Does nothing: each write is sent at once. See Transport.batch."""
         return _NOTHING
 
     def facts(self) -> dict[str, object]:
-        """Nothing that the name does not tell. See Transport.facts."""
+        """No facts beyond the name. See Transport.facts."""
         return {}
 
     def check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""Nodes of a stock kernel driver: the other way to a GPU, where that driver owns the hardware.
+"""Device nodes of a stock kernel driver, which owns the hardware.
 
 A vendor's kernel driver (NVIDIA's resource manager, amdkfd, KGSL) offers character devices: files
 that are opened, controlled by ioctl and mapped. `Node` is that and nothing more, so that a driver
@@ -71,7 +71,7 @@ class Node(Protocol):
         ...
 
     def read_text(self, path: str) -> str:
-        """What a file of /proc or /sys says of the driver. FileNotFoundError if there is none."""
+        """Content of the driver's file in /proc or /sys. FileNotFoundError if it does not exist."""
         ...
 
     def close(self) -> None: ...

@@ -85,7 +85,7 @@ def check_access(offset: int, width: int) -> None:
 
 
 def capability(read: Read, wanted: int) -> int | None:
-    """The offset of a capability by id; None where the function has none of it."""
+    """The offset of a capability by id; None where the function lacks it."""
     regs = constants("pci_regs")
     if not read(regs.PCI_STATUS, 2) & regs.PCI_STATUS_CAP_LIST:
         return None
@@ -118,7 +118,7 @@ def answers(read: Read) -> bool:
 
 
 class SavedConfig:
-    """What a reset takes away and the operating system must put back."""
+    """Configuration that a reset clears and the operating system must restore."""
 
     def __init__(self, read: Read, *, bridge: bool = False) -> None:
         regs = constants("pci_regs")
@@ -133,7 +133,7 @@ class SavedConfig:
             self._express = (place, read(place + regs.PCI_EXP_DEVCTL, 2))
 
     def restore(self, write: Write) -> None:
-        """Put the state back. ORDER: addresses first; decoding is switched on last."""
+        """Restore the state. ORDER: addresses first; decoding is switched on last."""
         regs = constants("pci_regs")
         for offset, value in self._words.items():
             write(offset, value, 4)

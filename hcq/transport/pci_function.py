@@ -1,4 +1,4 @@
-"""What Linux's sysfs says about one PCI function: identity, driver, IOMMU group, BARs, power.
+"""Linux's sysfs files of one PCI function: identity, driver, IOMMU group, BARs, power.
 
 Source: Linux Documentation/ABI/testing/sysfs-bus-pci and sysfs-kernel-iommu_groups. Reads only;
 touches neither the device nor its driver.
@@ -54,7 +54,7 @@ def arriving(system: System, address: str) -> bool:
 
 
 def normal_address(text: str) -> str:
-    """The address in full, "0000:03:00.0"; BadArgument for what is none."""
+    """The address in full, "0000:03:00.0"; BadArgument for any other text."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise BadArgument("not a PCI address; one looks like 0000:03:00.0", address=text)
@@ -125,7 +125,7 @@ class PciFunction:
         return link.resolve().name if link.is_symlink() else None
 
     def card(self) -> list[PciFunction]:
-        """The functions of the same card: those that share everything but the function number."""
+        """The functions of the same card: equal addresses except for the function number."""
         slot = self.address.rpartition(".")[0]
         names = sorted(entry.name for entry in self.folder.parent.glob(f"{slot}.*"))
         return [PciFunction(self.system, name) for name in names]
@@ -154,7 +154,7 @@ class PciFunction:
 
     @property
     def override(self) -> str | None:
-        """The driver that `driver_override` names; None for none."""
+        """The driver in `driver_override`, or None."""
         text = self.attribute("driver_override")
         return None if text in (None, "", "(null)") else text
 

@@ -1,4 +1,4 @@
-"""The way from the root of the bus to a function: the ports above it, and the links between them.
+"""The path from the root of the bus to a function: ports and the links between them.
 
 Source: PCI Express Base Specification 6.0 (encodings: 4.2; types of ports: 1.3), Linux
 Documentation/ABI/testing/sysfs-bus-pci, drivers/pci/pci-sysfs.c. Reads sysfs only: it does not
@@ -127,7 +127,7 @@ def _state(function: PciFunction, beginning: str) -> LinkState:
 
 
 def slowest(found: list[Hop]) -> Hop | None:
-    """The link that carries least, tunnels left out: what they state is not what they carry."""
+    """The link with the lowest rate. Tunnels are left out: their stated width is not their rate."""
     real = [hop for hop in found if not hop.tunnelled and hop.current.rate]
     return min(real, key=lambda hop: hop.current.rate, default=None)
 

@@ -27,7 +27,7 @@ _FRAME = (1 << 55) - 1
 
 
 def check_permitted(system: System) -> None:
-    """AccessDenied or HostError, with the remedy, where physical addresses cannot be had."""
+    """Raise AccessDenied or HostError, with the remedy, unless addresses can be read."""
     if not system.privileged:
         raise AccessDenied(
             "only root can read physical addresses",
@@ -41,7 +41,7 @@ def check_permitted(system: System) -> None:
 
 
 class PhysicalMemory:
-    """Locked memory and where it lies; one segment for each physically contiguous run."""
+    """Locked memory with its physical addresses; one segment for each contiguous run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Pre-flight: what must hold on the way to a function before the first access to its registers.
+"""Pre-flight checks of the path to a function, before the first access to its registers.
 
 A register that is read through a port that sleeps, or from a function that has lost its addresses,
 reads as all ones or ends in a machine check. Each failure is a named error with the fact `step`;

@@ -69,7 +69,7 @@ def record(inner: Transport) -> tuple[RecordingTransport, Recording]:
 
 
 class RecordedMemory:
-    """Memory of the inner transport, and what it held when it was last looked at."""
+    """Memory of the inner transport, and its content at the last comparison."""
 
     def __init__(
         self, inner: DmaMemory, number: int, on_close: Callable[[RecordedMemory], None]
@@ -87,7 +87,7 @@ class RecordedMemory:
         self._before = self._now.copy()
 
     def changes(self, *, at_once: bool) -> list[Content]:
-        """What differs from the last call, in runs of words; from now on this is what it held."""
+        """Return the changes since the last call, in runs of words."""
         if self._now is None:
             return []
         places = np.flatnonzero(self._now != self._before)
@@ -202,7 +202,7 @@ class RecordingTransport(TransportLife):
         self.opened()
 
     def image(self, name: str, data: bytes) -> None:
-        """Keep a firmware image that the driver read: a replay has no other place to get it."""
+        """Add a firmware image that the driver read to the recording; a replay needs it."""
         self.recording.firmware[name] = data
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Recordings of what a driver did to a device, as text: one entry a line, in order.
+"""Recordings of a driver's accesses to a device, as text: one entry a line, in order.
 
     identity 1002:744c 0xc8 1002:0e3b 0x30000
     interrupts 1
@@ -76,7 +76,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Free:
-    """Memory number `number` was taken from the device."""
+    """Memory number `number` was freed."""
 
     number: int
 
@@ -91,26 +91,26 @@ class Reset:
 
 @dataclass(frozen=True)
 class Wait:
-    """The driver waited, and when it looked memory had changed."""
+    """The driver waited, and memory had changed when it polled."""
 
 
 @dataclass(frozen=True)
 class Presence:
-    """The device answers from here on, or does not."""
+    """The device answers from this entry on, or stops answering."""
 
     present: bool
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A step of coming up begins; the device has no part in it."""
+    """A boot stage begins; not an access to the device."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Coming up ended with an error: its class and its text."""
+    """The boot failed: the error's class and text."""
 
     kind: str
     message: str

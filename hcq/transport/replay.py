@@ -1,4 +1,4 @@
-"""Recordings as transports: a driver runs on one without the device.
+"""Recordings as transports: a driver runs on one without a device.
 
 The driver is held to the recorded order: each access, allocation and reset must be the next one,
 and reads give what was read then. Interrupts that are waited for come at once.
@@ -49,7 +49,7 @@ PAGE = 4096
 
 
 class ReplayMemory:
-    """Host memory with the bus address it had then."""
+    """Host memory with its recorded bus address."""
 
     def __init__(self, owner: ReplayTransport, entry: Allocation) -> None:
         self.number = entry.number
@@ -299,7 +299,7 @@ class ReplayTransport(TransportLife):
         self._memories[entry.number].change(entry)
 
     def finish(self) -> None:
-        """TransportError if something of the recording was not repeated."""
+        """TransportError if an entry of the recording was not repeated."""
         self._go_on()
         if self.position < len(self.recording.entries):
             first = str(self.recording.entries[self.position])[:200]
@@ -335,7 +335,7 @@ class ReplayTransport(TransportLife):
         return self._memories[number]
 
     def free(self, memory: ReplayMemory) -> None:
-        """Repeat that memory was taken from the device; nothing after the end."""
+        """Repeat a recorded free; does nothing after the end of the recording."""
         if not self.closed and self.position < len(self.recording.entries):
             self.repeat(Free(memory.number))
 
@@ -353,7 +353,7 @@ class ReplayTransport(TransportLife):
             raise (DeviceBusy if name == "DeviceBusy" else NotSupported)(text)
 
     def present(self) -> bool:
-        """Whether the device answered then."""
+        """Whether the device answered at this point of the recording."""
         with self.lock:
             entries = self.recording.entries
             if self.position < len(entries) and isinstance(entries[self.position], Presence):

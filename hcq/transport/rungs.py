@@ -47,13 +47,13 @@ _AUTOPROBE = "sys/bus/pci/drivers_autoprobe"
 
 
 class Rung(Protocol):
-    """One way to bring a card back. cost: what is lost by it, for people."""
+    """One way to recover a card. cost: text that states which state it loses."""
 
     name: str
     cost: str
 
     def check(self) -> None:
-        """Raise unless the precondition holds; changes nothing. NotSupported where the machine
+        """Raise unless the precondition holds; change nothing. NotSupported where the machine
         cannot do this, DeviceBusy where others would be hit, AccessDenied without the rights."""
         ...
 
@@ -68,7 +68,7 @@ class Rung(Protocol):
 
 @dataclass(frozen=True)
 class Climbed:
-    """A rung that worked: how long it took, and what showed it."""
+    """A successful rung: its duration and its proof."""
 
     rung: str
     seconds: float

@@ -14,7 +14,7 @@ REASON = "the host was suspended and its power was off; close it and open it aga
 
 
 class Suspends:
-    """Counts from its creation on. A host that does not count them never was suspended."""
+    """Counts suspends since its creation. A host without that count reports none."""
 
     def __init__(self, system: System) -> None:
         self._system = system

@@ -238,7 +238,7 @@ class SysfsTransport(TransportLife):
         self.close()
 
     def resize(self, index: int, size: int) -> None:
-        """Give BAR `index` another size (Resizable BAR). Its window must not be open.
+        """Change the size of BAR `index` (Resizable BAR). Its window must not be open.
 
         BadArgument for a size that the function does not offer; HostError when the bridges above
         have no room, and then the former size stands again.
@@ -312,7 +312,7 @@ class SysfsTransport(TransportLife):
 
 
 def rescan(system: System) -> None:
-    """Have the kernel look for functions that appeared on the bus."""
+    """Rescan the bus."""
     path = system.path(RESCAN)
     try:
         system.write_text(path, "1")
@@ -321,7 +321,7 @@ def rescan(system: System) -> None:
 
 
 def bar_sizes(function: PciFunction, index: int) -> list[int]:
-    """Sizes that a BAR may be given, in bytes; none for one that is not resizable."""
+    """Supported sizes of a BAR, in bytes; empty for a BAR that is not resizable."""
     text = function.attribute(f"resource{index}_resize")
     if not text:
         return []

@@ -1,4 +1,4 @@
-"""The system calls that transports make, in one place, so that tests can stand in for a kernel.
+"""The system calls of transports, in one class, so that tests can replace the kernel.
 
 `root` stands for "/": a made-up tree of /sys, /proc and /dev below another folder is a machine.
 """
@@ -40,7 +40,7 @@ class System:
 
     @property
     def privileged(self) -> bool:
-        """Whether this process may do what root may."""
+        """Whether this process runs as root."""
         return os.geteuid() == 0
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:

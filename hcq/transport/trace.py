@@ -1,4 +1,4 @@
-"""A transport around another one that reports every access. What registers mean is the listener's
+"""A transport around another one that reports every access. Decoding registers is the listener's
 business; memory shared by DMA is reached without any access, so that is not seen.
 """
 

@@ -1,4 +1,4 @@
-"""VFIO: a PCI function handed to this process by the kernel, its DMA confined by the IOMMU.
+"""VFIO: a PCI function that the kernel assigns to this process, its DMA confined by the IOMMU.
 
 Source: Linux include/uapi/linux/vfio.h, Documentation/driver-api/vfio.rst,
 drivers/vfio/pci/vfio_pci_core.c. The function must be in vfio-pci's hands (hcq.transport.binding).

@@ -45,7 +45,7 @@ _ALL_ADDRESSES = (0, (1 << 64) - 1)
 
 
 def fill(buffer: bytearray, name: str, **values: int) -> Struct:
-    """Lay a structure of vfio.h over the start of `buffer`, with `argsz` its whole length."""
+    """Place a structure of vfio.h at the start of `buffer`; `argsz` is the buffer's length."""
     laid: Struct = structs("vfio")[name].view(buffer)
     laid.argsz = len(buffer)
     for key, value in values.items():
@@ -54,7 +54,7 @@ def fill(buffer: bytearray, name: str, **values: int) -> Struct:
 
 
 def ask(system: System, descriptor: int, request: int, argument: bytearray | int, what: str) -> int:
-    """One call whose failure nobody foresees: TransportError says which it was."""
+    """Make a call that should not fail; TransportError names it."""
     try:
         return system.ioctl(descriptor, request, argument)
     except OSError as error:
@@ -169,7 +169,7 @@ class Container:
             ) from error
 
     def unmap(self, bus: int, size: int) -> None:
-        """Take [bus, +size) away from the device."""
+        """Unmap [bus, +size)."""
         buffer = bytearray(structs("vfio").vfio_iommu_type1_dma_unmap.size)
         fill(buffer, "vfio_iommu_type1_dma_unmap", iova=bus, size=size)
         try:
@@ -183,7 +183,7 @@ class Container:
             ) from error
 
     def close(self) -> None:
-        """Leave the container and give the descriptors back; idempotent. Ends all mappings."""
+        """Leave the container and close the descriptors, which ends all mappings; idempotent."""
         for descriptor in (self._group, self.descriptor):
             if descriptor >= 0:
                 self.system.close(descriptor)
@@ -298,7 +298,7 @@ class Container:
 
 
 def not_viable(function: PciFunction) -> GroupNotViable:
-    """The error that names the functions and drivers which keep a group from VFIO."""
+    """Return the error that names the functions and drivers that block a group."""
     others = [
         f"{member.address} ({member.driver})"
         for member in function.group_members()

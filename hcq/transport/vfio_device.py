@@ -99,7 +99,7 @@ class VfioDevice:
         ask(self.system, self.descriptor, names.VFIO_DEVICE_SET_IRQS, buffer, what)
 
     def reset_function(self) -> None:
-        """Reset by whatever way the kernel finds best for this function alone."""
+        """Reset this function alone, by the method that the kernel chooses."""
         if not self._flags & self._constants.VFIO_DEVICE_FLAGS_RESET:
             raise NotSupported(f"{self.name} has no function reset", remedy="reset its bus instead")
         try:
@@ -175,7 +175,7 @@ class VfioDevice:
         return bool(one.devid != self._constants.VFIO_PCI_DEVID_NOT_OWNED & 0xFFFF_FFFF)
 
     def close(self) -> None:
-        """Give the descriptor back; idempotent."""
+        """Close the descriptor; idempotent."""
         if self.descriptor >= 0:
             self.system.close(self.descriptor)
             self.descriptor = -1

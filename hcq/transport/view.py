@@ -1,4 +1,4 @@
-"""Memory that is reached by messages, with the manners of a memoryview.
+"""Memory accessed by messages, with the interface of a memoryview.
 
 A driver that places a ring or a counter in such memory uses slices alone, as with a memoryview:
 `bytes(view[a:b])` reads, `view[a:b] = data` writes, each in one access.

@@ -1,4 +1,4 @@
-"""How long to look for a message before sleeping until it comes.
+"""How long to poll for a message before sleeping.
 
 To sleep and be woken takes two processes on two cores 10 to 20 us each for every message, more than
 the message itself; to look again and again takes none of that while it has success, and a core's
@@ -30,7 +30,7 @@ _PEER = struct.Struct("=iII")  # asm-generic/socket.h, SO_PEERCRED: process, use
 
 
 class Attention:
-    """Decides for one receiver of messages, in one thread, whether to look before it sleeps."""
+    """Decides for one receiver of messages, in one thread, whether to poll before it sleeps."""
 
     def __init__(
         self, ready: Callable[[], object], clock: Callable[[], float] = time.perf_counter

@@ -1,4 +1,4 @@
-"""The using side: a function of a vfio-user server as a transport.
+"""The client side: a function of a vfio-user server as a transport.
 
 Register writes are posted, as on the bus: they are sent at once, in order, and nothing is awaited;
 a read waits for its answer and so for all writes before it. `batch` sends many in one message.
@@ -39,7 +39,7 @@ _COMMAND, _MASTER = 0x04, 0x4
 
 
 class ServedClock(Clock):
-    """Real time; a server that can say so is asked what its model is busy with."""
+    """Real time; a server that supports it reports its model's work."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -56,7 +56,7 @@ class ServedClock(Clock):
 
 
 class VfioUserTransport(TransportLife):
-    """A device that another process offers. See hcq.transport.base.Transport.
+    """A device that another process serves. See hcq.transport.base.Transport.
 
     DMA memory is shared with the server, which maps it; with `share_memory=False` it stays ours and
     the server asks for it by messages (slow; not every device can work so). A process forked off
@@ -145,7 +145,7 @@ class VfioUserTransport(TransportLife):
 
     @property
     def messages(self) -> int:
-        """How many messages were sent so far."""
+        """Number of messages sent."""
         return self._connection.messages
 
     # ---- memory ------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class ClientAllocation:
         self._closed = False
 
     def close_descriptor(self) -> None:
-        """The file lives on in its mappings."""
+        """Close the descriptor; mappings keep the file."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,4 @@
-"""Configuration space as a server shows it: what belongs to the host stays the host's.
+"""Configuration space as a server presents it; fields that belong to the host are not writable.
 
 A client, and a guest behind it, sizes and places BARs as it likes; the device keeps the addresses
 that its own platform gave it. The kernel's VFIO does the same (Linux drivers/vfio/pci/

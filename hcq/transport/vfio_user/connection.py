@@ -44,7 +44,8 @@ class DmaSource(Protocol):
 
 
 class Connection:
-    """Talks to a server. Any thread; one command at a time. DeviceLost once the server is gone."""
+    """A connection to a server. Any thread; one command at a time.
+    DeviceLost once the server is gone."""
 
     def __init__(
         self, connection: socket.socket, name: str, memory: DmaSource, limit_s: float
@@ -95,7 +96,7 @@ class Connection:
         *,
         descriptors: Sequence[int] = (),
     ) -> bytes:
-        """Do a command; the payload of its answer."""
+        """Execute a command; return the payload of its answer."""
         answer = self._call(command, parts, descriptors)
         answer.close()
         return answer.payload
@@ -235,7 +236,7 @@ class Connection:
     # ---- posted writes -----------------------------------------------------------------------
 
     def post(self, region: int, offset: int, size: int, value: int) -> None:
-        """Send a register write of 4 or 8 bytes; nobody waits, and no refusal is heard of."""
+        """Send a register write of 4 or 8 bytes without waiting; server errors are not reported."""
         with self._lock:
             if self._batch is not None:
                 self._batch.append(wire.WRITE_ENTRY.pack(offset, region, size, value))
@@ -252,7 +253,7 @@ class Connection:
                 self._lost(error)
 
     def post_many(self, region: int, offset: int, data: memoryview) -> None:
-        """Send a block that nobody waits for."""
+        """Send a block without waiting."""
         limit = min(self.peer.transfer, wire.DEFAULT_TRANSFER)
         with self._lock:
             self._flush()
@@ -362,7 +363,7 @@ class Connection:
         raise error
 
     def close(self) -> None:
-        """Hang up, waking whoever waits for an answer."""
+        """Close the connection and wake all waiters."""
         self._closed = True
         self.alive = False
         # RACE: who waits here leaves before its descriptor is closed, and perhaps used anew.
@@ -379,7 +380,7 @@ class Connection:
             self._twin.close()
 
     def forked(self) -> None:
-        """In a child process: let go without a word to the server."""
+        """In a child process: close without a message to the server."""
         self._lock = threading.RLock()
         self._closed, self.alive = True, False
         self._channel.socket.close()

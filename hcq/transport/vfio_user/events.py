@@ -75,7 +75,7 @@ class Events:
                     os.preadv(event, [bytearray(8)], -1, os.RWF_NOWAIT)
 
     def close(self) -> None:
-        """Give all back; nothing is signalled any more. Idempotent."""
+        """Close all eventfds; none is signalled afterwards. Idempotent."""
         self._closed = True
         while not self._lock.acquire(timeout=0.1):
             self.release()

@@ -1,4 +1,4 @@
-"""Files that a peer shares: checked, mapped, and taken away without ever leaving a hole.
+"""Files that a peer shares: checked, mapped, and unmapped without leaving a hole.
 
 Engines of a model may be about to touch memory of a client while that client takes it back or
 dies. Its pages are therefore never unmapped: anonymous memory takes their place, in one step.

@@ -1,4 +1,4 @@
-"""What a server offers: the interface between the protocol and a model of a device."""
+"""The interface between the protocol and a model of a device."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class DeviceModel(Protocol):
     vectors: int  # message interrupts (MSI) that it can send; 0 for none
 
     def attach(self, client: Client) -> Transport:
-        """A client came. The transport is this model's way to the device, closed by `detach`."""
+        """A client has connected. Return its access to the device, which `detach` closes."""
         ...
 
     def detach(self) -> None:
-        """The client is gone: stop DMA, forget its memory."""
+        """The client is gone: stop DMA and drop its memory."""
         ...
 
     def map_dma(self, address: int, size: int, host: int | None) -> None:
@@ -64,7 +64,7 @@ class DeviceModel(Protocol):
         ...
 
     def unmap_dma(self, address: int, size: int) -> None:
-        """Taken back; must not be touched when this returns."""
+        """Unmap; the model must not access the memory after this returns."""
         ...
 
     def shared(self, bar: int) -> SharedMemory | None:

@@ -101,7 +101,7 @@ def _shared_size(info: tuple[int, ...], size: int) -> int:
 
 
 class MessageWindow:
-    """A BAR reached by messages. Writes are posted; reads wait for them."""
+    """A BAR accessed by messages. Writes are posted; reads wait for them."""
 
     def __init__(self, connection: Connection, index: int, size: int) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""The server's side of a connection: commands come in, and now and then one of ours goes out.
+"""The server's side of a connection: receives commands, and sends its own.
 
 A client may give us a second socket's end for our commands (twin-socket mode). Without one they
 share the main socket: then the answer arrives between the client's commands, which wait meanwhile.
@@ -39,7 +39,7 @@ class Requests:
         self._twin = Channel(connection, ANSWER_LIMIT_S)
 
     def serve(self, handle: Callable[[Message], None]) -> None:
-        """Hand each command to `handle` until the connection ends (Disconnected, or an error)."""
+        """Pass each command to `handle` until the connection ends (Disconnected, or an error)."""
         self._thread = threading.current_thread()
         waiting, receive = self._waiting, self._channel.receive
         while True:

@@ -1,4 +1,4 @@
-"""The serving side: a socket on which one client at a time uses a model of a device.
+"""The server: a socket on which one client at a time uses a model of a device.
 
 Source: QEMU docs/interop/vfio-user.rst. Where QEMU's client differs from the text we take what it
 does: an unmap names any range, as in the kernel's VFIO, not only one that was mapped.

@@ -1,4 +1,4 @@
-"""One client of a server: its messages, each checked before the model hears of it."""
+"""One client of a server: each message is checked before it reaches the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _REGISTER, _PLACE, _POSTED = wire.REGISTER[4], wire.REGION_ACCESS, struct.Struct
 
 
 class Refused(Exception):
-    """A command that cannot be done; `number` is the errno of the reply."""
+    """A refused command; `number` is the errno of the reply."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)

@@ -17,7 +17,7 @@ _LARGEST_JSON = 4096
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a peer said it can take; the protocol's defaults where it said nothing.
+    """A peer's limits; the protocol's defaults where it stated none.
 
     transfer: bytes of one read or write. descriptors: per message. named: the names it gave at all,
     since an answer may only repeat those. model_work: the command of that name, which is our own.
@@ -34,7 +34,7 @@ class Capabilities:
 
 
 def parse(payload: bytes) -> tuple[int, int, Capabilities]:
-    """(major, minor, capabilities); TransportError for what cannot be one."""
+    """Return (major, minor, capabilities); TransportError for a malformed message."""
     major, minor = wire.unpack(wire.VERSION, payload)
     text = payload[wire.VERSION.size :]
     if not text:

@@ -332,7 +332,7 @@ class Channel:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it; whoever was sending has left before the descriptor goes."""
+        """Close; senders have returned before the descriptor is closed."""
         self.shut()
         with self._sending:
             self.socket.close()
