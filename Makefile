@@ -77,8 +77,8 @@ bench:
 regen:
 	@$(SETUP) dev regen
 	$(PYTHON) -m tools.clang2py
-	git status --short -- am/regs hcq/uapi nv/abi/tables
-	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables)"
+	git status --short -- am/regs hcq/uapi nv/abi/tables qcom/regs/tables
+	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables qcom/regs/tables)"
 
 # Modules of which users call functions; what is beneath them is read in the sources.
 REFERENCE := ugpu ugpu.ir hcq hcq.errors hcq.device hcq.driver hcq.buffer hcq.queue hcq.program hcq.graph \

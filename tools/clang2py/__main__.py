@@ -3,7 +3,8 @@
 python -m tools.clang2py                      fetch the sources, generate everything
 python -m tools.clang2py --kernel-src DIR     take an unpacked Linux 6.12 tree
 python -m tools.clang2py --nvidia-src DIR     take clones of NVIDIA's two repositories in DIR
-python -m tools.clang2py --only nvidia        only those tables; or `linux`
+python -m tools.clang2py --mesa-src DIR       take an unpacked tree of Mesa
+python -m tools.clang2py --only nvidia        only those tables; or `linux`, `mesa`
 python -m tools.clang2py --check              compare the tables with their manifests; no network
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from hcq.errors import UgpuError
 
+from .adreno.catalogue import FOLDER as ADRENO_FOLDER
+from .adreno.sources import mesa_tree
 from .catalogue import PACKAGE, PLAN
 from .manifest import complaints
 from .nvidia.catalogue import FOLDER as NVIDIA_FOLDER
@@ -24,7 +27,7 @@ from .nvidia.sources import NvidiaSources
 from .sources import debian_tree, given_tree
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (*PLAN.folders, NVIDIA_FOLDER)
+FOLDERS = (*PLAN.folders, NVIDIA_FOLDER, ADRENO_FOLDER)
 
 
 def check(root: Path) -> int:
@@ -51,16 +54,24 @@ def _nvidia(root: Path, given: Path | None, cache: Path) -> list[Path]:
     return changed
 
 
+def _mesa(root: Path, given: Path | None, cache: Path) -> list[Path]:
+    regen = importlib.import_module(f"{__package__}.adreno.regen")
+    changed: list[Path] = regen.write(mesa_tree(cache, given), root)
+    return changed
+
+
 def regenerate(options: argparse.Namespace) -> int:
     """Generate everything below the root and say what changed; 0 unless it could not be done."""
     begin = time.monotonic()
     changed: list[Path] = []
     try:
         # Only these need libclang, an optional package, so it is not imported on top.
-        if options.only != "nvidia":
+        if options.only in (None, "linux"):
             changed += _linux(options.root, options.kernel_src, options.cache)
-        if options.only != "linux":
+        if options.only in (None, "nvidia"):
             changed += _nvidia(options.root, options.nvidia_src, options.cache)
+        if options.only in (None, "mesa"):
+            changed += _mesa(options.root, options.mesa_src, options.cache)
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("clang"):
             raise
@@ -84,7 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only compare with the manifests")
     parser.add_argument("--kernel-src", type=Path, metavar="DIR", help="an unpacked Linux tree")
     parser.add_argument("--nvidia-src", type=Path, metavar="DIR", help="a folder of clones")
-    parser.add_argument("--only", choices=("linux", "nvidia"), help="only these tables")
+    parser.add_argument("--mesa-src", type=Path, metavar="DIR", help="an unpacked tree of Mesa")
+    parser.add_argument("--only", choices=("linux", "nvidia", "mesa"), help="only these tables")
     parser.add_argument(
         "--cache",
         type=Path,

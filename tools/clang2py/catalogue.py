@@ -27,6 +27,7 @@ AMD_LICENCE = "Facts (c) Advanced Micro Devices, Inc., under the MIT licence."
 UAPI_LICENCE = "Facts of the Linux user-space interface, GPL-2.0 WITH Linux-syscall-note."
 
 TYPES = "#include <linux/types.h>\n"
+KERNEL_SIZE = "typedef unsigned long __kernel_size_t;\n"
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,16 @@ HEADER_TABLES = (
         sizes=(("vfio_device_info", 24), ("vfio_region_info", 32), ("vfio_irq_set", 20)),
     ),
     HeaderTable("pci_regs", f"{UAPI}/linux/pci_regs.h", folder=UAPI_FOLDER, licence=UAPI_LICENCE),
+    HeaderTable(
+        "msm_drm",
+        f"{UAPI}/drm/msm_drm.h",
+        folder=UAPI_FOLDER,
+        licence=UAPI_LICENCE,
+        before=TYPES + KERNEL_SIZE,
+        includes=(f"{UAPI}/drm/drm.h", f"{UAPI}/drm/drm_mode.h"),
+        include_folder=UAPI,
+        sizes=(("drm_msm_param", 24), ("drm_msm_gem_new", 16), ("drm_msm_gem_submit", 72)),
+    ),
 )
 
 

@@ -39,7 +39,7 @@ def _git(arguments: Sequence[str]) -> bytes:
     return done.stdout
 
 
-def _clone(address: str, folder: Path) -> Path:
+def clone(address: str, folder: Path) -> Path:
     """Fetch a repository without its contents, once."""
     if not (folder / "HEAD").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def _given(folder: Path, name: str) -> Path:
     raise UsageError(f"{folder} does not contain a clone named {name}", folder=str(folder))
 
 
-def _unpack(repository: Path, commit: str, folders: Iterable[str], place: Path) -> Path:
+def unpack(repository: Path, commit: str, folders: Iterable[str], place: Path) -> Path:
     """Take folders of one commit out of a repository, once."""
     if (place / _DONE).exists():
         return place
@@ -80,18 +80,18 @@ class NvidiaSources:
 
     def _repository(self, address: str) -> Path:
         name = address.rpartition("/")[2]
-        return _given(self.given, name) if self.given else _clone(address, self.cache / name)
+        return _given(self.given, name) if self.given else clone(address, self.cache / name)
 
     def release(self, tag: str) -> Path:
         """The needed folders of one driver release."""
         place = self.cache / f"nvidia-{tag}"
-        return _unpack(self._repository(DRIVER_REPOSITORY), tag, DRIVER_FOLDERS, place)
+        return unpack(self._repository(DRIVER_REPOSITORY), tag, DRIVER_FOLDERS, place)
 
     def documents(self) -> Path:
         """The class headers of the documents' repository."""
         place = self.cache / f"nvidia-doc-{DOCUMENT_COMMIT[:12]}"
         repository = self._repository(DOCUMENT_REPOSITORY)
-        return _unpack(repository, DOCUMENT_COMMIT, DOCUMENT_FOLDERS, place)
+        return unpack(repository, DOCUMENT_COMMIT, DOCUMENT_FOLDERS, place)
 
     @property
     def origin(self) -> str:

@@ -1,0 +1,36 @@
+"""Where Mesa's files come from: a tree the user has unpacked, or a clone of its public repository.
+
+A clone holds no file contents until they are requested (`--filter=blob:none`): a few megabytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hcq.errors import UsageError
+
+from ..nvidia.sources import clone, unpack
+from .catalogue import FOLDERS, INPUTS, RELEASE, REPOSITORY, TAG
+
+
+@dataclass(frozen=True)
+class MesaTree:
+    """An unpacked tree and the words that name its origin in a manifest."""
+
+    folder: Path
+    origin: str = f"Mesa {RELEASE}"
+
+
+def mesa_tree(cache: Path, given: Path | None = None) -> MesaTree:
+    """Return the tree at `given`, or fetch the release's files into the cache.
+
+    UsageError where a file is missing, HostError where git fails.
+    """
+    if given is None:
+        repository = clone(REPOSITORY, cache / "mesa")
+        given = unpack(repository, TAG, FOLDERS, cache / TAG)
+    missing = [path for path in INPUTS if not (given / path).is_file()]
+    if missing:
+        raise UsageError(f"{given} is not a usable tree of Mesa", missing=missing[0])
+    return MesaTree(given)
