@@ -106,5 +106,5 @@ def test_memory_of_large_images_is_given_back(device: Device, kind: QueueKind) -
         for _ in range(3):
             once()
         after = holdings.count(device)
-        assert after.kernel == before.kernel
-        assert after.device_bytes == before.device_bytes
+        assert not after.kernel - before.kernel  # less is no leak: earlier work may end meanwhile
+        assert after.device_bytes <= before.device_bytes

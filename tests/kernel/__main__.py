@@ -121,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for one in rows:
         print(f"  {one.what:<12} {one.result:<8} {one.remark}")
     # Once more where a log that is cut short still has it.
-    print("\n".join(failures))
+    if failures:
+        print("\n".join(failures))
     return int(any(one.result == "FAILED" for one in rows))
 
 

@@ -322,10 +322,14 @@ class GridRunner:
             raise ChannelError(xid, text)
         if faults.take(Fault.HANG, index):
             attention = self._channel.attention
-            while not attention.ending:  # an endless loop
-                if attention.aside:
-                    attention.wait_aside()
-                time.sleep(1e-3)
+            attention.in_program = True
+            try:
+                while not attention.ending:  # an endless loop
+                    if attention.aside:
+                        attention.wait_aside()
+                    time.sleep(1e-3)
+            finally:
+                attention.in_program = False
             raise Aborted
 
 
