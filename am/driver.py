@@ -405,6 +405,7 @@ class AmDriver(Driver):
     def sensors(self) -> Sequence[Sensor]:
         return (
             Sensor("memory_used_bytes", "B", lambda: float(self.memory.used)),
+            Sensor("memory_total_bytes", "B", lambda: float(self.chip.vram.size)),
             *make_sensors(self.metrics),
         )
 

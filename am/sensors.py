@@ -6,6 +6,7 @@ smu_v13_0_0_ppt.c (which member is what, units), smu13_driver_if_v13_0_0.h.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from hcq.layout import Struct
 from hcq.telemetry import Sensor
 
 REFRESH_S = 0.1
+_THROTTLER = "THROTTLER_"  # smu_v13_0_0_get_throttler_status: a reason holds where it is above 0 %
 
 
 class Metrics:
@@ -26,6 +28,16 @@ class Metrics:
         self.clock = clock
         self._read_at = float("-inf")
         self._table: Struct | None = None
+
+    @functools.cached_property
+    def reasons(self) -> list[tuple[int, str]]:
+        """Reasons to lower clocks: place in the table, and label."""
+        ids = constants(self.smu.interface.tables)
+        names = [name for name in ids if name.startswith(_THROTTLER) and name.endswith("_BIT")]
+        return sorted(
+            (ids[name], name[len(_THROTTLER) : -len("_BIT")].lower().replace("_", " "))
+            for name in names
+        )
 
     def table(self) -> Struct:
         with self.lock:
@@ -50,6 +62,9 @@ def make_sensors(metrics: Metrics) -> tuple[Sensor, ...]:
     def percent(member: str) -> Callable[[], float]:
         return lambda: float(metrics.table()[member]) / 100.0
 
+    def throttled(index: int) -> Callable[[], float]:
+        return lambda: float(metrics.table().ThrottlingPercentage[index] > 0)
+
     return (
         Sensor("clock_hertz", "Hz", megahertz("AverageGfxclkFrequencyPostDs"), "gfx"),
         Sensor("clock_hertz", "Hz", megahertz("AverageMemclkFrequencyPostDs"), "memory"),
@@ -59,4 +74,6 @@ def make_sensors(metrics: Metrics) -> tuple[Sensor, ...]:
         Sensor("power_watts", "W", lambda: float(metrics.table().AverageSocketPower), "socket"),
         Sensor("usage_ratio", "ratio", percent("AverageGfxActivity"), "gfx"),
         Sensor("usage_ratio", "ratio", percent("AverageUclkActivity"), "memory"),
+        Sensor("fan_rpm", "rpm", lambda: float(metrics.table().AvgFanRpm)),
+        *(Sensor("clock_throttled", "flag", throttled(at), label) for at, label in metrics.reasons),
     )

@@ -189,11 +189,12 @@ class CommandBuffer:
     words: the whole image; the first `command_words` are commands, the rest data.
     patch() writes the final image; its cost is a few vector operations, whatever the number of
     commands. uses: what must still be open when it is submitted (Device.prepare). kernels: names of
-    those it launches, for reports, where the driver notes them.
+    those it launches, for reports, where the driver notes them. launches: how many kernels it runs.
     """
 
     uses: tuple[Buffer | Program, ...] = ()
     kernels: tuple[str, ...] = ()
+    launches: int = 0
 
     def __init__(
         self, words: NDArray[np.uint32], command_words: int, relocations: Sequence[Relocation]

@@ -11,6 +11,8 @@ UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are l
 UGPU_RECORD           file that receives all that is done to a device behind a PCI transport
 UGPU_CRASHES          folder for bundles of evidence, one for each failure of a device (default:
                       $XDG_STATE_HOME/ugpu/crashes); 0: none are written
+UGPU_OBSERVE          folder for the sockets by which other processes of this user read telemetry of
+                      open devices (default: $XDG_RUNTIME_DIR/ugpu-observe); 0: none
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
 UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, by the
                       beginning of their LLVM names, separated by commas: avx512,amx
@@ -48,6 +50,7 @@ class Config:
     host_caches: tuple[int, int] | None = None
     objects_folder: Path | None = None
     crash_folder: Path | None = None
+    observe_folder: Path | None = None
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -68,6 +71,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         objects_folder=_path(environment, "UGPU_OBJECTS"),
         log_level=level,
         crash_folder=_crash_folder(environment),
+        observe_folder=_observe_folder(environment),
         trace_file=_path(environment, "UGPU_TRACE"),
         record_file=_path(environment, "UGPU_RECORD"),
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
@@ -117,6 +121,17 @@ def _crash_folder(environment: Mapping[str, str]) -> Path | None:
         return Path("~/.local/state/ugpu/crashes").expanduser()
     except RuntimeError:
         return None
+
+
+def _observe_folder(environment: Mapping[str, str]) -> Path | None:
+    """Without a runtime folder, in the system's temporary one; hcq.observe checks whose it is."""
+    text = environment.get("UGPU_OBSERVE")
+    if text:
+        return None if text == "0" else _expanded("UGPU_OBSERVE", text)
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return _expanded("XDG_RUNTIME_DIR", runtime) / "ugpu-observe"
+    return Path(tempfile.gettempdir()) / f"ugpu-observe-{os.geteuid()}"
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

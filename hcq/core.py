@@ -21,7 +21,16 @@ from hcq import trace
 from hcq.buffer import Buffer
 from hcq.checks import WORD, seconds, whole
 from hcq.closing import Closing
-from hcq.command import Command, CommandBuffer, Signal, Symbol, check_open, uses, values_of
+from hcq.command import (
+    Command,
+    CommandBuffer,
+    Launch,
+    Signal,
+    Symbol,
+    check_open,
+    uses,
+    values_of,
+)
 from hcq.crash import Keeper
 from hcq.errors import (
     BadArgument,
@@ -44,6 +53,7 @@ from hcq.timeline import Timeline
 if TYPE_CHECKING:
     from hcq.device import Device
     from hcq.driver import Driver
+    from hcq.observe import Observer
     from hcq.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -57,6 +67,11 @@ def core_of(device: Device) -> Core:
     return device._core
 
 
+def launches_of(commands: Sequence[Command]) -> int:
+    """How many of the commands launch a kernel."""
+    return sum(isinstance(command, Launch) for command in commands)
+
+
 class Core(Closing):
     """The device-independent part of one device. See hcq.driver for how the parts fit together.
 
@@ -66,7 +81,8 @@ class Core(Closing):
     driver: what it calls. device: the user's object. limit_s: how long a wait may take where its
     caller does not say (seconds), as the driver's clock counts it. last_failure: what the last
     `reset` mended. resets: how many there were. keeper: writes the first failure's bundle.
-    replaying: a replay that has begun, see `complete`.
+    replaying: a replay that has begun, see `complete`. launches: kernels submitted so far. errors:
+    failures so far, by class. observer: serves telemetry, where it is offered (hcq.observe).
     """
 
     device: Device
@@ -77,6 +93,9 @@ class Core(Closing):
         self.driver = driver
         self.last_failure: UgpuError | None = None
         self.resets = 0
+        self.launches = 0
+        self.errors: dict[str, int] = {}
+        self.observer: Observer | None = None
         self.keeper = Keeper(driver.name)
         self.capturing: Capture | None = None
         self.replaying: Replay | None = None
@@ -161,11 +180,13 @@ class Core(Closing):
                         return self.capturing.record(hardware, commands)
                     end = Signal(hardware.timeline, Symbol("signal"))
                     encoded = hardware.encode([*commands, end])
+                    encoded.launches = launches_of(commands)
                 self.complete()
                 if hardware.room(len(encoded.words)):
                     value = hardware.timeline.last + 1
                     hardware.submit(encoded, values_of(encoded, value))
                     hardware.timeline.last = value
+                    self.launches += encoded.launches
                     return value
             self.await_room(hardware, len(encoded.words))
 
@@ -204,6 +225,7 @@ class Core(Closing):
         end = Signal(hardware.timeline, Symbol("signal"))
         prepared = hardware.encode([*commands, end])
         prepared.uses = uses(commands)
+        prepared.launches = launches_of(commands)
         return prepared
 
     def submit_prepared(
@@ -224,6 +246,7 @@ class Core(Closing):
                     value = hardware.timeline.last + 1
                     hardware.submit_prepared(prepared, value, parameters)
                     hardware.timeline.last = value
+                    self.launches += prepared.launches
                     return value
             self.await_room(hardware, len(prepared.words))
 
@@ -349,6 +372,8 @@ class Core(Closing):
         self.check_alive()
 
     def _note(self, failure: UgpuError) -> None:
+        kind = type(failure).__name__
+        self.errors[kind] = self.errors.get(kind, 0) + 1
         self.keeper.keep(failure, self.driver.evidence)
         trace.point("failure", device=self.name, error=failure)
 
@@ -410,6 +435,8 @@ class Core(Closing):
 
     def stop_helpers(self) -> None:
         """See Closing."""
+        if self.observer is not None:
+            self.observer.stop()
         self.followers.stop()
         if self._transfer is not None:
             self._transfer.stop()

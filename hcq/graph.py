@@ -95,6 +95,7 @@ class Capture:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.closed = False
+        self.launches = 0  # kernels in a replay
         self._serial = next(_serials)
         # One replay at a time. An RLock: the thread that an exception took away on its way to
         # releasing it comes in again.
@@ -197,6 +198,7 @@ class Capture:
                     if full is None:
                         ends = self._patch(places, addresses, scalars)
                         self.core.replaying = Replay(self, ends)
+                        self.core.launches += self.launches
                         self.core.complete()
                         return
                 self.core.await_room(full, 0)
@@ -324,6 +326,7 @@ class Capture:
         for hardware, commands in self._commands.items():
             final = CAPTURED | self._serial << 32 | self._submissions[hardware.timeline]
             encoded = hardware.encode(self._resolve(commands, points, (hardware.timeline, final)))
+            self.launches += sum(isinstance(command, Launch) for command in commands)
             self._images.append(self._place(hardware, encoded))
         self._commands.clear()
 

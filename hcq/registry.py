@@ -136,6 +136,8 @@ NODE_DRIVERS: dict[str, NodeDriver] = {
 _recorded = itertools.count(1)
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
+# Names of devices that offer no telemetry to other processes: there is nothing to measure.
+UNOBSERVED = ("cpu", "recording:")
 PLANNED = ("kfd", "kgsl", "tcp")
 
 
@@ -194,6 +196,10 @@ def open(name: str = "auto", **options: object) -> Device:
     with trace.step("open", device=name):
         device = _open_named(name, options)
     device.limit_s = config().wait_limit_s
+    folder = config().observe_folder
+    if folder is not None and not name.startswith(UNOBSERVED):
+        core = device.driver.core
+        core.observer = _load("hcq.observe:offer")(core, folder)
     return device
 
 

@@ -1,9 +1,18 @@
-"""Sensors of a device, under names and units shared by all vendors."""
+"""Telemetry of a device, under names and units shared by all vendors.
+
+`Sensor` is what a driver offers, `Sample` what one sensor read, `Telemetry` the whole of one device
+at one moment: what `ugpu top` shows, what the owner of a device serves (hcq.observe), and what
+metrics are made from. docs/telemetry.md lists the names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+from hcq.errors import TransportError
+
+FORMAT = "ugpu telemetry 1"
 
 
 @dataclass(frozen=True)
@@ -23,3 +32,81 @@ class Sensor:
     def __repr__(self) -> str:
         label = f"[{self.label}]" if self.label else ""
         return f"<Sensor {self.name}{label} in {self.unit}>"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a sensor read."""
+
+    name: str
+    unit: str
+    value: float
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """One device at one moment. Counters count since the device was opened.
+
+    state: "ok", "failed" (`failure` says why) or "closing". pid, command: the process that owns the
+    device. time: seconds since the epoch. samples: `samples_age_s` old; None: never read; `trouble`
+    says why they are not newer. launches: kernels submitted, those of replayed graphs included.
+    submissions: command buffers. queue_depth: submissions that have not ended. resets: attempts.
+    errors: by class (hcq.errors).
+    """
+
+    device: str
+    target: str
+    state: str
+    pid: int
+    command: str
+    time: float
+    failure: str = ""
+    open_s: float = 0.0
+    samples: tuple[Sample, ...] = ()
+    samples_age_s: float | None = None
+    trouble: str = ""
+    launches: int = 0
+    submissions: int = 0
+    queue_depth: int = 0
+    resets: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    def value(self, name: str, label: str | None = None) -> float | None:
+        """What the first sensor of this name (and label) read; None where there is none."""
+        for sample in self.samples:
+            if sample.name == name and label in (None, sample.label):
+                return sample.value
+        return None
+
+    def as_json(self) -> dict[str, object]:
+        """As JSON has it; `from_json` reads it."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {"format": FORMAT, **values, "samples": [vars(sample) for sample in self.samples]}
+
+
+def from_json(found: object) -> Telemetry:
+    """Read what `as_json` made; unknown members are left out, so that a newer owner can be read.
+    TransportError for anything else."""
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        got = found.get("format") if isinstance(found, dict) else type(found).__name__
+        raise TransportError(f"expected format {FORMAT!r}, got {got!r}")
+    known = {each.name for each in fields(Telemetry)} & found.keys()
+    values = {name: found[name] for name in known}
+    try:
+        values["samples"] = tuple(
+            Sample(str(one["name"]), str(one["unit"]), float(one["value"]), str(one["label"]))
+            for one in values.get("samples", ())
+        )
+        values["errors"] = {str(k): int(v) for k, v in dict(values.get("errors", {})).items()}
+        for name in ("pid", "launches", "submissions", "queue_depth", "resets"):
+            values[name] = int(values.get(name, 0))
+        for name in ("time", "open_s"):
+            values[name] = float(values.get(name, 0.0))
+        age = values.get("samples_age_s")
+        values["samples_age_s"] = None if age is None else float(age)
+        for name in ("device", "target", "state", "command", "failure", "trouble"):
+            values[name] = str(values.get(name, ""))
+        return Telemetry(**values)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise TransportError(f"malformed telemetry: {type(error).__name__}: {error}") from None

@@ -84,7 +84,8 @@ def run_info(name: str, out: Output) -> int:
         facts |= next((one.facts for one in listed() if name in names_of(one)), {})
         readings = read_sensors(device)
     rows: list[tuple[str, object]] = [human(*fact) for fact in _flat(facts)]
-    rows += [(f"sensor {reading.words}", reading) for reading in readings]
+    shows = [each for each in readings if each.unit != "flag" or each.value]
+    rows += [(f"sensor {reading.words}", reading) for reading in shows]
     out.table(("fact", "value"), rows)
     out.result({**facts, "sensors": [asdict(reading) for reading in readings]})
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert found == Config(
         cache_folder=Path("~/.cache/ugpu").expanduser(),
         crash_folder=Path("~/.local/state/ugpu/crashes").expanduser(),
+        observe_folder=Path(tempfile.gettempdir()) / f"ugpu-observe-{os.geteuid()}",
     )
 
 
@@ -34,6 +37,7 @@ def test_every_setting() -> None:
             "UGPU_WAIT_LIMIT": "2.5",
             "UGPU_RECORD": "/tmp/record",
             "UGPU_CRASHES": "/tmp/crashes",
+            "UGPU_OBSERVE": "/tmp/observe",
         }
     )
     assert found == Config(
@@ -45,7 +49,11 @@ def test_every_setting() -> None:
         2.5,
         record_file=Path("/tmp/record"),
         crash_folder=Path("/tmp/crashes"),
+        observe_folder=Path("/tmp/observe"),
     )
+    assert from_environment({"UGPU_OBSERVE": "0"}).observe_folder is None
+    runtime = from_environment({"XDG_RUNTIME_DIR": "/run/user/7"})
+    assert runtime.observe_folder == Path("/run/user/7/ugpu-observe")
     assert from_environment({"UGPU_CRASHES": "0"}).crash_folder is None
     assert from_environment({"XDG_STATE_HOME": "/s"}).crash_folder == Path("/s/ugpu/crashes")
     assert from_environment({"XDG_CACHE_HOME": "/c"}).cache_folder == Path("/c/ugpu")

@@ -44,6 +44,7 @@ class Folders:
             "UGPU_OBJECTS": str(kept / "objects"),
             "UGPU_CACHE": str(own / "cache"),
             "UGPU_CRASHES": "0",
+            "UGPU_OBSERVE": "0",
             "HOME": str(own / "home"),
             "XDG_CACHE_HOME": str(own / "home" / ".cache"),
         }
