@@ -249,7 +249,9 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
             load_components(units, firmware, done)
         except FirmwareError as error:
             # From the start next time: what is noted may be wrong.
-            psp.forget_components(refused=isinstance(error, FirmwareRejected))
+            if done:
+                error.facts["resumed_after"] = done
+            psp.forget_components(refused=isinstance(error, FirmwareRejected) or done > 0)
             raise
     with stages.stage("PSP ring"):
         psp.create_ring(destroy_first=done > 0)

@@ -33,6 +33,7 @@ from hcq.errors import (
     ChipError,
     DeviceLost,
     DeviceNotFound,
+    FirmwareError,
     LinkError,
     UgpuError,
 )
@@ -135,7 +136,16 @@ class AmDriver(Driver):
                 self.firmware = load_firmware(self.firmware_source, self.facts)
             boot.make_fresh(units, stages)
             units.memory.own()
-            self.generation.cold_boot(units, self.firmware, stages)
+            try:
+                self.generation.cold_boot(units, self.firmware, stages)
+            except FirmwareError as error:
+                if not error.facts.get("resumed_after"):
+                    raise
+                # The boot before noted a component and was cut off before it handed it over.
+                log.warning("%s: a boot that was cut off does not go on: %s", self.name, error)
+                boot.make_fresh(units, stages)
+                units.memory.own()
+                self.generation.cold_boot(units, self.firmware, stages)
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()
         self._make_queues()

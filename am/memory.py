@@ -241,8 +241,9 @@ class AddressSpace:
 
     def _map_shared(self, mapping: Mapping, flags: int) -> None:
         """VRAM in one run that the host reaches through its window."""
-        start = self.heap.allocate(mapping.size, PAGE, mapping)
-        mapping.pieces.append((start, mapping.size))
+        # ORDER: in one line, so that no exception comes between and leaves the memory allocated.
+        mapping.pieces.append((self.heap.allocate(mapping.size, PAGE, mapping), mapping.size))
+        start = mapping.pieces[0][0]
         vram = self.chip.vram
         if start + mapping.size > vram.visible:
             raise OutOfMemory("shared memory must lie in visible VRAM", size=mapping.size)

@@ -8,12 +8,12 @@ switches the card's supply.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from hcq.errors import BadArgument, DeviceLost, TransportError, UgpuError
 from usbgpu.bridge import SECTOR, SLOT, SRAM_SIZE, Completion, Status, Tlp
@@ -108,8 +108,9 @@ class CustomBridge:
         with self._lock:
             for start in range(0, size, _LARGEST_STREAM):
                 want = min(_LARGEST_STREAM, size - start)
-                self._send(Tlp.MEMORY_READ, 0xF, _STREAM_READ, address + start, want // 4)
-                parts.append(self._bulk_in(want, _STREAM_LIMIT_S))
+                place = (_STREAM_READ, address + start, want // 4)
+                arm = functools.partial(self._send, Tlp.MEMORY_READ, 0xF, *place)
+                parts.append(self._bulk_in(arm, want, _STREAM_LIMIT_S))
         return b"".join(parts)
 
     def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:
@@ -122,8 +123,9 @@ class CustomBridge:
         with self._lock:
             for start in range(0, len(view), _LARGEST_STREAM):
                 part = view[start : start + _LARGEST_STREAM]
-                self._send(Tlp.MEMORY_WRITE, 0xF, _STREAM_WRITE, address + start, len(part) // 4)
-                self._bulk_out(part, _STREAM_LIMIT_S)
+                place = (_STREAM_WRITE, address + start, len(part) // 4)
+                arm = functools.partial(self._send, Tlp.MEMORY_WRITE, 0xF, *place)
+                self._bulk_out(arm, part, _STREAM_LIMIT_S)
 
     def _send(self, kind: Tlp, enable: int, mode: int, address: int, value: int) -> None:
         place = _PLACE.pack(address & 0xFFFF_FFFF, address >> 32, value)
@@ -138,8 +140,8 @@ class CustomBridge:
             return b""
         sectors = -(-size // SECTOR)
         with self._lock:
-            self._arm(_TO_HOST | sectors, offset, size)
-            data = self._bulk_in(sectors * SECTOR, _SRAM_LIMIT_S, begun)
+            arm = functools.partial(self._arm, _TO_HOST | sectors, offset, size)
+            data = self._bulk_in(arm, sectors * SECTOR, _SRAM_LIMIT_S, begun)
             self._owed = None
         return data[:size]
 
@@ -158,8 +160,8 @@ class CustomBridge:
         if len(view) % SECTOR:
             view = memoryview(bytes(view).ljust(sectors * SECTOR, b"\0"))
         with self._lock:
-            self._arm(sectors, offset, len(view))
-            self._bulk_out(view, _SRAM_LIMIT_S, meanwhile)
+            arm = functools.partial(self._arm, sectors, offset, len(view))
+            self._bulk_out(arm, view, _SRAM_LIMIT_S, meanwhile)
             self._owed = None
 
     def _arm(self, sectors: int, offset: int, size: int) -> None:
@@ -176,9 +178,9 @@ class CustomBridge:
         size = (owed & ~_TO_HOST) * SECTOR
         try:
             if owed & _TO_HOST:
-                self._bulk_in(size, _CONTROL_LIMIT_S)
+                self._bulk_in(_armed, size, _CONTROL_LIMIT_S)
             else:
-                self._bulk_out(memoryview(bytes(size)), _CONTROL_LIMIT_S)
+                self._bulk_out(_armed, memoryview(bytes(size)), _CONTROL_LIMIT_S)
         except TransportError as error:
             log.debug("a transfer that was cut off is not finished: %s", error)
 
@@ -204,10 +206,16 @@ class CustomBridge:
         return data
 
     def _bulk_out(
-        self, data: memoryview, limit_s: float, meanwhile: Callable[[], object] | None = None
+        self,
+        arm: Callable[[], object],
+        data: memoryview,
+        limit_s: float,
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        self.transfers += 1
-        with self._cleaning(DATA_OUT):
+        """Send `data` after `arm`, the request that has the firmware expect it."""
+        try:
+            arm()
+            self.transfers += 1
             pending = self.usb.submit_out(DATA_OUT, data)
             try:
                 if meanwhile is not None:
@@ -216,13 +224,24 @@ class CustomBridge:
             except BaseException:
                 pending.cancel()
                 raise
+        except DeviceLost:
+            raise
+        except BaseException:
+            self._clear(DATA_OUT)
+            raise
 
     def _bulk_in(
-        self, size: int, limit_s: float, begun: Callable[[], object] | None = None
+        self,
+        arm: Callable[[], object],
+        size: int,
+        limit_s: float,
+        begun: Callable[[], object] | None = None,
     ) -> bytes:
-        self.transfers += 1
-        packet = self.usb.packet_size(DATA_IN)
-        with self._cleaning(DATA_IN):
+        """Receive `size` bytes after `arm`, the request that has the firmware send them."""
+        try:
+            arm()
+            self.transfers += 1
+            packet = self.usb.packet_size(DATA_IN)
             pending = self.usb.submit_in(DATA_IN, -(-size // packet) * packet)
             try:
                 if begun is not None:
@@ -236,22 +255,21 @@ class CustomBridge:
                     f"endpoint {DATA_IN:#x}: expected {size} bytes, got {len(data)}",
                     endpoint=DATA_IN, length=len(data),
                 )  # fmt: skip
-        return data
-
-    @contextlib.contextmanager
-    def _cleaning(self, endpoint: int) -> Iterator[None]:
-        """After a transfer that failed, end what the firmware still expects of it: CLEAR_FEATURE
-        resets the endpoint there and cancels a stream."""
-        try:
-            yield
         except DeviceLost:
             raise
         except BaseException:
-            try:
-                self.usb.clear_halt(endpoint)
-            except UgpuError as error:
-                log.debug("endpoint %#x is not cleared: %s", endpoint, error)
+            self._clear(DATA_IN)
             raise
+        return data
+
+    def _clear(self, endpoint: int) -> None:
+        """After a transfer that failed, end what the firmware still expects of it: CLEAR_FEATURE
+        resets the endpoint there and cancels a stream. ORDER: at once, as it would cancel a later
+        stream too: not from a generator, which an exception may leave to the garbage collector."""
+        try:
+            self.usb.clear_halt(endpoint)
+        except UgpuError as error:
+            log.debug("endpoint %#x is not cleared: %s", endpoint, error)
 
     def close(self) -> None:
         """See Bridge.close."""
@@ -259,6 +277,10 @@ class CustomBridge:
 
     def __repr__(self) -> str:
         return f"<CustomBridge {self.usb.identity.serial or self.usb.identity.port}>"
+
+
+def _armed() -> None:
+    """The firmware expects the transfer already."""
 
 
 def _completion(status: int, value: int) -> Completion:

@@ -30,27 +30,32 @@ class Combiner:
     def batch(self) -> Iterator[None]:
         """See Transport.batch. What was written before an exception arrives too."""
         with self._lock:
-            self._depth += 1
+            before = self._depth
             try:
+                self._depth = before + 1
                 yield
             except BaseException:
                 with contextlib.suppress(UgpuError):  # the first one tells more
-                    self._leave()
+                    self._leave(before)
                 raise
             else:
-                self._leave()
+                self._leave(before)
 
-    def _leave(self) -> None:
-        self._depth -= 1
-        if not self._depth:
+    def _leave(self, depth: int) -> None:
+        self._depth = depth
+        if not depth:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is held back."""
+        """Send what is held back. What an exception other than ours cuts off is sent again."""
         with self._lock:
             if self._held:
-                held, self._held = self._held, bytearray()
-                self._bridge.write_memory(self._first, held)
+                try:
+                    self._bridge.write_memory(self._first, bytes(self._held))
+                except UgpuError:
+                    self._held = bytearray()
+                    raise
+                self._held = bytearray()
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Write whole dwords."""

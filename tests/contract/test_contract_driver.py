@@ -65,7 +65,7 @@ def test_memory(device: Device, placement: Placement) -> None:
     first, second = made
     assert all(isinstance(buffer, Buffer) and buffer.size == 5000 for buffer in made)
     assert all(int(buffer.address) % 256 == 0 for buffer in made)
-    assert all((buffer.view is not None) == (placement is Placement.HOST) for buffer in made)
+    assert all((buffer.access is not None) == (placement is Placement.HOST) for buffer in made)
     low, high = sorted(int(buffer.address) for buffer in made)
     assert low + 5000 <= high
     values = np.arange(5000, dtype=np.uint32).astype(np.uint8)

@@ -96,8 +96,8 @@ def test_a_child_in_flight_and_its_own_device(opener: Callable[[], Device]) -> N
     name = device.name
     program = device.load(contract_object(device.target))
     flag = device.alloc(64, placement=Placement.HOST)
-    assert flag.view is not None
-    flag.view[:] = bytes(64)
+    assert flag.access is not None
+    flag.access[:] = bytes(64)
     out = device.alloc(64)
     with device.queue() as queue:
         queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
@@ -113,7 +113,7 @@ def test_a_child_in_flight_and_its_own_device(opener: Callable[[], Device]) -> N
         device.queue().fill(out, 6).submit()
         found = in_child({"own": own, "leave": lambda: graph.__exit__(None)})
         assert found == {"own": "accepted", "leave": "Closed"}
-    flag.view[:] = b"\1" * 64
+    flag.access[:] = b"\1" * 64
     device.synchronize()
     assert out.numpy(np.uint32)[0] == 5
     graph.replay()

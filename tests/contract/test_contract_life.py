@@ -65,7 +65,7 @@ def test_use_after_close(opener: Callable[[], Device]) -> None:
 def test_closing_waits_for_work(opener: Callable[[], Device]) -> None:
     with opener() as device:
         result = device.alloc(1 << 20, placement=Placement.HOST)
-        view = result.view
+        view = result.access
         for number in range(10):
             device.queue(QueueKind.COPY).fill(result, number).submit()
     assert view is not None
@@ -114,8 +114,8 @@ def test_a_hang_is_reported_and_survived(opener: Callable[[], Device]) -> None:
         args = (out, np.uint64(40), np.uint8(2))
         queue.launch(program["wide"], grid=(1,), block=(1,), args=args)
     assert out.numpy(np.uint64)[0] == 42
-    assert flag.view is not None
-    flag.view[:] = bytes([1] * 64)  # lets a kernel that could not be killed end by itself
+    assert flag.access is not None
+    flag.access[:] = bytes([1] * 64)  # lets a kernel that could not be killed end by itself
 
 
 def test_graphs_outlive_a_reset(opener: Callable[[], Device]) -> None:
@@ -124,21 +124,21 @@ def test_graphs_outlive_a_reset(opener: Callable[[], Device]) -> None:
     program = device.load(contract_object(device.target))
     flag = device.alloc(64, placement=Placement.HOST)
     out = device.alloc(64)
-    assert flag.view is not None
-    flag.view[:] = bytes([1] * 64)
+    assert flag.access is not None
+    flag.access[:] = bytes([1] * 64)
     with device.capture() as graph, device.queue() as queue:
         queue.launch(program["spin"], grid=(1,), block=(1,), args=(flag,)).barrier()
         args = (out, Parameter(0, 8), np.uint8(1))
         queue.launch(program["wide"], grid=(1,), block=(1,), args=args)
     graph.replay(parameters=[1])
     assert out.numpy(np.uint64)[0] == 2
-    flag.view[:] = bytes(64)
+    flag.access[:] = bytes(64)
     graph.replay(parameters=[10])
     with pytest.raises(DeviceHang):
         graph.wait(limit_s=0.1)
     with pytest.raises(DeviceHang):
         graph.replay(parameters=[20])
-    flag.view[:] = bytes([1] * 64)
+    flag.access[:] = bytes([1] * 64)
     device.reset()
     graph.replay(parameters=[30])
     assert out.numpy(np.uint64)[0] == 31

@@ -11,7 +11,7 @@ from typing import Any
 from hcq.errors import UgpuError
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVERS = ("am", "hcq", "nv")
+DRIVERS = ("am", "hcq", "nv", "usbgpu")
 #: Models stand for hardware, which no exception stops; what they call does too.
 ELSEWHERE = ("/virtual/", "/hcq/emu/", "/compiler/", "/nv/assemble", "/hcq/diskcache")
 #: Functions without effects: an exception in them is one at the line that calls them.
