@@ -406,7 +406,12 @@ def bus_reset(units: Units) -> None:
 
     NotSupported where the transport cannot reach the slot.
     """
-    _reset_chip(units, lambda: units.chip.transport.reset(ResetKind.BUS))
+    slot_reset(units, ResetKind.BUS)
+
+
+def slot_reset(units: Units, kind: ResetKind) -> None:
+    """The same by any reset that the transport offers."""
+    _reset_chip(units, lambda: units.chip.transport.reset(kind))
 
 
 def _reset_chip(units: Units, strike: Callable[[], None]) -> None:

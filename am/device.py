@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from am import boot, reset
+from am import boot
 from am.chip import Chip
 from am.driver import AmDriver
 from am.firmware import FirmwareSource
@@ -13,6 +13,7 @@ from am.gmc import QUEUE_VMID, VMIDS
 from hcq.config import config
 from hcq.device import Device
 from hcq.errors import BadArgument
+from hcq.ladder import Attempt
 from hcq.registry import Attachment
 from hcq.transport.base import Transport
 
@@ -94,6 +95,6 @@ class AmDevice(Device):
         return self._driver.vram_lost
 
     @property
-    def reset_report(self) -> list[reset.Step]:
-        """The steps that the last reset took, the mildest first, and which of them helped."""
+    def reset_report(self) -> list[Attempt]:
+        """The rungs that the last reset tried, the mildest first, and which of them helped."""
         return self._driver.reset_report

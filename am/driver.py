@@ -17,6 +17,7 @@ from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
 from am.generations.record import generation_of
 from am.gfx import PRIVATE_BASE, SHARED_BASE
+from am.ih import Interrupt
 from am.memory import PAGE, AddressSpace, Mapping
 from am.mqd import QueueMemory
 from am.programs import Programs
@@ -37,6 +38,7 @@ from hcq.errors import (
     LinkError,
     UgpuError,
 )
+from hcq.ladder import Attempt, Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
@@ -96,7 +98,9 @@ class AmDriver(Driver):
         self.warm = False
         self.images: weakref.WeakSet[HostImage] = weakref.WeakSet()  # those that lie in VRAM
         self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
-        self.reset_report: list[reset.Step] = []
+        self.reset_report: list[Attempt] = []  # rungs that the last reset tried
+        self.unfinished: Level | None = None  # the harshest rung of a reset that did not end
+        self.reports: list[Interrupt] = []  # entries taken from the ring and not explained yet
         self.clock_hertz = self.facts.generation.clock_hertz
         self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
         self._looked_at = 0.0
@@ -252,6 +256,11 @@ class AmDriver(Driver):
         )
 
     @property
+    def ring_queues(self) -> list[RingQueue]:
+        """All queues, compute queues first."""
+        return [queue for kind in QueueKind for queue in self._queues[kind]]
+
+    @property
     def compute_queues(self) -> list[ComputeQueue]:
         queues = self._queues[QueueKind.COMPUTE]
         return [queue for queue in queues if isinstance(queue, ComputeQueue)]
@@ -299,8 +308,11 @@ class AmDriver(Driver):
         self.chip.link.restore()
         self.transport.close()
 
-    def recover(self) -> None:
-        reset.recover(self)
+    def recover(self, only: Level | None = None) -> Recovery:
+        return reset.recover(self, only)
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        return reset.plan(self, only)
 
     # ---- memory ------------------------------------------------------------------------------
 
@@ -379,8 +391,10 @@ class AmDriver(Driver):
     def poll(self) -> UgpuError | None:
         ended = [(queue, queue.ended) for queue in self.compute_queues]
         overflows = self.units.ih.overflows
-        for entry in self.units.ih.drain():
-            failure = self.reporter.explain(entry)
+        self.reports += self.units.ih.drain()
+        while self.reports:
+            failure = self.reporter.explain(self.reports[0])
+            del self.reports[0]
             if failure is not None:
                 return failure
         if self.units.ih.overflows != overflows and (failure := self.reporter.latched()):

@@ -246,6 +246,17 @@ class SqWord:
         return kind(f"{name}a wave stopped: {what}{at}", remedy=REMEDY, **facts)
 
 
+def is_wave_client(client: str) -> bool:
+    """Whether a hub's client acts for a kernel."""
+    return client in _WAVES
+
+
+def sdma_engine(interrupt: Interrupt) -> str:
+    """The copy engine that reports a failure by this entry; "" for any other entry."""
+    reports = interrupt.client == CLIENT_GFX and interrupt.source in _SDMA_SOURCES
+    return f"SDMA{interrupt.ring >> 4 & 0xF}" if reports else ""
+
+
 def is_packet_error(interrupt: Interrupt) -> bool:
     """Whether the command processor refuses a packet by this entry."""
     return interrupt.client == CLIENT_GRBM_CP and interrupt.source in _CP_PACKETS
@@ -275,7 +286,7 @@ def sdma_error(interrupt: Interrupt, state: dict[str, object]) -> UgpuError | No
     if what is None or interrupt.client != CLIENT_GFX:
         return None
     facts: dict[str, object] = {
-        "engine": f"SDMA{interrupt.ring >> 4 & 0xF}",
+        "engine": sdma_engine(interrupt),
         "queue": interrupt.ring & 0xF,
         "vmid": interrupt.vmid,
         "data": tuple(hex(word) for word in interrupt.data),

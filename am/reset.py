@@ -1,230 +1,322 @@
-"""Reset: a ladder from taking one queue off the hardware to resetting the whole chip.
+"""Reset: the rungs of the ladder (hcq.ladder) that the driver of an open card has.
 
-Policy: which rung first, when to go on to the next. Every step is recorded in
-`device.reset_report`; nothing goes down the ladder silently. A rung counts only when every queue
-has executed something afterwards. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft reset, queue
-reset), smu_v13_0_0_ppt.c (mode1). There is no reset of single pipes: the command processor's
-firmware of gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its
-own back).
+Policy: what each rung does and in which order they come. A rung counts only when every queue it set
+up again has executed something. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft reset, queue
+reset), smu_v13_0_0_ppt.c (mode1; mode2 is for MP1 13.0.10 alone), soc21.c (soc21_asic_reset_method:
+mode1 for the others). Single pipes are not reset: the command processor's firmware of gfx11 does
+not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its own back).
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from am import boot
+from am import boot, discovery
+from am.diagnosis import diagnose, failed_queues, reports, stands_still
 from am.firmware import load_firmware
+from am.queue import ComputeQueue, CopyQueue
 from am.units import Units
-from hcq import trace
 from hcq.command import Signal, Symbol, values_of
-from hcq.errors import (
-    ChipError,
-    DeviceLost,
-    FirmwareError,
-    LinkError,
-    NotSupported,
-    UnitTimeout,
-)
+from hcq.errors import ChipError, DeviceLost, NotSupported, UnitTimeout
+from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from hcq.memory import Placement
 from hcq.timeline import Timeline
+from hcq.transport.base import ResetKind
+from hcq.transport.pci_config import capability
+from hcq.uapi import constants
 
 if TYPE_CHECKING:
     from am.driver import AmDriver
-
-log = logging.getLogger(__name__)
+    from am.ih import Interrupt
+    from am.queue import RingQueue
 
 PROOF_LIMIT_S = 0.5  # how long a queue may take to show that it lives again
+_FAILED_WORK = "work of the queues that failed"
+_ALL_WORK = "work of all queues; memory, programs and firmware stay"
+_MEMORY = "work of all queues and the content of device memory; programs are loaded again"
 
 
-@dataclass(frozen=True)
-class Step:
-    """One rung that was tried."""
-
-    name: str
-    worked: bool
-    seconds: float
-    detail: str = ""
+def plan(driver: AmDriver, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+    """What `recover` would do; changes nothing of the card but its TLBs."""
+    diagnosis = diagnose(driver)
+    ladder = Ladder(driver.name, Rungs(driver).all(), driver.clock)
+    return diagnosis, ladder.plan(diagnosis, only)
 
 
-def recover(driver: AmDriver) -> None:
-    """Bring the device back by the mildest rung that works; raises what the last one met."""
-    driver.reset_report = []
-    driver.vram_lost = False
+def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
+    """Bring the device back by the mildest rung that can help and works, or by those of level
+    `only`; raises what the last one met."""
+    rungs = Rungs(driver)
+    ladder = Ladder(driver.name, rungs.all(), driver.clock)
     if not driver.transport.present():
         raise DeviceLost(
             f"{driver.name} does not respond, so it cannot be reset", device=driver.name
         )
-    rungs: list[tuple[str, Callable[[AmDriver], None]]] = [
-        ("take queues off", _drain),
-        ("kill waves", _kill_waves),
-        ("soft reset", _soft_reset),
-        ("mode1 reset", _mode1),
-        ("mode1 reset by the debug mailbox", _debug_mode1),
-        ("mode1 reset by the PSP", _psp_mode1),
-        ("bus reset", _bus_reset),
-    ]
-    firmware_broken = isinstance(driver.core.failure, FirmwareError | LinkError)
-    if driver.chip.lost():  # configuration space answers, the BARs do not: it was without power
-        rungs = [("boot after power loss", _after_power_loss)]
-    elif firmware_broken or driver.units.smu.stuck or not _hubs_answer(driver):
-        rungs = rungs[-4:]  # what is broken is not a queue
-    for position, (name, climb) in enumerate(rungs):
-        start = time.monotonic()
-        try:
-            with trace.step("am.reset", rung=name):
-                climb(driver)
-                prove(driver)
-        except (ChipError, FirmwareError, LinkError, NotSupported) as error:
-            _record(driver, Step(name, False, time.monotonic() - start, str(error)))
-            if position == len(rungs) - 1:
-                log.error("%s: no reset helps: %s", driver.name, _outcome(driver))
-                raise
-            continue
-        _record(driver, Step(name, True, time.monotonic() - start))
-        log.warning("%s: reset: %s", driver.name, _outcome(driver))
-        return
-
-
-def _record(driver: AmDriver, step: Step) -> None:
-    driver.reset_report.append(step)
-    log.debug("%s: %s", driver.name, step)
-
-
-def _outcome(driver: AmDriver) -> str:
-    """The whole ladder in a line."""
-    tried = ", ".join(
-        f"{step.name} {'worked' if step.worked else 'failed'}" for step in driver.reset_report
-    )
-    return tried + ("; the content of device memory is lost" if driver.vram_lost else "")
-
-
-def _hubs_answer(driver: AmDriver) -> bool:
+    if driver.unfinished is None:
+        driver.vram_lost = False
+    diagnosis = diagnose(driver)
     try:
+        ladder.climb(diagnosis, only, give_up=lambda: not driver.transport.present())
+    finally:
+        driver.reset_report = [one for one in ladder.attempts if not one.refused]
+    driver.unfinished = None
+    lost: frozenset[Placement] = frozenset()
+    if driver.vram_lost:
+        host = driver.transport.traits.host_memory
+        lost = frozenset({Placement.DEVICE} if host else Placement)
+    return Recovery(
+        diagnosis, tuple(ladder.attempts), tuple(rungs.restarted), rungs.concerned, lost
+    )
+
+
+class Rungs:
+    """The rungs of one reset. restarted: the queues that the last rung which acted set up anew."""
+
+    def __init__(self, driver: AmDriver) -> None:
+        self.driver = driver
+        self.restarted: list[RingQueue] = []
+        # Of a reset that was cut off nothing is known: all queues are set up again.
+        whole = driver.unfinished is not None
+        failed = driver.ring_queues if whole else failed_queues(driver, driver.core.failure)
+        self.failed = [*failed]
+        every = len(failed) == len(driver.ring_queues)
+        self.concerned = () if every else tuple(failed)
+
+    def all(self) -> list[PlainRung]:
+        """Every rung, mildest first."""
+        return [
+            self._rung(
+                "take queues off", Level.QUEUE, _FAILED_WORK, self._drain, self._check_drains
+            ),
+            self._rung("kill waves", Level.QUEUE, _FAILED_WORK, self._kill_waves),
+            self._rung(
+                "pipe reset", Level.PIPE, "work of the pipe's queues", lambda: None, _no_pipe_reset
+            ),
+            self._rung("soft reset", Level.BLOCK, _ALL_WORK, self._soft_reset),
+            self._rung(
+                "warm start", Level.WARM, _ALL_WORK, self._warm_start, self._check_firmware_runs
+            ),
+            self._rung(
+                "mode2 reset", Level.MODE2, _ALL_WORK, lambda: None, self._check_mode2
+            ),
+            self._whole(
+                "boot after power loss", Level.MODE1, boot.after_power_loss, self._check_not_booted
+            ),
+            self._whole(
+                "mode1 reset", Level.MODE1, boot.mode1_reset, self._check_secure_os_runs
+            ),
+            self._whole(
+                "mode1 reset by the debug mailbox", Level.MODE1, boot.debug_mode1_reset,
+                self._check_secure_os_runs,
+            ),
+            self._whole(
+                "mode1 reset by the PSP", Level.MODE1, boot.psp_mode1_reset,
+                self._check_secure_os_runs,
+            ),
+            self._whole(
+                "function-level reset", Level.FLR,
+                partial(boot.slot_reset, kind=ResetKind.FUNCTION), self._check_function_reset,
+            ),
+            self._whole(
+                "bus reset", Level.BUS, boot.bus_reset, partial(self._check_kind, ResetKind.BUS)
+            ),
+            self._whole(
+                "power cycle", Level.POWER, partial(boot.slot_reset, kind=ResetKind.POWER),
+                partial(self._check_kind, ResetKind.POWER),
+            ),
+        ]  # fmt: skip
+
+    def _rung(
+        self,
+        name: str,
+        level: Level,
+        cost: str,
+        act: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> PlainRung:
+        def noted() -> None:
+            """ORDER: noted first, so that a reset that is cut off is known to the next one."""
+            former = self.driver.unfinished
+            self.driver.unfinished = level if former is None else max(level, former)
+            act()
+
+        return PlainRung(name, level, cost, noted, partial(self._prove, level), check)
+
+    def _whole(
+        self,
+        name: str,
+        level: Level,
+        strike: Callable[[Units], None],
+        check: Callable[[], None],
+    ) -> PlainRung:
+        return self._rung(name, level, _MEMORY, partial(self._boot_again, strike), check)
+
+    # ---- preconditions -----------------------------------------------------------------------
+
+    def _check_drains(self) -> None:
+        if stands_still(self.driver.core.failure):
+            raise NotSupported("the queue stands still: what is in it does not end by itself")
+
+    def _check_secure_os_runs(self) -> None:
+        if not self.driver.units.psp.alive():
+            raise NotSupported("the PSP's secure OS does not run: no firmware takes the request")
+
+    def _check_firmware_runs(self) -> None:
+        self._check_secure_os_runs()
+        if not self.driver.units.smu.running():
+            raise NotSupported("the SMU's firmware does not run")
+
+    def _check_not_booted(self) -> None:
+        if not self.driver.chip.lost() and self.driver.units.psp.alive():
+            raise NotSupported("the chip is booted")
+
+    def _check_mode2(self) -> None:
+        version = ".".join(map(str, self.driver.facts.versions["MP1"]))
+        raise NotSupported(f"this driver does not know a mode2 reset of SMU {version}")
+
+    def _check_kind(self, kind: ResetKind) -> None:
+        transport = self.driver.transport
+        if kind not in transport.traits.resets:
+            raise NotSupported(f"{transport.name} offers no {kind.value} reset")
+
+    def _check_function_reset(self) -> None:
+        self._check_kind(ResetKind.FUNCTION)
+        regs, read = constants("pci_regs"), self.driver.transport.config_read
+        place = capability(read, regs.PCI_CAP_ID_EXP)
+        if place is None or not read(place + regs.PCI_EXP_DEVCAP, 4) & regs.PCI_EXP_DEVCAP_FLR:
+            raise NotSupported("the function has no function-level reset (Device Capabilities)")
+
+    # ---- actions -----------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Let what runs end, then set the queues up afresh."""
+        for queue in self.failed:
+            if isinstance(queue, ComputeQueue):
+                if not self.driver.units.gfx.stop_queue(queue.pipe, queue.queue):
+                    raise ChipError("the compute queue has not drained", queue=queue.name)
+            elif isinstance(queue, CopyQueue) and not queue.engine.stop():
+                raise ChipError("the copy queue has not drained", queue=queue.name)
+        self._restart(self.failed)
+
+    def _kill_waves(self) -> None:
+        """Kill the waves of compute queues, reset the engines of copy queues."""
+        for queue in self.failed:
+            if isinstance(queue, ComputeQueue):
+                gfx = self.driver.units.gfx
+                if not gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True):
+                    raise ChipError(
+                        "the compute queue could not be removed from the hardware",
+                        queue=queue.name,
+                    )
+            elif isinstance(queue, CopyQueue):
+                queue.engine.reset()
+        self._restart(self.failed)
+
+    def _soft_reset(self) -> None:
+        """Reset the command processors and copy engines."""
+        units = self.driver.units
+        with units.gfx.safe_mode():
+            units.gfx.soft_reset()
+        for engine in units.engines:
+            engine.reset()
+        boot.start_engines(units)
+        self._restart(self.driver.ring_queues)
+
+    def _warm_start(self) -> None:
+        """Set up everything but the firmware, as for a card that another process left running."""
+        units = self.driver.units
+        self._quiet()
+        boot.stop(units)
+        self.driver.generation.warm_attach(units, boot.Stages())
+        self.driver.route_copy_doorbells()
+        self._restart(self.driver.ring_queues)
+
+    def _quiet(self) -> None:
+        """Take off what still can be: nothing should reach for host memory when it is cut off."""
+        for queue in self.driver.compute_queues:
+            self.driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
+        for copy in self.driver.copy_queues:
+            copy.engine.stop()
+
+    def _boot_again(self, strike: Callable[[Units], None]) -> None:
+        """After a reset of everything: DEVICE memory is lost; page tables and programs come
+        back."""
+        driver, units = self.driver, self.driver.units
+        # ORDER: what the way back needs is in hand before the chip is reset.
+        if driver.firmware is None:
+            driver.firmware = load_firmware(driver.firmware_source, driver.facts)
+        if not driver.chip.lost() and units.psp.alive():
+            self._quiet()
+        driver.vram_lost = True
+        strike(units)
+        units.smu.stuck = False
+        boot.read_discovery(units.chip)
+        units.memory.own()
+        driver.generation.cold_boot(units, driver.firmware, boot.Stages())
+        boot.mark(units.chip, boot.IN_USE)
+        driver.route_copy_doorbells()
+        driver.programs.rewrite()
+        for image in list(driver.images):
+            image.rewrite()
+        self._restart(driver.ring_queues)
+
+    def _restart(self, queues: Sequence[RingQueue]) -> None:
+        """Empty rings, fresh hardware queues, no old reports, no stale translations."""
+        driver = self.driver
+        self.restarted = [*queues]
+        driver.reports += driver.units.ih.drain()
+        for hub in driver.units.gmc:
+            hub.clear_fault()
         driver.flush_tlb()
-    except ChipError:
-        return False
-    return True
+        for queue in queues:
+            queue.restart()
+            queue.timeline.restart()
+            if isinstance(queue, ComputeQueue):
+                driver.start_compute(queue)
+            elif isinstance(queue, CopyQueue):
+                driver.start_copy(queue)
+        found = [*driver.reports, *driver.units.ih.drain()]
+        driver.reports = [one for one in found if self._of_others(one)]
+
+    def _of_others(self, entry: Interrupt) -> bool:
+        """Whether an entry reports a failure of a queue that goes on. Page faults do not tell whose
+        they are, and count as those of the queues that failed."""
+        return any(
+            reports(entry, queue)
+            for queue in self.driver.ring_queues
+            if queue not in self.restarted
+        )
+
+    # ---- proof -------------------------------------------------------------------------------
+
+    def _prove(self, level: Level) -> dict[str, object]:
+        found: dict[str, object] = {}
+        if level >= Level.BLOCK:
+            found["discovery"] = check_discovery(self.driver)
+        self.driver.flush_tlb()
+        prove(self.driver, self.restarted)
+        return {**found, "TLB": "flushed", "ran": ", ".join(one.name for one in self.restarted)}
 
 
-# ---- rungs -------------------------------------------------------------------------------------
+def _no_pipe_reset() -> None:
+    raise NotSupported("the command processor's firmware does not support resets of single pipes")
 
 
-def _drain(driver: AmDriver) -> None:
-    """Let what runs end, then set the queues up afresh."""
-    for queue in driver.compute_queues:
-        if not driver.units.gfx.stop_queue(queue.pipe, queue.queue):
-            raise ChipError("the compute queue has not drained", queue=queue.name)
-    for copy in driver.copy_queues:
-        if not copy.engine.stop():
-            raise ChipError("the copy queue has not drained", queue=copy.name)
-    _restart_queues(driver)
+def check_discovery(driver: AmDriver) -> str:
+    """Read the discovery table from memory again, and check it; DiscoveryError."""
+    chip, generation = driver.chip, driver.chip.generation
+    start = chip.vram.size - generation.discovery_offset
+    found = discovery.parse(chip.vram.read(start, generation.discovery_size))
+    if found != chip.discovery:
+        raise ChipError("the discovery table is not the one that the chip was booted with")
+    return "valid"
 
 
-def _kill_waves(driver: AmDriver) -> None:
-    """Kill the waves of the compute queue, reset copy engines that do not rest."""
-    for queue in driver.compute_queues:
-        if not driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True):
-            raise ChipError(
-                "the compute queue could not be removed from the hardware", queue=queue.name
-            )
-    for copy in driver.copy_queues:
-        if not copy.engine.stop():
-            copy.engine.reset()
-    _restart_queues(driver)
-
-
-def _soft_reset(driver: AmDriver) -> None:
-    """Reset the command processors and copy engines."""
-    with driver.units.gfx.safe_mode():
-        driver.units.gfx.soft_reset()
-    for engine in driver.units.engines:
-        engine.reset()
-    boot.start_engines(driver.units)
-    _restart_queues(driver)
-
-
-def _mode1(driver: AmDriver) -> None:
-    """Reset the chip through its SMU and boot it again."""
-    _quiet(driver)
-    _boot_again(driver, boot.mode1_reset)
-
-
-def _debug_mode1(driver: AmDriver) -> None:
-    """The same by the SMU's debug mailbox."""
-    _quiet(driver)
-    _boot_again(driver, boot.debug_mode1_reset)
-
-
-def _psp_mode1(driver: AmDriver) -> None:
-    """The same by the secure OS."""
-    _quiet(driver)
-    _boot_again(driver, boot.psp_mode1_reset)
-
-
-def _bus_reset(driver: AmDriver) -> None:
-    """Reset the chip from its slot and boot it again."""
-    _quiet(driver)
-    _boot_again(driver, boot.bus_reset)
-
-
-def _after_power_loss(driver: AmDriver) -> None:
-    """Boot a chip that was pulled out and plugged in again, or whose power came back."""
-    _boot_again(driver, boot.after_power_loss)
-
-
-def _quiet(driver: AmDriver) -> None:
-    """Take off what still can be: nothing should reach for host memory when it is cut off."""
-    for queue in driver.compute_queues:
-        driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
-    for copy in driver.copy_queues:
-        copy.engine.stop()
-
-
-def _boot_again(driver: AmDriver, strike: Callable[[Units], None]) -> None:
-    """After a reset of everything: DEVICE memory is lost; page tables and programs come back."""
-    if driver.firmware is None:
-        driver.firmware = load_firmware(driver.firmware_source, driver.facts)
-    units = driver.units
-    driver.vram_lost = True
-    strike(units)
-    units.smu.stuck = False
-    boot.read_discovery(units.chip)
-    units.memory.own()
-    boot.cold_boot(units, driver.firmware, boot.Stages())
-    boot.mark(units.chip, boot.IN_USE)
-    driver.route_copy_doorbells()
-    driver.programs.rewrite()
-    for image in list(driver.images):
-        image.rewrite()
-    _restart_queues(driver)
-
-
-# ---- coming back -------------------------------------------------------------------------------
-
-
-def _restart_queues(driver: AmDriver) -> None:
-    """Empty rings, fresh hardware queues, no old reports, no stale translations."""
-    for hub in driver.units.gmc:
-        hub.clear_fault()
-    driver.flush_tlb()
-    for compute in driver.compute_queues:
-        compute.restart()
-        compute.timeline.restart()
-        driver.start_compute(compute)
-    for copy in driver.copy_queues:
-        copy.restart()
-        copy.timeline.restart()
-        driver.start_copy(copy)
-    driver.units.ih.drain()
-
-
-def prove(driver: AmDriver) -> None:
-    """Have every queue execute one signal."""
-    for queue in [*driver.compute_queues, *driver.copy_queues]:
+def prove(driver: AmDriver, queues: Sequence[RingQueue] | None = None) -> None:
+    """Have every queue, or each of `queues`, execute one signal."""
+    for queue in driver.ring_queues if queues is None else queues:
         timeline = queue.timeline
         value = timeline.last + 1
         buffer = queue.encode([Signal(timeline, Symbol.constant(value))])

@@ -11,7 +11,6 @@ back. A device that is not closed is kept until the process ends (hcq.life).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
 from collections.abc import Sequence
@@ -43,10 +42,12 @@ from hcq.errors import (
 )
 from hcq.follow import Followers
 from hcq.graph import CAPTURED, Capture, Replay
+from hcq.ladder import Level, Recovery
 from hcq.memory import Placement
 from hcq.objectkind import load_program
 from hcq.program import Program
 from hcq.queue import HardwareQueue, Queue, QueueKind
+from hcq.recovery import Healer
 from hcq.retired import Retired
 from hcq.timeline import Timeline
 
@@ -81,8 +82,9 @@ class Core(Closing):
     driver: what it calls. device: the user's object. limit_s: how long a wait may take where its
     caller does not say (seconds), as the driver's clock counts it. last_failure: what the last
     `reset` mended. resets: how many there were. keeper: writes the first failure's bundle.
-    replaying: a replay that has begun, see `complete`. launches: kernels submitted so far. errors:
-    failures so far, by class. observer: serves telemetry, where it is offered (hcq.observe).
+    healer: resets it. replaying: a replay that has begun, see `complete`. launches: kernels
+    submitted so far. errors: failures so far, by class. observer: serves telemetry, where it is
+    offered (hcq.observe).
     """
 
     device: Device
@@ -97,6 +99,7 @@ class Core(Closing):
         self.errors: dict[str, int] = {}
         self.observer: Observer | None = None
         self.keeper = Keeper(driver.name)
+        self.healer = Healer(self)
         self.capturing: Capture | None = None
         self.replaying: Replay | None = None
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
@@ -118,6 +121,7 @@ class Core(Closing):
                 self.retired.collect()
                 made.append(self.driver.allocate_memory(size, placement))
             made[0].retired = self.retired
+            self.healer.buffers.add(made[0])
             return made[0]
         except BaseException:  # also between the two
             for buffer in made:
@@ -206,7 +210,7 @@ class Core(Closing):
         timeline = hardware.timeline
         patience, reached = self.driver.clock.patience(self.limit_s), timeline.value
         while True:
-            self.check_failures()
+            self.look()
             with self.lock:
                 room = hardware.room(words)
             self.driver.clock.looked(room)
@@ -261,6 +265,7 @@ class Core(Closing):
         # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
         resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
         usual = usual and self.replaying is None and not self.retired.closing
+        usual = usual and self.healer.silent
         if usual and self.driver.settled() and self.resets == resets and not self.followers.raising:
             self.driver.synchronized()
             return
@@ -273,7 +278,8 @@ class Core(Closing):
             timeline = hardware.timeline
             if timeline.value < timeline.last:
                 self._reach(timeline, timeline.last, limit_s)
-        self.check_failures()
+        self.look()
+        self.healer.tell_all()
         self.driver.synchronized()
 
     def settle(self) -> None:
@@ -314,27 +320,33 @@ class Core(Closing):
         """See Timeline.wait."""
         value = whole("value", value, 0, WORD)
         self._reach(timeline, value, limit_s)
-        self.check_failures()  # work that faulted may have gone on to its end
+        self.look()  # work that faulted may have gone on to its end
+        self.healer.tell(timeline)
 
     def _reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
         """Wait, without a look at failures once the value is reached."""
         limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:
             raise BadArgument("a captured submission cannot be awaited; wait for the replay")
+        self.healer.heal()
         self.check_alive()
-        resets = self.resets
+        epoch, resets = self.healer.epoch(timeline), self.resets
         reached = timeline.value >= value
         if not reached:
             patience = self.driver.clock.patience(limit)
         while not reached:
-            self.check_failures()
+            self.look()
+            if self.resets != resets and self.healer.epoch(timeline) != epoch and self.idle:
+                break  # what would have raised it was lost
             if patience.over():
                 self._report_hang(timeline, value, limit)
                 return
             self.driver.pause_until(timeline, value, min(patience.pause_s, _LONGEST_PAUSE_S))
             reached = timeline.value >= value
             self.driver.clock.looked(reached)
-        if self.resets != resets:  # `restart` raised the timeline, not the work
+        self.healer.tell(timeline)
+        if (self.is_own(timeline) and self.healer.epoch(timeline) != epoch) or not reached:
+            # `restart` raised the timeline, not the work.
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
 
     def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
@@ -351,7 +363,10 @@ class Core(Closing):
                 **self.driver.diagnose(timeline, value),
             )
             self._note(self.failure)
-            raise self.failure
+            failure = self.failure
+        self.healer.heal()
+        self.healer.tell(timeline)
+        raise failure
 
     # ---- failures ----------------------------------------------------------------------------
 
@@ -371,29 +386,34 @@ class Core(Closing):
                     self._note(self.failure)
         self.check_alive()
 
+    def look(self) -> None:
+        """`check_failures`, for those who wait: where the device recovers by itself, it does before
+        anything is raised, and the failure is told to those whose work it cost (hcq.recovery)."""
+        if self.healer.policy == "raise":
+            self.check_failures()
+            return
+        try:
+            self.check_failures()
+        except UgpuError:
+            self.healer.heal()
+        self.check_alive()
+
+    def check_usable(self) -> None:
+        """See Closing."""
+        if self.failure is not None:
+            self.healer.heal()
+        super().check_usable()
+
     def _note(self, failure: UgpuError) -> None:
         kind = type(failure).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
         self.keeper.keep(failure, self.driver.evidence)
         trace.point("failure", device=self.name, error=failure)
 
-    def reset(self) -> None:
-        """Bring the device back after a failure. Work in flight is lost; programs stay loaded, and
-        buffers keep their addresses, and their content where the chip kept its memory."""
-        with self.lock, trace.step("reset", device=self.name, failure=self.failure):
-            self.check_open()
-            self.last_failure = self.failure
-            self.resets += 1
-            with contextlib.suppress(UgpuError):
-                self.complete()  # for queues that the driver leaves as they are
-            self.driver.recover()
-            self.replaying = None
-            self.followers.forget()
-            for hardware in self.driver.all_queues():
-                hardware.timeline.restart()
-            self.failure = None
-            self.keeper.mended()
-            self.retired.collect()
+    def reset(self, only: Level | None = None) -> Recovery:
+        """See Device.reset."""
+        with self.lock:
+            return self.healer.reset(only)
 
     # ---- copies that wait --------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from hcq import registry
 from hcq.checks import WORD, whole
 from hcq.errors import BadArgument
 from hcq.graph import Capture
+from hcq.ladder import Level
 from hcq.memory import Placement
 from hcq.queue import Queue, QueueKind
 from hcq.timeline import SIZE as TIMELINE_SIZE
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hcq.buffer import Buffer
     from hcq.driver import Driver
     from hcq.errors import UgpuError
+    from hcq.ladder import Recovery
     from hcq.program import Program
     from hcq.target import TargetSpec
     from hcq.telemetry import Sensor
@@ -151,10 +153,29 @@ class Device:
         """How many times it was reset."""
         return self._core.resets
 
-    def reset(self) -> None:
-        """Bring the device back after a failure. Work in flight is lost; programs stay loaded, and
-        buffers keep their addresses, and their content where the chip kept its memory."""
-        self._core.reset()
+    def reset(self, to: str | None = None) -> Recovery:
+        """Bring the device back after a failure, by the mildest rung of its ladder (hcq.ladder)
+        that can help and works; what was done.
+
+        Work in flight on the queues that are set up again is lost. Programs stay loaded, graphs
+        replay, and buffers keep their addresses; `Recovery.lost` names those that lost their
+        content. to: a rung ("queue", "block", "mode1"...), and no other. After an exception the
+        device has failed, and can be reset again."""
+        return self._core.reset(None if to is None else Level.named(to))
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What the last reset did, also one that `on_fault="recover"` made."""
+        return self._core.healer.last
+
+    @property
+    def on_fault(self) -> str:
+        """What a failure does: "raise" (it stays until `reset`) or "recover"; can be set."""
+        return self._core.healer.policy
+
+    @on_fault.setter
+    def on_fault(self, policy: str) -> None:
+        self._core.healer.policy = policy
 
     # ---- life --------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 from hcq.clock import Clock
 from hcq.core import Core
+from hcq.ladder import Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 from hcq.transfer import Transfer
@@ -175,14 +176,22 @@ class Driver(ABC):
         return Evidence()
 
     @abstractmethod
-    def recover(self) -> None:
-        """Bring the hardware back after `core.failure`, by the mildest step that works; work in
-        flight is lost.
+    def recover(self, only: Level | None = None) -> Recovery | None:
+        """Bring the hardware back after `core.failure`, by the mildest rung of the driver's ladder
+        (hcq.ladder) that can help and works; only: by the rungs of that level, and no other.
 
-        Afterwards queues are empty and run, programs stay loaded, and buffers keep their addresses,
+        Afterwards the queues in `Recovery.restarted` (all, for None) are empty and run; work in
+        flight on any other one goes on. Programs stay loaded, and buffers keep their addresses,
         and their content where the chip kept its memory. Raises where the device cannot be brought
-        back: it stays failed, and `recover` may be tried again. The core restarts the timelines.
+        back: it stays failed, and `recover` may be tried again, also after an exception that came
+        at any point of it. The core restarts the timelines of the queues, and finds the buffers
+        that lost their content.
         """
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        """What `recover` would do now, and why; changes nothing that work depends on."""
+        reason = str(self.core.failure or "no failure is known")
+        return Diagnosis(Level.QUEUE, reason), []
 
     # ---- life --------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class Follower:
         with self._lock:
             heapq.heappush(self._wanted, value)
             if not self._following and not self._stopped:
-                self._resets = self.source.core.resets
+                self._resets = self.source.core.healer.epoch(self.source)
                 name = f"{self.source.core.name} for {self.target.core.name}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 start(thread)
@@ -100,7 +100,7 @@ class Follower:
     def _trouble(self) -> UgpuError | None:
         """Why the source may never go on, or why its value is not to be trusted."""
         core = self.source.core
-        if core.resets != self._resets:
+        if core.healer.epoch(self.source) != self._resets:
             return core.last_failure or DeviceHang(f"{core.name} was reset")
         try:
             core.check_failures()
@@ -165,10 +165,12 @@ class Followers:
         found = (follower.problem for follower in self.raising)
         return next((problem for problem in found if problem is not None), None)
 
-    def forget(self) -> None:
-        """After a reset: the device waits for nothing."""
+    def forget(self, *, everything: bool) -> None:
+        """After a reset: what has a problem is no longer awaited; or the device waits for
+        nothing."""
         for follower in self.raising:
-            follower.forget()
+            if everything or follower.problem is not None:
+                follower.forget()
 
     def stop(self) -> None:
         """Before the device closes: no thread reads or writes its memory afterwards."""

@@ -311,6 +311,7 @@ class Capture:
         for timeline, value in zip(self._timelines, self._ends, strict=False):
             if not timeline.reached(value):
                 timeline.wait(value, limit_s=limit_s)
+            self.core.healer.tell(timeline)
 
     def _release(self) -> None:
         self.closed = True

@@ -30,6 +30,7 @@ from hcq import trace
 from hcq.checks import option_types, path_like, seconds
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
+from hcq.recovery import FAULT_POLICIES
 from hcq.transport.node import NodeAttachment
 
 if TYPE_CHECKING:
@@ -173,7 +174,9 @@ def open(name: str = "auto", **options: object) -> Device:
     gives it back at close, `via="sysfs"` does without VFIO, and `no_iommu=True` accepts a device
     whose DMA nothing confines, and `narrow_link=True` a PCIe link with fewer lanes than both its
     ends have (see hcq.transport.attach). Every driver takes `on_stage`: called
-    with the name of each step of coming up and the seconds it took. `wait_s` waits so long for a
+    with the name of each step of coming up and the seconds it took.
+    `on_fault="recover"` resets the device by itself when it fails: the error is raised once to
+    those whose work was lost (hcq.recovery), and the device goes on. `wait_s` waits so long for a
     device that is not there, or not free, yet (hcq.transport.hotplug). `record=PATH`, for what is
     behind a PCI transport, writes all that the driver did to the device into a file when it is
     closed, the firmware images that it read included. DeviceNotFound for an unknown name,
@@ -193,8 +196,12 @@ def open(name: str = "auto", **options: object) -> Device:
         found = config().device or next(iter(ready), "cpu")
         return open(found if found != "auto" else "cpu", **options)
     _start_tracing()
+    on_fault = options.pop("on_fault", "raise")
+    if on_fault not in FAULT_POLICIES:
+        raise BadArgument(f"on_fault must be 'raise' or 'recover', got {on_fault!r}")
     with trace.step("open", device=name):
         device = _open_named(name, options)
+    device.on_fault = str(on_fault)
     device.limit_s = config().wait_limit_s
     folder = config().observe_folder
     if folder is not None and not name.startswith(UNOBSERVED):

@@ -30,6 +30,7 @@ class Timeline:
         self.address = int(memory.address)
         self.name = name
         self.last = 0
+        self.restarts = 0  # how many resets have cost values of it
         self._seen = 0
         assert memory.access is not None
         self._view = memory.access
@@ -81,6 +82,7 @@ class Timeline:
 
     def restart(self) -> None:
         """After a reset: count all values as reached, since none will be signalled."""
+        self.restarts += 1
         self._view[:_VALUE] = self.last.to_bytes(_VALUE, "little")
 
     def close(self) -> None:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from hcq.buffer import Buffer
 from hcq.driver import Driver
 from hcq.errors import AccessDenied, DeviceLost, DriverRefused, UgpuError
+from hcq.ladder import Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
 from hcq.target import TargetSpec, ptx_target
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
+from nv import reset
 from nv.cooperative import Workspaces
 from nv.encode import Classes
 from nv.families import COPY_CLASSES, FAMILIES, Family, facts_of
@@ -227,23 +229,21 @@ class NvDriver(Driver):
         self._queues = {kind: [] for kind in QueueKind}
         self.gpu.close()
 
-    def recover(self) -> None:
-        """Make those channels anew that failed or do not end. DeviceLost where the GPU is gone."""
-        if self.gpu.lost():
-            raise DeviceLost(f"{self.name} is no longer on the bus; open it again when it is back")
-        self.session.events.forget()
-        self.programs.output.drain()
-        self.programs.output.clear()
-        self.workspaces.clear()
-        for queue in self.all_queues():
-            if queue.error() is None and queue.timeline.value >= queue.timeline.last:
-                continue
-            log.info("%s: making %s anew", self.name, queue.name)
-            if queue.kind is QueueKind.COMPUTE:
-                self._detach_debugger()
-            queue.build()
-            if queue.kind is QueueKind.COMPUTE:
-                self._attach_debugger()
+    def recover(self, only: Level | None = None) -> Recovery:
+        """Make channels anew: those that failed, else all. DeviceLost where the GPU is gone."""
+        return reset.recover(self, only)
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        return reset.plan(self, only)
+
+    def rebuild(self, queue: ChannelQueue) -> None:
+        """Make a queue's channel anew, after freeing the one there was."""
+        log.info("%s: making %s anew", self.name, queue.name)
+        if queue.kind is QueueKind.COMPUTE:
+            self._detach_debugger()
+        queue.build()
+        if queue.kind is QueueKind.COMPUTE:
+            self._attach_debugger()
 
     def all_queues(self) -> list[ChannelQueue]:
         return [queue for queues in self._queues.values() for queue in queues]

@@ -52,7 +52,12 @@ class UsbTransport(TransportLife):
         """
         super().__init__(name)
         self._sram = Sram(bridge)
-        self.traits = Traits(host_memory=False, dma_bytes=DMA_BYTES, bulk=self._sram)
+        self.traits = Traits(
+            host_memory=False,
+            dma_bytes=DMA_BYTES,
+            bulk=self._sram,
+            resets=frozenset({ResetKind.BUS, ResetKind.POWER}),
+        )
         self.bridge = bridge
         self.clock = clock or Clock()
         self._gone = False

@@ -41,7 +41,8 @@ from hcq.cpu.processor import (
 )
 from hcq.cpu.queue import CpuQueue
 from hcq.driver import Driver
-from hcq.errors import BadPacket, UgpuError
+from hcq.errors import BadPacket, ChipError, UgpuError
+from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Kernel, Program
 from hcq.queue import HardwareQueue, QueueKind
@@ -259,7 +260,28 @@ class CpuDriver(Driver):
                 facts["kernel"] = self.kernel_names.get(address, hex(address))
         return facts
 
-    def recover(self) -> None:
+    def recover(self, only: Level | None = None) -> Recovery:
+        ladder, diagnosis = self._ladder()
+        ladder.climb(diagnosis, only)
+        return Recovery(diagnosis, tuple(ladder.attempts), (self._compute, self._copy))
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        ladder, diagnosis = self._ladder()
+        return diagnosis, ladder.plan(diagnosis, only)
+
+    def _ladder(self) -> tuple[Ladder, Diagnosis]:
+        cost = "work of all queues; a thread inside of a kernel that does not end is left behind"
+        rung = PlainRung("new threads", Level.QUEUE, cost, self._start_again, self._prove)
+        reason = str(self.core.failure or "no failure is known")
+        return Ladder(self.name, [rung], self.clock), Diagnosis(Level.QUEUE, reason)
+
+    def _prove(self) -> dict[str, object]:
+        alive = [queue.server.thread.is_alive() for queue in (self._compute, self._copy)]
+        if not all(alive):
+            raise ChipError(f"{self.name}: a queue's thread has ended", alive=alive)
+        return {"threads": len(alive)}
+
+    def _start_again(self) -> None:
         self._stop()
         self._pool = Pool(self.threads - 1, self.name)
         for queue in (self._compute, self._copy):

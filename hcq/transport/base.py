@@ -44,6 +44,14 @@ class DmaSegment:
     size: int
 
 
+class ResetKind(enum.Enum):
+    """Scope of a reset. A transport refuses unsupported kinds with NotSupported."""
+
+    FUNCTION = "function"  # FLR
+    BUS = "bus"  # secondary bus reset
+    POWER = "power"
+
+
 @dataclass(frozen=True)
 class Traits:
     """Capabilities of a transport.
@@ -53,7 +61,7 @@ class Traits:
     host_memory: DMA memory is memory of this process, without a limit. If False, `dma_bytes` of it
     exist in all, and its view is a RemoteView: each access is a message, and raises DeviceLost once
     the device is gone. The driver then keeps rings and counters in the device, and copies through
-    `bulk`.
+    `bulk`. resets: kinds that `reset` may be able to do; it refuses all others.
     """
 
     any_order: bool = True
@@ -61,14 +69,7 @@ class Traits:
     host_memory: bool = True
     dma_bytes: int = 0
     bulk: BulkMemory | None = None
-
-
-class ResetKind(enum.Enum):
-    """Scope of a reset. A transport refuses unsupported kinds with NotSupported."""
-
-    FUNCTION = "function"  # FLR
-    BUS = "bus"  # secondary bus reset
-    POWER = "power"
+    resets: frozenset[ResetKind] = frozenset({ResetKind.FUNCTION, ResetKind.BUS})
 
 
 class Window(Protocol):

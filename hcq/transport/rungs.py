@@ -1,4 +1,4 @@
-"""Rungs of a reset ladder that lie outside of the chip: secondary bus reset, D3cold, remove and
+"""Rungs of the ladder (hcq.ladder) outside of the chip: secondary bus reset, D3cold, remove and
 rescan. Each has a precondition, an action and a proof; none is begun on what others use.
 
 A rung is for a card that no process has open: its configuration space, its power and its place on
@@ -15,8 +15,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from hcq.clock import Clock
 from hcq.errors import (
@@ -25,9 +23,9 @@ from hcq.errors import (
     DeviceBusy,
     DeviceLost,
     NotSupported,
-    UgpuError,
     UnitTimeout,
 )
+from hcq.ladder import Level
 from hcq.transport import preflight
 from hcq.transport.base import PciIdentity
 from hcq.transport.binding import check_idle, check_rights, write
@@ -46,50 +44,6 @@ _POWER_LIMIT_S, _SCAN_LIMIT_S = 5.0, 5.0
 _AUTOPROBE = "sys/bus/pci/drivers_autoprobe"
 
 
-class Rung(Protocol):
-    """One way to recover a card. cost: text that states which state it loses."""
-
-    name: str
-    cost: str
-
-    def check(self) -> None:
-        """Raise unless the precondition holds; change nothing. NotSupported where the machine
-        cannot do this, DeviceBusy where others would be hit, AccessDenied without the rights."""
-        ...
-
-    def act(self) -> None:
-        """Do it. Whatever happens, what else it touched is as it was before."""
-        ...
-
-    def prove(self) -> dict[str, object]:
-        """What shows that it worked; raises (DeviceLost and others) where it did not."""
-        ...
-
-
-@dataclass(frozen=True)
-class Climbed:
-    """A successful rung: its duration and its proof."""
-
-    rung: str
-    seconds: float
-    proof: dict[str, object] = field(default_factory=dict)
-
-
-def climb(rung: Rung, clock: Clock | None = None) -> Climbed:
-    """Check, act, prove. Errors carry the fact `rung`, and `phase` (check, act or prove)."""
-    clock = clock if clock is not None else Clock()
-    begin, phase = clock.now(), "check"
-    try:
-        rung.check()
-        phase = "act"
-        rung.act()
-        phase = "prove"
-        return Climbed(rung.name, clock.now() - begin, rung.prove())
-    except UgpuError as error:
-        error.add_facts(rung=rung.name, phase=phase)
-        raise
-
-
 # ---- secondary bus reset -----------------------------------------------------------------------
 
 
@@ -98,6 +52,7 @@ class BusReset:
     that is the port above the switch, as a reset inside of it does not reach its firmware."""
 
     name = "bus reset"
+    level = Level.BUS
     cost = "everything below the port loses its state; memory of the card may survive"
 
     def __init__(self, function: PciFunction, clock: Clock | None = None) -> None:
@@ -172,6 +127,7 @@ class ColdCycle:
     management: every function of the card and the port are allowed to sleep, then woken."""
 
     name = "D3cold cycle"
+    level = Level.D3COLD
     cost = "the card loses all of its state and memory"
 
     def __init__(self, function: PciFunction, clock: Clock | None = None) -> None:
@@ -240,6 +196,7 @@ class RemoveRescan:
     """Take the card off the bus and have the kernel find it again: new addresses, new windows."""
 
     name = "remove and rescan"
+    level = Level.RESCAN
     cost = "the kernel's knowledge of the card; the chip itself is not reset"
 
     def __init__(self, function: PciFunction, clock: Clock | None = None) -> None:

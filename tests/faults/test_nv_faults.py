@@ -250,7 +250,7 @@ def test_a_failed_rebuild_says_so_and_can_be_tried_again() -> None:
         device.limit_s = LIMIT_S
         machine.inject(Fault.NO_CHANNELS)
         with pytest.raises(OutOfMemory):
-            device.reset()
+            device.reset("queue")
         device.reset()
         work(device)
 

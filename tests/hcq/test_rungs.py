@@ -18,10 +18,11 @@ from hcq.errors import (
     UgpuError,
     UnitTimeout,
 )
+from hcq.ladder import Rung, climb
 from hcq.transport.eject import eject, steps
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.pci_path import slot_port
-from hcq.transport.rungs import BusReset, ColdCycle, RemoveRescan, Rung, climb
+from hcq.transport.rungs import BusReset, ColdCycle, RemoveRescan
 from tests.support.descriptors import leaked, settled
 from tests.support.slot_machine import AUDIO, BELOW, GPU, INNER, SLOT, SWITCH, SlotMachine
 

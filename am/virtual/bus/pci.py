@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import NoReturn
 
 from am.virtual.bus.dma import HostMemory
@@ -246,6 +247,7 @@ class VirtualTransport(TransportLife):
         if chip.msi is not None:
             raise DeviceBusy(f"{name} is already attached", holder="this process")
         super().__init__(name)
+        self.traits = replace(self.traits, resets=frozenset(ResetKind))
         self.clock = chip.clock
         self._chip = chip
         self._memory: dict[HostMemory, None] = {}

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hcq.errors import DeviceBusy, DeviceLost, NotSupported
+from hcq.ladder import Rung, climb
 from hcq.transport.binding import Binding
 from hcq.transport.pci_function import PciFunction
-from hcq.transport.rungs import BusReset, ColdCycle, RemoveRescan, Rung, climb
+from hcq.transport.rungs import BusReset, ColdCycle, RemoveRescan
 from hcq.transport.vfio import VfioTransport
 from tests.kernel.guest import navi31, slots
 from tests.kernel.guest.host import Host

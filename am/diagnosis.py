@@ -1,0 +1,122 @@
+"""Which rung of the ladder can help: from the failure, and from the named states of the units.
+
+Policy. Sources: Linux 6.12 amdgpu_device.c (amdgpu_device_gpu_recover: jobs, then the whole chip),
+and am.states for what a state means.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from am.faults import SOURCE_SQ, SqWord, is_packet_error, is_wave_client, sdma_engine
+from am.queue import ComputeQueue
+from am.states import states
+from hcq.errors import (
+    AssertionFailed,
+    BadPacket,
+    ChipError,
+    DeviceHang,
+    FirmwareError,
+    IllegalInstruction,
+    LinkError,
+    PageFault,
+    UgpuError,
+)
+from hcq.ladder import Diagnosis, Level
+
+if TYPE_CHECKING:
+    from am.driver import AmDriver
+    from am.ih import Interrupt
+    from am.queue import RingQueue
+
+# Named states (am.states: unit, name) that no rung below helps with.
+_NEEDS = {
+    ("board firmware", "not done"): Level.BUS,
+    ("PSP", "no answer"): Level.BUS,
+    ("PSP", "bootloader refused"): Level.BUS,
+    ("PSP", "bootloader not ready"): Level.BUS,
+    ("PSP", "ring busy"): Level.MODE1,
+    ("SMU", "hung or at work"): Level.MODE1,
+    ("RLC", "autoload not complete"): Level.MODE1,
+    ("RLC", "running"): Level.WARM,  # is reported where its processor is off
+}
+
+
+def diagnose(driver: AmDriver) -> Diagnosis:
+    """The mildest level that can help, and why. The card is present; writes no register but those
+    of a TLB flush."""
+    units, failure = driver.units, driver.core.failure
+    if driver.chip.lost():
+        return Diagnosis(
+            Level.MODE1,
+            "configuration space answers and registers read as ones: the card was without power",
+        )
+    if not units.psp.alive():
+        return Diagnosis(Level.MODE1, "the PSP's secure OS does not run: the chip is not booted")
+    if isinstance(failure, FirmwareError | LinkError):
+        return Diagnosis(Level.MODE1, str(failure))
+    if units.smu.stuck:
+        return Diagnosis(Level.MODE1, "the SMU has not answered a message")
+    found = [Diagnosis(_unfinished(driver), "a reset before this one was cut off")]
+    for state in states(driver.chip):
+        level = None if state.ok else _NEEDS.get((state.unit, state.name))
+        if level is not None:
+            found.append(Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}"))
+    worst = max(found, key=lambda one: one.first)
+    if worst.first >= Level.MODE1:
+        return worst
+    try:
+        driver.flush_tlb()
+    except ChipError as error:
+        return Diagnosis(Level.MODE1, str(error))
+    if worst.first > Level.QUEUE or driver.unfinished is not None:
+        return worst
+    return Diagnosis(Level.QUEUE, str(failure) if failure is not None else "no failure is known")
+
+
+def _unfinished(driver: AmDriver) -> Level:
+    return driver.unfinished if driver.unfinished is not None else Level.QUEUE
+
+
+def failed_queues(driver: AmDriver, failure: UgpuError | None) -> list[RingQueue]:
+    """The queues that a failure concerns; all of them where it names none."""
+    queues = driver.ring_queues
+    compute: list[RingQueue] = [*driver.compute_queues]
+    named = [queue for queue in queues if failure and _names(failure, queue)]
+    if named:
+        return named
+    if isinstance(failure, PageFault):
+        client = failure.facts.get("client")
+        return compute if isinstance(client, str) and is_wave_client(client) else queues
+    if isinstance(failure, IllegalInstruction | AssertionFailed):
+        return compute
+    if isinstance(failure, BadPacket) and "pipe" in failure.facts:
+        return compute
+    if isinstance(failure, ChipError) and "wgp" in failure.facts:  # a wave's, see am.faults.SqWord
+        return compute
+    return queues
+
+
+def _names(failure: UgpuError, queue: RingQueue) -> bool:
+    """Whether a failure's facts name the queue: its timeline, or its engine."""
+    facts = failure.facts
+    return queue.timeline.name == facts.get("timeline") or queue.name in (
+        facts.get("engine"),
+        facts.get("client"),
+    )
+
+
+def stands_still(failure: UgpuError | None) -> bool:
+    """Whether a failure leaves its queue at what it never ends: it cannot be drained."""
+    halted = isinstance(failure, ChipError) and "wgp" in failure.facts
+    return halted or isinstance(failure, DeviceHang | IllegalInstruction | BadPacket)
+
+
+def reports(entry: Interrupt, queue: RingQueue) -> bool:
+    """Whether an interrupt entry tells of a failure of this queue. Entries of page faults do not
+    name their queue."""
+    if not isinstance(queue, ComputeQueue):
+        return sdma_engine(entry) == queue.name
+    if is_packet_error(entry):
+        return entry.queue[1:] == (queue.pipe, queue.queue)
+    return entry.source == SOURCE_SQ and SqWord.decode(entry.data).is_error

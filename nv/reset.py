@@ -1,0 +1,114 @@
+"""Reset: the rungs of the ladder (hcq.ladder) that NVIDIA's kernel driver leaves to its clients.
+
+It owns the GPU: a client makes its own channels anew. Resets of the GPU itself are the kernel
+driver's (`nvidia-smi --gpu-reset`, as root, while nothing uses the GPU), and removal from the bus
+ends all its clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hcq.errors import ChipError, DeviceLost, NotSupported
+from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from hcq.queue import QueueKind
+
+if TYPE_CHECKING:
+    from nv.driver import NvDriver
+    from nv.queue import ChannelQueue
+
+_DRIVERS_OWN = (
+    ("reset of the GPU", Level.FLR, "sudo nvidia-smi --gpu-reset, while nothing uses the GPU"),
+    ("bus reset", Level.BUS, "the kernel driver must let go of the GPU first: sudo ugpu bind"),
+)
+
+
+def recover(driver: NvDriver, only: Level | None = None) -> Recovery:
+    """Make channels anew, the failed ones first; raises what the last rung met."""
+    if driver.gpu.lost():
+        raise DeviceLost(f"{driver.name} is no longer on the bus; open it again when it is back")
+    rungs = _Rungs(driver)
+    ladder, diagnosis = Ladder(driver.name, rungs.all(), driver.clock), _diagnose(driver)
+    ladder.climb(diagnosis, only, give_up=driver.gpu.lost)
+    return Recovery(diagnosis, tuple(ladder.attempts), tuple(rungs.restarted), rungs.failed)
+
+
+def plan(driver: NvDriver, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+    """What `recover` would do; changes nothing."""
+    diagnosis = _diagnose(driver)
+    return diagnosis, Ladder(driver.name, _Rungs(driver).all(), driver.clock).plan(diagnosis, only)
+
+
+def _diagnose(driver: NvDriver) -> Diagnosis:
+    return Diagnosis(Level.QUEUE, str(driver.core.failure or "no failure is known"))
+
+
+class _Rungs:
+    """restarted: the queues whose channel the last rung made anew."""
+
+    def __init__(self, driver: NvDriver) -> None:
+        self.driver = driver
+        self.failed = tuple(failed_queues(driver))
+        self.restarted: list[ChannelQueue] = []
+
+    def all(self) -> list[PlainRung]:
+        failed = "work of the channels that failed; programs and memory stay"
+        every = "work of all channels; programs and memory stay"
+        return [
+            PlainRung("new channel", Level.QUEUE, failed, self._failed, self._prove),
+            PlainRung(
+                "all channels new", Level.BLOCK, every,
+                lambda: self._build(self.driver.all_queues()), self._prove,
+            ),
+            *(
+                PlainRung(name, level, "everything", _nothing, dict, partial(_not_ours, name, how))
+                for name, level, how in _DRIVERS_OWN
+            ),
+        ]  # fmt: skip
+
+    def _failed(self) -> None:
+        self._build(self.failed)
+
+    def _build(self, queues: Sequence[ChannelQueue]) -> None:
+        driver = self.driver
+        driver.session.events.forget()
+        driver.programs.output.drain()
+        driver.programs.output.clear()
+        if any(queue.kind is QueueKind.COMPUTE for queue in queues):
+            driver.workspaces.clear()
+        self.restarted = []
+        for queue in queues:
+            driver.rebuild(queue)
+            self.restarted.append(queue)
+
+    def _prove(self) -> dict[str, object]:
+        """`build` has run the set-up of each channel, and waited for its signal."""
+        for queue in self.restarted:
+            error = queue.error()
+            if error is not None:
+                raise ChipError(f"{queue.name} failed again: {error.name}", xid=error.xid)
+        return {"ran": ", ".join(queue.name for queue in self.restarted)}
+
+
+def failed_queues(driver: NvDriver) -> list[ChannelQueue]:
+    """Queues whose channel has failed, or that a failure names; where there are none, those that
+    have not ended."""
+    queues = driver.all_queues()
+    facts = driver.core.failure.facts if driver.core.failure is not None else {}
+    named = (facts.get("queue"), facts.get("timeline"))
+    found = [
+        queue
+        for queue in queues
+        if queue.error() is not None or queue.name in named or queue.timeline.name in named
+    ]
+    return found or [queue for queue in queues if queue.timeline.value < queue.timeline.last]
+
+
+def _nothing() -> None:
+    return
+
+
+def _not_ours(name: str, how: str) -> None:
+    raise NotSupported(f"a {name} is up to NVIDIA's kernel driver", remedy=how)
