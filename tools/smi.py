@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 import hcq
+from hcq import observe
+from hcq.config import config
 from hcq.errors import UgpuError
 
 from .console import Output
@@ -57,11 +59,20 @@ def _row(name: str, readings: Sequence[Reading]) -> list[str]:
 
 
 def run(names: Sequence[str], out: Output) -> int:
-    """Read the sensors of the named devices, else of every GPU; 1 if one could not be opened."""
+    """Read the sensors of the named devices, else of every GPU; 1 if one could not be opened. Those
+    that a process of this user has open are asked of it."""
     rows: list[list[str]] = []
     results: list[dict[str, object]] = []
     failed = False
     for name in names or gpus():
+        owner = None if name.startswith(NOT_GPUS) else observe.find(name, config().observe_folder)
+        if owner is not None:  # never mapped a second time
+            found = [Reading(s.name, s.label, s.unit, s.value) for s in owner.samples]
+            rows.append(_row(name, found))
+            process = {"pid": owner.pid, "command": owner.command}
+            sensors = [asdict(reading) for reading in found]
+            results.append({"device": name, "owner": process, "sensors": sensors})
+            continue
         try:
             with shown(out, f"smi {name}"), hcq.open(name) as device:
                 readings = read_sensors(device)

@@ -53,7 +53,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
     ),
 }
 # Heavy modules that no path from `import hcq` may load at import time.
-OPTIONAL = ("llvmlite", "rich", "elftools", "msgpack", "sklearn", "zstandard", "clang")
+OPTIONAL = ("llvmlite", "rich", "textual", "elftools", "msgpack", "sklearn", "zstandard", "clang")
 
 
 @dataclass(frozen=True)

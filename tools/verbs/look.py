@@ -1,4 +1,4 @@
-"""Verbs that look at devices: ls, info, smi."""
+"""Verbs that look at devices: ls, info, smi, top."""
 
 from __future__ import annotations
 
@@ -36,3 +36,16 @@ def _smi(parser: argparse.ArgumentParser) -> None:
 @register("look", "show the sensors of all GPUs side by side", _smi)
 def smi(arguments: argparse.Namespace, out: Output) -> int:
     return sensors.run(arguments.devices, out)
+
+
+def _top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="print the devices and return")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS",
+                        help="between two looks; default: %(default)s")  # fmt: skip
+
+
+@register("look", "watch the devices that processes have open", _top)
+def top(arguments: argparse.Namespace, out: Output) -> int:
+    from ..top.run import run
+
+    return run(out, once=arguments.once, interval_s=arguments.interval)

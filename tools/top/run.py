@@ -1,0 +1,33 @@
+"""`ugpu top`: the screen, or one look."""
+
+from __future__ import annotations
+
+import importlib
+
+from hcq.config import config
+from hcq.errors import MissingDependency, UsageError
+
+from ..console import Output
+from ..smi import gpus
+from .fleet import Fleet
+from .table import print_once
+
+
+def run(out: Output, *, once: bool = False, interval_s: float = 1.0) -> int:
+    """Show the devices that processes of this user have open. once: print them and return; so it
+    is with --json, and where stdout is no terminal. MissingDependency without Textual."""
+    if not 0.25 <= interval_s <= 60:
+        raise UsageError(f"--interval must be 0.25 to 60 seconds, got {interval_s:g}")
+    with Fleet(config().observe_folder, gpus()) as fleet:
+        if once or out.as_json or not out.console.is_terminal:
+            return print_once(fleet.once(), out)
+        try:
+            screen = importlib.import_module(".screen", __package__)
+        except ImportError:
+            raise MissingDependency(
+                "Textual is not installed (`ugpu top --once` works without)",
+                install="pip install 'ugpu[top]'",
+            ) from None
+        fleet.interval_s = interval_s
+        screen.Top(fleet).run()
+    return 0
