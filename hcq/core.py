@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hcq import trace
@@ -84,7 +84,8 @@ class Core(Closing):
     `reset` mended. resets: how many there were. keeper: writes the first failure's bundle.
     healer: resets it. replaying: a replay that has begun, see `complete`. launches: kernels
     submitted so far. errors: failures so far, by class. observer: serves telemetry, where it is
-    offered (hcq.observe).
+    offered (hcq.observe). explainers: return further facts for a failure, from modules that know
+    more of its kernel; must not raise.
     """
 
     device: Device
@@ -106,6 +107,7 @@ class Core(Closing):
         self.followers = Followers(self)
         self.retired = Retired(self)
         self._transfer: Transfer | None = None
+        self.explainers: list[Callable[[UgpuError], Mapping[str, object]]] = []
 
     # ---- memory and programs -----------------------------------------------------------------
 
@@ -407,6 +409,8 @@ class Core(Closing):
     def _note(self, failure: UgpuError) -> None:
         kind = type(failure).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
+        for explain in self.explainers:
+            failure.add_facts(**explain(failure))
         self.keeper.keep(failure, self.driver.evidence)
         trace.point("failure", device=self.name, error=failure)
 

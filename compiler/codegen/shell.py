@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from compiler.codegen.lines import stored_type
+from compiler.codegen.located import located
 from compiler.codegen.values import Values
 from compiler.kernel.ir import (
     Asynchronous,
@@ -17,6 +18,7 @@ from compiler.kernel.ir import (
     Store,
     TileStep,
 )
+from compiler.kernel.text import statement_lines
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -35,26 +37,37 @@ class Shell:
         self.lines.wave_size = target.wave_size
         self.lines.written = frozenset(m.name for m in kernel.parameters[: kernel.outputs])
         self.block = "entry"
+        self.places: Mapping[int, int] = {}  # see `locate`
+
+    def locate(self) -> None:
+        """Have each instruction name the line of its statement in the printed kernel."""
+        self.places = statement_lines(self.kernel)
 
     def statements(self, body: Iterable[Statement]) -> None:
         for statement in body:
-            if isinstance(statement, Store):
-                self.lines.store(statement.memory, statement.index, statement.value)
-            elif isinstance(statement, TileStep):
-                self.tile(statement)
-            elif isinstance(statement, If):
-                self.conditional(statement)
-            elif isinstance(statement, Barrier):
-                if statement.cluster:
-                    self.meet()
-                else:
-                    self.barrier()
-                self.lines.shared.clear()
-                self.lines.private.clear()
-            elif isinstance(statement, Asynchronous):
-                self.asynchronous(statement)
+            start = len(self.lines.text)
+            self.statement(statement)
+            if self.places:
+                located(self.lines.text, start, self.places[id(statement)])
+
+    def statement(self, statement: Statement) -> None:
+        if isinstance(statement, Store):
+            self.lines.store(statement.memory, statement.index, statement.value)
+        elif isinstance(statement, TileStep):
+            self.tile(statement)
+        elif isinstance(statement, If):
+            self.conditional(statement)
+        elif isinstance(statement, Barrier):
+            if statement.cluster:
+                self.meet()
             else:
-                self.loop(statement)
+                self.barrier()
+            self.lines.shared.clear()
+            self.lines.private.clear()
+        elif isinstance(statement, Asynchronous):
+            self.asynchronous(statement)
+        else:
+            self.loop(statement)
 
     def enter(self, label: str) -> None:
         self.lines.text.append(f"{label}:")

@@ -25,17 +25,37 @@ from compiler.kernel.ir import (
 
 def format_kernel(kernel: Kernel) -> str:
     """Print a kernel; equal text means equal behaviour."""
+    return "\n".join(_print(kernel).lines) + "\n"
+
+
+def statement_lines(kernel: Kernel) -> dict[int, int]:
+    """Return the line, from 1, of each statement in the printed kernel, by the statement's id."""
+    return _print(kernel).places
+
+
+def _print(kernel: Kernel) -> _Statements:
     lines = [f"kernel {kernel.name} grid {kernel.grid} block {kernel.block}"]
     if kernel.cluster > 1:
         lines.append(f"  cluster {kernel.cluster}")
     if kernel.origin:
         lines.append(f"  computes {kernel.origin}")
     lines += [f"  {memory_text(memory)}" for memory in (*kernel.parameters, *kernel.locals)]
-    _Statements(lines).statements(kernel.body, "  ")
-    return "\n".join(lines) + "\n"
+    printer = _Statements(lines)
+    printer.statements(kernel.body, "  ")
+    return printer
 
 
 class _Statements(Printer):
+    """places: the line of each statement, by its id."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(lines)
+        self.places: dict[int, int] = {}
+
+    def _body(self, statement: If | Loop, indent: str) -> None:
+        self.places[id(statement)] = len(self.lines)
+        self.statements(statement.body, indent + "  ")
+
     def statements(self, body: Iterable[Statement], indent: str) -> None:
         for statement in body:
             if isinstance(statement, Store):
@@ -49,7 +69,7 @@ class _Statements(Printer):
                 self.lines.append(f"{indent}{_tile_text(statement)}")
             elif isinstance(statement, If):
                 self.lines.append(f"{indent}if {conditions_text(statement.conditions)}:")
-                self.statements(statement.body, indent + "  ")
+                self._body(statement, indent)
             elif not isinstance(statement, Loop):
                 self.lines.append(f"{indent}{_asynchronous(statement)}")
             else:
@@ -57,7 +77,8 @@ class _Statements(Printer):
                 span = f"{statement.range.name} in {statement.range.size}"
                 rolled = " rolled" if statement.rolled else ""
                 self.lines.append(f"{indent}for {span}{limit}{rolled}:")
-                self.statements(statement.body, indent + "  ")
+                self._body(statement, indent)
+            self.places.setdefault(id(statement), len(self.lines))
 
 
 def _tile_text(step: TileStep) -> str:

@@ -23,11 +23,13 @@ from compiler.kernel import ir
 from compiler.kernel.choices import Packing, shown
 from compiler.kernel.lower import lower, spaces
 from compiler.plan.packing import computation_of
+from compiler.runtime.faulted import Places
 from compiler.runtime.known import Known, Record
 from compiler.runtime.store import Store, key_of, packing_key
 from compiler.runtime.tuners import active
 from compiler.schedule.group import Group
 from hcq import trace
+from hcq.core import core_of
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 from hcq.program import Kernel, Program
@@ -87,6 +89,8 @@ class Programs:
         self.known = Known(device.target, self.disk, self.tuned)
         self._groups: dict[tuple[Any, ...], Loaded] = {}
         self._kernels: dict[str, Loaded] = {}
+        self.places = Places(device.target, self.disk)
+        core_of(device).explainers.append(self.places.explain)
 
     def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
         """Make the kernels of all groups ready. CompileError where LLVM fails on one of them."""
@@ -127,6 +131,7 @@ class Programs:
             waiting.image = self.disk.get(key)
             if waiting.image is None:
                 waiting.compiled = shared().submit(text, target, kernel.name, self.failed)
+                self.places.keep(kernel, key)
             waiting.seconds = time.perf_counter() - start
         waiting.groups.append(group)
 
@@ -192,6 +197,7 @@ class Programs:
             program, program[record.name], record.grid, record.block, record.dynamic_local
         )
         self._kernels[record.object] = loaded
+        self.places.keys[record.name] = record.object
         for group in waiting.groups:
             self._groups[group.key] = loaded
             if waiting.lowered:
