@@ -54,10 +54,13 @@ class Plot(Vertical):
     def __init__(self, name: str, label: str | None) -> None:
         super().__init__(id=f"plot-{name}-{label or 'first'}".replace("_", "-"))
         self.sensor, self.which = name, label
+        # RACE: they are updated before `compose` has put them on the screen.
+        self.heading = Label("")
+        self.line = Sparkline([], summary_function=max)
 
     def compose(self) -> ComposeResult:
-        yield Label("")
-        yield Sparkline([], summary_function=max)
+        yield self.heading
+        yield self.line
 
     def show(self, card: Card | None) -> None:
         """Plot what is known of a device; nothing where it has no such sensor."""
@@ -70,8 +73,8 @@ class Plot(Vertical):
         last, high = (
             Reading(*key, _UNITS[self.sensor], value) for value in (values[-1], max(values))
         )
-        self.query_one(Label).update(f"{last.words}  {last}  (max {high})")
-        self.query_one(Sparkline).data = values
+        self.heading.update(f"{last.words}  {last}  (max {high})")
+        self.line.data = values
 
 
 class Top(App[None]):
