@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from am import discovery
+from am import advice, discovery
 from am.chip import ALL_ONES, Chip
 from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet
@@ -122,8 +122,9 @@ def wait_ifwi(chip: Chip) -> None:
     except UnitTimeout as error:
         chip.check_present("waiting for the board's firmware")
         raise FirmwareSilent(
-            "the board's boot firmware has not finished; a power cycle may help",
+            "the board's boot firmware has not finished",
             limit_s=limit_s,
+            remedy=advice.POWER_CYCLE,
             **seen,
         ) from error
     chip.vram.size = seen["vram_mb"] << 20
@@ -139,9 +140,8 @@ def read_discovery(chip: Chip) -> None:
     try:
         chip.describe(discovery.parse(data))
     except DiscoveryError as error:
-        error.facts.setdefault(
-            "discovery_version_register", chip.bus.read32(generation.discovery_version_register)
-        )
+        version = chip.bus.read32(generation.discovery_version_register)
+        error.add_facts(discovery_version_register=version, remedy=advice.POWER_CYCLE)
         raise
 
 

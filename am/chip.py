@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar, cast
 
+from am import advice
 from am.chips.facts import ChipFacts
 from am.discovery import Discovery, IpInstance
 from am.link import Link
@@ -252,6 +253,7 @@ class Chip:
                 f"the chip stopped responding while {while_doing}",
                 config_space="responds" if config else "all ones",
                 registers="all ones",
+                remedy=advice.LINK,
             )
 
     def wait(

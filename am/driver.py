@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from am import boot, chips, reset
+from am import advice, boot, chips, reset
 from am.chip import Chip
 from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
@@ -406,7 +406,12 @@ class AmDriver(Driver):
             self._looked_at = now
             if self.chip.lost():
                 reason = absence_of(self.transport)
-                return DeviceLost(f"{self.name} no longer answers", device=self.name, **reason)
+                return DeviceLost(
+                    f"{self.name} no longer answers",
+                    device=self.name,
+                    remedy=advice.LINK,
+                    **reason,
+                )
         return None
 
     def pause(self, limit_s: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from am import advice
 from hcq.errors import BadPacket, ChipError, DeviceHang, IllegalInstruction, PageFault, UgpuError
 from hcq.places import Region, place_of
 
@@ -31,6 +32,14 @@ _CP_PACKETS = {
     183: "unknown opcode",
     184: "access to a privileged register",
     185: "privileged instruction",
+}
+# Errors of the chip's own memories and of data that it had marked as bad; each engine has a source.
+_UNCORRECTABLE = {
+    (CLIENT_GFX, 1): "the graphics hub consumed poisoned data",
+    (CLIENT_VMC, 1): "the memory hub consumed poisoned data",
+    (CLIENT_GFX, 128): "the graphics core detected a fatal error",
+    (CLIENT_GRBM_CP, 197): "uncorrectable error in the memory of the command processor",
+    (CLIENT_GRBM_CP, 201): "fatal uncorrectable error in the command processor",
 }
 # Source 50 is "SRBM write protection" by name; its like on older chips reports illegal packets too
 # (Linux 6.12 sdma_v3_0.c registers it as the illegal instruction interrupt). UNSURE: that gfx11
@@ -64,7 +73,6 @@ _INSTRUCTION_FETCH = 9
 _WAVES = ("TCP", "SQC (inst)", "SQC (data)", "SQG")  # clients that act for a kernel
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
 _NULL_ZONE = 1 << 16  # what is reached through a null pointer to a structure
-REMEDY = "device.reset() sets the queues up anew; programs and buffers stay"
 
 _SQ_ERRORS = {0: "EDC FUE", 1: "illegal instruction", 2: "memory violation", 3: "EDC FED"}
 _SQ_ENCODING_ERROR = 2
@@ -186,7 +194,7 @@ def page_fault(
     return PageFault(
         f"{device}: {names or client}: {what}: {place}",
         kernel=names or None,
-        remedy=REMEDY,
+        remedy=advice.RESET,
         address=address,
         access=access,
         client=client,
@@ -243,7 +251,15 @@ class SqWord:
         at = f" at {wave_state['pc']:#x}" if "pc" in wave_state else ""
         if "offset" in wave_state:
             at = f" at byte {wave_state['offset']} of the kernel"
-        return kind(f"{name}a wave stopped: {what}{at}", remedy=REMEDY, **facts)
+        return kind(f"{name}a wave stopped: {what}{at}", remedy=advice.RESET, **facts)
+
+
+def uncorrectable_error(interrupt: Interrupt) -> ChipError | None:
+    """The error for a source that reports damaged data; None for others."""
+    what = _UNCORRECTABLE.get((interrupt.client, interrupt.source))
+    if what is None:
+        return None
+    return ChipError(what, source=interrupt.source, vmid=interrupt.vmid, remedy=advice.DAMAGED)
 
 
 def is_wave_client(client: str) -> bool:
@@ -276,6 +292,7 @@ def command_processor_error(interrupt: Interrupt, state: dict[str, object]) -> B
         pipe=pipe,
         queue=queue,
         vmid=interrupt.vmid,
+        remedy=advice.RESET,
         **state,
     )
 
@@ -290,6 +307,7 @@ def sdma_error(interrupt: Interrupt, state: dict[str, object]) -> UgpuError | No
         "queue": interrupt.ring & 0xF,
         "vmid": interrupt.vmid,
         "data": tuple(hex(word) for word in interrupt.data),
+        "remedy": advice.RESET,
         **state,
     }
     if interrupt.source in _SDMA_PAGE:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from am import advice
 from am.chips.facts import ChipFacts
 from am.regs import structs
 from hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
@@ -68,7 +69,10 @@ class FirmwareSource:
                 if key in self.images:
                     return bytes(self.images[key])
             raise FirmwareNotFound(
-                f"expected image {name} in the given set, found none", name=name, searched="set"
+                f"expected image {name} in the given set, found none",
+                name=name,
+                searched="set",
+                remedy=advice.FIRMWARE,
             )
         places = [place for top in self.folders for place in (top / VENDOR_FOLDER, top)]
         for folder in places:
@@ -81,6 +85,7 @@ class FirmwareSource:
             f"firmware {name} is not installed (package firmware-amd-graphics or linux-firmware)",
             name=name,
             searched=[str(folder) for folder in places],
+            remedy=advice.FIRMWARE,
         )
 
 
@@ -132,7 +137,13 @@ class Image:
         return self.common.header_version_major, self.common.header_version_minor
 
     def invalid(self, what: str, **facts: object) -> FirmwareInvalid:
-        return FirmwareInvalid(f"{self.name}: {what}", name=self.name, size=len(self.data), **facts)
+        return FirmwareInvalid(
+            f"{self.name}: {what}",
+            name=self.name,
+            size=len(self.data),
+            remedy=advice.FIRMWARE,
+            **facts,
+        )
 
     def layout(self, name: str) -> Layout[Struct]:
         return structs("amdgpu_ucode")[name]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from am import mqd
+from am import advice, mqd
 from am.chip import ALL_ONES, Chip, batched
 from am.gmc import QUEUE_VMID
 from am.nbio import Nbio
@@ -100,6 +100,7 @@ class Gfx:
                 limit_s=AUTOLOAD_LIMIT_S,
                 bootload_status=int(gc.RLC_RLCS_BOOTLOAD_STATUS.read()),
                 cp_stat=int(gc.CP_STAT.read()),
+                remedy=advice.MODE1,
             ) from error
 
     @batched

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from am import advice
 from am.chip import Chip, batched
 from am.faults import HubFault
 from am.memory import VIRTUAL_END, Carveout
@@ -213,7 +214,9 @@ class Hub:
             self.chip.wait(register, done, unit=self.name, waiting_for=what, limit_s=FLUSH_LIMIT_S)
         except UnitTimeout as error:
             raise ChipError(
-                f"{self.name} has not completed a TLB flush ({what})", **error.facts
+                f"{self.name} has not completed a TLB flush ({what})",
+                remedy=advice.MODE1,
+                **error.facts,
             ) from error
 
     # ---- faults ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from am import advice
 from am.chip import ALL_ONES, Chip
 from am.memory import Carveout
 from am.nbio import Nbio
@@ -35,6 +36,11 @@ FENCE_LIMIT_S = 5.0
 _NOTE, _COUNT = 0x75470000, 0xFF
 _REFUSED = 0xFE  # in place of a count: a component was refused
 HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start something
+
+
+def noted_refusal(chip: Chip) -> bool:
+    """Whether a process of ours has seen the bootloader refuse a component since the last reset."""
+    return int(chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32.read()) == _NOTE | _REFUSED
 
 
 class Psp:
@@ -72,7 +78,7 @@ class Psp:
 
         Where its status does not tell, the note does that the process which saw it left.
         """
-        if int(self._note.read()) == _NOTE | _REFUSED:
+        if noted_refusal(self.chip):
             return True
         if not self.chip.generation.bootloader_tells_refusal:
             return False
@@ -162,6 +168,7 @@ class Psp:
             f"the PSP bootloader refused the {name}",
             image=name,
             status=refusal,
+            remedy=advice.REFUSED,
         )
 
     def _failed(self, name: str, what: str, error: UnitTimeout) -> FirmwareError:
@@ -177,6 +184,7 @@ class Psp:
             image=name,
             limit_s=self.limit_s,
             state=error.facts.get("state"),
+            remedy=advice.POWER_CYCLE,
         )
 
     def _stage(self, image: bytes) -> None:
@@ -227,6 +235,7 @@ class Psp:
                     image="ring",
                     waiting_for=what,
                     status=value & 0xFFFF,
+                    remedy=advice.MODE1,
                 )
             return value & mask == _READY
 
@@ -244,6 +253,7 @@ class Psp:
                 waiting_for=what,
                 limit_s=self.limit_s,
                 state=error.facts.get("state"),
+                remedy=advice.MODE1,
             ) from error
 
     def strike_mode1(self) -> None:
@@ -263,8 +273,10 @@ class Psp:
         buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command}"]
         return buffer
 
-    def submit(self, buffer: Struct, what: str) -> Struct:
-        """Run one command and wait for it; returns the response. FirmwareRejected if refused."""
+    def submit(self, buffer: Struct, what: str, *, is_image: bool = False) -> Struct:
+        """Run one command and wait for it; returns the response. FirmwareRejected if refused.
+
+        is_image: a refusal is one of the image that the command names."""
         vram = self.chip.vram
         self.fence_value += 1
         # In one write with the fence behind it, which may hold the same number of an earlier ring.
@@ -277,7 +289,12 @@ class Psp:
         if response.status:
             # The kernel only warns here, since some PSP versions leave a status behind; a refused
             # image is worse found later, as a hang.
-            raise FirmwareRejected(f"the PSP refused {what}", image=what, status=response.status)
+            raise FirmwareRejected(
+                f"the PSP refused {what}",
+                image=what,
+                status=response.status,
+                remedy=advice.FIRMWARE if is_image else advice.MODE1,
+            )
         return response
 
     def _push_frame(self) -> None:
@@ -309,6 +326,7 @@ class Psp:
                 image=what,
                 limit_s=FENCE_LIMIT_S,
                 mailbox=int(self.chip.mp0.MP0_SMN_C2PMSG_64.read()),
+                remedy=advice.MODE1,
             ) from error
 
     def load_toc(self, image: bytes) -> int:
@@ -319,7 +337,7 @@ class Psp:
         address = self.carveout.mc(self.private)
         toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
         toc.toc_size = len(image)
-        return int(self.submit(buffer, "TOC").tmr_size)
+        return int(self.submit(buffer, "TOC", is_image=True).tmr_size)
 
     def setup_tmr(self, address: int, size: int) -> None:
         """Give VRAM [address, address+size) to the firmware, for good."""
@@ -342,7 +360,7 @@ class Psp:
         load.fw_phy_addr_lo, load.fw_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
         load.fw_size = len(image)
         load.fw_type = kind
-        self.submit(buffer, name)
+        self.submit(buffer, name, is_image=True)
 
     def autoload(self) -> None:
         """Let the RLC start the graphics core with what was loaded."""

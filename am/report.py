@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from am import faults
+from am import advice, faults
 from am.faults import SqWord
 from am.ih import Interrupt
 from hcq.culprit import take_culprit
@@ -34,6 +34,8 @@ class Reporter:
             gmc = units.gmc
             hubs = gmc.mmhubs if entry.client == faults.CLIENT_VMC else gmc.gfxhubs
             return self._page_fault(faults.faulted_page(entry), entry, gmc.take_fault(hubs))
+        if (damage := faults.uncorrectable_error(entry)) is not None:
+            return damage
         if entry.source == faults.SOURCE_SQ:
             return self._wave(entry)
         if entry.client == faults.CLIENT_GRBM_CP:
@@ -108,10 +110,10 @@ class Reporter:
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
         """What the chip says when `timeline` stands still. Never raises."""
         driver = self.driver
-        state: dict[str, object] = {}
+        state: dict[str, object] = {"remedy": advice.RESET}
         try:
             if driver.chip.lost():
-                return {"chip": "does not answer"}
+                return {"chip": "does not answer", "remedy": advice.LINK}
             for compute in driver.compute_queues:
                 if compute.timeline is timeline:
                     state |= driver.units.gfx.queue_state(compute.pipe, compute.queue)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from am import boot, discovery
+from am import advice, boot, discovery
 from am.diagnosis import diagnose, failed_queues, reports, stands_still
 from am.firmware import load_firmware
 from am.queue import ComputeQueue, CopyQueue
@@ -52,7 +52,9 @@ def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
     ladder = Ladder(driver.name, rungs.all(), driver.clock)
     if not driver.transport.present():
         raise DeviceLost(
-            f"{driver.name} does not respond, so it cannot be reset", device=driver.name
+            f"{driver.name} does not respond, so it cannot be reset",
+            device=driver.name,
+            remedy=advice.LINK,
         )
     if driver.unfinished is None:
         driver.vram_lost = False

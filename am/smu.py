@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from am import advice
 from am.chip import ALL_ONES, Chip, batched
 from am.memory import Carveout
 from am.nbio import Nbio
@@ -18,11 +19,12 @@ from hcq.layout import Struct
 log = logging.getLogger(__name__)
 
 OK = 0x01
+UNKNOWN = 0xFE
 BUSY = 0xFC
 RESPONSES = {
     0x01: "ok",
     0xFF: "failed",
-    0xFE: "unknown message",
+    UNKNOWN: "unknown message",
     0xFD: "prerequisite not met",
     BUSY: "busy",
     0xFB: "end of debug data",
@@ -73,6 +75,7 @@ class Smu:
                 request=message,
                 status=response,
                 argument=argument,
+                remedy=advice.FIRMWARE if response == UNKNOWN else advice.MODE1,
             )
         return int(self.chip.mp1.MP1_SMN_C2PMSG_82.read())
 
@@ -126,6 +129,7 @@ class Smu:
                 message_name=message,
                 argument=argument,
                 limit_s=self.limit_s,
+                remedy=advice.MODE1,
                 **self.state(),
             ) from error
 

@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from am import advice
 from am.chip import ALL_ONES, Chip
+from am.psp import noted_refusal
 from am.smu import BUSY, OK, RESPONSES
 from hcq.errors import UgpuError
 
 _READY = 0x8000_0000
-_POWER_CYCLE = "power the card off and on; where that does not help, reseat it and check its supply"
-_MODE1 = "device.reset() or `force_cold=True` resets the chip (mode1)"
-_BOOT = "open the device: the driver boots it"
-_LOST = "check cable, slot and supply, then rescan the bus"
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,14 @@ def states(chip: Chip) -> list[State]:
             if config
             else "the card has left the bus"
         )
-        return [State("link", "no answer", False, meaning, _LOST, {})]
+        return [State("link", "no answer", False, meaning, advice.LINK, {})]
     found = []
     for look in _LOOKS:
         try:
             found += list(look(chip))
         except UgpuError as error:
             found.append(
-                State(look.__name__.strip("_"), "unreadable", False, str(error), _LOST, {})
+                State(look.__name__.strip("_"), "unreadable", False, str(error), advice.LINK, {})
             )
     return found
 
@@ -77,7 +75,7 @@ def _board(chip: Chip) -> Iterator[State]:
         "not done",
         False,
         "the card's own firmware (IFWI) has not finished: memory training, or no supply",
-        _POWER_CYCLE,
+        advice.POWER_CYCLE,
         registers,
     )
 
@@ -90,7 +88,9 @@ def _psp(chip: Chip) -> Iterator[State]:
         yield _bootloader(chip, loader, registers)
         return
     if sign == ALL_ONES:
-        yield State("PSP", "no answer", False, "its mailbox reads as ones", _POWER_CYCLE, registers)
+        yield State(
+            "PSP", "no answer", False, "its mailbox reads as ones", advice.POWER_CYCLE, registers
+        )
         return
     ring = int(mp0.MP0_SMN_C2PMSG_64.read())
     registers |= {"C2PMSG_64": ring, "C2PMSG_58": int(mp0.MP0_SMN_C2PMSG_58.read())}
@@ -100,7 +100,7 @@ def _psp(chip: Chip) -> Iterator[State]:
             "ring refused",
             False,
             f"the secure OS runs and refused a ring command with status {ring & 0xFFFF:#x}",
-            _MODE1,
+            advice.MODE1,
             registers,
         )
     elif not ring & _READY and ring:
@@ -109,7 +109,7 @@ def _psp(chip: Chip) -> Iterator[State]:
             "ring busy",
             False,
             "the secure OS runs and has not ended a ring command",
-            _MODE1,
+            advice.MODE1,
             registers,
         )
     else:
@@ -118,14 +118,15 @@ def _psp(chip: Chip) -> Iterator[State]:
 
 def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
     refusal = word & 0xFF if chip.generation.bootloader_tells_refusal else 0
-    if refusal:
+    if refusal or noted_refusal(chip):
+        refusal = refusal or word & 0xFF
         return State(
             "PSP",
             "bootloader refused",
             False,
             f"the bootloader refused a component with status {refusal:#x}: wrong or "
             "damaged firmware image, or one for another chip",
-            "update the firmware images; the chip needs a bus reset",
+            advice.REFUSED,
             registers,
         )
     if word == _READY:
@@ -134,7 +135,7 @@ def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
             "bootloader ready",
             True,
             "it waits for firmware: the chip is not booted",
-            _BOOT,
+            advice.BOOT,
             registers,
         )
     return State(
@@ -142,7 +143,7 @@ def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
         "bootloader not ready",
         False,
         "the bootloader has not finished what it was given",
-        _POWER_CYCLE,
+        advice.POWER_CYCLE,
         registers,
     )
 
@@ -159,10 +160,10 @@ def _smu(chip: Chip) -> Iterator[State]:
     response = registers["C2PMSG_90"]
     last = f"message {registers['C2PMSG_66']:#x}, argument {registers['C2PMSG_82']:#x}"
     if not flags & 1:
-        yield State("SMU", "not loaded", True, "no power firmware runs yet", _BOOT, registers)
+        yield State("SMU", "not loaded", True, "no power firmware runs yet", advice.BOOT, registers)
     elif response == 0 and registers["C2PMSG_66"]:
         yield State(
-            "SMU", "hung or at work", False, f"it has not answered {last}", _MODE1, registers
+            "SMU", "hung or at work", False, f"it has not answered {last}", advice.MODE1, registers
         )
     elif response == BUSY:
         yield State("SMU", "busy", False, f"it answered {last} with busy", "ask again", registers)
@@ -181,10 +182,10 @@ def _graphics(chip: Chip) -> Iterator[State]:
         begun = int(chip.mp0.MP0_SMN_C2PMSG_81.read()) not in (0, ALL_ONES)
         if begun:
             meaning = "the secure OS runs, but the graphics core's firmware has not come up"
-            yield State("RLC", "autoload not complete", False, meaning, _MODE1, registers)
+            yield State("RLC", "autoload not complete", False, meaning, advice.MODE1, registers)
         else:
             meaning = "the graphics core's firmware was not loaded"
-            yield State("RLC", "not loaded", True, meaning, _BOOT, registers)
+            yield State("RLC", "not loaded", True, meaning, advice.BOOT, registers)
         return
     yield State(
         "RLC",
@@ -193,7 +194,7 @@ def _graphics(chip: Chip) -> Iterator[State]:
         "the graphics core's firmware is loaded"
         if control.RLC_ENABLE_F32
         else "its processor is switched off",
-        "" if control.RLC_ENABLE_F32 else _MODE1,
+        "" if control.RLC_ENABLE_F32 else advice.MODE1,
         registers,
     )
     yield from _mec(chip)
@@ -210,9 +211,9 @@ def _mec(chip: Chip) -> Iterator[State]:
     }
     if control.MEC_HALT:
         meaning = "its processors stand still: no driver has started it, or one has stopped it"
-        yield State("MEC", "halted", True, meaning, _BOOT, registers)
+        yield State("MEC", "halted", True, meaning, advice.BOOT, registers)
     elif not any(control[f"MEC_PIPE{pipe}_ACTIVE"] for pipe in range(4)):
-        yield State("MEC", "inactive", True, "no pipe was started", _BOOT, registers)
+        yield State("MEC", "inactive", True, "no pipe was started", advice.BOOT, registers)
     else:
         busy = bool(gc.GRBM_STATUS.read().GUI_ACTIVE)
         yield State(
@@ -233,7 +234,7 @@ def _copy_engines(chip: Chip) -> Iterator[State]:
         registers = {f"{name}_F32_CNTL": int(control), f"{name}_STATUS_REG": int(status)}
         if control.HALT:
             yield State(
-                name, "halted", True, "it was not started, or was stopped", _BOOT, registers
+                name, "halted", True, "it was not started, or was stopped", advice.BOOT, registers
             )
         else:
             yield State(
@@ -278,7 +279,7 @@ def _interrupts(chip: Chip) -> Iterator[State]:
         "IH_RB_RPTR": int(ih.IH_RB_RPTR.read()),
     }
     if not control.RB_ENABLE:
-        yield State("IH", "off", True, "no interrupts are written", _BOOT, registers)
+        yield State("IH", "off", True, "no interrupts are written", advice.BOOT, registers)
     elif write.RB_OVERFLOW:
         yield State(
             "IH",

@@ -32,6 +32,7 @@ from nv.programs import Programs
 from nv.pushbuffer import COMPUTE, COPY, header, method
 from nv.queue import ChannelQueue
 from nv.rm.channel import GPFIFO_CLASSES
+from nv.rm.client import GONE
 from nv.rm.gpu import Gpu
 from nv.rm.memory import Memory, allocate
 from nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
@@ -296,7 +297,7 @@ class NvDriver(Driver):
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.gpu.lost():
-                return DeviceLost(f"{self.name} no longer answers", device=self.name)
+                return DeviceLost(f"{self.name} no longer answers", device=self.name, remedy=GONE)
         return None
 
     def pause(self, limit_s: float) -> None:

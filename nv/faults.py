@@ -32,6 +32,7 @@ from hcq.timeline import Timeline
 from hcq.transport.node import take_gap
 from nv import abi
 from nv.rm.channel import ChannelError
+from nv.rm.client import GONE
 
 if TYPE_CHECKING:
     from nv.driver import NvDriver
@@ -142,6 +143,7 @@ class Faults:
         if advice is not None:
             facts["meaning"] = advice
         if error.xid == _FELL_OFF or self.driver.gpu.lost():
+            facts["remedy"] = GONE
             return DeviceLost(f"{self.driver.name} has fallen off the bus", **facts)
         page = self._page_fault(queue)
         state = self._exception() if queue.kind is QueueKind.COMPUTE else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hcq.errors import ChipError, DeviceLost, NotSupported
 from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
 from hcq.queue import QueueKind
+from nv.rm.client import GONE
 
 if TYPE_CHECKING:
     from nv.driver import NvDriver
@@ -28,7 +29,9 @@ _DRIVERS_OWN = (
 def recover(driver: NvDriver, only: Level | None = None) -> Recovery:
     """Make channels anew, the failed ones first; raises what the last rung met."""
     if driver.gpu.lost():
-        raise DeviceLost(f"{driver.name} is no longer on the bus; open it again when it is back")
+        raise DeviceLost(
+            f"{driver.name} is no longer on the bus; open it again when it is back", remedy=GONE
+        )
     rungs = _Rungs(driver)
     ladder, diagnosis = Ladder(driver.name, rungs.all(), driver.clock), _diagnose(driver)
     ladder.climb(diagnosis, only, give_up=driver.gpu.lost)

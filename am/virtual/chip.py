@@ -175,6 +175,8 @@ class Chip(Board):
             self._count_access()
             if self._blackout or self.lost or not self.config.memory_enabled:
                 return ALL_ONES
+            if self.accesses == self.faults.ones_at_access:
+                return ALL_ONES
             return self.space.read(index)
 
     def write_register(self, index: int, value: int) -> None:

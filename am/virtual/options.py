@@ -71,16 +71,26 @@ class FaultPlan:
     psp_status: int = 0x000F  # what a planned refusal answers
     psp_silent: bool = False  # the ring is read, fences are never written
     psp_ring_status: int = 0  # low 16 bits of C2PMSG_64 after ring creation
+    bootloader_never: bool = False  # it takes a component and is never ready again
     secure_os_never: bool = False
+    ring_never: bool = False  # control commands of the PSP's ring are not answered
+    psp_commands: dict[int, int] = field(default_factory=dict)  # command id -> forced status
     smu_silent: bool = False  # its firmware is stuck; the debug mailbox still answers
     smu_debug_silent: bool = False
     smu_responses: dict[int, int] = field(default_factory=dict)  # message -> forced response
+    smu_busy: int = 0  # how many of the next messages are answered with busy
     mode1_ignored: bool = False  # mode1 is acknowledged and does nothing
     autoload_never: bool = False
+    safe_mode_never: bool = False  # the RLC does not acknowledge safe mode
+    mec_crashed: bool = False  # its firmware stands still; a reset of the block starts it again
+    sdma_crashed: bool = False  # the same of the copy engines
+    dequeue_never: bool = False  # requests to take a compute queue off have no effect
+    doorbells_lost: bool = False  # they reach no engine
     tlb_no_ack: set[str] = field(default_factory=set)  # of "gc", "mmhub"
     tlb_needs_semaphore: bool = False  # a MMHUB invalidation without it is never acknowledged
     interrupts_lost: bool = False  # entries are written, the MSI never arrives
     lost_at_access: int | None = None  # the card drops off the bus at this register access
+    ones_at_access: int | None = None  # the completion of this one times out: it reads all ones
     dma_refused: bool = False  # the IOMMU rejects every access
 
     def __new__(cls, *_: object, **plan: object) -> Self:

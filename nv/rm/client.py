@@ -40,8 +40,14 @@ _FULL = frozenset(("NV_ERR_NO_MEMORY", "NV_ERR_INSUFFICIENT_RESOURCES"))
 _BUSY = frozenset(("NV_ERR_BUSY_RETRY", "NV_ERR_TIMEOUT_RETRY"))
 _BUSY_TRIES, _BUSY_PAUSE_S = 100, 1e-3
 _INTERRUPTIONS = 1000  # signals that one call survives
+GONE = "look at power and slot, then boot anew"
+_GPU_RESET = "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset"
 _REMEDIES = {
-    "NV_ERR_RESET_REQUIRED": "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset",
+    **dict.fromkeys(_LOST, GONE),
+    "NV_ERR_NO_MEMORY": "free memory: close other programs, or allocate less",
+    "NV_ERR_INSUFFICIENT_RESOURCES": "close other programs that use the GPU",
+    "NV_ERR_TIMEOUT": _GPU_RESET,
+    "NV_ERR_RESET_REQUIRED": _GPU_RESET,
     "NV_ERR_LIB_RM_VERSION_MISMATCH": "restart after the driver's update",
     "NV_ERR_INSUFFICIENT_PERMISSIONS": "run as a user who may use the GPU",
 }
@@ -319,5 +325,5 @@ def os_error(error: OSError, request: str) -> UgpuError:
             f"{request}: {error.strerror}", request=request, remedy="run as a user who may"
         )
     if error.errno in (errno.ENODEV, errno.EIO, errno.ENXIO):
-        return DeviceLost(f"{request}: {error.strerror}", request=request)
+        return DeviceLost(f"{request}: {error.strerror}", request=request, remedy=GONE)
     return TransportError(f"{request}: {error.strerror}", request=request, errno=error.errno)

@@ -139,6 +139,8 @@ class Nbio(Block):
         if not self.fields("RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN").BIF_DOORBELL_APER_EN:
             self._drop(offset, "the aperture is closed")
             return
+        if self.chip.faults.doorbells_lost:
+            return
         dword = offset >> 2
         slot = dword & ~1
         if width == 8:

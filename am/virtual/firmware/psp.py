@@ -119,6 +119,8 @@ class Psp(Block):
             # Bit 31 set and bits 7:0 not zero: who tests bit 31 alone believes in success.
             self.set("MP0_SMN_C2PMSG_35", READY | code)
             return
+        if self.chip.faults.bootloader_never:
+            return
         if command != _STEPS[-1][0]:
             self.state = State.LOADER
             self.set("MP0_SMN_C2PMSG_35", READY)
@@ -180,6 +182,8 @@ class Psp(Block):
 
     def _controlled(self, command: int, base: int, size: int) -> None:
         status = 0
+        if self.chip.faults.ring_never:
+            return
         if command == _MODE1 and self.chip.options.psp_mode1:
             self.chip.mode1_reset()
             return

@@ -61,7 +61,9 @@ class Commands:
         words = struct.unpack_from("<6I", content, _PARAMETERS)
         address, size = words[0] | words[1] << 32, words[2]
         status, session, placed, tmr_size = OK, 0, 0, 0
-        if command == _LOAD_TOC:
+        if command in self._psp.chip.faults.psp_commands:
+            status = self._psp.chip.faults.psp_commands[command]
+        elif command == _LOAD_TOC:
             status, tmr_size = self._load_toc(address, size)
         elif command == _LOAD_ASD:
             status = self._check("ASD", address, size)

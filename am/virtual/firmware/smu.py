@@ -175,7 +175,7 @@ class Smu(Block):
         self._pending.discard(box)
         if self._silent(box):
             return
-        forced = self.chip.faults.smu_responses.get(message) if box is _MAIN else None
+        forced = self._forced(message) if box is _MAIN else None
         if forced is not None:
             response, value = forced, None
         else:
@@ -185,6 +185,14 @@ class Smu(Block):
         if value is not None:
             self.set(box.argument, value)
         self.set(box.response, response)
+
+    def _forced(self, message: int) -> int | None:
+        """The response that a planted fault gives."""
+        faults = self.chip.faults
+        if faults.smu_busy > 0:
+            faults.smu_busy -= 1
+            return _BUSY
+        return faults.smu_responses.get(message)
 
     def _response(self, box: _Mailbox) -> int:
         """Show a response; once that to Mode1Reset was read the reset is due."""

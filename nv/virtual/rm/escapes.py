@@ -124,13 +124,13 @@ class Escapes:
         self._need_control(file)
         block = self._block("nv_ioctl_rm_api_version", argument)
         ours = self._machine.options.driver
-        if self._machine.faults.take(Fault.VERSION_MISMATCH):
-            ours = "999.99"
         theirs = bytes(block.versionString).split(b"\0")[0].decode("latin-1")
         block.reply = 1  # recognised
         if block.cmd == _QUERY:
             set_text(block.versionString, ours)
             return
+        if self._machine.faults.take(Fault.VERSION_MISMATCH):
+            ours = "999.99"
         same = theirs == ours
         if block.cmd == _RELAXED and "." in ours:
             same = theirs.split(".")[0] == ours.split(".")[0]

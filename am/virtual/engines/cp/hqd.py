@@ -316,7 +316,7 @@ class Slot:
     def _dequeue(self, request: int) -> None:
         """Take a DEQUEUE_REQ: 1 drains, 2 resets the waves; both finish later."""
         queue = self.active
-        if queue is None or request == 0:
+        if queue is None or request == 0 or self.mec.chip.faults.dequeue_never:
             return
         if request == 1:
             queue.drain_out()

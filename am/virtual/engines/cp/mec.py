@@ -85,6 +85,7 @@ class Mec(Block):
 
     def reset(self, scope: Reset) -> None:
         """Lose all queues; the pipes are halted."""
+        self.chip.faults.mec_crashed = False
         for slot in self._all():
             slot.reset()
         self.scheduler.reset(scope)
@@ -183,6 +184,7 @@ class Mec(Block):
             control >> (26 + pipe) & 1
             and not control >> (16 + pipe) & 1
             and not halted
+            and not self.chip.faults.mec_crashed
             and self.rlc_ready()
             and self._starts_right(pipe)
         )

@@ -82,7 +82,8 @@ class Rlc(Block):
 
     def _safe_mode(self, value: int) -> None:
         """CMD with MESSAGE 1 enters safe mode, with 0 leaves it; a running RLC clears CMD."""
-        if value & 1 and self.booted and self.get("RLC_CNTL") & 1:
+        ready = self.booted and self.get("RLC_CNTL") & 1
+        if value & 1 and ready and not self.chip.faults.safe_mode_never:
             self.chip.scheduler.after(SAFE_MODE_S, self._acknowledge)
 
     def _acknowledge(self) -> None:

@@ -77,6 +77,7 @@ class Sdma(Block):
 
     def reset(self, scope: Reset) -> None:
         """Lose the queues; the engine is halted."""
+        self.chip.faults.sdma_crashed = False
         for register in self._registers:
             self.set(register, 0)
         for name, value in POWER_ON.items():
@@ -123,7 +124,8 @@ class Sdma(Block):
 
     def running(self) -> bool:
         """The engine executes its firmware."""
-        return not self._halted and not self.value("FREEZE").FREEZE
+        crashed = self.chip.faults.sdma_crashed
+        return not (self._halted or crashed or self.value("FREEZE").FREEZE)
 
     # ---- engine registers ---------------------------------------------------------------------
 

@@ -1,0 +1,15 @@
+"""What helps, in the words that errors (fact `remedy`) and named states use."""
+
+from __future__ import annotations
+
+RESET = "device.reset() sets the queues up anew; programs and buffers stay"
+MODE1 = "device.reset() or `force_cold=True` resets the chip (mode1)"
+POWER_CYCLE = "power the card off and on; where that does not help, reseat it and check its supply"
+LINK = "check cable, slot and supply, then rescan the bus"
+BOOT = "open the device: the driver boots it"
+DAMAGED = (
+    "device.reset(), and treat results since the last check as wrong; where it comes back, replace "
+    "the card"
+)
+FIRMWARE = "update the firmware images: install the current linux-firmware or firmware-amd-graphics"
+REFUSED = "update the firmware images; the chip needs a bus reset"

@@ -1,0 +1,17 @@
+"""Stands by the names that kinds give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from nv.virtual.gpu import CHIPS
+from tests.campaign.amd import AmStand, UsbStand
+from tests.campaign.nvidia import NvStand
+from tests.campaign.stand import Stand
+
+STANDS: dict[str, Callable[[int], Stand]] = {
+    "navi31": AmStand,
+    "navi31+usb": UsbStand,
+    **{chip: partial(NvStand, chip) for chip in CHIPS},
+}
