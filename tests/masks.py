@@ -29,6 +29,7 @@ MASKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 TESTS = (
     "tests/am/isa",
     "tests/nv/sm",
+    "tests/qcom/sp",
     "tests/compiler/test_compiler_accuracy.py",
     "tests/compiler/test_compiler_elementwise.py",
     "tests/compiler/test_compiler_products.py",

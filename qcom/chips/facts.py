@@ -17,7 +17,8 @@ class ChipFacts:
     share of the register file, at its base size. wave_base: threads of a single wave; a double one
     has twice as many. max_waves: of a shader processor. wave_granularity: waves that run as one.
     constants: vec4 of a compute kernel's constant file. fibers: threads that private memory is laid
-    out for, per shader processor. gmem: on-chip memory. products: where it is found.
+    out for, per shader processor. gmem: on-chip memory. scalar_unit: an arithmetic unit of its own
+    executes instructions on shared registers. products: where it is found.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ChipFacts:
     instruction_cache: int
     gmem: int
     highest_bank_bit: int
+    scalar_unit: bool = False
     products: tuple[str, ...] = ()
     proven: str = ""
 

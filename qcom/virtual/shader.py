@@ -89,7 +89,7 @@ class Dispatch:
     private_base: SP_CS_PVT_MEM_ADDR. private_size: bytes of one thread. private_per_wave: the words
     of a wave's threads are interleaved (PERWAVEMEMLAYOUT). private_stride: bytes of one shader
     processor (TOTALPVTMEMSIZE).
-    early_preamble: EARLYPREAMBLE.
+    early_preamble: EARLYPREAMBLE. scalar_unit: the GPU has one (see qcom.chips.facts).
     """
 
     gpu_id: int
@@ -119,6 +119,7 @@ class Dispatch:
     private_per_wave: bool = False
     private_stride: int = 0
     early_preamble: bool = False
+    scalar_unit: bool = False
 
     @property
     def generation(self) -> int:

@@ -26,5 +26,6 @@ FACTS = ChipFacts(
     instruction_cache=127,
     gmem=3 << 19,
     highest_bank_bit=16,
+    scalar_unit=True,
     products=("Snapdragon 888",),
 )

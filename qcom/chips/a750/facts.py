@@ -26,5 +26,6 @@ FACTS = ChipFacts(
     instruction_cache=127,
     gmem=3 << 20,
     highest_bank_bit=16,
+    scalar_unit=True,
     products=("Snapdragon 8 Gen 3",),
 )

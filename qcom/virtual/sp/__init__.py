@@ -1,0 +1,1 @@
+"""The virtual shader processors: ir3 machine code translated to native code."""

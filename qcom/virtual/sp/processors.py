@@ -1,0 +1,188 @@
+"""The virtual shader processors: run dispatches by translating ir3 to native code once."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hcq.emu import jit, stack, waves
+from hcq.emu.crew import Crew
+from hcq.emu.launches import Pace, Recent
+from hcq.emu.memory import Abort
+from hcq.errors import NotSupported
+from qcom.virtual.isa.decoder.table import table
+from qcom.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from qcom.virtual.sp.hazards import violations
+from qcom.virtual.sp.program import INSTRUCTION, Program, fetched, load
+from qcom.virtual.sp.runtime import layout
+from qcom.virtual.sp.runtime.launch import BadDispatch, Launch
+from qcom.virtual.sp.runtime.library import PACKAGE, launch_address
+from qcom.virtual.sp.runtime.worker import Run, Worker
+from qcom.virtual.sp.translator.translate import Shape, translate
+
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+_KERNEL = "ugpu_ir3_kernel"
+_ENDINGS = {
+    layout.ILLEGAL: Ending.ILLEGAL_INSTRUCTION, layout.NO_CODE: Ending.FETCH_FAULT,
+    layout.NOT_IMPLEMENTED: Ending.NOT_IMPLEMENTED, layout.CODE_END: Ending.CODE_END,
+    layout.MISSED_BARRIER: Ending.BARRIER,
+}  # fmt: skip
+_DETAILS = {
+    Ending.ILLEGAL_INSTRUCTION: "no instruction of this GPU is encoded like this",
+    Ending.FETCH_FAULT: "the code is not mapped there",
+    Ending.CODE_END: "control left the code: the instruction length is too short",
+    Ending.BARRIER: "a barrier that other lanes of the wave miss",
+}  # fmt: skip
+_SEVERITY = (
+    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.NOT_IMPLEMENTED, Ending.CODE_END,
+    Ending.BARRIER, Ending.ABORTED, Ending.BAD_DISPATCH, Ending.DONE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """A decoded program. rules: what it breaks, in words."""
+
+    program: Program
+    digest: str
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A program translated for one shape. here: a usual thread has the stack for it."""
+
+    code: jit.Loaded
+    address: int
+    shape: Shape
+    here: bool
+
+
+class Processors:
+    """All shader processors of a GPU; a `ShaderProcessors`.
+
+    workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
+    compiled code, shared by processes; None keeps it in memory only. private_slots: shader
+    processors that the driver has private memory for.
+    """
+
+    def __init__(
+        self, workers: int | None = None, cache: Path | None = None, private_slots: int = 1
+    ) -> None:
+        self._crew = Crew([Worker() for _ in range(workers or os.cpu_count() or 1)], "ir3")
+        self._private_slots = private_slots
+        self._objects = jit.ObjectCache(cache)
+        self._sources: Recent[tuple[int, bytes, bool, bool], Source] = Recent()
+        self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
+        self._pace = Pace()
+        self._lock = threading.Lock()
+        self._runtime, address = launch_address(cache)
+        self._launch = _LAUNCH(address)
+
+    def launch(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
+        """Run a dispatch to its end. Called by one thread at a time.
+
+        Raises what a callback of the memory raised, and NotSupported for kernels of too much code.
+        """
+        try:
+            launch = Launch.of(dispatch)
+        except BadDispatch as bad:
+            return Outcome(Ending.BAD_DISPATCH, str(bad))
+        if launch.groups == 0:
+            return Outcome(Ending.DONE)
+        with abort.translation(), self._lock:
+            source = self._source(dispatch, memory)
+            kernel = self._kernel(source, dispatch, launch)
+        run = Run(dispatch, launch, source.program, memory, abort)
+        count = self._worker_count(dispatch, launch, kernel)
+        work = partial(self._work, kernel=kernel, run=run, rules=source.rules)
+        outcomes, _ = self._pace.run(
+            self._crew, count, work, kernel.address, launch.groups, here=kernel.here
+        )
+        return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
+
+    def close(self) -> None:
+        """End the worker threads. May be called again; a later launch starts new ones."""
+        self._crew.close()
+
+    def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
+        if self._pace.alone(kernel.address, launch.groups, launch.waves):
+            return 1
+        count = min(len(self._crew.workers), launch.groups)
+        return min(count, self._private_slots) if dispatch.private_size else count
+
+    def _work(
+        self, worker: Worker, number: int, kernel: Kernel, run: Run, rules: tuple[str, ...]
+    ) -> Outcome:
+        """Run workgroups on this thread until none is left or a wave cannot go on."""
+        try:
+            worker.prepare(run, number)
+            code = self._launch(worker.context.ctypes.data, kernel.address)
+        except BaseException:
+            run.stop[0] = 1
+            raise
+        if code == waves.FINISHED:
+            return Outcome(Ending.DONE, violations=rules)
+        run.stop[0] = 1  # waves on other threads stop too
+        if code == waves.ABORTED:
+            return Outcome(Ending.ABORTED, violations=rules)
+        return _halted(worker, kernel, run, code, rules)
+
+    # ---- translating ---------------------------------------------------------------------------
+
+    def _source(self, dispatch: Dispatch, memory: ShaderMemory) -> Source:
+        code, whole = fetched(memory, dispatch.code_address, dispatch.code_size)
+        key = dispatch.gpu_id, code, whole, dispatch.scalar_unit
+        known = self._sources.get(key)
+        if known is None:
+            program = load(code, whole, table(dispatch.gpu_id))
+            end = max(block.end for block in program.blocks.values()) + 1
+            digest = hashlib.sha256(code[: INSTRUCTION * end] + bytes([whole])).hexdigest()
+            known = Source(program, digest, violations(program, dispatch.scalar_unit))
+            self._sources.put(key, known)
+        return known
+
+    def _kernel(self, source: Source, dispatch: Dispatch, launch: Launch) -> Kernel:
+        shape = Shape(
+            launch.lanes, launch.words, dispatch.generation, dispatch.private_per_wave,
+            dispatch.group_register, dispatch.thread_register, dispatch.linear_register,
+        )  # fmt: skip
+        known = self._kernels.get((source.digest, shape))
+        if known is not None:
+            return known
+
+        def make() -> bytes:
+            ir, _ = translate(source.program, shape, _KERNEL)
+            return jit.compile_object(ir, jit.LIMITED, 1)
+
+        image = self._objects.made(jit.key_of(PACKAGE, "kernel", source.digest, repr(shape)), make)
+        frame = stack.frame_of(image, _KERNEL)
+        if frame > stack.DEEPEST:
+            raise NotSupported(
+                "the kernel has too much code for the virtual shader processors",
+                stack=frame, limit=stack.DEEPEST,
+            )  # fmt: skip
+        code = jit.Loaded(image)
+        kernel = Kernel(code, code.address(_KERNEL), shape, frame <= stack.USUAL)
+        return self._kernels.put((source.digest, shape), kernel)
+
+
+def _halted(worker: Worker, kernel: Kernel, run: Run, code: int, rules: tuple[str, ...]) -> Outcome:
+    """Describe a wave that could not go on."""
+    index = worker.quad(layout.HALT_AT)
+    ending = _ENDINGS[code]
+    words = run.program.words
+    word = words[index] if index < len(words) else 0
+    text = next((op.text for op in run.program.ops() if op.index == index), "")
+    detail = _DETAILS.get(ending) or translate(run.program, kernel.shape, _KERNEL)[1].get(index, "")
+    lanes = worker.mask(layout.HALT_LANES) & ((1 << run.launch.lanes) - 1)
+    group, wave = worker.running()
+    return Outcome(
+        ending, detail, run.dispatch.code_address + INSTRUCTION * index, word, text, group, wave,
+        (lanes & -lanes).bit_length() - 1, rules,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What translated kernels run on: worker contexts, wave states, the launch loop."""
