@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from hcq import ownfolder
 from hcq.errors import Closed, DeviceNotFound, TransportError, UgpuError
@@ -56,7 +57,17 @@ _LONGEST_ANSWER = 1 << 16
 _STOP_S = 1.0  # TIMEOUT: how long `stop` waits for a reading that hangs; it finds the device closed
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 _NAME = re.compile(r".*\.(\d+)\.\d+\.sock")
+_LONGEST_NAME = 80  # of a socket's file, with what else its address holds: 107 in all (unix(7))
 _numbers = itertools.count()
+
+
+def _place(device: str) -> str:
+    return quote(device, safe=":")[:_LONGEST_NAME]
+
+
+def device_of(path: Path) -> str:
+    """Return the device whose telemetry a socket serves, by the socket's name."""
+    return unquote(path.name.rsplit(".", 3)[0])
 
 
 class Sampler:
@@ -162,8 +173,7 @@ class Observer:
     def __init__(self, core: Core, folder: Path, sampler: Sampler | None = None) -> None:
         """OSError where the folder or the socket cannot be made."""
         self.sampler = sampler or Sampler(core)
-        place = re.sub(r"[^A-Za-z0-9]+", "-", core.name).strip("-")[-48:]
-        self.path = folder / f"{place}.{os.getpid()}.{next(_numbers)}{SUFFIX}"
+        self.path = folder / f"{_place(core.name)}.{os.getpid()}.{next(_numbers)}{SUFFIX}"
         self._wake, self._woken = socket.socketpair()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -347,7 +357,7 @@ def sockets(folder: Path | None) -> list[Path]:
 
 def find(device: str, folder: Path | None, limit_s: float = 0.5) -> Telemetry | None:
     """The telemetry of a device that a process owns; None where none serves it in time."""
-    place = re.sub(r"[^A-Za-z0-9]+", "-", device).strip("-")[-48:]
+    place = _place(device)
     for path in sockets(folder):
         if path.name.startswith(f"{place}."):
             with contextlib.suppress(UgpuError), Reader(path, limit_s) as reader:

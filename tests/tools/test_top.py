@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,9 @@ import hcq
 from hcq import observe, registry
 from hcq.config import Config
 from hcq.observe import Observer
-from hcq.telemetry import Sample, Sensor, Telemetry
+from hcq.telemetry import Sample, Telemetry
 from tests.conftest import Golden
+from tests.support.eight_devices import eight
 from tests.support.waiting import until
 from tools import cli, smi
 from tools.top import run
@@ -158,27 +159,6 @@ def test_rates_come_from_two_answers() -> None:
     assert found.kernels_per_s == 250.0
     found.take(telemetry("a", 2))  # the same once more
     assert found.kernels_per_s == 250.0 and len(found.history["power_watts", "socket"]) == 2
-
-
-@contextmanager
-def eight(folder: Path) -> Iterator[threading.Event]:
-    """Eight open devices, the fourth of them wedged until the event is set."""
-    held = threading.Event()
-    with ExitStack() as stack:
-        for number in range(8):
-            core = stack.enter_context(hcq.open("cpu")).driver.core
-            core.name = f"pci:{number}"
-
-            def read(wedged: bool = number == 3) -> float:
-                if wedged:
-                    held.wait()
-                return 42.0
-
-            sensors = (Sensor("power_watts", "W", read, "socket"),)
-            core.driver.sensors = lambda sensors=sensors: sensors  # type: ignore[method-assign,misc]
-            stack.callback(Observer(core, folder).stop)
-        stack.callback(held.set)
-        yield held
 
 
 def test_a_wedged_device_among_eight_delays_no_other(tmp_path: Path) -> None:

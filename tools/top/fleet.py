@@ -69,7 +69,7 @@ class Watch:
     """Reads one device. card: what it has found; replaced by nobody else."""
 
     def __init__(self, path: Path, limit_s: float = LIMIT_S) -> None:
-        self.card = Card(path.name.split(".")[0], path)
+        self.card = Card(observe.device_of(path), path)
         self._limit_s = limit_s
         self._reader: Reader | None = None
 

@@ -1,8 +1,9 @@
-"""Verbs that look at devices: ls, info, smi, top."""
+"""Verbs that look at devices: ls, info, smi, top, metrics."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .. import devices
 from .. import smi as sensors
@@ -49,3 +50,41 @@ def top(arguments: argparse.Namespace, out: Output) -> int:
     from ..top.run import run
 
     return run(out, once=arguments.once, interval_s=arguments.interval)
+
+
+def _metrics(parser: argparse.ArgumentParser) -> None:
+    from ..metrics.run import FILES, LISTEN
+
+    add = parser.add_argument
+    add("--listen", default=LISTEN, metavar="ADDRESS:PORT", help="default: %(default)s")
+    add("--once", action="store_true", help="print the metrics and return")
+    add("--textfile", type=Path, metavar="FILE", help="write them for node_exporter instead")
+    add(
+        "--interval",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="between two writes of --textfile; default: %(default)s",
+    )
+    add(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="DEVICE",
+        help="a device that must be open; may be repeated",
+    )
+    add("--compat", choices=["dcgm"], help="metrics under NVIDIA's names besides")
+    add("--print", choices=sorted(FILES), dest="file",
+        help="print the alert rules for Prometheus or the dashboard for Grafana")  # fmt: skip
+
+
+@register("look", "serve the telemetry of all open devices to Prometheus", _metrics)
+def metrics(arguments: argparse.Namespace, out: Output) -> int:
+    from ..metrics.run import run, write_file
+
+    if arguments.file:
+        return write_file(arguments.file, out)
+    return run(
+        out, listen=arguments.listen, once=arguments.once, textfile=arguments.textfile,
+        interval_s=arguments.interval, expected=arguments.expect, dcgm=arguments.compat == "dcgm",
+    )  # fmt: skip

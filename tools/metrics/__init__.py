@@ -1,0 +1,1 @@
+"""`ugpu metrics`: telemetry of all open devices for Prometheus."""
