@@ -24,7 +24,8 @@ _BESIDE = re.compile(r"`(\w+)`(?= gives| takes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
 # Tests that measure, run programs on boards, or are how the others wait.
 _BY_CLOCK = (
-    "bench/", "foreign/", "hw/", "kernel/", "mutants/", "support/clocks.py", "support/waiting.py",
+    "bench/", "campaign/", "foreign/", "hw/", "kernel/", "mutants/", "support/clocks.py",
+    "support/waiting.py",
 )  # fmt: skip
 
 
