@@ -21,6 +21,7 @@ import importlib
 import inspect
 import itertools
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -351,7 +352,8 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
         wanted = options.pop("record", None)
         path = _record_path() if wanted is None else Path(path_like("record", wanted))
         if path is not None:
-            recorder = _load("hcq.transport.record:RecordingTransport")(attachment.transport, path)
+            make_recorder = _load("hcq.transport.record:RecordingTransport")
+            recorder = make_recorder(attachment.transport, path, time.monotonic)
             attachment = replace(attachment, transport=recorder, on_image=recorder.image)
             opening = recorder.opening()
         identity = attachment.transport.identity

@@ -43,17 +43,18 @@ BUSIEST = 8  # registers in a summary
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """device: a name of `ugpu ls`. command: a program to run; none opens and closes the device."""
+    """device: a name of `ugpu ls`; "": what the program opens. command: a program to run; none
+    opens and closes the device."""
 
     device: str
     path: Path
     command: Sequence[str] = ()
 
 
-def run(options: RecordOptions, out: Output) -> int:
+def run(options: RecordOptions, out: Output, *, hints: bool = True) -> int:
     """Record, and show the summary; the command's exit code. Refused before anything is opened
     where the file cannot be written. Where the device does not come up, the recording tells how far
-    it came, and the error is the caller's."""
+    it came, and the error is the caller's. hints: say what can be done with it."""
     path = options.path.absolute()
     _check_recordable(options.device)
     if not os.path.isdir(path.parent):
@@ -80,9 +81,10 @@ def run(options: RecordOptions, out: Output) -> int:
     out.say(f"recorded in {seconds:.1f} s into {path} ({human_size(path.stat().st_size)})", "bold")
     report = summary(recording)
     _say_summary(report, out)
-    out.say()
-    out.say(f"replay it:   ugpu record replay {path}")
-    out.say(f"compare it:  ugpu record compare {path} OTHER")
+    if hints:
+        out.say()
+        out.say(f"replay it:   ugpu record replay {path}")
+        out.say(f"compare it:  ugpu record compare {path} OTHER")
     out.result({"path": str(path), "seconds": round(seconds, 3), "exit": code, **report})
     return code
 
@@ -266,7 +268,10 @@ def _record_command(options: RecordOptions, path: Path) -> int:
         path.unlink()
     except OSError as error:
         raise BadArgument(f"cannot write a recording to {path}: {error.strerror}") from None
-    code = _run(options.command, {"UGPU_DEVICE": options.device, "UGPU_RECORD": str(path)})
+    settings = {"UGPU_RECORD": str(path)}
+    if options.device:
+        settings["UGPU_DEVICE"] = options.device
+    code = _run(options.command, settings)
     if not path.exists():
         raise BadArgument(
             "the command did not open a device with a PCI transport; nothing was recorded",

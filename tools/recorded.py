@@ -20,6 +20,7 @@ from hcq.transport.recording import (
     Entry,
     Failure,
     LongWrite,
+    Moment,
     Presence,
     Recording,
     Stage,
@@ -59,7 +60,8 @@ def names_of(recording: Recording) -> Callable[[int, int], str]:
 
 @dataclass(frozen=True)
 class Step:
-    """What was done (`verb` and `place`) and with what: a value, or text for longer things."""
+    """What was done (`verb` and `place`) and with what: a value, or text for longer things.
+    window, offset: of an access; window is None for anything else."""
 
     verb: str
     place: str
@@ -68,6 +70,8 @@ class Step:
     data: bytes | None = None
     register: Register | None = field(default=None, compare=False)
     repeated: int = field(default=1, compare=False)
+    window: int | None = field(default=None, compare=False)
+    offset: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         times = f" ({self.repeated} times)" if self.repeated > 1 else ""
@@ -88,8 +92,8 @@ class Steps:
     def __iter__(self) -> Iterator[Step]:
         reads: dict[str, Step] = {}  # of the current run of reads, the last of each place
         for entry in self._recording.entries:
-            step = self._step(entry)
-            if step is None:
+            step = self.step(entry)
+            if step is None or (step.window, step.offset) in self._by_clock:
                 continue
             if step.verb == "read":
                 before = reads.pop(step.place, None)
@@ -101,14 +105,16 @@ class Steps:
             yield step
         yield from reads.values()
 
-    def _step(self, entry: Entry) -> Step | None:
-        if isinstance(entry, Content | Wait):
+    def step(self, entry: Entry) -> Step | None:
+        """An entry by names; None for what is no step (memory, waits, times)."""
+        if isinstance(entry, Content | Wait | Moment):
             return None
         if isinstance(entry, Presence):
             return Step("the device", "answers again" if entry.present else "is gone")
         if isinstance(entry, LongWrite):
             place = f"{entry.width} bytes at {self._name(entry.window, entry.offset)}"
-            return Step("write", place, detail=f"sha256 {entry.digest[:16]}")
+            digest = f"sha256 {entry.digest[:16]}"
+            return Step("write", place, None, digest, None, None, 1, entry.window, entry.offset)
         if isinstance(entry, Allocation):
             return Step("allocate", f"{entry.size} bytes")
         if isinstance(entry, Stage):
@@ -117,17 +123,17 @@ class Steps:
             return Step("failed:", entry.kind, detail=entry.message)
         if not isinstance(entry, Access):
             return Step(type(entry).__name__.lower(), str(getattr(entry, "kind", "")))
-        if (entry.window, entry.offset) in self._by_clock:
-            return None
+        at = entry.window, entry.offset
         verb, name = "write" if entry.is_write else "read", self._name(entry.window, entry.offset)
         if entry.value is not None:
-            return Step(verb, name, entry.value, register=self._find(entry.window, entry.offset))
-        return Step(verb, f"{entry.width} bytes at {name}", data=entry.data or b"")
+            return Step(verb, name, entry.value, "", None, self._find(*at), 1, *at)
+        data = entry.data or b""
+        return Step(verb, f"{entry.width} bytes at {name}", None, "", data, None, 1, *at)
 
     def lines(self) -> Iterator[str]:
         """Each step with the fields of its register that are not zero."""
         for step in self:
-            fields = _fields(step)
+            fields = fields_of(step)
             shown = ", ".join(f"{name} {value:#x}" for name, value in fields.items() if value)
             yield f"{step}  [{shown}]" if shown else str(step)
 
@@ -187,7 +193,8 @@ def _what(one: Step | None, two: Step | None) -> str:
     return "the device answered otherwise" if one.verb == "read" else "another value was written"
 
 
-def _fields(step: Step | None) -> dict[str, int]:
+def fields_of(step: Step | None) -> dict[str, int]:
+    """The fields of a step's register, by name."""
     if step is None or step.register is None or step.value is None:
         return {}
     return RegisterValue(step.register, step.value & 0xFFFF_FFFF).fields()
@@ -198,7 +205,7 @@ def _differing(one: Step | None, two: Step | None) -> list[str]:
         return []
     if one.data is not None and two.data is not None:
         return _words(one.data, two.data)
-    ours, theirs = _fields(one), _fields(two)
+    ours, theirs = fields_of(one), fields_of(two)
     return [
         f"{name}: {ours[name]:#x} < > {theirs[name]:#x}"
         for name in ours

@@ -14,16 +14,18 @@
     reset bus
     present no
     stage PSP ring
+    at 0.001250
     failed FirmwareRejected PSP refuses SOS (image=SOS, status=0xf)
 
 `memory`: what allocation number 0 holds from there on, where it changed between the entry before
 and the entry after; the device's doing or the driver's. `answer`: the same, but it was so when the
 entry before it ended, so it is the device's. `wait`: the driver waited, and what is above was there
 when it looked; what follows came later. `present`: from here on the device
-does not answer, or does again. `stage`: a step of coming up begins; `failed`: it ended so; both are
-for people. Before all entries may stand `command` (JSON), the program that was recorded, and
-`firmware NAME`, an image that the driver read, with its bytes. Long data is packed (zlib, base64);
-of long writes only the digest is kept, which is enough to hold a driver to them.
+does not answer, or does again. `stage`: a step of coming up begins; `failed`: it ended so; `at`:
+how many seconds after the recording began what follows was; all three are for people. Before all
+entries may stand `command` (JSON), the program that was recorded, and `firmware NAME`, an image
+that the driver read, with its bytes. Long data is packed (zlib, base64); of long writes only the
+digest is kept, which is enough to hold a driver to them.
 """
 
 from __future__ import annotations
@@ -116,7 +118,14 @@ class Failure:
     message: str
 
 
-Mark = Stage | Failure  # what is for people, and is not repeated
+@dataclass(frozen=True)
+class Moment:
+    """What follows was so many seconds after the recording began."""
+
+    seconds: float
+
+
+Mark = Stage | Failure | Moment  # what is for people, and is not repeated
 Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presence | Mark
 
 
@@ -210,6 +219,8 @@ def _line(entry: Entry) -> str:
         return "wait"
     if isinstance(entry, Stage):
         return f"stage {_ascii(entry.name)}"
+    if isinstance(entry, Moment):
+        return f"at {entry.seconds:.6f}"
     if isinstance(entry, Failure):
         return f"failed {entry.kind} {_ascii(entry.message)}".rstrip()
     if isinstance(entry, Presence):
@@ -236,6 +247,11 @@ def _entry(words: list[str]) -> Entry:
         return Wait()
     if words[0] == "stage":
         return Stage(" ".join(words[1:]))
+    if words[0] == "at":
+        seconds = float(words[1])
+        if not 0 <= seconds < 1e9:
+            raise ValueError("a time is 0 to 1e9 seconds")
+        return Moment(seconds)
     if words[0] == "failed":
         return Failure(words[1], " ".join(words[2:]))
     if words[0] == "present":
@@ -283,7 +299,7 @@ def _ascii(text: str) -> str:
 def _packed(data: bytes) -> str:
     if len(data) < LONG:
         return f"data {data.hex()}"
-    return f"packed {base64.b64encode(zlib.compress(data)).decode()}"
+    return f"packed {base64.b64encode(zlib.compress(data, 1)).decode()}"
 
 
 def _unpacked(words: list[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""Verbs that debug: doctor, record, sniff."""
+"""Verbs that debug: doctor, record, trace, sniff."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ compare FILE FILE     the first difference, by the names of registers; exit code
 DEVICE is behind a PCI transport: pci:ADDRESS, vfio-user:PATH or a virtual chip with registers.
 hcq.open(name, record=FILE) and UGPU_RECORD=FILE record without this program."""
 _DEVICE_WORDS = 2
+TRACE_USAGE = """ugpu trace [-o FILE] [--device NAME] -- CMD [argument ...]
+       ugpu trace show FILE
+       ugpu trace filter FILE [REGISTER ...] [--field NAME[=VALUE]] [--stage NAME] ...
+       ugpu trace diff FILE FILE
+       ugpu trace export FILE TARGET.json"""
 
 
 def _doctor(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +79,53 @@ def record(arguments: argparse.Namespace, out: Output) -> int:
             command = arguments.words[3:]
             return record.run(record.RecordOptions(device, Path(file), command), out)
     raise UsageError(f"usage: {RECORD_USAGE}")
+
+
+def _trace(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-o", "--output", type=Path, metavar="FILE", help="default: ugpu-trace.txt")
+    add("--device", default="", metavar="NAME", help="the default device of the program")
+    add("words", nargs=argparse.REMAINDER, help="-- CMD, or one of the forms below")
+
+
+def _filter(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("ugpu trace filter", exit_on_error=False)
+    add = parser.add_argument
+    add("file", type=Path)
+    add("registers", nargs="*", metavar="REGISTER", help="names; * and ? as in a shell")
+    add("--field", action="append", default=[], metavar="NAME[=VALUE]",
+        help="accesses in which the field is not zero, or has the value")  # fmt: skip
+    add("--stage", default="", metavar="NAME", help="accesses of this stage; * and ? as in a shell")
+    add("--only", choices=("read", "write"), default="", help="reads or writes alone")
+    add("--since", type=float, default=0.0, metavar="SECONDS", help="from this time on")
+    add("--until", type=float, default=float("inf"), metavar="SECONDS", help="up to this time")
+    return parser.parse_args(words)
+
+
+@register("debug", "trace a program's accesses by register and field; show, filter, export", _trace,
+          usage=TRACE_USAGE)  # fmt: skip
+def trace(arguments: argparse.Namespace, out: Output) -> int:
+    from .. import record, tracing
+
+    match arguments.words:
+        case ["--", _, *_]:
+            path = arguments.output or Path(tracing.DEFAULT)
+            return tracing.run(path, arguments.words[1:], arguments.device, out)
+        case ["show", file]:
+            return tracing.show(Path(file), out)
+        case ["filter", *words]:
+            try:
+                one = _filter(words)
+            except argparse.ArgumentError as error:
+                raise UsageError(f"{error}; usage: {TRACE_USAGE}") from None
+            meant = tracing.Filter(one.registers, one.field, one.only, one.stage, one.since,
+                                   one.until)  # fmt: skip
+            return tracing.show(one.file, out, meant)
+        case ["diff", left, right]:
+            return record.compare(Path(left), Path(right), out)
+        case ["export", file, target]:
+            return tracing.export(Path(file), Path(target), out)
+    raise UsageError(f"usage: {TRACE_USAGE}")
 
 
 def _sniff(parser: argparse.ArgumentParser) -> None:

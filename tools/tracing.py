@@ -1,0 +1,229 @@
+"""`ugpu trace`: the accesses of a program to a device, with names, fields and times.
+
+ugpu trace -- python work.py                      record what the program does to its device
+ugpu trace show ugpu-trace.txt                    every access, in order
+ugpu trace filter ugpu-trace.txt 'CP_HQD_*'       some of them: by register, field, stage, time
+ugpu trace diff good.txt bad.txt                  the first difference
+ugpu trace export ugpu-trace.txt trace.json       for https://ui.perfetto.dev and chrome://tracing
+
+A trace is a recording (hcq.transport.recording): `ugpu record replay` and `ugpu reg --from` take it
+as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from hcq.errors import BadArgument
+from hcq.transport.recording import Content, Entry, Failure, Moment, Recording, Stage, Wait
+
+from . import record
+from .console import Output
+from .recorded import Step, Steps, fields_of
+
+DEFAULT = "ugpu-trace.txt"
+_MICRO = 1e6
+# Tracks of an exported trace.
+_STAGES, _REGISTERS, _MEMORY = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An entry of a trace. time: seconds since it began; stage: of coming up, "" before and after;
+    step: by names; None for what is none."""
+
+    time: float
+    stage: str
+    entry: Entry
+    step: Step | None
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """The fields of the register that was accessed, by name."""
+        return fields_of(self.step)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} {value:#x}" for name, value in self.fields.items() if value)
+        what = str(self.step) if self.step is not None else _memory(self.entry)
+        return f"{self.time:>10.6f}  {what}" + (f"  [{shown}]" if shown else "")
+
+    def as_json(self) -> dict[str, object]:
+        step = self.step
+        if step is None:
+            return {"time_s": self.time, "stage": self.stage, "what": _memory(self.entry)}
+        return {
+            "time_s": self.time, "stage": self.stage, "what": step.verb, "place": step.place,
+            "value": step.value, "fields": self.fields, "repeated": step.repeated,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which accesses are meant; a member that is empty takes all. register: patterns of names, any
+    of which fits. field: NAME, which is not zero, or NAME=VALUE. verb: "read" or "write"."""
+
+    registers: Sequence[str] = ()
+    fields: Sequence[str] = ()
+    verb: str = ""
+    stage: str = ""
+    since_s: float = 0.0
+    until_s: float = float("inf")
+
+    def takes(self, one: Traced) -> bool:
+        """Whether it is meant."""
+        step = one.step
+        if step is None or not self.since_s <= one.time <= self.until_s:
+            return False
+        if step.window is None:
+            return not (self.registers or self.fields or self.verb or self.stage)
+        return (
+            (not self.verb or step.verb == self.verb)
+            and (not self.stage or fnmatchcase(one.stage, self.stage))
+            and (not self.registers or any(fnmatchcase(step.place, p) for p in self.registers))
+            and all(_has(one.fields, wanted) for wanted in self.fields)
+        )
+
+
+def _has(fields: dict[str, int], wanted: str) -> bool:
+    name, equals, value = wanted.partition("=")
+    if not equals:
+        return bool(fields.get(name))
+    try:
+        return fields.get(name) == int(value, 0)
+    except ValueError:
+        raise BadArgument(f"a field's value must be a number, got {wanted!r}") from None
+
+
+def traced(recording: Recording) -> Iterator[Traced]:
+    """Every entry with its time and stage."""
+    steps, seconds, stage = Steps(recording), 0.0, ""
+    for entry in recording.entries:
+        if isinstance(entry, Moment):
+            seconds = entry.seconds
+            continue
+        if isinstance(entry, Stage):
+            stage = entry.name
+        yield Traced(seconds, stage, entry, steps.step(entry))
+
+
+def folded(found: Iterator[Traced]) -> Iterator[Traced]:
+    """The same access with the same value several times in a row as one, which says how often."""
+    held: Traced | None = None
+    for one in found:
+        if isinstance(one.entry, Wait):
+            continue
+        before = held.step if held is not None else None
+        if before is not None and before == one.step and before.window is not None:
+            assert held is not None
+            again = Step(**{**vars(before), "repeated": before.repeated + 1})
+            held = Traced(held.time, held.stage, held.entry, again)
+            continue
+        if held is not None:
+            yield held
+        held = one
+    if held is not None:
+        yield held
+
+
+def run(path: Path, command: Sequence[str], device: str, out: Output) -> int:
+    """Run a program and keep all that it does to its device; the program's exit code."""
+    code = record.run(record.RecordOptions(device, path, command), out, hints=False)
+    out.say(f"look at it:  ugpu trace show {path}")
+    out.say(f"export it:   ugpu trace export {path} {path.with_suffix('.json')}")
+    return code
+
+
+def show(path: Path, out: Output, meant: Filter | None = None) -> int:
+    """Print the accesses that are meant, one a line; 1 where there is none."""
+    meant = meant or Filter()
+    every = meant == Filter()
+    entries = folded(traced(record.load(path)))
+    found = [one for one in entries if every or meant.takes(one)]
+    stage = ""
+    for one in found:
+        if one.stage != stage and not isinstance(one.entry, Stage):
+            out.say(f"-- {one.stage}", style="bold")
+        stage = one.stage
+        out.say(f"-- {one.stage}" if isinstance(one.entry, Stage) else str(one),
+                style="bold" if isinstance(one.entry, Stage) else "")  # fmt: skip
+        if out.lost:
+            break
+    if not found:
+        out.say("no access fits")
+    out.result([one.as_json() for one in found])
+    return int(not found)
+
+
+def export(path: Path, target: Path, out: Output) -> int:
+    """Write a trace for Perfetto and Chrome (Trace Event Format, JSON). BadArgument where the file
+    cannot be written."""
+    events = trace_events(record.load(path))
+    try:
+        with target.open("w", encoding="utf-8") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file)
+    except OSError as error:
+        raise BadArgument(f"cannot write {target}: {error.strerror}") from None
+    out.say(f"{len(events)} events in {target}; open it in https://ui.perfetto.dev")
+    out.result({"path": str(target), "events": len(events)})
+    return 0
+
+
+def trace_events(recording: Recording) -> list[dict[str, object]]:
+    """A recording as events of the Trace Event Format: stages as slices, accesses and changes of
+    memory as instants, each kind on a track of its own. Times in microseconds.
+
+    Source: "Trace Event Format", Google, 2016 (phases X, i and M), which Perfetto imports.
+    """
+    tracks = {_STAGES: "stages", _REGISTERS: "registers", _MEMORY: "shared memory"}
+    events: list[dict[str, object]] = [
+        {"ph": "M", "pid": 1, "tid": 0, "name": "process_name",
+         "args": {"name": f"device {recording.identity}"}},
+        *({"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
+          for tid, name in tracks.items()),
+    ]  # fmt: skip
+    found = list(traced(recording))
+    end = found[-1].time if found else 0.0
+    begins = [one for one in found if isinstance(one.entry, Stage)]
+    ends = [*(one.time for one in begins[1:]), _came_up(found, begins, end)]
+    for one, over in zip(begins, ends, strict=False):
+        events.append({
+            "ph": "X", "pid": 1, "tid": _STAGES, "name": one.stage, "cat": "stage",
+            "ts": one.time * _MICRO, "dur": max(0.0, over - one.time) * _MICRO,
+        })  # fmt: skip
+    events += [_instant(one) for one in found if not isinstance(one.entry, Stage | Wait)]
+    return events
+
+
+def _came_up(found: Sequence[Traced], begins: Sequence[Traced], end: float) -> float:
+    """When the last stage ended: at its failure; else not known, and the trace's end."""
+    failed = (one.time for one in found if isinstance(one.entry, Failure))
+    return next(failed, end) if begins else end
+
+
+def _instant(one: Traced) -> dict[str, object]:
+    step = one.step
+    access = step is not None and step.window is not None
+    arguments: dict[str, object] = {}
+    if access and step is not None:
+        name = f"{step.verb} {step.place}"
+        if step.value is not None:
+            arguments["value"] = f"{step.value:#x}"
+        arguments |= {field: value for field, value in one.fields.items() if value}
+    else:
+        name = str(step) if step is not None else _memory(one.entry)
+    track = _MEMORY if isinstance(one.entry, Content) else _REGISTERS
+    return {
+        "ph": "i", "s": "t", "pid": 1, "tid": track, "name": name, "args": arguments,
+        "cat": step.verb if access and step is not None else "device", "ts": one.time * _MICRO,
+    }  # fmt: skip
+
+
+def _memory(entry: Entry) -> str:
+    if isinstance(entry, Content):
+        who = "the device wrote" if entry.at_once else "changed:"
+        return f"memory {entry.number} {who} {len(entry.data)} bytes at {entry.offset:#x}"
+    return type(entry).__name__.lower()
