@@ -20,6 +20,7 @@ from am.psp import DEFAULT_TMR_SIZE
 from am.units import UnitClasses, Units, make_units
 from hcq import trace
 from hcq.errors import (
+    DeviceLost,
     DiscoveryError,
     FirmwareError,
     FirmwareRejected,
@@ -328,6 +329,16 @@ def warm_attach(units: Units, stages: Stages) -> None:
 
 def prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
     """First contact and the memory plan; nothing of the chip is changed."""
+    try:
+        return _prepare(transport, facts, classes, stages)
+    except DeviceLost as error:
+        if not transport.present():
+            raise
+        log.warning("%s: %s: it may be under reset; looking again", transport.name, error)
+        return _prepare(transport, facts, classes, stages)
+
+
+def _prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
     chip = first_contact(transport, facts, stages)
     try:
         with stages.stage("memory"):

@@ -133,6 +133,28 @@ class AmDriver(Driver):
         return self.units.memory
 
     def _bring_up(self, force_cold: bool) -> None:
+        try:
+            self._start_chip(force_cold)
+        except DeviceLost as error:
+            if not self.transport.present():
+                raise
+            # A process that died may have asked for a reset of the chip, which begins only now.
+            log.warning("%s: %s: waiting for the end of a reset", self.name, error)
+            boot.after_power_loss(self.units)
+            boot.read_discovery(self.chip)
+            self._start_chip(force_cold=True)
+        units = self.units
+        boot.mark(units.chip, boot.IN_USE)
+        self.target = self._make_target()
+        self._make_queues()
+        self.metrics = Metrics(units.smu, self.core.lock, self.clock.now)
+        self.reporter = Reporter(self)
+        self.programs = Programs(self)
+        if self.warm:
+            self._check_warm()
+
+    def _start_chip(self, force_cold: bool) -> None:
+        """Take the chip over warm, or boot it."""
         units, stages = self.units, self.stages
         self.warm = not force_cold and boot.is_warm(units.chip, units) and self._attach()
         if not self.warm:
@@ -150,14 +172,6 @@ class AmDriver(Driver):
                 boot.make_fresh(units, stages)
                 units.memory.own()
                 self.generation.cold_boot(units, self.firmware, stages)
-        boot.mark(units.chip, boot.IN_USE)
-        self.target = self._make_target()
-        self._make_queues()
-        self.metrics = Metrics(units.smu, self.core.lock, self.clock.now)
-        self.reporter = Reporter(self)
-        self.programs = Programs(self)
-        if self.warm:
-            self._check_warm()
 
     def _check_warm(self) -> None:
         """Have every queue of a chip that was taken over execute something; reset it if one does

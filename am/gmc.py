@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from am import advice
-from am.chip import Chip, batched
+from am.chip import ALL_ONES, Chip, batched
 from am.faults import HubFault
 from am.memory import VIRTUAL_END, Carveout
 from am.nbio import Nbio
@@ -289,6 +289,7 @@ class Gmc:
 
 def framebuffer_location(chip: Chip) -> tuple[int, int]:
     """(MC address of VRAM's first byte, offset that page tables add), as the board firmware set."""
-    base = int(chip.mmhub.MMMC_VM_FB_LOCATION_BASE.read().FB_BASE) << _AGP_SHIFT
-    offset = int(chip.mmhub.MMMC_VM_FB_OFFSET.read().FB_OFFSET) << _AGP_SHIFT
-    return base, offset
+    base, offset = chip.mmhub.MMMC_VM_FB_LOCATION_BASE.read(), chip.mmhub.MMMC_VM_FB_OFFSET.read()
+    if ALL_ONES in (int(base), int(offset)):
+        chip.check_present("reading where device memory lies")
+    return int(base.FB_BASE) << _AGP_SHIFT, int(offset.FB_OFFSET) << _AGP_SHIFT
