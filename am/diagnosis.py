@@ -25,12 +25,14 @@ from hcq.errors import (
 from hcq.ladder import Diagnosis, Level
 
 if TYPE_CHECKING:
+    from am.chip import Chip
     from am.driver import AmDriver
     from am.ih import Interrupt
     from am.queue import RingQueue
 
 # Named states (am.states: unit, name) that no rung below helps with.
 _NEEDS = {
+    ("link", "no answer"): Level.BUS,
     ("board firmware", "not done"): Level.BUS,
     ("PSP", "no answer"): Level.BUS,
     ("PSP", "bootloader refused"): Level.BUS,
@@ -58,11 +60,7 @@ def diagnose(driver: AmDriver) -> Diagnosis:
     if units.smu.stuck:
         return Diagnosis(Level.MODE1, "the SMU has not answered a message")
     found = [Diagnosis(_unfinished(driver), "a reset before this one was cut off")]
-    for state in states(driver.chip):
-        level = None if state.ok else _NEEDS.get((state.unit, state.name))
-        if level is not None:
-            found.append(Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}"))
-    worst = max(found, key=lambda one: one.first)
+    worst = max([*found, *needs(driver.chip)], key=lambda one: one.first)
     if worst.first >= Level.MODE1:
         return worst
     try:
@@ -72,6 +70,17 @@ def diagnose(driver: AmDriver) -> Diagnosis:
     if worst.first > Level.QUEUE or driver.unfinished is not None:
         return worst
     return Diagnosis(Level.QUEUE, str(failure) if failure is not None else "no failure is known")
+
+
+def needs(chip: Chip) -> list[Diagnosis]:
+    """What the named states of a chip's units need, as far as a queue's reset is not enough; reads
+    registers and writes none."""
+    found = []
+    for state in states(chip):
+        level = None if state.ok else _NEEDS.get((state.unit, state.name))
+        if level is not None:
+            found.append(Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}"))
+    return found
 
 
 def _unfinished(driver: AmDriver) -> Level:

@@ -8,11 +8,13 @@ from contextlib import contextmanager, suppress
 from am import chips, inspect, states
 from am.boot import Stages, first_contact
 from am.chip import Chip
+from am.diagnosis import needs
 from am.generations.record import generation_of
 from am.gmc import QUEUE_VMID
 from am.regs import load
 from hcq.errors import BadArgument, DeviceNotFound, UgpuError
 from hcq.fields import RegisterBlock
+from hcq.ladder import Diagnosis, Level
 from hcq.registry import Attachment
 
 _COMMAND = 4  # PCI command register, offset in configuration space
@@ -86,6 +88,14 @@ def look(chip: Chip, part: str) -> object:
         "registers": inspect.registers,
     }
     return looks[part](chip)
+
+
+def diagnose(chip: Chip) -> Diagnosis:
+    """The mildest rung that can help a card that no process drives, by its named states."""
+    found = needs(chip)
+    if found:
+        return max(found, key=lambda one: one.first)
+    return Diagnosis(Level.WARM, "no unit reports a fault: opening the device may be enough")
 
 
 def walk(chip: Chip, address: int, vmid: int | None, hub: str) -> dict[str, object]:

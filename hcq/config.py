@@ -13,6 +13,8 @@ UGPU_CRASHES          folder for bundles of evidence, one for each failure of a 
                       $XDG_STATE_HOME/ugpu/crashes); 0: none are written
 UGPU_OBSERVE          folder for the sockets by which other processes of this user read telemetry of
                       open devices (default: $XDG_RUNTIME_DIR/ugpu-observe); 0: none
+UGPU_POWER_COMMAND    command that cycles the power of a card, "{device}" standing for its name: the
+                      last rung of `ugpu reset` (default: none)
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
 UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, by the
                       beginning of their LLVM names, separated by commas: avx512,amx
@@ -51,6 +53,7 @@ class Config:
     objects_folder: Path | None = None
     crash_folder: Path | None = None
     observe_folder: Path | None = None
+    power_command: str = ""
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -73,6 +76,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         crash_folder=_crash_folder(environment),
         observe_folder=_observe_folder(environment),
         trace_file=_path(environment, "UGPU_TRACE"),
+        power_command=environment.get("UGPU_POWER_COMMAND", ""),
         record_file=_path(environment, "UGPU_RECORD"),
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
         host_without=tuple(

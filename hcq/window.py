@@ -8,6 +8,7 @@ A driver that can do so names a module in its `PciDriver.window`, which has
     dangers()                   what writes may do, as (pattern of names, text)
     CHANGED_BY_READING          patterns of registers that reading changes
     look(chip, part)            "states", "queues", "waves" or "registers", as bundles have them
+    diagnose(chip)              which rung of the ladder (hcq.ladder) can help, and why
     walk(chip, address, vmid, hub)      the page table entries that lead to a virtual address
 """
 
@@ -20,6 +21,7 @@ from typing import Protocol, cast
 
 from hcq.errors import DeviceNotFound, NotSupported
 from hcq.fields import RegisterBlock
+from hcq.ladder import Diagnosis
 from hcq.registry import Attachment, PciDriver, attach_virtual, pci_drivers, virtual_chips
 from hcq.transport.attach import attach_pci, identify
 from hcq.transport.base import PciIdentity
@@ -35,6 +37,7 @@ class WindowModule(Protocol):
     def usual_blocks(self, chip: str) -> Mapping[str, RegisterBlock]: ...
     def dangers(self) -> tuple[tuple[str, str], ...]: ...
     def look(self, chip: object, part: str) -> object: ...
+    def diagnose(self, chip: object) -> Diagnosis: ...
     def walk(self, chip: object, address: int, vmid: int | None, hub: str) -> dict[str, object]: ...
 
 

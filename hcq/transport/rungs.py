@@ -44,6 +44,46 @@ _POWER_LIMIT_S, _SCAN_LIMIT_S = 5.0, 5.0
 _AUTOPROBE = "sys/bus/pci/drivers_autoprobe"
 
 
+# ---- function-level reset ----------------------------------------------------------------------
+
+
+class FunctionReset:
+    """Have the kernel reset the function alone, where it has a function-level reset."""
+
+    name = "function-level reset"
+    level = Level.FLR
+    cost = "the function loses its state; memory of the card may survive"
+
+    def __init__(self, function: PciFunction, clock: Clock | None = None) -> None:
+        self._function = function
+        self._before = function.identity()
+
+    def check(self) -> None:
+        """See Rung."""
+        ways = (self._function.attribute("reset_method") or "").split()
+        if "flr" not in ways:
+            raise NotSupported(
+                f"{self._function.address} has no function-level reset",
+                ways=", ".join(ways) or "none",
+            )
+        _check_free(self._function, "a function-level reset")
+        check_rights(self._function.folder / "reset")
+
+    def act(self) -> None:
+        """See Rung. The method is chosen for this reset alone."""
+        system, folder = self._function.system, self._function.folder
+        former = self._function.attribute("reset_method") or "default"
+        try:
+            write(system, folder / "reset_method", "flr")
+            write(system, folder / "reset", "1")
+        finally:
+            write(system, folder / "reset_method", former)
+
+    def prove(self) -> dict[str, object]:
+        """See Rung."""
+        return _proof(self._function, self._before)
+
+
 # ---- secondary bus reset -----------------------------------------------------------------------
 
 
@@ -214,16 +254,26 @@ class RemoveRescan:
         held = [(one, one.driver) for one in members(self._function) if one.driver]
         with _no_driver_probes(self._function):
             eject(self._function, clock=self._clock)
-            rescan_below(port)
-            self._clock.wait_until(
-                lambda: all(one.folder.is_dir() for one in (self._function, *dict(held))),
-                unit=f"pci:{self._function.address}",
-                waiting_for="the card on the bus",
-                limit_s=_SCAN_LIMIT_S,
-            )
-            for one, driver in held:
-                write(one.system, one.folder / "driver_override", driver)
-                write(one.system, one.system.path("sys/bus/pci/drivers_probe"), one.address)
+            try:
+                self._while_gone()
+            finally:
+                self._bring_back(port, held)
+
+    def _bring_back(self, port: PciFunction, held: list[tuple[PciFunction, str]]) -> None:
+        """Have the kernel find the card, and give its functions to the drivers they had."""
+        rescan_below(port)
+        self._clock.wait_until(
+            lambda: all(one.folder.is_dir() for one in (self._function, *dict(held))),
+            unit=f"pci:{self._function.address}",
+            waiting_for="the card on the bus",
+            limit_s=_SCAN_LIMIT_S,
+        )
+        for one, driver in held:
+            write(one.system, one.folder / "driver_override", driver)
+            write(one.system, one.system.path("sys/bus/pci/drivers_probe"), one.address)
+
+    def _while_gone(self) -> None:
+        """What is done between removal and rescan."""
 
     def prove(self) -> dict[str, object]:
         for bar in self._function.bars():

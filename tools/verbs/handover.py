@@ -1,9 +1,11 @@
-"""Verbs that hand devices over: bind, unbind, eject, serve."""
+"""Verbs that hand devices over: bind, unbind, eject, reset, serve."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from hcq.ladder import Level
 
 from .. import pci
 from ..console import Output
@@ -21,6 +23,20 @@ def _handed(arguments: argparse.Namespace, out: Output) -> int:
 
 for _name, _help in pci.VERBS.items():
     register("hand over", _help, _card, name=_name)(_handed)
+
+
+def _reset(parser: argparse.ArgumentParser) -> None:
+    levels = ", ".join(level.label for level in Level)
+    parser.add_argument("--to", metavar="RUNG", help=f"this rung and no other: {levels}")
+    _card(parser)
+
+
+@register("hand over", "bring a device back by the mildest reset that works", _reset)
+def reset(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads what proves a device, which other verbs do not need.
+    from .. import reset as resets
+
+    return resets.run(arguments.device, out, to=arguments.to, dry_run=arguments.dry_run)
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:
